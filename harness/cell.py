@@ -1,0 +1,198 @@
+"""One cell: what is asked of one method on one model and one task, and the identity that follows from it.
+
+A cell's id is the SHA-256 of the canonical JSON of *what was asked*. Where a file lies and what
+somebody calls a suite, a model or a task are not part of that; the bytes of weights, data, prompts
+and the method's source are.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast
+
+ID_VERSION = 1
+"""Version of the identity's contents; raising it makes every stored cell stale."""
+
+Kind = Literal["quality", "timing", "probe", "replay"]
+KINDS: tuple[Kind, ...] = ("quality", "timing", "probe", "replay")
+
+
+def canonical_json(value: Any) -> str:
+    """Return the one JSON text of a value: sorted keys, no spaces, no NaN, real characters."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def sha256_of(value: Any) -> str:
+    """Return the SHA-256 (hex) of a value's canonical JSON."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class MethodRef:
+    """A method with every parameter, defaults included, and the digest of its source."""
+
+    name: str
+    params: Mapping[str, Any]
+    source_sha256: str
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """A checkpoint by content. ``name`` is what the suite calls it; ``kind`` is seq2seq or causal."""
+
+    name: str
+    weights_sha256: str
+    config_sha256: str
+    tokenizer_sha256: str
+    kind: str
+    blocks: int
+    encoder_blocks: int
+    parameters: int
+
+
+@dataclass(frozen=True)
+class TaskRef:
+    """A task's documents by content. ``label`` is what the suite calls them; ``documents`` counts them."""
+
+    name: str
+    label: str
+    split: str
+    source: str
+    documents: int
+    data_sha256: str
+    prompts_sha256: str
+    metric_version: str
+
+
+@dataclass(frozen=True)
+class Generation:
+    """When greedy generation ends besides end-of-sequence: a budget in new tokens, and stop strings."""
+
+    max_new_tokens: int
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TimingSettings:
+    """How a timing cell measures (docs: how we measure).
+
+    Attributes:
+        documents: Documents timed, taken in order.
+        max_rounds: Upper bound of ABBA rounds over the documents.
+        target_half_width: Stop earlier once the 95% interval of the paired speed-up is within
+            this half width, relative to the speed-up.
+        warm_up: Requests decoded before anything is timed.
+    """
+
+    documents: int = 20
+    max_rounds: int = 5
+    target_half_width: float = 0.02
+    warm_up: int = 3
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method with parameters on one model, one task, one seed, of one kind.
+
+    Attributes:
+        timing: Only for timing cells; part of what was asked.
+        depends_on: Cells that must have ended ``ok`` before this one runs: full depth's quality
+            cell for a quality cell, the probe for a replay.
+        full_depth_cell_id: Quality cell of full depth on the same model and documents; None for itself.
+    """
+
+    suite: str
+    kind: Kind
+    method: MethodRef
+    kv_policy: str
+    model: ModelRef
+    task: TaskRef
+    generation: Generation
+    dtype: str
+    device: str
+    batch_size: int
+    seed: int
+    random_weights: bool = False
+    limited: bool = False
+    timing: TimingSettings | None = None
+    depends_on: tuple[str, ...] = ()
+    full_depth_cell_id: str | None = None
+
+    @property
+    def execution(self) -> str:
+        """``simulated`` for a replay, ``real`` for everything that ran the model."""
+        return "simulated" if self.kind == "replay" else "real"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Exactly what is hashed."""
+        asked: dict[str, Any] = {
+            "id_version": ID_VERSION,
+            "kind": self.kind,
+            "method": asdict(self.method),
+            "kv_policy": self.kv_policy,
+            "model": {
+                "weights_sha256": self.model.weights_sha256,
+                "config_sha256": self.model.config_sha256,
+                "tokenizer_sha256": self.model.tokenizer_sha256,
+            },
+            "task": {
+                "name": self.task.name,
+                "data_sha256": self.task.data_sha256,
+                "prompts_sha256": self.task.prompts_sha256,
+                "metric_version": self.task.metric_version,
+            },
+            "generation": {"max_new_tokens": self.generation.max_new_tokens, "stop": list(self.generation.stop)},
+            "dtype": self.dtype,
+            "device": self.device,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+        }
+        if self.timing is not None:
+            asked["timing"] = asdict(self.timing)
+        if self.kind == "replay":
+            asked["probe_cell_ids"] = list(self.depends_on)
+        return asked
+
+    @property
+    def cell_id(self) -> str:
+        """SHA-256 (hex) of the identity."""
+        return sha256_of(self.identity)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of ``cell.json`` (docs/architecture.md)."""
+        record = asdict(self)
+        record["generation"]["stop"] = list(self.generation.stop)
+        record["depends_on"] = list(self.depends_on)
+        identity = self.identity
+        return {
+            "cell_id": sha256_of(identity),
+            "id_version": ID_VERSION,
+            "execution": self.execution,
+            **record,
+            "identity": identity,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Cell":
+        """Rebuild a cell from ``cell.json``; derived keys (id, execution, identity) are computed anew."""
+        generation, timing = record["generation"], record["timing"]
+        return cls(
+            suite=record["suite"],
+            kind=cast(Kind, record["kind"]),
+            method=MethodRef(**record["method"]),
+            kv_policy=record["kv_policy"],
+            model=ModelRef(**record["model"]),
+            task=TaskRef(**record["task"]),
+            generation=Generation(generation["max_new_tokens"], tuple(generation["stop"])),
+            dtype=record["dtype"],
+            device=record["device"],
+            batch_size=record["batch_size"],
+            seed=record["seed"],
+            random_weights=record["random_weights"],
+            limited=record["limited"],
+            timing=None if timing is None else TimingSettings(**timing),
+            depends_on=tuple(record["depends_on"]),
+            full_depth_cell_id=record["full_depth_cell_id"],
+        )

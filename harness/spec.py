@@ -1,0 +1,123 @@
+"""What the parent hands a worker: the cells of one loaded model, as one JSON file.
+
+The contract between planner and worker is files, so that the same command runs under a shell, a
+cluster's scheduler or a test. A worker
+
+* loads ``model_path`` once and runs ``cells`` in their order, one attempt folder in ``spool`` each;
+* writes one JSON event a line to stdout (and nothing else there)::
+
+    {"event": "start", "cell": cell_id, "label": str, "documents": int}
+    {"event": "progress", "cell": cell_id, "done": int}          # documents finished so far
+    {"event": "end", "cell": cell_id, "status": "ok" | "failed" | ...}
+
+* ends a cell whose dependency did not end ``ok`` as ``skipped``, with the reason;
+* on SIGINT ends the current attempt as ``interrupted``, says so in an ``end`` event, and exits with 130.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from exitbench.harness.cell import Cell
+
+if TYPE_CHECKING:
+    from exitbench.tasks.base import Document
+
+SourceKind = Literal["builtin", "local", "hub"]
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """Which documents of a task: everything ``Task.load`` needs but the data folder.
+
+    Attributes:
+        files: Local source only: role and path relative to the data folder.
+        limit: Documents kept, in hash order of their keys; None keeps all.
+        seed: Seed of the built-in generator.
+    """
+
+    task: str
+    source: SourceKind
+    split: str
+    files: tuple[tuple[str, str], ...] = ()
+    limit: int | None = None
+    seed: int = 0
+
+    def load(self, data_dir: Path | None) -> "list[Document]":
+        """Load the documents.
+
+        Raises:
+            UserError: A file is missing, damaged or of the wrong form.
+        """
+        from exitbench.tasks.base import Source
+        from exitbench.tasks.registry import get_task
+
+        source = Source(kind=self.source, data_dir=data_dir, files=self.files)
+        return get_task(self.task).load(source, self.split, self.limit, self.seed)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "DataRequest":
+        """Rebuild a request from its JSON."""
+        return cls(**{**record, "files": tuple((role, path) for role, path in record["files"])})
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """A cell, the line that names it in progress and logs, and where its documents come from."""
+
+    cell: Cell
+    label: str
+    data: DataRequest
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON data."""
+        return {"cell": self.cell.to_json(), "label": self.label, "data": asdict(self.data)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "WorkItem":
+        """Rebuild an item from its JSON."""
+        return cls(Cell.from_json(record["cell"]), record["label"], DataRequest.from_json(record["data"]))
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """All that one worker process needs. Timing settings are in each timing cell (``cell.timing``).
+
+    Attributes:
+        device: Resolved device, e.g. ``cpu`` or ``cuda``.
+        threads: Threads of torch's intra-op pool.
+    """
+
+    cells: tuple[WorkItem, ...]
+    model_path: Path
+    data_dir: Path | None
+    spool: Path
+    device: str
+    threads: int
+
+    def to_json(self) -> str:
+        """Return the text of SPEC.json."""
+        record = {
+            "cells": [item.to_json() for item in self.cells],
+            "model_path": str(self.model_path),
+            "data_dir": None if self.data_dir is None else str(self.data_dir),
+            "spool": str(self.spool),
+            "device": self.device,
+            "threads": self.threads,
+        }
+        return json.dumps(record, ensure_ascii=False, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "WorkerSpec":
+        """Read the text of SPEC.json."""
+        record = json.loads(text)
+        return cls(
+            cells=tuple(WorkItem.from_json(item) for item in record["cells"]),
+            model_path=Path(record["model_path"]),
+            data_dir=None if record["data_dir"] is None else Path(record["data_dir"]),
+            spool=Path(record["spool"]),
+            device=record["device"],
+            threads=record["threads"],
+        )
