@@ -1,0 +1,101 @@
+"""Random exit with a given mean depth: what a gate must beat to be worth its cost."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.methods.base import BlockView, Gate, Method, Parts, blocks_from, param
+from exitbench.methods.heads import LMHead
+from exitbench.methods.kv_policies import StateCopy
+from exitbench.methods.registry import register
+from exitbench.methods.thresholds import Constant
+
+_MASK = (1 << 64) - 1
+
+
+def _mix(value: int) -> int:
+    """SplitMix64's finaliser: a well-spread 64-bit hash of a counter (Steele, Lea and Flood 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def uniform(seed: int, row_seed: int, position: int) -> float:
+    """A number in [0, 1) that depends only on its arguments, so that a row draws the same in every batch."""
+    return (_mix(_mix(_mix(seed & _MASK) ^ (row_seed & _MASK)) + position) >> 11) / (1 << 53)
+
+
+def exit_distribution(mean_exit: float, n_blocks: int) -> list[float]:
+    """The distribution over 1..L of largest entropy with the given mean: p_l proportional to r^l.
+
+    Raises:
+        ValueError: The mean is not between 1 and ``n_blocks``.
+    """
+    if not 1 <= mean_exit <= n_blocks:
+        raise ValueError(f"a mean exit layer of {mean_exit} is impossible with {n_blocks} blocks")
+    low, high = -60.0, 60.0  # ln r; beyond these the distribution is one point in double precision
+    for _ in range(200):
+        middle = (low + high) / 2
+        weights = _powers(middle, n_blocks)
+        mean = sum(block * weight for block, weight in enumerate(weights, 1)) / sum(weights)
+        low, high = (middle, high) if mean < mean_exit else (low, middle)
+    weights = _powers((low + high) / 2, n_blocks)
+    return [weight / sum(weights) for weight in weights]
+
+
+def _powers(log_r: float, n_blocks: int) -> list[float]:
+    exponents = [log_r * block for block in range(1, n_blocks + 1)]
+    top = max(exponents)
+    return [2.718281828459045 ** (exponent - top) for exponent in exponents]
+
+
+class RandomDraw(Gate):
+    """Draws an exit layer for the token and scores 1 from that block on."""
+
+    def __init__(self, mean_exit: float, n_blocks: int, seed: int) -> None:
+        self.seed = seed
+        self.cumulative = list(accumulate(exit_distribution(mean_exit, n_blocks)))[:-1]
+
+    def score(self, view: BlockView) -> Tensor:
+        """Return 1.0 or 0.0 a row, [A]."""
+        if "exit_A" not in view.memory:
+            draws = (uniform(self.seed, row_seed, view.position) for row_seed in view.seeds_A)
+            layers = [1 + bisect.bisect_right(self.cumulative, draw) for draw in draws]
+            view.memory["exit_A"] = torch.tensor(layers, device=view.hidden_AD.device)
+        return (view.memory["exit_A"] <= view.block).float()
+
+
+@register
+@dataclass(frozen=True)
+class RandomExit(Method):
+    """Each token exits at a random block, independent of everything, with a given mean exit layer.
+
+    Give it the mean exit layer of the method under test (the budget): what remains of that method's quality above
+    this control is what its gate knows about tokens.
+    """
+
+    name: ClassVar[str] = "random"
+    source: ClassVar[str] = "budget-matched random control"
+
+    mean_exit: float = param(1.0, "mean exit layer over tokens, between 1 and the model's depth", low=1.0)
+    seed: int = param(0, "seed of the draws; one draw per document and position", low=0)
+
+    def check(self, n_blocks: int) -> None:
+        """The mean must be reachable."""
+        if self.mean_exit > n_blocks:
+            raise UserError(
+                f"random.mean_exit = {self.mean_exit} is above the depth of the model; allowed: between 1 and {n_blocks}."
+            )
+
+    def parts(self, n_blocks: int) -> Parts:
+        """A gate that draws."""
+        gate = RandomDraw(self.mean_exit, n_blocks, self.seed)
+        return Parts(gate, Constant(0.5), LMHead(), StateCopy(), blocks_from(1, n_blocks))

@@ -1,0 +1,86 @@
+"""Methods by name: those of this folder and those that other distributions register.
+
+Third parties publish theirs through the entry-point group ``exitbench.methods``; the entry point names the class.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib
+import inspect
+import pkgutil
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TypeVar
+
+import exitbench.methods
+from exitbench.errors import UserError, suggestion
+from exitbench.methods.base import Method
+
+_methods: dict[str, type[Method]] = {}
+M = TypeVar("M", bound=type[Method])
+
+
+def register(cls: M) -> M:
+    """Class decorator: make a method known by its name.
+
+    Raises:
+        ValueError: Two different classes claim one name.
+    """
+    known = _methods.setdefault(cls.name, cls)
+    if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(f"two methods are named {cls.name!r}: {known.__module__} and {cls.__module__}")
+    return cls
+
+
+@functools.cache
+def _discover() -> None:
+    for module in pkgutil.iter_modules(exitbench.methods.__path__, "exitbench.methods."):
+        importlib.import_module(module.name)
+    for point in entry_points(group="exitbench.methods"):
+        register(point.load())
+
+
+def method_names() -> tuple[str, ...]:
+    """Every registered name, sorted."""
+    _discover()
+    return tuple(sorted(_methods))
+
+
+def get_method(name: str, where: str = "") -> type[Method]:
+    """Return the method class of that name.
+
+    Raises:
+        UserError: No such method; says which exist.
+    """
+    _discover()
+    if name not in _methods:
+        raise UserError(f"{where + ': ' if where else ''}unknown method {name!r}.{suggestion(name, _methods)}")
+    return _methods[name]
+
+
+def baseline_method() -> type[Method]:
+    """The method that every other is compared with."""
+    _discover()
+    return next(cls for cls in _methods.values() if cls.is_baseline)
+
+
+@functools.cache
+def source_sha256(cls: type[Method]) -> str:
+    """Digest of the method's own source file and of the modules of this package it imports, directly or not."""
+    digest = hashlib.sha256()
+    for path in sorted(_sources(Path(inspect.getfile(cls)), set()), key=lambda path: path.name):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _sources(path: Path, seen: set[Path]) -> set[Path]:
+    if path in seen or path.name == "registry.py":  # the registry finds methods, it does not change what they compute
+        return seen
+    seen.add(path)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("exitbench.methods."):
+            _sources(Path(inspect.getfile(importlib.import_module(node.module))), seen)
+    return seen

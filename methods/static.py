@@ -1,0 +1,30 @@
+"""Static exit: the same depth for every token."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from exitbench.methods.base import Method, Parts, check_block, param
+from exitbench.methods.gates import Always
+from exitbench.methods.heads import LMHead
+from exitbench.methods.kv_policies import StateCopy
+from exitbench.methods.registry import register
+from exitbench.methods.thresholds import Constant
+
+
+@register
+@dataclass(frozen=True)
+class Static(Method):
+    """Every token exits after the same number of blocks; the control that knows nothing of the token."""
+
+    name: ClassVar[str] = "static"
+    source: ClassVar[str] = "FREE's static baseline (methods.md 1.4)"
+
+    exit_layer: int = param(1, "blocks executed for every token", low=1)
+
+    def check(self, n_blocks: int) -> None:
+        """The exit layer must exist."""
+        check_block(self, "exit_layer", n_blocks)
+
+    def parts(self, n_blocks: int) -> Parts:
+        """A gate asked at one block only."""
+        return Parts(Always(), Constant(0.0), LMHead(), StateCopy(), frozenset({self.exit_layer}))

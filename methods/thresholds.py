@@ -1,0 +1,53 @@
+"""Threshold rules: what a confidence score is compared with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from exitbench.methods.base import Threshold
+
+
+@dataclass(frozen=True)
+class Constant(Threshold):
+    """The same value at every block and position."""
+
+    level: float
+
+    def value(self, block: int, position: int, max_new_tokens: int) -> float:
+        """Return the level."""
+        return self.level
+
+    def sql(self, max_new_tokens: int) -> str:
+        """The level as a SQL literal."""
+        return f"'{self.level!r}'::DOUBLE"
+
+
+@dataclass(frozen=True)
+class PositionDecayed(Threshold):
+    """CALM's threshold that falls with the position of the token (methods.md 1.2).
+
+    ``code``: 0.9 level + 0.1 level exp(-temperature t / N), as in t5x and FREE.
+    ``paper``: clip(0.9 level + 0.1 exp(-temperature t / N), 0, 1), as printed in CALM.
+    t is 1 for the first generated token, N the longest answer allowed.
+    """
+
+    level: float
+    temperature: float
+    decay: Literal["code", "paper"]
+
+    def value(self, block: int, position: int, max_new_tokens: int) -> float:
+        """Return the threshold of this position."""
+        fading = math.exp(-self.temperature * position / max_new_tokens)
+        if self.decay == "code":
+            return 0.9 * self.level + 0.1 * self.level * fading
+        return min(1.0, max(0.0, 0.9 * self.level + 0.1 * fading))
+
+    def sql(self, max_new_tokens: int) -> str:
+        """The same rule over the probe column ``position``."""
+        level = f"'{self.level!r}'::DOUBLE"
+        fading = f"exp(-({self.temperature!r}) * position / {max_new_tokens})"
+        if self.decay == "code":
+            return f"0.9::DOUBLE * {level} + 0.1::DOUBLE * {level} * {fading}"
+        return f"least(1, greatest(0, 0.9::DOUBLE * {level} + 0.1::DOUBLE * {fading}))"
