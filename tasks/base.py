@@ -1,0 +1,208 @@
+"""What a task is: documents, a prompt, a target, a score, and how scores add up.
+
+A task reads the same records from three sources (built-in generated data, local files in the data
+set's original format, the hub) and never needs the network to score. Scores are kept per document,
+as values and as sufficient statistics, so that a bootstrap resample is one matrix product.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from exitbench.errors import UserError, suggestion
+from exitbench.tasks import lm_eval_bridge
+from exitbench.tasks.sources import resolve_files
+
+SourceKind = Literal["builtin", "local", "hub"]
+FloatArray = npt.NDArray[np.float64]
+
+
+def canonical_json(value: Any) -> str:
+    """Return the one JSON text of a value: sorted keys, no spaces, no NaN, real characters."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+@dataclass(frozen=True)
+class Document:
+    """One record of a task, with the field names of the real data set.
+
+    Attributes:
+        key: First 16 hexadecimal digits of the SHA-256 of the canonical JSON of `fields`.
+        fields: squad: id, title, context, question, answers{text, answer_start};
+            samsum: id, dialogue, summary; wmt: id, en, fr.
+        token_kinds: Built-in data only: the kind of each target word. Not part of the key.
+    """
+
+    key: str
+    fields: Mapping[str, Any]
+    token_kinds: tuple[str, ...] = ()
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any], token_kinds: tuple[str, ...] = ()) -> "Document":
+        """Make a document, deriving its key from its fields."""
+        digest = sha256(canonical_json(fields).encode()).hexdigest()
+        return cls(key=digest[:16], fields=fields, token_kinds=token_kinds)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a task's records come from.
+
+    Attributes:
+        kind: "builtin" (generated, no network), "local" (files in the original format), "hub".
+        data_dir: Local only: folder that the paths of `files` are relative to.
+        files: Local only: pairs (role, path). The roles are the task's `local_roles`.
+    """
+
+    kind: SourceKind = "builtin"
+    data_dir: Path | None = None
+    files: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(SourceKind):
+            raise UserError(f"source: unknown kind {self.kind!r}.{suggestion(str(self.kind), get_args(SourceKind))}")
+
+
+@dataclass(frozen=True)
+class DocumentScore:
+    """The scores of one output.
+
+    Attributes:
+        values: One value a metric, on a 0..100 scale. For a corpus metric this is its sentence form.
+        statistics: Corpus metrics only: sufficient statistics, which add up over documents.
+    """
+
+    values: dict[str, float]
+    statistics: dict[str, list[float]] = field(default_factory=dict)
+
+    def summands(self, metric: str) -> list[float]:
+        """Return what `Task.aggregate` sums over documents: the statistics, or else the value alone, [S]."""
+        return self.statistics.get(metric, [self.values[metric]])
+
+
+class Task(ABC):
+    """One task. Instances have no state: everything is a function of the documents.
+
+    Attributes:
+        name: What suites call it.
+        metric_version: Changes whenever a score could change; part of a cell's identity.
+        metrics: Names of the metrics, headline first. Higher is better for all of them.
+        default_max_new_tokens: Budget of generated tokens when the suite gives none.
+        local_roles: The sets of roles that `Source.files` may consist of.
+    """
+
+    name: ClassVar[str]
+    metric_version: ClassVar[str]
+    metrics: ClassVar[tuple[str, ...]]
+    default_max_new_tokens: ClassVar[int]
+    local_roles: ClassVar[tuple[frozenset[str], ...]]
+
+    def load(self, source: Source, split: str, limit: int | None, seed: int = 0) -> list[Document]:
+        """Read the documents of a split, in file order.
+
+        Args:
+            source: Where from. Local files are what they are: `split` does not select among them.
+            split: "train", "calibration", "validation" or "test" (hub: the data set's own names).
+            limit: Keep the documents whose keys come first in hash order, so that a larger limit
+                gives a superset. None keeps all.
+            seed: Built-in data only.
+
+        Raises:
+            UserError: For bad input, naming the file and the line or record.
+        """
+        if limit is not None and limit < 1:
+            raise UserError(
+                f"{self.name}: limit is {limit}. Allowed: a number from 1 up, or none to keep all documents."
+            )
+        documents = self._read(source, split, seed)
+        if not documents:
+            raise UserError(f"{self.name}: the {source.kind} source holds no records for split {split!r}.")
+        _require_distinct(self.name, documents)
+        return take_by_hash(documents, limit)
+
+    def _read(self, source: Source, split: str, seed: int) -> list[Document]:
+        if source.kind == "builtin":
+            # Imported here because the generator imports this module.
+            from exitbench.tasks import builtin
+
+            return builtin.documents(self.name, split, None, seed)
+        if source.kind == "hub":
+            return [Document.from_fields(fields) for fields in self._read_hub(split)]
+        files = resolve_files(self.name, source.data_dir, source.files, self.local_roles)
+        return [Document.from_fields(fields) for fields in self._read_local(files)]
+
+    @abstractmethod
+    def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:
+        """Read the fields of every record of local files, given by role."""
+
+    @abstractmethod
+    def _read_hub(self, split: str) -> list[dict[str, Any]]:
+        """Read the fields of every record of a hub split."""
+
+    @abstractmethod
+    def prompt(self, doc: Document) -> str:
+        """Return the model's whole input text."""
+
+    @abstractmethod
+    def target(self, doc: Document) -> str:
+        """Return the training target, which is the first reference."""
+
+    @abstractmethod
+    def score(self, doc: Document, output: str) -> DocumentScore:
+        """Score one output text against the document's references."""
+
+    def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
+        """Turn summed statistics into the metric's value; a plain mean unless a task says otherwise.
+
+        Args:
+            metric: One of `metrics`.
+            total: [..., S] sums over documents of `DocumentScore.summands(metric)`, with any
+                leading dimensions (bootstrap weights @ statistics gives [resamples, S]).
+            n: [...] number of documents in each sum, at least 1.
+
+        Returns:
+            [...] metric values, 0..100.
+        """
+        return total[..., 0] / n
+
+    def lm_eval_config(self, documents: Sequence[Document]) -> dict[str, Any]:
+        """Return a task configuration for lm-eval's ``TaskManager(include_defaults=False).load([...])``.
+
+        Every record carries `doc_key`. Samples hold the per-document values under the metrics'
+        names; lm-eval's aggregated results equal `aggregate` over all documents.
+        """
+        return lm_eval_bridge.config(self, documents)
+
+
+def take_by_hash(documents: Sequence[Document], limit: int | None) -> list[Document]:
+    """Keep the `limit` documents whose keys sort first, in the order given; None keeps all."""
+    if limit is None or limit >= len(documents):
+        return list(documents)
+    last = sorted(document.key for document in documents)[limit - 1]
+    return [document for document in documents if document.key <= last]
+
+
+def documents_sha256(documents: Sequence[Document]) -> str:
+    """Return the digest of what is evaluated: the fields of all documents, in their order."""
+    digest = sha256()
+    for document in documents:
+        digest.update(canonical_json(document.fields).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _require_distinct(task: str, documents: Sequence[Document]) -> None:
+    first: dict[str, int] = {}
+    for position, document in enumerate(documents, start=1):
+        if document.key in first:
+            raise UserError(
+                f"{task}: record {position} repeats record {first[document.key]} in every field "
+                f"(id {document.fields.get('id')!r}). Each document must be given once."
+            )
+        first[document.key] = position

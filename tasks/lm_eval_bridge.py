@@ -1,0 +1,81 @@
+"""How a task becomes an lm-eval task: records with keys, our scores, our aggregation.
+
+lm-eval deep-copies task configurations, so everything here is a module-level function with small,
+immutable arguments bound by `functools.partial` (a bound method would copy its whole object).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from exitbench.tasks.base import Document, Task
+
+Record = tuple[str, str, str, str]
+COLUMNS = ("doc_key", "prompt", "target", "fields")
+
+
+class MetricValue(float):
+    """A document's value of a metric, carrying the statistics that add up to the corpus value.
+
+    lm-eval hands to an aggregation what `process_results` returned and logs the same object with the
+    sample: as a float it is the per-document value there, and corpus metrics still aggregate exactly.
+    """
+
+    summands: list[float]
+
+    def __new__(cls, value: float, summands: list[float]) -> "MetricValue":
+        """Make the value with its summands, [S]."""
+        self = super().__new__(cls, value)
+        self.summands = summands
+        return self
+
+
+def config(task: "Task", documents: "Sequence[Document]") -> dict[str, Any]:
+    """Return the configuration described at `Task.lm_eval_config`."""
+    records = tuple(
+        (document.key, task.prompt(document), task.target(document), json.dumps(dict(document.fields)))
+        for document in documents
+    )
+    return {
+        "task": task.name,
+        "custom_dataset": partial(_dataset, records),
+        "test_split": "test",
+        "output_type": "generate_until",
+        # Names of columns, which lm-eval takes verbatim; a Jinja template would eat a final newline.
+        "doc_to_text": "prompt",
+        "doc_to_target": "target",
+        "process_results": partial(_process_results, task),
+        "metric_list": [
+            {"metric": metric, "aggregation": partial(_aggregate, task, metric), "higher_is_better": True}
+            for metric in task.metrics
+        ],
+        "generation_kwargs": {"until": [], "max_gen_toks": task.default_max_new_tokens, "do_sample": False},
+        "metadata": {"version": task.metric_version},
+    }
+
+
+def _dataset(records: Sequence[Record], /, **_settings: Any) -> "dict[str, Dataset]":
+    from datasets import Dataset
+
+    columns = zip(*records, strict=True)
+    return {"test": Dataset.from_dict({name: list(column) for name, column in zip(COLUMNS, columns, strict=True)})}
+
+
+def _process_results(task: "Task", doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    # Imported here because base imports this module.
+    from exitbench.tasks.base import Document
+
+    document = Document(key=doc["doc_key"], fields=json.loads(doc["fields"]))
+    score = task.score(document, results[0])
+    return {metric: MetricValue(score.values[metric], score.summands(metric)) for metric in task.metrics}
+
+
+def _aggregate(task: "Task", metric: str, items: Sequence[MetricValue]) -> float:
+    total = np.array([item.summands for item in items], dtype=np.float64).sum(axis=0)
+    return float(task.aggregate(metric, total, np.asarray(len(items), dtype=np.float64)))

@@ -1,0 +1,1 @@
+"""SAMSum: summaries of chat dialogues."""

@@ -1,0 +1,204 @@
+"""Readers of data sets in their original formats, plain or .gz, with errors that name file and line."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from exitbench.errors import UserError, suggestion
+
+T = TypeVar("T")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_JSON_TYPES = {dict: "an object", list: "a list", str: "a string", int: "a whole number", float: "a number"}
+_SHOWN_NAMES = 10
+
+
+def resolve_files(
+    task: str, data_dir: Path | None, files: Iterable[tuple[str, str]], role_sets: tuple[frozenset[str], ...]
+) -> dict[str, Path]:
+    """Return the path of each role, after checking that the roles are one of the accepted sets.
+
+    Args:
+        task: The task's name, for messages.
+        data_dir: Folder that the paths are relative to.
+        files: Pairs (role, path).
+        role_sets: The sets of roles that make a whole source.
+
+    Raises:
+        UserError: No data_dir; an unknown, repeated or missing role.
+    """
+    if data_dir is None:
+        raise UserError(f"{task}: a local source needs data_dir, the folder that the paths of `files` are relative to.")
+    known = frozenset().union(*role_sets)
+    paths: dict[str, Path] = {}
+    for role, path in files:
+        if role not in known:
+            raise UserError(f"{task}: unknown role {role!r} in files ({role} = {path!r}).{suggestion(role, known)}")
+        if role in paths:
+            raise UserError(f"{task}: role {role!r} is given twice in files: {paths[role]} and {data_dir / path}.")
+        paths[role] = data_dir / path
+    if frozenset(paths) not in role_sets:
+        accepted = " or ".join(" + ".join(sorted(roles)) for roles in role_sets)
+        raise UserError(f"{task}: files gives {' + '.join(sorted(paths)) or 'no role'}. Needed: {accepted}.")
+    return paths
+
+
+def read_text(path: Path) -> str:
+    """Read a UTF-8 file, plain or (by its name) .gz; a byte-order mark is dropped.
+
+    Raises:
+        UserError: Missing or unreadable file, damaged gzip, bytes that are not UTF-8 (with their line).
+    """
+    data = _read_bytes(path).removeprefix(_BYTE_ORDER_MARK)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"{path}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8. Only UTF-8 text is read."
+        ) from error
+
+
+def read_lines(path: Path) -> list[str]:
+    """Read a text file line by line, without line ends.
+
+    Lines end at a newline only: `str.splitlines` would also split at U+2028 and its like, which
+    parallel corpora hold inside sentences, and shift every following pair.
+    """
+    lines = read_text(path).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
+def read_parallel(path_a: Path, path_b: Path) -> list[tuple[str, str]]:
+    """Read two files whose lines belong together.
+
+    Raises:
+        UserError: If they have different numbers of lines.
+    """
+    lines_a, lines_b = read_lines(path_a), read_lines(path_b)
+    if len(lines_a) != len(lines_b):
+        raise UserError(
+            f"{path_a} has {len(lines_a)} lines but {path_b} has {len(lines_b)}: line "
+            f"{min(len(lines_a), len(lines_b)) + 1} has no partner. Parallel files need the same number of lines."
+        )
+    return list(zip(lines_a, lines_b, strict=True))
+
+
+def read_tab_separated(path: Path) -> list[tuple[str, str]]:
+    """Read the pairs of a tatoeba/manythings file: two texts a line, then (newer files) an attribution.
+
+    Raises:
+        UserError: If a line has another number of columns.
+    """
+    pairs = []
+    for number, line in enumerate(read_lines(path), start=1):
+        columns = line.split("\t")
+        if len(columns) not in (2, 3):
+            raise UserError(
+                f"{path}, line {number}: {len(columns)} TAB-separated columns. "
+                "Allowed: two texts, or two texts and an attribution."
+            )
+        pairs.append((columns[0], columns[1]))
+    return pairs
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        UserError: If it is not JSON, with line and column.
+    """
+    try:
+        return json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}, column {error.colno}: not JSON: {error.msg}.") from error
+
+
+def require(value: object, kind: type[T], where: str) -> T:
+    """Return a JSON value after checking its type.
+
+    Args:
+        value: What was read.
+        kind: The type wanted: dict, list, str or int.
+        where: File and place, for the message.
+
+    Raises:
+        UserError: If it has another type, or is a string that no UTF-8 text can hold.
+    """
+    # Exact types, since JSON's true would pass as an int.
+    if type(value) is not kind:
+        found = _JSON_TYPES.get(type(value), json.dumps(value))
+        raise UserError(f"{where}: is {found}. Needed: {_JSON_TYPES[kind]}.")
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        raise UserError(f"{where}: holds half of a surrogate pair, which is not a character.")
+    return value
+
+
+def member(record: Mapping[str, object], key: str, kind: type[T], where: str) -> T:
+    """Return a record's value after checking that it is there and of its type.
+
+    Args:
+        record: A JSON object.
+        key: Its key.
+        kind: The type wanted.
+        where: File and place of the record, for the message.
+
+    Raises:
+        UserError: If the key is missing or its value has another type.
+    """
+    if key not in record:
+        raise UserError(f"{where}: key {key!r} is missing. Present: {', '.join(sorted(record)) or 'nothing'}.")
+    return require(record[key], kind, f"{where}, key {key!r}")
+
+
+def read_hub(name: str, config: str | None, split: str) -> "Iterable[Mapping[str, Any]]":
+    """Load one split of a hub data set.
+
+    Raises:
+        UserError: If the hub cannot be reached or has no such split.
+    """
+    import datasets
+
+    label = f"hub data set {name}" + (f" ({config})" if config else "")
+    try:
+        return datasets.load_dataset(name, config, split=split)
+    except ValueError as error:
+        raise UserError(f"{label}, split {split!r}: {error}") from error
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"{label}, split {split!r}: could not be downloaded ({type(error).__name__}: {error}). "
+            "Without a network use local files (source kind 'local', with data_dir and files) "
+            "or generated data (source kind 'builtin')."
+        ) from error
+
+
+def _read_bytes(path: Path) -> bytes:
+    _require_file(path)
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.suffix == ".gz" else data
+    except EOFError as error:
+        raise UserError(f"{path}: the gzip file is cut short after {len(data)} bytes. Copy it again.") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path}: not a whole gzip file ({error}). A name in .gz must hold gzip.") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
+
+
+def _require_file(path: Path) -> None:
+    if path.is_file():
+        return
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder. Needed: a file.")
+    missing, folder = path, path.parent
+    while not folder.is_dir() and folder != folder.parent:
+        missing, folder = folder, folder.parent
+    what = "no such file" if missing == path else f"no such file, since {folder} has no {missing.name!r}"
+    names = get_close_matches(missing.name, (entry.name for entry in folder.iterdir()), n=_SHOWN_NAMES, cutoff=0.0)
+    hint = suggestion(missing.name, names) if names else f" {folder} is empty."
+    raise UserError(f"{path}: {what}.{hint}")

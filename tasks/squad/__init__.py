@@ -1,0 +1,1 @@
+"""SQuAD v1.1: extractive question answering."""

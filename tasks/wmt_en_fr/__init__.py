@@ -1,0 +1,1 @@
+"""WMT14 English to French, and any other English-French sentence pairs."""
