@@ -1,0 +1,65 @@
+"""The SAMSum task (Gliwa et al. 2019)."""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rouge_score.rouge_scorer import RougeScorer
+
+from exitbench.tasks.base import Document, DocumentScore, Task
+from exitbench.tasks.sources import member, read_hub, read_json, require
+
+FIELDS = ("id", "dialogue", "summary")
+
+
+class Samsum(Task):
+    """Summaries of chat dialogues.
+
+    Metrics: `rougeL`, `rouge1`, `rouge2`: F-measures with stemming, 0..100.
+    """
+
+    name: ClassVar[str] = "samsum"
+    metric_version: ClassVar[str] = f"rouge-score|f-measure|stemmer:porter|version:{version('rouge-score')}"
+    metrics: ClassVar[tuple[str, ...]] = ("rougeL", "rouge1", "rouge2")
+    default_max_new_tokens: ClassVar[int] = 128
+    local_roles: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"data"}),)
+
+    def prompt(self, doc: Document) -> str:
+        """Return T5's form of a text to summarise."""
+        return f"summarize: {doc.fields['dialogue']}"
+
+    def target(self, doc: Document) -> str:
+        """Return the reference summary."""
+        return str(doc.fields["summary"])
+
+    def score(self, doc: Document, output: str) -> DocumentScore:
+        """Score a summary."""
+        scores = _scorer().score(self.target(doc), output)
+        return DocumentScore({metric: 100 * scores[metric].fmeasure for metric in self.metrics})
+
+    def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:
+        return read_samsum(files["data"])
+
+    def _read_hub(self, split: str) -> list[dict[str, Any]]:
+        return [{name: row[name] for name in FIELDS} for row in read_hub("knkarthick/samsum", None, split)]
+
+
+def read_samsum(path: Path) -> list[dict[str, Any]]:
+    """Read SAMSum's original form, a JSON list of objects with id, dialogue and summary.
+
+    Raises:
+        UserError: If a record has another form, naming the record and the key.
+    """
+    records = []
+    for position, entry in enumerate(require(read_json(path), list, str(path))):
+        where = f"{path}, [{position}]"
+        record = require(entry, dict, where)
+        records.append({name: member(record, name, str, where) for name in FIELDS})
+    return records
+
+
+@cache
+def _scorer() -> RougeScorer:
+    return RougeScorer(list(Samsum.metrics), use_stemmer=True)

@@ -1,0 +1,90 @@
+"""The SQuAD v1.1 task."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from exitbench.errors import UserError
+from exitbench.tasks.base import Document, DocumentScore, Task
+from exitbench.tasks.sources import member, read_hub, read_json, require
+from exitbench.tasks.squad.scoring import exact_match, token_f1
+
+
+class Squad(Task):
+    """Extractive question answering: SQuAD v1.1, and sets of the same JSON form.
+
+    Metrics: `f1` and `em`, 0..100, the maximum over the reference answers.
+    """
+
+    name: ClassVar[str] = "squad"
+    metric_version: ClassVar[str] = "squad-v1.1-rules|1"
+    metrics: ClassVar[tuple[str, ...]] = ("f1", "em")
+    default_max_new_tokens: ClassVar[int] = 32
+    local_roles: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"data"}),)
+
+    def prompt(self, doc: Document) -> str:
+        """Return T5's form of a question."""
+        return f"question: {doc.fields['question']} context: {doc.fields['context']}"
+
+    def target(self, doc: Document) -> str:
+        """Return the first reference answer."""
+        return str(doc.fields["answers"]["text"][0])
+
+    def score(self, doc: Document, output: str) -> DocumentScore:
+        """Score an answer."""
+        answers = doc.fields["answers"]["text"]
+        return DocumentScore({"f1": 100 * token_f1(output, answers), "em": 100 * exact_match(output, answers)})
+
+    def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:
+        return read_squad(files["data"])
+
+    def _read_hub(self, split: str) -> list[dict[str, Any]]:
+        return [dict(row) for row in read_hub("rajpurkar/squad", None, split)]
+
+
+def read_squad(path: Path) -> list[dict[str, Any]]:
+    """Flatten a SQuAD v1.1 JSON file to one record a question, with the hub's field names.
+
+    Raises:
+        UserError: If a record has not the form of SQuAD v1.1, naming the record and the key.
+    """
+    root = require(read_json(path), dict, str(path))
+    records = []
+    for a, entry in enumerate(member(root, "data", list, str(path))):
+        where = f"{path}, data[{a}]"
+        article = require(entry, dict, where)
+        title = member(article, "title", str, where)
+        for p, paragraph in enumerate(member(article, "paragraphs", list, where)):
+            records += _paragraph(paragraph, title, f"{where}.paragraphs[{p}]")
+    return records
+
+
+def _paragraph(value: object, title: str, where: str) -> list[dict[str, Any]]:
+    paragraph = require(value, dict, where)
+    context = member(paragraph, "context", str, where)
+    return [
+        _question(question, title, context, f"{where}.qas[{q}]")
+        for q, question in enumerate(member(paragraph, "qas", list, where))
+    ]
+
+
+def _question(value: object, title: str, context: str, where: str) -> dict[str, Any]:
+    question = require(value, dict, where)
+    answers = member(question, "answers", list, where)
+    if not answers:
+        raise UserError(
+            f"{where}: has no answers. SQuAD v1.1 has at least one for each question; "
+            "the unanswerable questions of v2.0 have another metric and are not part of this task."
+        )
+    places = [f"{where}.answers[{i}]" for i in range(len(answers))]
+    pairs = [(require(answer, dict, place), place) for answer, place in zip(answers, places, strict=True)]
+    return {
+        "id": member(question, "id", str, where),
+        "title": title,
+        "context": context,
+        "question": member(question, "question", str, where),
+        "answers": {
+            "text": [member(answer, "text", str, place) for answer, place in pairs],
+            "answer_start": [member(answer, "answer_start", int, place) for answer, place in pairs],
+        },
+    }
