@@ -1,0 +1,179 @@
+"""Training pairs: read through the tasks, deduplicated, tokenised once, cut into batches of equal length."""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.harness.training.losses import IGNORED
+from exitbench.harness.training.recipe import DataSource, Recipe, TokenizerRecipe
+from exitbench.tasks import builtin
+from exitbench.tasks.base import Source
+from exitbench.tasks.registry import get_task
+
+PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
+# Batches are formed within pools of this many examples, so that batches of similar length still mix documents.
+POOL_EXAMPLES = 8192
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What the model reads and what it must write."""
+
+    prompt: str
+    target: str
+
+
+@dataclass(frozen=True)
+class TextData:
+    """Text of a recipe's data: training pairs with their repeat factor, validation pairs, and their digest."""
+
+    train: tuple[tuple[Pair, int], ...]
+    validation: tuple[Pair, ...]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """One tokenised pair; both sides end with the end token."""
+
+    source: np.ndarray
+    target: np.ndarray
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded ids: source [B, S], source_mask [B, S] (1 = token), target [B, T] (`IGNORED` = padding)."""
+
+    source: Tensor
+    source_mask: Tensor
+    target: Tensor
+
+
+def read_pairs(source: DataSource, data_dir: Path | None) -> list[Pair]:
+    """Documents of one source as pairs, in the task's own prompt format.
+
+    Raises:
+        UserError: Unknown task, missing or malformed file.
+    """
+    task = get_task(source.task)
+    if source.source == "builtin":
+        documents = builtin.documents(source.task, source.split, source.documents, source.seed)
+    else:
+        where = Source("local", data_dir, source.files)
+        documents = task.load(where, source.split, source.documents or None)
+    return [Pair(task.prompt(document), task.target(document)) for document in documents]
+
+
+def read_text(recipe: Recipe, data_dir: Path | None) -> TextData:
+    """Read everything a recipe trains and validates on.
+
+    A prompt is kept once, and never when validation or held-out data has it too.
+
+    Raises:
+        UserError: See `read_pairs`; or nothing is left to train on.
+    """
+    validation = [pair for source in recipe.validation for pair in read_pairs(source, data_dir)]
+    held_out = [pair for source in recipe.held_out for pair in read_pairs(source, data_dir)]
+    seen = {pair.prompt for pair in [*validation, *held_out]}
+    train: list[tuple[Pair, int]] = []
+    for source in recipe.train:
+        for pair in read_pairs(source, data_dir):
+            if pair.prompt not in seen:
+                seen.add(pair.prompt)
+                train.append((pair, source.repeat))
+    if not train or not validation:
+        raise UserError(f"Recipe {recipe.name!r}: no pairs are left to train or validate on.")
+    return TextData(tuple(train), tuple(validation), _digest([pair for pair, _ in train], validation))
+
+
+def _digest(*parts: Sequence[Pair]) -> str:
+    """SHA-256 of the canonical JSON of every pair."""
+    text = json.dumps([[(p.prompt, p.target) for p in part] for part in parts], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def make_tokenizer(recipe: TokenizerRecipe, pairs: Iterable[Pair]) -> Tokenizer:
+    """The tokenizer of a recipe: <pad> is 0, </s> is 1 and ends every encoding, <unk> is 2."""
+    if recipe.kind == "builtin":
+        return builtin.build_tokenizer()
+    tokenizer = Tokenizer(models.BPE(unk_token=UNK))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=recipe.vocab_size,
+        special_tokens=[PAD, EOS, UNK],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((text for pair in pairs for text in (pair.prompt, pair.target)), trainer)
+    end = tokenizer.token_to_id(EOS)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {EOS}", special_tokens=[(EOS, end)])
+    return tokenizer
+
+
+def encode(pairs: Sequence[Pair], tokenizer: Tokenizer, max_tokens: int) -> list[Example]:
+    """Tokenise pairs, leaving out those with more than `max_tokens` on a side."""
+    sources = tokenizer.encode_batch_fast([pair.prompt for pair in pairs])
+    targets = tokenizer.encode_batch_fast([pair.target for pair in pairs])
+    return [
+        Example(np.array(source.ids), np.array(target.ids))
+        for source, target in zip(sources, targets, strict=True)
+        if max(len(source.ids), len(target.ids)) <= max_tokens
+    ]
+
+
+def epochs(examples: Sequence[Example], batch_tokens: int, seed: int) -> Iterator[Batch]:
+    """Batches without end; every epoch shows every example once, in a new order."""
+    rng = random.Random(seed)
+    while True:
+        order = rng.sample(range(len(examples)), len(examples))
+        cut = [
+            batch
+            for start in range(0, len(order), POOL_EXAMPLES)
+            for batch in cut_batches([examples[i] for i in order[start : start + POOL_EXAMPLES]], batch_tokens)
+        ]
+        rng.shuffle(cut)
+        for batch in cut:
+            yield pad(batch)
+
+
+def cut_batches(examples: Sequence[Example], batch_tokens: int) -> list[list[Example]]:
+    """Cut examples, sorted by length, into batches of at most `batch_tokens` tokens, padding included.
+
+    A single example that is longer is a batch of its own.
+    """
+    batches: list[list[Example]] = []
+    longest = (0, 0)
+    for example in sorted(examples, key=lambda e: (len(e.target), len(e.source))):
+        grown = (max(longest[0], len(example.source)), max(longest[1], len(example.target)))
+        if batches and (len(batches[-1]) + 1) * sum(grown) <= batch_tokens:
+            batches[-1].append(example)
+            longest = grown
+        else:
+            batches.append([example])
+            longest = (len(example.source), len(example.target))
+    return batches
+
+
+def pad(examples: Sequence[Example]) -> Batch:
+    """Stack examples of unequal length."""
+    source = _padded([example.source for example in examples], 0)
+    mask = _padded([np.ones_like(example.source) for example in examples], 0)
+    return Batch(source, mask, _padded([example.target for example in examples], IGNORED))
+
+
+def _padded(rows: Sequence[np.ndarray], filler: int) -> Tensor:
+    """Rows of ids as one matrix, [B, longest], filled on the right."""
+    out = np.full((len(rows), max(map(len, rows))), filler, dtype=np.int64)
+    for row, ids in zip(out, rows, strict=True):
+        row[: len(ids)] = ids
+    return torch.from_numpy(out)

@@ -1,0 +1,200 @@
+"""The training loop: from text to an ordinary Hugging Face checkpoint in a folder."""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer
+from torch import Tensor
+from tqdm import tqdm
+
+from exitbench.errors import UserError
+from exitbench.harness.training.data import (
+    EOS,
+    PAD,
+    UNK,
+    Batch,
+    TextData,
+    cut_batches,
+    encode,
+    epochs,
+    make_tokenizer,
+    pad,
+)
+from exitbench.harness.training.losses import IGNORED, block_losses, block_weights, readable_states
+from exitbench.harness.training.recipe import OptimisationRecipe, Recipe
+
+# Part of every model's digest: raise it whenever a change here makes other weights of the same recipe.
+TRAINING_VERSION = 1
+CURVE_POINTS = 100
+
+
+@dataclass(frozen=True)
+class BlockQuality:
+    """Teacher-forced quality of each decoder block, 1..L, over all validation tokens."""
+
+    token_accuracy: tuple[float, ...]
+    loss_nats: tuple[float, ...]
+
+
+def train(recipe: Recipe, text: TextData, folder: Path, progress: bool = True) -> None:
+    """Train a recipe's model and write checkpoint, tokenizer and card.json to `folder`.
+
+    Args:
+        recipe: What to train.
+        text: The recipe's data.
+        folder: An existing, empty folder.
+        progress: Show steps, loss and time left on stderr.
+
+    Raises:
+        UserError: No pair is short enough for `max_tokens`.
+    """
+    wall, cpu = time.perf_counter(), time.process_time()
+    settings = recipe.optimisation
+    tokenizer = make_tokenizer(recipe.tokenizer, [pair for pair, _ in text.train])
+    repeats = sorted({repeat for _, repeat in text.train})
+    groups = [(r, encode([p for p, own in text.train if own == r], tokenizer, settings.max_tokens)) for r in repeats]
+    examples = [example for repeat, group in groups for example in group * repeat]
+    validation = encode(text.validation, tokenizer, settings.max_tokens)
+    if not examples or not validation:
+        raise UserError(f"Recipe {recipe.name!r}: no pair has at most max_tokens = {settings.max_tokens} tokens.")
+
+    torch.manual_seed(recipe.seed)
+    model = make_model(recipe, tokenizer)
+    curve = optimise(model, epochs(examples, settings.batch_tokens, recipe.seed), settings, progress)
+    batches = [pad(batch) for batch in cut_batches(validation, settings.batch_tokens)]
+    quality = block_quality(model, batches)
+
+    model.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
+    card = {
+        "recipe": asdict(recipe),
+        "data_sha256": text.sha256,
+        "training_version": TRAINING_VERSION,
+        "train_pairs": len(text.train),
+        "train_examples_per_epoch": len(examples),
+        "validation_pairs": len(validation),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": settings.steps,
+        "loss_curve": curve,
+        "validation": asdict(quality),
+        "wall_seconds": time.perf_counter() - wall,
+        "cpu_seconds": time.process_time() - cpu,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    (folder / "card.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+
+
+def make_model(recipe: Recipe, tokenizer: Tokenizer) -> transformers.T5ForConditionalGeneration:
+    """A freshly drawn model of the recipe's architecture and the tokenizer's vocabulary."""
+    pad_id, end_id = tokenizer.token_to_id(PAD), tokenizer.token_to_id(EOS)
+    config = transformers.T5Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        pad_token_id=pad_id,
+        eos_token_id=end_id,
+        decoder_start_token_id=pad_id,
+        **asdict(recipe.architecture),
+    )
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def optimise(
+    model: transformers.T5ForConditionalGeneration,
+    batches: Iterator[Batch],
+    settings: OptimisationRecipe,
+    progress: bool = True,
+) -> list[tuple[int, float]]:
+    """Run the recipe's steps on the model and return (step, mean joint loss since the last point) pairs."""
+    optimizer = torch.optim.AdamW(parameter_groups(model, settings), betas=(0.9, settings.adam_beta2), eps=1e-8)
+    scheduler = transformers.get_scheduler(settings.schedule, optimizer, settings.warmup_steps, settings.steps)
+    weights = block_weights(model.config.num_decoder_layers, settings.loss)
+    every = max(1, settings.steps // CURVE_POINTS)
+    curve: list[tuple[int, float]] = []
+    total, since = 0.0, 0
+
+    model.train()
+    with tqdm(total=settings.steps, unit="step", file=sys.stderr, disable=not progress, mininterval=1.0) as bar:
+        for step, batch in zip(range(1, settings.steps + 1), batches, strict=False):
+            with precision_context(settings):
+                loss = joint_loss(model, batch, weights, settings.label_smoothing)
+            loss.backward()  # type: ignore[no-untyped-call]
+            if settings.clip_norm:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad(set_to_none=True)
+            total, since = total + loss.item(), since + 1
+            if step % every == 0 or step == settings.steps:
+                curve.append((step, total / since))
+                bar.set_postfix(loss=f"{total / since:.3f}", refresh=False)
+                total, since = 0.0, 0
+            bar.update()
+    return curve
+
+
+def parameter_groups(
+    model: transformers.T5ForConditionalGeneration, settings: OptimisationRecipe
+) -> list[dict[str, Any]]:
+    """The shared embedding with its own rate; matrices with weight decay; norm gains without."""
+    embedding = model.shared.weight
+    rest = [p for p in model.parameters() if p is not embedding]
+    rate = settings.learning_rate
+    return [
+        {"params": [embedding], "lr": rate * settings.embedding_learning_rate_factor, "weight_decay": 0.0},
+        {"params": [p for p in rest if p.dim() > 1], "lr": rate, "weight_decay": settings.weight_decay},
+        {"params": [p for p in rest if p.dim() <= 1], "lr": rate, "weight_decay": 0.0},
+    ]
+
+
+def precision_context(settings: OptimisationRecipe) -> contextlib.AbstractContextManager[Any]:
+    """Autocast to bfloat16, or nothing."""
+    if settings.precision == "bf16":
+        return torch.autocast("cpu", dtype=torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def joint_loss(
+    model: transformers.T5ForConditionalGeneration, batch: Batch, weights: Tensor, label_smoothing: float
+) -> Tensor:
+    """Weighted sum of the cross-entropies of the blocks that have a weight."""
+    states = readable_states(model, batch.source, batch.source_mask, batch.target)
+    weighted = [k for k, weight in enumerate(weights) if weight > 0]
+    gold = batch.target[batch.target != IGNORED]
+    losses = block_losses([states[k] for k in weighted], model.lm_head.weight, gold, label_smoothing)
+    return weights[weighted] @ losses
+
+
+@torch.no_grad()
+def block_quality(model: transformers.T5ForConditionalGeneration, batches: Sequence[Batch]) -> BlockQuality:
+    """Token accuracy and loss of every decoder block, teacher-forced, in fp32."""
+    model.eval()
+    blocks = model.config.num_decoder_layers
+    right, loss, tokens = torch.zeros(blocks), torch.zeros(blocks), 0
+    for batch in batches:
+        states = readable_states(model, batch.source, batch.source_mask, batch.target)
+        gold = batch.target[batch.target != IGNORED]
+        guesses = torch.stack([torch.nn.functional.linear(h, model.lm_head.weight).argmax(-1) for h in states])
+        right += (guesses == gold).sum(-1)
+        loss += block_losses(states, model.lm_head.weight, gold) * len(gold)
+        tokens += len(gold)
+    return BlockQuality(tuple((right / tokens).tolist()), tuple((loss / tokens).tolist()))
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json, which `transformers.AutoTokenizer` reads."""
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(folder)
