@@ -68,7 +68,7 @@ class ArchitectureRecipe:
     relative_attention_max_distance: int = _number(4, default=128)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OptimisationRecipe:
     """How the weights are found.
 
