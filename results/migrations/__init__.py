@@ -1,0 +1,1 @@
+"""Numbered SQL files that bring a database from any older schema to this one."""

@@ -1,0 +1,162 @@
+"""What a spool folder holds: the columns of its Parquet files and the keys of its JSON files.
+
+The table and column meanings are in `docs/architecture.md` ("results"). Blocks are numbered 1..L, positions from 1,
+logarithms are natural, times are nanoseconds.
+"""
+
+from typing import Final
+
+import pyarrow as pa
+
+SCHEMA_VERSION: Final = 1
+"""Version of the spool's layout; status.json carries it."""
+
+STATUSES: Final = ("ok", "failed", "oom", "timeout", "skipped", "interrupted")
+"""How an attempt can end."""
+
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+def _optional(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=True)
+
+
+_IDS = pa.list_(pa.int32())
+_FLOATS = pa.list_(pa.float32())
+
+SAMPLES: Final = pa.schema(
+    [
+        _required("doc_key", pa.string()),
+        _required("output_text", pa.string()),
+        _required("output_ids", _IDS),
+        _required("n_prompt", pa.int32()),
+        _required("n_output", pa.int32()),
+        _required("stop_reason", pa.string()),
+        _required("scores", pa.string()),
+        _required("statistics", pa.string()),
+    ]
+)
+
+TOKENS: Final = pa.schema(
+    [
+        _required("doc_key", pa.string()),
+        _required("position", pa.int32()),
+        _required("token_id", pa.int32()),
+        _optional("token_kind", pa.string()),
+        _required("exit_layer", pa.int16()),
+        _required("blocks_run", pa.int16()),
+        _optional("score", pa.float32()),
+        _required("reason", pa.string()),
+    ]
+)
+
+PROBE_ID_LISTS: Final = ("top1_id", "top2_id", "top3_id", "rank_final")
+PROBE_FLOAT_LISTS: Final = (
+    "p1",
+    "p2",
+    "p3",
+    "p_final",
+    "entropy",
+    "logsumexp",
+    "cosine_previous",
+    "cosine_previous_normed",
+    "cosine_last",
+    "jsd_previous",
+    "jsd_last",
+)
+
+PROBE: Final = pa.schema(
+    [
+        _required("doc_key", pa.string()),
+        _required("position", pa.int32()),
+        _required("token_id", pa.int32()),
+        _required("full_token_id", pa.int32()),
+        _optional("gold_token_id", pa.int32()),
+        _optional("token_kind", pa.string()),
+        _required("first_match", pa.int16()),
+        _required("stable_from", pa.int16()),
+        *(_required(name, _IDS) for name in PROBE_ID_LISTS),
+        *(_required(name, _FLOATS) for name in PROBE_FLOAT_LISTS),
+    ]
+)
+
+METRICS: Final = pa.schema(
+    [
+        _required("metric", pa.string()),
+        _required("metric_version", pa.string()),
+        _required("value", pa.float64()),
+        _optional("ci_low", pa.float64()),
+        _optional("ci_high", pa.float64()),
+        _optional("ci_method", pa.string()),
+        _required("n", pa.int64()),
+    ]
+)
+
+TIMINGS: Final = pa.schema(
+    [
+        _required("doc_key", pa.string()),
+        _required("round", pa.int32()),
+        _required("position", pa.int32()),
+        _required("arm", pa.string()),
+        _required("twin", pa.bool_()),
+        _required("phase", pa.string()),
+        _required("n_tokens", pa.int32()),
+        _required("wall_ns", pa.int64()),
+        _optional("device_ns", pa.int64()),
+    ]
+)
+
+TABLES: Final[dict[str, pa.Schema]] = {
+    "samples": SAMPLES,
+    "tokens": TOKENS,
+    "probe": PROBE,
+    "metrics": METRICS,
+    "timings": TIMINGS,
+}
+"""Schema of each Parquet file by its name without the ending."""
+
+CELL_KEYS: Final[dict[str, tuple[str, ...]]] = {
+    "": (
+        "cell_id",
+        "id_version",
+        "suite",
+        "kind",
+        "execution",
+        "random_weights",
+        "limited",
+        "method",
+        "kv_policy",
+        "model",
+        "task",
+        "generation",
+        "dtype",
+        "device",
+        "batch_size",
+        "seed",
+        "full_depth_cell_id",
+        "depends_on",
+        "identity",
+    ),
+    "method": ("name", "params", "source_sha256"),
+    "model": (
+        "name",
+        "weights_sha256",
+        "config_sha256",
+        "tokenizer_sha256",
+        "kind",
+        "blocks",
+        "encoder_blocks",
+        "parameters",
+    ),
+    "task": ("name", "label", "split", "source", "documents", "data_sha256", "metric_version"),
+}
+"""Keys that cell.json must have: at the top ('') and inside its objects."""
+
+ENV_KEYS: Final[dict[str, tuple[str, ...]]] = {
+    "": ("environment", "hardware"),
+    "environment": ("python", "platform", "packages", "git_commit", "git_dirty", "env_vars"),
+    "hardware": ("cpu", "cores", "ram_bytes", "gpu", "gpu_count", "driver", "cuda", "threads"),
+}
+"""Keys that env.json must have."""

@@ -1,0 +1,382 @@
+"""The spool: one folder per attempt at a cell, which is the source of truth for the database.
+
+    <spool>/<cell_id[:2]>/<cell_id>/<attempt_id>/{cell.json, env.json, status.json, *.parquet, log.txt, DONE}
+
+DONE is the JSON of every other file's SHA-256 and is written last, by rename: a folder without it was not finished
+(it is running, or its process was killed), and a folder with it can be checked years later.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from exitbench.errors import UserError, suggestion
+from exitbench.results.schema import CELL_KEYS, ENV_KEYS, SCHEMA_VERSION, STATUSES, TABLES
+
+LOG_TAIL_LINES = 40
+_JSON_FILES = ("cell.json", "env.json", "status.json")
+_LOG_FILE = "log.txt"
+_FILES = frozenset({*_JSON_FILES, _LOG_FILE, *(f"{table}.parquet" for table in TABLES)})
+_ROW_GROUP_ROWS = 65_536
+
+
+class SpoolError(UserError):
+    """Something in the spool, or about to be written to it, is not what the contract says."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt's folder, known from its name alone."""
+
+    cell_id: str
+    attempt_id: str
+    path: Path
+    finished: bool
+
+
+@dataclass(frozen=True)
+class AttemptStatus:
+    """How an attempt ended. `status` is one of `schema.STATUSES`, or 'unfinished' where DONE is missing."""
+
+    cell_id: str
+    attempt_id: str
+    path: Path
+    status: str
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """A finished attempt whose files have been found to be what DONE says."""
+
+    attempt: Attempt
+    cell: dict[str, Any]
+    env: dict[str, Any]
+    status: dict[str, Any]
+    tables: tuple[str, ...]
+    done_sha256: str
+
+    def batches(self, table: str) -> Iterator[pa.Table]:
+        """Yield the rows of `table` (a name in `tables`) one Parquet row group at a time, in the schema's types.
+
+        Raises:
+            SpoolError: The file is not Parquet of the schema, naming file and column.
+        """
+        path = self.attempt.path / f"{table}.parquet"
+        try:
+            with pq.ParquetFile(path) as file:
+                for group in range(file.num_row_groups):
+                    yield conform(table, file.read_row_group(group), where=str(path))
+        except pa.ArrowException as error:
+            raise SpoolError(f"{path}: cannot be read as Parquet: {error}") from error
+
+
+class AttemptWriter:
+    """Writes one attempt at a cell; use it as a context manager and call `finish` once.
+
+    Leaving the context by an exception finishes the attempt with the status that the exception means
+    ('interrupted', 'oom', 'timeout' or 'failed') and lets the exception through. A process that is killed
+    leaves a folder without DONE.
+    """
+
+    def __init__(self, spool_root: Path, cell: Mapping[str, Any], env: Mapping[str, Any]) -> None:
+        """Create the attempt's folder with cell.json and env.json.
+
+        Args:
+            spool_root: The spool; created when missing.
+            cell: The content of cell.json (`schema.CELL_KEYS`).
+            env: The content of env.json (`schema.ENV_KEYS`).
+
+        Raises:
+            SpoolError: A key is missing.
+            UserError: The folder cannot be created.
+        """
+        _require_keys(cell, CELL_KEYS, "cell.json")
+        _require_keys(env, ENV_KEYS, "env.json")
+        self.cell_id: str = cell["cell_id"]
+        self.attempt_id = new_attempt_id()
+        self.path = attempt_path(spool_root, self.cell_id, self.attempt_id)
+        try:
+            self.path.mkdir(parents=True)
+        except OSError as error:
+            raise UserError(f"The spool folder {self.path} cannot be created: {error.strerror}.") from error
+        self._started_at = _utc_now()
+        self._parquet: dict[str, pq.ParquetWriter] = {}
+        self._finished = False
+        _write_json(self.path / "cell.json", dict(cell))
+        _write_json(self.path / "env.json", dict(env))
+
+    @property
+    def log_path(self) -> Path:
+        """Where this attempt's log goes. Nothing may be written to it after `finish`."""
+        return self.path / _LOG_FILE
+
+    def write(self, table: str, rows: pa.Table) -> None:
+        """Append `rows` to the Parquet file of `table`; may be called many times for one table.
+
+        Raises:
+            SpoolError: No such table, or the columns are not the schema's.
+        """
+        rows = conform(table, rows, where=f"{table}.parquet")
+        if table not in self._parquet:
+            path = self.path / f"{table}.parquet"
+            self._parquet[table] = pq.ParquetWriter(path, TABLES[table], compression="zstd")
+        self._parquet[table].write_table(rows, row_group_size=_ROW_GROUP_ROWS)
+
+    def finish(
+        self,
+        status: str,
+        reason: str | None = None,
+        *,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        peak_rss_bytes: int | None = None,
+    ) -> None:
+        """Close the files, write status.json, then DONE.
+
+        Raises:
+            SpoolError: An unknown status, or the attempt was finished before.
+        """
+        if status not in STATUSES:
+            raise SpoolError(f"status {status!r} is not known.{suggestion(status, STATUSES)}")
+        if self._finished:
+            raise SpoolError(f"{self.path}: the attempt is already finished.")
+        self._finished = True
+        for writer in self._parquet.values():
+            writer.close()
+        _write_json(
+            self.path / "status.json",
+            {
+                "schema_version": SCHEMA_VERSION,
+                "status": status,
+                "reason": reason,
+                "started_at": self._started_at,
+                "ended_at": _utc_now(),
+                "exit_code": exit_code,
+                "signal": signal,
+                "peak_rss_bytes": peak_rss_bytes,
+                "log_tail": _log_tail(self.log_path),
+            },
+        )
+        _write_done(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._finished:
+            return
+        if error is None:
+            self.finish("failed", "the attempt was left without finish()")
+        else:
+            self.finish(_status_of(error), f"{type(error).__name__}: {error}")
+
+
+def new_attempt_id() -> str:
+    """Return a new attempt id: UTC time to the microsecond, then 32 random bits; ids sort by time."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}-{secrets.token_hex(4)}"
+
+
+def attempt_path(spool_root: Path, cell_id: str, attempt_id: str) -> Path:
+    """Return the folder of an attempt."""
+    return spool_root / cell_id[:2] / cell_id / attempt_id
+
+
+def scan_spool(spool_root: Path) -> Iterator[Attempt]:
+    """Yield every attempt in the spool, by cell and then by time; reads folder listings only.
+
+    A spool that does not exist yet is empty.
+    """
+    for prefix in _folders(spool_root):
+        for cell in _folders(prefix):
+            for path in _folders(cell):
+                yield Attempt(cell.name, path.name, path, (path / "DONE").exists())
+
+
+def latest_status(spool_root: Path) -> dict[str, AttemptStatus]:
+    """Return how the latest attempt at each cell ended, by cell id.
+
+    A finished attempt counts before an unfinished one, so a cell that is being repeated keeps its last outcome.
+
+    Raises:
+        SpoolError: A status.json that cannot be read.
+    """
+    latest: dict[str, Attempt] = {}
+    for attempt in scan_spool(spool_root):
+        known = latest.get(attempt.cell_id)
+        if known is None or attempt.finished or not known.finished:
+            latest[attempt.cell_id] = attempt
+    return {cell_id: _attempt_status(attempt) for cell_id, attempt in latest.items()}
+
+
+def read_attempt(path: Path) -> AttemptRecord:
+    """Check every file of a finished attempt against DONE and read its JSON files.
+
+    Raises:
+        SpoolError: DONE is missing or unreadable, a file is missing, was changed, or lacks a key; names the file.
+    """
+    digests = _read_json(path / "DONE")
+    missing = set(_JSON_FILES) - digests.keys()
+    if missing or not digests.keys() <= _FILES:
+        raise SpoolError(f"{path / 'DONE'}: lists {sorted(digests)}; expected {', '.join(_JSON_FILES)} and the tables.")
+    for name, digest in digests.items():
+        _check_digest(path / name, digest)
+    cell, env, status = (_read_json(path / name) for name in _JSON_FILES)
+    _require_keys(cell, CELL_KEYS, str(path / "cell.json"))
+    _require_keys(env, ENV_KEYS, str(path / "env.json"))
+    if cell["cell_id"] != path.parent.name:
+        raise SpoolError(f"{path / 'cell.json'}: cell_id {cell['cell_id']!r} is not its folder's name.")
+    if status["schema_version"] > SCHEMA_VERSION:
+        raise SpoolError(
+            f"{path / 'status.json'}: written by a newer version (spool schema {status['schema_version']}, "
+            f"this one reads up to {SCHEMA_VERSION})."
+        )
+    return AttemptRecord(
+        attempt=Attempt(path.parent.name, path.name, path, finished=True),
+        cell=cell,
+        env=env,
+        status=status,
+        tables=tuple(table for table in TABLES if f"{table}.parquet" in digests),
+        done_sha256=_sha256(path / "DONE"),
+    )
+
+
+def conform(table: str, rows: pa.Table, *, where: str) -> pa.Table:
+    """Return `rows` with the columns of `table` in the schema's order and types.
+
+    Args:
+        table: A name in `schema.TABLES`.
+        rows: Exactly the schema's columns, in any order, of types that cast without loss of range.
+        where: What to name in errors.
+
+    Raises:
+        SpoolError: Unknown table; missing, unknown or ill-typed column; null where none may be; lists of a probe
+            that differ in length.
+    """
+    if table not in TABLES:
+        raise SpoolError(f"{where}: no table {table!r}.{suggestion(table, TABLES)}")
+    schema = TABLES[table]
+    for name in rows.column_names:
+        if name not in schema.names:
+            raise SpoolError(f"{where}: unknown column {name!r}.{suggestion(name, schema.names)}")
+    columns = [_conform_column(rows, field, where) for field in schema]
+    conformed = pa.Table.from_arrays(columns, schema=schema)
+    _check_list_lengths(conformed, where, [name for name in schema.names if table == "probe"])
+    return conformed
+
+
+def _conform_column(rows: pa.Table, field: pa.Field, where: str) -> pa.ChunkedArray:
+    if rows.column_names.count(field.name) != 1:
+        raise SpoolError(f"{where}: needs exactly one column {field.name!r} ({field.type}).")
+    column = rows[field.name]
+    if column.null_count and not field.nullable:
+        raise SpoolError(f"{where}: column {field.name!r} has {column.null_count} nulls; none is allowed.")
+    try:
+        return column.cast(field.type)
+    except pa.ArrowException as error:
+        raise SpoolError(f"{where}: column {field.name!r} ({column.type}) is not {field.type}: {error}") from error
+
+
+def _check_list_lengths(rows: pa.Table, where: str, names: Sequence[str]) -> None:
+    """Every list of a probed token has one entry per block, so all are equally long."""
+    lists = [name for name in names if pa.types.is_list(rows.schema.field(name).type)]
+    for name in lists[1:]:
+        expected, found = (pc.list_value_length(rows[column]) for column in (lists[0], name))
+        if not expected.equals(found):
+            raise SpoolError(f"{where}: lists {lists[0]!r} and {name!r} differ in length.")
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"The spool folder {path} cannot be listed: {error.strerror}.") from error
+
+
+def _attempt_status(attempt: Attempt) -> AttemptStatus:
+    status: Mapping[str, Any] = {"status": "unfinished", "reason": None}
+    if attempt.finished:
+        status = _read_json(attempt.path / "status.json")
+    return AttemptStatus(attempt.cell_id, attempt.attempt_id, attempt.path, status["status"], status["reason"])
+
+
+def _status_of(error: BaseException) -> str:
+    # The accelerator's own out-of-memory error is known by name, so that nothing here imports its library.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "oom"
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    return "failed" if isinstance(error, Exception) else "interrupted"
+
+
+def _utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def _require_keys(value: Mapping[str, Any], keys: Mapping[str, tuple[str, ...]], where: str) -> None:
+    for section, names in keys.items():
+        part = value[section] if section else value
+        for name in names:
+            if name not in part:
+                raise SpoolError(f"{where}: key {f'{section}.{name}'.lstrip('.')!r} is missing.")
+
+
+def _log_tail(path: Path) -> str | None:
+    if not path.exists():
+        return None
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpoolError(f"{path}: cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise SpoolError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise SpoolError(f"{path}: is not a JSON object.")
+    return value
+
+
+def _write_done(path: Path) -> None:
+    digests = {file.name: _sha256(file) for file in sorted(path.iterdir())}
+    partial = path / "DONE.partial"
+    with partial.open("w", encoding="utf-8") as file:
+        json.dump(digests, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path / "DONE")
+
+
+def _check_digest(path: Path, digest: str) -> None:
+    if not path.exists():
+        raise SpoolError(f"{path}: is missing.")
+    if _sha256(path) != digest:
+        raise SpoolError(f"{path}: is not what was written (its SHA-256 differs from the one in DONE).")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
