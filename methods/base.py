@@ -50,7 +50,7 @@ class DecoderCache(Protocol):
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of one row: multiply-adds of matrix products counted as two, everything else apart, and bytes of weights read."""
+    """Work of one row: matrix products (a multiply-add counts two), everything else apart, and weights read."""
 
     matmul_flops: float = 0.0
     elementwise_flops: float = 0.0
@@ -298,7 +298,8 @@ def check_block(method: Method, parameter: str, n_blocks: int) -> None:
     value = getattr(method, parameter)
     if value > n_blocks:
         raise UserError(
-            f"{method.name}.{parameter} = {value} is above the depth of the model; allowed: between 1 and {n_blocks} (its decoder blocks)."
+            f"{method.name}.{parameter} = {value} is above the depth of the model; "
+            f"allowed: between 1 and {n_blocks} (its decoder blocks)."
         )
 
 

@@ -10,7 +10,7 @@ from exitbench.methods.base import Cost, DecoderCache, KVPolicy, Model
 
 
 class StateCopy(KVPolicy):
-    """Every skipped block projects the exit state to its keys and values, at once when the token exits (CALM, eager)."""
+    """Every skipped block projects the exit state to its keys and values, as the token exits (CALM, eager)."""
 
     name: ClassVar[str] = "state-copy"
 

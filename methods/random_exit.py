@@ -92,7 +92,7 @@ class RandomExit(Method):
         """The mean must be reachable."""
         if self.mean_exit > n_blocks:
             raise UserError(
-                f"random.mean_exit = {self.mean_exit} is above the depth of the model; allowed: between 1 and {n_blocks}."
+                f"random.mean_exit = {self.mean_exit} is above the model's depth; allowed: between 1 and {n_blocks}."
             )
 
     def parts(self, n_blocks: int) -> Parts:
