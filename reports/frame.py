@@ -1,0 +1,57 @@
+"""The rows a query gave: the only data type that figures and tables see."""
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import duckdb
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """An ordered table. Every query ends in a total ORDER BY, so that a frame has one possible order.
+
+    Attributes:
+        columns: Column names, in order.
+        rows: One mapping of column name to value a row; SQL's NULL is None.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @classmethod
+    def query(cls, connection: duckdb.DuckDBPyConnection, sql: str) -> "Frame":
+        """Run `sql` and keep its whole result."""
+        cursor = connection.execute(sql)
+        columns = tuple(column[0] for column in cursor.description or ())
+        return cls(columns, tuple(dict(zip(columns, values, strict=True)) for values in cursor.fetchall()))
+
+    def groups(self, *names: str) -> Iterator[tuple[tuple[Any, ...], "Frame"]]:
+        """Yield (values of the columns `names`, their rows), sorted by those values; rows keep their order."""
+
+        def key(row: Row) -> tuple[Any, ...]:
+            return tuple(row[name] for name in names)
+
+        for values, rows in groupby(sorted(self.rows, key=key), key):
+            yield values, Frame(self.columns, tuple(rows))
+
+    def values(self, name: str) -> list[Any]:
+        """Return one column."""
+        return [row[name] for row in self.rows]
+
+    def distinct(self, name: str) -> list[Any]:
+        """Return the sorted distinct values of one column."""
+        return sorted(set(self.values(name)))
+
+    def csv(self) -> str:
+        """Return the frame as CSV with a header and bare newlines; NULL is an empty field."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows([row[name] for name in self.columns] for row in self.rows)
+        return text.getvalue()

@@ -1,0 +1,68 @@
+"""Names of methods and parameters as a reader wants them: only what tells two settings apart, and never too long."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from exitbench.reports.frame import Row
+
+Setting = tuple[str, str]  # (method, parameters as JSON text)
+
+
+def setting(row: Row) -> Setting:
+    """Return the method and its parameters: what a row of a sweep is a setting of."""
+    return row["method"], row["params"] or "{}"
+
+
+def describe(params: dict[str, Any]) -> str:
+    """Return ``'name=value, ...'`` with short numbers."""
+    return ", ".join(f"{name}={_value(value)}" for name, value in params.items())
+
+
+def labels(rows: Iterable[Row]) -> dict[Setting, str]:
+    """Return a label for each setting: the method, and those parameters that differ within the method."""
+    varying = varying_parameters(rows := tuple(rows))
+    return {setting(row): f"{row['method']} {describe(_only(row, varying[row['method']]))}".rstrip() for row in rows}
+
+
+def varying_parameters(rows: Iterable[Row]) -> dict[str, frozenset[str]]:
+    """Return, for each method, the parameters that do not have one value in all its rows."""
+    seen: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        seen[row["method"]].append(json.loads(row["params"] or "{}"))
+    return {method: frozenset(_varying(params)) for method, params in seen.items()}
+
+
+def is_sweep(rows: Iterable[Row]) -> bool:
+    """Say whether the rows (of one method) are one line: settings that differ in exactly one parameter."""
+    return [len(names) for names in varying_parameters(rows).values()] == [1]
+
+
+def natural_key(text: str) -> list[tuple[str, float]]:
+    """Return a sort key under which ``x=9`` comes before ``x=10`` and ``x=0.9`` before ``x=0.95``."""
+    return [(word, float(number or 0)) for word, number in re.findall(r"(\D+)(\d*\.?\d*)", f" {text}")]
+
+
+def shorten(text: str, width: int) -> str:
+    """Return `text` on one line, cut to `width` characters with an ellipsis."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def _varying(params: list[dict[str, Any]]) -> set[str]:
+    names = {name for one in params for name in one}
+    return {name for name in names if len({json.dumps(one.get(name), sort_keys=True) for one in params}) > 1}
+
+
+def _only(row: Row, names: frozenset[str]) -> dict[str, Any]:
+    return {name: value for name, value in json.loads(row["params"] or "{}").items() if name in names}
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)

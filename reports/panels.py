@@ -1,0 +1,110 @@
+"""What the figures share: grids of panels, points with intervals, the depth axis and the legend of methods."""
+
+from collections.abc import Sequence
+from math import ceil
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from exitbench.reports.labels import shorten
+from exitbench.reports.style import MUTED, WIDTH_INCHES, SeriesStyle
+
+Interval = tuple[float | None, float | None]  # (low, high); None where no interval was measured
+
+_PANEL_INCHES = 2.6
+_LEGEND_COLUMNS = 4
+_LEGEND_LINE_INCHES = 0.19
+
+
+def grid_of_panels(count: int, columns: int, legend_entries: int = 0) -> tuple[Figure, list[Axes]]:
+    """Return a page-wide figure with `count` panels, filled row by row, and room for a legend above them."""
+    columns = min(columns, count)
+    rows = ceil(count / columns)
+    legend = _LEGEND_LINE_INCHES * (ceil(legend_entries / _LEGEND_COLUMNS) + 1) if legend_entries else 0.0
+    figure = Figure(figsize=(WIDTH_INCHES, _PANEL_INCHES * rows + legend), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.08, w_pad=0.08)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for spare in panels[count:]:
+        spare.remove()
+    return figure, panels[:count]
+
+
+def panel_title(task: str, model: str) -> str:
+    """Return what a panel shows, short enough for its width."""
+    return f"{shorten(task, 20)} · {shorten(model, 28)}"
+
+
+def draw_points(
+    axes: Axes, x: Sequence[float], y: Sequence[float], style: SeriesStyle, *, simulated: bool, connect: bool
+) -> None:
+    """Draw one series, filled for real decodes, hollow and dashed for simulated ones; `connect` joins a sweep by x."""
+    order = sorted(range(len(x)), key=lambda i: (x[i], y[i]))
+    line = ("--" if simulated else "-") if connect else "none"
+    face = mpl.rcParams["axes.facecolor"] if simulated else style.colour
+    axes.plot(
+        [x[i] for i in order],
+        [y[i] for i in order],
+        linestyle=line,
+        linewidth=0.9,
+        color=style.colour,
+        marker=style.marker,
+        markerfacecolor=face,
+        zorder=3,
+        clip_on=False,
+    )
+
+
+def draw_intervals(
+    axes: Axes,
+    x: Sequence[float],
+    y: Sequence[float],
+    style: SeriesStyle,
+    *,
+    x_interval: Sequence[Interval] = (),
+    y_interval: Sequence[Interval] = (),
+) -> None:
+    """Draw the intervals that exist as thin lines behind the points; the others are left out, never drawn as zero."""
+    for at, (low, high) in zip(x, y_interval, strict=bool(y_interval)):
+        if low is not None and high is not None:
+            axes.vlines(at, low, high, color=style.colour, linewidth=0.8, alpha=0.55, zorder=2)
+    for at, (low, high) in zip(y, x_interval, strict=bool(x_interval)):
+        if low is not None and high is not None:
+            axes.hlines(at, low, high, color=style.colour, linewidth=0.8, alpha=0.55, zorder=2)
+
+
+def exit_layer_axis(axes: Axes, blocks: int) -> None:
+    """Label x as mean exit layer, from 1 to all `blocks`."""
+    pad = max(0.3, 0.03 * blocks)
+    axes.set_xlim(1 - pad, blocks + pad)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
+    axes.set_xlabel(f"mean exit layer (blocks executed, of {blocks})")
+
+
+def legend_of_series(figure: Figure, styles: dict[str, SeriesStyle], extra: Sequence[Line2D | Patch] = ()) -> None:
+    """Put the series and `extra` entries above all panels."""
+    handles = [
+        Line2D([], [], color=style.colour, marker=style.marker, linestyle="none", label=_legend_label(name))
+        for name, style in styles.items()
+    ]
+    figure.legend(handles=[*handles, *extra], loc="outside upper center", ncols=_LEGEND_COLUMNS)
+
+
+def count_title(counts: Sequence[int], unit: str) -> str:
+    """Return how many documents or tokens a panel's points stand on, as one number or as a range."""
+    fewest, most = min(counts), max(counts)
+    return f"n = {most:,} {unit}" if fewest == most else f"n = {fewest:,} to {most:,} {unit}"
+
+
+def simulated_entry() -> Line2D:
+    """Return the legend's entry for simulated points."""
+    paper = mpl.rcParams["axes.facecolor"]
+    return Line2D([], [], color=MUTED, linestyle="--", marker="o", markerfacecolor=paper, label="simulated (replay)")
+
+
+def _legend_label(name: str) -> str:
+    # matplotlib leaves entries out whose label starts with an underscore
+    return shorten(f" {name}" if name.startswith("_") else name, 26)

@@ -1,0 +1,1 @@
+"""The tables: one SQL file and one list of columns each, and the results table as text and as Markdown."""
