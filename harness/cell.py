@@ -5,27 +5,17 @@ somebody calls a suite, a model or a task are not part of that; the bytes of wei
 and the method's source are.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
+
+from exitbench.results.canonical import content_id
 
 ID_VERSION = 1
 """Version of the identity's contents; raising it makes every stored cell stale."""
 
 Kind = Literal["quality", "timing", "probe", "replay"]
 KINDS: tuple[Kind, ...] = ("quality", "timing", "probe", "replay")
-
-
-def canonical_json(value: Any) -> str:
-    """Return the one JSON text of a value: sorted keys, no spaces, no NaN, real characters."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def sha256_of(value: Any) -> str:
-    """Return the SHA-256 (hex) of a value's canonical JSON."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -158,7 +148,7 @@ class Cell:
     @property
     def cell_id(self) -> str:
         """SHA-256 (hex) of the identity."""
-        return sha256_of(self.identity)
+        return content_id(self.identity)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``cell.json`` (docs/architecture.md)."""
@@ -167,7 +157,7 @@ class Cell:
         record["depends_on"] = list(self.depends_on)
         identity = self.identity
         return {
-            "cell_id": sha256_of(identity),
+            "cell_id": content_id(identity),
             "id_version": ID_VERSION,
             "execution": self.execution,
             **record,

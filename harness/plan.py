@@ -1,0 +1,218 @@
+"""A plan: every cell of a suite, and whether it is new, done, stale (and why) or failed.
+
+Planning reads the spool, the documents and the digests of the weights; it loads no model and writes
+nothing but the cache of digests beside the weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Literal, cast
+
+from exitbench.errors import UserError
+from exitbench.harness.artifact import describe_checkpoint
+from exitbench.harness.cell import Cell, Generation, Kind, MethodRef, ModelRef, TaskRef
+from exitbench.harness.drafts import Draft, expand, select
+from exitbench.harness.spec import WorkItem
+from exitbench.harness.stale import Predecessors
+from exitbench.harness.suite import ModelEntry, Suite, TaskEntry
+from exitbench.harness.training import Recipe, find_trained, load_recipe
+from exitbench.methods.registry import source_sha256
+from exitbench.results.canonical import content_id
+from exitbench.results.spool import AttemptStatus, latest_status
+from exitbench.tasks.base import documents_sha256
+from exitbench.tasks.registry import get_task
+
+State = Literal["new", "done", "stale", "failed"]
+Retry = Literal["failed", "stale", "none", "all"]
+
+# What --retry runs; each cell without a result of its own is run first of all.
+RETRIED: Mapping[Retry, frozenset[State]] = {
+    "none": frozenset({"new"}),
+    "stale": frozenset({"new", "stale"}),
+    "failed": frozenset({"new", "stale", "failed"}),
+    "all": frozenset({"new", "stale", "failed", "done"}),
+}
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A cell and what the spool knows of it; ``why`` explains stale and failed, and what was cut short."""
+
+    item: WorkItem
+    state: State
+    why: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """The cells that share a loaded model.
+
+    Attributes:
+        recipe: What to train; None for a checkpoint given by path.
+        folder: The checkpoint; None until the recipe is trained, and then ``cells`` is empty,
+            since a cell has no identity without weights.
+        labels: Labels of all cells, trained or not.
+    """
+
+    model: ModelEntry
+    recipe: Recipe | None
+    folder: Path | None
+    labels: tuple[str, ...]
+    cells: tuple[PlannedCell, ...]
+
+    def to_run(self, retry: Retry) -> tuple[WorkItem, ...]:
+        """Return the cells to run, in order."""
+        return tuple(planned.item for planned in self.cells if planned.state in RETRIED[retry])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every group of a suite, in the suite's order of models; ``device`` is resolved."""
+
+    suite: Suite
+    device: str
+    groups: tuple[Group, ...]
+
+    @property
+    def untrained(self) -> tuple[Recipe, ...]:
+        """Recipes that must be trained before their cells can run."""
+        return tuple(group.recipe for group in self.groups if group.recipe and group.folder is None)
+
+    def count(self, state: State) -> int:
+        """Return how many cells have this state."""
+        return sum(planned.state == state for group in self.groups for planned in group.cells)
+
+
+def make_plan(
+    suite: Suite,
+    spool: Path,
+    models_dir: Path,
+    data_dir: Path | None,
+    *,
+    only: str | None = None,
+    limit: int | None = None,
+    kinds: Sequence[Kind] | None = None,
+) -> Plan:
+    """Expand a suite and compare it with the spool.
+
+    Args:
+        suite: The suite.
+        spool: Root of the spool; need not exist.
+        models_dir: Where trained recipes lie; need not exist.
+        data_dir: Root of local files; None where no task needs one.
+        only: Glob over labels; what a chosen cell depends on is kept too.
+        limit: Upper bound of documents a task.
+        kinds: Kinds of cells to keep.
+
+    Raises:
+        UserError: Documents or weights cannot be read, a parameter does not fit a model's depth, or nothing is left.
+    """
+    drafts = select(expand(suite, limit), only, kinds)
+    models = [(entry, list(own)) for entry, own in groupby(drafts, key=lambda draft: draft.model)]
+    recipes = {entry.name: load_recipe(entry.recipe) if entry.recipe else None for entry, _ in models}
+    for entry, own in models:
+        recipe = recipes[entry.name]
+        if recipe is not None:
+            _check_depth(own, recipe.architecture.num_decoder_layers)
+    device = resolve_device(suite.device)
+    tasks = {draft.task.label: draft.task for draft in drafts}
+    described = {label: _task_ref(task, data_dir) for label, task in tasks.items()}
+    builder = _Builder(suite, device, described)
+    statuses, predecessors = latest_status(spool), Predecessors(spool)
+    groups = []
+    for entry, own in models:
+        recipe = recipes[entry.name]
+        folder = find_trained(recipe, models_dir) if recipe else entry.path
+        items: list[WorkItem] = []
+        if folder is not None:
+            model = describe_checkpoint(entry.name, folder)
+            _check_depth(own, model.blocks)
+            items = builder.build(own, model)
+        cells = tuple(_planned(item, statuses, predecessors) for item in items)
+        groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in own), cells))
+    return Plan(suite, device, tuple(groups))
+
+
+def resolve_device(device: str) -> str:
+    """Return ``cuda`` for ``auto`` where torch sees a GPU, else ``cpu``; anything else unchanged."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _check_depth(drafts: Sequence[Draft], n_blocks: int) -> None:
+    for draft in drafts:
+        draft.check(n_blocks)
+
+
+def _task_ref(entry: TaskEntry, data_dir: Path | None) -> TaskRef:
+    task = get_task(entry.data.task)
+    try:
+        documents = entry.data.load(data_dir)
+    except UserError as error:
+        raise UserError(f"{entry.where}: {error}") from None
+    return TaskRef(
+        name=task.name,
+        label=entry.label,
+        split=entry.data.split,
+        source=entry.data.source,
+        documents=len(documents),
+        data_sha256=documents_sha256(documents),
+        prompts_sha256=content_id([task.prompt(document) for document in documents]),
+        metric_version=task.metric_version,
+    )
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Gives drafts their identity."""
+
+    suite: Suite
+    device: str
+    tasks: Mapping[str, TaskRef]
+
+    def build(self, drafts: Sequence[Draft], model: ModelRef) -> list[WorkItem]:
+        """Return the cells of one model; two drafts that ask the same give one."""
+        ids: dict[str, str] = {}
+        items: dict[str, WorkItem] = {}
+        for draft in drafts:
+            cell = self._cell(draft, model, ids)
+            ids[draft.label] = cell.cell_id
+            items.setdefault(cell.cell_id, WorkItem(cell, draft.label, draft.task.data))
+        return list(items.values())
+
+    def _cell(self, draft: Draft, model: ModelRef, ids: Mapping[str, str]) -> Cell:
+        method, suite = draft.method, self.suite
+        return Cell(
+            suite=suite.name,
+            kind=draft.kind,
+            method=MethodRef(method.name, method.params(), source_sha256(type(method))),
+            kv_policy=method.parts(model.blocks).kv_policy.name,
+            model=model,
+            task=self.tasks[draft.task.label],
+            generation=Generation(draft.task.max_new_tokens, draft.task.stop),
+            dtype=suite.dtype,
+            device=self.device,
+            batch_size=suite.batch_size,
+            seed=suite.seed,
+            random_weights=draft.model.random_weights,
+            limited=draft.task.data.limit != suite.task(draft.task.label).data.limit,
+            timing=suite.timing if draft.kind == "timing" else None,
+            depends_on=tuple(ids[label] for label in draft.depends_on),
+            full_depth_cell_id=ids.get(draft.baseline) if draft.baseline else None,
+        )
+
+
+def _planned(item: WorkItem, statuses: Mapping[str, AttemptStatus], predecessors: Predecessors) -> PlannedCell:
+    known = statuses.get(item.cell.cell_id)
+    if known is None:
+        why = predecessors.difference(item.cell)
+        return PlannedCell(item, "stale" if why else "new", why)
+    if known.status == "ok":
+        return PlannedCell(item, "done", "")
+    state = cast(State, "new" if known.status in ("unfinished", "interrupted") else "failed")
+    return PlannedCell(item, state, f"{known.status}: {known.reason}" if known.reason else known.status)
