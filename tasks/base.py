@@ -130,9 +130,9 @@ class Task(ABC):
     def _read(self, source: Source, split: str, seed: int) -> list[Document]:
         if source.kind == "builtin":
             # Imported here because the generator imports this module.
-            from exitbench.tasks import builtin
+            from exitbench.tasks.builtin import documents
 
-            return builtin.documents(self.name, split, None, seed)
+            return documents(self.name, split, None, seed)
         if source.kind == "hub":
             return [Document.from_fields(fields) for fields in self._read_hub(split)]
         files = resolve_files(self.name, source.data_dir, source.files, self.local_roles)

@@ -1,7 +1,7 @@
 """How a task becomes an lm-eval task: records with keys, our scores, our aggregation.
 
 lm-eval deep-copies task configurations, so everything here is a module-level function with small,
-immutable arguments bound by `functools.partial` (a bound method would copy its whole object).
+immutable arguments bound to it (a bound method would copy its whole object).
 """
 
 import json
@@ -36,6 +36,17 @@ class MetricValue(float):
         return self
 
 
+class _Bound(partial[Any]):
+    """A function with its first arguments, shown by its name only.
+
+    lm-eval writes the repr of every callable into its results: that of a plain partial would put the
+    texts of the whole data set and the addresses of objects there.
+    """
+
+    def __repr__(self) -> str:
+        return f"{self.func.__module__}.{self.func.__qualname__}"
+
+
 def config(task: "Task", documents: "Sequence[Document]") -> dict[str, Any]:
     """Return the configuration described at `Task.lm_eval_config`."""
     records = tuple(
@@ -44,15 +55,15 @@ def config(task: "Task", documents: "Sequence[Document]") -> dict[str, Any]:
     )
     return {
         "task": task.name,
-        "custom_dataset": partial(_dataset, records),
+        "custom_dataset": _Bound(_dataset, records),
         "test_split": "test",
         "output_type": "generate_until",
         # Names of columns, which lm-eval takes verbatim; a Jinja template would eat a final newline.
         "doc_to_text": "prompt",
         "doc_to_target": "target",
-        "process_results": partial(_process_results, task),
+        "process_results": _Bound(_process_results, task),
         "metric_list": [
-            {"metric": metric, "aggregation": partial(_aggregate, task, metric), "higher_is_better": True}
+            {"metric": metric, "aggregation": _Bound(_aggregate, task, metric), "higher_is_better": True}
             for metric in task.metrics
         ],
         "generation_kwargs": {"until": [], "max_gen_toks": task.default_max_new_tokens, "do_sample": False},
@@ -63,8 +74,7 @@ def config(task: "Task", documents: "Sequence[Document]") -> dict[str, Any]:
 def _dataset(records: Sequence[Record], /, **_settings: Any) -> "dict[str, Dataset]":
     from datasets import Dataset
 
-    columns = zip(*records, strict=True)
-    return {"test": Dataset.from_dict({name: list(column) for name, column in zip(COLUMNS, columns, strict=True)})}
+    return {"test": Dataset.from_dict({name: [record[i] for record in records] for i, name in enumerate(COLUMNS)})}
 
 
 def _process_results(task: "Task", doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:

@@ -156,7 +156,7 @@ def member(record: Mapping[str, object], key: str, kind: type[T], where: str) ->
     return require(record[key], kind, f"{where}, key {key!r}")
 
 
-def read_hub(name: str, config: str | None, split: str) -> "Iterable[Mapping[str, Any]]":
+def read_hub(name: str, config: str | None, split: str) -> Iterable[Mapping[str, Any]]:
     """Load one split of a hub data set.
 
     Raises:
@@ -166,15 +166,16 @@ def read_hub(name: str, config: str | None, split: str) -> "Iterable[Mapping[str
 
     label = f"hub data set {name}" + (f" ({config})" if config else "")
     try:
-        return datasets.load_dataset(name, config, split=split)
+        rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(name, config, split=split)
     except ValueError as error:
         raise UserError(f"{label}, split {split!r}: {error}") from error
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         raise UserError(
             f"{label}, split {split!r}: could not be downloaded ({type(error).__name__}: {error}). "
             "Without a network use local files (source kind 'local', with data_dir and files) "
             "or generated data (source kind 'builtin')."
         ) from error
+    return rows
 
 
 def _read_bytes(path: Path) -> bytes:

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar
-
-from rouge_score.rouge_scorer import RougeScorer
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from exitbench.tasks.base import Document, DocumentScore, Task
 from exitbench.tasks.sources import member, read_hub, read_json, require
+
+if TYPE_CHECKING:
+    from rouge_score.rouge_scorer import RougeScorer
 
 FIELDS = ("id", "dialogue", "summary")
 
@@ -61,5 +62,8 @@ def read_samsum(path: Path) -> list[dict[str, Any]]:
 
 
 @cache
-def _scorer() -> RougeScorer:
+def _scorer() -> "RougeScorer":
+    # Imported at the first score: it pulls in nltk and SciPy, a second that no listing of tasks should wait for.
+    from rouge_score.rouge_scorer import RougeScorer
+
     return RougeScorer(list(Samsum.metrics), use_stemmer=True)

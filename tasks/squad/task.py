@@ -9,6 +9,8 @@ from exitbench.tasks.base import Document, DocumentScore, Task
 from exitbench.tasks.sources import member, read_hub, read_json, require
 from exitbench.tasks.squad.scoring import exact_match, token_f1
 
+FIELDS = ("id", "title", "context", "question", "answers")
+
 
 class Squad(Task):
     """Extractive question answering: SQuAD v1.1, and sets of the same JSON form.
@@ -39,7 +41,7 @@ class Squad(Task):
         return read_squad(files["data"])
 
     def _read_hub(self, split: str) -> list[dict[str, Any]]:
-        return [dict(row) for row in read_hub("rajpurkar/squad", None, split)]
+        return [{name: row[name] for name in FIELDS} for row in read_hub("rajpurkar/squad", None, split)]
 
 
 def read_squad(path: Path) -> list[dict[str, Any]]:

@@ -81,5 +81,6 @@ def chrf(total: FloatArray) -> FloatArray:
     recall = np.divide(match, reference, out=np.zeros_like(match), where=used).sum(axis=-1) / orders
     weight = _CHRF.beta**2
     both = np.asarray(weight * precision + recall)
-    product = np.asarray(100 * (1 + weight) * precision * recall)
-    return np.divide(product, both, out=np.zeros_like(both), where=both > 0)
+    score: FloatArray = np.zeros_like(both)
+    np.divide(100 * (1 + weight) * precision * recall, both, out=score, where=both > 0)
+    return score

@@ -1,0 +1,102 @@
+"""Documents have stable keys, limits nest, and summed statistics give the metric."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exitbench.errors import UserError
+from exitbench.tasks.base import Document, DocumentScore, Source, documents_sha256, take_by_hash
+from exitbench.tasks.registry import get_task, task_names
+from exitbench.tasks.samsum.task import Samsum
+from exitbench.tasks.wmt_en_fr.task import WmtEnFr
+
+FIELDS = {"id": "1", "en": "Coffee, please.", "fr": "Un café, s'il vous plaît."}
+
+
+def numbered(count: int) -> list[Document]:
+    return [Document.from_fields({"id": str(number)}) for number in range(count)]
+
+
+def test_the_key_of_known_fields_never_changes():
+    assert Document.from_fields(FIELDS).key == "GOLDEN_KEY"
+
+
+def test_the_key_ignores_the_order_of_fields_and_the_kinds_of_tokens():
+    reversed_fields = dict(reversed(FIELDS.items()))
+    assert Document.from_fields(reversed_fields, ("copy",)).key == Document.from_fields(FIELDS).key
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_the_key_depends_on_every_field(name):
+    assert Document.from_fields({**FIELDS, name: "other"}).key != Document.from_fields(FIELDS).key
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_a_larger_limit_is_a_superset_in_the_order_of_the_file(small, large):
+    documents = numbered(30)
+    fewer, more = (take_by_hash(documents, limit) for limit in sorted((small, large)))
+    assert len(fewer) == min(small, large, 30)
+    assert [document for document in more if document in fewer] == fewer
+    assert [document for document in documents if document in more] == more
+
+
+def test_a_limit_does_not_take_the_first_documents():
+    assert take_by_hash(numbered(30), 5) != numbered(5)
+
+
+def test_the_digest_sees_fields_and_order():
+    one, two = numbered(2)
+    digests = {documents_sha256(documents) for documents in ([one, two], [two, one], [one], [two], [])}
+    assert len(digests) == 5
+
+
+def test_the_digest_of_known_documents_never_changes():
+    assert documents_sha256([Document.from_fields(FIELDS)]) == "GOLDEN_DIGEST"
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_below_one_is_refused(load, write, limit):
+    write("f.txt", "a\tb\n")
+    with pytest.raises(UserError, match=f"^wmt-en-fr: limit is {limit}\\."):
+        load(WmtEnFr(), limit=limit, pairs="f.txt")
+
+
+def test_a_record_given_twice_is_refused(load, write):
+    record = {"id": "1", "dialogue": "A: hi", "summary": "A says hi."}
+    write("val.json", [record, {**record, "id": "2"}, record])
+    with pytest.raises(UserError, match=r"^samsum: record 3 repeats record 1 in every field \(id '1'\)"):
+        load(Samsum(), data="val.json")
+
+
+def test_a_source_without_records_is_refused(load, write):
+    write("val.json", [])
+    with pytest.raises(UserError, match=r"^samsum: the local source holds no records for split 'test'"):
+        load(Samsum(), data="val.json")
+
+
+def test_an_unknown_kind_of_source_is_refused():
+    with pytest.raises(UserError, match=r"unknown kind 'locl'\. Did you mean 'local'\?"):
+        Source("locl")  # type: ignore[arg-type]
+
+
+def test_a_plain_mean_is_the_mean_over_any_leading_dimensions():
+    values = np.array([[10.0], [20.0], [60.0]])
+    weights = np.array([[[1, 1, 1], [3, 0, 0]]])
+    means = Samsum().aggregate("rouge1", weights @ values, weights.sum(axis=-1))
+    assert means.tolist() == [[30.0, 10.0]]
+
+
+def test_a_score_is_summed_by_its_statistics_or_else_by_its_value():
+    score = DocumentScore({"bleu": 12.0, "f1": 50.0}, {"bleu": [3.0, 4.0]})
+    assert (score.summands("bleu"), score.summands("f1")) == ([3.0, 4.0], [50.0])
+
+
+def test_the_registry_knows_every_task_by_its_name():
+    assert task_names() == ("samsum", "squad", "wmt-en-fr")
+    assert [get_task(name).name for name in task_names()] == list(task_names())
+
+
+def test_an_unknown_task_is_refused_with_a_suggestion():
+    with pytest.raises(UserError, match=r"^unknown task 'wmt_en_fr'\. Did you mean 'wmt-en-fr'\?"):
+        get_task("wmt_en_fr")

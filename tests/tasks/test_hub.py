@@ -1,0 +1,78 @@
+"""The hub source, read by `datasets` itself: from folders in the hub's layout, and without a network."""
+
+from pathlib import Path
+
+import datasets
+import huggingface_hub.constants
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.tasks.base import Source
+from exitbench.tasks.registry import get_task, task_names
+
+PAIR = {"translation": {"en": "One.", "fr": "Un."}}
+DIALOGUE = {"id": "1", "dialogue": "A: hi", "summary": "A says hi."}
+QUESTION = {
+    "id": "q1",
+    "title": "Ada",
+    "context": "Ada wrote the first program. She lived in London.",
+    "question": "Who?",
+    "answers": {"text": ["Ada"], "answer_start": [0]},
+}
+# `datasets` takes a folder of the data set's name for the data set.
+HUB_ROWS = {
+    "rajpurkar/squad/validation.parquet": QUESTION,
+    "knkarthick/samsum/validation.parquet": DIALOGUE,
+    "wmt/wmt14/fr-en/validation.parquet": PAIR,
+}
+WMT_CARD = """---
+configs:
+- config_name: fr-en
+  data_files:
+  - split: validation
+    path: fr-en/validation.parquet
+---
+"""
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, row in HUB_ROWS.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        datasets.Dataset.from_list([row]).to_parquet(path)
+    (tmp_path / "wmt/wmt14/README.md").write_text(WMT_CARD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [("squad", QUESTION), ("samsum", DIALOGUE), ("wmt-en-fr", {"id": "1", **PAIR["translation"]})],
+)
+def test_hub_rows_become_documents_of_the_same_fields(hub, name, fields):
+    (document,) = get_task(name).load(Source("hub"), "validation", None)
+    assert document.fields == fields
+
+
+def test_hub_and_local_documents_have_the_same_keys(hub, load, write, squad_json):
+    write("dev.json", squad_json)
+    task = get_task("squad")
+    (document,) = task.load(Source("hub"), "validation", None)
+    assert document.key == load(task, data="dev.json")[0].key
+
+
+def test_an_unknown_split_names_those_there_are(hub):
+    with pytest.raises(UserError, match=r"rajpurkar/squad, split 'calibration'.*validation"):
+        get_task("squad").load(Source("hub"), "calibration", None)
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_without_a_network_the_message_names_what_was_wanted_and_the_other_sources(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    wanted = {"squad": "rajpurkar/squad", "samsum": "knkarthick/samsum", "wmt-en-fr": r"wmt/wmt14 \(fr-en\)"}[name]
+    with pytest.raises(UserError, match=rf"hub data set {wanted}, split 'test'.*'local'.*'builtin'"):
+        get_task(name).load(Source("hub"), "test", None)

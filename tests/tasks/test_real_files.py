@@ -1,0 +1,67 @@
+"""The real files are read whole: every record, each with a key of its own.
+
+The data sets' licences keep them out of the repository. Where they do not lie beside it, the test
+writes a file of the same form and size, so that it never goes without a file to read.
+"""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exitbench.tasks.base import Source
+from exitbench.tasks.registry import get_task
+
+REAL = Path(__file__).parents[2].parent / "shared" / "data"
+
+
+def squad(count: int) -> str:
+    answers = [{"text": "Ada", "answer_start": 0}]
+    questions = [{"id": f"q{i}", "question": "Who?", "answers": answers} for i in range(count)]
+    return json.dumps({"data": [{"title": "Ada", "paragraphs": [{"context": "Ada.", "qas": questions}]}]})
+
+
+def samsum(count: int) -> str:
+    return json.dumps([{"id": str(i), "dialogue": "A: hi", "summary": "A says hi."} for i in range(count)])
+
+
+def lines(count: int) -> str:
+    return "".join(f"{i % 7}\u2028\n" for i in range(count))
+
+
+def pairs(count: int) -> str:
+    return "Yes.\tOui.\n" * count
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "count", "form"),
+    [
+        ("squad", {"data": "squad/dev-v1.1.json.gz"}, 10570, squad),
+        ("squad", {"data": "policyqa/dev.json.gz"}, 3809, squad),
+        ("samsum", {"data": "samsum/val.json.gz"}, 818, samsum),
+        (
+            "wmt-en-fr",
+            {"en": "multi30k/test_2016_flickr.en.gz", "fr": "multi30k/test_2016_flickr.fr.gz"},
+            1000,
+            lines,
+        ),
+        ("wmt-en-fr", {"en": "wmt/en-fr/newstest2014.en.gz", "fr": "wmt/en-fr/newstest2014.fr.gz"}, 3003, lines),
+        ("wmt-en-fr", {"pairs": "tatoeba_manythings/fra.txt.gz"}, 142787, pairs),
+    ],
+    ids=["squad", "policyqa", "samsum", "multi30k", "newstest2014", "tatoeba"],
+)
+def test_every_record_is_a_document(
+    name: str, files: dict[str, str], count: int, form: Callable[[int], str], tmp_path: Path
+) -> None:
+    data_dir = REAL
+    if not REAL.is_dir():
+        data_dir = tmp_path
+        for path in files.values():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_bytes(gzip.compress(form(count).encode(), 1))
+    task = get_task(name)
+    documents = task.load(Source("local", data_dir, tuple(files.items())), "test", None)
+    assert len(documents) == len({document.key for document in documents}) == count
+    assert all(task.score(document, task.target(document)).values[task.metrics[0]] > 0 for document in documents[:20])

@@ -1,0 +1,92 @@
+"""English to French: file forms, and corpus scores that equal sacrebleu's from summed statistics."""
+
+import numpy as np
+import pytest
+import sacrebleu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exitbench.tasks.base import Document
+from exitbench.tasks.wmt_en_fr.task import WmtEnFr
+
+TASK = WmtEnFr()
+CORPUS_SCORE = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf}
+SENTENCE_SCORE = {"bleu": sacrebleu.sentence_bleu, "chrf": sacrebleu.sentence_chrf}
+
+# Few words, so that n-grams repeat; punctuation, case and accents, so that tokenisation counts; empty texts.
+sentences = st.lists(st.sampled_from(["le", "Le", "chat", "été", "dort,", "l'œil", "1.5", "«", "!"]), max_size=9).map(
+    " ".join
+)
+corpora = st.lists(st.tuples(sentences, sentences), min_size=1, max_size=6)
+metrics = pytest.mark.parametrize("metric", TASK.metrics)
+
+
+def summands(metric: str, corpus: list[tuple[str, str]]) -> np.ndarray:
+    documents = [Document.from_fields({"id": str(i), "en": "", "fr": fr}) for i, (_, fr) in enumerate(corpus)]
+    scores = [TASK.score(document, output) for document, (output, _) in zip(documents, corpus, strict=True)]
+    return np.array([score.summands(metric) for score in scores])
+
+
+def corpus_score(metric: str, corpus: list[tuple[str, str]]) -> float:
+    outputs, references = zip(*corpus, strict=True)
+    return CORPUS_SCORE[metric](list(outputs), [list(references)]).score
+
+
+@metrics
+@settings(max_examples=300, deadline=None)
+@given(corpora)
+def test_summed_statistics_give_sacrebleus_corpus_score(metric, corpus):
+    total = summands(metric, corpus).sum(axis=0)
+    assert TASK.aggregate(metric, total, np.float64(len(corpus))) == pytest.approx(
+        corpus_score(metric, corpus), rel=1e-12, abs=1e-12
+    )
+
+
+@metrics
+@settings(max_examples=50, deadline=None)
+@given(corpora, st.data())
+def test_a_matrix_of_weights_scores_every_resample_at_once(metric, corpus, data):
+    picks = st.lists(st.integers(0, len(corpus) - 1), min_size=len(corpus), max_size=len(corpus))
+    resamples = data.draw(st.lists(picks, min_size=1, max_size=4))
+    weights = np.array([np.bincount(resample, minlength=len(corpus)) for resample in resamples])
+    scores = TASK.aggregate(metric, weights @ summands(metric, corpus), weights.sum(axis=-1))
+    expected = [corpus_score(metric, [corpus[i] for i in resample]) for resample in resamples]
+    assert scores == pytest.approx(np.array(expected), rel=1e-12, abs=1e-12)
+
+
+@metrics
+@settings(max_examples=50, deadline=None)
+@given(sentences, sentences)
+def test_a_documents_value_is_sacrebleus_sentence_score(metric, output, reference):
+    document = Document.from_fields({"id": "1", "en": "", "fr": reference})
+    expected = SENTENCE_SCORE[metric](output, [reference]).score
+    assert TASK.score(document, output).values[metric] == expected
+
+
+def test_the_version_names_sacrebleus_settings_and_its_version():
+    assert "tok:13a|smooth:exp" in TASK.metric_version
+    assert "nc:6|nw:0" in TASK.metric_version
+    assert TASK.metric_version.count(f"version:{sacrebleu.__version__}") == 2
+
+
+def test_parallel_files_and_pairs_give_the_same_documents(load, write):
+    write("a.en.gz", "One.\nTwo.\n")
+    write("a.fr", "Un.\nDeux.\n")
+    write("pairs.txt", "One.\tUn.\nTwo.\tDeux.\n")
+    documents = load(TASK, en="a.en.gz", fr="a.fr")
+    assert [dict(document.fields) for document in documents] == [
+        {"id": "1", "en": "One.", "fr": "Un."},
+        {"id": "2", "en": "Two.", "fr": "Deux."},
+    ]
+    assert load(TASK, pairs="pairs.txt") == documents
+
+
+def test_repeated_lines_keep_distinct_keys(load, write):
+    write("pairs.txt", "Yes.\tOui.\nYes.\tOui.\n")
+    assert len({document.key for document in load(TASK, pairs="pairs.txt")}) == 2
+
+
+def test_prompt_and_target():
+    document = Document.from_fields({"id": "1", "en": "One.", "fr": "Un."})
+    assert TASK.prompt(document) == "translate English to French: One."
+    assert TASK.target(document) == "Un."
