@@ -50,21 +50,21 @@ class DecoderCache(Protocol):
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of one row: matrix products (a multiply-add counts two), everything else apart, and weights read."""
+    """Work of one row: matrix products (a multiply-add counts two), everything else apart, and numbers read from memory."""
 
     matmul_flops: float = 0.0
     elementwise_flops: float = 0.0
-    weight_numel: float = 0.0
+    read_numel: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
             self.matmul_flops + other.matmul_flops,
             self.elementwise_flops + other.elementwise_flops,
-            self.weight_numel + other.weight_numel,
+            self.read_numel + other.read_numel,
         )
 
     def __mul__(self, times: float) -> Cost:
-        return Cost(self.matmul_flops * times, self.elementwise_flops * times, self.weight_numel * times)
+        return Cost(self.matmul_flops * times, self.elementwise_flops * times, self.read_numel * times)
 
 
 class BlockView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -64,3 +65,23 @@ class FullAgreement(Gate):
     def cost(self, model: Model) -> Cost:
         """Nothing: an oracle is told, its cost is that of a method which knew."""
         return Cost()
+
+
+class Scheduled(Gate):
+    """Exit layers known in advance: what an oracle would cost if it really knew, with blocks really skipped.
+
+    Args:
+        layers: Exit layer of every token, by the seed of its row; deeper or later tokens run at full depth.
+    """
+
+    def __init__(self, layers: Mapping[int, Sequence[int]]) -> None:
+        self.layers = layers
+
+    def score(self, view: BlockView) -> Tensor:
+        """Return 1.0 or 0.0 a row, [A]."""
+        if "exit_A" not in view.memory:
+            at, depth = view.position - 1, view.model.n_blocks
+            rows = (self.layers[seed] for seed in view.seeds_A)
+            exits = [row[at] if at < len(row) else depth for row in rows]
+            view.memory["exit_A"] = torch.tensor(exits, device=view.hidden_AD.device)
+        return (view.memory["exit_A"] <= view.block).float()

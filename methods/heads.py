@@ -17,4 +17,4 @@ class LMHead(Head):
     def cost(self, model: Model, block: int) -> Cost:
         """One V x D product."""
         numel = model.vocab_size * model.d_model
-        return Cost(matmul_flops=2 * numel, weight_numel=numel)
+        return Cost(matmul_flops=2 * numel, read_numel=numel)

@@ -21,4 +21,4 @@ class StateCopy(KVPolicy):
     def cost(self, model: Model, exit_layer: int) -> Cost:
         """Two projections a skipped block."""
         numel = (model.n_blocks - exit_layer) * 2 * model.kv_width * model.d_model
-        return Cost(matmul_flops=2 * numel, weight_numel=numel)
+        return Cost(matmul_flops=2 * numel, read_numel=numel)

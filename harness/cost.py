@@ -1,0 +1,58 @@
+"""Analytic cost of decoding one token: what the hardware must do, whatever the harness loses on top.
+
+Formulas of papers.md 5.9 for the blocks; gates, heads and KV policies say their own (`Parts.cost`). Ideal speed-up is
+full-depth cost over executed cost: by bytes at batch 1, where reading weights and caches bounds a step, by FLOPs at
+large batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from exitbench.harness.model import Architecture, Transformer
+from exitbench.methods.base import Cost, Parts
+
+
+@dataclass(frozen=True)
+class TokenPlace:
+    """Where a token stands: keys its self-attention sees (itself included), and source positions (0 if decoder-only)."""
+
+    context: int
+    source: int
+
+
+def block_cost(arch: Architecture, place: TokenPlace) -> Cost:
+    """Work of one decoder block for one token of one row."""
+    inner = arch.n_heads * arch.head_dim
+    weights = arch.d_model * (inner + 2 * arch.kv_width) + inner * arch.d_model
+    weights += arch.d_model * arch.d_ff * (3 if arch.gated else 2)
+    keys = place.context
+    if arch.encoder_blocks:
+        weights += 2 * arch.d_model * inner  # query and output; keys and values of the source are made once
+        keys += place.source
+    return Cost(matmul_flops=2 * weights + 4 * keys * inner, read_numel=weights + 2 * keys * arch.kv_width)
+
+
+def token_cost(model: Transformer, parts: Parts, exit_layer: int, place: TokenPlace) -> Cost:
+    """Work of decoding one token that exits after ``exit_layer`` blocks: blocks, gates, read-outs, skipped caches."""
+    return block_cost(model.arch, place) * exit_layer + parts.cost(model, exit_layer)
+
+
+@dataclass(frozen=True)
+class IdealSpeedup:
+    """Full-depth cost over executed cost of the same or of another set of tokens."""
+
+    by_bytes: float
+    by_flops: float
+
+
+def total_cost(model: Transformer, parts: Parts, tokens: Iterable[tuple[int, TokenPlace]]) -> Cost:
+    """Sum of `token_cost` over (exit layer, place) pairs."""
+    return sum((token_cost(model, parts, exit_layer, place) for exit_layer, place in tokens), Cost())
+
+
+def ideal_speedup(full: Cost, method: Cost) -> IdealSpeedup:
+    """Compare two totals; both must hold tokens."""
+    flops = (full.matmul_flops + full.elementwise_flops) / (method.matmul_flops + method.elementwise_flops)
+    return IdealSpeedup(full.read_numel / method.read_numel, flops)

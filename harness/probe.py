@@ -1,0 +1,119 @@
+"""The probe: one full-depth teacher-forced pass that records what every block says about every token.
+
+The model reads its own greedy output, so one pass over all positions gives the states that step-by-step decoding at
+full depth would have seen. Columns are those of papers.md 4 ("union of columns").
+
+Shape suffixes: N tokens (all rows and positions), L blocks, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from exitbench.harness.checkpoint import Checkpoint
+from exitbench.harness.model import Cache, Transformer, padded
+
+LOGITS_BUDGET_BYTES = 256 * 2**20
+"""Most memory for the logits of all blocks at once; tokens are read out in chunks that fit."""
+
+
+@torch.inference_mode()
+def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Record the signals of every generated token.
+
+    Args:
+        checkpoint: The model.
+        prompts: Token ids of each row's prompt.
+        outputs: What the model generated for each, at full depth.
+
+    Returns:
+        Arrays over the N tokens in row order: ``full_token_id``, ``first_match`` and ``stable_from`` [N]; per block
+        [N, L] the columns of the spool's probe table.
+    """
+    states_LND = _states(checkpoint, prompts, outputs)
+    model = checkpoint.model
+    per_token = states_LND.shape[0] * model.vocab_size * 4 * 4  # logits, probabilities and two mixtures, fp32
+    chunk = max(1, LOGITS_BUDGET_BYTES // per_token)
+    parts = [_signals(model, piece) for piece in states_LND.split(chunk, dim=1)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _states(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Tensor:
+    """States after the embedding and after every block, at the positions that predict outputs: [L+1, N, D]."""
+    model = checkpoint.model
+    if checkpoint.start_id is not None:
+        fed = [[checkpoint.start_id, *output[:-1]] for output in outputs]
+        tokens, mask = padded(fed, model.device, side="right")
+        cache, _ = model.start(prompts, tokens.shape[1])
+        predicts = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+    else:
+        fed = [[*prompt, *output[:-1]] for prompt, output in zip(prompts, outputs, strict=True)]
+        tokens, mask = padded(fed, model.device, side="left")
+        cache = Cache(model, len(fed), tokens.shape[1])
+        cache.padding_B = None if mask is None else (~mask).sum(1)
+        lengths_B = torch.tensor([len(output) for output in outputs], device=model.device)
+        places = torch.arange(tokens.shape[1], device=model.device)
+        predicts = places[None, :] >= tokens.shape[1] - lengths_B[:, None]
+    return torch.stack([hidden[predicts] for hidden in _forward(model, tokens, cache)])
+
+
+def _forward(model: Transformer, tokens: Tensor, cache: Cache) -> Iterator[Tensor]:
+    hidden = model.embed(tokens, cache)
+    yield hidden
+    for block in range(1, model.n_blocks + 1):
+        hidden = model.block(block, hidden, cache)
+        yield hidden
+
+
+def _signals(model: Transformer, states_LND: Tensor) -> dict[str, np.ndarray]:
+    logits_LNV = model.logits(states_LND).float()
+    normed_LND = model.final_normed(states_LND).float()
+    raw_LND = states_LND.float()
+    log_p_LNV = torch.log_softmax(logits_LNV, dim=-1)
+    p_LNV = log_p_LNV.exp()
+    top = p_LNV[1:].topk(3, dim=-1)
+    # topk promises no order among ties; argmax takes the lowest id, as the decode loop does.
+    top1_LN = logits_LNV[1:].argmax(dim=-1)
+    final_N = top1_LN[-1]
+    final_logit_LN1 = logits_LNV[1:].gather(-1, final_N.expand(top1_LN.shape)[..., None])
+    agrees_LN = top1_LN == final_N
+    stable_LN = agrees_LN.flip(0).cummin(0).values.flip(0)
+    columns = {
+        "full_token_id": final_N,
+        "first_match": agrees_LN.int().argmax(0) + 1,
+        "stable_from": stable_LN.int().argmax(0) + 1,
+        "top1_id": top1_LN.T,
+        "top2_id": _second(top.indices, top1_LN).T,
+        "top3_id": top.indices[..., 2].T,
+        "p1": top.values[..., 0].T,
+        "p2": top.values[..., 1].T,
+        "p3": top.values[..., 2].T,
+        "p_final": p_LNV[1:].gather(-1, final_N.expand(top1_LN.shape)[..., None])[..., 0].T,
+        "rank_final": (1 + (logits_LNV[1:] > final_logit_LN1).sum(-1)).T,
+        "entropy": -(p_LNV[1:] * log_p_LNV[1:]).sum(-1).T,
+        "logsumexp": logits_LNV[1:].logsumexp(-1).T,
+        "cosine_previous": F.cosine_similarity(raw_LND[:-1], raw_LND[1:], dim=-1).T,
+        "cosine_previous_normed": F.cosine_similarity(normed_LND[:-1], normed_LND[1:], dim=-1).T,
+        "cosine_last": F.cosine_similarity(normed_LND[1:], normed_LND[-1:], dim=-1).T,
+        "jsd_previous": _jensen_shannon(log_p_LNV[:-1], log_p_LNV[1:]).T,
+        "jsd_last": _jensen_shannon(log_p_LNV[1:], log_p_LNV[-1:]).T,
+    }
+    return {name: value.cpu().numpy() for name, value in columns.items()}
+
+
+def _second(top_LN3: Tensor, first_LN: Tensor) -> Tensor:
+    """The id that stands second once ``first`` is first (they can only differ where the two are tied)."""
+    return torch.where(top_LN3[..., 0] == first_LN, top_LN3[..., 1], top_LN3[..., 0])
+
+
+def _jensen_shannon(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Jensen-Shannon divergence in nats over the last dimension, between 0 and ln 2."""
+    log_m = torch.logaddexp(log_p, log_q.expand_as(log_p)) - np.log(2.0)
+    to_m = (log_p.exp() * (log_p - log_m)).sum(-1) + (log_q.exp() * (log_q - log_m)).sum(-1)
+    return (to_m / 2).clamp(min=0)
