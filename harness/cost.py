@@ -16,7 +16,7 @@ from exitbench.methods.base import Cost, Parts
 
 @dataclass(frozen=True)
 class TokenPlace:
-    """Where a token stands: keys its self-attention sees (itself included), and source positions (0 if decoder-only)."""
+    """Where a token stands: keys its self-attention sees, itself included, and source positions (0 if decoder-only)."""
 
     context: int
     source: int

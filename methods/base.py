@@ -50,7 +50,7 @@ class DecoderCache(Protocol):
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of one row: matrix products (a multiply-add counts two), everything else apart, and numbers read from memory."""
+    """Work of one row: matrix products (a multiply-add counts two), the rest apart, and numbers read from memory."""
 
     matmul_flops: float = 0.0
     elementwise_flops: float = 0.0
