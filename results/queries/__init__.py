@@ -7,7 +7,9 @@ from exitbench.errors import UserError, suggestion
 
 def query_names() -> tuple[str, ...]:
     """Return the names of the saved queries."""
-    return tuple(sorted(file.name.removesuffix(".sql") for file in files(__name__).iterdir() if file.name[-4:] == ".sql"))
+    return tuple(
+        sorted(file.name.removesuffix(".sql") for file in files(__name__).iterdir() if file.name[-4:] == ".sql")
+    )
 
 
 def saved_query(name: str) -> str:

@@ -1,0 +1,248 @@
+"""The database file: opening (read-only by default), bringing its schema and views up to date, rebuilding from a spool.
+
+DuckDB allows many readers or one writer per file and holds a file lock to see to it; whoever comes second waits for a
+bounded time. The database is derived from the spool, so any trouble with it ends at `rebuild`.
+"""
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import duckdb
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from exitbench import __version__
+from exitbench.errors import UserError
+from exitbench.results.canonical import canonical_json
+from exitbench.results.catalogue import SCHEMA_VERSION, VIEW_SOURCE
+from exitbench.results.load import IngestReport, driver_connection, load_spool
+
+Result = TypeVar("Result")
+
+WAIT_S: Final = 10.0
+"""How long to wait for another process to let go of the database."""
+
+_POLL_S: Final = 0.1
+_PACKAGE = "exitbench.results"
+# A reader can neither write files nor read others than the database, nor fetch extensions.
+_READER_CONFIG: Final[dict[str, Any]] = {
+    "enable_external_access": False,
+    "python_enable_replacements": False,
+    "autoinstall_known_extensions": False,
+    "lock_configuration": True,
+}
+
+
+@dataclass(frozen=True)
+class Database:
+    """An open database; close it, or use it as a context manager.
+
+    Attributes:
+        path: The file.
+        engine: SQLAlchemy engine over the one connection.
+    """
+
+    path: Path
+    engine: sa.Engine
+
+    def query(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> pa.Table:
+        """Run one SQL query and return its rows.
+
+        Args:
+            sql: DuckDB SQL; `?` or `$name` stand for parameters.
+            parameters: Their values.
+
+        Raises:
+            UserError: DuckDB does not accept the query; carries DuckDB's message.
+        """
+        with self.engine.connect() as connection:
+            try:
+                return driver_connection(connection).sql(sql, params=parameters).to_arrow_table()
+            except duckdb.Error as error:
+                raise UserError(f"The query failed: {error}") from error
+
+    def close(self) -> None:
+        """Close the file and release its lock."""
+        self.engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) -> Database:
+    """Open the database at `path`, its schema and views brought up to date first.
+
+    Args:
+        path: The file. A reader needs it to exist; a writer creates it.
+        read_only: Whether nothing but the database can be read and nothing at all be written.
+        wait_s: How long to wait while another process has it open.
+
+    Raises:
+        UserError: No such database, not a DuckDB file, not an ExitBench database, a newer schema than this version
+            knows, locked by another process for longer than `wait_s`, or a folder that cannot be written.
+    """
+    if read_only:
+        return _open_reader(path, wait_s)
+    database = _connect(path, read_only=False, wait_s=wait_s)
+    _or_close(database, _bring_up_to_date)
+    return database
+
+
+def rebuild(spool_root: Path, path: Path, progress: Callable[[int, int], None] | None = None) -> IngestReport:
+    """Build the database anew from the spool beside `path`, then put it in place of the old one.
+
+    Readers keep the old one until they open it again. What another process ingests meanwhile is found by the next
+    ingest, since the spool keeps it.
+
+    Args:
+        spool_root: The spool.
+        path: The database; need not exist, and may be of a newer schema.
+        progress: Called with (attempts seen, attempts in the spool).
+
+    Raises:
+        UserError: As `open_database`.
+    """
+    _create_folder(path.parent)
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        beside = Path(folder) / path.name
+        with open_database(beside, read_only=False) as database:
+            report = load_spool(database.engine, spool_root, progress)
+        # Held open while it is replaced, so that no writer is left with a log beside the new file.
+        with _connect(path, read_only=False, wait_s=WAIT_S):
+            beside.replace(path)
+    return report
+
+
+def _open_reader(path: Path, wait_s: float) -> Database:
+    if not path.exists():
+        raise UserError(f"There is no database at {path}. Run a suite first, or rebuild it from its spool.")
+    database = _connect(path, read_only=True, wait_s=wait_s)
+    if _or_close(database, _is_up_to_date):
+        return database
+    database.close()
+    open_database(path, read_only=False, wait_s=wait_s).close()
+    return _connect(path, read_only=True, wait_s=wait_s)
+
+
+def _connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
+    _create_folder(path.parent)
+    engine = sa.create_engine(
+        sa.URL.create("duckdb", database=str(path)),
+        poolclass=StaticPool,
+        connect_args={"read_only": read_only, "config": _READER_CONFIG if read_only else {}},
+        json_serializer=canonical_json,
+    )
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            engine.connect().close()
+        except sa.exc.OperationalError as error:
+            message = str(error.orig)
+            if "Could not set lock" not in message or time.monotonic() >= deadline:
+                raise _open_error(path, message, wait_s) from error
+            time.sleep(_POLL_S)
+        else:
+            return Database(path, engine)
+
+
+def _open_error(path: Path, message: str, wait_s: float) -> UserError:
+    if "Could not set lock" in message:
+        holder = re.search(r"PID (\d+)", message)
+        who = f"process {holder[1]}" if holder else "another process"
+        return UserError(f"{path} is in use by {who}; waited {wait_s:g} s. Try again when it has ended.")
+    if "not a valid DuckDB database file" in message:
+        return UserError(f"{path} is not a DuckDB database. Name another file, or move this one away.")
+    return UserError(f"{path} cannot be opened: {message}")
+
+
+def _create_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"The folder {folder} cannot be created: {error.strerror}.") from error
+
+
+def _or_close(database: Database, action: Callable[[Database], Result]) -> Result:
+    try:
+        return action(database)
+    except BaseException:
+        database.close()
+        raise
+
+
+def _is_up_to_date(database: Database) -> bool:
+    with database.engine.connect() as connection:
+        return _version(database, connection) == len(_migrations()) and _views_are_current(connection)
+
+
+def _bring_up_to_date(database: Database) -> None:
+    with database.engine.connect() as connection:
+        version = _version(database, connection)
+    for number, script in enumerate(_migrations()[version:], start=version + 1):
+        with database.engine.begin() as connection:
+            connection.exec_driver_sql(script)
+            applied_at = datetime.now(UTC).replace(tzinfo=None)
+            connection.execute(
+                SCHEMA_VERSION.insert().values(version=number, applied_at=applied_at, tool=f"exitbench {__version__}")
+            )
+    with database.engine.begin() as connection:
+        if not _views_are_current(connection):
+            _create_views(connection)
+
+
+def _version(database: Database, connection: sa.Connection) -> int:
+    """Return the schema's version, 0 for an empty database."""
+    tables = set(connection.exec_driver_sql("SELECT table_name FROM duckdb_tables()").scalars())
+    if not tables:
+        return 0
+    if SCHEMA_VERSION.name not in tables:
+        raise UserError(f"{database.path} is a DuckDB database, but not one of ExitBench. Name another file.")
+    version: int = connection.execute(sa.select(sa.func.max(SCHEMA_VERSION.c.version))).scalar_one()
+    if version > len(_migrations()):
+        raise UserError(
+            f"{database.path} has schema {version}; this version of ExitBench knows up to {len(_migrations())}. "
+            "Use the newer version, or rebuild the database from its spool."
+        )
+    return version
+
+
+def _migrations() -> list[str]:
+    """Return the migrations' scripts; the one at index i leads from schema i to i + 1."""
+    scripts = [file for file in files(f"{_PACKAGE}.migrations").iterdir() if file.name.endswith(".sql")]
+    return [file.read_text(encoding="utf-8") for file in sorted(scripts, key=lambda file: file.name)]
+
+
+def _views_script() -> str:
+    return (files(_PACKAGE) / "views.sql").read_text(encoding="utf-8")
+
+
+def _views_digest() -> str:
+    return hashlib.sha256(_views_script().encode()).hexdigest()
+
+
+def _views_are_current(connection: sa.Connection) -> bool:
+    return connection.execute(sa.select(VIEW_SOURCE.c.sha256)).scalar_one_or_none() == _views_digest()
+
+
+def _create_views(connection: sa.Connection) -> None:
+    views = connection.exec_driver_sql("SELECT view_name FROM duckdb_views() WHERE NOT internal").scalars().all()
+    for view in views:
+        connection.exec_driver_sql(f'DROP VIEW "{view}"')
+    connection.exec_driver_sql(_views_script())
+    connection.execute(VIEW_SOURCE.delete())
+    connection.execute(VIEW_SOURCE.insert().values(sha256=_views_digest()))

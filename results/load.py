@@ -1,0 +1,188 @@
+"""From checked spool folders to rows: JSON through the catalogue's tables, Parquet through Arrow."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from exitbench.results.canonical import canonical_json, content_id
+from exitbench.results.catalogue import ATTEMPT, CELL, DATASET_ARTIFACT, ENVIRONMENT, HARDWARE, MODEL_ARTIFACT
+from exitbench.results.spool import Attempt, AttemptRecord, SpoolError, read_attempt, scan_spool
+
+# Of the identity, what says how one cell differs from another that does the same work.
+_NOT_SETTING: Final = ("kind", "method", "kv_policy", "timing", "probe_cell_ids")
+
+_DATABASE_TABLE: Final = {
+    "samples": "sample",
+    "tokens": "token_exit",
+    "probe": "probe_token",
+    "metrics": "metric",
+    "timings": "timing_sample",
+}
+
+
+@dataclass(frozen=True)
+class IngestReport:
+    """What became of the attempts in a spool.
+
+    Attributes:
+        added: Attempts whose rows were added now.
+        skipped: Attempts that the database already had.
+        unfinished: Attempts without DONE: running, or killed.
+        quarantined: One message per attempt that was left out because its files are not what they should be.
+    """
+
+    added: int
+    skipped: int
+    unfinished: int
+    quarantined: tuple[str, ...]
+
+
+def load_spool(engine: sa.Engine, spool_root: Path, progress: Callable[[int, int], None] | None = None) -> IngestReport:
+    """Add every finished attempt that the database does not have, each in a transaction of its own.
+
+    Args:
+        engine: An open, writable, up-to-date database.
+        spool_root: The spool.
+        progress: Called with (attempts seen, attempts in the spool) after each.
+    """
+    with engine.connect() as connection:
+        known = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
+    attempts = sorted(scan_spool(spool_root), key=lambda attempt: attempt.attempt_id)
+    added, skipped, unfinished, quarantined = 0, 0, 0, []
+    for seen, attempt in enumerate(attempts, start=1):
+        if attempt.attempt_id in known:
+            skipped += 1
+        elif not attempt.finished:
+            unfinished += 1
+        elif problem := _load_attempt(engine, attempt):
+            quarantined.append(problem)
+        else:
+            added += 1
+        if progress:
+            progress(seen, len(attempts))
+    return IngestReport(added, skipped, unfinished, tuple(quarantined))
+
+
+def driver_connection(connection: sa.Connection) -> Any:
+    """Return DuckDB's own connection beneath SQLAlchemy's: for Arrow, which SQLAlchemy does not know."""
+    return connection.connection.driver_connection
+
+
+def _load_attempt(engine: sa.Engine, attempt: Attempt) -> str | None:
+    """Add one attempt, or nothing of it; return what is wrong with it, if anything is."""
+    try:
+        record = read_attempt(attempt.path)
+        with engine.begin() as connection:
+            _insert_catalogue(connection, record)
+            # A failed attempt's traces are incomplete: they stay in the spool, for whoever looks into the failure.
+            if record.status["status"] == "ok":
+                for table in record.tables:
+                    _insert_table(connection, record, table)
+    except SpoolError as error:
+        return str(error)
+    except (duckdb.IntegrityError, duckdb.DataError) as error:
+        return f"{attempt.path}: does not fit the database: {error}"
+    except (KeyError, TypeError, ValueError, sa.exc.StatementError) as error:
+        return f"{attempt.path}: cell.json, env.json or status.json has a value of the wrong kind: {error}"
+    return None
+
+
+def _insert_catalogue(connection: sa.Connection, record: AttemptRecord) -> None:
+    environment, hardware = record.env["environment"], record.env["hardware"]
+    env_id, hw_id = content_id(environment), content_id(hardware)
+    model, data = _model_row(record.cell["model"]), _data_row(record.cell["task"])
+    cell = _cell_row(record, model["model_id"], data["data_id"])
+    comparable_id = content_id({"setting": cell["setting_id"], "environment": env_id, "hardware": hw_id})
+    _add_once(connection, ENVIRONMENT, {"env_id": env_id, **_columns_of(ENVIRONMENT, environment)})
+    _add_once(connection, HARDWARE, {"hw_id": hw_id, **_columns_of(HARDWARE, hardware)})
+    _add_once(connection, MODEL_ARTIFACT, model)
+    _add_once(connection, DATASET_ARTIFACT, data)
+    _add_or_describe_cell(connection, cell)
+    connection.execute(ATTEMPT.insert().values(_attempt_row(record, env_id, hw_id, comparable_id)))
+
+
+def _columns_of(table: sa.Table, value: Mapping[str, Any]) -> dict[str, Any]:
+    return {column.name: value[column.name] for column in table.columns if column.name in value}
+
+
+def _add_once(connection: sa.Connection, table: sa.Table, row: Mapping[str, Any]) -> None:
+    connection.execute(insert(table).values(row).on_conflict_do_nothing())
+
+
+def _add_or_describe_cell(connection: sa.Connection, row: Mapping[str, Any]) -> None:
+    """Add the cell; its names are those of the latest attempt, in whatever order the attempts arrive."""
+    statement = insert(CELL).values(row)
+    renamed = {name: statement.excluded[name] for name in row if name != "cell_id"}
+    later = statement.excluded.described_by > CELL.c.described_by
+    connection.execute(statement.on_conflict_do_update(index_elements=["cell_id"], set_=renamed, where=later))
+
+
+def _model_row(model: Mapping[str, Any]) -> dict[str, Any]:
+    row = _columns_of(MODEL_ARTIFACT, model)
+    return {"model_id": content_id(row), **row}
+
+
+def _data_row(task: Mapping[str, Any]) -> dict[str, Any]:
+    source = task["source"]
+    row = {
+        **_columns_of(DATASET_ARTIFACT, task),
+        "task": task["name"],
+        "source": source if isinstance(source, str) else canonical_json(source),
+    }
+    return {"data_id": content_id(row), **row}
+
+
+def _cell_row(record: AttemptRecord, model_id: str, data_id: str) -> dict[str, Any]:
+    cell = record.cell
+    setting = {key: value for key, value in cell["identity"].items() if key not in _NOT_SETTING}
+    return {
+        **_columns_of(CELL, cell),
+        "method": cell["method"]["name"],
+        "method_sha256": cell["method"]["source_sha256"],
+        "params": cell["method"]["params"],
+        "model_id": model_id,
+        "data_id": data_id,
+        "setting_id": content_id(setting),
+        "described_by": record.attempt.attempt_id,
+    }
+
+
+def _attempt_row(record: AttemptRecord, env_id: str, hw_id: str, comparable_id: str) -> dict[str, Any]:
+    return {
+        **_columns_of(ATTEMPT, record.status),
+        "attempt_id": record.attempt.attempt_id,
+        "cell_id": record.attempt.cell_id,
+        "started_at": _utc(record.status["started_at"]),
+        "ended_at": _utc(record.status["ended_at"]),
+        "env_id": env_id,
+        "hw_id": hw_id,
+        "comparable_id": comparable_id,
+        "spool_sha256": record.done_sha256,
+    }
+
+
+def _utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC).replace(tzinfo=None)
+
+
+def _insert_table(connection: sa.Connection, record: AttemptRecord, table: str) -> None:
+    duck = driver_connection(connection)
+    first_row = 0
+    for rows in record.batches(table):
+        if table == "metrics":
+            ordinals = pa.array(range(first_row, first_row + rows.num_rows), pa.int32())
+            rows = rows.append_column("ordinal", ordinals)
+        first_row += rows.num_rows
+        duck.register("incoming_rows", rows)
+        duck.execute(
+            f"INSERT INTO {_DATABASE_TABLE[table]} BY NAME SELECT $1::VARCHAR AS attempt_id, * FROM incoming_rows",
+            [record.attempt.attempt_id],
+        )
+        duck.unregister("incoming_rows")

@@ -1,0 +1,217 @@
+-- The views: what people and reports query. Tables may change with a migration; a view's name and columns do not.
+-- Every view shows the latest successful attempt at each cell, except `failures`. Blocks and exit layers are numbered
+-- 1..L, positions from 1, logarithms are natural.
+
+CREATE VIEW run_names AS
+SELECT
+    m.name AS model, d.task, d.label AS task_label, c.method, c.params, c.kv_policy, c.seed, c.execution,
+    c.random_weights, c.suite, a.cell_id, a.attempt_id
+FROM (
+    SELECT cell_id, max(attempt_id) AS attempt_id FROM attempt WHERE status = 'ok' GROUP BY cell_id
+) AS a
+JOIN cell AS c USING (cell_id)
+JOIN model_artifact AS m USING (model_id)
+JOIN dataset_artifact AS d USING (data_id);
+COMMENT ON VIEW run_names IS 'The columns that every view begins with, one row per run (latest successful attempt at a cell).
+model, task: names; task_label: what the suite calls the task and its data; method, params (JSON), kv_policy, seed: what was run;
+execution: real (the model ran) or simulated (an exit rule was applied to a probe); random_weights: the model was never trained,
+so its quality means nothing; suite: who asked; cell_id: what was asked; attempt_id: the attempt, which sorts by time.';
+
+CREATE VIEW runs AS
+SELECT
+    n.*, c.kind, d.split, d.documents, c.limited, m.kind AS model_kind, m.blocks, m.encoder_blocks, m.parameters,
+    c.dtype, c.device, c.batch_size, c.generation, a.started_at,
+    epoch(a.ended_at) - epoch(a.started_at) AS seconds, a.peak_rss_bytes, e.git_commit AS commit,
+    e.git_dirty AS dirty, h.cpu, h.gpu, h.threads, c.setting_id, a.comparable_id,
+    coalesce(c.full_depth_cell_id, c.cell_id) AS full_depth_cell_id, f.attempt_id AS full_depth_attempt_id,
+    c.full_depth_cell_id IS NULL AND c.kind = 'quality' AS is_full_depth
+FROM run_names AS n
+JOIN attempt AS a USING (attempt_id)
+JOIN cell AS c ON c.cell_id = n.cell_id
+JOIN model_artifact AS m USING (model_id)
+JOIN dataset_artifact AS d USING (data_id)
+JOIN environment AS e USING (env_id)
+JOIN hardware AS h USING (hw_id)
+LEFT JOIN run_names AS f ON f.cell_id = coalesce(c.full_depth_cell_id, c.cell_id);
+COMMENT ON VIEW runs IS 'One row per run, with where and when it ran. kind: quality, timing, probe or replay; split, documents: the data;
+limited: only a part of the documents; model_kind: seq2seq or causal; blocks: decoder blocks L; encoder_blocks; parameters: weights;
+dtype, device, batch_size, generation (JSON); started_at: UTC; seconds: wall time; peak_rss_bytes; commit, dirty: of the code;
+cpu, gpu, threads; setting_id: equal for cells that differ only in method and kind; comparable_id: setting, software and machine: equal
+where times may be compared; full_depth_cell_id, full_depth_attempt_id: full depth on the same documents (itself for full depth,
+no attempt where it has not run); is_full_depth: this run is that reference.';
+
+CREATE VIEW failures AS
+SELECT
+    m.name AS model, d.task, d.label AS task_label, c.method, c.params, c.kv_policy, c.seed, c.execution,
+    c.random_weights, c.suite, a.cell_id, a.attempt_id, c.kind, a.status, a.reason, a.started_at,
+    epoch(a.ended_at) - epoch(a.started_at) AS seconds, a.exit_code, a.signal, a.log_tail
+FROM attempt AS a
+JOIN cell AS c USING (cell_id)
+JOIN model_artifact AS m USING (model_id)
+JOIN dataset_artifact AS d USING (data_id)
+WHERE a.attempt_id IN (SELECT max(attempt_id) FROM attempt GROUP BY cell_id) AND a.status <> 'ok';
+COMMENT ON VIEW failures IS 'One row per cell whose latest attempt did not succeed. kind: of cell; status: failed, oom, timeout, skipped or
+interrupted; reason: in words; started_at: UTC; seconds: until it ended; exit_code, signal: of the process; log_tail: last lines of the log.';
+
+CREATE VIEW metric_values AS
+SELECT n.*, c.kind, v.metric, v.metric_version, v.value, v.ci_low, v.ci_high, v.ci_method, v.n
+FROM metric AS v
+JOIN run_names AS n USING (attempt_id)
+JOIN cell AS c ON c.cell_id = n.cell_id;
+COMMENT ON VIEW metric_values IS 'One row per run and metric. kind: of cell; metric, metric_version; value; ci_low, ci_high: 95% interval, NULL
+where there is none; ci_method: how it was made; n: documents (or tokens, for metrics of tokens).';
+
+CREATE VIEW frontier AS
+WITH own_metric AS (
+    SELECT attempt_id, metric, value, ci_low, ci_high, n
+    FROM metric
+    WHERE metric NOT IN ('mean_exit_layer', 'token_match', 'ideal_speedup_bytes', 'ideal_speedup_flops')
+),
+headline AS (
+    SELECT attempt_id, arg_min(metric, ordinal) AS metric FROM metric SEMI JOIN own_metric USING (attempt_id, metric)
+    GROUP BY attempt_id
+),
+shared AS (
+    SELECT
+        attempt_id, max(n) AS n,
+        max(value) FILTER (metric = 'mean_exit_layer') AS mean_exit_layer,
+        max(value) FILTER (metric = 'token_match') AS token_match,
+        max(value) FILTER (metric = 'ideal_speedup_bytes') AS ideal_speedup_bytes,
+        max(value) FILTER (metric = 'ideal_speedup_flops') AS ideal_speedup_flops
+    FROM metric GROUP BY attempt_id
+),
+timed AS (
+    SELECT c.setting_id, c.method, c.method_sha256, c.params, c.kv_policy, a.hw_id, a.attempt_id
+    FROM attempt AS a JOIN cell AS c USING (cell_id)
+    WHERE a.status = 'ok' AND c.kind = 'timing'
+),
+latest_timed AS (
+    SELECT t.*
+    FROM timed AS t
+    JOIN (SELECT setting_id, arg_max(hw_id, attempt_id) AS hw_id FROM timed GROUP BY setting_id)
+        USING (setting_id, hw_id)
+    QUALIFY row_number() OVER (
+        PARTITION BY setting_id, method, method_sha256, params, kv_policy ORDER BY attempt_id DESC
+    ) = 1
+),
+speed AS (
+    SELECT
+        t.setting_id, t.method, t.method_sha256, t.params, t.kv_policy, t.attempt_id, t.hw_id,
+        max(v.value) FILTER (v.metric = 'speedup') AS speedup,
+        max(v.ci_low) FILTER (v.metric = 'speedup') AS speedup_low,
+        max(v.ci_high) FILTER (v.metric = 'speedup') AS speedup_high,
+        max(v.ci_low) FILTER (v.metric = 'aa_speedup') AS aa_low,
+        max(v.ci_high) FILTER (v.metric = 'aa_speedup') AS aa_high,
+        max(v.value) FILTER (v.metric = 'realised_fraction') AS realised_fraction
+    FROM latest_timed AS t JOIN metric AS v USING (attempt_id)
+    GROUP BY ALL
+)
+SELECT
+    n.*, r.limited, r.dtype, r.device, r.batch_size, r.blocks, coalesce(own.metric, full_headline.metric) AS metric,
+    v.value, v.ci_low, v.ci_high, f.value AS full_value, v.value - f.value AS delta, shared.mean_exit_layer,
+    if(r.is_full_depth, 1.0, s.speedup) AS speedup, if(r.is_full_depth, 1.0, s.speedup_low) AS speedup_low,
+    if(r.is_full_depth, 1.0, s.speedup_high) AS speedup_high, s.aa_low, s.aa_high, shared.ideal_speedup_bytes,
+    shared.ideal_speedup_flops, s.realised_fraction, shared.token_match, coalesce(v.n, shared.n) AS n, r.is_full_depth,
+    s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu
+FROM run_names AS n
+JOIN runs AS r USING (attempt_id)
+JOIN cell AS c ON c.cell_id = n.cell_id AND c.kind IN ('quality', 'replay')
+LEFT JOIN shared ON shared.attempt_id = n.attempt_id
+LEFT JOIN headline AS own ON own.attempt_id = n.attempt_id
+LEFT JOIN headline AS full_headline ON full_headline.attempt_id = r.full_depth_attempt_id
+LEFT JOIN own_metric AS v ON v.attempt_id = n.attempt_id AND v.metric = own.metric
+LEFT JOIN own_metric AS f
+    ON f.attempt_id = r.full_depth_attempt_id AND f.metric = coalesce(own.metric, full_headline.metric)
+LEFT JOIN speed AS s
+    ON c.kind = 'quality' AND s.setting_id = c.setting_id AND s.method = c.method
+    AND s.method_sha256 = c.method_sha256 AND s.params = c.params AND s.kv_policy IS NOT DISTINCT FROM c.kv_policy
+LEFT JOIN hardware AS h ON h.hw_id = s.hw_id;
+COMMENT ON VIEW frontier IS 'Quality against speed: one row per quality or replay run. limited, dtype, device, batch_size; blocks: L; metric: the
+task''s headline metric; value, ci_low, ci_high: its value and 95% interval, NULL for a replay; full_value: of full depth on the same
+documents; delta: value - full_value; mean_exit_layer: blocks run per token; speedup, speedup_low, speedup_high: full depth''s time over
+the method''s, measured in the same process, with 95% interval (1 for full depth itself, NULL where not timed); aa_low, aa_high: full
+depth against itself in that session: the noise floor; ideal_speedup_bytes, ideal_speedup_flops: cost model; realised_fraction:
+speedup over ideal; token_match: share of tokens equal to full depth''s; n: documents (tokens for a replay); is_full_depth;
+timing_attempt_id: where the speed is from: the latest timing of the same weights, data, method, parameters, generation, dtype, batch
+and seed, all of one setting on one machine: the one timed last; timing_cpu, timing_gpu: that machine.';
+
+CREATE VIEW token_trace AS
+SELECT n.*, t.* EXCLUDE (attempt_id) FROM token_exit AS t JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run. doc_key: document; position: 1 = first generated; token_id;
+token_kind: kind of word in built-in data; exit_layer: where the token was emitted; blocks_run: blocks executed for it; score: the
+gate''s confidence there; reason: threshold (the gate said so) or last (no block was left).';
+
+CREATE VIEW probe_trace AS
+SELECT n.*, p.* EXCLUDE (attempt_id) FROM probe_token AS p JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW probe_trace IS 'One row per probed token; lists have one entry per block 1..L. doc_key; position: 1 = first generated; token_id:
+generated; full_token_id: top-1 at block L; gold_token_id: of the reference; token_kind: kind of word in built-in data; first_match:
+first block whose top-1 is full_token_id; stable_from: first block from which it stays so; top1_id, top2_id, top3_id, p1, p2, p3: the
+three most probable tokens; rank_final, p_final: rank (1 = top) and probability of full_token_id; entropy; logsumexp: of the logits;
+cosine_previous, cosine_previous_normed: with the block before (the embedding before block 1), raw and final-normed states;
+cosine_last: with block L, final-normed; jsd_previous, jsd_last: Jensen-Shannon divergence to the block before and to block L, nats.';
+
+CREATE VIEW layer_trace AS
+SELECT
+    n.*, p.doc_key, p.position, p.token_id, p.full_token_id, p.token_kind, p.first_match, p.stable_from,
+    unnest(range(1, len(p.p1) + 1))::SMALLINT AS block, unnest(p.top1_id) AS top1_id, unnest(p.top2_id) AS top2_id,
+    unnest(p.top3_id) AS top3_id, unnest(p.p1) AS p1, unnest(p.p2) AS p2, unnest(p.p3) AS p3,
+    unnest(p.p_final) AS p_final, unnest(p.rank_final) AS rank_final, unnest(p.entropy) AS entropy,
+    unnest(p.logsumexp) AS logsumexp, unnest(p.cosine_previous) AS cosine_previous,
+    unnest(p.cosine_previous_normed) AS cosine_previous_normed, unnest(p.cosine_last) AS cosine_last,
+    unnest(p.jsd_previous) AS jsd_previous, unnest(p.jsd_last) AS jsd_last
+FROM probe_token AS p JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW layer_trace IS 'One row per probed token and block. block: 1..L; doc_key, position, token_id, full_token_id, token_kind,
+first_match, stable_from: of the token; top1_id, top2_id, top3_id, p1, p2, p3, p_final, rank_final, entropy, logsumexp, cosine_previous,
+cosine_previous_normed, cosine_last, jsd_previous, jsd_last: at this block, as in probe_trace.';
+
+CREATE VIEW exit_histogram AS
+SELECT n.*, t.exit_layer, t.tokens, t.tokens / sum(t.tokens) OVER (PARTITION BY t.attempt_id) AS share
+FROM (SELECT attempt_id, exit_layer, count(*) AS tokens FROM token_exit GROUP BY ALL) AS t
+JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW exit_histogram IS 'One row per quality run and exit layer that occurred. exit_layer; tokens: how many exited there; share: of all
+tokens of the run.';
+
+CREATE VIEW no_change AS
+WITH settled AS (
+    SELECT attempt_id, stable_from AS block, count(*) AS tokens FROM probe_token GROUP BY ALL
+),
+grid AS (
+    SELECT attempt_id, unnest(range(1, blocks + 1))::SMALLINT AS block
+    FROM runs WHERE attempt_id IN (SELECT attempt_id FROM settled)
+),
+running AS (
+    SELECT
+        attempt_id, block,
+        sum(coalesce(tokens, 0)) OVER (PARTITION BY attempt_id ORDER BY block)::BIGINT AS tokens,
+        sum(coalesce(tokens, 0)) OVER (PARTITION BY attempt_id)::BIGINT AS n
+    FROM grid LEFT JOIN settled USING (attempt_id, block)
+)
+SELECT n.*, g.block, g.tokens / g.n AS share, g.n FROM running AS g JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW no_change IS 'One row per probe run and block. block: 1..L; share: of the probed tokens whose top-1 no longer changes after this block
+(stable_from <= block); n: probed tokens.';
+
+CREATE VIEW exit_by_kind AS
+WITH probed AS (
+    SELECT
+        attempt_id, 'probe' AS kind, token_kind, count(*) AS n, NULL::DOUBLE AS mean_exit_layer,
+        avg(first_match) AS mean_first_match, avg(stable_from) AS mean_stable_from,
+        avg((token_id = full_token_id)::INT) AS share_equal_full
+    FROM probe_token WHERE token_kind IS NOT NULL GROUP BY ALL
+),
+decoded AS (
+    SELECT
+        t.attempt_id, 'quality' AS kind, t.token_kind, count(*) AS n, avg(t.exit_layer) AS mean_exit_layer,
+        NULL::DOUBLE AS mean_first_match, NULL::DOUBLE AS mean_stable_from,
+        CASE WHEN any_value(r.full_depth_attempt_id) IS NOT NULL
+            THEN avg(coalesce(t.token_id = f.token_id, false)::INT) END AS share_equal_full
+    FROM token_exit AS t
+    JOIN runs AS r USING (attempt_id)
+    LEFT JOIN token_exit AS f
+        ON f.attempt_id = r.full_depth_attempt_id AND f.doc_key = t.doc_key AND f.position = t.position
+    WHERE t.token_kind IS NOT NULL GROUP BY ALL
+)
+SELECT n.*, k.* EXCLUDE (attempt_id)
+FROM (FROM probed UNION ALL FROM decoded) AS k JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW exit_by_kind IS 'One row per run and kind of word in built-in data. kind: of cell, probe or quality; token_kind; n: tokens;
+mean_exit_layer: where tokens were emitted (quality); mean_first_match, mean_stable_from: where full depth''s token first and finally
+is top-1 (probe); share_equal_full: of tokens equal to full depth''s at the same place.';
