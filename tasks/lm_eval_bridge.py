@@ -58,7 +58,7 @@ def config(task: "Task", documents: "Sequence[Document]") -> dict[str, Any]:
         "custom_dataset": _Bound(_dataset, records),
         "test_split": "test",
         "output_type": "generate_until",
-        # Names of columns, which lm-eval takes verbatim; a Jinja template would eat a final newline.
+        # Names of columns, which lm-eval takes verbatim; a rendered target that looks like a list it would evaluate.
         "doc_to_text": "prompt",
         "doc_to_target": "target",
         "process_results": _Bound(_process_results, task),

@@ -74,8 +74,9 @@ def chrf(total: FloatArray) -> FloatArray:
     """
     counts = total.reshape(*total.shape[:-1], -1, 3)
     hypothesis, reference, match = counts[..., 0], counts[..., 1], counts[..., 2]
-    # Orders that either side is too short for are left out of both means.
-    used = (hypothesis > 0) & (reference > 0)
+    # Orders that either side is too short for are left out of both means. sacrebleu counts the
+    # hypothesis only where the reference has n-grams of that order, so its count tells for both.
+    used = hypothesis > 0
     orders = np.maximum(used.sum(axis=-1), 1)
     precision = np.divide(match, hypothesis, out=np.zeros_like(match), where=used).sum(axis=-1) / orders
     recall = np.divide(match, reference, out=np.zeros_like(match), where=used).sum(axis=-1) / orders

@@ -63,8 +63,9 @@ class Answering(TemplateLM):
         raise AssertionError("nothing is scored by likelihood")
 
 
-def run(name: str, answer: Callable[[dict], str]) -> tuple[dict, Answering]:
-    tasks = TaskManager(include_defaults=False).load([get_task(name).lm_eval_config(documents(name))])
+def run(name: str, answer: Callable[[dict], str], given: list[Document] | None = None) -> tuple[dict, Answering]:
+    config = get_task(name).lm_eval_config(given or documents(name))
+    tasks = TaskManager(include_defaults=False).load([config])
     model = Answering(answer)
     return evaluate(lm=model, task_dict=tasks, bootstrap_iters=0, log_samples=True), model
 
@@ -107,6 +108,12 @@ def test_requests_hold_the_prompt_verbatim_and_greedy_settings(name):
     task = get_task(name)
     settings = {"until": [], "max_gen_toks": task.default_max_new_tokens, "do_sample": False}
     assert model.requests == [(task.prompt(document), settings) for document in documents(name)]
+
+
+def test_a_target_that_looks_like_a_list_stays_a_text():
+    document = Document.from_fields({"id": "1", "dialogue": "A: hi", "summary": "[1, 2]"})
+    results, _ = run("samsum", lambda doc: "", [document])
+    assert results["samples"]["samsum"][0]["target"] == "[1, 2]"
 
 
 @each_task

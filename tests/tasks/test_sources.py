@@ -75,9 +75,10 @@ def test_a_truncated_gzip_file_says_that_it_is_cut_short(tmp_path, kept):
         read_text(path)
 
 
-def test_a_damaged_gzip_file_is_named(tmp_path):
+@pytest.mark.parametrize("damaged_byte", [10, -5], ids=["in the data", "in the checksum"])
+def test_a_damaged_gzip_file_is_named(tmp_path, damaged_byte):
     data = bytearray(gzip.compress(b"some text that is long enough"))
-    data[12] ^= 0xFF
+    data[damaged_byte] ^= 0xFF
     path = tmp_path / "damaged.gz"
     path.write_bytes(data)
     with pytest.raises(UserError, match=r"damaged\.gz: not a whole gzip file"):
