@@ -1,0 +1,72 @@
+"""Every command a person types. `nox -l` lists them; arguments after `--` go to the command inside.
+
+    nox -s bench                      the built-in suite: train, run, report
+    nox -s bench -- multi30k-en-fr --data-dir ../data
+    nox -s report
+    nox -s tests -- tests/methods -k oracle
+"""
+
+import nox
+
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["lint", "types", "tests"]
+
+PROJECT = nox.project.load_toml("pyproject.toml")
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+PACKAGES = ("harness", "methods", "tasks", "results", "reports")
+
+
+def install(session: nox.Session, *groups: str, editable: bool = True) -> None:
+    """Install the project and dependency groups at the pinned versions."""
+    if not session.virtualenv.is_sandboxed:  # `--no-venv`: the environment is the user's, a cluster module say
+        return
+    requirements = [item for group in groups for item in nox.project.dependency_groups(PROJECT, group)]
+    project = ["-e", "."] if editable else ["."]
+    session.install("--quiet", "--disable-pip-version-check", "-c", "constraints.txt", *project, *requirements)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Run a suite (default: builtin) and report; finished cells are not run again."""
+    install(session)
+    arguments = session.posargs or ["builtin"]
+    offline = {} if "--hub" in arguments else OFFLINE
+    session.run("exitbench", "run", *(item for item in arguments if item != "--hub"), env=offline)
+
+
+@nox.session
+def report(session: nox.Session) -> None:
+    """Rebuild every figure and table from the database; loads no model."""
+    install(session)
+    session.run("exitbench", "report", *session.posargs, env=OFFLINE)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the test suite, without network."""
+    install(session, "test")
+    session.run("pytest", *session.posargs, env=OFFLINE)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting."""
+    if session.virtualenv.is_sandboxed:
+        session.install("--quiet", "-c", "constraints.txt", *nox.project.dependency_groups(PROJECT, "lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types of the installed package (mypy does not follow editable installs)."""
+    install(session, "types", editable=False)
+    session.run("mypy", "-p", "exitbench")
+
+
+@nox.session
+def perf(session: nox.Session) -> None:
+    """Benchmark the engine against transformers and against its own ideal."""
+    install(session, "perf")
+    session.run("pytest", "tests/perf", *session.posargs, env=OFFLINE)
