@@ -82,7 +82,7 @@ class OptimisationRecipe:
             standard deviation 1 and matrices with d_model ** -0.5, so equal steps of Adam move the embedding,
             relative to its size, much less.
         schedule: After a linear warm-up; names of `transformers.get_scheduler`, both fall to 0 at the last step.
-        precision: `bf16` runs matrix products under autocast; the weights stay fp32.
+        precision: `bf16` computes activations and gradients in bfloat16; the weights that learn stay fp32.
     """
 
     loss: Literal["last", "weighted"]
