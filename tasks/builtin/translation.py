@@ -1,0 +1,154 @@
+"""English sentences and their French: word order, agreement, and words that depend on other words."""
+
+from dataclasses import dataclass
+
+from exitbench.tasks.builtin.draw import Draw
+from exitbench.tasks.builtin.lexicon import (
+    ADJECTIVES_AFTER,
+    ADJECTIVES_BEFORE,
+    ANIMALS,
+    MOODS,
+    NOUN_BY_EN,
+    NOUNS,
+    PARTS,
+    STATES,
+    VERBS,
+    Inflected,
+    Noun,
+)
+from exitbench.tasks.builtin.people import NAMES, is_woman
+from exitbench.tasks.builtin.words import Kind, Record, Words, kinds_of, of_kind, split_all, text_of
+
+# English to French by (feminine, plural); "de" swallows the article that follows it.
+ARTICLES = (Inflected("the", "le", "la", "les", "les"), Inflected("a", "un", "une", "des", "des"))
+OF_THE = Inflected("of the", "du", "de la", "des", "des")
+PLURAL_EN = {"the": "the", "a": "some"}
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A noun phrase in both languages, with what other words must agree with."""
+
+    en: str
+    fr: Words
+    feminine: bool
+    plural: bool
+    living: bool
+
+
+def translation(draw: Draw) -> Record:
+    """Make one sentence pair."""
+    kind = draw.one(("action", "action", "state", "part", "mood"))
+    make = {"action": _action, "state": _state, "part": _part, "mood": _mood}[kind]
+    en, fr = make(draw)
+    en, fr = f"{en} .", (*fr, (".", "frame"))
+    return Record({"en": en, "fr": text_of(fr)}, en, kinds_of(fr))
+
+
+def words() -> set[str]:
+    """Return every word that a sentence pair can hold."""
+    inflected = (*ADJECTIVES_BEFORE, *ADJECTIVES_AFTER, *STATES, *MOODS, *ARTICLES, OF_THE)
+    return (
+        split_all(text for noun in NOUNS for text in (noun.en, noun.en_plural, noun.fr, noun.fr_plural))
+        | split_all(text for word in inflected for text in (word.en, *word.fr_forms))
+        | split_all(text for verb in VERBS for text in (*verb.en, *verb.fr_thing, *verb.fr_living))
+        | split_all(text for part in PARTS for text in (part.en, *(fr for fr, _ in part.by_owner.values())))
+        | split_all((*NAMES, *PLURAL_EN.values(), "with avec and et is est are sont ."))
+    )
+
+
+def _action(draw: Draw) -> tuple[str, Words]:
+    """Somebody does something to somebody or something, perhaps with somebody."""
+    subject = _person(draw) if draw.chance(0.5) else _noun_phrase(draw, draw.one(ANIMALS))
+    object_ = _person(draw) if draw.chance(0.2) else _noun_phrase(draw, draw.one(NOUNS))
+    verb = draw.one(VERBS)
+    fr_verb = (verb.fr_living if object_.living else verb.fr_thing)[subject.plural]
+    kind: Kind = "lexical" if verb.ambiguous else "copy"
+    en, fr = f"{subject.en} {verb.en[subject.plural]} {object_.en}", (*subject.fr, (fr_verb, kind), *object_.fr)
+    if draw.chance(0.3):
+        company = _person(draw)
+        en, fr = f"{en} with {company.en}", (*fr, ("avec", "frame"), *company.fr)
+    return en, fr
+
+
+def _state(draw: Draw) -> tuple[str, Words]:
+    """Something is in a state, which agrees with it."""
+    subject = _noun_phrase(draw, draw.one(NOUNS))
+    return _predicate(subject, draw.one(STATES))
+
+
+def _part(draw: Draw) -> tuple[str, Words]:
+    """A part, whose translation depends on the whole, is in a state, which agrees with the translation."""
+    part = draw.one(PARTS)
+    owner = NOUN_BY_EN[draw.one(tuple(part.by_owner))]
+    fr, feminine = part.by_owner[owner.en]
+    plural = draw.chance(0.3)
+    core = _core(draw, owner, plural)
+    phrase = Phrase(
+        f"the {part.en} of the {core.en}",
+        (
+            (ARTICLES[0].fr(feminine, plural=False), "agreement"),
+            (fr, "lexical"),
+            *of_kind("agreement", OF_THE.fr(owner.feminine, plural)),
+            *core.fr,
+        ),
+        feminine,
+        plural=False,
+        living=False,
+    )
+    return _predicate(phrase, draw.one(STATES))
+
+
+def _mood(draw: Draw) -> tuple[str, Words]:
+    """One person, or two, and how they feel; the feminine plural is for women only."""
+    first, second = draw.some(NAMES, 2)
+    if draw.chance(0.4):
+        return _predicate(_named(first), draw.one(MOODS))
+    both = Phrase(
+        f"{first} and {second}",
+        ((first, "copy"), ("et", "frame"), (second, "copy")),
+        feminine=is_woman(first) and is_woman(second),
+        plural=True,
+        living=True,
+    )
+    return _predicate(both, draw.one(MOODS))
+
+
+def _predicate(subject: Phrase, state: Inflected) -> tuple[str, Words]:
+    """Say that the subject is something."""
+    en = f"{subject.en} {'are' if subject.plural else 'is'} {state.en}"
+    ending = state.fr(subject.feminine, subject.plural)
+    return en, (*subject.fr, ("sont" if subject.plural else "est", "copy"), (ending, "agreement"))
+
+
+def _person(draw: Draw) -> Phrase:
+    return _named(draw.one(NAMES))
+
+
+def _named(name: str) -> Phrase:
+    return Phrase(name, ((name, "copy"),), is_woman(name), plural=False, living=True)
+
+
+def _noun_phrase(draw: Draw, noun: Noun) -> Phrase:
+    """An article, a noun, and perhaps an adjective."""
+    plural = draw.chance(0.4)
+    article = draw.one(ARTICLES)
+    core = _core(draw, noun, plural)
+    return Phrase(
+        f"{PLURAL_EN[article.en] if plural else article.en} {core.en}",
+        ((article.fr(noun.feminine, plural), "agreement"), *core.fr),
+        noun.feminine,
+        plural,
+        noun.living,
+    )
+
+
+def _core(draw: Draw, noun: Noun, plural: bool) -> Phrase:
+    """A noun with or without an adjective, which in French stands before or after it, as the adjective wants."""
+    en = noun.en_plural if plural else noun.en
+    fr: Words = ((noun.fr_plural if plural else noun.fr, "copy"),)
+    if draw.chance(0.5):
+        adjective = draw.one(ADJECTIVES_BEFORE + ADJECTIVES_AFTER)
+        ending: Words = ((adjective.fr(noun.feminine, plural), "agreement"),)
+        en, fr = f"{adjective.en} {en}", (ending + fr if adjective in ADJECTIVES_BEFORE else fr + ending)
+    return Phrase(en, fr, noun.feminine, plural, noun.living)
