@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -263,8 +263,8 @@ def conform(table: str, rows: pa.Table, *, where: str) -> pa.Table:
         where: What to name in errors.
 
     Raises:
-        SpoolError: Unknown table; missing, unknown or ill-typed column; null where none may be; lists of a probe
-            that differ in length.
+        SpoolError: Unknown table; missing, unknown or ill-typed column; null where none may be; lists of a probed
+            token that differ in length; a metric that is not finite.
     """
     if table not in TABLES:
         raise SpoolError(f"{where}: no table {table!r}.{suggestion(table, TABLES)}")
@@ -274,7 +274,10 @@ def conform(table: str, rows: pa.Table, *, where: str) -> pa.Table:
             raise SpoolError(f"{where}: unknown column {name!r}.{suggestion(name, schema.names)}")
     columns = [_conform_column(rows, field, where) for field in schema]
     conformed = pa.Table.from_arrays(columns, schema=schema)
-    _check_list_lengths(conformed, where, [name for name in schema.names if table == "probe"])
+    if table == "probe":
+        _check_list_lengths(conformed, where)
+    if table == "metrics" and not pc.all(pc.is_finite(conformed["value"]), min_count=0).as_py():
+        raise SpoolError(f"{where}: column 'value' has entries that are not finite; leave undefined metrics out.")
     return conformed
 
 
@@ -290,9 +293,9 @@ def _conform_column(rows: pa.Table, field: pa.Field, where: str) -> pa.ChunkedAr
         raise SpoolError(f"{where}: column {field.name!r} ({column.type}) is not {field.type}: {error}") from error
 
 
-def _check_list_lengths(rows: pa.Table, where: str, names: Sequence[str]) -> None:
+def _check_list_lengths(rows: pa.Table, where: str) -> None:
     """Every list of a probed token has one entry per block, so all are equally long."""
-    lists = [name for name in names if pa.types.is_list(rows.schema.field(name).type)]
+    lists = [field.name for field in rows.schema if pa.types.is_list(field.type)]
     for name in lists[1:]:
         expected, found = (pc.list_value_length(rows[column]) for column in (lists[0], name))
         if not expected.equals(found):

@@ -59,7 +59,7 @@ FROM metric AS v
 JOIN run_names AS n USING (attempt_id)
 JOIN cell AS c ON c.cell_id = n.cell_id;
 COMMENT ON VIEW metric_values IS 'One row per run and metric. kind: of cell; metric, metric_version; value; ci_low, ci_high: 95% interval, NULL
-where there is none; ci_method: how it was made; n: documents (or tokens, for metrics of tokens).';
+where there is none; ci_method: how it was made; n: documents.';
 
 CREATE VIEW frontier AS
 WITH own_metric AS (
@@ -131,13 +131,13 @@ task''s headline metric; value, ci_low, ci_high: its value and 95% interval, NUL
 documents; delta: value - full_value; mean_exit_layer: blocks run per token; speedup, speedup_low, speedup_high: full depth''s time over
 the method''s, measured in the same process, with 95% interval (1 for full depth itself, NULL where not timed); aa_low, aa_high: full
 depth against itself in that session: the noise floor; ideal_speedup_bytes, ideal_speedup_flops: cost model; realised_fraction:
-speedup over ideal; token_match: share of tokens equal to full depth''s; n: documents (tokens for a replay); is_full_depth;
+speedup over ideal; token_match: share of tokens equal to full depth''s; n: documents; is_full_depth: the reference itself;
 timing_attempt_id: where the speed is from: the latest timing of the same weights, data, method, parameters, generation, dtype, batch
 and seed, all of one setting on one machine: the one timed last; timing_cpu, timing_gpu: that machine.';
 
 CREATE VIEW token_trace AS
 SELECT n.*, t.* EXCLUDE (attempt_id) FROM token_exit AS t JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run. doc_key: document; position: 1 = first generated; token_id;
+COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run, or probed token of a replay. doc_key: document; position: 1 = first generated; token_id;
 token_kind: kind of word in built-in data; exit_layer: where the token was emitted; blocks_run: blocks executed for it; score: the
 gate''s confidence there; reason: threshold (the gate said so) or last (no block was left).';
 
@@ -168,7 +168,7 @@ CREATE VIEW exit_histogram AS
 SELECT n.*, t.exit_layer, t.tokens, t.tokens / sum(t.tokens) OVER (PARTITION BY t.attempt_id) AS share
 FROM (SELECT attempt_id, exit_layer, count(*) AS tokens FROM token_exit GROUP BY ALL) AS t
 JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW exit_histogram IS 'One row per quality run and exit layer that occurred. exit_layer; tokens: how many exited there; share: of all
+COMMENT ON VIEW exit_histogram IS 'One row per quality or replay run and exit layer that occurred. exit_layer; tokens: how many exited there; share: of all
 tokens of the run.';
 
 CREATE VIEW no_change AS
@@ -200,7 +200,7 @@ WITH probed AS (
 ),
 decoded AS (
     SELECT
-        t.attempt_id, 'quality' AS kind, t.token_kind, count(*) AS n, avg(t.exit_layer) AS mean_exit_layer,
+        t.attempt_id, r.kind, t.token_kind, count(*) AS n, avg(t.exit_layer) AS mean_exit_layer,
         NULL::DOUBLE AS mean_first_match, NULL::DOUBLE AS mean_stable_from,
         CASE WHEN any_value(r.full_depth_attempt_id) IS NOT NULL
             THEN avg(coalesce(t.token_id = f.token_id, false)::INT) END AS share_equal_full
@@ -212,6 +212,6 @@ decoded AS (
 )
 SELECT n.*, k.* EXCLUDE (attempt_id)
 FROM (FROM probed UNION ALL FROM decoded) AS k JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW exit_by_kind IS 'One row per run and kind of word in built-in data. kind: of cell, probe or quality; token_kind; n: tokens;
-mean_exit_layer: where tokens were emitted (quality); mean_first_match, mean_stable_from: where full depth''s token first and finally
+COMMENT ON VIEW exit_by_kind IS 'One row per run and kind of word in built-in data. kind: of cell, probe, quality or replay; token_kind; n: tokens;
+mean_exit_layer: where tokens were emitted (quality, replay); mean_first_match, mean_stable_from: where full depth''s token first and finally
 is top-1 (probe); share_equal_full: of tokens equal to full depth''s at the same place.';
