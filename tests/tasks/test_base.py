@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exitbench.errors import UserError
+from exitbench.tasks import builtin
 from exitbench.tasks.base import Document, DocumentScore, Source, documents_sha256, take_by_hash
 from exitbench.tasks.registry import get_task, task_names
 from exitbench.tasks.samsum.task import Samsum
@@ -39,6 +40,22 @@ def test_a_larger_limit_is_a_superset_in_the_order_of_the_file(small, large):
     assert len(fewer) == min(small, large, 30)
     assert [document for document in more if document in fewer] == fewer
     assert [document for document in documents if document in more] == more
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_built_in_documents_are_limited_like_all_others(name):
+    documents = builtin.documents(name, "calibration", None, seed=3)
+    limited = get_task(name).load(Source("builtin"), "calibration", 10, seed=3)
+    assert limited == take_by_hash(documents, 10)
+    assert limited[0].token_kinds
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_the_target_of_a_built_in_document_scores_100(name):
+    task = get_task(name)
+    for document in task.load(Source("builtin"), "validation", 10):
+        values = task.score(document, task.target(document)).values
+        assert [values[metric] for metric in task.metrics] == pytest.approx([100.0] * len(task.metrics))
 
 
 def test_a_limit_does_not_take_the_first_documents():

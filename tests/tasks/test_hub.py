@@ -21,9 +21,10 @@ QUESTION = {
 }
 # `datasets` takes a folder of the data set's name for the data set.
 HUB_ROWS = {
-    "rajpurkar/squad/validation.parquet": QUESTION,
-    "knkarthick/samsum/validation.parquet": DIALOGUE,
-    "wmt/wmt14/fr-en/validation.parquet": PAIR,
+    "rajpurkar/squad/validation.parquet": [QUESTION],
+    "knkarthick/samsum/validation.parquet": [DIALOGUE],
+    "knkarthick/samsum/train.parquet": [DIALOGUE, {**DIALOGUE, "dialogue": None}],
+    "wmt/wmt14/fr-en/validation.parquet": [PAIR],
 }
 WMT_CARD = """---
 configs:
@@ -37,10 +38,10 @@ configs:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, row in HUB_ROWS.items():
+    for name, rows in HUB_ROWS.items():
         path = tmp_path / name
-        path.parent.mkdir(parents=True)
-        datasets.Dataset.from_list([row]).to_parquet(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        datasets.Dataset.from_list(rows).to_parquet(path)
     (tmp_path / "wmt/wmt14/README.md").write_text(WMT_CARD)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -60,6 +61,11 @@ def test_hub_and_local_documents_have_the_same_keys(hub, load, write, squad_json
     task = get_task("squad")
     (document,) = task.load(Source("hub"), "validation", None)
     assert document.key == load(task, data="dev.json")[0].key
+
+
+def test_a_null_dialogue_is_an_empty_text(hub):
+    documents = get_task("samsum").load(Source("hub"), "train", None)
+    assert [document.fields["dialogue"] for document in documents] == ["A: hi", ""]
 
 
 def test_an_unknown_split_names_those_there_are(hub):
