@@ -167,7 +167,6 @@ def _activation(name: str, folder: Path) -> Any:
 def _read_t5(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
     """T5: v1.0 (tied, ReLU) and v1.1/Flan (untied, gated GELU)."""
     width, inner, heads = config.d_model, config.num_heads * config.d_kv, config.num_heads
-    scaled = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
     arch = Architecture(
         vocab_size=config.vocab_size,
         d_model=width,
@@ -183,7 +182,7 @@ def _read_t5(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
         activation=_activation(config.dense_act_fn, tensors.folder),
         gated=config.is_gated_act,
         attention_scale=1.0,  # T5 folds the scale into its initialisation
-        logit_scale=width**-0.5 if scaled else 1.0,
+        logit_scale=width**-0.5 if config.scale_decoder_outputs else 1.0,
         relative_buckets=config.relative_attention_num_buckets,
         relative_max_distance=config.relative_attention_max_distance,
     )
@@ -213,14 +212,13 @@ def _read_t5(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
         )
 
     shared = tensors("shared.weight" if "shared.weight" in tensors else "encoder.embed_tokens.weight")
-    head = (
-        Linear(tensors("lm_head.weight", config.vocab_size, width)) if "lm_head.weight" in tensors else Linear(shared)
-    )
+    # transformers says every T5 is tied; v1.1 and Flan files hold a head of their own, and then it is used there too.
+    head = tensors("lm_head.weight", config.vocab_size, width) if "lm_head.weight" in tensors else shared
     bias = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     source_norm = tensors.norm("encoder.final_layer_norm", width)
     return arch, Weights(
         token_embedding_VD=shared,
-        lm_head=Linear(shared) if config.tie_word_embeddings else head,
+        lm_head=Linear(head),
         final_norm=tensors.norm("decoder.final_layer_norm", width),
         blocks=tuple(block("decoder", index, source_norm) for index in range(arch.n_blocks)),
         encoder_blocks=tuple(block("encoder", index, None) for index in range(arch.encoder_blocks)),

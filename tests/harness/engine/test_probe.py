@@ -1,0 +1,138 @@
+"""The probe against a slow reference: one token at a time, from transformers' own states, in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from exitbench.harness import probe as probe_module
+from exitbench.harness.decode import Request, decode, prefill
+from exitbench.harness.probe import probe
+from exitbench.methods.registry import baseline_method
+
+
+def generated(checkpoint: Any, prompts: list[list[int]], max_new_tokens: int = 9) -> list[list[int]]:
+    parts = baseline_method()().parts(checkpoint.model.n_blocks)
+    batch = prefill(checkpoint.model, [Request(prompt) for prompt in prompts], max_new_tokens)
+    return [made.token_ids for made in decode(checkpoint, batch, parts)]
+
+
+def raw_states(family: Any, prompt: list[int], output: list[int]) -> np.ndarray:
+    """States after the embedding and every block at the predicting positions, [L+1, N, D], by hooks."""
+    reference = family.reference
+    if family.is_seq2seq:
+        blocks = reference.decoder.block
+        inputs = {
+            "input_ids": torch.tensor([prompt]),
+            "decoder_input_ids": torch.tensor([[family.checkpoint.start_id, *output[:-1]]]),
+        }
+    else:
+        blocks = reference.transformer.h if hasattr(reference, "transformer") else reference.model.layers
+        inputs = {"input_ids": torch.tensor([[*prompt, *output[:-1]]])}
+    states: list[torch.Tensor] = []
+    hooks = [blocks[0].register_forward_pre_hook(lambda module, args: states.append(args[0]))]
+    for block in blocks:
+        hooks.append(
+            block.register_forward_hook(
+                lambda module, args, out: states.append(out[0] if isinstance(out, tuple) else out)
+            )
+        )
+    reference(**inputs, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return torch.stack([state[0, -len(output) :] for state in states]).numpy().astype(np.float64)
+
+
+def read_out(family: Any, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Final-normed state and logits of one state, through the reference's own modules."""
+    reference = family.reference
+    hidden = torch.tensor(state, dtype=torch.float32)
+    if family.is_seq2seq:
+        normed = reference.decoder.final_layer_norm(hidden)
+        scale = reference.config.d_model**-0.5 if reference.config.scale_decoder_outputs else 1.0
+        return normed.numpy().astype(np.float64), reference.lm_head(normed * scale).numpy().astype(np.float64)
+    norm = reference.transformer.ln_f if hasattr(reference, "transformer") else reference.model.norm
+    normed = norm(hidden)
+    return normed.numpy().astype(np.float64), reference.lm_head(normed).numpy().astype(np.float64)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    shares = np.exp(logits - logits.max())
+    return shares / shares.sum()
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def divergence(p: np.ndarray, q: np.ndarray) -> float:
+    m = (p + q) / 2
+    return float((p * np.log(p / m)).sum() / 2 + (q * np.log(q / m)).sum() / 2)
+
+
+def expected(family: Any, states_LD: np.ndarray) -> dict[str, Any]:
+    """Every signal of one token, written from papers.md and methods.md 1.15."""
+    normed, logits = zip(*(read_out(family, state) for state in states_LD), strict=True)
+    p = [softmax(values) for values in logits]
+    depth = len(states_LD) - 1
+    top1 = [int(values.argmax()) for values in logits[1:]]
+    final = top1[-1]
+    agrees = [choice == final for choice in top1]
+    ordered = [np.sort(shares)[::-1] for shares in p[1:]]
+    return {
+        "full_token_id": final,
+        "first_match": 1 + agrees.index(True),
+        "stable_from": next(block for block in range(1, depth + 1) if all(agrees[block - 1 :])),
+        "top1_id": top1,
+        "p1": [shares[0] for shares in ordered],
+        "p2": [shares[1] for shares in ordered],
+        "p3": [shares[2] for shares in ordered],
+        "top2_id": [int(np.argsort(-shares)[1]) for shares in p[1:]],
+        "top3_id": [int(np.argsort(-shares)[2]) for shares in p[1:]],
+        "p_final": [shares[final] for shares in p[1:]],
+        "rank_final": [1 + int((values > values[final]).sum()) for values in logits[1:]],
+        "entropy": [float(-(shares * np.log(shares)).sum()) for shares in p[1:]],
+        "logsumexp": [float(np.log(np.exp(values - values.max()).sum()) + values.max()) for values in logits[1:]],
+        "cosine_previous": [cosine(states_LD[block - 1], states_LD[block]) for block in range(1, depth + 1)],
+        "cosine_previous_normed": [cosine(normed[block - 1], normed[block]) for block in range(1, depth + 1)],
+        "cosine_last": [cosine(normed[block], normed[depth]) for block in range(1, depth + 1)],
+        "jsd_previous": [divergence(p[block - 1], p[block]) for block in range(1, depth + 1)],
+        "jsd_last": [divergence(p[block], p[depth]) for block in range(1, depth + 1)],
+    }
+
+
+def test_every_signal_of_every_token_equals_the_slow_reference(family: Any, prompts: list[list[int]]) -> None:
+    some = prompts[:12]
+    outputs = generated(family.checkpoint, some)
+    assert len({len(output) for output in outputs}) > 1, "rows of different length are what padding can break"
+    signals = probe(family.checkpoint, some, outputs)
+    token = 0
+    for prompt, output in zip(some, outputs, strict=True):
+        states = raw_states(family, prompt, output)
+        for position in range(len(output)):
+            for name, value in expected(family, states[:, position]).items():
+                np.testing.assert_allclose(
+                    signals[name][token], value, atol=2e-4, rtol=2e-4, err_msg=f"{name} of token {token}"
+                )
+            token += 1
+    assert all(len(values) == token for values in signals.values())
+
+
+def test_the_last_block_says_what_was_generated(family: Any, prompts: list[list[int]]) -> None:
+    outputs = generated(family.checkpoint, prompts[:20])
+    signals = probe(family.checkpoint, prompts[:20], outputs)
+    assert signals["full_token_id"].tolist() == [token for output in outputs for token in output]
+
+
+def test_chunks_do_not_change_what_is_recorded(
+    family: Any, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = generated(family.checkpoint, prompts[:5])
+    whole = probe(family.checkpoint, prompts[:5], outputs)
+    monkeypatch.setattr(probe_module, "LOGITS_BUDGET_BYTES", 1)
+    token_by_token = probe(family.checkpoint, prompts[:5], outputs)
+    for name, values in whole.items():
+        np.testing.assert_allclose(token_by_token[name], values, atol=1e-5, err_msg=name)
