@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from exitbench.errors import UserError
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -304,6 +306,9 @@ class Transformer:
 
         Returns:
             The cache, and for decoder-only models the state after the last prompt token [B, D] (None otherwise).
+
+        Raises:
+            UserError: Prompt and answer are longer than the model's learned positions.
         """
         if not self.arch.encoder_blocks:
             return self._start_decoder_only(prompts, room)
@@ -318,6 +323,7 @@ class Transformer:
         return cache, None
 
     def _start_decoder_only(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Cache, Tensor]:
+        self._check_room(max(len(prompt) for prompt in prompts), room)
         tokens_BT, mask_BT = padded(prompts, self.device, side="left")
         cache = Cache(self, len(prompts), tokens_BT.shape[1] + room)
         if mask_BT is not None:
@@ -327,6 +333,15 @@ class Transformer:
             hidden = self.block(block, hidden, cache)
         cache.length = tokens_BT.shape[1]
         return cache, hidden[:, -1]
+
+    def _check_room(self, n_prompt: int, n_new: int) -> None:
+        needed = n_prompt + n_new - 1  # the last new token is never fed
+        table = self.weights.position_embedding_PD
+        if table is not None and needed > len(table):
+            raise UserError(
+                f"a prompt of {n_prompt} tokens and {n_new} new ones need {needed} positions; "
+                f"the model has {len(table)}. Shorten the prompts or max_new_tokens."
+            )
 
     # --------------------------------------------------------------- decoder
 
