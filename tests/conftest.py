@@ -1,0 +1,30 @@
+"""A small finished benchmark, for the tests of whatever reads results."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from exitbench.results.ingest import ingest
+
+
+@pytest.fixture(scope="session")
+def example_spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models on three tasks by five methods: quality, timing, probe, replay, a failure and a repeat. Read only."""
+    path = Path(__file__).parent / "results" / "make_spool.py"
+    spec = importlib.util.spec_from_file_location("make_spool", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    root = tmp_path_factory.mktemp("example") / "spool"
+    module.make_spool(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def example_database(example_spool: Path) -> Path:
+    """The database of `example_spool`. Open it read-only."""
+    path = example_spool.parent / "exitbench.duckdb"
+    ingest(example_spool, path)
+    return path
