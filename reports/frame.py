@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-import duckdb
+from exitbench.results.database import Database
 
 Row = Mapping[str, Any]
 
@@ -25,11 +25,14 @@ class Frame:
     rows: tuple[Row, ...]
 
     @classmethod
-    def query(cls, connection: duckdb.DuckDBPyConnection, sql: str) -> "Frame":
-        """Run `sql` and keep its whole result."""
-        cursor = connection.execute(sql)
-        columns = tuple(column[0] for column in cursor.description or ())
-        return cls(columns, tuple(dict(zip(columns, values, strict=True)) for values in cursor.fetchall()))
+    def query(cls, database: Database, sql: str) -> "Frame":
+        """Run `sql` and keep its whole result.
+
+        Raises:
+            UserError: If DuckDB refuses the query.
+        """
+        table = database.query(sql)
+        return cls(tuple(table.column_names), tuple(table.to_pylist()))
 
     def groups(self, *names: str) -> Iterator[tuple[tuple[Any, ...], "Frame"]]:
         """Yield (values of the columns `names`, their rows), sorted by those values; rows keep their order."""

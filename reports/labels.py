@@ -45,6 +45,12 @@ def natural_key(text: str) -> list[tuple[str, float]]:
     return [(word, float(number or 0)) for word, number in re.findall(r"(\D+)(\d*\.?\d*)", f" {text}")]
 
 
+def count(numbers: Iterable[int], unit: str) -> str:
+    """Return how many documents or tokens some results stand on, as one number or as a range."""
+    fewest, most = min(numbers := tuple(numbers)), max(numbers)
+    return f"n = {most:,} {unit}" if fewest == most else f"n = {fewest:,} to {most:,} {unit}"
+
+
 def shorten(text: str, width: int) -> str:
     """Return `text` on one line, cut to `width` characters with an ellipsis."""
     line = " ".join(text.split())

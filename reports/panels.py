@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
 from exitbench.reports.style import MUTED, WIDTH_INCHES, SeriesStyle
 
@@ -33,9 +34,13 @@ def grid_of_panels(count: int, columns: int, legend_entries: int = 0) -> tuple[F
     return figure, panels[:count]
 
 
-def panel_title(task: str, model: str) -> str:
-    """Return what a panel shows, short enough for its width."""
-    return f"{shorten(task, 20)} · {shorten(model, 28)}"
+def panel_titles(frame: Frame) -> dict[tuple[str, str, str], str]:
+    """Return the title of each (task, model, setting): the setting is named only where there are several."""
+    several = len(frame.distinct("setting")) > 1
+    return {
+        (task, model, setting): f"{shorten(task, 20)} · {shorten(model, 28)}" + (f"\n{setting}" if several else "")
+        for (task, model, setting), _ in frame.groups("task", "model", "setting")
+    }
 
 
 def draw_points(
@@ -58,22 +63,20 @@ def draw_points(
     )
 
 
-def draw_intervals(
-    axes: Axes,
-    x: Sequence[float],
-    y: Sequence[float],
-    style: SeriesStyle,
-    *,
-    x_interval: Sequence[Interval] = (),
-    y_interval: Sequence[Interval] = (),
-) -> None:
-    """Draw the intervals that exist as thin lines behind the points; the others are left out, never drawn as zero."""
-    for at, (low, high) in zip(x, y_interval, strict=bool(y_interval)):
-        if low is not None and high is not None:
-            axes.vlines(at, low, high, color=style.colour, linewidth=0.8, alpha=0.55, zorder=2)
-    for at, (low, high) in zip(y, x_interval, strict=bool(x_interval)):
-        if low is not None and high is not None:
-            axes.hlines(at, low, high, color=style.colour, linewidth=0.8, alpha=0.55, zorder=2)
+def draw_intervals(axes: Axes, at: Sequence[float], intervals: Sequence[Interval], colour: str, *, along: str) -> None:
+    """Draw intervals as thin lines behind the points; those that were not computed are left out, never drawn as zero.
+
+    Args:
+        axes: Where to draw.
+        at: The points' coordinates on the other axis.
+        intervals: (low, high) of each point.
+        colour: Of the series.
+        along: The axis that the intervals lie along, ``'x'`` or ``'y'``.
+    """
+    known = [(place, low, high) for place, (low, high) in zip(at, intervals, strict=True) if None not in (low, high)]
+    if known:
+        lines = axes.vlines if along == "y" else axes.hlines
+        lines(*zip(*known, strict=True), color=colour, linewidth=0.8, alpha=0.55, zorder=2)
 
 
 def exit_layer_axis(axes: Axes, blocks: int) -> None:
@@ -91,12 +94,6 @@ def legend_of_series(figure: Figure, styles: dict[str, SeriesStyle], extra: Sequ
         for name, style in styles.items()
     ]
     figure.legend(handles=[*handles, *extra], loc="outside upper center", ncols=_LEGEND_COLUMNS)
-
-
-def count_title(counts: Sequence[int], unit: str) -> str:
-    """Return how many documents or tokens a panel's points stand on, as one number or as a range."""
-    fewest, most = min(counts), max(counts)
-    return f"n = {most:,} {unit}" if fewest == most else f"n = {fewest:,} to {most:,} {unit}"
 
 
 def simulated_entry() -> Line2D:

@@ -14,7 +14,7 @@ class Source:
     Attributes:
         name: Stem of both files; names the written files too.
         sql: The query, over the documented views of the database only.
-        module: Holds ORDER (place on the page), TITLE, CAPTION, NEEDS (what fills it) and `plot` or `COLUMNS`.
+        module: Holds ORDER (place on the page), TITLE, CAPTION, EMPTY (said without rows) and `plot` or `COLUMNS`.
     """
 
     name: str

@@ -55,6 +55,12 @@ def series_styles(names: Iterable[str]) -> dict[str, SeriesStyle]:
     }
 
 
+def lay_out(figure: Figure) -> None:
+    """Place the parts of `figure` once, so that saving it in several kinds does not do it each time."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+
+
 def save(figure: Figure, kind: str) -> bytes:
     """Return `figure` as `kind` (png, svg or pdf), with nothing in it that changes from run to run."""
     stamp: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}

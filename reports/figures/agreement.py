@@ -11,7 +11,7 @@ from exitbench.reports.panels import (
     exit_layer_axis,
     grid_of_panels,
     legend_of_series,
-    panel_title,
+    panel_titles,
     simulated_entry,
 )
 from exitbench.reports.style import SeriesStyle, series_styles
@@ -24,17 +24,21 @@ CAPTION = (
     "on dashed lines are simulated: an exit rule replayed over a full-depth pass, in which each token is "
     "judged alone and no cache is damaged. The gap between the two is the cost of exiting for real."
 )
-NEEDS = "`quality` cells (real) or `probe` and `replay` cells (simulated) of models with trained weights"
+EMPTY = (
+    "No data yet: run `nox -s bench`, or any suite with `quality` cells (real decodes) or "
+    "`replay` cells (simulated) of models with trained weights."
+)
 
 
 def plot(frame: Frame) -> Figure:
     """Draw one panel a task and model; frame: token_match (0..1), mean_exit_layer (blocks), execution."""
     styles = series_styles(frame.distinct("method"))
-    groups = list(frame.groups("task", "model"))
+    titles = panel_titles(frame)
+    groups = list(frame.groups("task", "model", "setting"))
     figure, panels = grid_of_panels(len(groups), columns=2, legend_entries=len(styles) + 1)
-    for axes, ((task, model), rows) in zip(panels, groups, strict=True):
+    for axes, (key, rows) in zip(panels, groups, strict=True):
         _panel(axes, rows, styles)
-        axes.set_title(panel_title(task, model))
+        axes.set_title(titles[key])
     legend_of_series(figure, styles, [simulated_entry()] if "simulated" in frame.values("execution") else [])
     return figure
 

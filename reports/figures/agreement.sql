@@ -1,5 +1,7 @@
 -- Share of tokens equal to full depth's against mean exit layer: real decodes and replays of a probe.
-SELECT task, model, method, params, execution, token_match, mean_exit_layer, blocks, n
+SELECT task_label AS task, model, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting,
+       method, json_merge_patch(params, json_object('kv_policy', kv_policy)) AS params, execution,
+       token_match, mean_exit_layer, blocks, n
 FROM frontier
 WHERE NOT random_weights AND token_match IS NOT NULL
-ORDER BY task, model, method, execution, mean_exit_layer, params, cell_id;
+ORDER BY task, model, setting, method, execution, mean_exit_layer, cell_id;

@@ -19,7 +19,7 @@ CAPTION = (
     "Share of generated tokens that exit after each block, in real decodes. One line is one setting of a method; "
     "numbers are per cent, shares below 5 % are left without one. Empty lines were not run on that task."
 )
-NEEDS = "`quality` cells of models with trained weights (they are traced)"
+EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` cells of models with trained weights."
 
 _LINE_INCHES = 0.19
 _NUMBERS_ACROSS = 36  # beyond this many cells side by side a cell is too narrow for a number

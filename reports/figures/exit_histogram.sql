@@ -1,9 +1,14 @@
 -- Share of generated tokens that exit at each layer, for every setting of every method that was really run.
-SELECT h.model, h.task, h.method, h.params, h.exit_layer, any_value(f.blocks) AS blocks,
-       CAST(sum(h.tokens) AS BIGINT) AS tokens,
-       sum(h.tokens) / sum(sum(h.tokens)) OVER (PARTITION BY h.model, h.task, h.method, h.params) AS share
-FROM exit_histogram h
-JOIN (SELECT model, max(blocks) AS blocks FROM frontier GROUP BY model) f USING (model)
-WHERE NOT h.random_weights AND h.execution = 'real'
-GROUP BY h.model, h.task, h.method, h.params, h.exit_layer
-ORDER BY h.model, h.task, h.method, h.params, h.exit_layer;
+WITH counted AS (
+    SELECT r.model, r.task_label AS task, r.method,
+           json_merge_patch(r.params, json_object('kv_policy', r.kv_policy)) AS params,
+           h.exit_layer, max(r.blocks) AS blocks, CAST(sum(h.tokens) AS BIGINT) AS tokens
+    FROM exit_histogram h
+    JOIN runs r USING (attempt_id)
+    WHERE NOT r.random_weights AND r.execution = 'real'
+    GROUP BY ALL
+)
+SELECT model, task, method, params, exit_layer, blocks, tokens,
+       tokens / sum(tokens) OVER (PARTITION BY model, task, method, params) AS share
+FROM counted
+ORDER BY model, task, method, params, exit_layer;

@@ -6,15 +6,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import is_sweep
+from exitbench.reports.labels import count, is_sweep
 from exitbench.reports.panels import (
-    count_title,
     draw_intervals,
     draw_points,
     exit_layer_axis,
     grid_of_panels,
     legend_of_series,
-    panel_title,
+    panel_titles,
     simulated_entry,
 )
 from exitbench.reports.style import MUTED, SeriesStyle, series_styles
@@ -28,25 +27,26 @@ CAPTION = (
     "(the A/A noise floor); settings whose interval touches it are drawn grey: no speed-up was shown. "
     "Results of random weights are left out."
 )
-NEEDS = "`quality` cells (left) and `timing` cells (right) of models with trained weights"
+EMPTY = (
+    "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells of models with trained weights."
+)
 
 
 def plot(frame: Frame) -> Figure:
     """Draw two panels side by side for each task and model; frame: value in the metric's unit, layers in blocks."""
     styles = series_styles(frame.distinct("method"))
-    groups = list(frame.groups("task", "model", "metric"))
+    titles = panel_titles(frame)
+    groups = list(frame.groups("task", "model", "setting", "metric"))
     simulated = [simulated_entry()] if "simulated" in frame.values("execution") else []
     entries = [_full_depth_entry(), _noise_entry(), *simulated]
     figure, panels = grid_of_panels(2 * len(groups), columns=2, legend_entries=len(styles) + len(entries))
-    for (depth, speed), ((task, model, metric), rows) in zip(
-        zip(panels[::2], panels[1::2], strict=True), groups, strict=True
-    ):
-        depth.set_title(panel_title(task, model))
+    for (depth, speed), ((*key, metric), rows) in zip(zip(panels[::2], panels[1::2], strict=True), groups, strict=True):
+        depth.set_title(titles[tuple(key)])
         depth.set_ylabel(metric)
         _depth_panel(depth, rows, styles)
         _speed_panel(speed, rows, styles)
         speed.set_ylim(depth.get_ylim())
-        speed.set_title(count_title(rows.values("n"), "documents"), loc="right", fontweight="normal")
+        speed.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal")
     legend_of_series(figure, styles, entries)
     return figure
 
@@ -55,7 +55,7 @@ def _depth_panel(axes: Axes, frame: Frame, styles: dict[str, SeriesStyle]) -> No
     for (method, execution), rows in frame.groups("method", "execution"):
         x, y = rows.values("mean_exit_layer"), rows.values("value")
         intervals = list(zip(rows.values("ci_low"), rows.values("ci_high"), strict=True))
-        draw_intervals(axes, x, y, styles[method], y_interval=intervals)
+        draw_intervals(axes, x, intervals, styles[method].colour, along="y")
         draw_points(axes, x, y, styles[method], simulated=execution == "simulated", connect=is_sweep(rows.rows))
     _full_depth_line(axes, frame)
     exit_layer_axis(axes, max(frame.values("blocks")))
@@ -80,7 +80,7 @@ def _speed_panel(axes: Axes, frame: Frame, styles: dict[str, SeriesStyle]) -> No
         style = SeriesStyle(MUTED, styles[method].marker) if inside else styles[method]
         x, y = rows.values("speedup"), rows.values("value")
         intervals = list(zip(rows.values("speedup_low"), rows.values("speedup_high"), strict=True))
-        draw_intervals(axes, x, y, style, x_interval=intervals)
+        draw_intervals(axes, y, intervals, style.colour, along="x")
         draw_points(axes, x, y, style, simulated=False, connect=is_sweep(rows.rows))
     _full_depth_line(axes, timed)
     axes.set_xlabel("measured speed-up over full depth (ratio of wall times)")

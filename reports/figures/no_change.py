@@ -5,8 +5,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import shorten
-from exitbench.reports.panels import count_title, grid_of_panels, legend_of_series
+from exitbench.reports.labels import count, shorten
+from exitbench.reports.panels import grid_of_panels, legend_of_series
 from exitbench.reports.style import SeriesStyle, series_styles
 
 ORDER = 40
@@ -16,7 +16,7 @@ CAPTION = (
     "measured by a full-depth pass over the model's own output. A curve that rises early is room for early exit; "
     "it reaches 100 % at the last block by definition."
 )
-NEEDS = "`probe` cells of models with trained weights"
+EMPTY = "No data yet: run `nox -s bench`, or any suite with `probe` cells of models with trained weights."
 
 
 def plot(frame: Frame) -> Figure:
@@ -27,7 +27,7 @@ def plot(frame: Frame) -> Figure:
     for axes, ((task,), rows) in zip(panels, frame.groups("task"), strict=True):
         _panel(axes, rows, styles)
         axes.set_title(shorten(task, 24))
-        axes.set_title(count_title(rows.values("n"), "tokens a model"), loc="right", fontweight="normal")
+        axes.set_title(count(rows.values("n"), "tokens a model"), loc="right", fontweight="normal")
     legend_of_series(figure, styles)
     return figure
 

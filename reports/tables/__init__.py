@@ -1,1 +1,4 @@
-"""The tables: one SQL file and one list of columns each, and the results table as text and as Markdown."""
+"""One SQL file and one list of columns a table; putting a pair here puts it into the report.
+
+A module holds ORDER (place on the page), TITLE, CAPTION, EMPTY (said when there is no row) and COLUMNS.
+"""

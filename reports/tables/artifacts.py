@@ -1,0 +1,28 @@
+"""Which weights and which documents: the digests that name them."""
+
+from exitbench.reports.frame import Row
+from exitbench.reports.tables.columns import Cell, Column, number, text
+
+ORDER = 50
+TITLE = "Weights and documents"
+CAPTION = "SHA-256 of what was measured: of a model's weights, and of the canonical form of a task's documents."
+EMPTY = "No data yet: run `nox -s bench`."
+
+
+def _blocks(row: Row) -> Cell:
+    if row["blocks"] is None:
+        return Cell("", None)
+    encoder = f" (encoder {row['encoder_blocks']})" if row["encoder_blocks"] else ""
+    return Cell(f"{row['blocks']}{encoder}", row["blocks"])
+
+
+COLUMNS = (
+    text("What", "artifact"),
+    text("Name", "name"),
+    text("Kind or split", "kind"),
+    Column("Blocks", _blocks, numeric=True),
+    number("Parameters", "parameters", "{:,}"),
+    number("Documents", "documents", "{:,}"),
+    text("Source", "source"),
+    text("SHA-256", "sha256", long=True),
+)

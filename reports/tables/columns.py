@@ -1,0 +1,88 @@
+"""What a table consists of, and how its numbers are written."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from exitbench.reports.frame import Row
+from exitbench.reports.labels import describe
+
+ABSENT = "–"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell as it is read and as it is sorted.
+
+    Attributes:
+        text: What the reader sees; not escaped.
+        key: What the column sorts by: a number, a text, or None, which sorts last.
+        muted: Whether it is drawn grey because it shows nothing (inside the noise floor).
+    """
+
+    text: str
+    key: float | str | None
+    muted: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Attributes:
+        heading: Its heading.
+        cell: Makes the cell of a row.
+        numeric: Whether it is aligned right and sorts by number.
+        long: Whether its text may break anywhere and is limited in height.
+    """
+
+    heading: str
+    cell: Callable[[Row], Cell]
+    numeric: bool = False
+    long: bool = False
+
+
+def text(heading: str, name: str, *, long: bool = False) -> Column:
+    """Return a column of text."""
+
+    def cell(row: Row) -> Cell:
+        value = row[name]
+        return Cell(ABSENT if value is None else str(value), value if value is None else str(value))
+
+    return Column(heading, cell, long=long)
+
+
+def number(heading: str, name: str, form: str) -> Column:
+    """Return a column of numbers, written with the format `form` such as ``{:.2f}``."""
+    return Column(heading, lambda row: Cell(written(row[name], form), row[name]), numeric=True)
+
+
+def parameters(heading: str, name: str) -> Column:
+    """Return a column for a JSON object, as ``'name=value, ...'``."""
+
+    def cell(row: Row) -> Cell:
+        shown = describe(json.loads(row[name] or "{}"))
+        return Cell(shown or ABSENT, shown or None)
+
+    return Column(heading, cell, long=True)
+
+
+def written(value: Any, form: str) -> str:
+    """Return `value` in the format `form`, or a dash for None."""
+    return ABSENT if value is None else form.format(value)
+
+
+def with_interval(value: float | None, low: float | None, high: float | None, digits: int) -> str:
+    """Return ``'1.45 [1.40, 1.50]'``, without the brackets where no interval was computed, or a dash."""
+    if value is None:
+        return ABSENT
+    if low is None or high is None:
+        return f"{value:.{digits}f}"
+    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def metric_digits(row: Row) -> int:
+    """Return the decimals of a metric: one for those on a scale to 100, three for those on a scale to 1."""
+    largest = max(abs(row[name] or 0.0) for name in ("value", "full_value"))
+    return 3 if largest <= 1 else 1

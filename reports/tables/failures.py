@@ -1,0 +1,20 @@
+"""What did not run, and why: a result that is missing for a reason is a result."""
+
+from exitbench.reports.tables.columns import parameters, text
+
+ORDER = 30
+TITLE = "Failures"
+CAPTION = "Cells whose latest attempt did not end well."
+EMPTY = "None: the latest attempt of every cell ended well."
+
+
+COLUMNS = (
+    text("Model", "model"),
+    text("Task", "task"),
+    text("Kind of cell", "kind"),
+    text("Method", "method"),
+    parameters("Parameters", "params"),
+    text("Status", "status"),
+    text("Reason", "reason", long=True),
+    text("Cell", "cell_id", long=True),
+)

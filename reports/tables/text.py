@@ -1,0 +1,112 @@
+"""The results table for the terminal (aligned, 110 columns at most) and for the README (Markdown)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exitbench.reports import tables
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.labels import Setting, count, labels, setting, shorten
+from exitbench.reports.sources import discover
+from exitbench.reports.tables.columns import written
+from exitbench.reports.tables.summary import delta, exit_layer, quality, speedup
+from exitbench.results.database import open_database
+
+_HEADINGS = ("method", "quality [95 %]", "Δ", "exit layer", "speed-up [95 %]", "ideal")
+_WIDTHS = (32, 20, 7, 12, 20, 6)  # 107 with two spaces between
+_LEGEND = "Δ: to full depth; exit layer: mean blocks executed; ≈: inside the noise floor (full depth against itself)."
+_NOTHING = "No results yet. Run `nox -s bench`."
+
+
+@dataclass(frozen=True)
+class _Results:
+    """What both forms print: rows of real decodes, and how many rows and cells they leave out."""
+
+    real: Frame
+    names: dict[Setting, str]
+    simulated: int
+    failures: int
+
+
+def summary_text(database: Path) -> str:
+    """Return the results of real decodes as aligned plain text, no line over 110 columns.
+
+    Args:
+        database: The result database.
+
+    Raises:
+        UserError: If it cannot be opened.
+    """
+    results = _read(database)
+    blocks = [
+        "\n".join([title, *(_aligned(cells) for cells in (_HEADINGS, *lines))]) for title, lines in _blocks(results)
+    ]
+    return "\n\n".join([*blocks, *_footer(results)]) + "\n"
+
+
+def summary_markdown(database: Path) -> str:
+    """Return the results of real decodes as Markdown, one table a model and task.
+
+    Args:
+        database: The result database.
+
+    Raises:
+        UserError: If it cannot be opened.
+    """
+    results = _read(database)
+    rule = "|---|" + "---:|" * (len(_HEADINGS) - 1)
+    blocks = [
+        "\n".join([f"**{_escaped(title)}**", "", _piped(_HEADINGS), rule, *map(_piped, lines)])
+        for title, lines in _blocks(results)
+    ]
+    return "\n\n".join([*blocks, *_footer(results)]) + "\n"
+
+
+def _read(database: Path) -> _Results:
+    sql = next(source.sql for source in discover(tables) if source.name == "summary")
+    with open_database(database) as connected:
+        frame = Frame.query(connected, sql)
+        failures = Frame.query(connected, "SELECT count(*) AS n FROM failures").values("n")[0]
+    real = Frame(frame.columns, tuple(row for row in frame.rows if row["execution"] == "real"))
+    return _Results(real, labels(real.rows), len(frame.rows) - len(real.rows), failures)
+
+
+def _blocks(results: _Results) -> list[tuple[str, list[tuple[str, ...]]]]:
+    groups = results.real.groups("model", "task", "setting", "metric", "random_weights")
+    return [(_title(keys, rows), [_cells(row, results.names) for row in rows.rows]) for keys, rows in groups]
+
+
+def _title(keys: tuple[Any, ...], rows: Frame) -> str:
+    model, task, setting, metric, random_weights = keys
+    marks = ", random weights" if random_weights else ""
+    return shorten(f"{model} on {task} ({setting}): {metric}, {count(rows.values('n'), 'documents')}{marks}", 110)
+
+
+def _cells(row: Row, names: dict[Setting, str]) -> tuple[str, ...]:
+    ideal = written(row["ideal_speedup_bytes"], "{:.2f}")
+    shown = (quality(row), delta(row), exit_layer(row), speedup(row))
+    return (shorten(names[setting(row)], _WIDTHS[0]), *(cell.text for cell in shown), ideal)
+
+
+def _aligned(cells: Sequence[str]) -> str:
+    first, *others = zip(cells, _WIDTHS, strict=True)
+    return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)])
+
+
+def _piped(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(map(_escaped, cells)) + " |"
+
+
+def _escaped(cell: str) -> str:
+    # a name must not end a cell, start markup or open a tag where Markdown is rendered
+    return "".join(f"\\{c}" if c in "\\|`*_<>[]$~" else c for c in cell)
+
+
+def _footer(results: _Results) -> list[str]:
+    lines = [_LEGEND if results.real.rows else _NOTHING]
+    if results.simulated:
+        lines.append(f"{results.simulated} simulated settings (replays) are in the report only.")
+    if results.failures:
+        lines.append(f"{results.failures} cells did not finish: see the report, or `SELECT * FROM failures`.")
+    return ["\n".join(lines)]
