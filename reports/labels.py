@@ -8,12 +8,14 @@ from typing import Any
 
 from exitbench.reports.frame import Row
 
-Setting = tuple[str, str]  # (method, parameters as JSON text)
+Setting = tuple[str, str, str]  # (method, parameters as JSON text, KV policy)
+
+_KV_POLICY = "kv_policy"
 
 
 def setting(row: Row) -> Setting:
-    """Return the method and its parameters: what a row of a sweep is a setting of."""
-    return row["method"], row["params"] or "{}"
+    """Return the method, its parameters and its KV policy: what a row of a sweep is a setting of."""
+    return row["method"], row["params"], row[_KV_POLICY] or ""
 
 
 def describe(params: dict[str, Any]) -> str:
@@ -22,16 +24,16 @@ def describe(params: dict[str, Any]) -> str:
 
 
 def labels(rows: Iterable[Row]) -> dict[Setting, str]:
-    """Return a label for each setting: the method, and those parameters that differ within the method."""
+    """Return a label for each setting: the method and those parameters that differ within it, or all if it has one."""
     varying = varying_parameters(rows := tuple(rows))
-    return {setting(row): f"{row['method']} {describe(_only(row, varying[row['method']]))}".rstrip() for row in rows}
+    return {setting(row): f"{row['method']} {describe(_shown(row, varying[row['method']]))}".rstrip() for row in rows}
 
 
 def varying_parameters(rows: Iterable[Row]) -> dict[str, frozenset[str]]:
-    """Return, for each method, the parameters that do not have one value in all its rows."""
+    """Return, for each method, the parameters (its KV policy is one) that do not have one value in all its rows."""
     seen: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        seen[row["method"]].append(json.loads(row["params"] or "{}"))
+        seen[row["method"]].append(_params(row))
     return {method: frozenset(_varying(params)) for method, params in seen.items()}
 
 
@@ -62,8 +64,13 @@ def _varying(params: list[dict[str, Any]]) -> set[str]:
     return {name for name in names if len({json.dumps(one.get(name), sort_keys=True) for one in params}) > 1}
 
 
-def _only(row: Row, names: frozenset[str]) -> dict[str, Any]:
-    return {name: value for name, value in json.loads(row["params"] or "{}").items() if name in names}
+def _params(row: Row) -> dict[str, Any]:
+    return {**json.loads(row["params"]), _KV_POLICY: row[_KV_POLICY]}
+
+
+def _shown(row: Row, varying: frozenset[str]) -> dict[str, Any]:
+    params = _params(row)
+    return {name: params[name] for name in params if name in (varying or params.keys() - {_KV_POLICY})}
 
 
 def _value(value: Any) -> str:

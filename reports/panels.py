@@ -58,7 +58,8 @@ def draw_points(
         color=style.colour,
         marker=style.marker,
         markerfacecolor=face,
-        zorder=3,
+        markersize=7.5 if simulated else 5,  # a ring around the real point where both fall together
+        zorder=2.5 if simulated else 3,
         clip_on=False,
     )
 

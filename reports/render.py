@@ -38,10 +38,11 @@ class ReportSummary:
 
 @dataclass(frozen=True)
 class _FilledTable:
-    """A table as the page needs it."""
+    """A table as the page needs it; `agreed` says what is the same in all rows and so has no column."""
 
     source: Source
     columns: tuple[Column, ...]
+    agreed: str
     rows: tuple[tuple[Cell, ...], ...]
     csv_uri: str
     file: Path
@@ -86,9 +87,17 @@ def _folder(path: Path) -> Path:
 def _fill(source: Source, frame: Frame, folder: Path) -> _FilledTable:
     file = folder / f"{source.name}.csv"
     file.write_text(frame.csv(), "utf-8")
-    columns: tuple[Column, ...] = source.module.COLUMNS
-    rows = tuple(tuple(column.cell(row) for column in columns) for row in frame.rows)
-    return _FilledTable(source, columns, rows, _csv_uri(frame), file)
+    rows = [{column: column.cell(row) for column in source.module.COLUMNS} for row in frame.rows]
+    agreed = {c: rows[0][c].text for c in source.module.COLUMNS if c.collapses and len({row[c] for row in rows}) == 1}
+    columns = tuple(column for column in source.module.COLUMNS if column not in agreed)
+    return _FilledTable(
+        source,
+        columns,
+        "; ".join(f"{column.heading}: {text}" for column, text in agreed.items()),
+        tuple(tuple(row[column] for column in columns) for row in rows),
+        _csv_uri(frame),
+        file,
+    )
 
 
 def _page(drawn: list[DrawnFigure], filled: list[_FilledTable]) -> str:

@@ -35,22 +35,24 @@ class Column:
         cell: Makes the cell of a row.
         numeric: Whether it is aligned right and sorts by number.
         long: Whether its text may break anywhere and is limited in height.
+        collapses: Whether it is only said once, in the caption, when all rows agree.
     """
 
     heading: str
     cell: Callable[[Row], Cell]
     numeric: bool = False
     long: bool = False
+    collapses: bool = False
 
 
-def text(heading: str, name: str, *, long: bool = False) -> Column:
+def text(heading: str, name: str, *, long: bool = False, collapses: bool = False) -> Column:
     """Return a column of text."""
 
     def cell(row: Row) -> Cell:
         value = row[name]
         return Cell(ABSENT if value is None else str(value), value if value is None else str(value))
 
-    return Column(heading, cell, long=long)
+    return Column(heading, cell, long=long, collapses=collapses)
 
 
 def number(heading: str, name: str, form: str) -> Column:

@@ -17,6 +17,7 @@ COLUMNS = (
     text("Cells", "kind"),
     text("Method", "method"),
     parameters("Parameters", "params"),
+    text("KV policy", "kv_policy", collapses=True),
     text("Kind of token", "token_kind"),
     number("Tokens", "n", "{:,}"),
     number("First match", "mean_first_match", "{:.2f}"),

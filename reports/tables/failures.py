@@ -14,6 +14,7 @@ COLUMNS = (
     text("Kind of cell", "kind"),
     text("Method", "method"),
     parameters("Parameters", "params"),
+    text("KV policy", "kv_policy", collapses=True),
     text("Status", "status"),
     text("Reason", "reason", long=True),
     text("Cell", "cell_id", long=True),

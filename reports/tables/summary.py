@@ -55,9 +55,10 @@ def _kind(row: Row) -> Cell:
 COLUMNS = (
     text("Model", "model"),
     text("Task", "task"),
-    text("Setting", "setting"),
+    text("Setting", "setting", collapses=True),
     text("Method", "method"),
     parameters("Parameters", "params"),
+    text("KV policy", "kv_policy", collapses=True),
     text("Metric", "metric"),
     Column("Quality", quality, numeric=True),
     Column("Δ", delta, numeric=True),
@@ -67,5 +68,5 @@ COLUMNS = (
     number("Realised", "realised_fraction", "{:.0%}"),
     number("Tokens = full", "token_match", "{:.1%}"),
     number("n", "n", "{:,}"),
-    Column("Kind", _kind),
+    Column("Kind", _kind, collapses=True),
 )

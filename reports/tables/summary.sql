@@ -1,7 +1,7 @@
--- One row a model, task and setting of a method: quality, depth and speed beside full depth; params carry the KV policy.
+-- One row a model, task and setting of a method: quality, depth and speed beside full depth.
 -- A speed-up is inside the noise floor when its interval overlaps that of full depth timed against itself (A/A).
 SELECT model, task_label AS task, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting,
-       method, json_merge_patch(params, json_object('kv_policy', kv_policy)) AS params, execution, random_weights,
+       method, params, kv_policy, execution, random_weights,
        metric, value, ci_low, ci_high, full_value, delta, token_match, mean_exit_layer, blocks, is_full_depth,
        speedup, speedup_low, speedup_high, aa_low, aa_high,
        coalesce(NOT is_full_depth AND speedup_low <= aa_high AND speedup_high >= aa_low, false) AS inside_noise_floor,
