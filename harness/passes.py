@@ -326,25 +326,26 @@ def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
     depth = session.checkpoint.model.n_blocks
     rule = session.parts(item).exit_layer_sql(depth, item.cell.generation.max_new_tokens)
     if rule is None:
-        raise Skip("this method's gate cannot be replayed over a probe")
+        raise ValueError("this method's gate cannot be replayed over a probe; the planner refuses such cells")
     (probe_cell_id,) = item.cell.depends_on
     path = str(session.finished(probe_cell_id, "probe"))
     with duckdb.connect() as connection:
-        tokens = connection.execute(
+        tokens = connection.sql(
             f"""
             SELECT doc_key, position, top1_id[e] AS token_id, token_kind, e AS exit_layer, e AS blocks_run,
                    NULL::FLOAT AS score, CASE WHEN e = {depth} THEN 'last' ELSE 'threshold' END AS reason
             FROM (SELECT *, {rule} AS e FROM read_parquet(?))
             ORDER BY doc_key, position
             """,
-            [path],
+            params=[path],
         ).to_arrow_table()
         writer.write("tokens", tokens)
         connection.register("tokens", tokens)
         per_document = connection.execute(
             """
-            SELECT sum(exit_layer) AS depths, count(*) AS tokens, sum((token_id = full_token_id)::INT) AS matches
-            FROM tokens JOIN read_parquet(?) USING (doc_key, position) GROUP BY doc_key ORDER BY doc_key
+            SELECT sum(exit_layer) AS depths, count(*) AS tokens,
+                   sum((tokens.token_id = full_token_id)::INT) AS matches
+            FROM tokens JOIN read_parquet(?) AS probe USING (doc_key, position) GROUP BY doc_key ORDER BY doc_key
             """,
             [path],
         ).fetchnumpy()

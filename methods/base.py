@@ -213,7 +213,7 @@ class Parts:
             return None
         asked = sorted(block for block in self.blocks if block < n_blocks)
         # The loop compares in the score's precision, so the threshold is rounded to it here too.
-        test = f"({self.gate.score_sql}) > ({self.threshold.sql(max_new_tokens)})::FLOAT"
+        test = f"({self.gate.score_sql})::FLOAT > ({self.threshold.sql(max_new_tokens)})::FLOAT"
         return f"coalesce(list_filter({asked}::INTEGER[], lambda l: {test})[1], {n_blocks})"
 
 

@@ -1,0 +1,248 @@
+"""One worker, from specification to database: real lm-eval, real spool, real DuckDB, a random model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+from exitbench.harness import worker
+from exitbench.harness.cell import Cell
+from exitbench.harness.plan import Plan, make_plan
+from exitbench.harness.spec import WorkerSpec
+from exitbench.harness.suite import load_suite
+from exitbench.methods.registry import get_method
+from exitbench.results.ingest import ingest
+from exitbench.results.spool import latest_status
+from exitbench.tasks.builtin.tokenizer import build_tokenizer
+
+DEPTH = 4
+SUITE = """
+schema = 1
+name = "worker"
+seed = 3
+[models.tiny]
+path = "{model}"
+random_weights = true
+[tasks]
+squad = {{ task = "squad", source = "builtin", limit = 5, max_new_tokens = 8 }}
+wmt = {{ task = "wmt-en-fr", source = "builtin", limit = 5, max_new_tokens = 8 }}
+[timing]
+documents = 3
+max_rounds = 2
+warm_up = 1
+[[sweep]]
+method = "calm-softmax"
+query = {{ threshold = [0.0, 0.002, 1.0] }}
+kinds = ["quality", "timing", "replay"]
+[[sweep]]
+method = "oracle"
+query = {{ stable = [false, true] }}
+kinds = ["quality", "timing", "replay"]
+[[sweep]]
+method = "random"
+query = {{ mean_exit = [2.0] }}
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = build_tokenizer()
+    config = T5Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_heads=4,
+        num_layers=2,
+        num_decoder_layers=DEPTH,
+        decoder_start_token_id=0,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    reference = T5ForConditionalGeneration(config)
+    for parameter in reference.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.3  # blocks that disagree
+    reference.save_pretrained(folder)
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plan(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "suite.toml").write_text(SUITE.format(model=model))
+    return make_plan(load_suite(folder / "suite.toml"), folder / "spool", folder / "models", None), folder
+
+
+@pytest.fixture(scope="module")
+def ran(plan: tuple[Plan, Path]) -> tuple[list[dict[str, Any]], Path]:
+    """Events of the worker, and the folder with spool and database."""
+    (group,), folder = plan[0].groups, plan[1]
+    assert group.folder is not None
+    spec = WorkerSpec(tuple(cell.item for cell in group.cells), group.folder, None, folder / "spool", "cpu", 1)
+    events: list[dict[str, Any]] = []
+    assert worker.run(WorkerSpec.from_json(spec.to_json()), events.append) == 0
+    ingest(folder / "spool", folder / "x.duckdb")
+    return events, folder
+
+
+@pytest.fixture
+def query(ran: tuple[list[dict[str, Any]], Path]) -> Callable[[str], list[tuple[Any, ...]]]:
+    def run(sql: str) -> list[tuple[Any, ...]]:
+        with duckdb.connect(str(ran[1] / "x.duckdb"), read_only=True) as connection:
+            return connection.execute(sql).fetchall()
+
+    return run
+
+
+def cells(plan: Plan) -> dict[str, Cell]:
+    return {cell.item.label: cell.item.cell for group in plan.groups for cell in group.cells}
+
+
+def test_every_cell_starts_counts_up_to_its_documents_and_ends(
+    ran: tuple[list[dict[str, Any]], Path], plan: tuple[Plan, Path]
+) -> None:
+    by_cell: dict[str, list[dict[str, Any]]] = {}
+    for event in ran[0]:
+        by_cell.setdefault(event["cell"], []).append(event)
+    assert set(by_cell) == {cell.cell_id for cell in cells(plan[0]).values()}
+    for events in by_cell.values():
+        assert [event["event"] for event in (events[0], events[-1])] == ["start", "end"]
+        assert events[-1]["status"] == "ok"
+        done = [event["done"] for event in events[1:-1]]
+        assert done == sorted(done)
+        # A timing cell may end early, once its interval is tight enough.
+        assert done[-1] == events[0]["documents"] or (events[0]["label"].endswith("timing") and done[-1] >= 3)
+
+
+def test_a_replay_in_sql_equals_a_loop_over_the_probed_tokens(
+    query: Callable[[str], list[tuple[Any, ...]]], plan: tuple[Plan, Path]
+) -> None:
+    replays = [cell for cell in cells(plan[0]).values() if cell.kind == "replay"]
+    assert len(replays) == 10
+    depths = set()
+    for cell in replays:
+        method = get_method(cell.method.name).from_params(cell.method.params)
+        parts = method.parts(DEPTH)
+        probed = query(
+            f"""SELECT doc_key, position, top1_id, p1, p2, full_token_id FROM probe_token
+                JOIN attempt USING (attempt_id) WHERE cell_id = '{cell.depends_on[0]}'"""
+        )
+        expected = {}
+        for key, position, top1, p1, p2, full in probed:
+            exit_layer = DEPTH
+            for block in range(DEPTH - 1, 0, -1):
+                if cell.method.name == "calm-softmax":
+                    leaves = torch.tensor(p1[block - 1]) - torch.tensor(p2[block - 1]) > parts.threshold.value(
+                        block, position, 8
+                    )
+                elif cell.method.params["stable"]:
+                    leaves = all(choice == full for choice in top1[block - 1 :])
+                else:
+                    leaves = top1[block - 1] == full
+                if leaves:
+                    exit_layer = block
+            expected[key, position] = (exit_layer, top1[exit_layer - 1])
+            depths.add(exit_layer)
+        found = query(
+            f"""SELECT doc_key, position, exit_layer, token_id FROM token_exit JOIN attempt USING (attempt_id)
+                WHERE cell_id = '{cell.cell_id}'"""
+        )
+        assert {(key, position): (layer, token) for key, position, layer, token in found} == expected
+    assert depths == {1, 2, 3, 4}, "the model must make every depth happen"
+
+
+def test_replays_are_labelled_simulated_and_have_no_time(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
+    rows = query("SELECT DISTINCT kind, execution FROM runs")
+    assert set(rows) == {("quality", "real"), ("timing", "real"), ("probe", "real"), ("replay", "simulated")}
+    assert query("SELECT count(*) FROM frontier WHERE execution = 'simulated' AND speedup IS NOT NULL") == [(0,)]
+    assert query("SELECT DISTINCT random_weights FROM runs") == [(True,)]
+
+
+def test_a_gate_that_never_opens_matches_full_depth_and_an_early_one_saves(
+    query: Callable[[str], list[tuple[Any, ...]]],
+) -> None:
+    rows = query(
+        """SELECT (params->>'threshold')::DOUBLE, token_match, mean_exit_layer, ideal_speedup_bytes
+           FROM (PIVOT (SELECT cell_id, params, metric, value FROM metric_values
+                        WHERE method = 'calm-softmax' AND kind = 'quality') ON metric USING first(value))"""
+    )
+    assert {row[0] for row in rows} == {0.0, 0.002, 1.0}
+    for threshold, match, depth, ideal in rows:
+        if threshold == 1.0:
+            assert (match, depth) == (1.0, DEPTH)
+            assert ideal < 1  # it read out at every block for nothing
+        elif threshold == 0.0:
+            assert depth == 1.0
+            assert ideal > 1
+
+
+def test_timing_reads_both_arms_and_the_twin_in_a_palindrome(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
+    order = query(
+        """SELECT doc_key, round, attempt_id, list(arm || CASE WHEN twin THEN '*' ELSE '' END ORDER BY position)
+           FROM timing_sample WHERE phase = 'total' GROUP BY ALL"""
+    )
+    assert order
+    assert all(row[3] == ["full", "full*", "method", "method", "full*", "full"] for row in order)
+    sums = query("SELECT min(wall_ns), bool_and(n_tokens > 0) FROM timing_sample")
+    assert sums[0][0] > 0 and sums[0][1]
+    names = {row[0] for row in query("SELECT DISTINCT metric FROM metric_values WHERE kind = 'timing'")}
+    assert {
+        "speedup",
+        "speedup_decode",
+        "aa_speedup",
+        "ms_per_token",
+        "full_ms_per_token",
+        "realised_fraction",
+    } <= names
+
+
+def test_oracles_are_timed_as_if_they_knew(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
+    run = query(
+        "SELECT min(blocks_run), bool_or(exit_layer < blocks_run) FROM token_trace WHERE method = 'oracle' AND execution = 'real'"
+    )
+    assert run == [(DEPTH, True)]  # the quality pass looked at every block
+    faster = query("SELECT count(*) FROM metric_values WHERE method = 'oracle' AND metric = 'speedup' AND value > 1")
+    assert faster[0][0] > 0
+
+
+def test_a_cell_whose_dependency_is_missing_is_skipped_and_the_others_run(
+    plan: tuple[Plan, Path], tmp_path: Path
+) -> None:
+    (group,) = plan[0].groups
+    assert group.folder is not None
+    orphan = next(cell.item for cell in group.cells if cell.item.cell.kind == "replay")
+    whole = next(cell.item for cell in group.cells if cell.item.label.endswith("full/quality"))
+    events: list[dict[str, Any]] = []
+    worker.run(WorkerSpec((orphan, whole), group.folder, None, tmp_path, "cpu", 1), events.append)
+    assert [event["status"] for event in events if event["event"] == "end"] == ["skipped", "ok"]
+    assert "was never run" in str(latest_status(tmp_path)[orphan.cell.cell_id].reason)
+
+
+def test_a_failure_is_a_row_with_its_traceback_and_the_next_cell_runs(
+    plan: tuple[Plan, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (group,) = plan[0].groups
+    assert group.folder is not None
+    items = [cell.item for cell in group.cells if cell.item.label.endswith("full/quality")]
+
+    def broken(*arguments: Any) -> None:
+        raise RuntimeError("the lamp went out")
+
+    monkeypatch.setitem(worker.PASSES, "quality", broken)
+    events: list[dict[str, Any]] = []
+    assert worker.run(WorkerSpec(tuple(items), group.folder, None, tmp_path, "cpu", 1), events.append) == 0
+    assert [event["status"] for event in events if event["event"] == "end"] == ["failed", "failed"]
+    for status in latest_status(tmp_path).values():
+        assert status.status == "failed" and "the lamp went out" in str(status.reason)
+        assert "in broken" in json.loads((status.path / "status.json").read_text())["log_tail"]
