@@ -143,9 +143,8 @@ def test_a_replay_in_sql_equals_a_loop_over_the_probed_tokens(
             exit_layer = DEPTH
             for block in range(DEPTH - 1, 0, -1):
                 if cell.method.name == "calm-softmax":
-                    leaves = torch.tensor(p1[block - 1]) - torch.tensor(p2[block - 1]) > parts.threshold.value(
-                        block, position, 8
-                    )
+                    margin = torch.tensor(p1[block - 1]) - torch.tensor(p2[block - 1])
+                    leaves = margin > parts.threshold.value(block, position, 8)
                 elif cell.method.params["stable"]:
                     leaves = all(choice == full for choice in top1[block - 1 :])
                 else:
