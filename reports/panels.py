@@ -27,7 +27,6 @@ def grid_of_panels(count: int, columns: int, legend_entries: int = 0) -> tuple[F
     rows = ceil(count / columns)
     legend = _LEGEND_LINE_INCHES * (ceil(legend_entries / _LEGEND_COLUMNS) + 1) if legend_entries else 0.0
     figure = Figure(figsize=(WIDTH_INCHES, _PANEL_INCHES * rows + legend), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.08, w_pad=0.08)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for spare in panels[count:]:
         spare.remove()

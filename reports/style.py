@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -48,7 +49,8 @@ class SeriesStyle:
 
 def theme(which: Theme) -> AbstractContextManager[None]:
     """Return a context in which figures must be made *and* saved to look like `which`."""
-    return mpl.rc_context({**_COMMON, **_inked(which)})
+    settings: Any = {**_COMMON, **_inked(which)}
+    return mpl.rc_context(settings)
 
 
 def series_styles(names: Iterable[str]) -> dict[str, SeriesStyle]:
@@ -74,14 +76,17 @@ def save(figure: Figure, kind: str) -> bytes:
     """
     figure.set_dpi(_DPI)
     buffer = io.BytesIO()
-    if kind == "svg":
-        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
-    elif kind == "pdf":
-        FigureCanvasPdf(figure).print_pdf(buffer, metadata={"CreationDate": None})
-    else:
-        FigureCanvasAgg(figure).print_png(buffer)
+    canvas: Any = _CANVASES[kind](figure)
+    getattr(canvas, f"print_{kind}")(buffer, metadata=_METADATA[kind])
     return buffer.getvalue()
 
+
+_CANVASES: dict[str, type[FigureCanvasBase]] = {
+    "svg": FigureCanvasSVG,
+    "pdf": FigureCanvasPdf,
+    "png": FigureCanvasAgg,
+}
+_METADATA: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
 _COMMON: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
@@ -94,6 +99,8 @@ _COMMON: dict[str, Any] = {
     "ytick.labelsize": 8,
     "legend.fontsize": 8,
     "legend.frameon": False,
+    "figure.constrained_layout.h_pad": 0.08,
+    "figure.constrained_layout.w_pad": 0.08,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,

@@ -39,9 +39,10 @@ def plot(frame: Frame) -> Figure:
         by_task = dict(rows.groups("task"))
         blocks = max(rows.values("blocks"))
         for axes, task in zip(panels, tasks, strict=True):
-            image = _panel(axes, by_task.get((task,)), lines, blocks)
+            shares = _shares(by_task.get((task,)), lines, blocks)
+            image = _panel(axes, shares)
             if blocks * len(tasks) <= _NUMBERS_ACROSS:
-                _write_numbers(axes, image.get_array())
+                _write_numbers(axes, shares)
             axes.set_title(shorten(task, 60 // len(tasks)))
         panels[0].set_yticks(range(len(lines)), [shorten(names[line], 34) for line in lines])
         panels[0].set_ylabel(shorten(model, 40), fontweight="bold")
@@ -55,11 +56,17 @@ def _lines(frame: Frame, names: Mapping[Setting, str]) -> list[Setting]:
     return sorted({setting(row) for row in frame.rows}, key=lambda line: natural_key(names[line]))
 
 
-def _panel(axes: Axes, frame: Frame | None, lines: Sequence[Setting], blocks: int) -> AxesImage:
+def _shares(frame: Frame | None, lines: Sequence[Setting], blocks: int) -> np.ndarray:
+    """Return the shares of tokens, [lines, blocks]; zeros where nothing was run."""
     shares = np.zeros((len(lines), blocks))
     for row in frame.rows if frame else ():
         shares[lines.index(setting(row)), row["exit_layer"] - 1] = row["share"]
-    image = axes.imshow(shares, vmin=0, vmax=1, aspect="auto", extent=(0.5, blocks + 0.5, len(lines) - 0.5, -0.5))
+    return shares
+
+
+def _panel(axes: Axes, shares: np.ndarray) -> AxesImage:
+    lines, blocks = shares.shape
+    image = axes.imshow(shares, vmin=0, vmax=1, aspect="auto", extent=(0.5, blocks + 0.5, lines - 0.5, -0.5))
     axes.grid(False)
     axes.set_yticks([])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=min(blocks, 12), steps=[1, 2, 4, 5, 10]))

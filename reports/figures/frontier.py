@@ -38,7 +38,7 @@ def plot(frame: Frame) -> Figure:
     titles = panel_titles(frame)
     groups = list(frame.groups("task", "model", "setting", "metric"))
     simulated = [simulated_entry()] if "simulated" in frame.values("execution") else []
-    entries = [_full_depth_entry(), _noise_entry(), *simulated]
+    entries: list[Line2D | Patch] = [_full_depth_entry(), _noise_entry(), *simulated]
     figure, panels = grid_of_panels(2 * len(groups), columns=2, legend_entries=len(styles) + len(entries))
     for (depth, speed), ((*key, metric), rows) in zip(zip(panels[::2], panels[1::2], strict=True), groups, strict=True):
         depth.set_title(titles[tuple(key)])
