@@ -10,7 +10,6 @@ from typing import Any
 import duckdb
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from exitbench.harness import worker
 from exitbench.harness.cell import Cell
@@ -20,7 +19,6 @@ from exitbench.harness.suite import load_suite
 from exitbench.methods.registry import get_method
 from exitbench.results.ingest import ingest
 from exitbench.results.spool import latest_status
-from exitbench.tasks.builtin.tokenizer import build_tokenizer
 
 DEPTH = 4
 SUITE = """
@@ -52,35 +50,9 @@ query = {{ mean_exit = [2.0] }}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer()
-    config = T5Config(
-        vocab_size=tokenizer.get_vocab_size(),
-        d_model=32,
-        d_kv=8,
-        d_ff=48,
-        num_heads=4,
-        num_layers=2,
-        num_decoder_layers=DEPTH,
-        decoder_start_token_id=0,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    reference = T5ForConditionalGeneration(config)
-    for parameter in reference.parameters():
-        parameter.data = torch.randn_like(parameter) * 0.3  # blocks that disagree
-    reference.save_pretrained(folder)
-    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def plan(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+def plan(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
     folder = tmp_path_factory.mktemp("run")
-    (folder / "suite.toml").write_text(SUITE.format(model=model))
+    (folder / "suite.toml").write_text(SUITE.format(model=worded_model))
     return make_plan(load_suite(folder / "suite.toml"), folder / "spool", folder / "models", None), folder
 
 
@@ -208,7 +180,8 @@ def test_timing_reads_both_arms_and_the_twin_in_a_palindrome(query: Callable[[st
 
 def test_oracles_are_timed_as_if_they_knew(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
     run = query(
-        "SELECT min(blocks_run), bool_or(exit_layer < blocks_run) FROM token_trace WHERE method = 'oracle' AND execution = 'real'"
+        """SELECT min(blocks_run), bool_or(exit_layer < blocks_run) FROM token_trace
+           WHERE method = 'oracle' AND execution = 'real'"""
     )
     assert run == [(DEPTH, True)]  # the quality pass looked at every block
     faster = query("SELECT count(*) FROM metric_values WHERE method = 'oracle' AND metric = 'speedup' AND value > 1")

@@ -1,0 +1,81 @@
+"""A small suite file and the checkpoint that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+from exitbench.tasks.builtin.tokenizer import build_tokenizer
+
+HEAD = """\
+schema = 1
+name = "small"
+seed = 7
+
+[models.tiny]
+path = "{checkpoint}"
+random_weights = true
+
+[tasks]
+lines = {{ task = "wmt-en-fr", source = "local", files = {{ en = "text.en", fr = "text.fr" }}, max_new_tokens = 4 }}
+
+"""
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random T5 as transformers saves it."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("checkpoint")
+    config = T5Config(
+        vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_heads=4, num_layers=2, decoder_start_token_id=0, eos_token_id=1
+    )
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def write_suite(tmp_path: Path, checkpoint: Path) -> Callable[..., Path]:
+    """Write a suite of one model and one task, followed by the given texts; a static sweep if there is none."""
+
+    def write(*texts: str) -> Path:
+        path = tmp_path / "small.toml"
+        body = "".join(texts) or '[[sweep]]\nmethod = "static"\n'
+        path.write_text(HEAD.format(checkpoint=checkpoint) + body)
+        return path
+
+    return write
+
+
+WORDED_DEPTH = 4
+
+
+@pytest.fixture(scope="session")
+def worded_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random T5 of 4 decoder blocks that disagree, with the tokenizer of the built-in data."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("worded")
+    tokenizer = build_tokenizer()
+    config = T5Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_heads=4,
+        num_layers=2,
+        num_decoder_layers=WORDED_DEPTH,
+        decoder_start_token_id=0,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    reference = T5ForConditionalGeneration(config)
+    for parameter in reference.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.3
+    reference.save_pretrained(folder)
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    return folder
