@@ -1,6 +1,6 @@
 """From checked spool folders to rows: JSON through the catalogue's tables, Parquet through Arrow."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,6 +54,7 @@ def load_spool(engine: sa.Engine, spool_root: Path, progress: Callable[[int, int
     """
     with engine.connect() as connection:
         known = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
+    artifacts: set[str] = set()
     attempts = sorted(scan_spool(spool_root), key=lambda attempt: attempt.attempt_id)
     added, skipped, unfinished, quarantined = 0, 0, 0, []
     for seen, attempt in enumerate(attempts, start=1):
@@ -61,7 +62,7 @@ def load_spool(engine: sa.Engine, spool_root: Path, progress: Callable[[int, int
             skipped += 1
         elif not attempt.finished:
             unfinished += 1
-        elif problem := _load_attempt(engine, attempt):
+        elif problem := _load_attempt(engine, attempt, artifacts):
             quarantined.append(problem)
         else:
             added += 1
@@ -75,12 +76,15 @@ def driver_connection(connection: sa.Connection) -> Any:
     return connection.connection.driver_connection
 
 
-def _load_attempt(engine: sa.Engine, attempt: Attempt) -> str | None:
-    """Add one attempt, or nothing of it; return what is wrong with it, if anything is."""
+def _load_attempt(engine: sa.Engine, attempt: Attempt, artifacts: set[str]) -> str | None:
+    """Add one attempt, or nothing of it; return what is wrong with it, if anything is.
+
+    `artifacts` are ids of machines, models and data known to be stored; it grows with those of this attempt.
+    """
     try:
         record = read_attempt(attempt.path)
         with engine.begin() as connection:
-            _insert_catalogue(connection, record)
+            ids = _insert_catalogue(connection, record, artifacts)
             # A failed attempt's traces are incomplete: they stay in the spool, for whoever looks into the failure.
             if record.status["status"] == "ok":
                 for table in record.tables:
@@ -91,29 +95,33 @@ def _load_attempt(engine: sa.Engine, attempt: Attempt) -> str | None:
         return f"{attempt.path}: does not fit the database: {error}"
     except (KeyError, TypeError, ValueError, sa.exc.StatementError) as error:
         return f"{attempt.path}: cell.json, env.json or status.json has a value of the wrong kind: {error}"
+    artifacts |= ids
     return None
 
 
-def _insert_catalogue(connection: sa.Connection, record: AttemptRecord) -> None:
+def _insert_catalogue(connection: sa.Connection, record: AttemptRecord, stored: Set[str]) -> set[str]:
+    """Add the attempt, its cell, and what of its artifacts is not stored; return the ids of all its artifacts."""
     environment, hardware = record.env["environment"], record.env["hardware"]
     env_id, hw_id = content_id(environment), content_id(hardware)
     model, data = _model_row(record.cell["model"]), _data_row(record.cell["task"])
+    artifacts = {
+        env_id: (ENVIRONMENT, {"env_id": env_id, **_columns_of(ENVIRONMENT, environment)}),
+        hw_id: (HARDWARE, {"hw_id": hw_id, **_columns_of(HARDWARE, hardware)}),
+        model["model_id"]: (MODEL_ARTIFACT, model),
+        data["data_id"]: (DATASET_ARTIFACT, data),
+    }
+    for artifact_id, (table, row) in artifacts.items():
+        if artifact_id not in stored:
+            connection.execute(insert(table).values(row).on_conflict_do_nothing())
     cell = _cell_row(record, model["model_id"], data["data_id"])
     comparable_id = content_id({"setting": cell["setting_id"], "environment": env_id, "hardware": hw_id})
-    _add_once(connection, ENVIRONMENT, {"env_id": env_id, **_columns_of(ENVIRONMENT, environment)})
-    _add_once(connection, HARDWARE, {"hw_id": hw_id, **_columns_of(HARDWARE, hardware)})
-    _add_once(connection, MODEL_ARTIFACT, model)
-    _add_once(connection, DATASET_ARTIFACT, data)
     _add_or_describe_cell(connection, cell)
     connection.execute(ATTEMPT.insert().values(_attempt_row(record, env_id, hw_id, comparable_id)))
+    return set(artifacts)
 
 
 def _columns_of(table: sa.Table, value: Mapping[str, Any]) -> dict[str, Any]:
     return {column.name: value[column.name] for column in table.columns if column.name in value}
-
-
-def _add_once(connection: sa.Connection, table: sa.Table, row: Mapping[str, Any]) -> None:
-    connection.execute(insert(table).values(row).on_conflict_do_nothing())
 
 
 def _add_or_describe_cell(connection: sa.Connection, row: Mapping[str, Any]) -> None:

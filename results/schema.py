@@ -151,6 +151,8 @@ CELL_KEYS: Final[dict[str, tuple[str, ...]]] = {
         "parameters",
     ),
     "task": ("name", "label", "split", "source", "documents", "data_sha256", "metric_version"),
+    "generation": (),
+    "identity": (),
 }
 """Keys that cell.json must have: at the top ('') and inside its objects."""
 

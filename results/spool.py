@@ -335,6 +335,8 @@ def _utc_now() -> str:
 def _require_keys(value: Mapping[str, Any], keys: Mapping[str, tuple[str, ...]], where: str) -> None:
     for section, names in keys.items():
         part = value[section] if section else value
+        if not isinstance(part, Mapping):
+            raise SpoolError(f"{where}: key {section!r} is not an object.")
         for name in names:
             if name not in part:
                 raise SpoolError(f"{where}: key {f'{section}.{name}'.lstrip('.')!r} is missing.")

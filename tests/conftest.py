@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -10,15 +11,21 @@ from exitbench.results.ingest import ingest
 
 
 @pytest.fixture(scope="session")
-def example_spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models on three tasks by five methods: quality, timing, probe, replay, a failure and a repeat. Read only."""
+def example() -> ModuleType:
+    """The module `results/make_spool.py`, which tests cannot import by name."""
     path = Path(__file__).parent / "results" / "make_spool.py"
     spec = importlib.util.spec_from_file_location("make_spool", path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def example_spool(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models on three tasks by five methods: quality, timing, probe, replay, a failure and a repeat. Read only."""
     root = tmp_path_factory.mktemp("example") / "spool"
-    module.make_spool(root)
+    example.make_spool(root)
     return root
 
 

@@ -112,19 +112,21 @@ def make_spool(root: Path) -> None:
 
 
 def _write_pair(root: Path, model: Model, task: Task, world: World) -> None:
-    full = _cell(model, task, FULL, "quality")
-    probe = _cell(model, task, FULL, "probe", full["cell_id"])
+    full = cell_json(model, task, FULL, "quality")
+    probe = cell_json(model, task, FULL, "probe", full["cell_id"])
     _write_quality(root, full, task, world, _exits(FULL, world))
     _write_probe(root, probe, world)
     for method in (*METHODS[1:], *CALM):
         exits = _exits(method, world)
-        _write_quality(root, _cell(model, task, method, "quality", full["cell_id"]), task, world, exits)
-        _write_timing(root, _cell(model, task, method, "timing", full["cell_id"]), world, exits)
+        _write_quality(root, cell_json(model, task, method, "quality", full["cell_id"]), task, world, exits)
+        _write_timing(root, cell_json(model, task, method, "timing", full["cell_id"]), world, exits)
     for method in CALM:
-        cell = _cell(model, task, method, "replay", full["cell_id"], (probe["cell_id"],))
+        cell = cell_json(model, task, method, "replay", full["cell_id"], (probe["cell_id"],))
         _write_replay(root, cell, world, _exits(method, world))
     if (model, task) == (MODELS[0], TASKS[0]):
-        _write_troubles(root, _cell(model, task, Method("static", {"exit_layer": 1}), "quality", full["cell_id"]), full)
+        _write_troubles(
+            root, cell_json(model, task, Method("static", {"exit_layer": 1}), "quality", full["cell_id"]), full
+        )
 
 
 def _write_troubles(root: Path, failing: dict[str, Any], repeated: dict[str, Any]) -> None:
@@ -136,7 +138,7 @@ def _write_troubles(root: Path, failing: dict[str, Any], repeated: dict[str, Any
         writer.finish("failed", "killed", signal=9)
 
 
-def _cell(
+def cell_json(
     model: Model, task: Task, method: Method, kind: str, full_id: str | None = None, depends_on: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     weights = {f"{part}_sha256": content_id([model.name, part]) for part in ("weights", "config", "tokenizer")}

@@ -1,0 +1,23 @@
+-- Faithfulness of every real run: share of documents whose output equals full depth's, and the mean position of the
+-- first token that differs in the others (a shorter or longer output differs where one of the two has ended).
+WITH pairs AS (
+    SELECT r.*, s.doc_key, s.output_ids, f.output_ids AS full_ids
+    FROM runs AS r
+    JOIN sample AS s USING (attempt_id)
+    JOIN sample AS f ON f.attempt_id = r.full_depth_attempt_id AND f.doc_key = s.doc_key
+    WHERE NOT r.is_full_depth
+),
+compared AS (
+    SELECT
+        *,
+        list_position(
+            list_transform(list_zip(output_ids, full_ids), lambda pair: pair[1] IS DISTINCT FROM pair[2]), true
+        ) AS first_difference
+    FROM pairs
+)
+SELECT
+    model, task_label, method, params, seed, avg((first_difference IS NULL)::INT) AS share_identical,
+    avg(first_difference) AS mean_first_difference, count(*) AS documents
+FROM compared
+GROUP BY model, task_label, method, params, seed, cell_id
+ORDER BY model, task_label, method, params, seed, cell_id;

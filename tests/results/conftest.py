@@ -1,0 +1,40 @@
+"""One cell to write attempts at, and rows to put into them."""
+
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from exitbench.results.schema import TABLES
+
+
+@pytest.fixture
+def cell(example: ModuleType) -> dict[str, Any]:
+    """cell.json of a quality cell."""
+    return example.cell_json(example.MODELS[0], example.TASKS[0], example.FULL, "quality")
+
+
+@pytest.fixture
+def env(example: ModuleType) -> dict[str, Any]:
+    """env.json."""
+    return example.ENV
+
+
+@pytest.fixture
+def tokens() -> pa.Table:
+    """Three tokens of one document."""
+    rows = [
+        {
+            "doc_key": "a",
+            "position": position,
+            "token_id": 7,
+            "token_kind": None,
+            "exit_layer": 2,
+            "blocks_run": 2,
+            "score": 0.5,
+            "reason": "threshold",
+        }
+        for position in (1, 2, 3)
+    ]
+    return pa.Table.from_pylist(rows, schema=TABLES["tokens"])

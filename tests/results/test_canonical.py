@@ -1,0 +1,23 @@
+"""One spelling and one digest for equal content."""
+
+import hashlib
+import math
+
+import pytest
+
+from exitbench.results.canonical import canonical_json, content_id
+
+
+def test_order_of_keys_does_not_matter_and_text_stays_as_it_is() -> None:
+    assert canonical_json({"b": [1, 0.5, None, True], "a": "é"}) == '{"a":"é","b":[1,0.5,null,true]}'
+    assert content_id({"b": 1, "a": 2}) == content_id({"a": 2, "b": 1})
+
+
+def test_the_id_is_the_sha256_of_the_canonical_text() -> None:
+    assert content_id({"a": 1}) == hashlib.sha256(b'{"a":1}').hexdigest()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_numbers_that_json_does_not_have_are_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        canonical_json({"a": value})

@@ -1,0 +1,234 @@
+"""Opening, migrating and rebuilding the database; and every way in which a file can refuse."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+import sqlalchemy as sa
+
+from exitbench.errors import UserError
+from exitbench.results import database
+from exitbench.results.catalogue import METADATA
+from exitbench.results.database import open_database, rebuild
+from exitbench.results.ingest import ingest
+from exitbench.results.schema import TABLES
+
+VIEWS = {
+    "runs",
+    "failures",
+    "metric_values",
+    "frontier",
+    "token_trace",
+    "probe_trace",
+    "layer_trace",
+    "exit_histogram",
+    "no_change",
+    "exit_by_kind",
+}
+COLUMNS = "SELECT column_name, data_type, is_nullable FROM duckdb_columns() WHERE table_name = ? ORDER BY column_name"
+KEYS = """
+    SELECT constraint_column_names FROM duckdb_constraints()
+    WHERE table_name = ? AND constraint_type = 'PRIMARY KEY' ORDER BY ALL
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """An empty, up-to-date database."""
+    path = tmp_path / "runs" / "exitbench.duckdb"
+    open_database(path, read_only=False).close()
+    return path
+
+
+def test_a_new_database_has_every_documented_view_and_its_version(path: Path) -> None:
+    with open_database(path) as opened:
+        views = set(opened.query("SELECT view_name FROM duckdb_views() WHERE NOT internal")["view_name"].to_pylist())
+        assert views >= VIEWS
+        assert opened.query("SELECT version FROM schema_version").to_pylist() == [{"version": 1}]
+
+
+def test_every_view_is_commented_and_the_comment_names_its_columns(path: Path) -> None:
+    with open_database(path) as opened:
+        comments = opened.query("SELECT view_name, comment FROM duckdb_views() WHERE NOT internal").to_pylist()
+        columns = {row["view_name"]: opened.query(f"FROM {row['view_name']} LIMIT 0").column_names for row in comments}
+    general = set(columns["run_names"])
+    for row in comments:
+        own = set(columns[row["view_name"]]) - (general if row["view_name"] != "run_names" else set())
+        assert [name for name in own if name not in row["comment"]] == [], row["view_name"]
+
+
+def test_every_documented_view_begins_with_the_names_of_the_run(path: Path) -> None:
+    with open_database(path) as opened:
+        names = opened.query("FROM run_names LIMIT 0").column_names
+        for view in VIEWS:
+            assert opened.query(f"FROM {view} LIMIT 0").column_names[: len(names)] == names
+
+
+def test_the_catalogue_describes_what_the_migrations_create(path: Path, tmp_path: Path) -> None:
+    engine = sa.create_engine(f"duckdb:///{tmp_path / 'described.duckdb'}")
+    METADATA.create_all(engine)
+    with engine.connect() as described, open_database(path) as opened, opened.engine.connect() as migrated:
+        for table in METADATA.tables:
+            for query in (COLUMNS, KEYS):
+                expected = migrated.exec_driver_sql(query, (table,)).all()
+                assert described.exec_driver_sql(query, (table,)).all() == expected, table
+                assert expected or table in ("timing_sample",)
+
+
+@pytest.mark.parametrize(
+    ("file", "table", "extra"),
+    [
+        ("samples", "sample", set()),
+        ("tokens", "token_exit", set()),
+        ("probe", "probe_token", set()),
+        ("metrics", "metric", {"ordinal"}),
+        ("timings", "timing_sample", set()),
+    ],
+)
+def test_tables_of_rows_have_the_columns_of_the_spool(path: Path, file: str, table: str, extra: set[str]) -> None:
+    with open_database(path) as opened:
+        columns = opened.query(COLUMNS, [table]).to_pylist()
+    nullable = {row["column_name"]: row["is_nullable"] for row in columns}
+    assert nullable == {
+        **{field.name: field.nullable for field in TABLES[file]},
+        **dict.fromkeys({"attempt_id", *extra}, False),
+    }
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM cell",
+        "CREATE TABLE t (x INT)",
+        "COPY (SELECT 1) TO '{folder}/out.csv'",
+        "FROM read_text('{folder}/secret')",
+        "ATTACH '{folder}/other.duckdb'",
+        "SET enable_external_access = true",
+    ],
+)
+def test_a_reader_can_neither_write_nor_look_elsewhere(path: Path, tmp_path: Path, statement: str) -> None:
+    (tmp_path / "secret").write_text("secret")
+    with open_database(path) as opened, pytest.raises(UserError, match="The query failed"):
+        opened.query(statement.format(folder=tmp_path))
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_queries_take_parameters_and_refuse_nonsense(path: Path) -> None:
+    with open_database(path) as opened:
+        assert opened.query("SELECT $a + 1 AS b", {"a": 1}).to_pylist() == [{"b": 2}]
+        with pytest.raises(UserError, match="nonsense"):
+            opened.query("FROM nonsense")
+
+
+def test_a_reader_needs_a_database(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="There is no database"):
+        open_database(tmp_path / "none.duckdb")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_newer_schema_is_refused_with_both_versions(path: Path) -> None:
+    with duckdb.connect(path) as connection:
+        connection.execute("INSERT INTO schema_version VALUES (7, now()::TIMESTAMP, 'later')")
+    for read_only in (True, False):
+        with pytest.raises(UserError, match=r"schema 7; .* knows up to 1\. .*rebuild"):
+            open_database(path, read_only)
+
+
+def test_an_older_schema_is_migrated_even_for_a_reader(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = [*database._migrations(), "CREATE TABLE later (x INTEGER)"]
+    monkeypatch.setattr(database, "_migrations", lambda: scripts)
+    with open_database(path) as opened:
+        assert opened.query("SELECT max(version) AS v, (SELECT count(*) FROM later) AS n FROM schema_version")[
+            "v"
+        ].to_pylist() == [2]
+
+
+def test_a_migration_that_fails_leaves_the_older_schema(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = [*database._migrations(), "CREATE TABLE half (x INTEGER); SELECT error('no')"]
+    with monkeypatch.context() as patched:
+        patched.setattr(database, "_migrations", lambda: scripts)
+        with pytest.raises(sa.exc.DBAPIError):
+            open_database(path, read_only=False)
+    with open_database(path) as opened:
+        tables = opened.query("SELECT table_name FROM duckdb_tables()")["table_name"].to_pylist()
+        assert "half" not in tables
+        assert opened.query("SELECT max(version) AS v FROM schema_version").to_pylist() == [{"v": 1}]
+
+
+def test_changed_views_are_created_anew_and_old_ones_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "CREATE VIEW answers AS SELECT 42 AS answer"
+    monkeypatch.setattr(database, "_views_script", lambda: script)
+    with open_database(path) as opened:
+        views = opened.query("SELECT view_name FROM duckdb_views() WHERE NOT internal")["view_name"].to_pylist()
+        assert views == ["answers"]
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not a database" * 1000)
+    for read_only in (True, False):
+        with pytest.raises(UserError, match="not a DuckDB database"):
+            open_database(tmp_path / "notes.txt", read_only)
+    with pytest.raises(UserError, match="not a DuckDB database"):
+        rebuild(tmp_path, tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text().startswith("not a database")
+
+
+def test_somebody_elses_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    with duckdb.connect(tmp_path / "other.duckdb") as connection:
+        connection.execute("CREATE TABLE theirs (x INTEGER)")
+    with pytest.raises(UserError, match="not one of ExitBench"):
+        open_database(tmp_path / "other.duckdb", read_only=False)
+    with duckdb.connect(tmp_path / "other.duckdb") as connection:
+        assert connection.execute("SELECT table_name FROM duckdb_tables()").fetchall() == [("theirs",)]
+
+
+@pytest.mark.parametrize("place", ["file/exitbench.duckdb", "file/deeper/exitbench.duckdb"])
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file"):
+        open_database(tmp_path / place, read_only=False)
+
+
+def test_a_database_in_use_names_the_process_after_a_bounded_wait(path: Path) -> None:
+    script = f"import duckdb; c = duckdb.connect({str(path)!r}); print('open', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        for read_only in (True, False):
+            with pytest.raises(UserError, match=rf"in use by process {holder.pid}; waited 0.3 s"):
+                open_database(path, read_only, wait_s=0.3)
+        holder.stdin.close()
+        open_database(path, wait_s=10).close()
+
+
+def test_rebuilding_gives_the_same_rows_and_leaves_nothing_beside(example_spool: Path, tmp_path: Path) -> None:
+    spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
+    for prefix in sorted(example_spool.iterdir())[:12]:
+        shutil.copytree(prefix, spool / prefix.name)
+    ingest(spool, path)
+    before = _rows(path)
+    rebuild(spool, path)
+    assert _rows(path) == before
+    assert len(before["attempt"]) > 10
+    assert {file.name for file in tmp_path.iterdir()} == {spool.name, path.name}
+
+
+def test_rebuilding_replaces_a_database_of_a_newer_schema(path: Path, tmp_path: Path) -> None:
+    with duckdb.connect(path) as connection:
+        connection.execute("INSERT INTO schema_version VALUES (7, now()::TIMESTAMP, 'later')")
+    rebuild(tmp_path / "no spool", path)
+    open_database(path).close()
+
+
+def _rows(path: Path) -> dict[str, list[Any]]:
+    with open_database(path) as opened:
+        tables = opened.query("SELECT table_name AS t FROM duckdb_tables() WHERE t <> 'schema_version'")[
+            "t"
+        ].to_pylist()
+        return {table: opened.query(f"FROM {table} ORDER BY ALL").to_pylist() for table in tables}

@@ -1,0 +1,215 @@
+"""Ingest: every finished attempt once, whole or not at all, whatever happened to the others."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from exitbench.results.database import open_database, rebuild
+from exitbench.results.ingest import ingest
+from exitbench.results.schema import TABLES
+from exitbench.results.spool import AttemptWriter
+
+Json = dict[str, Any]
+Write = Callable[..., AttemptWriter]
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    return tmp_path / "spool"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "exitbench.duckdb"
+
+
+@pytest.fixture
+def write(spool: Path, cell: Json, env: Json, tokens: pa.Table) -> Write:
+    """Write an attempt with three tokens at the cell, or at one that differs from it."""
+
+    def write_attempt(status: str = "ok", tables: dict[str, pa.Table] | None = None, **changes: Any) -> AttemptWriter:
+        with AttemptWriter(spool, {**cell, **changes}, env) as writer:
+            for name, rows in (tables or {"tokens": tokens}).items():
+                writer.write(name, rows)
+            writer.finish(status, exit_code=3)
+        return writer
+
+    return write_attempt
+
+
+def _query(path: Path, sql: str) -> list[Json]:
+    with open_database(path) as database:
+        rows: list[Json] = database.query(sql).to_pylist()
+    return rows
+
+
+def test_rows_lead_to_everything_behind_them(write: Write, spool: Path, path: Path, cell: Json, env: Json) -> None:
+    writer = write()
+    report = ingest(spool, path)
+    assert (report.added, report.skipped, report.unfinished, report.quarantined) == (1, 0, 0, ())
+    (row,) = _query(
+        path,
+        """
+        SELECT attempt_id, method, params, model_artifact.name AS model, weights_sha256, task, data_sha256, git_commit,
+               packages, cpu, exit_code, identity, count(token_exit.position) AS tokens
+        FROM attempt JOIN cell USING (cell_id) JOIN model_artifact USING (model_id)
+        JOIN dataset_artifact USING (data_id) JOIN environment USING (env_id) JOIN hardware USING (hw_id) JOIN token_exit USING (attempt_id) GROUP BY ALL
+        """,
+    )
+    assert json.loads(row.pop("identity")) == cell["identity"]
+    assert json.loads(row.pop("packages")) == env["environment"]["packages"]
+    assert row == {
+        "attempt_id": writer.attempt_id,
+        "method": "full",
+        "params": "{}",
+        "model": cell["model"]["name"],
+        "weights_sha256": cell["model"]["weights_sha256"],
+        "task": cell["task"]["name"],
+        "data_sha256": cell["task"]["data_sha256"],
+        "git_commit": env["environment"]["git_commit"],
+        "cpu": env["hardware"]["cpu"],
+        "exit_code": 3,
+        "tokens": 3,
+    }
+
+
+def test_doing_it_again_adds_only_what_is_new(write: Write, spool: Path, path: Path) -> None:
+    write()
+    ingest(spool, path)
+    write()
+    report = ingest(spool, path)
+    assert (report.added, report.skipped) == (1, 1)
+    assert _query(path, "SELECT count(*) AS n, count(DISTINCT attempt_id) AS a FROM token_exit") == [{"n": 6, "a": 2}]
+    assert _query(path, "SELECT count(*) AS n FROM cell") == [{"n": 1}]
+
+
+def test_unfinished_attempts_wait(
+    write: Write, spool: Path, path: Path, cell: Json, env: Json, tokens: pa.Table
+) -> None:
+    writer = AttemptWriter(spool, cell, env)
+    writer.write("tokens", tokens)
+    assert ingest(spool, path).unfinished == 1
+    writer.finish("ok")
+    assert ingest(spool, path).added == 1
+
+
+def test_a_failed_attempt_is_a_row_without_traces(write: Write, spool: Path, path: Path) -> None:
+    write("oom")
+    assert ingest(spool, path).added == 1
+    assert _query(path, "SELECT status, (SELECT count(*) FROM token_exit) AS n FROM attempt") == [
+        {"status": "oom", "n": 0}
+    ]
+
+
+def test_a_corrupt_attempt_is_named_and_the_others_are_added(write: Write, spool: Path, path: Path) -> None:
+    corrupt = write().path / "tokens.parquet"
+    good = write()
+    corrupt.write_bytes(corrupt.read_bytes()[:100])
+    report = ingest(spool, path)
+    assert report.added == 1
+    (message,) = report.quarantined
+    assert str(corrupt) in message
+    assert _query(path, "SELECT attempt_id FROM attempt") == [{"attempt_id": good.attempt_id}]
+    assert corrupt.exists()
+
+
+def _sample(**changes: Any) -> pa.Table:
+    row = {"doc_key": "a", "output_text": "t", "output_ids": [1], "n_prompt": 1, "n_output": 1, "stop_reason": "eos"}
+    return pa.Table.from_pylist([{**row, "scores": "{}", "statistics": "{}", **changes}], schema=TABLES["samples"])
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [pa.concat_tables([_sample(), _sample()]), _sample(scores="{")],
+    ids=["one document twice", "scores that are no JSON"],
+)
+def test_nothing_of_an_attempt_is_kept_when_a_part_does_not_fit(
+    write: Write, spool: Path, path: Path, tokens: pa.Table, samples: pa.Table
+) -> None:
+    broken = write(tables={"tokens": tokens, "samples": samples})
+    report = ingest(spool, path)
+    (message,) = report.quarantined
+    assert str(broken.path) in message
+    for table in ("attempt", "cell", "environment", "token_exit", "sample"):
+        assert _query(path, f"SELECT count(*) AS n FROM {table}") == [{"n": 0}], table
+
+
+def test_what_a_broken_attempt_shares_with_a_good_one_is_kept_for_that(write: Write, spool: Path, path: Path) -> None:
+    write(tables={"samples": pa.concat_tables([_sample(), _sample()])})
+    write()
+    assert ingest(spool, path).added == 1
+    assert _query(path, "SELECT count(*) AS n FROM runs") == [{"n": 1}]
+
+
+@pytest.mark.parametrize("changes", [{"seed": "many"}, {"batch_size": None}, {"depends_on": 3}])
+def test_a_cell_with_a_value_of_the_wrong_kind_is_named(write: Write, spool: Path, path: Path, changes: Json) -> None:
+    broken = write(**changes)
+    write()
+    report = ingest(spool, path)
+    assert report.added == 1
+    assert [str(broken.path) in message for message in report.quarantined] == [True]
+
+
+def test_a_cell_keeps_the_names_of_its_latest_attempt_in_whatever_order_they_arrive(
+    write: Write, spool: Path, path: Path
+) -> None:
+    late = write(suite="early")
+    hidden = spool.parent / "hidden"
+    late.path.rename(hidden)
+    write(suite="latest")
+    ingest(spool, path)
+    hidden.rename(late.path)
+    assert ingest(spool, path).added == 1
+    assert _query(path, "SELECT suite FROM cell") == [{"suite": "latest"}]
+    rebuild(spool, path)
+    assert _query(path, "SELECT suite FROM cell") == [{"suite": "latest"}]
+
+
+def test_two_processes_are_comparable_only_on_the_same_machine(spool: Path, path: Path, cell: Json, env: Json) -> None:
+    other = {**env, "hardware": {**env["hardware"], "threads": 1}}
+    for used in (env, other, env):
+        with AttemptWriter(spool, cell, used) as writer:
+            writer.finish("ok")
+    ingest(spool, path)
+    ids = [row["comparable_id"] for row in _query(path, "SELECT comparable_id FROM attempt ORDER BY attempt_id")]
+    assert ids[0] == ids[2] != ids[1]
+
+
+def test_progress_counts_every_attempt(write: Write, spool: Path, path: Path) -> None:
+    write()
+    write("failed")
+    seen: list[tuple[int, int]] = []
+    ingest(spool, path, lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_metrics_keep_the_order_they_were_written_in(write: Write, spool: Path, path: Path) -> None:
+    names = ["f1", "em", "a", "token_match"]
+    rows = [{"metric": name, "metric_version": "1", "value": 1.0, "n": 1} for name in names]
+    table = pa.Table.from_pylist(rows, schema=TABLES["metrics"])
+    write(tables={"metrics": table})
+    ingest(spool, path)
+    assert _query(path, "SELECT metric FROM metric ORDER BY ordinal") == [{"metric": name} for name in names]
+
+
+def test_many_row_groups_arrive_whole(spool: Path, path: Path, cell: Json, env: Json, tokens: pa.Table) -> None:
+    with AttemptWriter(spool, cell, env) as writer:
+        for _ in range(4):
+            writer.write("tokens", tokens)
+        writer.finish("ok")
+    ingest(spool, path)
+    assert _query(path, "SELECT count(*) AS n FROM token_exit") == [{"n": 12}]
+
+
+def test_times_are_utc(spool: Path, path: Path, cell: Json, env: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter(["2026-01-01T02:00:00.500000+02:00", "2026-01-01T00:00:02+00:00"])
+    monkeypatch.setattr("exitbench.results.spool._utc_now", lambda: next(moments))
+    with AttemptWriter(spool, cell, env) as writer:
+        writer.finish("ok")
+    ingest(spool, path)
+    (row,) = _query(path, "SELECT started_at::VARCHAR AS at, seconds FROM runs")
+    assert row == {"at": "2026-01-01 00:00:00.5", "seconds": 1.5}

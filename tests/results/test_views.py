@@ -1,0 +1,238 @@
+"""What the views say of the example: each number is worked out here from the files of the spool."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from exitbench.results.database import Database, open_database
+from exitbench.results.ingest import ingest
+from exitbench.results.schema import TABLES
+from exitbench.results.spool import AttemptRecord, AttemptWriter, read_attempt, scan_spool
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def database(example_database: Path) -> Iterator[Database]:
+    with open_database(example_database) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def records(example_spool: Path) -> list[AttemptRecord]:
+    """Every attempt in the example's spool."""
+    return [read_attempt(attempt.path) for attempt in scan_spool(example_spool)]
+
+
+def _rows(record: AttemptRecord, table: str) -> list[Json]:
+    rows: list[Json] = pa.concat_tables(record.batches(table)).to_pylist()
+    return rows
+
+
+def _ok(records: list[AttemptRecord], kind: str) -> list[AttemptRecord]:
+    return [record for record in records if record.cell["kind"] == kind and record.status["status"] == "ok"]
+
+
+def _query(database: Database, sql: str, **parameters: Any) -> list[Json]:
+    rows: list[Json] = database.query(sql, parameters or None).to_pylist()
+    return rows
+
+
+def test_runs_are_the_latest_successes(database: Database, records: list[AttemptRecord]) -> None:
+    succeeded = {r.attempt.attempt_id: r for r in records if r.status["status"] == "ok"}
+    rows = _query(database, "FROM runs")
+    assert {row["attempt_id"] for row in rows} == set(succeeded)
+    for row in rows:
+        cell = succeeded[row["attempt_id"]].cell
+        assert (row["kind"], row["model"], row["blocks"]) == (
+            cell["kind"],
+            cell["model"]["name"],
+            cell["model"]["blocks"],
+        )
+        assert json.loads(row["params"]) == cell["method"]["params"]
+        assert (row["commit"], row["dirty"], row["seconds"]) == ("0123456789abcdef0123456789abcdef01234567", False, 1)
+
+
+def test_a_cell_that_failed_after_it_succeeded_is_a_run_and_a_failure(database: Database) -> None:
+    rows = _query(database, "SELECT cell_id, status, reason, log_tail FROM failures ORDER BY attempt_id")
+    assert [(row["status"], row["log_tail"]) for row in rows] == [("oom", "loading\nallocating"), ("failed", None)]
+    (repeated,) = _query(database, "SELECT kind FROM runs WHERE cell_id = $cell", cell=rows[1]["cell_id"])
+    assert repeated == {"kind": "quality"}
+    assert not _query(database, "FROM runs WHERE cell_id = $cell", cell=rows[0]["cell_id"])
+
+
+def test_metric_values_are_those_written(database: Database, records: list[AttemptRecord]) -> None:
+    columns = ("metric", "value", "ci_low", "ci_high", "ci_method", "n")
+    written = {
+        (record.attempt.attempt_id, *(row[name] for name in columns))
+        for record in records
+        if "metrics" in record.tables
+        for row in _rows(record, "metrics")
+    }
+    found = _query(database, "FROM metric_values")
+    assert {(row["attempt_id"], *(row[name] for name in columns)) for row in found} == written
+
+
+def test_frontier_has_one_row_for_each_quality_and_replay_run(database: Database, records: list[AttemptRecord]) -> None:
+    expected = [record.attempt.attempt_id for kind in ("quality", "replay") for record in _ok(records, kind)]
+    rows = _query(database, "SELECT attempt_id FROM frontier")
+    assert sorted(row["attempt_id"] for row in rows) == sorted(expected)
+
+
+def test_frontier_joins_quality_with_the_timing_of_the_same_work(
+    database: Database, records: list[AttemptRecord]
+) -> None:
+    def work(record: AttemptRecord) -> str:
+        cell = record.cell
+        return json.dumps([cell["model"]["name"], cell["task"]["name"], cell["method"]], sort_keys=True)
+
+    timed = {work(r): {row["metric"]: row for row in _rows(r, "metrics")} for r in _ok(records, "timing")}
+    by_attempt = {row["attempt_id"]: row for row in _query(database, "FROM frontier")}
+    full = {r.cell["cell_id"]: _rows(r, "metrics")[0] for r in _ok(records, "quality")}
+    compared = 0
+    for record in _ok(records, "quality"):
+        row, metrics = by_attempt[record.attempt.attempt_id], _rows(record, "metrics")
+        assert (row["metric"], row["value"], row["ci_low"]) == tuple(
+            metrics[0][k] for k in ("metric", "value", "ci_low")
+        )
+        if record.cell["full_depth_cell_id"] is None:
+            assert row["is_full_depth"]
+            assert (row["speedup"], row["speedup_low"], row["speedup_high"], row["delta"]) == (1, 1, 1, 0)
+            continue
+        speed = timed[work(record)]
+        assert row["speedup"] == speed["speedup"]["value"]
+        assert (row["speedup_low"], row["speedup_high"]) == (speed["speedup"]["ci_low"], speed["speedup"]["ci_high"])
+        assert (row["aa_low"], row["aa_high"]) == (speed["aa_speedup"]["ci_low"], speed["aa_speedup"]["ci_high"])
+        assert row["realised_fraction"] == speed["realised_fraction"]["value"]
+        assert row["full_value"] == full[record.cell["full_depth_cell_id"]]["value"]
+        assert row["delta"] == row["value"] - row["full_value"]
+        compared += 1
+    assert compared == 36
+
+
+def test_frontier_gives_a_replay_agreement_and_no_quality_or_speed(database: Database) -> None:
+    rows = _query(database, "FROM frontier WHERE execution = 'simulated'")
+    assert len(rows) == 18
+    for row in rows:
+        assert (row["value"], row["delta"], row["speedup"], row["aa_low"], row["realised_fraction"]) == (None,) * 5
+        assert 0 < row["token_match"] <= 1 <= row["mean_exit_layer"] <= row["blocks"]
+        assert row["metric"] in ("f1", "rougeL", "bleu")
+
+
+def test_token_trace_has_every_token_of_every_run(database: Database, records: list[AttemptRecord]) -> None:
+    expected = Counter(
+        {r.attempt.attempt_id: len(_rows(r, "tokens")) for kind in ("quality", "replay") for r in _ok(records, kind)}
+    )
+    rows = _query(database, "SELECT attempt_id, count(*) AS n FROM token_trace GROUP BY ALL")
+    assert {row["attempt_id"]: row["n"] for row in rows} == expected
+
+
+def test_layer_trace_is_the_probe_one_block_a_row(database: Database, records: list[AttemptRecord]) -> None:
+    record = _ok(records, "probe")[0]
+    lists = [field.name for field in TABLES["probe"] if pa.types.is_list(field.type)]
+    expected = sorted(
+        (row["doc_key"], row["position"], block + 1, *(row[name][block] for name in lists))
+        for row in _rows(record, "probe")
+        for block in range(record.cell["model"]["blocks"])
+    )
+    rows = _query(database, "FROM layer_trace WHERE attempt_id = $id", id=record.attempt.attempt_id)
+    assert sorted((row["doc_key"], row["position"], row["block"], *(row[n] for n in lists)) for row in rows) == expected
+    assert _query(
+        database, "SELECT count(*) AS n FROM probe_trace WHERE attempt_id = $id", id=record.attempt.attempt_id
+    ) == [{"n": len(_rows(record, "probe"))}]
+
+
+def test_exit_histogram_counts_tokens_and_shares_sum_to_one(database: Database, records: list[AttemptRecord]) -> None:
+    shares: dict[str, float] = defaultdict(float)
+    found: dict[str, dict[int, int]] = defaultdict(dict)
+    for row in _query(database, "FROM exit_histogram"):
+        shares[row["attempt_id"]] += row["share"]
+        found[row["attempt_id"]][row["exit_layer"]] = row["tokens"]
+    assert list(shares.values()) == pytest.approx([1] * len(shares))
+    for record in (*_ok(records, "quality"), *_ok(records, "replay")):
+        assert found[record.attempt.attempt_id] == Counter(row["exit_layer"] for row in _rows(record, "tokens"))
+
+
+def test_no_change_is_the_share_settled_by_each_block(database: Database, records: list[AttemptRecord]) -> None:
+    for record in _ok(records, "probe"):
+        settled = [row["stable_from"] for row in _rows(record, "probe")]
+        rows = _query(
+            database,
+            "SELECT block, share, n FROM no_change WHERE attempt_id = $id ORDER BY block",
+            id=record.attempt.attempt_id,
+        )
+        assert rows == [
+            {"block": block, "share": sum(s <= block for s in settled) / len(settled), "n": len(settled)}
+            for block in range(1, record.cell["model"]["blocks"] + 1)
+        ]
+
+
+def test_exit_by_kind_of_a_probe_is_where_its_tokens_settle(database: Database, records: list[AttemptRecord]) -> None:
+    record = _ok(records, "probe")[0]
+    by_kind: dict[str, list[Json]] = defaultdict(list)
+    for row in _rows(record, "probe"):
+        by_kind[row["token_kind"]].append(row)
+    found = _query(database, "FROM exit_by_kind WHERE attempt_id = $id", id=record.attempt.attempt_id)
+    assert {row["token_kind"] for row in found} == set(by_kind)
+    for row in found:
+        tokens = by_kind[row["token_kind"]]
+        assert row["n"] == len(tokens)
+        assert row["mean_first_match"] == pytest.approx(sum(t["first_match"] for t in tokens) / len(tokens))
+        assert row["mean_stable_from"] == pytest.approx(sum(t["stable_from"] for t in tokens) / len(tokens))
+        assert (row["share_equal_full"], row["mean_exit_layer"]) == (1, None)
+
+
+def test_exit_by_kind_of_a_run_compares_with_full_depths_tokens(
+    database: Database, records: list[AttemptRecord]
+) -> None:
+    full = {
+        r.cell["cell_id"]: _rows(r, "tokens") for r in _ok(records, "quality") if r.cell["full_depth_cell_id"] is None
+    }
+    record = next(r for r in _ok(records, "quality") if r.cell["method"]["name"] == "static")
+    reference = {(t["doc_key"], t["position"]): t["token_id"] for t in full[record.cell["full_depth_cell_id"]]}
+    hop = [t for t in _rows(record, "tokens") if t["token_kind"] == "hop1"]
+    equal = sum(reference[t["doc_key"], t["position"]] == t["token_id"] for t in hop)
+    (row,) = _query(
+        database, "FROM exit_by_kind WHERE attempt_id = $id AND token_kind = 'hop1'", id=record.attempt.attempt_id
+    )
+    assert 0 < equal < len(hop)
+    assert (row["n"], row["share_equal_full"], row["mean_exit_layer"]) == (len(hop), equal / len(hop), 2)
+    assert (row["mean_first_match"], row["mean_stable_from"]) == (None, None)
+
+
+def test_frontier_takes_all_speeds_of_a_setting_from_the_machine_timed_last(
+    example: Any, env: Json, tmp_path: Path
+) -> None:
+    model, task, full = example.MODELS[0], example.TASKS[0], example.FULL
+    shallow, deep = (example.Method("static", {"exit_layer": layer}) for layer in (1, 2))
+    laptop, server = ({**env, "hardware": {**env["hardware"], "cpu": name}} for name in ("laptop", "server"))
+    reference = example.cell_json(model, task, full, "quality")["cell_id"]
+
+    def write(method: Any, kind: str, used: Json, metric: str, value: float) -> None:
+        full_id = None if method is full else reference
+        with AttemptWriter(tmp_path / "spool", example.cell_json(model, task, method, kind, full_id), used) as writer:
+            row = {"metric": metric, "metric_version": "1", "value": value, "ci_low": value, "ci_high": value, "n": 8}
+            writer.write("metrics", pa.Table.from_pylist([row], schema=TABLES["metrics"]))
+            writer.finish("ok")
+
+    for method in (full, shallow, deep):
+        write(method, "quality", laptop, "f1", 50.0)
+    write(deep, "timing", server, "speedup", 1.5)
+    write(shallow, "timing", laptop, "speedup", 3.0)
+    write(shallow, "timing", server, "speedup", 4.0)
+    ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
+    write(deep, "timing", laptop, "speedup", 2.0)
+    write(shallow, "timing", server, "speedup", 5.0)
+    ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
+    with open_database(tmp_path / "exitbench.duckdb") as opened:
+        rows = _query(opened, "SELECT params, speedup, timing_cpu FROM frontier ORDER BY params")
+    assert rows == [
+        {"params": '{"exit_layer":1}', "speedup": 5.0, "timing_cpu": "server"},
+        {"params": '{"exit_layer":2}', "speedup": 1.5, "timing_cpu": "server"},
+        {"params": "{}", "speedup": 1.0, "timing_cpu": None},
+    ]
