@@ -68,16 +68,14 @@ class Tensors:
             raise UserError(f"{self.folder}: tensor {name!r} has shape {found}, config.json asks for {list(shape)}.")
         return tensor.to(self.device, self.dtype)
 
-    def linear(self, name: str, shape: tuple[int, int], *, transposed: bool = False) -> Linear:
-        """Read a projection [out, in] with its bias, if it has one; ``transposed`` for GPT-2's Conv1D."""
+    def linear(self, name: str, shape: tuple[int, int], *, bias: bool = False, transposed: bool = False) -> Linear:
+        """Read a projection [out, in], with its bias if the family has one; ``transposed`` for GPT-2's Conv1D."""
         weight = self(f"{name}.weight", *(shape[::-1] if transposed else shape))
-        bias = self(f"{name}.bias", shape[0]) if f"{name}.bias" in self else None
-        return Linear(weight.T.contiguous() if transposed else weight, bias)
+        return Linear(weight.T.contiguous() if transposed else weight, self(f"{name}.bias", shape[0]) if bias else None)
 
-    def norm(self, name: str, width: int) -> Linear:
+    def norm(self, name: str, width: int, *, bias: bool = False) -> Linear:
         """Read an elementwise norm: weight [D] and bias [D] or None."""
-        bias = self(f"{name}.bias", width) if f"{name}.bias" in self else None
-        return Linear(self(f"{name}.weight", width), bias)
+        return Linear(self(f"{name}.weight", width), self(f"{name}.bias", width) if bias else None)
 
 
 def safetensors_files(folder: Path) -> list[Path]:
@@ -211,7 +209,8 @@ def _read_t5(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
             **cross,
         )
 
-    shared = tensors("shared.weight" if "shared.weight" in tensors else "encoder.embed_tokens.weight")
+    shared_name = "shared.weight" if "shared.weight" in tensors else "encoder.embed_tokens.weight"
+    shared = tensors(shared_name, config.vocab_size, width)
     # transformers says every T5 is tied; v1.1 and Flan files hold a head of their own, and then it is used there too.
     head = tensors("lm_head.weight", config.vocab_size, width) if "lm_head.weight" in tensors else shared
     bias = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
@@ -232,7 +231,10 @@ def _read_llama(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-    size = getattr(config, "head_dim", None) or width // heads
+    size, inner = getattr(config, "head_dim", None) or width // heads, config.intermediate_size
+    # Qwen2 has no such options: it always has biases on queries, keys and values, and nowhere else.
+    qkv_bias, out_bias = getattr(config, "attention_bias", True), getattr(config, "attention_bias", False)
+    mlp_bias = getattr(config, "mlp_bias", False)
     if getattr(config, "use_sliding_window", False):
         raise UserError(f"{tensors.folder}/config.json: use_sliding_window is not supported; allowed: false.")
     arch = Architecture(
@@ -241,7 +243,7 @@ def _read_llama(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
         n_heads=heads,
         n_kv_heads=groups,
         head_dim=size,
-        d_ff=config.intermediate_size,
+        d_ff=inner,
         n_blocks=config.num_hidden_layers,
         encoder_blocks=0,
         norm="rms",
@@ -255,16 +257,18 @@ def _read_llama(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
 
     def block(index: int) -> BlockWeights:
         layer = f"model.layers.{index}"
-        q = tensors.linear(f"{layer}.self_attn.q_proj", (heads * size, width))
-        k, v = (tensors.linear(f"{layer}.self_attn.{part}_proj", (groups * size, width)) for part in "kv")
+        q = tensors.linear(f"{layer}.self_attn.q_proj", (heads * size, width), bias=qkv_bias)
+        k, v = (
+            tensors.linear(f"{layer}.self_attn.{part}_proj", (groups * size, width), bias=qkv_bias) for part in "kv"
+        )
         up = _join(
-            *(tensors.linear(f"{layer}.mlp.{part}_proj", (config.intermediate_size, width)) for part in ("gate", "up"))
+            *(tensors.linear(f"{layer}.mlp.{part}_proj", (inner, width), bias=mlp_bias) for part in ("gate", "up"))
         )
         return BlockWeights(
             qkv=_fold(_join(q, k, v), tensors.norm(f"{layer}.input_layernorm", width)),
-            attention_out=tensors.linear(f"{layer}.self_attn.o_proj", (width, heads * size)),
+            attention_out=tensors.linear(f"{layer}.self_attn.o_proj", (width, heads * size), bias=out_bias),
             up=_fold(up, tensors.norm(f"{layer}.post_attention_layernorm", width)),
-            down=tensors.linear(f"{layer}.mlp.down_proj", (width, config.intermediate_size)),
+            down=tensors.linear(f"{layer}.mlp.down_proj", (width, inner), bias=mlp_bias),
         )
 
     rope = config.rope_parameters
@@ -317,13 +321,13 @@ def _read_gpt2(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
 
     def block(index: int) -> BlockWeights:
         layer = f"{root}h.{index}"
-        qkv = tensors.linear(f"{layer}.attn.c_attn", (3 * width, width), transposed=True)
-        up = tensors.linear(f"{layer}.mlp.c_fc", (inner, width), transposed=True)
+        qkv = tensors.linear(f"{layer}.attn.c_attn", (3 * width, width), bias=True, transposed=True)
+        up = tensors.linear(f"{layer}.mlp.c_fc", (inner, width), bias=True, transposed=True)
         return BlockWeights(
-            qkv=_fold(qkv, tensors.norm(f"{layer}.ln_1", width)),
-            attention_out=tensors.linear(f"{layer}.attn.c_proj", (width, width), transposed=True),
-            up=_fold(up, tensors.norm(f"{layer}.ln_2", width)),
-            down=tensors.linear(f"{layer}.mlp.c_proj", (width, inner), transposed=True),
+            qkv=_fold(qkv, tensors.norm(f"{layer}.ln_1", width, bias=True)),
+            attention_out=tensors.linear(f"{layer}.attn.c_proj", (width, width), bias=True, transposed=True),
+            up=_fold(up, tensors.norm(f"{layer}.ln_2", width, bias=True)),
+            down=tensors.linear(f"{layer}.mlp.c_proj", (width, inner), bias=True, transposed=True),
         )
 
     embedding = tensors(f"{root}wte.weight", config.vocab_size, width)
@@ -332,7 +336,7 @@ def _read_gpt2(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
         lm_head=Linear(
             embedding if config.tie_word_embeddings else tensors("lm_head.weight", config.vocab_size, width)
         ),
-        final_norm=tensors.norm(f"{root}ln_f", width),
+        final_norm=tensors.norm(f"{root}ln_f", width, bias=True),
         blocks=tuple(block(index) for index in range(arch.n_blocks)),
         position_embedding_PD=tensors(f"{root}wpe.weight", config.n_positions, width),
     )

@@ -71,17 +71,17 @@ def test_logits_of_decode_steps_are_those_of_transformers_without_any_cache(fami
 
 def reference_answers(family: Any, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
     """Greedy answers of transformers, cut after the end-of-sequence token."""
-    (eos,) = family.checkpoint.eos_ids
+    eos = family.checkpoint.eos_ids
     out = family.reference.generate(
         **family.padded(prompts),
         max_new_tokens=max_new_tokens,
         do_sample=False,
-        eos_token_id=eos,
+        eos_token_id=list(eos),
         # generate() of this version cannot cache a T5 whose encoder and decoder differ in depth
         use_cache=not family.is_seq2seq,
     )
     new = out[:, 1:] if family.is_seq2seq else out[:, -(out.shape[1] - max(map(len, prompts))) :]
-    return [row[: row.index(eos) + 1] if eos in row else row for row in new.tolist()]
+    return [row[: next((i + 1 for i, token in enumerate(row) if token in eos), None)] for row in new.tolist()]
 
 
 def assert_same_unless_tied(family: Any, prompt: list[int], ours: list[int], theirs: list[int]) -> None:

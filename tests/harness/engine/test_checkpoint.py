@@ -1,0 +1,181 @@
+"""Reading checkpoints: what is read, and that every bad one is refused with file and remedy."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.harness.checkpoint import load_checkpoint
+
+Twins = Callable[[str], Any]
+
+
+@pytest.fixture
+def folder(twin: Twins, tmp_path: Path) -> Path:
+    """A sound checkpoint to be spoiled."""
+    return Path(shutil.copytree(twin("llama").folder, tmp_path / "llama"))
+
+
+def edit_config(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def complaint(folder: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        load_checkpoint(folder)
+    return str(caught.value)
+
+
+def test_kind_and_special_tokens_come_from_the_files(twin: Twins) -> None:
+    seq2seq, causal = twin("t5"), twin("llama")
+    assert (seq2seq.checkpoint.kind, seq2seq.checkpoint.start_id) == ("seq2seq", 0)
+    assert (causal.checkpoint.kind, causal.checkpoint.start_id) == ("causal", None)
+    assert seq2seq.checkpoint.eos_ids == set(seq2seq.reference.config.eos_token_id)
+
+
+def test_generation_config_may_name_several_end_tokens(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    assert load_checkpoint(folder).eos_ids == {7, 9}
+
+
+def test_a_checkpoint_in_several_files_is_one_checkpoint(twin: Twins, tmp_path: Path) -> None:
+    whole = twin("llama")
+    whole.reference.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    parts = load_checkpoint(tmp_path)
+    assert torch.equal(parts.model.weights.blocks[-1].qkv.weight, whole.checkpoint.model.weights.blocks[-1].qkv.weight)
+
+
+def test_folder_without_config(tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere"
+    assert complaint(missing) == f"{missing}: not a Hugging Face checkpoint folder (no config.json)."
+
+
+def test_config_that_is_not_json(folder: Path) -> None:
+    (folder / "config.json").write_text('{\n  "model_type": llama\n}')
+    assert complaint(folder).startswith(f"{folder / 'config.json'}, line 2: not valid JSON")
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "{}"])
+def test_config_without_a_family(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+    message = complaint(folder)
+    assert message.startswith(f"{folder / 'config.json'}: model_type None is not supported.")
+    assert "Allowed: gpt2, llama, qwen2, t5." in message
+
+
+def test_family_that_is_not_supported(folder: Path) -> None:
+    edit_config(folder, model_type="lama")
+    message = complaint(folder)
+    assert f"{folder / 'config.json'}: model_type 'lama' is not supported. Did you mean 'llama'?" in message
+    assert "Allowed: gpt2, llama, qwen2, t5." in message
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    message = complaint(folder)
+    assert message.startswith(f"{folder}: no *.safetensors file (found no weight files).")
+
+
+def test_only_pickled_weights_are_never_opened(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    message = complaint(folder)
+    assert "found pytorch_model.bin" in message
+    assert "Only safetensors weights are read, never pickles" in message
+    assert "save_pretrained" in message
+
+
+@pytest.mark.parametrize("kept", [0, 4, 200, 30_000])
+def test_truncated_weights(folder: Path, kept: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    assert complaint(folder).startswith(f"{path}: not a complete safetensors file (")
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("llama", "model.layers.3.mlp.up_proj.weight"),
+        ("llama", "model.norm.weight"),
+        ("llama", "lm_head.weight"),
+        ("t5", "decoder.block.4.layer.1.EncDecAttention.k.weight"),
+        ("t5", "shared.weight"),
+        ("qwen2-tied", "model.layers.0.self_attn.q_proj.bias"),
+        ("gpt2", "transformer.h.0.attn.c_attn.weight"),
+        ("gpt2", "transformer.h.0.attn.c_attn.bias"),
+    ],
+)
+def test_missing_tensor(twin: Twins, tmp_path: Path, family: str, name: str) -> None:
+    folder = Path(shutil.copytree(twin(family).folder, tmp_path / family))
+    edit_tensors(folder, lambda tensors: tensors.pop(name))
+    assert re.search(rf"^{re.escape(str(folder))}: tensor '[^']+' is missing from the checkpoint", complaint(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("model.layers.1.self_attn.k_proj.weight", "has shape [16, 31], config.json asks for [16, 32]"),
+        ("model.embed_tokens.weight", "has shape [100, 31], config.json asks for [100, 32]"),
+    ],
+)
+def test_wrong_shape(folder: Path, name: str, says: str) -> None:
+    edit_tensors(folder, lambda tensors: tensors.update({name: tensors[name][:, :-1].contiguous()}))
+    assert complaint(folder) == f"{folder}: tensor {name!r} {says}."
+
+
+def test_embedding_of_another_size(twin: Twins, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(twin("t5").folder, tmp_path / "t5"))
+    edit_tensors(folder, lambda tensors: tensors.update({"shared.weight": tensors["shared.weight"][:, :-1].clone()}))
+    assert complaint(folder) == f"{folder}: tensor 'shared.weight' has shape [100, 31], config.json asks for [100, 32]."
+
+
+def test_deeper_config_than_weights(folder: Path) -> None:
+    edit_config(folder, num_hidden_layers=6)
+    assert "tensor 'model.layers.5.self_attn.q_proj.weight' is missing" in complaint(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"hidden_act": "silly"}, "activation 'silly' is not supported. Did you mean 'silu'?"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type 'dynamic'"),
+    ],
+)
+def test_options_that_are_not_supported_say_what_is_allowed(folder: Path, values: dict[str, Any], says: str) -> None:
+    edit_config(folder, **values)
+    message = complaint(folder)
+    assert message.startswith(f"{folder}/config.json: ")
+    assert says in message
+    assert "Allowed: " in message
+
+
+def test_sliding_windows_are_refused_rather_than_ignored(twin: Twins, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(twin("qwen2-tied").folder, tmp_path / "qwen2"))
+    edit_config(folder, use_sliding_window=True)
+    assert complaint(folder) == f"{folder}/config.json: use_sliding_window is not supported; allowed: false."
+
+
+def test_code_in_a_checkpoint_is_never_run(folder: Path, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    (folder / "custom.py").write_text(f"open({str(ran)!r}, 'w').close()\nclass C: pass\n")
+    edit_config(folder, auto_map={"AutoConfig": "custom.C", "AutoModelForCausalLM": "custom.C"})
+    load_checkpoint(folder)
+    assert not ran.exists()
