@@ -1,0 +1,245 @@
+"""The decode loop: what is skipped is not computed, what is skipped is filled, every row exits on its own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from exitbench.harness.decode import Batch, Generation, Request, decode, decode_step, prefill
+from exitbench.harness.model import Transformer
+from exitbench.methods.base import BlockView, Gate, Parts, blocks_from
+from exitbench.methods.gates import FullAgreement
+from exitbench.methods.heads import LMHead
+from exitbench.methods.kv_policies import StateCopy
+from exitbench.methods.thresholds import Constant
+
+L = 5
+MAX_NEW_TOKENS = 8
+
+
+class ExitAtSeed(Gate):
+    """Each row leaves after as many blocks as its seed says; ``moving``: one deeper every position, then from 1 again."""
+
+    def __init__(self, moving: bool = False) -> None:
+        self.moving = moving
+
+    def score(self, view: BlockView) -> Tensor:
+        wanted = [exit_at(seed, view.position if self.moving else 0) for seed in view.seeds_A]
+        return torch.tensor([float(view.block >= block) for block in wanted])
+
+
+def exit_at(seed: int, position: int) -> int:
+    """1..L."""
+    return (seed - 1 + position) % L + 1
+
+
+def parts(gate: Gate) -> Parts:
+    return Parts(gate, Constant(0.5), LMHead(), StateCopy(), blocks_from(1, L))
+
+
+class Recorder:
+    """Notes every call of Transformer.block: the block, its rows and its positions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[int, int, int]] = []
+        run = Transformer.block
+
+        def block(model: Transformer, number: int, hidden: Tensor, *rest: Any) -> Tensor:
+            self.calls.append((number, hidden.shape[0], hidden.shape[1]))
+            return run(model, number, hidden, *rest)
+
+        monkeypatch.setattr(Transformer, "block", block)
+
+    def rows(self) -> list[int]:
+        """Rows that ran each block 1..L, over all calls since the last `clear`."""
+        return [sum(rows for number, rows, _ in self.calls if number == block) for block in range(1, L + 1)]
+
+    def clear(self) -> None:
+        self.calls.clear()
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    return Recorder(monkeypatch)
+
+
+def start(family: Any, prompts: list[list[int]], seeds: list[int] | None = None, n: int = MAX_NEW_TOKENS) -> Batch:
+    seeds = seeds or [1] * len(prompts)
+    requests = [Request(p, seed) for p, seed in zip(prompts, seeds, strict=True)]
+    return prefill(family.checkpoint.model, requests, n)
+
+
+def decoded_tokens(family: Any, generations: list[Generation]) -> list[tuple[int, int]]:
+    """(exit layer, blocks run) of every token that came out of a decode step; a prompt's own token did not."""
+    skip = 0 if family.is_seq2seq else 1
+    return [pair for g in generations for pair in list(zip(g.exit_layers, g.blocks_run, strict=True))[skip:]]
+
+
+def test_skipped_blocks_are_not_computed(family: Any, prompts: Any, recorder: Recorder) -> None:
+    rows = prompts[:20]
+    batch = start(family, rows, seeds=[1 + i % L for i in range(20)])
+    recorder.clear()
+    generations = decode(family.checkpoint, batch, parts(ExitAtSeed(moving=True)))
+    exits = [exit_layer for exit_layer, _ in decoded_tokens(family, generations)]
+    assert set(exits) == set(range(1, L + 1))
+    assert recorder.rows() == [sum(e >= block for e in exits) for block in range(1, L + 1)]
+    assert all(ran == exit_layer for exit_layer, ran in decoded_tokens(family, generations))
+
+
+def test_a_block_that_no_row_needs_is_never_called(family: Any, prompts: Any, recorder: Recorder) -> None:
+    batch = start(family, prompts[:6], seeds=[2] * 6)
+    recorder.clear()
+    decode(family.checkpoint, batch, parts(ExitAtSeed()))
+    assert {number for number, _, _ in recorder.calls} == {1, 2}
+
+
+def test_rows_of_one_step_exit_at_different_blocks_and_agree_with_rows_alone(family: Any, prompts: Any) -> None:
+    rows = prompts[:20]
+    seeds = [1 + (i * 3) % L for i in range(20)]
+    method = parts(ExitAtSeed(moving=True))
+    together = decode(family.checkpoint, start(family, rows, seeds), method)
+    first_step = 0 if family.is_seq2seq else 1
+    assert len({g.exit_layers[first_step] for g in together if len(g.exit_layers) > first_step}) >= 4
+    for prompt, seed, generation in zip(rows, seeds, together, strict=True):
+        (alone,) = decode(family.checkpoint, start(family, [prompt], [seed]), method)
+        assert (alone.token_ids, alone.exit_layers) == (generation.token_ids, generation.exit_layers)
+
+
+def test_finished_rows_leave_the_batch(family: Any, prompts: Any, recorder: Recorder) -> None:
+    batch = start(family, prompts)
+    recorder.clear()
+    full_depth = Parts(ExitAtSeed(), Constant(math.inf), LMHead(), StateCopy(), blocks_from(1, L))
+    generations = decode(family.checkpoint, batch, full_depth)
+    lengths = [len(g.token_ids) for g in generations]
+    assert len(set(lengths)) > 2, "rows must end at different steps"
+    first_step = 1 if family.is_seq2seq else 2
+    alive = [sum(n >= step for n in lengths) for step in range(first_step, max(lengths) + 1)]
+    assert [rows for number, rows, _ in recorder.calls if number == L] == alive
+    assert batch.cache.n_rows <= alive[-1]
+
+
+def test_stop_callback_ends_a_row(family: Any, prompts: Any) -> None:
+    rows = prompts[:10]
+    free = decode(family.checkpoint, start(family, rows), parts(ExitAtSeed()))
+    stopped = decode(family.checkpoint, start(family, rows), parts(ExitAtSeed()), lambda tokens: len(tokens) == 3)
+    reasons = set()
+    for before, after in zip(free, stopped, strict=True):
+        assert after.token_ids == before.token_ids[:3]
+        ends_itself = before.stop_reason == "eos" and len(before.token_ids) <= 3
+        assert after.stop_reason == ("eos" if ends_itself else "stop_string")
+        reasons.add(after.stop_reason)
+    assert "stop_string" in reasons
+
+
+def test_the_trace_has_one_entry_a_token_and_scores_where_a_gate_decided(family: Any, prompts: Any) -> None:
+    generations = decode(
+        family.checkpoint, start(family, prompts[:20], [1 + i % L for i in range(20)]), parts(ExitAtSeed())
+    )
+    for g in generations:
+        assert len(g.token_ids) == len(g.exit_layers) == len(g.blocks_run) == len(g.scores)
+        assert all((score is None) == (layer == L) for layer, score in zip(g.exit_layers, g.scores, strict=True))
+        assert {score for score in g.scores if score is not None} <= {1.0}
+        eos = [token in family.checkpoint.eos_ids for token in g.token_ids]
+        assert (g.stop_reason == "eos") == eos[-1]
+        assert not any(eos[:-1])
+
+
+def test_oracles_run_every_block_but_record_the_exit_they_found(family: Any, prompts: Any, recorder: Recorder) -> None:
+    batch = start(family, prompts[:20])
+    recorder.clear()
+    generations = decode(family.checkpoint, batch, parts(FullAgreement(stable=False)))
+    tokens = decoded_tokens(family, generations)
+    assert {ran for _, ran in tokens} == {L}
+    assert min(exit_layer for exit_layer, _ in tokens) < L
+    assert recorder.rows() == [len(tokens)] * L
+
+
+def test_bfloat16_decodes_with_every_kind_of_exit(family: Any, prompts: Any) -> None:
+    from exitbench.harness.checkpoint import load_checkpoint
+
+    half = load_checkpoint(family.folder, dtype=torch.bfloat16)
+    requests = [Request(p, 1 + i % L) for i, p in enumerate(prompts[:10])]
+    batch = prefill(half.model, requests, MAX_NEW_TOKENS)
+    assert batch.cache.self_kv.dtype == torch.bfloat16
+    generations = decode(half, batch, parts(ExitAtSeed(moving=True)))
+    assert {e for g in generations for e in g.exit_layers} == set(range(1, L + 1))
+    assert torch.isfinite(batch.cache.self_kv[..., : batch.cache.length, :]).all()
+
+
+# ------------------------------------------------------------------ keys and values of skipped blocks
+
+
+def exit_state(family: Any, prompt: list[int], token: int, block: int) -> Tensor:
+    """transformers' state of the newest token after ``block`` blocks, [D]."""
+    if family.is_seq2seq:
+        out = family.reference(
+            input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor([[token]]), output_hidden_states=True
+        )
+        return out.decoder_hidden_states[block][0, -1]
+    out = family.reference(input_ids=torch.tensor([[*prompt, token]]), output_hidden_states=True)
+    return out.hidden_states[block][0, -1]
+
+
+def keys_and_values(family: Any, block: int, state: Tensor, place: int) -> tuple[Tensor, Tensor]:
+    """What block ``block``'s own norm and projections of transformers make of a state, each [G, K]."""
+    model, arch = family.reference, family.checkpoint.model.arch
+    if family.is_seq2seq:
+        layer = model.decoder.block[block - 1].layer[0]
+        normed = layer.layer_norm(state)
+        key, value = layer.SelfAttention.k(normed), layer.SelfAttention.v(normed)
+    elif hasattr(model, "transformer"):
+        layer = model.transformer.h[block - 1]
+        _, key, value = layer.attn.c_attn(layer.ln_1(state)[None])[0].chunk(3)
+    else:
+        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+        layer = model.model.layers[block - 1]
+        normed = layer.input_layernorm(state)
+        key, value = layer.self_attn.k_proj(normed), layer.self_attn.v_proj(normed)
+        cos, sin = model.model.rotary_emb(state[None, None], torch.tensor([[place]]))
+        heads = key.view(1, arch.n_kv_heads, 1, arch.head_dim)
+        key = apply_rotary_pos_emb(heads, heads, cos, sin)[1].reshape(-1)
+    shape = (arch.n_kv_heads, arch.head_dim)
+    return key.view(shape), value.view(shape)
+
+
+def test_skipped_blocks_hold_the_projections_of_the_exit_state(family: Any, prompts: Any) -> None:
+    """Prompts of mixed length, so that left padding and rotary places differ between rows."""
+    rows, seeds = prompts[:10], [1 + i % L for i in range(10)]
+    model = family.checkpoint.model
+    batch = start(family, rows, seeds)
+    token = torch.full((10,), family.checkpoint.start_id if family.is_seq2seq else 7)
+    with torch.inference_mode():
+        decode_step(model, batch.cache, token, parts(ExitAtSeed()), 1, MAX_NEW_TOKENS, tuple(seeds))
+    newest = batch.cache.length - 1
+    compared = 0
+    for row, (prompt, exit_layer) in enumerate(zip(rows, seeds, strict=True)):
+        state = exit_state(family, prompt, int(token[row]), exit_layer)
+        place = 0 if family.is_seq2seq else len(prompt)
+        for block in range(exit_layer + 1, L + 1):
+            key, value = keys_and_values(family, block, state, place)
+            torch.testing.assert_close(batch.cache.self_kv[block - 1, 0, row, :, newest], key, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(batch.cache.self_kv[block - 1, 1, row, :, newest], value, atol=1e-5, rtol=1e-4)
+            compared += 1
+    assert compared == 2 * sum(L - e for e in range(1, L + 1))
+
+
+@pytest.mark.parametrize("exit_layer", [1, 3])
+def test_executed_blocks_hold_what_full_depth_holds(family: Any, prompts: Any, exit_layer: int) -> None:
+    """An exit must not touch the keys and values of the blocks that did run."""
+    rows = prompts[:6]
+    token = torch.full((6,), 7)
+    caches = []
+    for depth in (exit_layer, L):
+        batch = start(family, rows, [depth] * 6)
+        with torch.inference_mode():
+            model = family.checkpoint.model
+            decode_step(model, batch.cache, token, parts(ExitAtSeed()), 1, MAX_NEW_TOKENS, (depth,) * 6)
+        caches.append(batch.cache.self_kv[..., : batch.cache.length, :])
+    early, full = caches
+    assert torch.equal(early[:exit_layer], full[:exit_layer])
+    assert not torch.allclose(early[exit_layer:, ..., -1, :], full[exit_layer:, ..., -1, :], atol=1e-3)
