@@ -22,7 +22,7 @@ MAX_NEW_TOKENS = 8
 
 
 class ExitAtSeed(Gate):
-    """Each row leaves after as many blocks as its seed says; ``moving``: one deeper every position, then from 1 again."""
+    """Each row leaves after as many blocks as its seed says; ``moving``: one deeper every position, then 1 again."""
 
     def __init__(self, moving: bool = False) -> None:
         self.moving = moving
