@@ -1,0 +1,82 @@
+"""Speed-ups from readings: ratios of sums over documents, and the twin as noise floor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from exitbench.harness.cell import TimingSettings
+from exitbench.harness.checkpoint import load_checkpoint
+from exitbench.harness.decode import Request
+from exitbench.harness.timing import ORDER, Reading, Unit, measure, speedup
+from exitbench.methods.gates import Scheduled
+from exitbench.methods.registry import baseline_method, get_method
+
+
+def reading(doc: str, arm: str, wall_ns: int, *, twin: bool = False, phase: str = "total", round_: int = 0) -> Reading:
+    return Reading(doc, round_, 0, arm, twin, phase, 10, wall_ns, None)
+
+
+def test_a_speedup_is_a_ratio_of_sums_and_not_a_mean_of_ratios() -> None:
+    readings = [
+        reading("a", "full", 100),
+        reading("a", "method", 50),
+        reading("b", "full", 900),
+        reading("b", "method", 850),
+    ]
+    assert speedup(readings, "total", seed=0).value == pytest.approx(1000 / 900)
+
+
+def test_rounds_add_up_and_other_phases_stay_out() -> None:
+    readings = [reading("a", arm, ns, round_=r) for r in range(3) for arm, ns in (("full", 30), ("method", 20))]
+    readings += [reading("a", "method", 10**9, phase="decode")]
+    assert speedup(readings, "total", seed=0).value == pytest.approx(1.5)
+
+
+def test_the_twin_is_compared_only_with_full_depth() -> None:
+    readings = [reading("a", "full", 100), reading("a", "full", 80, twin=True), reading("a", "method", 1)]
+    assert speedup(readings, "total", seed=0, twin=True).value == pytest.approx(1.25)
+    assert speedup(readings, "total", seed=0).value == pytest.approx(100)
+
+
+def test_the_order_of_arms_is_a_palindrome_so_that_drift_cancels() -> None:
+    assert tuple(reversed(ORDER)) == ORDER
+    assert {place for place, arm in enumerate(ORDER) if arm == ("method", False)} == {2, 3}
+
+
+@pytest.mark.parametrize(("half_width", "rounds", "reason"), [(1e9, 1, "precise"), (0.0, 3, "rounds")])
+def test_reading_stops_when_precise_enough_or_when_the_rounds_are_spent(
+    worded_model: Path, half_width: float, rounds: int, reason: str
+) -> None:
+    checkpoint = load_checkpoint(worded_model)
+    depth = checkpoint.model.n_blocks
+    full = baseline_method()().parts(depth)
+    static = get_method("static").from_params({"exit_layer": 1}).parts(depth)
+    units = [Unit(str(n), (Request([5, 6, 7 + n], n),)) for n in range(3)]
+    settings = TimingSettings(documents=3, max_rounds=3, target_half_width=half_width, warm_up=1)
+    counts: list[int] = []
+    timing = measure(checkpoint, full, static, units, 5, settings, 0, counts.append)
+    assert timing.stop_reason == reason
+    assert counts == list(range(1, 3 * rounds + 1))
+    assert len(timing.readings) == 3 * rounds * len(ORDER) * 3  # units, rounds, arms, phases
+    for total, prefill, decode in zip(
+        *([r for r in timing.readings if r.phase == phase] for phase in ("total", "prefill", "decode")), strict=True
+    ):
+        assert total.wall_ns == prefill.wall_ns + decode.wall_ns
+
+
+def test_a_schedule_repeats_an_oracles_answers_without_looking_ahead(worded_model: Path) -> None:
+    from exitbench.harness.decode import decode, prefill
+
+    checkpoint = load_checkpoint(worded_model)
+    oracle = get_method("oracle").from_params({}).parts(checkpoint.model.n_blocks)
+    requests = [Request([5, 6, 7 + n, 20 + n], seed=n) for n in range(8)]
+    told = decode(checkpoint, prefill(checkpoint.model, requests, 8), oracle)
+    known = Scheduled({request.seed: made.exit_layers for request, made in zip(requests, told, strict=True)})
+    parts = type(oracle)(known, oracle.threshold, oracle.head, oracle.kv_policy, oracle.blocks)
+    knew = decode(checkpoint, prefill(checkpoint.model, requests, 8), parts)
+    assert [made.token_ids for made in knew] == [made.token_ids for made in told]
+    assert [made.exit_layers for made in knew] == [made.exit_layers for made in told]
+    assert [made.blocks_run for made in knew] == [made.exit_layers for made in told]
+    assert len({layer for made in told for layer in made.exit_layers}) > 1
