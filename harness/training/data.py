@@ -15,6 +15,7 @@ from torch import Tensor
 from exitbench.errors import UserError
 from exitbench.harness.training.losses import IGNORED
 from exitbench.harness.training.recipe import DataSource, Recipe, TokenizerRecipe
+from exitbench.tasks import builtin
 from exitbench.tasks.base import Source
 from exitbench.tasks.registry import get_task
 
@@ -65,8 +66,6 @@ def read_pairs(source: DataSource, data_dir: Path | None) -> list[Pair]:
     """
     task = get_task(source.task)
     if source.source == "builtin":
-        from exitbench.tasks import builtin
-
         documents = builtin.documents(source.task, source.split, source.documents, source.seed)
     else:
         where = Source("local", data_dir, source.files)
@@ -105,8 +104,6 @@ def _digest(*parts: Sequence[Pair]) -> str:
 def make_tokenizer(recipe: TokenizerRecipe, pairs: Iterable[Pair]) -> Tokenizer:
     """The tokenizer of a recipe: <pad> is 0, </s> is 1 and ends every encoding, <unk> is 2."""
     if recipe.kind == "builtin":
-        from exitbench.tasks import builtin
-
         return builtin.build_tokenizer()
     tokenizer = Tokenizer(models.BPE(unk_token=UNK))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)

@@ -89,10 +89,10 @@ class _HeadLoss(torch.autograd.Function):
             logits = F.linear(h, head)
             gold_logit = logits.gather(1, gold[:, None]).squeeze(1).float()
             p = logits.softmax(-1)
-            p_gold = p.gather(1, gold[:, None]).float().clamp_min(torch.finfo(torch.float32).tiny)
+            p_gold = p.gather(1, gold[:, None]).squeeze(1).float().clamp_min(torch.finfo(torch.float32).tiny)
             mean_logit = h.float() @ head_mean
             loss += (smoothing * (gold_logit - mean_logit)).sum() - p_gold.log().sum()
-            p.scatter_add_(1, gold[:, None], torch.full_like(gold[:, None], -1, dtype=p.dtype) * (1 - smoothing))
+            p[torch.arange(len(gold)), gold] = (p_gold - (1 - smoothing)).to(p.dtype)
             torch.mm(p, head, out=d_h)
             d_head += p.T @ h
         d_states -= (smoothing * head_mean).to(states.dtype)
