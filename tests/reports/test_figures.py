@@ -1,0 +1,161 @@
+"""What the figures draw: every point of their query, marked for what it is."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from exitbench.reports import figures
+from exitbench.reports.figures import agreement, exit_histogram, frontier, no_change
+from exitbench.reports.frame import Frame
+from exitbench.reports.sources import discover
+from exitbench.reports.style import DARK, LIGHT, MUTED, series_styles, theme
+
+Rows = Callable[[Path, ModuleType, str], Frame]
+
+POINT: dict[str, Any] = {
+    "task": "squad",
+    "model": "m",
+    "setting": "float32, cpu, batch 1",
+    "method": "calm",
+    "params": '{"threshold": 0.5}',
+    "kv_policy": "state-copy",
+    "execution": "real",
+    "metric": "f1",
+    "value": 0.7,
+    "ci_low": 0.6,
+    "ci_high": 0.8,
+    "full_value": 0.9,
+    "mean_exit_layer": 3.0,
+    "blocks": 8,
+    "speedup": 1.5,
+    "speedup_low": 1.4,
+    "speedup_high": 1.6,
+    "aa_low": 0.98,
+    "aa_high": 1.02,
+    "inside_noise_floor": False,
+    "n": 1200,
+    "token_match": 0.8,
+}
+
+
+def frame(*changes: dict[str, Any]) -> Frame:
+    rows = tuple({**POINT, **change} for change in changes)
+    return Frame(tuple(POINT), rows)
+
+
+def points(axes: Axes) -> list[Line2D]:
+    return [line for line in axes.lines if line.get_marker() not in ("None", None, "")]
+
+
+def written(figure: Figure) -> str:
+    """All texts of the figure, one a line."""
+    return "\n".join(text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text")))
+
+
+@pytest.mark.parametrize("name", [source.name for source in discover(figures)])
+def test_depth_is_labelled_with_its_unit(name: str, small_database: Path, rows_of: Rows) -> None:
+    module = next(source.module for source in discover(figures) if source.name == name)
+    assert "(blocks executed" in written(module.plot(rows_of(small_database, figures, name)))
+
+
+def test_the_frontier_draws_every_setting_twice(small_database: Path, rows_of: Rows) -> None:
+    rows = rows_of(small_database, figures, "frontier")
+    drawn = frontier.plot(rows)
+    for offset, column in ((0, "mean_exit_layer"), (1, "speedup")):
+        xs = [x for axes in drawn.axes[offset::2] for line in points(axes) for x in line.get_xdata()]
+        assert sorted(xs) == sorted(x for x in rows.values(column) if x is not None)
+
+
+def test_the_frontier_shows_intervals_noise_floor_and_n() -> None:
+    drawn = frontier.plot(frame({}))
+    depth, speed = drawn.axes
+    (vertical,), (horizontal,) = depth.collections, speed.collections
+    np.testing.assert_allclose(vertical.get_segments()[0][:, 1], [0.6, 0.8])
+    np.testing.assert_allclose(horizontal.get_segments()[0][:, 0], [1.4, 1.6])
+    (band,) = speed.patches
+    assert (band.get_x(), band.get_x() + band.get_width()) == pytest.approx((0.98, 1.02))
+    assert "n = 1,200 documents" in written(drawn)
+    assert "A/A noise floor" in written(drawn)
+
+
+def test_a_setting_inside_the_noise_floor_is_grey() -> None:
+    speed = frontier.plot(frame({}, {"params": '{"threshold": 0.9}', "inside_noise_floor": True})).axes[1]
+    assert sorted(line.get_color() == MUTED for line in points(speed)) == [False, True]
+
+
+def test_a_task_that_was_not_timed_names_the_command_instead_of_an_empty_axis() -> None:
+    drawn = frontier.plot(frame({"speedup": None, "speedup_low": None, "speedup_high": None, "aa_low": None}))
+    assert "nox -s bench" in written(drawn)
+    assert not drawn.axes[1].axison
+
+
+def test_an_interval_that_was_not_computed_is_not_drawn() -> None:
+    assert not frontier.plot(frame({"ci_low": None, "ci_high": None})).axes[0].collections
+
+
+@pytest.mark.parametrize("plot", [frontier.plot, agreement.plot])
+def test_simulated_points_are_hollow_and_dashed(plot: Callable[[Frame], Figure]) -> None:
+    sweep = [{"params": f'{{"threshold": {t}}}', "mean_exit_layer": 8 * t} for t in (0.5, 0.9)]
+    drawn = plot(frame(*sweep, *({**one, "execution": "simulated"} for one in sweep)))
+    looks = {(line.get_linestyle(), to_hex(line.get_markerfacecolor())) for line in points(drawn.axes[0])}
+    filled = series_styles(["calm"])["calm"].colour.lower()
+    assert looks == {("-", filled), ("--", "#ffffff")}
+    assert "simulated (replay)" in written(drawn)
+
+
+def test_only_sweeps_of_one_parameter_are_joined() -> None:
+    two_parameters = [{"params": '{"a": 1, "b": 1}'}, {"params": '{"a": 2, "b": 2}'}]
+    assert points(agreement.plot(frame(*two_parameters)).axes[0])[0].get_linestyle() == "None"
+
+
+def test_settings_are_named_only_where_there_are_several() -> None:
+    assert "batch 1" not in written(agreement.plot(frame({})))
+    assert "batch 1" in written(agreement.plot(frame({}, {"setting": "float32, cpu, batch 8"})))
+
+
+def test_the_histogram_shows_the_share_of_each_exit_layer(small_database: Path, rows_of: Rows) -> None:
+    rows = rows_of(small_database, figures, "exit_histogram")
+    shown = sum(float(image.get_array().sum()) for axes in exit_histogram.plot(rows).axes for image in axes.images)
+    assert shown == pytest.approx(len({(r["model"], r["task"], r["method"], r["params"]) for r in rows.rows}))
+
+
+def test_no_change_has_one_line_a_model_and_ends_at_one(small_database: Path, rows_of: Rows) -> None:
+    rows = rows_of(small_database, figures, "no_change")
+    for axes in no_change.plot(rows).axes:
+        assert len(axes.lines) == len(rows.distinct("model"))
+        assert [line.get_ydata()[-1] for line in axes.lines] == [1, 1]
+
+
+@pytest.mark.usefixtures("random_weights")
+def test_random_weights_are_not_drawn(make_database: Callable[[], Path], rows_of: Rows) -> None:
+    database = make_database()
+    assert [source.name for source in discover(figures) if rows_of(database, figures, source.name).rows] == []
+
+
+def test_strange_names_are_drawn_as_they_are() -> None:
+    names = ["$x_{", "_hidden", "<script>", "A" * 10_000]
+    drawn = agreement.plot(frame(*({"method": name, "model": name} for name in names)))
+    drawn.draw_without_rendering()
+    assert all(name in written(drawn) for name in names[:3])
+    assert max(map(len, written(drawn).splitlines())) < 80
+
+
+def test_methods_differ_in_colour_and_marker() -> None:
+    styles = series_styles(f"method {i}" for i in range(66))
+    assert len({(style.colour, style.marker) for style in styles.values()}) == 66
+
+
+def test_each_theme_has_its_own_paper() -> None:
+    papers = []
+    for which in (LIGHT, DARK):
+        with theme(which):
+            papers.append(to_hex(agreement.plot(frame({})).get_facecolor()))
+    assert papers == [LIGHT.paper, DARK.paper]

@@ -1,0 +1,36 @@
+"""A frame is what a query gave, in the query's order."""
+
+from pathlib import Path
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.reports.frame import Frame
+from exitbench.results.database import open_database
+
+FRAME = Frame(("task", "n"), ({"task": "b", "n": 2}, {"task": "a", "n": 3}, {"task": "b", "n": 1}))
+
+
+def test_a_query_gives_its_columns_and_rows(small_database: Path) -> None:
+    with open_database(small_database) as database:
+        frame = Frame.query(database, "SELECT 1 AS one, NULL AS nothing UNION ALL SELECT 2, NULL ORDER BY one DESC")
+    assert frame == Frame(("one", "nothing"), ({"one": 2, "nothing": None}, {"one": 1, "nothing": None}))
+
+
+def test_a_query_that_duckdb_refuses_is_the_users_error(small_database: Path) -> None:
+    with open_database(small_database) as database, pytest.raises(UserError, match="no_such_view"):
+        Frame.query(database, "SELECT * FROM no_such_view")
+
+
+def test_groups_are_sorted_and_their_rows_keep_the_querys_order() -> None:
+    groups = {key: rows.values("n") for key, rows in FRAME.groups("task")}
+    assert list(groups.items()) == [(("a",), [3]), (("b",), [2, 1])]
+
+
+def test_csv_has_a_header_bare_newlines_and_empty_fields_for_null() -> None:
+    frame = Frame(("name", "value"), ({"name": 'a "quoted", one', "value": None},))
+    assert frame.csv() == 'name,value\n"a ""quoted"", one",\n'
+
+
+def test_distinct_values_are_sorted() -> None:
+    assert FRAME.distinct("task") == ["a", "b"]

@@ -1,0 +1,51 @@
+"""Labels name what tells two settings apart, and no more."""
+
+import json
+from typing import Any
+
+from exitbench.reports.labels import count, describe, is_sweep, labels, natural_key, setting, shorten
+
+
+def row(method: str, kv_policy: str | None = "state-copy", **params: Any) -> dict[str, Any]:
+    return {"method": method, "params": json.dumps(params), "kv_policy": kv_policy}
+
+
+def test_parameters_that_are_the_same_everywhere_are_left_out() -> None:
+    rows = [row("calm", threshold=0.5, decay=False), row("calm", threshold=0.9, decay=False)]
+    assert list(labels(rows).values()) == ["calm threshold=0.5", "calm threshold=0.9"]
+
+
+def test_the_only_setting_of_a_method_names_its_parameters_but_not_its_kv_policy() -> None:
+    assert list(labels([row("static", exit_layer=2), row("full", None)]).values()) == ["static exit_layer=2", "full"]
+
+
+def test_a_kv_policy_that_varies_is_named() -> None:
+    rows = [row("calm", "state-copy", threshold=0.5), row("calm", "exact", threshold=0.5)]
+    assert list(labels(rows).values()) == ["calm kv_policy=state-copy", "calm kv_policy=exact"]
+    assert setting(rows[0]) != setting(rows[1])
+
+
+def test_values_are_written_for_readers() -> None:
+    params = {"a": 0.30000000000000004, "b": True, "c": "x", "d": [1, 2], "e": None}
+    assert describe(params) == "a=0.3, b=yes, c=x, d=[1, 2], e=null"
+
+
+def test_a_sweep_differs_in_exactly_one_parameter() -> None:
+    assert is_sweep([row("calm", t=1), row("calm", t=2)])
+    assert not is_sweep([row("calm", t=1)])
+    assert not is_sweep([row("calm", t=1, u=1), row("calm", t=2, u=2)])
+
+
+def test_numbers_in_names_sort_as_numbers() -> None:
+    names = ["x=10", "x=9", "a=0.95", "a=0.9", "b"]
+    assert sorted(names, key=natural_key) == ["a=0.9", "a=0.95", "b", "x=9", "x=10"]
+
+
+def test_long_texts_are_cut_and_newlines_are_spaces() -> None:
+    assert shorten("ab\ncd", 5) == "ab cd"
+    assert shorten("abcdef", 5) == "abcd…"
+
+
+def test_counts_are_one_number_or_a_range() -> None:
+    assert count([1200, 1200], "tokens") == "n = 1,200 tokens"
+    assert count([5, 7], "documents") == "n = 5 to 7 documents"

@@ -1,0 +1,184 @@
+"""The report: one page that stands alone, the same bytes each time, and safe whatever a result is called."""
+
+import base64
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.reports import figures, tables
+from exitbench.reports.frame import Frame
+from exitbench.reports.render import ReportSummary, write_report
+from exitbench.reports.sources import discover
+
+Rows = Callable[[Path, ModuleType, str], Frame]
+
+VOID = {"meta", "link", "img", "input", "source", "br"}
+
+
+class Page(HTMLParser):
+    """Tags, their attributes and the texts of a page; fails on tags that do not close in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self._open: list[str] = []
+        self.feed(html)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def all(self, tag: str, attribute: str) -> list[str]:
+        return [attrs[attribute] or "" for name, attrs in self.tags if name == tag and attribute in attrs]
+
+
+def read(summary: ReportSummary) -> str:
+    return summary.index_html.read_text("utf-8")
+
+
+def data_of(uri: str) -> str:
+    return base64.b64decode(uri.split(",", 1)[1]).decode("utf-8")
+
+
+def test_every_figure_is_written_in_every_kind_with_its_data(
+    report: ReportSummary, small_database: Path, rows_of: Rows
+) -> None:
+    names = [source.name for source in discover(figures)]
+    assert list(report.figures) == names
+    folder = report.index_html.parent / "figures"
+    for name in names:
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+        assert "<svg" in (folder / f"{name}.svg").read_text("utf-8")
+        assert (folder / f"{name}.csv").read_text("utf-8") == rows_of(small_database, figures, name).csv()
+    assert set(report.files) == {path for path in report.index_html.parent.rglob("*.*") if path != report.index_html}
+
+
+def test_the_page_shows_each_query_and_gives_its_data(
+    report: ReportSummary, small_database: Path, rows_of: Rows
+) -> None:
+    page = Page(read(report))
+    uris = dict(
+        zip(page.all("a", "download"), [u for u in page.all("a", "href") if u.startswith("data:")], strict=True)
+    )
+    for package in (figures, tables):
+        for source in discover(package):
+            assert source.sql in page.texts
+            assert data_of(uris[f"{source.name}.csv"]) == rows_of(small_database, package, source.name).csv()
+
+
+def test_the_page_asks_the_network_for_nothing(report: ReportSummary) -> None:
+    page = Page(read(report))
+    targets = page.all("img", "src") + page.all("source", "srcset") + page.all("a", "href")
+    assert [target for target in targets if not target.startswith(("data:", "#", "figures/"))] == []
+    assert not page.all("script", "src") and "link" not in {tag for tag, _ in page.tags}
+    assert re.findall(r"@import|url\(|https?:", read(report)) == []
+
+
+def test_the_pages_own_policy_forbids_the_network_and_any_other_script(report: ReportSummary) -> None:
+    (policy,) = (content for content in Page(read(report)).all("meta", "content") if "default-src" in content)
+    assert policy.startswith("default-src 'none'; img-src data:;")
+    assert "unsafe" not in policy
+
+
+def test_links_within_the_page_and_beside_it_lead_somewhere(report: ReportSummary) -> None:
+    page = Page(read(report))
+    identifiers = {attrs["id"] for _, attrs in page.tags if "id" in attrs}
+    for target in page.all("a", "href"):
+        if target.startswith("#"):
+            assert target[1:] in identifiers
+        elif not target.startswith("data:"):
+            assert (report.index_html.parent / target).exists()
+
+
+def test_each_figure_has_a_light_and_a_dark_picture(report: ReportSummary) -> None:
+    page = Page(read(report))
+    light, dark = page.all("img", "src"), page.all("source", "srcset")
+    assert len(light) == len(dark) == len(report.figures)
+    assert set(light).isdisjoint(dark)
+    assert all(data_of(uri).lstrip().startswith("<?xml") for uri in light + dark)
+
+
+def test_columns_that_agree_in_all_rows_are_said_once(report: ReportSummary) -> None:
+    assert "In all rows: Setting: float32, cpu, batch 1" in read(report)
+    assert ">Setting<" not in read(report)
+    assert ">Kind<" in read(report), "real and simulated rows differ"
+
+
+def test_failures_and_provenance_are_on_the_page(report: ReportSummary) -> None:
+    page = read(report)
+    for text in ("OutOfMemoryError: &lt;3 GiB&gt; asked", "0123456789ab", "torch=2.13.0", "Test CPU", "8 GiB"):
+        assert text in page
+
+
+def test_names_are_text_and_never_markup(tmp_path: Path, maker: ModuleType, make_database: Callable[[], Path]) -> None:
+    name, long = "<script>alert(1)</script>", "A" * 10_000
+    maker.MODELS = (maker.Model(name, "causal", 4, 0),)
+    maker.CALM = (maker.Method("calm-softmax", {"threshold": 0.3, "note": long}),)
+    page = Page(read(write_report(make_database(), tmp_path / "report")))
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert name in page.texts
+    assert f"threshold=0.3, note={long}" in page.texts or f"note={long}, threshold=0.3" in page.texts
+
+
+WRITE = """
+import sys
+from pathlib import Path
+from exitbench.reports.render import write_report
+write_report(Path(sys.argv[1]), Path(sys.argv[2]))
+sys.exit("torch" in sys.modules)
+"""
+
+
+def test_one_database_gives_the_same_bytes_in_any_process_and_needs_no_torch(
+    report: ReportSummary, small_database: Path, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    subprocess.run([sys.executable, "-c", WRITE, str(small_database), str(tmp_path)], check=True, env=environment)
+    first, second = (
+        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*")}
+        for folder in (report.index_html.parent, tmp_path)
+    )
+    assert set(first) == set(second)
+    assert [name for name in first if first[name] != second[name]] == []
+
+
+def test_without_data_the_page_names_the_command_and_old_pictures_go(tmp_path: Path, empty_database: Path) -> None:
+    old = tmp_path / "report" / "figures" / "frontier.svg"
+    old.parent.mkdir(parents=True)
+    old.write_text("old")
+    summary = write_report(empty_database, tmp_path / "report")
+    assert summary.figures == ()
+    assert set(summary.empty) == {source.name for package in (figures, tables) for source in discover(package)}
+    assert not old.exists()
+    page = Page(read(summary))
+    assert not page.all("img", "src")
+    assert page.texts.count("nox -s bench") == len(summary.empty) - 1, "no failure is no gap"
+
+
+def test_a_report_in_the_place_of_a_file_is_the_users_error(tmp_path: Path, empty_database: Path) -> None:
+    (tmp_path / "report").write_text("mine")
+    with pytest.raises(UserError, match=r"cannot be written to .*report"):
+        write_report(empty_database, tmp_path / "report")
+
+
+def test_a_missing_database_is_the_users_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.duckdb"):
+        write_report(tmp_path / "none.duckdb", tmp_path / "report")

@@ -1,0 +1,46 @@
+"""A figure or table is a pair of files; putting the pair into the folder puts it into the report."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from exitbench.reports import figures, tables
+from exitbench.reports.sources import discover
+
+
+@pytest.mark.parametrize("package", [figures, tables])
+def test_every_query_has_its_module(package: ModuleType) -> None:
+    queries = {path.stem for path in Path(package.__path__[0]).glob("*.sql")}
+    assert queries == {source.name for source in discover(package)}
+
+
+@pytest.mark.parametrize("package", [figures, tables])
+def test_every_source_is_complete(package: ModuleType) -> None:
+    for source in discover(package):
+        assert all(getattr(source.module, name) for name in ("ORDER", "TITLE", "CAPTION", "EMPTY")), source.name
+        assert hasattr(source.module, "plot") != hasattr(source.module, "COLUMNS"), source.name
+
+
+@pytest.mark.parametrize("package", [figures, tables])
+def test_every_query_has_one_possible_order(package: ModuleType) -> None:
+    assert [source.name for source in discover(package) if "ORDER BY" not in source.sql] == []
+
+
+def test_a_new_pair_is_found_and_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "new_figures"
+    folder.mkdir()
+    for name, order in (("__init__", None), ("second", 2), ("first", 1), ("helper", 0)):
+        (folder / f"{name}.py").write_text(f"ORDER = {order}\n")
+    for name in ("first", "second"):
+        (folder / f"{name}.sql").write_text(f"SELECT '{name}'")
+    monkeypatch.syspath_prepend(tmp_path)
+    sources = discover(import_module("new_figures"))
+    assert [(source.name, source.sql) for source in sources] == [
+        ("first", "SELECT 'first'"),
+        ("second", "SELECT 'second'"),
+    ]
+    for name in [name for name in sys.modules if name.startswith("new_figures")]:
+        del sys.modules[name]

@@ -1,0 +1,119 @@
+"""The results table: in the terminal, in the README, and what its cells say."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from exitbench.reports import tables
+from exitbench.reports.frame import Frame
+from exitbench.reports.tables.columns import number, parameters, text, with_interval
+from exitbench.reports.tables.summary import delta, exit_layer, quality, speedup
+from exitbench.reports.tables.text import summary_markdown, summary_text
+
+Rows = Callable[[Path, ModuleType, str], Frame]
+
+ROW: dict[str, Any] = {
+    "value": 0.8123,
+    "ci_low": 0.79,
+    "ci_high": 0.84,
+    "full_value": 0.83,
+    "delta": -0.0177,
+    "mean_exit_layer": 3.456,
+    "blocks": 8,
+    "speedup": 1.456,
+    "speedup_low": 1.4,
+    "speedup_high": 1.5,
+    "inside_noise_floor": False,
+    "is_full_depth": False,
+}
+
+
+def test_no_line_is_wider_than_110_columns_whatever_the_names(
+    maker: ModuleType, make_database: Callable[[], Path]
+) -> None:
+    maker.MODELS = (maker.Model("m" * 200, "causal", 24, 0),)
+    maker.CALM = (maker.Method("calm-softmax", {"threshold": 0.3, "note": "A" * 10_000}),)
+    lines = summary_text(make_database()).splitlines()
+    assert max(map(len, lines)) <= 110
+    assert any("AAAA…" in line for line in lines)
+
+
+def test_the_text_has_every_real_setting_with_its_numbers(small_database: Path, rows_of: Rows) -> None:
+    printed = summary_text(small_database)
+    real = [row for row in rows_of(small_database, tables, "summary").rows if row["execution"] == "real"]
+    assert len([line for line in printed.splitlines() if " of " in line]) == len(real)
+    for row in real:
+        assert any(quality(row).text in line and exit_layer(row).text in line for line in printed.splitlines())
+
+
+def test_columns_are_aligned(small_database: Path) -> None:
+    block = summary_text(small_database).split("\n\n")[0].splitlines()[1:]
+    assert len({len(line) for line in block}) == 1
+
+
+def test_what_is_left_out_is_said(small_database: Path) -> None:
+    printed = summary_text(small_database)
+    assert "6 simulated settings" in printed
+    assert "2 cells did not finish" in printed
+
+
+@pytest.mark.parametrize("summary", [summary_text, summary_markdown])
+def test_an_empty_database_names_the_command_that_fills_it(
+    summary: Callable[[Path], str], empty_database: Path
+) -> None:
+    assert summary(empty_database) == "No results yet. Run `nox -s bench`.\n"
+
+
+@pytest.mark.usefixtures("random_weights")
+def test_random_weights_are_marked(make_database: Callable[[], Path]) -> None:
+    assert "documents, random weights" in summary_text(make_database())
+
+
+def test_markdown_tables_survive_any_name(maker: ModuleType, make_database: Callable[[], Path]) -> None:
+    maker.MODELS = (maker.Model("<b>a|b*_`", "causal", 4, 0),)
+    printed = summary_markdown(make_database())
+    assert r"**\<b\>a\|b\*\_\` on squad" in printed
+    table = [line for line in printed.splitlines() if line.startswith("|")]
+    assert {line.replace(r"\|", "").count("|") for line in table} == {7}
+
+
+def test_a_metric_is_written_on_its_own_scale() -> None:
+    assert quality(ROW).text == "0.812 [0.790, 0.840]"
+    assert delta(ROW).text == "-0.018"
+    percent = {**ROW, "value": 81.23, "ci_low": None, "ci_high": None, "full_value": 83.0, "delta": 1.77}
+    assert (quality(percent).text, delta(percent).text) == ("81.2", "+1.8")
+
+
+def test_a_speedup_inside_the_noise_floor_is_grey_and_marked() -> None:
+    assert (speedup(ROW).text, speedup(ROW).muted) == ("1.46 [1.40, 1.50]", False)
+    inside = speedup({**ROW, "inside_noise_floor": True})
+    assert (inside.text, inside.muted) == ("≈ 1.46 [1.40, 1.50]", True)
+
+
+def test_full_depth_is_one_by_definition() -> None:
+    assert speedup({**ROW, "is_full_depth": True}).text == "1"
+
+
+def test_what_was_not_measured_is_a_dash_and_has_no_sort_key() -> None:
+    nothing = {**ROW, "value": None, "delta": None, "speedup": None, "speedup_low": None}
+    assert [(cell.text, cell.key) for cell in (quality(nothing), delta(nothing), speedup(nothing))] == [("–", None)] * 3
+    assert with_interval(1.0, None, 2.0, 2) == "1.00"
+    assert text("", "x").cell({"x": None}).text == number("", "x", "{:.1f}").cell({"x": None}).text == "–"
+    assert parameters("", "x").cell({"x": "{}"}).text == "–"
+
+
+def test_the_noise_floor_is_the_overlap_with_full_depth_against_itself(
+    maker: ModuleType, make_database: Callable[[], Path], rows_of: Rows
+) -> None:
+    never, early = (maker.Method("calm-softmax", {"threshold": threshold, "min_exit": 1}) for threshold in (2.0, 0.3))
+    maker.CALM = (never, early)
+    rows = rows_of(make_database(), tables, "summary").rows
+    timed = [row for row in rows if row["aa_low"] is not None]
+    for row in timed:
+        overlap = row["speedup_low"] <= row["aa_high"] and row["speedup_high"] >= row["aa_low"]
+        assert row["inside_noise_floor"] == overlap
+    assert {row["inside_noise_floor"] for row in timed} == {True, False}
+    assert not any(row["inside_noise_floor"] for row in rows if row["is_full_depth"])
