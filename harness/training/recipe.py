@@ -156,7 +156,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
         validation=tuple(map(_data_source, top.tables("validation"))),
         held_out=tuple(map(_data_source, top.tables("held_out"))) if "held_out" in top.values else (),
         tokenizer=_tokenizer(top.table("tokenizer")),
-        architecture=_build(ArchitectureRecipe, top.table("architecture")),
+        architecture=_architecture(top.table("architecture")),
         optimisation=_optimisation(top.table("optimisation")),
     )
 
@@ -177,6 +177,17 @@ def _tokenizer(table: Table) -> TokenizerRecipe:
     if (tokenizer.kind == "bpe") != bool(tokenizer.vocab_size):
         raise table.error(None, '`vocab_size` goes with kind = "bpe", and only with it.')
     return tokenizer
+
+
+def _architecture(table: Table) -> ArchitectureRecipe:
+    """The architecture, in the range that `transformers` can generate with.
+
+    `generate` of transformers 5.23 makes a T5 decoder's cache as deep as the encoder and fails beyond it.
+    """
+    architecture = _build(ArchitectureRecipe, table)
+    if architecture.num_layers < architecture.num_decoder_layers:
+        raise table.error("num_layers", f"must be at least num_decoder_layers = {architecture.num_decoder_layers}.")
+    return architecture
 
 
 def _optimisation(table: Table) -> OptimisationRecipe:
