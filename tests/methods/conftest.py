@@ -1,0 +1,254 @@
+"""Two tiny checkpoints whose confidences vary, and a decoder in NumPy that shares nothing with the engine.
+
+The slow decoder states what state copying means without a cache: at block l a position shows the output of its block
+min(l - 1, its exit layer), so all positions run again through every block for every token, in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
+
+Array = NDArray[np.float64]
+N_BLOCKS = 6
+VOCABULARY = 40
+
+
+def _seq2seq() -> Any:
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY,
+        d_model=24,
+        d_kv=8,
+        d_ff=40,
+        num_heads=3,
+        num_layers=2,
+        num_decoder_layers=N_BLOCKS,
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=12,
+        decoder_start_token_id=0,
+        eos_token_id=1,
+    )
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def _causal() -> Any:
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=N_BLOCKS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=1,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """One checkpoint for the engine, and its tensors for the slow decoder."""
+
+    checkpoint: Checkpoint
+    reference: Any
+    weights: dict[str, Array]
+
+
+def _tiny(reference: Any, folder: Path) -> Tiny:
+    generator = torch.Generator().manual_seed(4)
+    for name, parameter in reference.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if name.endswith(("final_layer_norm.weight", "model.norm.weight")):
+            parameter.data = 2.5 + noise * 0.3  # logits far apart: margins from 0 to 1
+        elif parameter.dim() == 1:
+            parameter.data = 1 + 0.2 * noise
+        elif "shared" in name or "embed_tokens" in name:
+            parameter.data = noise
+        else:
+            parameter.data = noise * parameter.shape[-1] ** -0.5
+    reference.eval().requires_grad_(False).save_pretrained(folder)
+    weights = {name: tensor.double().numpy() for name, tensor in reference.state_dict().items()}
+    return Tiny(load_checkpoint(folder), reference, weights)
+
+
+@pytest.fixture(scope="session", params=["seq2seq", "causal"])
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """A T5-like and a Llama-like checkpoint in turn."""
+    make = {"seq2seq": _seq2seq, "causal": _causal}[request.param]
+    return _tiny(make(), tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[list[int]]:
+    """Prompts of mixed length."""
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.randint(1, 9, (16,), generator=generator).tolist()
+    return [torch.randint(2, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        yield
+    torch.set_num_threads(threads)
+
+
+# ------------------------------------------------------------------------------------------ the slow decoder
+
+
+def _rms(x: Array, weight: Array, epsilon: float) -> Array:
+    return weight * x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon)
+
+
+def _softmax(x: Array) -> Array:
+    shares = np.exp(x - x.max(-1, keepdims=True))
+    return np.asarray(shares / shares.sum(-1, keepdims=True))
+
+
+def _attention(q: Array, k: Array, v: Array, heads: int, groups: int, scale: float, bias: Array) -> Array:
+    """Each head apart: q [T, H*K], k and v [S, G*K], bias [H, T, S]."""
+    size = q.shape[1] // heads
+    mixed = []
+    for head in range(heads):
+        group = head // (heads // groups)
+        mine, theirs = slice(head * size, (head + 1) * size), slice(group * size, (group + 1) * size)
+        mixed.append(_softmax(q[:, mine] @ k[:, theirs].T * scale + bias[head]) @ v[:, theirs])
+    return np.concatenate(mixed, axis=1)
+
+
+def _causal_mask(length: int) -> Array:
+    return np.triu(np.full((length, length), -np.inf), 1)
+
+
+@dataclass
+class SlowDecoder:
+    """Decodes one prompt; see the head of this file."""
+
+    model: Tiny
+    prompt: list[int]
+    inputs: list[list[Array]] = field(init=False)  # [L][positions]: what each position shows to block l
+    source: Array | None = None
+
+    def __post_init__(self) -> None:
+        self.inputs = [[] for _ in range(N_BLOCKS)]
+        if self.model.checkpoint.kind == "seq2seq":
+            encoder = self.model.reference.encoder(torch.tensor([self.prompt])).last_hidden_state[0]
+            self.source = encoder.double().numpy()
+            return
+        for token in self.prompt[:-1]:
+            self.commit(token, self.states(token), N_BLOCKS)
+
+    def states(self, token: int) -> list[Array]:
+        """Outputs of blocks 0 (the embedding) to L for one new token, each [D]."""
+        w = self.model.weights
+        hidden = [w["shared.weight" if self.source is not None else "model.embed_tokens.weight"][token]]
+        run = self._t5_block if self.source is not None else self._llama_block
+        for block in range(N_BLOCKS):
+            hidden.append(run(block, np.stack([*self.inputs[block], hidden[-1]]))[-1])
+        return hidden
+
+    def commit(self, token: int, states: list[Array], exit_layer: int) -> None:
+        """The token left after ``exit_layer`` blocks: deeper blocks see that state copied."""
+        for block in range(N_BLOCKS):
+            self.inputs[block].append(states[min(block, exit_layer)])
+
+    def logits(self, state: Array) -> Array:
+        """Final norm and head of one state, [V]."""
+        w, config = self.model.weights, self.model.reference.config
+        if self.source is not None:
+            normed = _rms(state, w["decoder.final_layer_norm.weight"], config.layer_norm_epsilon)
+            return np.asarray(w["shared.weight"] @ normed * config.d_model**-0.5)
+        return np.asarray(w["lm_head.weight"] @ _rms(state, w["model.norm.weight"], config.rms_norm_eps))
+
+    def _t5_block(self, block: int, x: Array) -> Array:
+        config, w = self.model.reference.config, self.model.weights
+        assert self.source is not None
+        layer = f"decoder.block.{block}.layer"
+        heads, n, epsilon = config.num_heads, len(x), config.layer_norm_epsilon
+        first = self.model.reference.decoder.block[0].layer[0].SelfAttention
+        relative = first.compute_bias(n, n)[0].double().numpy()
+        normed = _rms(x, w[f"{layer}.0.layer_norm.weight"], epsilon)
+        q, k, v = (normed @ w[f"{layer}.0.SelfAttention.{part}.weight"].T for part in "qkv")
+        bias = relative + _causal_mask(n)
+        x = x + _attention(q, k, v, heads, heads, 1.0, bias) @ w[f"{layer}.0.SelfAttention.o.weight"].T
+        q = _rms(x, w[f"{layer}.1.layer_norm.weight"], epsilon) @ w[f"{layer}.1.EncDecAttention.q.weight"].T
+        k, v = (self.source @ w[f"{layer}.1.EncDecAttention.{part}.weight"].T for part in "kv")
+        none = np.zeros((heads, n, len(self.source)))
+        x = x + _attention(q, k, v, heads, heads, 1.0, none) @ w[f"{layer}.1.EncDecAttention.o.weight"].T
+        up = _rms(x, w[f"{layer}.2.layer_norm.weight"], epsilon) @ w[f"{layer}.2.DenseReluDense.wi.weight"].T
+        return np.asarray(x + np.maximum(up, 0) @ w[f"{layer}.2.DenseReluDense.wo.weight"].T)
+
+    def _llama_block(self, block: int, x: Array) -> Array:
+        config, w = self.model.reference.config, self.model.weights
+        layer, epsilon, n = f"model.layers.{block}", config.rms_norm_eps, len(x)
+        size, groups = config.head_dim, config.num_key_value_heads
+        angles = np.arange(n)[:, None] * 10000.0 ** (-np.arange(0, size, 2) / size)
+
+        def rotate(heads: Array) -> Array:
+            parts = heads.reshape(n, -1, 2, size // 2)
+            cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+            first = parts[:, :, 0] * cos - parts[:, :, 1] * sin
+            second = parts[:, :, 1] * cos + parts[:, :, 0] * sin
+            return np.stack([first, second], axis=2).reshape(n, -1)
+
+        normed = _rms(x, w[f"{layer}.input_layernorm.weight"], epsilon)
+        q, k, v = (normed @ w[f"{layer}.self_attn.{part}_proj.weight"].T for part in "qkv")
+        bias = np.broadcast_to(_causal_mask(n), (config.num_attention_heads, n, n))
+        mixed = _attention(rotate(q), rotate(k), v, config.num_attention_heads, groups, 1 / math.sqrt(size), bias)
+        x = x + mixed @ w[f"{layer}.self_attn.o_proj.weight"].T
+        normed = _rms(x, w[f"{layer}.post_attention_layernorm.weight"], epsilon)
+        gate, up = (normed @ w[f"{layer}.mlp.{part}_proj.weight"].T for part in ("gate", "up"))
+        return np.asarray(x + (gate / (1 + np.exp(-gate)) * up) @ w[f"{layer}.mlp.down_proj.weight"].T)
+
+
+@dataclass(frozen=True)
+class SlowToken:
+    """What the slow decoder made of one token."""
+
+    token: int
+    exit_layer: int
+    score: float | None
+
+
+Choose = Callable[[Array, int, int, int], tuple[int, float | None]]
+"""(logits of blocks 1..L [L, V], position, max_new_tokens, seed) -> (exit layer, score there; None at block L)."""
+
+
+@pytest.fixture(scope="session")
+def slow_decode() -> Callable[[Tiny, list[int], int, int, Choose], list[SlowToken]]:
+    """Greedy decoding of one prompt with an exit rule."""
+
+    def decode(model: Tiny, prompt: list[int], seed: int, max_new_tokens: int, choose: Choose) -> list[SlowToken]:
+        decoder = SlowDecoder(model, prompt)
+        is_seq2seq = model.checkpoint.kind == "seq2seq"
+        fed = 0 if is_seq2seq else prompt[-1]
+        made: list[SlowToken] = []
+        for position in range(1, max_new_tokens + 1):
+            states = decoder.states(fed)
+            logits = np.stack([decoder.logits(state) for state in states[1:]])
+            exit_layer, score = choose(logits, position, max_new_tokens, seed)
+            if position == 1 and not is_seq2seq:  # the prompt runs at full depth and holds the first token
+                exit_layer, score = N_BLOCKS, None
+            decoder.commit(fed, states, exit_layer)
+            fed = int(logits[exit_layer - 1].argmax())
+            made.append(SlowToken(fed, exit_layer, score))
+            if fed in model.checkpoint.eos_ids:
+                break
+        return made
+
+    return decode
