@@ -4,16 +4,18 @@ Planning reads the spool, the documents and the digests of the weights; it loads
 nothing but the cache of digests beside the weights.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 from exitbench.errors import UserError
 from exitbench.harness.artifact import describe_checkpoint
 from exitbench.harness.cell import Cell, Generation, Kind, MethodRef, ModelRef, TaskRef
 from exitbench.harness.drafts import Draft, expand, select
+from exitbench.harness.retry import RETRIED, Retry, State
 from exitbench.harness.spec import WorkItem
 from exitbench.harness.stale import Predecessors
 from exitbench.harness.suite import ModelEntry, Suite, TaskEntry
@@ -23,17 +25,6 @@ from exitbench.results.canonical import content_id
 from exitbench.results.spool import AttemptStatus, latest_status
 from exitbench.tasks.base import documents_sha256
 from exitbench.tasks.registry import get_task
-
-State = Literal["new", "done", "stale", "failed"]
-Retry = Literal["failed", "stale", "none", "all"]
-
-# What --retry runs; each cell without a result of its own is run first of all.
-RETRIED: Mapping[Retry, frozenset[State]] = {
-    "none": frozenset({"new"}),
-    "stale": frozenset({"new", "stale"}),
-    "failed": frozenset({"new", "stale", "failed"}),
-    "all": frozenset({"new", "stale", "failed", "done"}),
-}
 
 
 @dataclass(frozen=True)
@@ -80,9 +71,15 @@ class Plan:
         """Recipes that must be trained before their cells can run."""
         return tuple(group.recipe for group in self.groups if group.recipe and group.folder is None)
 
-    def count(self, state: State) -> int:
-        """Return how many cells have this state."""
-        return sum(planned.state == state for group in self.groups for planned in group.cells)
+    def states(self) -> Counter[State]:
+        """Return how many cells have each state; those of untrained models are new."""
+        states = Counter(planned.state for group in self.groups for planned in group.cells)
+        states["new"] += sum(len(group.labels) for group in self.groups if group.folder is None)
+        return states
+
+    def to_run_count(self, retry: Retry) -> int:
+        """Return how many cells a run would run."""
+        return sum(count for state, count in self.states().items() if state in RETRIED[retry])
 
 
 def make_plan(

@@ -101,7 +101,7 @@ def suite_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in SHIPPED.glob("*.toml")))
 
 
-def suite_path(name_or_path: str) -> Path:
+def suite_path(name_or_path: str | Path) -> Path:
     """Return the file of a shipped suite, or the path given.
 
     Raises:
@@ -113,11 +113,11 @@ def suite_path(name_or_path: str) -> Path:
     if path.is_file():
         return path
     raise UserError(
-        f"no suite {name_or_path!r}: neither a shipped suite nor a file.{suggestion(path.stem, suite_names())}"
+        f"no suite {str(name_or_path)!r}: neither a shipped suite nor a file.{suggestion(path.stem, suite_names())}"
     )
 
 
-def load_suite(name_or_path: str) -> Suite:
+def load_suite(name_or_path: str | Path) -> Suite:
     """Read a suite and check every name and value in it.
 
     Raises:

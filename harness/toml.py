@@ -60,13 +60,13 @@ class Table:
         names = ".".join(str(key) for key in self.keys if isinstance(key, str))
         return f"[[{names}]]" if any(isinstance(key, int) for key in self.keys) else f"[{names}]" if names else ""
 
-    def where(self, word: str | None = None) -> str:
-        """Return ``file:line: [table] word`` for a key or value of this table."""
-        return f"{self.path}:{self._line(word)}: " + " ".join(part for part in (self.title, word) if part)
+    def where(self, key: str | None = None, value: str | None = None) -> str:
+        """Return ``file:line: [table] key``; the line is that of ``value`` where one is given."""
+        return f"{self.path}:{self._line(value or key)}: " + " ".join(part for part in (self.title, key) if part)
 
-    def error(self, word: str | None, message: str) -> UserError:
-        """Return the error to raise about a key or value of this table."""
-        return UserError(f"{self.where(word)}: {message}")
+    def error(self, key: str | None, message: str, value: str | None = None) -> UserError:
+        """Return the error to raise about a key of this table, or about one value of that key."""
+        return UserError(f"{self.where(key, value)}: {message}")
 
     def allow(self, *names: str) -> None:
         """Refuse every key but these.
@@ -85,7 +85,7 @@ class Table:
             UserError: It is not; ``what`` says what it should have named.
         """
         if word not in allowed:
-            raise self.error(word or key, f"unknown {what} {word!r} in {key!r}.{suggestion(word, allowed)}")
+            raise self.error(key, f"unknown {what} {word!r}.{suggestion(word, allowed)}", word)
         return word
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:

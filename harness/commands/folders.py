@@ -1,0 +1,58 @@
+"""Where the data of runs lies, below one folder."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from exitbench.errors import UserError
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The folder of ``--runs`` and what is in it."""
+
+    root: Path
+
+    @property
+    def spool(self) -> Path:
+        """Every attempt; the source of truth."""
+        return self.root / "spool"
+
+    @property
+    def database(self) -> Path:
+        """The result database, derived from the spool."""
+        return self.root / "exitbench.duckdb"
+
+    @property
+    def report(self) -> Path:
+        """Folder of the report."""
+        return self.root / "report"
+
+    @property
+    def models(self) -> Path:
+        """Trained recipes."""
+        return self.root / "models"
+
+    @property
+    def logs(self) -> Path:
+        """What workers were given and what they printed."""
+        return self.root / "logs"
+
+    def require_writable(self) -> None:
+        """Check, before any work, that results will have a place.
+
+        Raises:
+            UserError: The folder cannot be made or written, or the database is not one that this version can fill.
+        """
+        try:
+            os.makedirs(self.root, exist_ok=True)
+            TemporaryFile(dir=self.root).close()
+        except OSError as error:
+            raise UserError(
+                f"--runs {self.root}: cannot be written ({error.strerror}). Name a folder that can be."
+            ) from None
+        if self.database.exists():
+            from exitbench.results.database import open_database
+
+            open_database(self.database, read_only=False).close()

@@ -1,0 +1,69 @@
+"""``exitbench list``: what can be named in a suite or on the command line."""
+
+import dataclasses
+import inspect
+from argparse import Namespace
+from collections.abc import Iterator
+
+
+def listing(arguments: Namespace) -> int:
+    """Print the names of one kind of thing, with a line on each."""
+    print("\n".join(LISTS[arguments.what]()))
+    return 0
+
+
+def _methods() -> Iterator[str]:
+    from exitbench.methods.registry import get_method, method_names
+
+    for name in method_names():
+        method = get_method(name)
+        yield f"{name:16} {_first_line(method)}"
+        for field in dataclasses.fields(method):
+            yield f"  {field.name} = {field.default!r}: {field.metadata['doc']}{_bounds(field)}"
+
+
+def _bounds(field: "dataclasses.Field[object]") -> str:
+    low, high = field.metadata["low"], field.metadata["high"]
+    if field.metadata["choices"]:
+        return f" [{', '.join(field.metadata['choices'])}]"
+    return "" if low is None and high is None else f" [{'' if low is None else low} .. {'' if high is None else high}]"
+
+
+def _tasks() -> Iterator[str]:
+    from exitbench.tasks.registry import get_task, task_names
+
+    for name in task_names():
+        task = get_task(name)
+        yield f"{name:16} {_first_line(type(task))} Metrics: {', '.join(task.metrics)}."
+
+
+def _models() -> Iterator[str]:
+    from exitbench.harness.training import load_recipe, recipe_names
+
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        shape, loss = recipe.architecture, recipe.optimisation.loss
+        blocks = f"{shape.num_layers} encoder and {shape.num_decoder_layers} decoder blocks, width {shape.d_model}"
+        yield f"{name:16} {blocks}, {loss} loss, {recipe.optimisation.steps} steps"
+
+
+def _suites() -> Iterator[str]:
+    from exitbench.harness.suite import suite_names, suite_path
+
+    for name in suite_names():
+        yield f"{name:16} {suite_path(name).read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}"
+
+
+def _figures() -> Iterator[str]:
+    from exitbench.reports import figures
+    from exitbench.reports.sources import discover
+
+    for source in discover(figures):
+        yield f"{source.name:16} {source.module.TITLE}"
+
+
+def _first_line(cls: type) -> str:
+    return (inspect.getdoc(cls) or "").splitlines()[0]
+
+
+LISTS = {"methods": _methods, "tasks": _tasks, "models": _models, "suites": _suites, "figures": _figures}

@@ -1,0 +1,53 @@
+"""``exitbench plan``: what a run would do."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+
+from exitbench.harness.commands.folders import Runs
+from exitbench.harness.plan import Group, Plan, make_plan
+from exitbench.harness.retry import Retry
+from exitbench.harness.suite import load_suite
+
+
+def planned(arguments: Namespace) -> Plan:
+    """Make the plan that the arguments ask for.
+
+    Raises:
+        UserError: The suite, its data or its models are not usable.
+    """
+    runs = Runs(arguments.runs)
+    return make_plan(
+        load_suite(arguments.suite),
+        runs.spool,
+        runs.models,
+        arguments.data_dir,
+        only=arguments.only,
+        limit=arguments.limit,
+        kinds=arguments.kinds,
+    )
+
+
+def plan(arguments: Namespace) -> int:
+    """Print every cell and its state."""
+    print("\n".join(_lines(planned(arguments), arguments.retry)))
+    return 0
+
+
+def _lines(plan: Plan, retry: Retry) -> Iterator[str]:
+    for group in plan.groups:
+        yield f"{group.model.name}: {_origin(group)}"
+        if group.folder is None:
+            yield from (f"  new     {label}" for label in group.labels)
+        for cell in group.cells:
+            yield f"  {cell.state:7} {cell.item.label}" + (f"  ({cell.why})" if cell.why else "")
+    states = plan.states()
+    counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()) if count)
+    yield f"\n{states.total()} cells: {counted}. Runs with --retry {retry}: {plan.to_run_count(retry)}."
+
+
+def _origin(group: Group) -> str:
+    if group.recipe is None:
+        return f"checkpoint {group.folder}"
+    if group.folder is None:
+        return f"recipe {group.recipe.name}, not trained yet (a run trains it first)"
+    return f"recipe {group.recipe.name}, trained in {group.folder}"

@@ -1,0 +1,96 @@
+"""``exitbench run``: train what is missing, run what is not done, fill the database, report."""
+
+import sys
+from argparse import Namespace
+from collections import Counter
+
+from exitbench.errors import UserError
+from exitbench.harness.commands.folders import Runs
+from exitbench.harness.commands.plan import planned
+from exitbench.harness.environment import available_cores
+from exitbench.harness.executor import run_group
+from exitbench.harness.plan import Group, Plan
+from exitbench.harness.progress import progress
+from exitbench.harness.retry import Retry
+from exitbench.harness.spec import WorkerSpec
+from exitbench.harness.training import ensure_trained
+
+EXAMPLE_QUERY = "SELECT model, task_label, method, params, round(value, 1) AS value FROM frontier ORDER BY ALL"
+FAILURES_QUERY = "SELECT model, task_label, method, params, kind, status, reason FROM failures"
+
+
+def run(arguments: Namespace) -> int:
+    """Run a suite; returns 0 if every cell that ran ended ok, else 1.
+
+    Raises:
+        UserError: Anything that can be known before work begins, or data that turns out damaged.
+        KeyboardInterrupt: The user interrupted; finished cells are in the spool and in the database.
+    """
+    runs = Runs(arguments.runs)
+    plan = planned(arguments)
+    runs.require_writable()
+    if plan.untrained:
+        for recipe in plan.untrained:
+            ensure_trained(recipe, runs.models, arguments.data_dir)
+        plan = planned(arguments)
+    try:
+        statuses = _run_groups(plan, runs, arguments)
+    except KeyboardInterrupt:
+        _ingest(runs)
+        print("Interrupted. What is finished is kept; the same command goes on from there.", file=sys.stderr)
+        raise
+    _ingest(runs)
+    _print_results(runs)
+    return _verdict(statuses, plan, runs, arguments.retry)
+
+
+def _run_groups(plan: Plan, runs: Runs, arguments: Namespace) -> Counter[str]:
+    statuses: Counter[str] = Counter()
+    with progress(plan.to_run_count(arguments.retry)) as bars:
+        for group in plan.groups:
+            spec = _spec(group, plan, runs, arguments)
+            if spec.cells:
+                statuses.update(run_group(spec, runs.logs, bars).values())
+                _ingest(runs)
+    return statuses
+
+
+def _spec(group: Group, plan: Plan, runs: Runs, arguments: Namespace) -> WorkerSpec:
+    if group.folder is None:
+        raise UserError(f"model {group.model.name!r} was trained but is not found in {runs.models}.")
+    retry: Retry = arguments.retry
+    return WorkerSpec(
+        cells=group.to_run(retry),
+        model_path=group.folder.resolve(),
+        data_dir=arguments.data_dir and arguments.data_dir.resolve(),
+        spool=runs.spool.resolve(),
+        device=plan.device,
+        threads=arguments.threads or available_cores(),
+    )
+
+
+def _ingest(runs: Runs) -> None:
+    from exitbench.results.ingest import ingest
+
+    for message in ingest(runs.spool, runs.database).quarantined:
+        print(f"left out of the database: {message}", file=sys.stderr)
+
+
+def _print_results(runs: Runs) -> None:
+    from exitbench.reports.render import write_report
+    from exitbench.reports.tables.text import summary_text
+
+    print(summary_text(runs.database))
+    print(f"Database  {runs.database}")
+    print(f"Report    {write_report(runs.database, runs.report).index_html}")
+    print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')
+
+
+def _verdict(statuses: Counter[str], plan: Plan, runs: Runs, retry: Retry) -> int:
+    bad = {status: count for status, count in statuses.items() if status != "ok"}
+    if bad:
+        counted = ", ".join(f"{count} {status}" for status, count in sorted(bad.items()))
+        print(f'\n{counted}. Why: exitbench sql --database {runs.database} "{FAILURES_QUERY}"', file=sys.stderr)
+    elif not statuses:
+        print(f"\nNothing to run: {plan.states()['done']} cells are done (--retry {retry}).", file=sys.stderr)
+    return 1 if bad else 0

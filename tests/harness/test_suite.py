@@ -1,0 +1,135 @@
+"""Reading suites: what they expand to, and that every mistake is named with file, line and key."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.suite import load_suite, suite_names
+
+Writer = Callable[..., Path]
+
+SWEEP = """\
+[[sweep]]
+method = "calm-softmax"
+grid = { decay = ["code", "paper"] }
+query = { threshold = [0.3, 0.7] }
+"""
+
+
+def line_of(path: Path, text: str) -> int:
+    """The 1-based line of the first occurrence."""
+    return next(n for n, line in enumerate(path.read_text().splitlines(), start=1) if text in line)
+
+
+def complaint(path: Path) -> str:
+    """What reading the suite raises."""
+    with pytest.raises(UserError) as caught:
+        load_suite(str(path))
+    return str(caught.value)
+
+
+def test_a_sweep_is_the_product_of_grid_and_query_with_query_innermost(write_suite: Writer) -> None:
+    (sweep,) = load_suite(str(write_suite(SWEEP))).sweeps
+    assert [point.label("m") for point in sweep.points] == [
+        "m:decay=code,threshold=0.3",
+        "m:decay=code,threshold=0.7",
+        "m:decay=paper,threshold=0.3",
+        "m:decay=paper,threshold=0.7",
+    ]
+
+
+def test_exclude_takes_out_every_point_that_matches(write_suite: Writer) -> None:
+    (sweep,) = load_suite(str(write_suite(SWEEP + 'exclude = [{ decay = "paper", threshold = 0.3 }]\n'))).sweeps
+    assert [point.label("m") for point in sweep.points] == [
+        "m:decay=code,threshold=0.3",
+        "m:decay=code,threshold=0.7",
+        "m:decay=paper,threshold=0.7",
+    ]
+
+
+def test_models_tasks_kinds_and_token_budget_have_defaults(write_suite: Writer) -> None:
+    suite = load_suite(str(write_suite("[[sweep]]\nmethod = 'static'\n")))
+    (sweep,) = suite.sweeps
+    assert (sweep.models, sweep.tasks, sweep.kinds) == (("tiny",), ("lines",), ("quality", "timing"))
+    assert (suite.dtype, suite.device, suite.batch_size, suite.timing.documents) == ("float32", "cpu", 1, 20)
+    assert sweep.points[0].params == ()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ('[[sweep]]\nmethod = "calm-softmx"\n', "unknown method 'calm-softmx'. Did you mean 'calm-softmax'?"),
+        ('[[sweep]]\nmethod = "static"\ntasks = ["line"]\n', "Did you mean 'lines'?"),
+        ('[[sweep]]\nmethod = "static"\nmodels = ["tinny"]\n', "Did you mean 'tiny'?"),
+        ('[[sweep]]\nmethod = "static"\nkinds = ["qualty"]\n', "unknown kind 'qualty'. Did you mean 'quality'?"),
+        ('[[sweep]]\nmethod = "static"\ngird = { exit_layer = [1] }\n', "unknown key. Did you mean 'grid'?"),
+        ('[[sweep]]\nmethod = "calm-softmax"\nquery = { threshhold = [0.5] }\n', "Did you mean 'threshold'?"),
+        ('[[sweep]]\nmethod = "calm-softmax"\nquery = { threshold = [0.5, 1.5] }\n', "1.5 is out of range; allowed: between 0"),
+        ('[[sweep]]\nmethod = "calm-softmax"\nquery = { threshold = ["high"] }\n', "must be of type float, not 'high'"),
+        ('[[sweep]]\nmethod = "calm-softmax"\nquery = { threshold = 0.5 }\n', "it must be a list of values"),
+        ('[[sweep]]\nmethod = "calm-softmax"\nquery = { threshold = [0.5, 0.5] }\n', "names a value twice"),
+        (SWEEP + "exclude = [{ threshold = 0.4 }]\n", "matches no point of the sweep"),
+        (SWEEP + "exclude = [{ treshold = 0.3 }]\n", "Did you mean 'threshold'?"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_sweep_is_named_with_file_line_and_what_is_allowed(
+    write_suite: Writer, wrong: str, says: str
+) -> None:
+    path = write_suite('[[sweep]]\nmethod = "static"\n\n', wrong)
+    message = complaint(path)
+    number = line_of(path, wrong.splitlines()[-1])
+    assert message.startswith(f"{path}:{number}: [[sweep]] ")
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("schema = 1", "schema = 2", "is 2; this version reads schema 1"),
+        ("seed = 7", 'seed = "7"', "seed: is '7'; it must be a whole number"),
+        ("seed = 7", "seed = true", "seed: is True; it must be a whole number"),
+        ('task = "wmt-en-fr"', 'task = "wmt-en-frr"', "[tasks.lines] task: unknown task 'wmt-en-frr'"),
+        ("max_new_tokens = 4", "max_new_tokens = 0", "max_new_tokens: is 0; it must be 1 or more"),
+        ("random_weights = true", 'random_weight = "x"', "Did you mean 'random_weights'?"),
+        ("[models.tiny]", '[models.tiny]\nrecipe = "builtin-vanilla"', "exactly one of 'recipe'"),
+        ('source = "local"', 'source = "lcal"', "Did you mean 'local'?"),
+        ("files = {", "#", "[tasks.lines] files: goes with source"),
+        ("schema = 1", "schema = 1\nname = 'twice'", "not valid TOML"),
+    ],
+)
+def test_a_mistake_anywhere_else_is_named_with_its_line(
+    write_suite: Writer, before: str, after: str, says: str
+) -> None:
+    path = write_suite()
+    path.write_text(path.read_text().replace(before, after, 1))
+    message = complaint(path)
+    assert message.startswith(str(path))
+    assert says in message
+    if "TOML" not in says:
+        assert message.startswith(f"{path}:{line_of(path, after.splitlines()[0])}: ")
+
+
+def test_an_unknown_recipe_is_named(write_suite: Writer, checkpoint: Path) -> None:
+    path = write_suite()
+    path.write_text(path.read_text().replace(f'path = "{checkpoint}"', 'recipe = "multi30k-en-rf"'))
+    assert "unknown recipe 'multi30k-en-rf'. Did you mean 'multi30k-en-fr'?" in complaint(path)
+
+
+def test_a_folder_without_a_checkpoint_is_named(write_suite: Writer, checkpoint: Path, tmp_path: Path) -> None:
+    path = write_suite()
+    path.write_text(path.read_text().replace(str(checkpoint), "nowhere"))
+    assert f"[models.tiny] path: {tmp_path / 'nowhere'} is not a checkpoint's folder" in complaint(path)
+
+
+def test_an_unknown_suite_says_which_are_shipped() -> None:
+    with pytest.raises(
+        UserError, match=r"no suite 'bultin'.* Did you mean 'builtin'\? Allowed: builtin, multi30k-en-fr\."
+    ):
+        load_suite("bultin")
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_every_shipped_suite_can_be_read_and_is_named_like_its_file(name: str) -> None:
+    assert load_suite(name).name == name
