@@ -32,15 +32,15 @@ def test_every_query_has_one_possible_order(package: ModuleType) -> None:
 def test_a_new_pair_is_found_and_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "new_figures"
     folder.mkdir()
-    for name, order in (("__init__", None), ("second", 2), ("first", 1), ("helper", 0)):
+    for name, order in (("__init__", None), ("added", 2), ("begun", 1), ("helper", 0)):
         (folder / f"{name}.py").write_text(f"ORDER = {order}\n")
-    for name in ("first", "second"):
+    for name in ("added", "begun"):
         (folder / f"{name}.sql").write_text(f"SELECT '{name}'")
     monkeypatch.syspath_prepend(tmp_path)
     sources = discover(import_module("new_figures"))
     assert [(source.name, source.sql) for source in sources] == [
-        ("first", "SELECT 'first'"),
-        ("second", "SELECT 'second'"),
+        ("begun", "SELECT 'begun'"),
+        ("added", "SELECT 'added'"),
     ]
     for name in [name for name in sys.modules if name.startswith("new_figures")]:
         del sys.modules[name]

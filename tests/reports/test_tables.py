@@ -103,17 +103,3 @@ def test_what_was_not_measured_is_a_dash_and_has_no_sort_key() -> None:
     assert with_interval(1.0, None, 2.0, 2) == "1.00"
     assert text("", "x").cell({"x": None}).text == number("", "x", "{:.1f}").cell({"x": None}).text == "–"
     assert parameters("", "x").cell({"x": "{}"}).text == "–"
-
-
-def test_the_noise_floor_is_the_overlap_with_full_depth_against_itself(
-    maker: ModuleType, make_database: Callable[[], Path], rows_of: Rows
-) -> None:
-    never, early = (maker.Method("calm-softmax", {"threshold": threshold, "min_exit": 1}) for threshold in (2.0, 0.3))
-    maker.CALM = (never, early)
-    rows = rows_of(make_database(), tables, "summary").rows
-    timed = [row for row in rows if row["aa_low"] is not None]
-    for row in timed:
-        overlap = row["speedup_low"] <= row["aa_high"] and row["speedup_high"] >= row["aa_low"]
-        assert row["inside_noise_floor"] == overlap
-    assert {row["inside_noise_floor"] for row in timed} == {True, False}
-    assert not any(row["inside_noise_floor"] for row in rows if row["is_full_depth"])

@@ -1,0 +1,51 @@
+"""A speed-up is inside the noise floor when its interval overlaps that of full depth timed against itself."""
+
+from pathlib import Path
+from types import ModuleType
+
+import duckdb
+import pytest
+
+from exitbench.reports import figures, tables
+from exitbench.reports.sources import discover
+from exitbench.results.database import open_database
+
+FLOOR = (0.98, 1.02)
+
+
+@pytest.mark.parametrize(("package", "name"), [(figures, "frontier"), (tables, "summary")])
+@pytest.mark.parametrize(
+    ("interval", "floor", "is_full_depth", "inside"),
+    [
+        ((1.10, 1.20), FLOOR, False, False),
+        ((1.01, 1.20), FLOOR, False, True),
+        ((0.90, 0.99), FLOOR, False, True),
+        ((0.90, 0.97), FLOOR, False, False),
+        ((0.90, 1.20), FLOOR, False, True),
+        ((1.00, 1.00), FLOOR, True, False),
+        ((None, None), (None, None), False, False),
+    ],
+)
+def test_inside_means_that_the_intervals_overlap(
+    package: ModuleType,
+    name: str,
+    interval: tuple[float | None, float | None],
+    floor: tuple[float | None, float | None],
+    is_full_depth: bool,
+    inside: bool,
+    small_database: Path,
+) -> None:
+    sql = next(source.sql for source in discover(package) if source.name == name)
+    with open_database(small_database) as database:
+        view = database.query("SELECT * FROM frontier WHERE execution = 'real' LIMIT 1")
+    connection = duckdb.connect()
+    connection.register("view", view)
+    connection.execute(
+        """CREATE TABLE frontier AS SELECT * REPLACE (
+            $low::DOUBLE AS speedup_low, $high::DOUBLE AS speedup_high,
+            $aa_low::DOUBLE AS aa_low, $aa_high::DOUBLE AS aa_high, $full::BOOLEAN AS is_full_depth
+        ) FROM view""",
+        {"low": interval[0], "high": interval[1], "aa_low": floor[0], "aa_high": floor[1], "full": is_full_depth},
+    )
+    (row,) = connection.sql(sql).to_arrow_table().to_pylist()
+    assert row["inside_noise_floor"] is inside
