@@ -84,8 +84,7 @@ class _HeadLoss(torch.autograd.Function):
         head_mean = head.float().mean(0)
         loss = torch.zeros(())
         d_states, d_head = torch.empty_like(states), torch.zeros(head.shape)
-        slices = zip(states.split(SLICE_TOKENS), target.split(SLICE_TOKENS), d_states.split(SLICE_TOKENS), strict=True)
-        for h, gold, d_h in slices:
+        for h, gold, d_h in zip(*(torch.split(x, SLICE_TOKENS) for x in (states, target, d_states)), strict=True):
             logits = F.linear(h, head)
             gold_logit = logits.gather(1, gold[:, None]).squeeze(1).float()
             p = logits.softmax(-1)
