@@ -198,6 +198,9 @@ def _world(model: Model, task: Task) -> World:
     settled = depth >= stable_from[:, None]
     top1_id = np.where(settled, final[:, None], (final[:, None] + depth) % VOCABULARY)
     certainty = 0.8 * (depth - stable_from[:, None]) + rng.normal(0.5, 0.6, size=top1_id.shape)
+    # Some tokens are right at the first block by chance, then lost again: first match and stable block differ.
+    lucky = (rng.random(len(final)) < 0.25) & (stable_from > 2)
+    top1_id[lucky, 0] = final[lucky]
     return World(stable_from, top1_id, 1 / (1 + np.exp(-certainty)))
 
 

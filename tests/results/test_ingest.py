@@ -57,7 +57,8 @@ def test_rows_lead_to_everything_behind_them(write: Write, spool: Path, path: Pa
         SELECT attempt_id, method, params, model_artifact.name AS model, weights_sha256, task, data_sha256, git_commit,
                packages, cpu, exit_code, identity, count(token_exit.position) AS tokens
         FROM attempt JOIN cell USING (cell_id) JOIN model_artifact USING (model_id)
-        JOIN dataset_artifact USING (data_id) JOIN environment USING (env_id) JOIN hardware USING (hw_id) JOIN token_exit USING (attempt_id) GROUP BY ALL
+        JOIN dataset_artifact USING (data_id) JOIN environment USING (env_id) JOIN hardware USING (hw_id)
+        JOIN token_exit USING (attempt_id) GROUP BY ALL
         """,
     )
     assert json.loads(row.pop("identity")) == cell["identity"]

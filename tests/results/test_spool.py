@@ -153,7 +153,7 @@ def test_a_missing_key_of_a_cell_is_named(tmp_path: Path, cell: Json, env: Json,
 
 
 def test_a_part_of_a_cell_that_is_no_object_is_named(tmp_path: Path, cell: Json, env: Json) -> None:
-    with pytest.raises(SpoolError, match="cell.json: key 'identity' is not an object"):
+    with pytest.raises(SpoolError, match=r"cell\.json: key 'identity' is not an object"):
         AttemptWriter(tmp_path, {**cell, "identity": 3}, env)
 
 

@@ -222,8 +222,8 @@ def test_frontier_takes_all_speeds_of_a_setting_from_the_machine_timed_last(
 
     for method in (full, shallow, deep):
         write(method, "quality", laptop, "f1", 50.0)
-    write(deep, "timing", server, "speedup", 1.5)
     write(shallow, "timing", laptop, "speedup", 3.0)
+    write(deep, "timing", server, "speedup", 1.5)
     write(shallow, "timing", server, "speedup", 4.0)
     ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
     write(deep, "timing", laptop, "speedup", 2.0)
