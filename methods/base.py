@@ -7,6 +7,7 @@ Blocks are numbered 1..L; an exit layer is the number of blocks executed.
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -280,9 +281,10 @@ def _checked(value: Any, kind: Any, rule: Mapping[str, Any], what: str) -> Any:
         raise UserError(f"{what} must be of type {kind.__name__}, not {value!r}.")
     if rule["choices"] and value not in rule["choices"]:
         raise UserError(f"{what} cannot be {value!r}.{suggestion(str(value), rule['choices'])}")
+    if kind is float and not math.isfinite(value):
+        raise UserError(f"{what} must be a finite number, not {value}.")
     low, high = rule["low"], rule["high"]
-    # `not (low <= value)` also refuses NaN.
-    if (low is not None and not low <= value) or (high is not None and not value <= high):
+    if (low is not None and value < low) or (high is not None and value > high):
         bounds = f"between {low} and {high}" if high is not None else f"at least {low}"
         raise UserError(f"{what} = {value} is out of range; allowed: {bounds}.")
     return value

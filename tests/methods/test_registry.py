@@ -1,0 +1,176 @@
+"""Finding methods: those of this folder and those of other distributions, with a digest of their source."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.methods import registry
+from exitbench.methods.base import Method
+from exitbench.methods.registry import baseline_method, get_method, method_names, register, source_sha256
+
+THIRD_PARTY = '''
+"""A method of another distribution: exits where two blocks in a row choose the same token."""
+from dataclasses import dataclass
+import torch
+from exitbench.methods.base import Gate, Method, Parts, argmax_token, blocks_from, param
+from exitbench.methods.heads import LMHead
+from exitbench.methods.kv_policies import StateCopy
+from exitbench.methods.thresholds import Constant
+
+class Agreement(Gate):
+    needs_logits = True
+    def score(self, view):
+        choice_A = argmax_token(view.logits_AV)
+        before_A = view.memory.get("choice_A", torch.full_like(choice_A, -1))
+        view.memory["choice_A"] = choice_A
+        return (choice_A == before_A).float()
+
+@dataclass(frozen=True)
+class Twice(Method):
+    name = "twice"
+    first: int = param(2, "first block at which the gate is asked", low=1)
+    def parts(self, n_blocks):
+        return Parts(Agreement(), Constant(0.5), LMHead(), StateCopy(), blocks_from(self.first, n_blocks))
+'''
+
+
+def write_distribution(folder: Path, source: str) -> None:
+    """What installing a wheel leaves behind."""
+    (folder / "exit_twice.py").write_text(source)
+    info = folder / "exit_twice-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: exit-twice\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[exitbench.methods]\ntwice = exit_twice:Twice\n")
+
+
+def load(folder: Path, source: str) -> type[Method]:
+    """The class of a module written to ``folder``."""
+    folder.mkdir()
+    path = folder / "exit_twice.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("exit_twice", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["exit_twice"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    cls: type[Method] = module.Twice
+    return cls
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], type[Method]]]:
+    """Put a distribution on the path, as a fresh process would find it; returns its method."""
+    monkeypatch.setattr(registry, "_methods", dict(registry._methods))
+
+    def put(source: str) -> type[Method]:
+        write_distribution(tmp_path, source)
+        monkeypatch.syspath_prepend(tmp_path)
+        registry._discover.cache_clear()
+        return get_method("twice")
+
+    yield put
+    sys.modules.pop("exit_twice", None)
+    registry._discover.cache_clear()
+
+
+def conformance() -> dict[str, Callable[..., None]]:
+    """The tests of the conformance suite by name."""
+    spec = importlib.util.spec_from_file_location("conformance", Path(__file__).with_name("test_conformance.py"))
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert ("twice", {}) in module.CASES, "a method that is found is tested unasked"
+    return {name: test for name, test in vars(module).items() if name.startswith("test_")}
+
+
+def test_a_method_of_another_distribution_is_found_and_conforms(install: Any, tiny: Any, prompts: Any) -> None:
+    assert "twice" not in method_names()
+    method = install(THIRD_PARTY)()
+    assert "twice" in method_names()
+    suite = conformance()
+    assert len(suite) >= 7
+    for test in suite.values():
+        test(tiny, prompts, method)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fails"),
+    [
+        ("(choice_A == before_A).float() * (choice_A.unique().numel() > 1)", "test_a_batch_equals_its_rows_alone"),
+        ("(choice_A == before_A) + torch.rand(len(choice_A)).round()", "test_the_same_seed_gives_the_same_trace"),
+        ("(choice_A == before_A).float() * torch.nan", "test_threshold_always_exits_at_the_first_allowed_block"),
+        ("(view.model.logits(view.hidden_AD).argmax(-1) == before_A).float()", "test_declared_cost"),
+    ],
+)
+def test_a_broken_method_fails_the_suite(install: Any, tiny: Any, prompts: Any, wrong: str, fails: str) -> None:
+    method = install(THIRD_PARTY.replace("(choice_A == before_A).float()", wrong))()
+    (test,) = [test for name, test in conformance().items() if name.startswith(fails)]
+    with pytest.raises(AssertionError):
+        test(tiny, prompts, method)
+
+
+def test_there_is_one_baseline_and_it_has_no_parameters() -> None:
+    assert [name for name in method_names() if get_method(name).is_baseline] == [baseline_method().name]
+    assert baseline_method()().params() == {}
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_every_method_says_where_it_is_defined_and_what_its_parameters_mean(name: str) -> None:
+    cls = get_method(name)
+    assert cls.source
+    assert cls.__doc__
+    assert all(field.metadata["doc"] for field in dataclasses.fields(cls))
+    assert cls.from_params(cls().params()) == cls()
+
+
+def test_an_unknown_method_is_answered_with_a_suggestion() -> None:
+    with pytest.raises(
+        UserError, match=r"^s\.toml: unknown method 'calm_softmax'\. Did you mean 'calm-softmax'\? Allowed: "
+    ):
+        get_method("calm_softmax", where="s.toml")
+
+
+def test_two_methods_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_methods", dict(registry._methods))
+
+    class Impostor(Method):
+        name = "static"
+
+    with pytest.raises(ValueError, match="two methods are named 'static'"):
+        register(Impostor)
+
+
+def test_digest_changes_with_the_methods_own_source(tmp_path: Path) -> None:
+    before = source_sha256(load(tmp_path / "1", THIRD_PARTY))
+    again = source_sha256(load(tmp_path / "2", THIRD_PARTY))
+    after = source_sha256(load(tmp_path / "3", THIRD_PARTY.replace("Constant(0.5)", "Constant(0.7)")))
+    assert before == again
+    assert before != after
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_covered"),
+    [
+        ("calm_softmax.py", True),
+        ("gates.py", True),
+        ("thresholds.py", True),
+        ("base.py", True),
+        ("oracle.py", False),
+        ("registry.py", False),
+    ],
+)
+def test_digest_covers_the_modules_a_method_is_made_of_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, changed: str, is_covered: bool
+) -> None:
+    cls = get_method("calm-softmax")
+    before = source_sha256.__wrapped__(cls)
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"#" if path.name == changed else b""))
+    assert (source_sha256.__wrapped__(cls) != before) == is_covered
