@@ -18,7 +18,8 @@ CAPTION = (
     "Brackets are 95 % intervals over documents. Δ is the difference to full depth. Exit layers count blocks executed. "
     "A speed-up is measured in wall time against full depth in the same run; ≈ and grey mean that its interval "
     "overlaps the noise floor, full depth timed against itself. The ideal speed-up counts the bytes read at batch size "
-    "1; realised is the share of it that was measured. Simulated rows are replays: they have a cost, never a time."
+    "1; realised is the share of it that was measured. Simulated rows are replays: they have a cost, never a time. "
+    "n counts documents, or tokens in simulated rows."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells."
 
@@ -59,6 +60,7 @@ COLUMNS = (
     text("Method", "method"),
     parameters("Parameters", "params"),
     text("KV policy", "kv_policy", collapses=True),
+    Column("Kind", _kind, collapses=True),
     text("Metric", "metric"),
     Column("Quality", quality, numeric=True),
     Column("Δ", delta, numeric=True),
@@ -68,5 +70,4 @@ COLUMNS = (
     number("Realised", "realised_fraction", "{:.0%}"),
     number("Tokens = full", "token_match", "{:.1%}"),
     number("n", "n", "{:,}"),
-    Column("Kind", _kind, collapses=True),
 )

@@ -9,9 +9,9 @@ import pytest
 
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame
+from exitbench.reports.tables import summary_markdown, summary_text
 from exitbench.reports.tables.columns import number, parameters, text, with_interval
 from exitbench.reports.tables.summary import delta, exit_layer, quality, speedup
-from exitbench.reports.tables.text import summary_markdown, summary_text
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 
