@@ -418,7 +418,7 @@ class Transformer:
         return bias
 
     def relative_bias(self, table: Tensor, queries_T: Tensor, keys_S: Tensor, *, bidirectional: bool = False) -> Tensor:
-        """T5's bucketed relative position bias, [1, H, T, S]."""
+        """Bucketed relative position bias, [1, H, T, S]."""
         distance = keys_S[None, :] - queries_T[:, None]
         buckets = self.arch.relative_buckets
         offset = torch.zeros_like(distance)

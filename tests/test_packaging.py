@@ -1,0 +1,189 @@
+"""What is installed is what is in the tree, and imports go one way (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from exitbench.harness.checkpoint import READERS
+from exitbench.methods.registry import get_method, method_names
+from exitbench.tasks.registry import task_names
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("harness", "methods", "tasks", "results", "reports")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUPTOOLS = PROJECT["tool"]["setuptools"]
+
+
+def package_of(folder: Path) -> str:
+    """The import name of a folder of the tree."""
+    inside = folder.relative_to(ROOT).parts
+    return "exitbench" if inside == ("harness", "_root") else ".".join(("exitbench", *inside))
+
+
+def tree_packages() -> dict[str, Path]:
+    return {package_of(init.parent): init.parent for top in FOLDERS for init in (ROOT / top).rglob("__init__.py")}
+
+
+def modules(folder: str) -> list[Path]:
+    """Every module of a top-level folder, without the package root that lies in harness/."""
+    return [path for path in sorted((ROOT / folder).rglob("*.py")) if "_root" not in path.parts]
+
+
+# ------------------------------------------------------------------------------------------ what is installed
+
+
+def test_the_packages_listed_are_the_folders_of_the_tree() -> None:
+    assert sorted(SETUPTOOLS["packages"]) == sorted(tree_packages())
+
+
+def test_the_package_dirs_lead_to_these_folders() -> None:
+    expected = {package: str(folder.relative_to(ROOT)) for package, folder in tree_packages().items()}
+    assert SETUPTOOLS["package-dir"] == expected
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Names of the files in the wheel, built from a copy so that the tree stays clean."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in (*FOLDERS, "pyproject.toml", "README.md", "LICENSE"):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif (ROOT / name).is_file():
+            shutil.copy(ROOT / name, source / name)
+    build = "import sys, setuptools.build_meta as b; b.build_wheel(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", build, out], cwd=source, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (built,) = out.glob("exitbench-*.whl")
+    return set(zipfile.ZipFile(built).namelist())
+
+
+def test_the_wheel_holds_every_module_and_data_file(wheel: set[str]) -> None:
+    expected = set()
+    for package, folder in tree_packages().items():
+        files = [path for path in folder.iterdir() if path.is_file() and path.suffix not in (".md", ".pyc")]
+        expected |= {f"{package.replace('.', '/')}/{path.name}" for path in files}
+        nested = [path for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"]
+        for data in (path for path in nested if not any(path.rglob("__init__.py"))):
+            expected |= {
+                f"{package.replace('.', '/')}/{path.relative_to(folder)}" for path in data.rglob("*") if path.is_file()
+            }
+    assert {name for name in wheel if ".dist-info/" not in name} == expected
+
+
+def test_the_wheel_holds_nothing_that_could_be_a_dataset_or_a_checkpoint(wheel: set[str]) -> None:
+    kinds = {Path(name).suffix for name in wheel if ".dist-info/" not in name}
+    assert kinds <= {".py", ".typed", ".sql", ".toml", ".html", ".css", ".js", ".yaml"}
+
+
+# ------------------------------------------------------------------------------------------ import directions
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Full names of the modules that a file imports anywhere, functions included."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide where they lead"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+BENEATH_ALL = {"errors", "__version__"}
+MAY_IMPORT = {
+    "harness": {"harness", "methods", "tasks", "results"},
+    "harness/commands": {"harness", "methods", "tasks", "results", "reports"},  # the command line stands above all
+    "methods": {"methods"},
+    "tasks": {"tasks"},
+    "results": {"results"},
+    "reports": {"reports", "results"},
+}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_imports_within_the_project_go_one_way(folder: str) -> None:
+    wrong = []
+    for path in modules(folder):
+        inside = str(path.parent.relative_to(ROOT))
+        allowed = BENEATH_ALL | MAY_IMPORT.get(inside, MAY_IMPORT[folder])
+        project = [name for name in imported(path) if name.split(".")[0] == "exitbench"]
+        wrong += [f"{inside}/{path.name}: {name}" for name in project if name.split(".")[1] not in allowed]
+    assert not wrong
+
+
+@pytest.mark.parametrize("folder", ["results", "reports"])
+def test_the_database_and_the_reports_never_import_torch(folder: str) -> None:
+    heavy = {"torch", "transformers", "safetensors", "lm_eval"}
+    wrong = [
+        f"{path.name}: {name}" for path in modules(folder) for name in imported(path) if name.split(".")[0] in heavy
+    ]
+    assert not wrong
+
+
+def test_methods_import_torch_and_the_standard_library_only() -> None:
+    allowed = {"torch", "exitbench", *sys.stdlib_module_names}
+    wrong = [
+        f"{path.name}: {n}" for path in modules("methods") for n in imported(path) if n.split(".")[0] not in allowed
+    ]
+    assert not wrong
+
+
+def test_nothing_unpickles_or_trusts_code_of_others() -> None:
+    for folder in FOLDERS:
+        for path in modules(folder):
+            assert not {"pickle", "dill", "marshal", "shelve"} & {name.split(".")[0] for name in imported(path)}, path
+            calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+            for call in calls:
+                trust = [k for k in call.keywords if k.arg == "trust_remote_code"]
+                assert all(isinstance(k.value, ast.Constant) and k.value.value is False for k in trust), path
+                assert ast.unparse(call.func) not in {"eval", "exec", "torch.load", "np.load"}, path
+
+
+# ------------------------------------------------------------------------------------------ names in their place
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """String constants of a file with their lines, docstrings apart."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.lineno, node.value
+
+
+def test_no_methods_name_in_the_harness() -> None:
+    """The baseline's name apart: it is also the word for the other arm of a timing."""
+    names = {name for name in method_names() if not get_method(name).is_baseline}
+    wrong = [f"{p.name}:{line} {text!r}" for p in modules("harness") for line, text in texts(p) if text in names]
+    assert not wrong
+
+
+def test_no_tasks_name_among_the_methods() -> None:
+    word = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in task_names()), re.IGNORECASE)
+    assert not [str(path) for path in modules("methods") if word.search(path.read_text())]
+
+
+def test_model_families_are_named_where_checkpoints_are_read_and_trained_only() -> None:
+    word = re.compile(r"\b(" + "|".join([*READERS, "gpt-2", "t5x?"]) + r")\b", re.IGNORECASE)
+    readers = [path for path in modules("harness") if path.name != "checkpoint.py" and "training" not in path.parts]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number} {line.strip()}"
+        for path in readers
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if word.search(line)
+    ]
+    assert not wrong
