@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from exitbench import __version__
 from exitbench.errors import UserError
@@ -29,7 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         command: Callable[[argparse.Namespace], int] = getattr(
             import_module(f"exitbench.harness.commands.{module}"), function
         )
-        return command(arguments)
+        code = command(arguments)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"exitbench: {error}", file=sys.stderr)
         return 2
@@ -39,6 +42,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of a pipe (head, less) has left; keep the interpreter from complaining while it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def console() -> NoReturn:
+    """The console script: `main`, then the end of the process.
+
+    Ends without tearing the interpreter down: where torch and DuckDB meet in one process, DuckDB's binding
+    takes what torch keeps alive for leaks and prints pages about it.
+    """
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _parser() -> Parser:
@@ -169,4 +183,4 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console()

@@ -95,7 +95,6 @@ def test_a_mistake_in_a_sweep_is_named_with_file_line_and_what_is_allowed(
         ("random_weights = true", 'random_weight = "x"', "Did you mean 'random_weights'?"),
         ("[models.tiny]", '[models.tiny]\nrecipe = "builtin-vanilla"', "exactly one of 'recipe'"),
         ('source = "local"', 'source = "lcal"', "Did you mean 'local'?"),
-        ("files = {", "#", "[tasks.lines] files: goes with source"),
         ("schema = 1", "schema = 1\nname = 'twice'", "not valid TOML"),
     ],
 )
@@ -109,6 +108,12 @@ def test_a_mistake_anywhere_else_is_named_with_its_line(
     assert says in message
     if "TOML" not in says:
         assert message.startswith(f"{path}:{line_of(path, after.splitlines()[0])}: ")
+
+
+def test_files_go_with_local_data_only(write_suite: Writer) -> None:
+    path = write_suite()
+    path.write_text(path.read_text().replace('source = "local"', 'source = "builtin"'))
+    assert complaint(path).startswith(f"{path}:{line_of(path, 'files = ')}: [tasks.lines] files: goes with source")
 
 
 def test_an_unknown_recipe_is_named(write_suite: Writer, checkpoint: Path) -> None:
