@@ -225,8 +225,7 @@ class Transformer:
         """Norm without weight and bias, over the last dimension."""
         if self.arch.norm == "layer":
             return F.layer_norm(x, (x.shape[-1],), None, None, self.arch.norm_eps)
-        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_() / x.shape[-1]
-        return x * torch.rsqrt(mean_square.add_(self.arch.norm_eps)).to(x.dtype)
+        return F.rms_norm(x, (x.shape[-1],), None, self.arch.norm_eps)
 
     def final_normed(self, hidden: Tensor) -> Tensor:
         """The model's final norm with its weight and bias, of [..., D]."""
@@ -252,20 +251,12 @@ class Transformer:
         """Attention of q [A, H, T, K] over k, v [A, G, S, K] with an additive bias; returns [A, T, H*K]."""
         n_rows, n_heads, n_new, size = q.shape
         groups = k.shape[1]
-        # Query heads that share a key head become more query positions of one head: no copy of keys or values.
-        q = q.reshape(n_rows * groups, n_heads // groups * n_new, size)
-        scores = torch.bmm(q, k.reshape(n_rows * groups, -1, size).transpose(1, 2))
-        scores = scores.view(n_rows, n_heads, n_new, -1)
-        if self.arch.attention_scale != 1.0:
-            scores = scores * self.arch.attention_scale
-        if bias is not None:
-            scores = scores + bias
-        shares = torch.softmax(scores, dim=-1)
-        mixed = torch.bmm(
-            shares.view(n_rows * groups, n_heads // groups * n_new, -1), v.reshape(n_rows * groups, -1, size)
-        )
-        mixed = mixed.view(n_rows, n_heads, n_new, size)
-        return mixed.transpose(1, 2).reshape(n_rows, n_new, n_heads * size)
+        if groups < n_heads:
+            # Query heads that share a key head become more query positions of one head: no copy of keys or values.
+            q = q.reshape(n_rows, groups, -1, size)
+            bias = bias.repeat(1, 1, n_heads // groups, 1) if bias is not None and n_new > 1 else bias
+        mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=self.arch.attention_scale)
+        return mixed.reshape(n_rows, n_heads, n_new, size).transpose(1, 2).reshape(n_rows, n_new, n_heads * size)
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
         """[A, T, (H + 2G) K] to queries [A, H, T, K] and keys with values [A, 2G, T, K]."""
@@ -383,7 +374,7 @@ class Transformer:
             cos, sin = _rows(cache.step_rotary[0], rows_A), _rows(cache.step_rotary[1], rows_A)
             keys, values = kv.chunk(2, dim=1)
             q, kv = rotate(q, cos, sin), torch.cat((rotate(keys, cos, sin), values), dim=1)
-        kv = kv.unflatten(1, (2, -1)).transpose(0, 1)  # [2, A, G, T, K]
+        kv = kv.reshape(len(kv), 2, -1, *kv.shape[2:]).transpose(0, 1)  # [2, A, G, T, K]
         cached = cache.self_kv[block - 1]
         if rows_A is None:
             cached[:, :, :, cache.length : end] = kv
@@ -393,7 +384,8 @@ class Transformer:
             k, v = cached[0, rows_A, :, :end], cached[1, rows_A, :, :end]
         hidden = hidden_ATD + weights.attention_out(self._attend(q, k, v, _rows(cache.step_bias, rows_A)))
         if weights.cross_q is not None and weights.cross_out is not None and cache.cross_kv is not None:
-            q = weights.cross_q(self.normalise(hidden)).unflatten(-1, (-1, self.arch.head_dim)).transpose(1, 2)
+            q = weights.cross_q(self.normalise(hidden))
+            q = q.view(*q.shape[:2], -1, self.arch.head_dim).transpose(1, 2)
             k, v = _rows(cache.cross_kv[block - 1, 0], rows_A), _rows(cache.cross_kv[block - 1, 1], rows_A)
             hidden = hidden + weights.cross_out(self._attend(q, k, v, _rows(cache.source_mask, rows_A)))
         return hidden + self._mlp(self.normalise(hidden), weights)
