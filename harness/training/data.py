@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +35,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class TextData:
-    """Text of a recipe's data: training pairs with their repeat factor, validation pairs, and their digest."""
+    """Text of a recipe's data: training pairs with their source's settings, validation pairs, and their digest."""
 
-    train: tuple[tuple[Pair, int], ...]
+    train: tuple[tuple[Pair, DataSource], ...]
     validation: tuple[Pair, ...]
     sha256: str
 
@@ -84,12 +85,12 @@ def read_text(recipe: Recipe, data_dir: Path | None) -> TextData:
     validation = [pair for source in recipe.validation for pair in read_pairs(source, data_dir)]
     held_out = [pair for source in recipe.held_out for pair in read_pairs(source, data_dir)]
     seen = {pair.prompt for pair in [*validation, *held_out]}
-    train: list[tuple[Pair, int]] = []
+    train: list[tuple[Pair, DataSource]] = []
     for source in recipe.train:
         for pair in read_pairs(source, data_dir):
             if pair.prompt not in seen:
                 seen.add(pair.prompt)
-                train.append((pair, source.repeat))
+                train.append((pair, source))
     if not train or not validation:
         raise UserError(f"Recipe {recipe.name!r}: no pairs are left to train or validate on.")
     return TextData(tuple(train), tuple(validation), _digest([pair for pair, _ in train], validation))
@@ -129,6 +130,20 @@ def encode(pairs: Sequence[Pair], tokenizer: Tokenizer, max_tokens: int) -> list
         for source, target in zip(sources, targets, strict=True)
         if max(len(source.ids), len(target.ids)) <= max_tokens
     ]
+
+
+def curriculum(portions: Sequence[tuple[int, Sequence[Example]]], batch_tokens: int, seed: int) -> Iterator[Batch]:
+    """Batches without end, from ever more portions.
+
+    Args:
+        portions: (first step at which it is shown, examples); one of them starts at 0.
+        batch_tokens: See `cut_batches`.
+        seed: Of the order.
+    """
+    starts = sorted({start for start, _ in portions})
+    for start, end in zip(starts, [*starts[1:], None], strict=True):
+        shown = [example for first, examples in portions if first <= start for example in examples]
+        yield from islice(epochs(shown, batch_tokens, seed + start), None if end is None else end - start)
 
 
 def epochs(examples: Sequence[Example], batch_tokens: int, seed: int) -> Iterator[Batch]:

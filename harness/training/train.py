@@ -22,9 +22,9 @@ from exitbench.harness.training.data import (
     UNK,
     Batch,
     TextData,
+    curriculum,
     cut_batches,
     encode,
-    epochs,
     make_tokenizer,
     pad,
 )
@@ -32,7 +32,7 @@ from exitbench.harness.training.losses import IGNORED, block_weights, head_loss,
 from exitbench.harness.training.recipe import OptimisationRecipe, Recipe
 
 # Part of every model's digest: raise it whenever a change here makes other weights of the same recipe.
-TRAINING_VERSION = 1
+TRAINING_VERSION = 2
 CURVE_POINTS = 100
 
 
@@ -58,17 +58,21 @@ def train(recipe: Recipe, text: TextData, folder: Path, progress: bool = True) -
     """
     wall, cpu = time.perf_counter(), time.process_time()
     settings = recipe.optimisation
+    longest = settings.max_tokens
     tokenizer = make_tokenizer(recipe.tokenizer, [pair for pair, _ in text.train])
-    repeats = sorted({repeat for _, repeat in text.train})
-    groups = [(r, encode([p for p, own in text.train if own == r], tokenizer, settings.max_tokens)) for r in repeats]
-    examples = [example for repeat, group in groups for example in group * repeat]
-    validation = encode(text.validation, tokenizer, settings.max_tokens)
-    if not examples or not validation:
-        raise UserError(f"Recipe {recipe.name!r}: no pair has at most max_tokens = {settings.max_tokens} tokens.")
+    portions = [
+        (source.from_step, source.repeat * encode([p for p, own in text.train if own is source], tokenizer, longest))
+        for source in recipe.train
+    ]
+    validation = encode(text.validation, tokenizer, longest)
+    if not all(examples for _, examples in portions) or not validation:
+        raise UserError(
+            f"Recipe {recipe.name!r}: a part of the data has no pair of at most max_tokens = {longest} tokens."
+        )
 
     torch.manual_seed(recipe.seed)
     model = make_model(recipe, tokenizer)
-    curve = optimise(model, epochs(examples, settings.batch_tokens, recipe.seed), settings, progress)
+    curve = optimise(model, curriculum(portions, settings.batch_tokens, recipe.seed), settings, progress)
     batches = [pad(batch) for batch in cut_batches(validation, settings.batch_tokens)]
     quality = block_quality(model, batches)
 
@@ -79,7 +83,7 @@ def train(recipe: Recipe, text: TextData, folder: Path, progress: bool = True) -
         "data_sha256": text.sha256,
         "training_version": TRAINING_VERSION,
         "train_pairs": len(text.train),
-        "train_examples_per_epoch": len(examples),
+        "train_examples_per_epoch": sum(len(examples) for _, examples in portions),
         "validation_pairs": len(validation),
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": settings.steps,

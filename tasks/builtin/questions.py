@@ -23,7 +23,7 @@ SIGNS = ("anchor", "candle", "crown", "lantern", "mirror", "star")
 PEOPLE = 4
 FACTS = 6
 CHAIN = ("friend", "teacher")
-QUESTION_KINDS: tuple[Kind, ...] = ("copy", "hop1", "hop1", "hop2", "hop2", "hop3")
+QUESTION_KINDS: tuple[Kind, ...] = ("copy", "copy", "hop1", "hop1", "hop2", "hop3")
 
 
 @dataclass(frozen=True)

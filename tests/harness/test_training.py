@@ -19,7 +19,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForCo
 from exitbench.errors import UserError
 from exitbench.harness.training import ensure_trained, find_trained, load_recipe, recipe_names
 from exitbench.harness.training.__main__ import main
-from exitbench.harness.training.data import Example, cut_batches, epochs, pad, read_text
+from exitbench.harness.training.data import Example, curriculum, cut_batches, epochs, pad, read_text
 from exitbench.harness.training.losses import IGNORED, block_weights, head_loss, readable_states
 from exitbench.harness.training.recipe import Recipe
 from exitbench.harness.training.store import model_digest
@@ -170,7 +170,7 @@ def test_a_prompt_is_trained_on_once_and_never_if_it_is_validated_on(
     held_out = {pair.prompt for pair in text.validation}
     assert len(prompts) == len(set(prompts)) == 18 - len(held_out)
     assert not held_out & set(prompts)
-    assert {repeat for _, repeat in text.train} == {2}
+    assert {source.repeat for _, source in text.train} == {2}
 
 
 # ---- losses ----
@@ -248,6 +248,15 @@ def test_batches_hold_every_example_once_and_no_more_tokens_than_allowed() -> No
     assert sorted(id(e) for batch in batches for e in batch) == sorted(id(e) for e in everything)
     assert max(pad(b).source.numel() + pad(b).target.numel() for b in batches) <= 120
     assert len(batches) < 40  # about 3300 tokens: batches are filled
+
+
+def test_a_curriculum_shows_later_portions_from_their_step_on_and_never_drops_one() -> None:
+    early = [Example(np.array([5, 1]), np.array([6, 1])) for _ in range(12)]
+    late = [Example(np.array([7, 1]), np.array([8, 1])) for _ in range(12)]
+    stream = curriculum([(0, early), (5, late)], batch_tokens=16, seed=0)
+    shown = [set(next(stream).source[:, 0].tolist()) for _ in range(17)]
+    assert shown[:5] == [{5}] * 5
+    assert set().union(*shown[5:]) == {5, 7}
 
 
 def test_an_epoch_shows_everything_once_and_the_next_in_another_order() -> None:
