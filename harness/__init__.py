@@ -1,0 +1,1 @@
+"""Runs things: engine, decode loop, cells, suites, workers, training, the command line."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
+from exitbench.errors import UserError
 from exitbench.harness.cell import ModelRef
 from exitbench.results.canonical import content_id
 
@@ -29,9 +30,12 @@ def describe_checkpoint(name: str, folder: Path) -> ModelRef:
         folder: A Hugging Face checkpoint: config.json, safetensors (one or more), tokenizer files.
 
     Raises:
-        UserError: The engine cannot read it.
+        UserError: The engine cannot read it, or it has no tokenizer.
     """
     tokenizer = {path for pattern in _TOKENIZER_PATTERNS for path in folder.glob(pattern)}
+    if not tokenizer:
+        # transformers would make an empty tokenizer, and every prompt the same.
+        raise UserError(f"{folder}: no tokenizer files ({', '.join(_TOKENIZER_PATTERNS)}).")
     files = sorted({folder / "config.json", *tokenizer, *folder.glob("*.safetensors")})
     stamps = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files if path.is_file()}
     cache = folder / CACHE

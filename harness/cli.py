@@ -23,8 +23,6 @@ Parser = argparse.ArgumentParser
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 (some cell failed), 2 (bad input), 130 (interrupted)."""
     arguments = _parser().parse_args(argv)
-    # A scheduler's SIGTERM ends a run as Ctrl-C does: what is finished stays.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     module, function = arguments.command.split(":")
     try:
         command: Callable[[argparse.Namespace], int] = getattr(
@@ -50,6 +48,8 @@ def console() -> NoReturn:
     Ends without tearing the interpreter down: where torch and DuckDB meet in one process, DuckDB's binding
     takes what torch keeps alive for leaks and prints pages about it.
     """
+    # A scheduler's SIGTERM ends a run as Ctrl-C does: what is finished stays.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = main()
     sys.stderr.flush()
     os._exit(code)

@@ -27,8 +27,9 @@ class Progress(Protocol):
     ) -> None: ...
 
 
-def progress(cells: int, stream: TextIO = sys.stderr) -> Progress:
-    """Return bars where the stream is a terminal, lines where it is not."""
+def progress(cells: int) -> Progress:
+    """Return bars on stderr where that is a terminal, lines where it is not."""
+    stream = sys.stderr
     return Bars(cells, stream) if stream.isatty() else Lines(cells, stream)
 
 

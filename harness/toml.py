@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -145,24 +145,29 @@ class Table:
         ]
 
     def _line(self, word: str | None) -> int:
-        """Find a word in this table's part of the text; 1-based, the header's line where it is not found."""
-        lines = self.text.splitlines()
+        """Find a word in this table's part of the text; 1-based, the table's first line where it is not found."""
+        lines = [line.split("#")[0] for line in self.text.splitlines()]
         start, end = self._section(lines)
-        if word is not None:
-            pattern = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
-            for number in range(start, end):
-                if pattern.search(lines[number].split("#")[0]):
-                    return number + 1
-        return start + 1
+        return 1 + (start if word is None else next(_lines_with(word, lines, start, end), start))
 
     def _section(self, lines: list[str]) -> tuple[int, int]:
-        """Return the lines [start, end) from this table's header to the next one, else the whole file."""
-        headers = [n for n, line in enumerate(lines) if re.match(r"\s*\[", line) and "=" not in line.split("#")[0]]
+        """Return the lines [start, end) from this table's header to the next one.
+
+        A table written inline has no header; its part starts where its key is first named.
+        """
+        headers = [n for n, line in enumerate(lines) if re.match(r"\s*\[", line) and "=" not in line]
         if not self.keys:
             return 0, headers[0] if headers else len(lines)
-        names = r"\s*\.\s*".join(rf"[\"']?{re.escape(key)}[\"']?" for key in self.keys if isinstance(key, str))
-        mine = [n for n in headers if re.match(rf"\s*\[+\s*{names}\s*\]", lines[n])]
+        names = [key for key in self.keys if isinstance(key, str)]
+        title = r"\s*\.\s*".join(rf"[\"']?{re.escape(name)}[\"']?" for name in names)
+        mine = [n for n in headers if re.match(rf"\s*\[+\s*{title}\s*\]", lines[n])]
         nth = next((key for key in self.keys if isinstance(key, int)), 0)
         if nth >= len(mine):
-            return 0, len(lines)
+            return next(_lines_with(names[-1], lines, 0, len(lines)), 0), len(lines)
         return mine[nth], min((n for n in headers if n > mine[nth]), default=len(lines))
+
+
+def _lines_with(word: str, lines: list[str], start: int, end: int) -> Iterator[int]:
+    """Yield the lines in [start, end) that have the word as a word of its own, 0-based."""
+    pattern = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
+    return (number for number in range(start, end) if pattern.search(lines[number]))

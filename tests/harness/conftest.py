@@ -25,6 +25,8 @@ lines = {{ task = "wmt-en-fr", source = "local", files = {{ en = "text.en", fr =
 
 """
 
+SPECIAL_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -35,6 +37,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_heads=4, num_layers=2, decoder_start_token_id=0, eos_token_id=1
     )
     T5ForConditionalGeneration(config).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=build_tokenizer(), **SPECIAL_TOKENS).save_pretrained(folder)
     return folder
 
 
@@ -49,6 +52,16 @@ def write_suite(tmp_path: Path, checkpoint: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """The parallel text that the suite names: four lines."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "text.en").write_text("a dog runs\ntwo men sing\nthe girl reads\na red car\n")
+    (folder / "text.fr").write_text("un chien court\ndeux hommes chantent\nla fille lit\nune voiture rouge\n")
+    return folder
 
 
 WORDED_DEPTH = 4
@@ -76,6 +89,5 @@ def worded_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for parameter in reference.parameters():
         parameter.data = torch.randn_like(parameter) * 0.3
     reference.save_pretrained(folder)
-    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL_TOKENS).save_pretrained(folder)
     return folder

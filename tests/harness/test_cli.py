@@ -1,0 +1,273 @@
+"""The command line, as processes: what it prints, its exit codes, and that bad input leaves nothing behind."""
+
+import csv
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from exitbench.harness.cli import main
+
+TWO_SETTINGS = """\
+[[sweep]]
+method = "static"
+grid = { exit_layer = [1, 2] }
+kinds = ["quality"]
+"""
+NEWER_THAN_ANY = 10_000
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def exitbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run one command in the test's folder. Workers are processes of their own, as always."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, given: str = "") -> Done:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(given))
+        try:
+            code = main(arguments)
+        except SystemExit as end:  # argparse
+            code = int(end.code or 0)
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def suite(worded_model: Path, data_dir: Path, tmp_path: Path) -> Path:
+    """A suite over a random model and four lines of text, which lie below --data-dir data."""
+    path = tmp_path / "small.toml"
+    path.write_text(
+        'schema = 1\nname = "small"\nseed = 7\n'
+        f'[models.tiny]\npath = "{worded_model}"\nrandom_weights = true\n'
+        '[tasks.lines]\ntask = "wmt-en-fr"\nsource = "local"\nfiles = { en = "text.en", fr = "text.fr" }\n'
+        "max_new_tokens = 3\n" + TWO_SETTINGS
+    )
+    return path
+
+
+def test_help_is_quick_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, time; started = time.process_time()\n"
+        "from exitbench.harness import cli\n"
+        "try: cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'lm_eval', 'duckdb', 'numpy'} & set(sys.modules)\n"
+        "print(time.process_time() - started, heavy)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    last = run.stdout.splitlines()[-1]
+    seconds, modules = last.split(" ", 1)
+    assert modules == "set()"
+    assert float(seconds) < 0.3
+
+
+@pytest.mark.parametrize("command", ["plan", "run", "report", "sql", "list"])
+def test_every_command_explains_itself_with_examples(command: str, exitbench: Command) -> None:
+    done = exitbench(command, "--help")
+    assert done.returncode == 0
+    assert f"examples:\n  exitbench {command}" in done.stdout
+
+
+def test_a_suite_from_plan_to_query(suite: Path, tmp_path: Path, exitbench: Command) -> None:
+    """Plan, run, look, run again: the whole way, with real workers."""
+    before = exitbench("plan", str(suite), "--data-dir", "data")
+    assert "3 cells: 3 new. Runs with --retry failed: 3." in before.stdout
+    assert not (tmp_path / "runs").exists()
+
+    run = exitbench("run", str(suite), "--data-dir", "data", "--threads", "1")
+    assert run.returncode == 0, run.stderr
+    assert "[3/3] tiny/lines/static:exit_layer=2/quality (4 documents): ok" in run.stderr
+    assert "tiny on lines" in run.stdout
+    assert (tmp_path / "runs" / "report" / "index.html").is_file()
+    (query,) = [line.split('"')[1] for line in run.stdout.splitlines() if line.startswith("Query")]
+
+    answer = exitbench("sql", query, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(answer.stdout)))
+    assert sorted((row["model"], row["method"]) for row in rows) == [
+        ("tiny", "full"),
+        ("tiny", "static"),
+        ("tiny", "static"),
+    ]
+
+    after = exitbench("plan", str(suite), "--data-dir", "data")
+    assert "3 cells: 3 done. Runs with --retry failed: 0." in after.stdout
+    again = exitbench("run", str(suite), "--data-dir", "data")
+    assert (again.returncode, "Nothing to run: 3 cells are done" in again.stderr) == (0, True)
+
+    (spec,) = (tmp_path / "runs" / "logs").glob("*.json")
+    alone = exitbench("_cell", str(spec), "--spool", "elsewhere")
+    events = [json.loads(line)["event"] for line in alone.stdout.splitlines()]
+    assert (events.count("start"), events.count("end")) == (3, 3)
+    assert len(list((tmp_path / "elsewhere").glob("*/*/*/DONE"))) == 3
+
+
+def test_a_model_that_cannot_be_loaded_fails_its_cells_with_exit_code_1(
+    suite: Path, worded_model: Path, tmp_path: Path, exitbench: Command
+) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    for file in worded_model.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    (folder / "tokenizer.json").write_text("{")
+    suite.write_text(suite.read_text().replace(str(worded_model), "broken"))
+    done = exitbench("run", str(suite), "--data-dir", "data", "--threads", "1")
+    assert done.returncode == 1
+    assert "3 failed. Why: exitbench sql" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ('method = "static"', 'method = "statik"', "unknown method 'statik'. Did you mean 'static'?"),
+        ('"wmt-en-fr"', '"wmt-en-frr"', "unknown task 'wmt-en-frr'. Did you mean 'wmt-en-fr'?"),
+        ("exit_layer", "exit_layr", "Did you mean 'exit_layer'?"),
+        ("kinds =", "kindz =", "unknown key. Did you mean 'kinds'?"),
+        ("[1, 2]", "[0]", "static.exit_layer = 0 is out of range; allowed: at least 1"),
+        ("[1, 2]", "[5]", "static.exit_layer = 5 is above the depth of the model; allowed: between 1 and 4"),
+    ],
+    ids=["method", "task", "parameter", "key", "range", "depth"],
+)
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_bad_input_is_one_message_and_exit_code_2_and_writes_nothing(
+    suite: Path, tmp_path: Path, exitbench: Command, command: str, before: str, after: str, says: str
+) -> None:
+    suite.write_text(suite.read_text().replace(before, after))
+    line = next(n for n, text in enumerate(suite.read_text().splitlines(), 1) if after.splitlines()[-1] in text)
+    done = exitbench(command, str(suite), "--data-dir", "data")
+    assert_refused(done, says)
+    assert f"{suite}:{line}: " in done.stderr or "above the depth" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", suite.name]
+
+
+def assert_refused(done: Done, says: str) -> None:
+    assert says in done.stderr
+    assert done.stderr.startswith("exitbench: ")
+    assert "Traceback" not in done.stderr
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_an_unknown_suite_is_refused(tmp_path: Path, exitbench: Command) -> None:
+    assert_refused(exitbench("run", "bultin"), "Did you mean 'builtin'?")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused_before_any_work(
+    suite: Path, tmp_path: Path, exitbench: Command
+) -> None:
+    done = exitbench(
+        "run", str(suite), "--data-dir", "data", "--runs", "/proc/runs"
+    )  # no folder for anybody, root included
+    assert_refused(done, "--runs /proc/runs: cannot be written (No such file or directory)")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", suite.name]
+
+
+def test_a_database_of_a_newer_version_is_refused_before_any_work(
+    suite: Path, example_database: Path, tmp_path: Path, exitbench: Command
+) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    (runs / "exitbench.duckdb").write_bytes(example_database.read_bytes())
+    with duckdb.connect(str(runs / "exitbench.duckdb")) as connection:
+        connection.execute("INSERT INTO schema_version VALUES (?, now(), 'future')", [NEWER_THAN_ANY])
+    assert_refused(exitbench("run", str(suite), "--data-dir", "data"), f"has schema {NEWER_THAN_ANY}")
+    assert [path.name for path in runs.iterdir()] == ["exitbench.duckdb"]
+
+
+def test_ctrl_c_keeps_what_is_finished_and_exits_with_130(suite: Path, tmp_path: Path, exitbench: Command) -> None:
+    for side in ("en", "fr"):
+        (tmp_path / "data" / f"text.{side}").write_text("".join(f"line {number}\n" for number in range(5000)))
+    command = [sys.executable, "-m", "exitbench.harness.cli", "run", str(suite), "--data-dir", "data"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("runs/spool/*/*/*/cell.json")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Interrupted. What is finished is kept" in err and "Traceback" not in err
+    status = exitbench("sql", "SELECT status FROM failures", "--format", "json")
+    assert json.loads(status.stdout) == [{"status": "interrupted"}]
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("DELETE FROM cell", "DELETE is refused: the database is read-only here. Allowed: SELECT, EXPLAIN."),
+        ("CREATE TEMP TABLE t AS SELECT 1", "CREATE is refused"),
+        ("COPY (SELECT 1) TO 'out.csv'", "COPY is refused"),
+        ("ATTACH 'other.duckdb'", "ATTACH is refused"),
+        ("INSTALL httpfs", "LOAD is refused"),
+        ("SET enable_external_access = true", "SET is refused"),
+        ("SELECT 1; DROP TABLE cell", "2 statements were given; exactly one is allowed."),
+        ("SELECT * FROM read_csv('/etc/hostname')", "file system operations are disabled"),
+        ("SELECT * FROM '/etc/hostname'", "The query failed"),
+        ("SELEC 1", "syntax error"),
+        ("SELECT nothing FROM runs", 'column "nothing" not found'),
+    ],
+)
+def test_sql_only_reads_the_database(
+    query: str, says: str, example_database: Path, tmp_path: Path, exitbench: Command
+) -> None:
+    done = exitbench("sql", "--database", str(example_database), query)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says.lower() in done.stderr.lower()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("table", "name    list    half  none\n------  ------  ----  ----\na\\x1bb  [1, 2]   0.5\n"),
+        ("csv", 'name,list,half,none\na\x1bb,"[1, 2]",0.5,\n'),
+        ("json", json.dumps([{"name": "a\x1bb", "list": [1, 2], "half": 0.5, "none": None}], indent=1) + "\n"),
+    ],
+)
+def test_sql_prints_in_three_formats_and_a_terminal_gets_no_control_characters(
+    form: str, expected: str, example_database: Path, exitbench: Command
+) -> None:
+    query = "SELECT 'a' || chr(27) || 'b' AS name, [1, 2] AS list, 0.5::DOUBLE AS half, NULL AS none"
+    done = exitbench("sql", "--database", str(example_database), "--format", form, "-", given=query)
+    assert (done.returncode, done.stdout) == (0, expected)
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("methods", "  exit_layer = 1: blocks executed for every token [1 .. ]"),
+        ("tasks", "squad "),
+        ("models", "multi30k-en-fr "),
+        ("suites", "builtin          The built-in suite"),
+        ("figures", "frontier "),
+    ],
+)
+def test_list_names_what_exists(what: str, expected: str, exitbench: Command) -> None:
+    done = exitbench("list", what)
+    assert done.returncode == 0, done.stderr
+    assert any(line.startswith(expected) for line in done.stdout.splitlines())
+
+
+def test_a_report_needs_a_database(exitbench: Command) -> None:
+    assert_refused(exitbench("report"), "There is no database at runs/exitbench.duckdb")

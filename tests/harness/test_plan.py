@@ -1,0 +1,227 @@
+"""Planning: which cells a suite asks for, and what the spool says of each."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.artifact import describe_checkpoint
+from exitbench.harness.cell import Kind
+from exitbench.harness.environment import environment_and_hardware
+from exitbench.harness.plan import Plan, PlannedCell, make_plan
+from exitbench.harness.spec import WorkerSpec, WorkItem
+from exitbench.harness.suite import load_suite
+from exitbench.results.spool import AttemptWriter
+
+Writer = Callable[..., Path]
+Planner = Callable[..., Plan]
+
+SWEEPS = """\
+[[sweep]]
+method = "static"
+grid = { exit_layer = [1, 2] }
+kinds = ["timing", "quality"]
+
+[[sweep]]
+method = "oracle"
+grid = { stable = [true] }
+kinds = ["replay"]
+"""
+
+
+@pytest.fixture
+def planner(write_suite: Writer, data_dir: Path, tmp_path: Path) -> Planner:
+    """Plan a suite over the tiny checkpoint, with the spool of this test."""
+
+    def plan(sweeps: str = SWEEPS, **selection: Any) -> Plan:
+        suite = load_suite(write_suite(sweeps))
+        return make_plan(suite, tmp_path / "spool", tmp_path / "models", data_dir, **selection)
+
+    return plan
+
+
+def cells(plan: Plan) -> list[PlannedCell]:
+    (group,) = plan.groups
+    return list(group.cells)
+
+
+def labels(plan: Plan) -> list[str]:
+    return [planned.item.label for planned in cells(plan)]
+
+
+def attempt(spool: Path, item: WorkItem, status: str, reason: str | None = None) -> None:
+    """What a worker would have left."""
+    with AttemptWriter(spool, item.cell.to_json(), environment_and_hardware(1)) as writer:
+        writer.finish(status, reason)
+
+
+def test_full_depth_and_the_probe_are_added_and_run_before_what_needs_them(planner: Planner) -> None:
+    plan = planner()
+    assert labels(plan) == [
+        "tiny/lines/full/quality",
+        "tiny/lines/full/probe",
+        "tiny/lines/static:exit_layer=1/quality",
+        "tiny/lines/static:exit_layer=2/quality",
+        "tiny/lines/oracle:stable=true/replay",
+        "tiny/lines/static:exit_layer=1/timing",
+        "tiny/lines/static:exit_layer=2/timing",
+    ]
+    full, probe, quality, _, replay, timing, _ = (planned.item.cell for planned in cells(plan))
+    assert (full.full_depth_cell_id, full.depends_on) == (None, ())
+    assert {c.full_depth_cell_id for c in (probe, quality, replay, timing)} == {full.cell_id}
+    assert (quality.depends_on, replay.depends_on) == ((full.cell_id,), (probe.cell_id,))
+    assert (probe.timing, timing.timing is None) == (None, False)
+
+
+def test_a_cell_says_all_that_was_asked(planner: Planner) -> None:
+    cell = cells(planner())[2].item.cell
+    assert (cell.suite, cell.method.params, cell.random_weights, cell.limited) == (
+        "small",
+        {"exit_layer": 1},
+        True,
+        False,
+    )
+    assert (cell.model.kind, cell.model.blocks, cell.model.encoder_blocks) == ("seq2seq", 2, 2)
+    assert (cell.task.documents, cell.generation.max_new_tokens, cell.seed) == (4, 4, 7)
+
+
+def test_stating_a_default_asks_the_same(planner: Planner) -> None:
+    stated = planner('[[sweep]]\nmethod = "static"\ngrid = { exit_layer = [1] }\nkinds = ["quality"]\n')
+    implied = planner('[[sweep]]\nmethod = "static"\nkinds = ["quality"]\n')
+    assert [c.item.cell.cell_id for c in cells(stated)] == [c.item.cell.cell_id for c in cells(implied)]
+
+
+@pytest.mark.parametrize(
+    ("only", "kinds", "kept"),
+    [
+        ("*static:exit_layer=2*", None, ["full/quality", "static:exit_layer=2/quality", "static:exit_layer=2/timing"]),
+        ("*oracle*", None, ["full/quality", "full/probe", "oracle:stable=true/replay"]),
+        (None, ("probe",), ["full/quality", "full/probe"]),
+    ],
+)
+def test_a_selection_keeps_what_it_needs(
+    planner: Planner, only: str | None, kinds: Sequence[Kind] | None, kept: list[str]
+) -> None:
+    assert labels(planner(only=only, kinds=kinds)) == [f"tiny/lines/{name}" for name in kept]
+
+
+def test_a_selection_of_nothing_names_cells_that_exist(planner: Planner) -> None:
+    with pytest.raises(UserError, match=r"no cell matches --only 'nothing\*'.*\n  tiny/lines/full/quality"):
+        planner(only="nothing*")
+
+
+def test_a_limit_makes_other_cells_that_are_labelled(planner: Planner) -> None:
+    whole, limited = cells(planner())[0].item.cell, cells(planner(limit=3))[0].item.cell
+    assert (limited.task.documents, limited.limited) == (3, True)
+    assert limited.cell_id != whole.cell_id
+
+
+def test_states_follow_the_latest_attempt(planner: Planner, tmp_path: Path) -> None:
+    items = [planned.item for planned in cells(planner())]
+    spool = tmp_path / "spool"
+    attempt(spool, items[0], "failed", "first try")
+    attempt(spool, items[0], "ok")
+    attempt(spool, items[1], "oom", "no room")
+    attempt(spool, items[2], "interrupted")
+    plan = planner()
+    assert [(c.state, c.why) for c in cells(plan)[:4]] == [
+        ("done", ""),
+        ("failed", "oom: no room"),
+        ("new", "interrupted"),
+        ("new", ""),
+    ]
+    assert {retry: len(plan.groups[0].to_run(retry)) for retry in ("none", "stale", "failed", "all")} == {
+        "none": 5,
+        "stale": 5,
+        "failed": 6,
+        "all": 7,
+    }
+
+
+def test_a_cell_whose_data_changed_is_stale_and_says_why(planner: Planner, tmp_path: Path, data_dir: Path) -> None:
+    for planned in cells(planner()):
+        attempt(tmp_path / "spool", planned.item, "ok")
+    before = cells(planner())[0].item.cell.task.data_sha256
+    (data_dir / "text.fr").write_text("un\ndeux\ntrois\nquatre\n")
+    planned = cells(planner())[0]
+    after = planned.item.cell.task.data_sha256
+    assert planned.state == "stale"
+    # The English side, and so every prompt, is what it was.
+    assert planned.why == f"task.data_sha256: {before[:8]} -> {after[:8]}"
+
+
+def test_another_threshold_is_new_and_not_stale(planner: Planner, tmp_path: Path) -> None:
+    sweep = '[[sweep]]\nmethod = "static"\ngrid = {{ exit_layer = [{}] }}\nkinds = ["quality"]\n'
+    attempt(tmp_path / "spool", cells(planner(sweep.format(1)))[1].item, "ok")
+    assert cells(planner(sweep.format(2)))[1].state == "new"
+
+
+def test_a_parameter_deeper_than_the_model_is_found_before_running(planner: Planner, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"small\.toml:\d+: \[\[sweep\]\] method: static\.exit_layer = 4 .* between 1 and 2"
+    ):
+        planner('[[sweep]]\nmethod = "static"\ngrid = { exit_layer = [4] }\n')
+    assert not (tmp_path / "spool").exists()
+
+
+def test_data_that_cannot_be_read_is_named_with_the_suites_line(planner: Planner, data_dir: Path) -> None:
+    (data_dir / "text.en").unlink()
+    with pytest.raises(UserError, match=r"small\.toml:10: \[tasks\.lines\]: .*text\.en"):
+        planner()
+
+
+def test_a_recipe_that_is_not_trained_is_planned_without_ids(
+    write_suite: Writer, checkpoint: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    path = write_suite()
+    path.write_text(path.read_text().replace(f'path = "{checkpoint}"', 'recipe = "multi30k-en-fr"'))
+    plan = make_plan(load_suite(path), tmp_path / "spool", tmp_path / "models", data_dir)
+    (group,) = plan.groups
+    assert (group.folder, group.cells, len(group.labels)) == (None, (), 3)
+    assert [recipe.name for recipe in plan.untrained] == ["multi30k-en-fr"]
+    assert plan.states()["new"] == plan.to_run_count("none") == 3
+
+
+def test_depth_is_checked_against_a_recipe_before_it_is_trained(
+    write_suite: Writer, checkpoint: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    path = write_suite('[[sweep]]\nmethod = "static"\ngrid = { exit_layer = [99] }\n')
+    path.write_text(path.read_text().replace(f'path = "{checkpoint}"', 'recipe = "multi30k-en-fr"'))
+    with pytest.raises(UserError, match=r"static\.exit_layer = 99 is above the depth"):
+        make_plan(load_suite(path), tmp_path / "spool", tmp_path / "models", data_dir)
+
+
+def test_a_description_is_kept_and_made_anew_when_a_file_changes(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for file in checkpoint.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    first = describe_checkpoint("a", folder)
+    weights = folder / "model.safetensors"
+    status = weights.stat()
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert describe_checkpoint("a", folder) == first  # same size and time: trusted
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    second = describe_checkpoint("a", folder)
+    assert second.weights_sha256 != first.weights_sha256
+    assert second.config_sha256 == first.config_sha256
+
+
+def test_a_specification_survives_json(planner: Planner, tmp_path: Path) -> None:
+    items = tuple(planned.item for planned in cells(planner(limit=2)))
+    spec = WorkerSpec(items, tmp_path, None, tmp_path / "spool", "cpu", 2)
+    assert WorkerSpec.from_json(spec.to_json()) == spec
+    assert WorkerSpec.from_json(spec.to_json()).cells[0].data.files == (("en", "text.en"), ("fr", "text.fr"))
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    for file in checkpoint.iterdir():
+        if not file.name.startswith("tokenizer"):
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(UserError, match="no tokenizer files"):
+        describe_checkpoint("a", tmp_path)
