@@ -13,7 +13,7 @@ from exitbench.harness.plan import Group, Plan
 from exitbench.harness.progress import progress
 from exitbench.harness.retry import Retry
 from exitbench.harness.spec import WorkerSpec
-from exitbench.harness.training import ensure_trained
+from exitbench.harness.training import ensure_all_trained
 
 EXAMPLE_QUERY = "SELECT model, task_label, method, params, round(value, 1) AS value FROM frontier ORDER BY ALL"
 FAILURES_QUERY = "SELECT model, task_label, method, params, kind, status, reason FROM failures"
@@ -30,8 +30,8 @@ def run(arguments: Namespace) -> int:
     plan = planned(arguments)
     runs.require_writable()
     if plan.untrained:
-        for recipe in plan.untrained:
-            ensure_trained(recipe, runs.models, arguments.data_dir)
+        cores = arguments.threads or available_cores()
+        ensure_all_trained(plan.untrained, runs.models, arguments.data_dir, cores)
         plan = planned(arguments)
     try:
         statuses = _run_groups(plan, runs, arguments)

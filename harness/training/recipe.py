@@ -84,6 +84,9 @@ class OptimisationRecipe:
         embedding_learning_rate_factor: The embedding's rate over the others'. T5 draws embeddings with
             standard deviation 1 and matrices with d_model ** -0.5, so equal steps of Adam move the embedding,
             relative to its size, much less.
+        optimizer: `adamw`; or `muon`: orthogonalised momentum for the weight matrices, AdamW for the rest
+            (Jordan et al., 2024). A step costs more, and far fewer are needed.
+        muon_learning_rate: Rate of the matrices, on AdamW's scale (their update has the root mean square of AdamW's).
         schedule: After a linear warm-up; names of `transformers.get_scheduler`, both fall to 0 at the last step.
         precision: `bf16` computes activations and gradients in bfloat16; the weights that learn stay fp32.
     """
@@ -94,6 +97,8 @@ class OptimisationRecipe:
     max_tokens: int = _number(2, default=128)
     learning_rate: float = _number(0.0)
     embedding_learning_rate_factor: float = _number(0.0, default=1.0)
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    muon_learning_rate: float = _number(0.0, default=0.0)
     schedule: Literal["linear", "cosine"] = "cosine"
     warmup_steps: int = _number(0, default=0)
     weight_decay: float = _number(0.0, default=0.0)
@@ -201,6 +206,8 @@ def _optimisation(table: Table) -> OptimisationRecipe:
     optimisation = _build(OptimisationRecipe, table)
     if optimisation.warmup_steps >= optimisation.steps:
         raise table.error("warmup_steps", f"must be fewer than steps = {optimisation.steps}.")
+    if (optimisation.optimizer == "muon") != bool(optimisation.muon_learning_rate):
+        raise table.error(None, '`muon_learning_rate` goes with optimizer = "muon", and only with it.')
     return optimisation
 
 

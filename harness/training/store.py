@@ -38,7 +38,9 @@ def find_trained(recipe: Recipe, models_dir: Path) -> Path | None:
     return None
 
 
-def ensure_trained(recipe: Recipe, models_dir: Path, data_dir: Path | None, progress: bool = True) -> Path:
+def ensure_trained(
+    recipe: Recipe, models_dir: Path, data_dir: Path | None, progress: bool = True, line: int = 0
+) -> Path:
     """Return the folder of a recipe's model, training it first when it is not there.
 
     Args:
@@ -46,6 +48,7 @@ def ensure_trained(recipe: Recipe, models_dir: Path, data_dir: Path | None, prog
         models_dir: Where models are kept; made when missing.
         data_dir: What the paths of local files are relative to.
         progress: Show a progress bar on stderr.
+        line: Line of the bar, where several processes show theirs.
 
     Returns:
         `models_dir / digest[:16]`: a Hugging Face checkpoint with tokenizer and card.json. Another
@@ -73,7 +76,7 @@ def ensure_trained(recipe: Recipe, models_dir: Path, data_dir: Path | None, prog
                 shutil.rmtree(abandoned)
             building = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=models_dir))
             try:
-                train(recipe, text, building, progress)
+                train(recipe, text, building, progress, line)
                 building.rename(final)
             finally:
                 shutil.rmtree(building, ignore_errors=True)

@@ -44,7 +44,7 @@ class BlockQuality:
     loss_nats: tuple[float, ...]
 
 
-def train(recipe: Recipe, text: TextData, folder: Path, progress: bool = True) -> None:
+def train(recipe: Recipe, text: TextData, folder: Path, progress: bool = True, line: int = 0) -> None:
     """Train a recipe's model and write checkpoint, tokenizer and card.json to `folder`.
 
     Args:
@@ -52,6 +52,7 @@ def train(recipe: Recipe, text: TextData, folder: Path, progress: bool = True) -
         text: The recipe's data.
         folder: An existing, empty folder.
         progress: Show steps, loss and time left on stderr.
+        line: Line of the progress bar below the first.
 
     Raises:
         UserError: No pair is short enough for `max_tokens`.
@@ -72,7 +73,17 @@ def train(recipe: Recipe, text: TextData, folder: Path, progress: bool = True) -
 
     torch.manual_seed(recipe.seed)
     model = make_model(recipe, tokenizer)
-    curve = optimise(model, curriculum(portions, settings.batch_tokens, recipe.seed), settings, progress)
+    bar = tqdm(
+        total=settings.steps,
+        desc=f"training {recipe.name}",
+        unit="step",
+        file=sys.stderr,
+        disable=not progress,
+        mininterval=1.0,
+        position=line,
+    )
+    with bar:
+        curve = optimise(model, curriculum(portions, settings.batch_tokens, recipe.seed), settings, bar)
     batches = [pad(batch) for batch in cut_batches(validation, settings.batch_tokens)]
     quality = block_quality(model, batches)
 
@@ -116,12 +127,14 @@ def optimise(
     model: transformers.T5ForConditionalGeneration,
     batches: Iterator[Batch],
     settings: OptimisationRecipe,
-    progress: bool = True,
+    bar: "tqdm[None]",
 ) -> list[tuple[int, float]]:
     """Run the recipe's steps on the model and return (step, mean joint loss since the last point) pairs."""
-    groups = parameter_groups(model, settings)
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, settings.adam_beta2), fused=True)
-    scheduler = transformers.get_scheduler(settings.schedule, optimizer, settings.warmup_steps, settings.steps)
+    optimizers = make_optimizers(model, settings)
+    schedulers = [
+        transformers.get_scheduler(settings.schedule, optimizer, settings.warmup_steps, settings.steps)
+        for optimizer in optimizers
+    ]
     weights = block_weights(model.config.num_decoder_layers, settings.loss)
     worker = model if settings.precision == "fp32" else copy.deepcopy(model).bfloat16()
     every = max(1, settings.steps // CURVE_POINTS)
@@ -129,23 +142,23 @@ def optimise(
     total, since = 0.0, 0
 
     worker.train()
-    with tqdm(total=settings.steps, unit="step", file=sys.stderr, disable=not progress, mininterval=1.0) as bar:
-        for step, batch in zip(range(1, settings.steps + 1), batches, strict=False):
-            loss = joint_loss(worker, batch, weights, settings.label_smoothing)
-            loss.backward()  # type: ignore[no-untyped-call]
-            hand_over_gradients(worker, model)
-            if settings.clip_norm:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
+    for step, batch in zip(range(1, settings.steps + 1), batches, strict=False):
+        loss = joint_loss(worker, batch, weights, settings.label_smoothing)
+        loss.backward()  # type: ignore[no-untyped-call]
+        hand_over_gradients(worker, model)
+        if settings.clip_norm:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
+        for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()
-            hand_back_weights(model, worker)
-            total, since = total + loss.item(), since + 1
-            if step % every == 0 or step == settings.steps:
-                curve.append((step, total / since))
-                bar.set_postfix(loss=f"{total / since:.3f}", refresh=False)
-                total, since = 0.0, 0
-            bar.update()
+        hand_back_weights(model, worker)
+        total, since = total + loss.item(), since + 1
+        if step % every == 0 or step == settings.steps:
+            curve.append((step, total / since))
+            bar.set_postfix(loss=f"{total / since:.3f}", refresh=False)
+            total, since = 0.0, 0
+        bar.update()
     return curve
 
 
@@ -165,18 +178,27 @@ def hand_back_weights(model: torch.nn.Module, worker: torch.nn.Module) -> None:
         torch._foreach_copy_(list(worker.parameters()), list(model.parameters()))
 
 
-def parameter_groups(
+def make_optimizers(
     model: transformers.T5ForConditionalGeneration, settings: OptimisationRecipe
-) -> list[dict[str, Any]]:
-    """The shared embedding with its own rate; matrices with weight decay; norm gains without."""
-    embedding = model.shared.weight
-    rest = [p for p in model.parameters() if p is not embedding]
-    rate = settings.learning_rate
-    return [
+) -> list[torch.optim.Optimizer]:
+    """The shared embedding with its own rate; matrices with weight decay, by Muon if asked; the rest without."""
+    embedding, rate = model.shared.weight, settings.learning_rate
+    named = [(name, p) for name, p in model.named_parameters() if p is not embedding]
+    # Position tables have one row a bucket: a look-up, not a matrix that maps states.
+    matrices = [p for name, p in named if p.dim() > 1 and "relative_attention_bias" not in name]
+    others = [p for name, p in named if p.dim() <= 1 or "relative_attention_bias" in name]
+    groups: list[dict[str, Any]] = [
         {"params": [embedding], "lr": rate * settings.embedding_learning_rate_factor, "weight_decay": 0.0},
-        {"params": [p for p in rest if p.dim() > 1], "lr": rate, "weight_decay": settings.weight_decay},
-        {"params": [p for p in rest if p.dim() <= 1], "lr": rate, "weight_decay": 0.0},
+        {"params": others, "lr": rate, "weight_decay": 0.0},
     ]
+    decay = settings.weight_decay
+    muon: list[torch.optim.Optimizer] = []
+    if settings.optimizer == "muon":
+        lr = settings.muon_learning_rate
+        muon.append(torch.optim.Muon(matrices, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+    else:
+        groups.append({"params": matrices, "lr": rate, "weight_decay": decay})
+    return [torch.optim.AdamW(groups, betas=(0.9, settings.adam_beta2), fused=True), *muon]
 
 
 def joint_loss(

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tqdm import tqdm
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from exitbench.errors import UserError
@@ -233,7 +234,7 @@ def test_the_weighted_loss_teaches_every_block(
     path = write_recipe(("steps = 40", f'steps = 60\nprecision = "{precision}"'))
     batches = [pad(examples(16))]
     before = block_quality(tiny_model, batches)
-    optimise(tiny_model, iter(batches * 60), load_recipe(path).optimisation, progress=False)
+    optimise(tiny_model, iter(batches * 60), load_recipe(path).optimisation, tqdm(disable=True))
     after = block_quality(tiny_model, batches)
     assert all(new < 0.8 * old for new, old in zip(after.loss_nats, before.loss_nats, strict=True))
     assert all(new > old for new, old in zip(after.token_accuracy, before.token_accuracy, strict=True))
