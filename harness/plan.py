@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import cast
 
 from exitbench.errors import UserError
 from exitbench.harness.artifact import describe_checkpoint
@@ -211,5 +210,5 @@ def _planned(item: WorkItem, statuses: Mapping[str, AttemptStatus], predecessors
         return PlannedCell(item, "stale" if why else "new", why)
     if known.status == "ok":
         return PlannedCell(item, "done", "")
-    state = cast(State, "new" if known.status in ("unfinished", "interrupted") else "failed")
+    state: State = "new" if known.status in ("unfinished", "interrupted") else "failed"
     return PlannedCell(item, state, f"{known.status}: {known.reason}" if known.reason else known.status)

@@ -28,7 +28,8 @@ class Predecessors:
         record = cell.to_json()
         candidates = [old for old in self._by_name[_name(record)] if _same_params(old, record)]
         differences = [_differences(old["identity"], record["identity"]) for old in candidates]
-        return "; ".join(min(differences, key=len)) if differences else ""
+        nearest = min(differences, key=len, default=[])
+        return "; ".join(nearest)
 
     @cached_property
     def _by_name(self) -> Mapping[tuple[Any, ...], list[dict[str, Any]]]:

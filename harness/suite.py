@@ -6,7 +6,7 @@ models and tasks) is checked while reading, so that a typing error costs no meas
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -270,7 +270,7 @@ def _axes(table: Table, key: str, method: str) -> dict[str, list[Any]]:
     return axes
 
 
-def _exclusions(table: Table, axes: Mapping[str, list[Any]]) -> list[Params]:
+def _exclusions(table: Table, axes: Mapping[str, list[Any]]) -> Sequence[Params]:
     rules = [table.typed("exclude", rule, dict) for rule in table.get("exclude", list, [])]
     for name in {name for rule in rules for name in rule}:
         if name not in axes:
