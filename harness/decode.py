@@ -162,10 +162,9 @@ def decode_step(
     """
     n_blocks = model.n_blocks
     hidden_AD = model.embed(token_B[:, None], cache)[:, 0]
-    step = Step(
-        *(torch.empty_like(token_B) for _ in range(2)), token_B.new_empty(len(token_B), dtype=torch.float32), token_B
-    )
-    step.blocks_run_B = step.exit_layer_B
+    exit_layer_B = torch.empty_like(token_B)
+    score_B = torch.empty(token_B.shape, dtype=torch.float32, device=model.device)
+    step = Step(torch.empty_like(token_B), exit_layer_B, score_B, blocks_run_B=exit_layer_B)
     ahead_LAD: Tensor | None = None
     if parts.gate.looks_ahead:
         ahead_LAD = _all_states(model, hidden_AD, cache)

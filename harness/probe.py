@@ -8,6 +8,7 @@ Shape suffixes: N tokens (all rows and positions), L blocks, D model width, V vo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Seq
     model = checkpoint.model
     per_token = states_LND.shape[0] * model.vocab_size * 4 * 4  # logits, probabilities and two mixtures, fp32
     chunk = max(1, LOGITS_BUDGET_BYTES // per_token)
-    parts = [_signals(model, piece) for piece in states_LND.split(chunk, dim=1)]
+    parts = [_signals(model, piece) for piece in torch.split(states_LND, chunk, dim=1)]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -114,6 +115,6 @@ def _second(top_LN3: Tensor, first_LN: Tensor) -> Tensor:
 
 def _jensen_shannon(log_p: Tensor, log_q: Tensor) -> Tensor:
     """Jensen-Shannon divergence in nats over the last dimension, between 0 and ln 2."""
-    log_m = torch.logaddexp(log_p, log_q.expand_as(log_p)) - np.log(2.0)
+    log_m = torch.logaddexp(log_p, log_q.expand_as(log_p)) - math.log(2.0)
     to_m = (log_p.exp() * (log_p - log_m)).sum(-1) + (log_q.exp() * (log_q - log_m)).sum(-1)
-    return (to_m / 2).clamp(min=0)
+    return torch.clamp(to_m / 2, min=0)

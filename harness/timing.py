@@ -160,7 +160,7 @@ class _Clock:
 
     def mark(self) -> None:
         if self.on_device:
-            event = torch.cuda.Event(enable_timing=True)
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
             event.synchronize()
             self.events.append(event)
