@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
+from exitbench.harness import cli
 from exitbench.methods import registry
+from exitbench.results.database import open_database
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,3 +37,32 @@ def test_every_path_a_document_names_exists() -> None:
     for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
         for name in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / name).exists(), f"{document.name} links to {name}"
+
+
+def readme_commands() -> list[str]:
+    blocks = re.findall(r"```\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def test_the_readmes_queries_answer_from_the_database(example_database: Path) -> None:
+    queries = [command for command in readme_commands() if command.startswith("exitbench sql")]
+    assert queries
+    for command in queries:
+        query = shlex.split(command)[2]
+        with open_database(example_database) as database:
+            assert database.query(query).num_rows > 0, query
+
+
+def test_the_readmes_other_commands_are_commands() -> None:
+    for command in readme_commands():
+        words = shlex.split(command)
+        if words[0] == "exitbench":
+            assert cli._parser().parse_args(words[1:])
+        else:
+            assert command.startswith("python3 -m pip install nox && python3 -m nox -s ")
+            assert f"def {words[-1]}(session" in (ROOT / "noxfile.py").read_text()
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    (command,) = [line for line in readme_commands() if line.endswith("nox -s tests")]
+    assert command in (ROOT / ".ci" / "run").read_text()
