@@ -173,13 +173,12 @@ def test_an_unknown_suite_is_refused(tmp_path: Path, exitbench: Command) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_output_folder_that_cannot_be_written_is_refused_before_any_work(
-    suite: Path, tmp_path: Path, exitbench: Command
+@pytest.mark.parametrize("runs", ["/proc/runs", "/proc"], ids=["cannot be made", "cannot be written"])
+def test_an_output_folder_that_cannot_be_used_is_refused_before_any_work(
+    suite: Path, tmp_path: Path, exitbench: Command, runs: str
 ) -> None:
-    done = exitbench(
-        "run", str(suite), "--data-dir", "data", "--runs", "/proc/runs"
-    )  # no folder for anybody, root included
-    assert_refused(done, "--runs /proc/runs: cannot be written (No such file or directory)")
+    done = exitbench("run", str(suite), "--data-dir", "data", "--runs", runs)  # not even root can
+    assert_refused(done, f"--runs {runs}: cannot be written (No such file or directory)")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", suite.name]
 
 
