@@ -37,11 +37,13 @@ class Bars:
     """Cells overall and documents of the current cell, with the time left."""
 
     def __init__(self, cells: int, stream: TextIO) -> None:
+        self._stream, self._label = stream, ""
         self._cells = tqdm(total=cells, unit="cell", desc="cells", file=stream, position=0)
         self._documents = tqdm(total=0, unit="doc", file=stream, position=1, leave=False)
 
     def start(self, label: str, documents: int) -> None:
         """Show the cell's label on a fresh bar."""
+        self._label = label
         self._documents.reset(total=documents)
         self._documents.set_description(label)
 
@@ -53,7 +55,7 @@ class Bars:
     def end(self, status: str) -> None:
         """Move the upper bar; what did not go well stays on the screen."""
         if status != "ok":
-            self._cells.write(f"{self._documents.desc} {status}", file=self._cells.fp)
+            self._cells.write(f"{self._label}: {status}", file=self._stream)
         self._cells.update()
 
     def __enter__(self) -> Self:
