@@ -6,8 +6,8 @@ that a kill leaves nothing that looks like a model and two processes never train
 
 import hashlib
 import json
+import os
 import shutil
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
@@ -74,7 +74,8 @@ def ensure_trained(
                 return final
             for abandoned in models_dir.glob(f".{name}-*"):
                 shutil.rmtree(abandoned)
-            building = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=models_dir))
+            building = models_dir / f".{name}-{os.getpid()}"
+            building.mkdir()
             try:
                 train(recipe, text, building, progress, line)
                 building.rename(final)
