@@ -1,4 +1,4 @@
-"""The results table for the terminal (aligned, 110 columns at most) and for the README (Markdown)."""
+"""The results table for the terminal (aligned, 118 columns at most) and for the README (Markdown)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from exitbench.reports.tables.summary import delta, exit_layer, quality, speedup
 from exitbench.results.database import open_database
 
 _HEADINGS = ("method", "quality [95 %]", "Δ", "exit layer", "speed-up [95 %]", "ideal")
-_WIDTHS = (32, 20, 7, 12, 20, 6)  # 107 with two spaces between
+_WIDTHS = (40, 20, 7, 12, 20, 6)  # 115 with two spaces between
 _LEGEND = "Δ: to full depth; exit layer: mean blocks executed; ≈: inside the noise floor (full depth against itself)."
 _NOTHING = "No results yet. Run `nox -s bench`."
 
@@ -30,7 +30,7 @@ class _Results:
 
 
 def summary_text(database: Path) -> str:
-    """Return the results of real decodes as aligned plain text, no line over 110 columns.
+    """Return the results of real decodes as aligned plain text, no line over 118 columns.
 
     Args:
         database: The result database.
@@ -80,7 +80,7 @@ def _blocks(results: _Results) -> list[tuple[str, list[tuple[str, ...]]]]:
 def _title(keys: tuple[Any, ...], rows: Frame) -> str:
     model, task, setting, metric, random_weights = keys
     marks = ", random weights" if random_weights else ""
-    return shorten(f"{model} on {task} ({setting}): {metric}, {count(rows.values('n'), 'documents')}{marks}", 110)
+    return shorten(f"{model} on {task} ({setting}): {metric}, {count(rows.values('n'), 'documents')}{marks}", 118)
 
 
 def _cells(row: Row, names: dict[Setting, str]) -> tuple[str, ...]:
