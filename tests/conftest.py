@@ -1,6 +1,7 @@
 """A small finished benchmark, for the tests of whatever reads results."""
 
 import importlib.util
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -8,6 +9,12 @@ from types import ModuleType
 import pytest
 
 from exitbench.results.ingest import ingest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts_reach_child_processes() -> None:
+    # A background job of a shell starts with SIGINT ignored, and its children would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
