@@ -1,9 +1,9 @@
 """Every command a person types. `nox -l` lists them; arguments after `--` go to the command inside.
 
-    nox -s bench                      the built-in suite: train, run, report
-    nox -s bench -- multi30k-en-fr --data-dir ../data
-    nox -s report
-    nox -s tests -- tests/methods -k oracle
+nox -s bench                      the built-in suite: train, run, report
+nox -s bench -- multi30k-en-fr --data-dir ../data
+nox -s report
+nox -s tests -- tests/methods -k oracle
 """
 
 import nox

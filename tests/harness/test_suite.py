@@ -66,7 +66,10 @@ def test_models_tasks_kinds_and_token_budget_have_defaults(write_suite: Writer) 
         ('[[sweep]]\nmethod = "static"\nkinds = ["qualty"]\n', "unknown kind 'qualty'. Did you mean 'quality'?"),
         ('[[sweep]]\nmethod = "static"\ngird = { exit_layer = [1] }\n', "unknown key. Did you mean 'grid'?"),
         ('[[sweep]]\nmethod = "calm-softmax"\nquery = { threshhold = [0.5] }\n', "Did you mean 'threshold'?"),
-        ('[[sweep]]\nmethod = "calm-softmax"\nquery = { threshold = [0.5, 1.5] }\n', "1.5 is out of range; allowed: between 0"),
+        (
+            '[[sweep]]\nmethod = "calm-softmax"\nquery = { threshold = [0.5, 1.5] }\n',
+            "1.5 is out of range; allowed: between 0",
+        ),
         ('[[sweep]]\nmethod = "calm-softmax"\nquery = { threshold = ["high"] }\n', "must be of type float, not 'high'"),
         ('[[sweep]]\nmethod = "calm-softmax"\nquery = { threshold = 0.5 }\n', "it must be a list of values"),
         ('[[sweep]]\nmethod = "calm-softmax"\nquery = { threshold = [0.5, 0.5] }\n', "names a value twice"),
