@@ -159,7 +159,7 @@ def _add_list(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def _add_cell(commands: "argparse._SubParsersAction[Parser]") -> None:
-    examples = "  exitbench _cell runs/logs/20260101T000000-vanilla.json --spool /tmp/spool"
+    examples = "  exitbench _cell runs/logs/20260101T000000-vanilla.json --spool runs/spool"
     parser = _add(
         commands, "_cell", "cell:cell", "Run one worker's specification, events on standard output.", examples
     )
