@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, Self, get_type_hints
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Protocol, Self, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -38,8 +39,17 @@ class Model(Protocol):
     def vocab_size(self) -> int:
         """Rows of the LM head, V."""
 
+    def final_normed(self, hidden: Tensor) -> Tensor:
+        """The model's final norm of states [..., D]."""
+
     def logits(self, hidden_AD: Tensor) -> Tensor:
         """Final norm and LM head: states [A, D] to logits [A, V]."""
+
+    def head_weights(self, ids_AK: Tensor) -> Tensor:
+        """Rows of the LM head, [A, K, D] (width D + 1 if the head has a bias)."""
+
+    def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
+        """Final norm and only these rows of the LM head: logits [A, K]."""
 
 
 class DecoderCache(Protocol):
@@ -47,6 +57,12 @@ class DecoderCache(Protocol):
 
     def fill_from_state(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
         """Write keys and values of blocks block+1..L, each projected from the same state [A, D]."""
+
+    def run_rest(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
+        """Run blocks block+1..L, which writes their exact keys and values; returns the state after block L."""
+
+    def defer(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
+        """Write nothing now: later tokens that run deeper blocks first complete this one (`KVPolicy.deferred`)."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +95,10 @@ class BlockView:
         seeds_A: One fixed random seed a row, the same in every batch.
         memory: What the method remembers of this token's earlier blocks. Every tensor has leading dimension A; the
             decode loop drops the rows that exit. Empty at block 1 of every token.
+        earlier: States [A, D] after blocks 0 (the embedding) to block-1, only if the gate asked for the history.
+        previous_score_A: Score at the block asked before; None at the first.
         ahead_LAD: States after every block, only if the gate asked to look ahead.
+        head_rows: Rows of the LM head multiplied through this view, one number or [A].
     """
 
     def __init__(
@@ -93,6 +112,8 @@ class BlockView:
         memory: dict[str, Tensor],
         model: Model,
         head: Head,
+        earlier: Sequence[Tensor] = (),
+        previous_score_A: Tensor | None = None,
         ahead_LAD: Tensor | None = None,
     ) -> None:
         self.block = block
@@ -102,21 +123,44 @@ class BlockView:
         self.seeds_A = seeds_A
         self.memory = memory
         self.model = model
+        self.earlier = earlier
+        self.previous_score_A = previous_score_A
         self.ahead_LAD = ahead_LAD
+        self.head_rows: int | Tensor = 0
         self._head = head
-        self._logits_AV: Tensor | None = None
+        self._read: Reading | None = None
 
     @property
-    def logits_AV(self) -> Tensor:
+    def logits_AK(self) -> Tensor:
         """Logits of the method's head, computed once however often gate and emission ask."""
-        if self._logits_AV is None:
-            self._logits_AV = self._head.logits(self)
-        return self._logits_AV
+        return self._reading().logits_AK
+
+    @property
+    def ids_AK(self) -> Tensor | None:
+        """Token ids behind the columns of `logits_AK`; None where the head reads the whole vocabulary."""
+        return self._reading().ids_AK
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no block is left."""
+        return self.block == self.model.n_blocks
+
+    def state(self, block: int) -> Tensor:
+        """State after an earlier block (0: the embedding) or this one, [A, D]."""
+        return self.hidden_AD if block == self.block else self.earlier[block]
+
+    def earlier_logits(self, block: int) -> Tensor:
+        """Logits of an earlier block over the same ids as `logits_AK`; each is computed once a token."""
+        self._reading()
+        return self._head.earlier_logits(self, block)
+
+    def token(self, index_A: Tensor) -> Tensor:
+        """Token ids [A] of chosen columns [A]."""
+        ids_AK = self.ids_AK
+        return index_A if ids_AK is None else ids_AK.gather(1, index_A[:, None])[:, 0]
 
     def rows(self, keep_A: Tensor) -> BlockView:
         """The same block seen by the rows where ``keep_A`` [A] is true."""
-        if bool(keep_A.all()):
-            return self
         view = BlockView(
             block=self.block,
             position=self.position,
@@ -126,29 +170,68 @@ class BlockView:
             memory={name: value[keep_A] for name, value in self.memory.items()},
             model=self.model,
             head=self._head,
+            earlier=[state[keep_A] for state in self.earlier],
+            previous_score_A=None if self.previous_score_A is None else self.previous_score_A[keep_A],
             ahead_LAD=None if self.ahead_LAD is None else self.ahead_LAD[:, keep_A],
         )
-        if self._logits_AV is not None:
-            view._logits_AV = self._logits_AV[keep_A]
+        if self._read is not None:
+            ids_AK = self._read.ids_AK
+            view._read = Reading(self._read.logits_AK[keep_A], None if ids_AK is None else ids_AK[keep_A])
         return view
+
+    def at_full_depth(self, hidden_AD: Tensor) -> BlockView:
+        """The view of the last block, for rows whose state there is known."""
+        return BlockView(
+            block=self.model.n_blocks,
+            position=self.position,
+            max_new_tokens=self.max_new_tokens,
+            hidden_AD=hidden_AD,
+            seeds_A=self.seeds_A,
+            memory=self.memory,
+            model=self.model,
+            head=self._head,
+        )
+
+    def _reading(self) -> Reading:
+        if self._read is None:
+            self._read = self._head.read(self)
+        return self._read
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Logits [A, K] and the token ids of their columns; ids None means the whole vocabulary, K = V."""
+
+    logits_AK: Tensor
+    ids_AK: Tensor | None = None
 
 
 class Gate(ABC):
     """Computes a confidence score at a block; higher is more confident."""
 
-    needs_logits: ClassVar[bool] = False
-    """Whether scoring reads the head's logits (the head is then part of the gate's cost)."""
+    needs_history: ClassVar[bool] = False
+    """Whether scoring reads the states of earlier blocks (`BlockView.earlier`)."""
     looks_ahead: ClassVar[bool] = False
     """Whether the gate must see all blocks first (oracles): the full depth is run, nothing is saved."""
-    score_sql: ClassVar[str | None] = None
-    """The score at block ``l`` as SQL over one probe row, for replays; None if a probe cannot tell."""
 
     @abstractmethod
     def score(self, view: BlockView) -> Tensor:
         """Return the confidence of each running row, [A]."""
 
-    def cost(self, model: Model) -> Cost:
-        """Work of one row at one asked block, without the head."""
+    def choose(self, view: BlockView) -> Tensor:
+        """Return the token that each row emits, [A]: by default the most probable one."""
+        return view.token(argmax_token(view.logits_AK))
+
+    def score_sql(self, asked: Sequence[int]) -> str | None:
+        """The score at block ``l`` as SQL over one row of a probe, for replays; None if a probe cannot tell.
+
+        Args:
+            asked: The blocks at which the gate is asked, ascending.
+        """
+        return None
+
+    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+        """Work of one token whose gate was asked at these blocks (ascending), rows of the LM head apart."""
         return Cost()
 
 
@@ -165,29 +248,52 @@ class Threshold(ABC):
 
 
 class Head(ABC):
-    """Turns states into logits."""
+    """Turns states into logits, of the whole vocabulary or of a part of it."""
+
+    reads_vocabulary: ClassVar[bool] = True
+    """Whether every block is read out over the whole vocabulary with the model's own head (as a probe does)."""
 
     @abstractmethod
-    def logits(self, view: BlockView) -> Tensor:
-        """Return logits [A, V]."""
+    def read(self, view: BlockView) -> Reading:
+        """Return logits at this block, and add the rows multiplied to ``view.head_rows``."""
 
     @abstractmethod
-    def cost(self, model: Model, block: int) -> Cost:
-        """Work of one row read out after ``block``."""
+    def earlier_logits(self, view: BlockView, block: int) -> Tensor:
+        """Return logits [A, K] of an earlier block over the ids read at this one; counts rows too."""
+
+    def cost(self, model: Model, rows: float) -> Cost:
+        """Work of multiplying so many rows of the head."""
+        numel = rows * model.d_model
+        return Cost(matmul_flops=2 * numel, read_numel=numel)
 
 
 class KVPolicy(ABC):
     """What happens to the keys and values of the blocks that a token skipped."""
 
     name: ClassVar[str]
+    deferred: ClassVar[Literal["project", "run", "rerun"] | None] = None
+    """How a deferred token is completed when a later one runs a block that it skipped: its exit state is projected to
+    keys and values; or it runs the block beside the later one; or it runs again from block 1 on."""
+    runs_all_blocks: ClassVar[bool] = False
+    """Whether the skipped blocks are run after all, before the next token."""
 
     @abstractmethod
-    def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Handle rows that leave after ``block`` < L; ``rows_A`` None means every row of the batch."""
+    def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor | None:
+        """Handle rows that leave after ``block`` < L; ``rows_A`` None means every row of the batch.
+
+        Returns:
+            The state after block L if the token is to be emitted from there; None for the exit.
+        """
 
     @abstractmethod
-    def cost(self, model: Model, exit_layer: int) -> Cost:
-        """Work of one row for all the blocks it skipped."""
+    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+        """Work of one answer beside its tokens' own blocks up to their exits.
+
+        Args:
+            model: The model.
+            exit_layers: Of every token.
+            block_costs: Work of one block for each token.
+        """
 
 
 @dataclass(frozen=True)
@@ -200,22 +306,81 @@ class Parts:
     kv_policy: KVPolicy
     blocks: frozenset[int]
 
-    def cost(self, model: Model, exit_layer: int) -> Cost:
-        """Work of one row beside the executed blocks: gates asked, read-outs, skipped keys and values."""
-        asked = [block for block in self.blocks if block <= exit_layer and block < model.n_blocks]
-        gates = self.gate.cost(model) * len(asked)
-        read = {exit_layer} | (set(asked) if self.gate.needs_logits else set())
-        heads = sum((self.head.cost(model, block) for block in read), Cost())
-        return gates + heads + self.kv_policy.cost(model, exit_layer)
+    def asked(self, n_blocks: int) -> list[int]:
+        """The blocks at which the gate of an L-block decoder is asked, ascending; never the last."""
+        return sorted(block for block in self.blocks if block < n_blocks)
 
-    def exit_layer_sql(self, n_blocks: int, max_new_tokens: int) -> str | None:
-        """The exit layer of one probe row as a SQL expression, or None where a probe cannot tell."""
-        if self.gate.score_sql is None:
-            return None
-        asked = sorted(block for block in self.blocks if block < n_blocks)
+    def cost(
+        self, model: Model, exit_layers: Sequence[int], head_rows: Sequence[float], block_costs: Sequence[Cost]
+    ) -> Cost:
+        """Work of one answer: blocks, gates, read-outs, and keys and values of skipped blocks.
+
+        Args:
+            model: The model.
+            exit_layers: Of every token.
+            head_rows: Rows of the LM head multiplied for every token, as the trace has them.
+            block_costs: Work of one block for each token.
+        """
+        asked = self.asked(model.n_blocks)
+        blocks = sum((cost * layer for cost, layer in zip(block_costs, exit_layers, strict=True)), Cost())
+        gates = {layer: self.gate.cost(model, [b for b in asked if b <= layer]) for layer in set(exit_layers)}
+        gating = sum((gates[layer] for layer in exit_layers), Cost())
+        reading = self.head.cost(model, sum(head_rows))
+        return blocks + gating + reading + self.kv_policy.cost(model, exit_layers, block_costs)
+
+    def score_sql(self, n_blocks: int) -> str | None:
+        """The score at block ``l`` as SQL over one row of a probe; None if the probe's columns cannot tell."""
+        return self.gate.score_sql(self.asked(n_blocks)) if self.head.reads_vocabulary else None
+
+    def exit_layer_sql(self, n_blocks: int, max_new_tokens: int, score_sql: str) -> str:
+        """The exit layer of one probe row as a SQL expression, from the score at block ``l``."""
         # The loop compares in the score's precision, so the threshold is rounded to it here too.
-        test = f"({self.gate.score_sql})::FLOAT > ({self.threshold.sql(max_new_tokens)})::FLOAT"
-        return f"coalesce(list_filter({asked}::INTEGER[], lambda l: {test})[1], {n_blocks})"
+        test = f"({score_sql})::FLOAT > ({self.threshold.sql(max_new_tokens)})::FLOAT"
+        asked = f"{self.asked(n_blocks)}::INTEGER[]"
+        return f"coalesce(list_filter({asked}, lambda l: {test})[1], {n_blocks})"
+
+
+@dataclass(frozen=True)
+class FitData:
+    """What a method is fitted on: states of documents of the train split, teacher-forced on the reference answers.
+
+    Attributes:
+        model: The frozen model.
+        states_LND: Residual stream after the embedding and every block, [L+1, N, D].
+        final_token_N: Choice of the last block, y^L.
+        gold_token_N: The reference's token.
+        document_N: Which document the token belongs to, 0 upwards; documents are in no particular order.
+    """
+
+    model: Model
+    states_LND: Tensor
+    final_token_N: Tensor
+    gold_token_N: Tensor
+    document_N: Tensor
+
+    def split(self, held_out: float) -> tuple[FitData, FitData]:
+        """Split by document: the first ones, and the given share of the last ones."""
+        n_documents = int(self.document_N.max()) + 1
+        first_N = self.document_N < n_documents - max(1, round(held_out * n_documents))
+        return self._where(first_N), self._where(~first_N)
+
+    def _where(self, keep_N: Tensor) -> FitData:
+        documents_N = self.document_N[keep_N]
+        return FitData(
+            self.model,
+            self.states_LND[:, keep_N],
+            self.final_token_N[keep_N],
+            self.gold_token_N[keep_N],
+            documents_N - documents_N.min(),
+        )
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What fitting gave: tensors by name, and the curve, one row a pass over the data."""
+
+    tensors: dict[str, Tensor]
+    curve: list[dict[str, float]] = field(default_factory=list)
 
 
 def param(
@@ -223,6 +388,9 @@ def param(
 ) -> Any:
     """Declare a method parameter: its default, what it means, and what is allowed (bounds inclusive)."""
     return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": choices})
+
+
+NOTHING_FITTED: Mapping[str, Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -236,8 +404,26 @@ class Method(ABC):
     """True for the one method that every other is compared with."""
 
     @abstractmethod
-    def parts(self, n_blocks: int) -> Parts:
-        """Return the four parts for a decoder of ``n_blocks`` blocks."""
+    def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
+        """Return the four parts for a decoder of ``n_blocks`` blocks.
+
+        Args:
+            n_blocks: Decoder blocks, L.
+            fitted: What `fit` gave; empty for methods that fit nothing.
+        """
+
+    def fit_params(self) -> dict[str, Any]:
+        """The parameters that change what `fit` gives; empty if nothing is to be fitted."""
+        return {}
+
+    def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
+        """Fit what the method needs, on a frozen model; the same data and parameters give the same tensors.
+
+        Args:
+            data: The train split.
+            on_progress: Told the finished share, 0 to 1.
+        """
+        return Fitted({})
 
     def check(self, n_blocks: int) -> None:
         """Raise UserError if the parameters do not fit a decoder of ``n_blocks`` blocks."""
@@ -245,11 +431,6 @@ class Method(ABC):
     def params(self) -> dict[str, Any]:
         """The parameters by name, as they enter the identity of a cell."""
         return dataclasses.asdict(self)
-
-    def label(self) -> str:
-        """Name and parameters on one line, as shown to people."""
-        shown = ", ".join(f"{name}={value}" for name, value in self.params().items())
-        return f"{self.name}({shown})" if shown else self.name
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any], where: str = "") -> Self:
@@ -275,6 +456,10 @@ class Method(ABC):
 
 
 def _checked(value: Any, kind: Any, rule: Mapping[str, Any], what: str) -> Any:
+    if get_origin(kind) is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise UserError(f"{what} must be a list, not {value!r}.")
+        return tuple(_checked(item, get_args(kind)[0], rule, f"{what}[{place}]") for place, item in enumerate(value))
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -290,9 +475,9 @@ def _checked(value: Any, kind: Any, rule: Mapping[str, Any], what: str) -> Any:
     return value
 
 
-def blocks_from(first: int, n_blocks: int) -> frozenset[int]:
-    """Every block at which a gate may end a token: first..L-1."""
-    return frozenset(range(first, n_blocks))
+def blocks_from(first: int, n_blocks: int, every: int = 1) -> frozenset[int]:
+    """The blocks at which a gate may end a token: first, first + every, ... below L."""
+    return frozenset(range(first, n_blocks, every))
 
 
 def check_block(method: Method, parameter: str, n_blocks: int) -> None:

@@ -1,9 +1,12 @@
 """Full depth: the baseline of every comparison."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from exitbench.methods.base import Method, Parts
+from torch import Tensor
+
+from exitbench.methods.base import NOTHING_FITTED, Method, Parts
 from exitbench.methods.gates import Always
 from exitbench.methods.heads import LMHead
 from exitbench.methods.kv_policies import StateCopy
@@ -20,6 +23,6 @@ class Full(Method):
     source: ClassVar[str] = "baseline"
     is_baseline: ClassVar[bool] = True
 
-    def parts(self, n_blocks: int) -> Parts:
+    def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
         """A gate that is never asked."""
         return Parts(Always(), Constant(0.0), LMHead(), StateCopy(), frozenset())

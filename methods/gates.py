@@ -1,70 +1,54 @@
-"""Gates: confidence scores at a block."""
+"""Gates that several methods share. A gate of one method lives in that method's file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model, argmax_token
+from exitbench.methods.base import BlockView, Cost, Gate, Model
 
 
 class Always(Gate):
     """Score 1 wherever it is asked: the blocks at which it is asked decide alone."""
 
-    score_sql: ClassVar[str | None] = "1"
-
     def score(self, view: BlockView) -> Tensor:
         """Return ones [A]."""
-        return view.hidden_AD.new_ones(view.hidden_AD.shape[0])
+        return torch.ones(view.hidden_AD.shape[0], device=view.hidden_AD.device)
+
+    def score_sql(self, asked: Sequence[int]) -> str:
+        """Always 1."""
+        return "1"
 
 
 class SoftmaxMargin(Gate):
     """CALM's softmax measure: p_(1) - p_(2), in [0, 1]; a tie gives 0 (methods.md 1.2)."""
 
-    needs_logits: ClassVar[bool] = True
-    score_sql: ClassVar[str | None] = "p1[l] - p2[l]"
-
     def score(self, view: BlockView) -> Tensor:
         """Return the margin [A]."""
-        top_A2 = torch.softmax(view.logits_AV.float(), dim=-1).topk(2).values
-        return top_A2[:, 0] - top_A2[:, 1]
+        return margin(torch.softmax(view.logits_AK.float(), dim=-1))
 
-    def cost(self, model: Model) -> Cost:
+    def score_sql(self, asked: Sequence[int]) -> str:
+        """The margin of the recorded probabilities."""
+        return "p1[l] - p2[l]"
+
+    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
         """Softmax and top two over the vocabulary."""
-        return Cost(elementwise_flops=7 * model.vocab_size)
+        return softmax_cost(model, len(asked))
 
 
-class FullAgreement(Gate):
-    """Score 1 where this block already chooses the token of the last block.
+def margin(p_AK: Tensor) -> Tensor:
+    """Largest minus second largest, [A]; the largest itself where there is only one."""
+    if p_AK.shape[-1] == 1:
+        return p_AK[:, 0]
+    top_A2 = p_AK.topk(2).values
+    return top_A2[:, 0] - top_A2[:, 1]
 
-    ``stable`` also asks that every later block chooses it (methods.md 1.8 and 1.12). Runs the full depth first.
-    """
 
-    looks_ahead: ClassVar[bool] = True
-
-    def __init__(self, stable: bool) -> None:
-        self.score_sql = "l >= stable_from" if stable else "top1_id[l] = top1_id[-1]"  # type: ignore[misc]
-        self.stable = stable
-
-    def score(self, view: BlockView) -> Tensor:
-        """Return 1.0 or 0.0 a row, [A]."""
-        if "agrees_AL" not in view.memory:
-            assert view.ahead_LAD is not None, "the decode loop runs ahead for gates that ask for it"
-            n_blocks, n_rows, width = view.ahead_LAD.shape
-            logits = view.model.logits(view.ahead_LAD.reshape(n_blocks * n_rows, width))
-            choice_LA = argmax_token(logits).view(n_blocks, n_rows)
-            agrees_LA = choice_LA == choice_LA[-1]
-            if self.stable:
-                agrees_LA = agrees_LA.flip(0).cummin(0).values.flip(0)
-            view.memory["agrees_AL"] = agrees_LA.T
-        return view.memory["agrees_AL"][:, view.block - 1].float()
-
-    def cost(self, model: Model) -> Cost:
-        """Nothing: an oracle is told, its cost is that of a method which knew."""
-        return Cost()
+def softmax_cost(model: Model, times: float) -> Cost:
+    """A softmax over the vocabulary and the search for its best."""
+    return Cost(elementwise_flops=7 * model.vocab_size * times)
 
 
 class Scheduled(Gate):

@@ -2,19 +2,123 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Head, Model
+from exitbench.methods.base import BlockView, Head, Reading
+
+Keeping = Literal["fixed", "decaying", "decaying-idsorted", "adaptive", "adaptive-code"]
+Schedule = Literal["inverse", "constant"]
 
 
 class LMHead(Head):
     """The model's own LM head after its own final norm, at every block (no extra output layers)."""
 
-    def logits(self, view: BlockView) -> Tensor:
-        """Return logits [A, V]."""
-        return view.model.logits(view.hidden_AD)
+    def read(self, view: BlockView) -> Reading:
+        """Return logits of the whole vocabulary."""
+        view.head_rows += view.model.vocab_size
+        return Reading(view.model.logits(view.hidden_AD))
 
-    def cost(self, model: Model, block: int) -> Cost:
-        """One V x D product."""
-        numel = model.vocab_size * model.d_model
-        return Cost(matmul_flops=2 * numel, read_numel=numel)
+    def earlier_logits(self, view: BlockView, block: int) -> Tensor:
+        """Return logits [A, V] of an earlier block."""
+        known = f"logits_{block}"
+        if known not in view.memory:
+            view.memory[known] = view.model.logits(view.state(block))
+            view.head_rows += view.model.vocab_size
+        return view.memory[known]
+
+
+@dataclass(frozen=True)
+class PrunedHead(Head):
+    """Vocabulary pruning (PRUNE; methods.md 1.6): the first block asked reads everything, later ones its best ids only.
+
+    At the first block j the k(j) best ids are kept. ``fixed`` reads them at every later block; ``decaying`` the k(l)
+    best ranked of them; ``adaptive`` k_l = clip(floor(k(j) (1 - 0.9 c)), k_min, k(j)) of them, where c is the score at
+    the block asked before. Two forms reproduce published code: ``decaying-idsorted`` takes the first k(l) *by token id*,
+    and ``adaptive-code`` the first int(V (1 - 0.9 c)) by id, which is the whole list in practice. The last block always
+    reads the whole vocabulary.
+
+    Attributes:
+        keeping: Which of the forms.
+        k_first: Size k_1 that the schedule starts from.
+        k_min: Least number of ids kept.
+        schedule: ``inverse``: k(l) = max(k_min, floor(k_1 / (1 + (k_1 - k_min) / k_min * l / L))); ``constant``: k_1.
+    """
+
+    reads_vocabulary: ClassVar[bool] = False
+
+    keeping: Keeping
+    k_first: int
+    k_min: int
+    schedule: Schedule
+
+    def size(self, block: int, n_blocks: int, vocab_size: int) -> int:
+        """Ids kept at a block, k(l), at most V."""
+        if self.schedule == "constant":
+            return min(self.k_first, vocab_size)
+        slope = (self.k_first - self.k_min) / self.k_min
+        size = max(self.k_min, math.floor(self.k_first / (1 + slope * block / n_blocks)))
+        return min(size, vocab_size)
+
+    def read(self, view: BlockView) -> Reading:
+        """Return logits of the ids kept; of all at the first block asked and at the last."""
+        if "kept_ids" not in view.memory or view.is_last:
+            view.head_rows += view.model.vocab_size
+            logits_AV = view.model.logits(view.hidden_AD)
+            if not view.is_last:
+                view.memory["kept_ids"] = self._kept(view, logits_AV)
+            return Reading(logits_AV)
+        sizes = self._sizes(view)
+        widest = sizes if isinstance(sizes, int) else int(sizes.max())
+        ids_AK = view.memory["kept_ids"][:, :widest]
+        view.head_rows = view.head_rows + sizes
+        logits_AK = view.model.logits_of(view.hidden_AD, self._weights(view)[:, :widest])
+        return Reading(_beyond(logits_AK, sizes), ids_AK)
+
+    def earlier_logits(self, view: BlockView, block: int) -> Tensor:
+        """Return logits of an earlier block over the ids read at this one; -inf beyond a row's own number."""
+        if view.ids_AK is None:
+            view.head_rows += view.model.vocab_size
+            return view.model.logits(view.state(block))
+        known, sizes = f"pruned_logits_{block}", self._sizes(view)
+        widest = view.ids_AK.shape[1]
+        if known not in view.memory or view.memory[known].shape[1] < widest:
+            view.head_rows = view.head_rows + sizes
+            view.memory[known] = view.model.logits_of(view.state(block), self._weights(view)[:, :widest])
+        return _beyond(view.memory[known][:, :widest], sizes)
+
+    def _kept(self, view: BlockView, logits_AV: Tensor) -> Tensor:
+        model = view.model
+        kept = logits_AV.topk(self.size(view.block, model.n_blocks, model.vocab_size)).indices
+        return kept.sort().values if self.keeping in ("decaying-idsorted", "adaptive-code") else kept
+
+    def _weights(self, view: BlockView) -> Tensor:
+        """The kept rows of the LM head, copied together once a token: later blocks read a contiguous piece."""
+        if "kept_weights" not in view.memory:
+            view.memory["kept_weights"] = view.model.head_weights(view.memory["kept_ids"])
+        return view.memory["kept_weights"]
+
+    def _sizes(self, view: BlockView) -> int | Tensor:
+        """Ids read at this block: one number, or one a row where it follows the confidence."""
+        model, kept = view.model, view.memory["kept_ids"].shape[1]
+        if self.keeping == "fixed":
+            return kept
+        if not self.keeping.startswith("adaptive"):
+            return min(kept, self.size(view.block, model.n_blocks, model.vocab_size))
+        assert view.previous_score_A is not None, "the first block asked reads everything"
+        alive_A = 1 - 0.9 * view.previous_score_A.double().clamp(min=0)
+        if self.keeping == "adaptive":
+            return (kept * alive_A).floor().long().clamp(min(self.k_min, kept), kept)
+        return (model.vocab_size * alive_A).long().clamp(max=kept)
+
+
+def _beyond(logits_AK: Tensor, sizes: int | Tensor) -> Tensor:
+    """-inf in the columns that a row does not read because another one reads more."""
+    if isinstance(sizes, int) or logits_AK.shape[0] == 1:
+        return logits_AK
+    columns = torch.arange(logits_AK.shape[1], device=logits_AK.device)
+    return logits_AK.masked_fill(columns >= sizes[:, None], float("-inf"))

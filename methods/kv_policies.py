@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from exitbench.methods.base import Cost, DecoderCache, KVPolicy, Model
+
+
+def projection_cost(model: Model, n_blocks: int) -> Cost:
+    """Keys and values of one token for so many blocks, projected from a state."""
+    numel = n_blocks * 2 * model.kv_width * model.d_model
+    return Cost(matmul_flops=2 * numel, read_numel=numel)
 
 
 class StateCopy(KVPolicy):
@@ -18,7 +25,120 @@ class StateCopy(KVPolicy):
         """Fill blocks block+1..L from the exit state."""
         cache.fill_from_state(block, hidden_AD, rows_A)
 
-    def cost(self, model: Model, exit_layer: int) -> Cost:
+    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
         """Two projections a skipped block."""
-        numel = (model.n_blocks - exit_layer) * 2 * model.kv_width * model.d_model
-        return Cost(matmul_flops=2 * numel, read_numel=numel)
+        return projection_cost(model, sum(model.n_blocks - layer for layer in exit_layers))
+
+
+class Exact(KVPolicy):
+    """The skipped blocks are run after the token was emitted: exact keys and values, no work saved (t5x oracle_cache).
+
+    What remains of a method's damage under this policy comes from its tokens, not from its cache.
+    """
+
+    name: ClassVar[str] = "exact"
+    runs_all_blocks: ClassVar[bool] = True
+
+    def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
+        """Run blocks block+1..L."""
+        cache.run_rest(block, hidden_AD, rows_A)
+
+    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+        """The skipped blocks."""
+        return _rest(model, exit_layers, block_costs)
+
+
+class Noisy(KVPolicy):
+    """The full model's token is emitted, but the cache is written from the exit state (t5x oracle_tok_noisy_cache).
+
+    What damage a method does under this policy comes from its cache, not from its tokens.
+    """
+
+    name: ClassVar[str] = "noisy"
+    runs_all_blocks: ClassVar[bool] = True
+
+    def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
+        """Run blocks block+1..L for the token, then overwrite what they wrote."""
+        deep_AD = cache.run_rest(block, hidden_AD, rows_A)
+        cache.fill_from_state(block, hidden_AD, rows_A)
+        return deep_AD
+
+    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+        """The skipped blocks, and the projections."""
+        skipped = sum(model.n_blocks - layer for layer in exit_layers)
+        return _rest(model, exit_layers, block_costs) + projection_cost(model, skipped)
+
+
+class Deferred(KVPolicy):
+    """Skipped blocks are left alone until a later token of the same answer runs them."""
+
+    def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
+        """Keep the exit state."""
+        cache.defer(block, hidden_AD, rows_A)
+
+
+class StateCopyLazy(Deferred):
+    """State copying put off until a block is next run: the same values, and none that nobody reads."""
+
+    name: ClassVar[str] = "state-copy-lazy"
+    deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "project"
+
+    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+        """Two projections for each block that a later token runs; its weights are read once for all that waited."""
+        flops = projection_cost(model, len(_completions(exit_layers))).matmul_flops
+        passes = {(later, block) for _, later, block in _completions(exit_layers)}
+        return Cost(matmul_flops=flops, read_numel=projection_cost(model, len(passes)).read_numel)
+
+
+class SyncParallel(Deferred):
+    """A later token that runs deeper takes the waiting ones along, each block in one pass (FREE section 4.2).
+
+    The keys and values that anybody reads are those of a full run over the same tokens.
+    """
+
+    name: ClassVar[str] = "sync-parallel"
+    deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "run"
+
+    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+        """The later token's products for each that waited; weights and caches are read once, by the later token."""
+        flops = sum(block_costs[later].matmul_flops for _, later, _ in _completions(exit_layers))
+        return Cost(matmul_flops=flops)
+
+
+class RecomputeBacklog(Deferred):
+    """Tokens that exited are fed again, from block 1, beside every later token until one runs all blocks (EE-LLM)."""
+
+    name: ClassVar[str] = "recompute-backlog"
+    deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "rerun"
+
+    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+        """The token's blocks again for each in the backlog; weights and caches are read once."""
+        flops, backlog = 0.0, 0
+        for layer, cost in zip(exit_layers, block_costs, strict=True):
+            flops += backlog * layer * cost.matmul_flops
+            backlog = 0 if layer == model.n_blocks else backlog + 1
+        return Cost(matmul_flops=flops)
+
+
+def _rest(model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+    pairs = zip(block_costs, exit_layers, strict=True)
+    return sum((cost * (model.n_blocks - layer) for cost, layer in pairs), Cost())
+
+
+def _completions(exit_layers: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(token, later token, block) for each block that a token skipped and a later one is the first to run."""
+    waiting: dict[int, int] = {}  # blocks that each token has by now
+    found = []
+    for later, layer in enumerate(exit_layers):
+        for token, done in waiting.items():
+            found += [(token, later, block) for block in range(done + 1, layer + 1)]
+            waiting[token] = max(done, layer)
+        waiting[later] = layer
+    return found
+
+
+KV_POLICIES: dict[str, KVPolicy] = {
+    policy.name: policy
+    for policy in (StateCopy(), StateCopyLazy(), SyncParallel(), RecomputeBacklog(), Exact(), Noisy())
+}
+"""The policies by name; each goes with any method whose tokens exit one by one."""

@@ -1,30 +1,67 @@
 """Oracle exit: the first block that already says what full depth would say."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from exitbench.methods.base import Method, Parts, blocks_from, param
-from exitbench.methods.gates import FullAgreement
+from torch import Tensor
+
+from exitbench.methods.base import NOTHING_FITTED, BlockView, Gate, Parts, argmax_token, blocks_from, param
+from exitbench.methods.gated import Skipping
 from exitbench.methods.heads import LMHead
-from exitbench.methods.kv_policies import StateCopy
+from exitbench.methods.kv_policies import KV_POLICIES
 from exitbench.methods.registry import register
 from exitbench.methods.thresholds import Constant
 
 
+class FullAgreement(Gate):
+    """Score 1 where this block already chooses the token of the last block.
+
+    ``stable`` also asks that every later block chooses it (methods.md 1.8 and 1.12). Runs the full depth first. Its
+    declared cost is nothing: an oracle is told, and its cost is that of a method which knew.
+    """
+
+    looks_ahead: ClassVar[bool] = True
+
+    def __init__(self, stable: bool) -> None:
+        self.stable = stable
+
+    def score(self, view: BlockView) -> Tensor:
+        """Return 1.0 or 0.0 a row, [A]."""
+        if "agrees_AL" not in view.memory:
+            assert view.ahead_LAD is not None, "the decode loop runs ahead for gates that ask for it"
+            n_blocks, n_rows, width = view.ahead_LAD.shape
+            logits = view.model.logits(view.ahead_LAD.reshape(n_blocks * n_rows, width))
+            choice_LA = argmax_token(logits).view(n_blocks, n_rows)
+            agrees_LA = choice_LA == choice_LA[-1]
+            if self.stable:
+                agrees_LA = agrees_LA.flip(0).cummin(0).values.flip(0)
+            view.memory["agrees_AL"] = agrees_LA.T
+        return view.memory["agrees_AL"][:, view.block - 1].float()
+
+    def score_sql(self, asked: Sequence[int]) -> str:
+        """From the recorded choices."""
+        return "(l >= stable_from)::INT" if self.stable else "(top1_id[l] = top1_id[-1])::INT"
+
+
 @register
 @dataclass(frozen=True)
-class Oracle(Method):
-    """Exit at the first block whose choice is the last block's; keys and values of skipped blocks are copied for real.
+class Oracle(Skipping):
+    """Exit at the first block whose choice is the last block's.
 
     The full depth is run for every token to know its choice, so nothing is saved: the exit layers are what a perfect
-    gate would reach, including the damage that state copying does to later tokens (t5x `oracle_tok_consistency`).
+    gate would reach, with the damage that the KV policy does to later tokens (t5x `oracle_tok_consistency` copies
+    states). Replayed over a probe it is the ideal oracle, free of cache damage.
     """
 
     name: ClassVar[str] = "oracle"
     source: ClassVar[str] = "methods.md 1.12, token-consistency and stable oracles"
 
-    stable: bool = param(False, "false: first match, which may be lost again; true: from there on every block agrees")
+    match: str = param(
+        "first", "first match, which may be lost again, or stable: from there on all agree", choices=("first", "stable")
+    )
 
-    def parts(self, n_blocks: int) -> Parts:
+    def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
         """A gate that looks ahead."""
-        return Parts(FullAgreement(self.stable), Constant(0.5), LMHead(), StateCopy(), blocks_from(1, n_blocks))
+        gate, policy = FullAgreement(self.match == "stable"), KV_POLICIES[self.kv_policy]
+        return Parts(gate, Constant(0.5), LMHead(), policy, blocks_from(1, n_blocks))

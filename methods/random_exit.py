@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.methods.base import BlockView, Gate, Method, Parts, blocks_from, param
+from exitbench.methods.base import NOTHING_FITTED, BlockView, Gate, Parts, blocks_from, param
+from exitbench.methods.gated import Skipping
 from exitbench.methods.heads import LMHead
-from exitbench.methods.kv_policies import StateCopy
+from exitbench.methods.kv_policies import KV_POLICIES
 from exitbench.methods.registry import register
 from exitbench.methods.thresholds import Constant
 
@@ -75,7 +77,7 @@ class RandomDraw(Gate):
 
 @register
 @dataclass(frozen=True)
-class RandomExit(Method):
+class RandomExit(Skipping):
     """Each token exits at a random block, independent of everything, with a given mean exit layer.
 
     Give it the mean exit layer of the method under test (the budget): what remains of that method's quality above
@@ -95,7 +97,7 @@ class RandomExit(Method):
                 f"random.mean_exit = {self.mean_exit} is above the model's depth; allowed: between 1 and {n_blocks}."
             )
 
-    def parts(self, n_blocks: int) -> Parts:
+    def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
         """A gate that draws."""
         gate = RandomDraw(self.mean_exit, n_blocks, self.seed)
-        return Parts(gate, Constant(0.5), LMHead(), StateCopy(), blocks_from(1, n_blocks))
+        return Parts(gate, Constant(0.5), LMHead(), KV_POLICIES[self.kv_policy], blocks_from(1, n_blocks))

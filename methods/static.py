@@ -1,19 +1,23 @@
 """Static exit: the same depth for every token."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from exitbench.methods.base import Method, Parts, check_block, param
+from torch import Tensor
+
+from exitbench.methods.base import NOTHING_FITTED, Parts, check_block, param
+from exitbench.methods.gated import Skipping
 from exitbench.methods.gates import Always
 from exitbench.methods.heads import LMHead
-from exitbench.methods.kv_policies import StateCopy
+from exitbench.methods.kv_policies import KV_POLICIES
 from exitbench.methods.registry import register
 from exitbench.methods.thresholds import Constant
 
 
 @register
 @dataclass(frozen=True)
-class Static(Method):
+class Static(Skipping):
     """Every token exits after the same number of blocks; the control that knows nothing of the token."""
 
     name: ClassVar[str] = "static"
@@ -25,6 +29,6 @@ class Static(Method):
         """The exit layer must exist."""
         check_block(self, "exit_layer", n_blocks)
 
-    def parts(self, n_blocks: int) -> Parts:
+    def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
         """A gate asked at one block only."""
-        return Parts(Always(), Constant(0.0), LMHead(), StateCopy(), frozenset({self.exit_layer}))
+        return Parts(Always(), Constant(0.0), LMHead(), KV_POLICIES[self.kv_policy], frozenset({self.exit_layer}))

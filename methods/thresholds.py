@@ -21,7 +21,22 @@ class Constant(Threshold):
 
     def sql(self, max_new_tokens: int) -> str:
         """The level as a SQL literal."""
-        return f"'{self.level!r}'::DOUBLE"
+        return _literal(self.level)
+
+
+@dataclass(frozen=True)
+class PerBlock(Threshold):
+    """A value for each block 1..L-1; infinity never lets a token go."""
+
+    levels: tuple[float, ...]
+
+    def value(self, block: int, position: int, max_new_tokens: int) -> float:
+        """Return the level of the block."""
+        return self.levels[block - 1]
+
+    def sql(self, max_new_tokens: int) -> str:
+        """The levels as a SQL list, indexed by the block."""
+        return f"[{', '.join(_literal(level) for level in self.levels)}][l]"
 
 
 @dataclass(frozen=True)
@@ -30,24 +45,29 @@ class PositionDecayed(Threshold):
 
     ``code``: 0.9 level + 0.1 level exp(-temperature t / N), as in t5x and FREE.
     ``paper``: clip(0.9 level + 0.1 exp(-temperature t / N), 0, 1), as printed in CALM.
-    t is 1 for the first generated token, N the longest answer allowed.
+    t is 1 for the first generated token, N the longest answer allowed, level the value of another rule.
     """
 
-    level: float
+    rule: Threshold
     temperature: float
     decay: Literal["code", "paper"]
 
     def value(self, block: int, position: int, max_new_tokens: int) -> float:
         """Return the threshold of this position."""
+        level = self.rule.value(block, position, max_new_tokens)
         fading = math.exp(-self.temperature * position / max_new_tokens)
         if self.decay == "code":
-            return 0.9 * self.level + 0.1 * self.level * fading
-        return min(1.0, max(0.0, 0.9 * self.level + 0.1 * fading))
+            return 0.9 * level + 0.1 * level * fading
+        return min(1.0, max(0.0, 0.9 * level + 0.1 * fading))
 
     def sql(self, max_new_tokens: int) -> str:
         """The same rule over the probe column ``position``."""
-        level = f"'{self.level!r}'::DOUBLE"
+        level = self.rule.sql(max_new_tokens)
         fading = f"exp(-({self.temperature!r}) * position / {max_new_tokens})"
         if self.decay == "code":
             return f"0.9::DOUBLE * {level} + 0.1::DOUBLE * {level} * {fading}"
         return f"least(1, greatest(0, 0.9::DOUBLE * {level} + 0.1::DOUBLE * {fading}))"
+
+
+def _literal(level: float) -> str:
+    return f"'{level!r}'::DOUBLE"

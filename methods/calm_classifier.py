@@ -1,0 +1,68 @@
+"""CALM with the classifier measure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.exit_networks import TrainedGate, exit_probability, loaded
+from exitbench.methods.registry import register
+
+NETWORKS = ("linear", "mlp")
+
+
+class Classifier(Gate):
+    """P(exit | h^l) of one network for all blocks."""
+
+    def __init__(self, kind: str, fitted: Mapping[str, Tensor]) -> None:
+        self.kind = kind
+        self.fitted = fitted
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """The fitted network."""
+        return loaded(build(self.kind, self.fitted["0.weight"].shape[1]), self.fitted)
+
+    def score(self, view: BlockView) -> Tensor:
+        """Return P(exit) [A]."""
+        return exit_probability(self.network(view.model.final_normed(view.hidden_AD).float()))
+
+    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+        """One network a block."""
+        d = model.d_model
+        numel = (2 * d if self.kind == "linear" else d * d + 2 * d) * len(asked)
+        return Cost(matmul_flops=2 * numel, elementwise_flops=4 * d * len(asked), read_numel=numel)
+
+
+def build(kind: str, d_model: int) -> nn.Module:
+    """The untrained network."""
+    if kind == "linear":
+        return nn.Sequential(nn.Linear(d_model, 2))
+    return nn.Sequential(nn.Linear(d_model, d_model), nn.ReLU(), nn.Linear(d_model, 2))
+
+
+@register
+@dataclass(frozen=True)
+class CalmClassifier(TrainedGate):
+    """Exit when a small network, trained on the frozen model's states, says that this block is right."""
+
+    name: ClassVar[str] = "calm-classifier"
+    source: ClassVar[str] = "CALM section 3.5; methods.md 1.2, 1.3"
+
+    decay: str = param("code", "as CALM's own runs", choices=("none", "code", "paper"))
+    shape: str = param("linear", "linear (t5x) or mlp with one hidden layer (FREE, MEE); with bias", choices=NETWORKS)
+
+    def network(self, d_model: int) -> nn.Module:
+        """One layer or two."""
+        return build(self.shape, d_model)
+
+    def features(self, normed_LND: Tensor) -> tuple[int, Tensor]:
+        """The state after each block 1..L-1."""
+        return 1, normed_LND[1:-1]
+
+    def gate(self, fitted: Mapping[str, Tensor]) -> Classifier:
+        """The network's opinion."""
+        return Classifier(self.shape, fitted)

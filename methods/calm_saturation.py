@@ -1,0 +1,62 @@
+"""CALM with the hidden-state saturation measure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.gated import Gated
+from exitbench.methods.registry import register
+
+
+class Saturation(Gate):
+    """cos(h^{l-1}, h^l) in [-1, 1]: needs no read-out until the exit."""
+
+    needs_history: ClassVar[bool] = True
+
+    def __init__(self, normed: bool, zero_first: bool) -> None:
+        self.normed = normed
+        self.zero_first = zero_first
+
+    def score(self, view: BlockView) -> Tensor:
+        """Return the cosine [A]."""
+        if self.zero_first and view.previous_score_A is None:
+            return torch.zeros(view.hidden_AD.shape[0], device=view.hidden_AD.device)
+        before_AD, now_AD = view.state(view.block - 1), view.hidden_AD
+        if self.normed:
+            before_AD, now_AD = view.model.final_normed(before_AD), view.model.final_normed(now_AD)
+        return F.cosine_similarity(before_AD.float(), now_AD.float(), dim=-1)
+
+    def score_sql(self, asked: Sequence[int]) -> str:
+        """The recorded cosine."""
+        cosine = "cosine_previous_normed[l]" if self.normed else "cosine_previous[l]"
+        return f"CASE WHEN l = {asked[0]} THEN 0 ELSE {cosine} END" if self.zero_first and asked else cosine
+
+    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+        """Three dot products, and two norms if asked for."""
+        return Cost(elementwise_flops=(14 if self.normed else 6) * model.d_model * len(asked))
+
+
+@register
+@dataclass(frozen=True)
+class CalmSaturation(Gated):
+    """Exit when a block hardly turned the state: the cosine to the state before exceeds the threshold."""
+
+    name: ClassVar[str] = "calm-saturation"
+    source: ClassVar[str] = "CALM section 3.5; methods.md 1.2"
+
+    decay: str = param("code", "as CALM's own runs", choices=("none", "code", "paper"))
+    states: str = param("normed", "final-normed states (MEE) or raw ones (t5x)", choices=("normed", "raw"))
+    first: str = param(
+        "embedding",
+        "at the first block asked: compare with the state before it, of block 1 the embedding (MEE), or score 0 (t5x)",
+        choices=("embedding", "zero"),
+    )
+
+    def gate(self, fitted: Mapping[str, Tensor]) -> Saturation:
+        """The cosine of neighbouring states."""
+        return Saturation(self.states == "normed", self.first == "zero")

@@ -1,0 +1,179 @@
+"""Contrastive confidence: what a block knows beyond an earlier block, the amateur (PRUNE; methods.md 1.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from exitbench.methods.base import BlockView, Cost, Gate, Model, argmax_token, param
+from exitbench.methods.gated import SoftmaxGated
+from exitbench.methods.gates import margin, softmax_cost
+from exitbench.methods.registry import register
+
+SCORES = ("plain", "lcd", "dcd")
+
+
+@dataclass(frozen=True)
+class Contrast(Gate):
+    """Margin of a score vector s over the vocabulary.
+
+    V_head = {v : p(v) >= alpha max p} of this block. Inside V_head, ``lcd`` and ``dcd`` are the softmax over V_head of
+    log p - log q, where q is the amateur's distribution; outside, ``lcd`` is 0 and ``dcd`` is p. ``plain`` is p. Where
+    there is no amateur (half of block 1; no candidate) the score is plain.
+
+    Attributes:
+        alpha: Bound of the plausible set.
+        alpha_decay: None for a constant bound; else alpha / (1 + alpha_decay l) (1 - c), where c is the score at the
+            block asked before, 0 at the first.
+        amateur: ``half``: block floor(l/2); ``jsd``: the block a of 2..l-1 with the largest JSD over the distance l - a,
+            on distributions restricted to V_head and not normalised again; ``dola-low`` and ``dola-high``: the even
+            block of the lower or upper half of the decoder with the largest JSD (DoLa's selection).
+        gate_score: Vector whose margin is the score.
+        emit_score: Vector whose best token is emitted.
+        mass: What the part inside V_head sums to: ``one``, or the probability of V_head (``head``).
+    """
+
+    needs_history: ClassVar[bool] = True
+
+    alpha: float
+    alpha_decay: float | None
+    amateur: str
+    gate_score: str
+    emit_score: str
+    mass: str
+
+    def score(self, view: BlockView) -> Tensor:
+        """Return s_(1) - s_(2), [A]."""
+        return margin(self._vector(view, self.gate_score))
+
+    def choose(self, view: BlockView) -> Tensor:
+        """Return the best token of the emission's vector; at the last block the model's own."""
+        if self.emit_score == "plain" or view.is_last:
+            return super().choose(view)
+        return view.token(argmax_token(self._vector(view, self.emit_score)))
+
+    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+        """Softmaxes of both blocks, and a divergence for each candidate."""
+        return softmax_cost(model, sum(3 + 3 * len(self._candidates(block, model.n_blocks)) for block in asked))
+
+    def _vector(self, view: BlockView, kind: str) -> Tensor:
+        log_p_AK = torch.log_softmax(view.logits_AK.float(), dim=-1)
+        p_AK = log_p_AK.exp()
+        candidates = self._candidates(view.block, view.model.n_blocks)
+        if kind == "plain" or not candidates:
+            return p_AK
+        inside_AK = (p_AK >= self._alpha(view) * p_AK.amax(-1, keepdim=True)) & (p_AK > 0)
+        log_q_AK = self._amateur(view, candidates, log_p_AK, inside_AK)
+        lcd_AK = torch.softmax((log_p_AK - log_q_AK).masked_fill(~inside_AK, float("-inf")), dim=-1)
+        if self.mass == "head":
+            lcd_AK = lcd_AK * (p_AK * inside_AK).sum(-1, keepdim=True)
+        return torch.where(inside_AK, lcd_AK, p_AK if kind == "dcd" else 0.0)
+
+    def _alpha(self, view: BlockView) -> float | Tensor:
+        if self.alpha_decay is None:
+            return self.alpha
+        bound = self.alpha / (1 + self.alpha_decay * view.block)
+        return bound if view.previous_score_A is None else bound * (1 - view.previous_score_A)[:, None]
+
+    def _candidates(self, block: int, n_blocks: int) -> list[int]:
+        if self.amateur == "half":
+            return [block // 2] if block >= 2 else []
+        if self.amateur == "jsd":
+            return list(range(2, block))
+        half = n_blocks // 2
+        bucket = range(0, half, 2) if self.amateur == "dola-low" else range(half, n_blocks, 2)
+        return [candidate for candidate in bucket if candidate < block]
+
+    def _amateur(self, view: BlockView, candidates: list[int], log_p_AK: Tensor, inside_AK: Tensor) -> Tensor:
+        """Log probabilities of the amateur, each row its own, [A, K]."""
+        log_q_CAK = torch.stack([torch.log_softmax(view.earlier_logits(at).float(), dim=-1) for at in candidates])
+        if len(candidates) == 1:
+            return log_q_CAK[0]
+        if self.amateur == "jsd":
+            distance_C = torch.tensor([view.block - at for at in candidates], device=log_q_CAK.device)
+            gain_CA = _divergence(log_p_AK, log_q_CAK, inside_AK) / distance_C[:, None]
+        else:
+            gain_CA = _divergence(log_p_AK, log_q_CAK, torch.ones_like(inside_AK))
+        best_A = gain_CA.argmax(0)
+        return log_q_CAK.gather(0, best_A[None, :, None].expand(1, *log_p_AK.shape))[0]
+
+
+def _divergence(log_p_AK: Tensor, log_q_CAK: Tensor, inside_AK: Tensor) -> Tensor:
+    """Half of KL(p||m) + KL(q||m), m = (p + q)/2, summed over ``inside`` alone, [C, A]."""
+    log_m_CAK = torch.logaddexp(log_p_AK, log_q_CAK) - torch.log(torch.tensor(2.0))
+    total_CA = torch.zeros(log_q_CAK.shape[:2], device=log_p_AK.device)
+    for log_x in (log_p_AK, log_q_CAK):
+        term = log_x.exp() * (log_x - log_m_CAK)
+        # Where a probability is 0 its term is 0, whatever -inf - -inf says.
+        total_CA += torch.where(inside_AK & (log_x > float("-inf")), term, 0.0).sum(-1)
+    return total_CA / 2
+
+
+@dataclass(frozen=True)
+class ContrastiveBase(SoftmaxGated):
+    """The switches that the three published variants set differently."""
+
+    alpha: float = param(0.1, "bound of the plausible set, as a share of the best probability", low=0.0, high=1.0)
+    alpha_schedule: str = param(
+        "constant",
+        "constant (the code), or hyperbolic: alpha / (1 + alpha_decay l) (1 - confidence before) (the text)",
+        choices=("constant", "hyperbolic"),
+    )
+    alpha_decay: float = param(1.0, "decay of the hyperbolic schedule; no value was published", low=0.0)
+    amateur: str = param(
+        "half",
+        "block contrasted with: half of l; jsd: largest discounted divergence; dola-low, dola-high: DoLa's selection",
+        choices=("half", "jsd", "dola-low", "dola-high"),
+    )
+    gate_score: str = param("dcd", "vector whose margin is the score", choices=SCORES)
+    emit_score: str = param("plain", "vector whose best token is emitted", choices=SCORES)
+    mass: str = param(
+        "one", "what the contrastive part sums to: one, or p of the plausible set", choices=("one", "head")
+    )
+
+    def gate(self, fitted: Mapping[str, Tensor]) -> Contrast:
+        """The contrast of this block with its amateur."""
+        decay = self.alpha_decay if self.alpha_schedule == "hyperbolic" else None
+        return Contrast(self.alpha, decay, self.amateur, self.gate_score, self.emit_score, self.mass)
+
+
+@register
+@dataclass(frozen=True)
+class Contrastive(ContrastiveBase):
+    """Contrast with the block at half the depth; p outside the plausible set, so that s sums to more than 1."""
+
+    name: ClassVar[str] = "contrastive"
+    source: ClassVar[str] = "PRUNE, contrastive decoding; methods.md 1.7"
+
+
+@register
+@dataclass(frozen=True)
+class ContrastiveReweighted(ContrastiveBase):
+    """Contrast with the block at half the depth, times the probability of the plausible set; 0 outside."""
+
+    name: ClassVar[str] = "contrastive-reweighted"
+    source: ClassVar[str] = "PRUNE, reweighted contrastive decoding; methods.md 1.7"
+
+    gate_score: str = param("lcd", "vector whose margin is the score", choices=SCORES)
+    mass: str = param(
+        "head", "what the contrastive part sums to: one, or p of the plausible set", choices=("one", "head")
+    )
+
+
+@register
+@dataclass(frozen=True)
+class ContrastiveJsd(ContrastiveBase):
+    """Contrast with the block that diverges most for its distance; p outside the plausible set."""
+
+    name: ClassVar[str] = "contrastive-jsd"
+    source: ClassVar[str] = "PRUNE, JSD contrastive confidence; methods.md 1.7"
+
+    amateur: str = param(
+        "jsd",
+        "block contrasted with: half of l; jsd: largest discounted divergence; dola-low, dola-high: DoLa's selection",
+        choices=("half", "jsd", "dola-low", "dola-high"),
+    )

@@ -1,0 +1,160 @@
+"""Small networks that say from the states whether to exit: their losses, their training, and gates that ask them.
+
+A network maps features of (block, token) pairs to two logits, stay and exit; the score is P(exit).
+
+Shape suffixes: M blocks that are trained on (1..L-1 or a part), N tokens, C the two classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from exitbench.methods.base import FitData, Fitted, argmax_token, param
+from exitbench.methods.gated import Gated
+from exitbench.methods.offline import CHUNK_BYTES
+
+LossName = Literal["calm", "logit-adjusted", "geometric", "free-code"]
+LOSSES: tuple[LossName, ...] = ("calm", "logit-adjusted", "geometric", "free-code")
+TARGETS = ("final-argmax", "gold-token")
+BATCH_TOKENS = 256
+LEAST_PRIOR = 1e-6  # a class that a batch lacks would give a logarithm of 0
+
+
+@dataclass(frozen=True)
+class TrainedGate(Gated):
+    """A gated method whose gate is a small network, fitted on the frozen model's states."""
+
+    loss: str = param(
+        "calm",
+        "calm: cross-entropy balanced a block; logit-adjusted: pooled, with class priors (FREE's, unshifted); "
+        "geometric: of the first right block; free-code: FREE's with labels one block off, as published",
+        choices=LOSSES,
+    )
+    target: str = param(
+        "final-argmax", "right means: equal to the last block's choice, or to the reference's token", choices=TARGETS
+    )
+    epochs: int = param(5, "passes over the train split", low=1)
+    learning_rate: float = param(1e-3, "of AdamW", low=0.0)
+    fit_seed: int = param(0, "of initial weights and order", low=0)
+
+    @abstractmethod
+    def network(self, d_model: int) -> nn.Module:
+        """The untrained network: features [M, N, F] to logits [M, N, C]."""
+
+    @abstractmethod
+    def features(self, normed_LND: Tensor) -> tuple[int, Tensor]:
+        """Its first block, and its input at every block from there to L-1, from normed states of blocks 0..L."""
+
+    def gate_fit_params(self) -> dict[str, Any]:
+        """All but threshold, blocks asked and KV policy: the network does not depend on them."""
+        shared = {item.name for item in dataclasses.fields(Gated)}
+        return {name: value for name, value in self.params().items() if name not in shared}
+
+    def fit_gate(self, seen: FitData, unseen: FitData, on_progress: Callable[[float], None]) -> Fitted:
+        """Train the network with AdamW; the curve has a row an epoch."""
+        generator = torch.Generator().manual_seed(self.fit_seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.fit_seed)
+            network = self.network(seen.model.d_model).to(seen.states_LND.device)
+        train, held_out = (self._examples(data) for data in (seen, unseen))
+        loss = cast(LossName, self.loss)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=self.learning_rate)
+        curve = []
+        for epoch in range(1, self.epochs + 1):
+            total = 0.0
+            for batch in train.batches(generator):
+                with torch.enable_grad():
+                    value = exit_loss(loss, network(batch.features_MNF), batch)
+                    optimizer.zero_grad()
+                    value.backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+                total += float(value.detach()) * batch.right_MN.shape[1]
+            with torch.no_grad():
+                logits_MNC = network(held_out.features_MNF)
+                held_out_loss = float(exit_loss(loss, logits_MNC, held_out))
+                hits = (logits_MNC.argmax(-1) == held_out.right_MN).float().mean()
+            row = {"train_loss": total / train.right_MN.shape[1], "held_out_loss": held_out_loss}
+            curve.append({"epoch": float(epoch), **row, "held_out_accuracy": float(hits)})
+            on_progress(epoch / self.epochs)
+        return Fitted({name: value.detach().clone() for name, value in network.state_dict().items()}, curve)
+
+    def _examples(self, data: FitData) -> Examples:
+        first, features_MNF = self.features(data.model.final_normed(data.states_LND).float())
+        choice_LN = choices(data)
+        goal_N = data.final_token_N if self.target == "final-argmax" else data.gold_token_N
+        right_LN = choice_LN == goal_N
+        if self.loss == "free-code":  # block l is taught whether block l - 1 (block 1: block L) agrees with block L - 1
+            right_LN = choice_LN.roll(1, 0) == choice_LN[-2]
+        return Examples(features_MNF, right_LN[first - 1 : -1].long())
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What a network is taught: features and labels (1: this block is right) of every block trained on."""
+
+    features_MNF: Tensor
+    right_MN: Tensor
+
+    def batches(self, generator: torch.Generator) -> Iterator[Examples]:
+        """Yield the tokens in random order, a batch at a time, each with all its blocks."""
+        for index_N in torch.randperm(self.right_MN.shape[1], generator=generator).split(BATCH_TOKENS):
+            yield Examples(self.features_MNF[:, index_N], self.right_MN[:, index_N])
+
+
+def choices(data: FitData) -> Tensor:
+    """Argmax token of every block, [L, N], read in pieces that fit."""
+    states_LND = data.states_LND[1:]
+    chunk = max(1, CHUNK_BYTES // (4 * data.model.vocab_size * len(states_LND)))
+    pieces = [argmax_token(data.model.logits(piece)) for piece in states_LND.split(chunk, dim=1)]
+    return torch.cat(pieces, dim=1)
+
+
+def exit_loss(name: LossName, logits_MNC: Tensor, batch: Examples) -> Tensor:
+    """Loss of exit logits (methods.md 1.3).
+
+    ``calm``: cross-entropy a block, its positives weighted by the share of negatives and the other way round, then the
+    mean over blocks. ``logit-adjusted`` and ``free-code``: one cross-entropy of logits plus log class shares, pooled.
+    ``geometric``: -log P(stop at the first right block), with P(stop at l) = P_l(exit) prod_{j<l} P_j(stay).
+    """
+    right_MN = batch.right_MN
+    if name == "geometric":
+        return _geometric(F.log_softmax(logits_MNC, dim=-1), right_MN)
+    if name in ("logit-adjusted", "free-code"):
+        share = right_MN.float().mean()
+        prior_C = torch.stack([1 - share, share]).clamp(min=LEAST_PRIOR)
+        return F.cross_entropy((logits_MNC + prior_C.log()).flatten(0, 1), right_MN.flatten())
+    wrong_MN = F.cross_entropy(logits_MNC.flatten(0, 1), right_MN.flatten(), reduction="none").view(right_MN.shape)
+    share_M1 = right_MN.float().mean(1, keepdim=True)
+    weight_MN = torch.where(right_MN == 1, 1 - share_M1, share_M1)
+    per_block_M = (weight_MN * wrong_MN).sum(1) / weight_MN.sum(1).clamp(min=1e-12)
+    return per_block_M.mean()
+
+
+def _geometric(log_p_MNC: Tensor, right_MN: Tensor) -> Tensor:
+    stay_MN, exit_MN = log_p_MNC[..., 0], log_p_MNC[..., 1]
+    stayed_MN = stay_MN.cumsum(0)
+    before_MN = torch.cat([torch.zeros_like(stayed_MN[:1]), stayed_MN[:-1]])
+    stop_MN = torch.cat([before_MN + exit_MN, stayed_MN[-1:]])  # the last row: never before block L
+    ever_N = right_MN.any(0)
+    first_N = torch.where(ever_N, right_MN.argmax(0), len(right_MN))
+    return -stop_MN.gather(0, first_N[None])[0].mean()
+
+
+def loaded(network: nn.Module, fitted: Mapping[str, Tensor]) -> nn.Module:
+    """The network with fitted weights, for inference."""
+    own = {name: fitted[name] for name in network.state_dict()}
+    network.load_state_dict(own)
+    return network.eval().requires_grad_(False)
+
+
+def exit_probability(logits_AC: Tensor) -> Tensor:
+    """P(exit), [A]."""
+    return torch.softmax(logits_AC, dim=-1)[..., 1]

@@ -1,0 +1,189 @@
+"""What methods share that ask a confidence score: threshold rule, blocks asked, head and KV policy as parameters."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.methods.base import (
+    NOTHING_FITTED,
+    FitData,
+    Fitted,
+    Gate,
+    Head,
+    Method,
+    Parts,
+    Threshold,
+    blocks_from,
+    check_block,
+    param,
+)
+from exitbench.methods.heads import Keeping, LMHead, PrunedHead, Schedule
+from exitbench.methods.kv_policies import KV_POLICIES
+from exitbench.methods.offline import epsilon_thresholds, score_states
+from exitbench.methods.thresholds import Constant, PerBlock, PositionDecayed
+
+HELD_OUT = 0.2
+"""Share of the documents that a fitted gate does not see: its loss is reported and its thresholds are set there."""
+
+
+@dataclass(frozen=True)
+class Skipping(Method):
+    """A method whose tokens leave at different blocks, one by one."""
+
+    kv_policy: str = param(
+        "state-copy", "what becomes of the keys and values of skipped blocks", choices=tuple(KV_POLICIES)
+    )
+
+
+@dataclass(frozen=True)
+class Asking(Skipping):
+    """A method that asks a gate at some blocks."""
+
+    min_exit: int = param(1, "first block at which the gate is asked", low=1)
+    every: int = param(1, "ask at every so manieth block from there", low=1)
+
+    def check(self, n_blocks: int) -> None:
+        """The first block must exist."""
+        check_block(self, "min_exit", n_blocks)
+
+    @abstractmethod
+    def gate(self, fitted: Mapping[str, Tensor]) -> Gate:
+        """The gate; ``fitted`` may be empty as long as nothing is scored."""
+
+    @abstractmethod
+    def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Threshold:
+        """What the score is compared with."""
+
+    def make_head(self) -> Head:
+        """The head: the model's own."""
+        return LMHead()
+
+    def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
+        """The gate at min_exit, min_exit + every, ..."""
+        blocks = blocks_from(self.min_exit, n_blocks, self.every)
+        policy = KV_POLICIES[self.kv_policy]
+        return Parts(self.gate(fitted), self.threshold_rule(fitted), self.make_head(), policy, blocks)
+
+
+@dataclass(frozen=True)
+class Gated(Asking):
+    """A method that compares a score with one of the threshold rules."""
+
+    threshold: float = param(0.9, "lambda: exit where the score > threshold", low=0.0, high=1.0)
+    rule: str = param(
+        "constant",
+        "constant: threshold; per-block: levels; epsilon: a threshold a block, fitted on the train split such that "
+        "tokens at or above it agree with full depth in a share of at least epsilon (HEADS)",
+        choices=("constant", "per-block", "epsilon"),
+    )
+    levels: tuple[float, ...] = param((), "thresholds of blocks 1..L-1, for rule per-block", low=0.0)
+    epsilon: float = param(0.95, "agreement asked by rule epsilon", low=0.0, high=1.0)
+    decay: str = param(
+        "none",
+        "how the threshold falls with the position: none (FREE's scripts), code (t5x, FREE, MEE) or paper (CALM's text)",
+        choices=("none", "code", "paper"),
+    )
+    temperature: float = param(4.0, "speed of the decay over the longest answer allowed", low=0.0)
+
+    def check(self, n_blocks: int) -> None:
+        """One level a block; what is fitted is not decayed."""
+        super().check(n_blocks)
+        if self.rule == "per-block" and len(self.levels) != n_blocks - 1:
+            raise UserError(f"{self.name}.levels has {len(self.levels)} values; {n_blocks} blocks need {n_blocks - 1}.")
+        if self.rule == "epsilon" and self.decay != "none":
+            raise UserError(f"{self.name}.decay = {self.decay!r} does not go with rule = 'epsilon'; allowed: none.")
+
+    def level(self, threshold: float) -> float:
+        """A threshold as written, on the scale of the score."""
+        return threshold
+
+    def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Threshold:
+        """The rule that the parameters name."""
+        if self.rule == "epsilon":
+            known = fitted.get("epsilon_thresholds")
+            return PerBlock(() if known is None else tuple(known.tolist()))
+        rule: Threshold = Constant(self.level(self.threshold))
+        if self.rule == "per-block":
+            rule = PerBlock(tuple(self.level(threshold) for threshold in self.levels))
+        if self.decay == "none":
+            return rule
+        return PositionDecayed(rule, self.temperature, cast(Literal["code", "paper"], self.decay))
+
+    def gate_fit_params(self) -> dict[str, Any]:
+        """The parameters that change the fitted gate; empty if the gate is not trained."""
+        return {}
+
+    def fit_gate(self, seen: FitData, unseen: FitData, on_progress: Callable[[float], None]) -> Fitted:
+        """Train the gate on what is seen; the curve also tells the loss of what is not."""
+        return Fitted({})
+
+    def fit_params(self) -> dict[str, Any]:
+        """Those of the gate, and for rule epsilon all that its scores depend on."""
+        asked = self.gate_fit_params()
+        if self.rule != "epsilon":
+            return asked
+        unused = ("threshold", "levels", "decay", "temperature", "kv_policy")
+        return {name: value for name, value in self.params().items() if name not in unused}
+
+    def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
+        """Train the gate; then, for rule epsilon, set its thresholds on documents that it did not see."""
+        if not self.gate_fit_params():
+            seen, unseen, fitted = data, data, Fitted({})
+        else:
+            seen, unseen = data.split(HELD_OUT)
+            fitted = self.fit_gate(seen, unseen, on_progress)
+        if self.rule != "epsilon":
+            return fitted
+        parts = self.parts(data.model.n_blocks, fitted.tensors)
+        scores_LN, emitted_LN = score_states(parts, data.model, unseen.states_LND)
+        thresholds = epsilon_thresholds(scores_LN, emitted_LN == unseen.final_token_N, self.epsilon)
+        on_progress(1.0)
+        return Fitted({**fitted.tensors, "epsilon_thresholds": torch.tensor(thresholds)}, fitted.curve)
+
+
+@dataclass(frozen=True)
+class SoftmaxAsking(Asking):
+    """A method whose gate reads the logits of a head, which may be pruned."""
+
+    head: str = param(
+        "full",
+        "what is read at the blocks asked: the full vocabulary, or the best ids of the first one (pruned-*)",
+        choices=(
+            "full",
+            "pruned-fixed",
+            "pruned-decaying",
+            "pruned-decaying-idsorted",
+            "pruned-adaptive",
+            "pruned-adaptive-code",
+        ),
+    )
+    k_first: int = param(35000, "pruned heads: k_1, from which the number of ids kept falls with the block", low=1)
+    k_min: int = param(250, "pruned heads: least number of ids kept", low=1)
+    k_schedule: str = param(
+        "inverse", "pruned heads: inverse (PRUNE) or constant (k_1)", choices=("inverse", "constant")
+    )
+
+    def check(self, n_blocks: int) -> None:
+        """The schedule must fall."""
+        super().check(n_blocks)
+        if self.k_min > self.k_first:
+            raise UserError(f"{self.name}.k_min = {self.k_min} is above k_first = {self.k_first}.")
+
+    def make_head(self) -> Head:
+        """The full or a pruned head."""
+        if self.head == "full":
+            return LMHead()
+        keeping = cast(Keeping, self.head.removeprefix("pruned-"))
+        return PrunedHead(keeping, self.k_first, self.k_min, cast(Schedule, self.k_schedule))
+
+
+@dataclass(frozen=True)
+class SoftmaxGated(SoftmaxAsking, Gated):
+    """A gated method that reads the logits of a head."""

@@ -1,0 +1,42 @@
+"""Exit on the largest probability."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from exitbench.methods.base import BlockView, Cost, Gate, Model
+from exitbench.methods.gated import SoftmaxGated
+from exitbench.methods.gates import softmax_cost
+from exitbench.methods.registry import register
+
+
+class LargestProbability(Gate):
+    """p_(1), in [0, 1]."""
+
+    def score(self, view: BlockView) -> Tensor:
+        """Return the largest probability [A]."""
+        return torch.softmax(view.logits_AK.float(), dim=-1).amax(-1)
+
+    def score_sql(self, asked: Sequence[int]) -> str:
+        """The recorded probability."""
+        return "p1[l]"
+
+    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+        """A softmax and its best."""
+        return softmax_cost(model, len(asked))
+
+
+@register
+@dataclass(frozen=True)
+class MaxProb(SoftmaxGated):
+    """Exit when the most probable token is more probable than the threshold."""
+
+    name: ClassVar[str] = "max-prob"
+    source: ClassVar[str] = "NATCAP section 3; methods.md 1.8"
+
+    def gate(self, fitted: Mapping[str, Tensor]) -> LargestProbability:
+        """The largest of the head's probabilities."""
+        return LargestProbability()

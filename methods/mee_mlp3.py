@@ -1,0 +1,69 @@
+"""MEE's classifier of the last three states."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.exit_networks import TrainedGate, exit_probability, loaded
+from exitbench.methods.registry import register
+
+
+class LastThree(Gate):
+    """P(exit | h^{l-2}, h^{l-1}, h^l); the embedding counts as a state, block 1 scores 0."""
+
+    needs_history: ClassVar[bool] = True
+
+    def __init__(self, fitted: Mapping[str, Tensor]) -> None:
+        self.fitted = fitted
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """The fitted network."""
+        return loaded(build(self.fitted["0.weight"].shape[0]), self.fitted)
+
+    def score(self, view: BlockView) -> Tensor:
+        """Return P(exit) [A]."""
+        if view.block < 2:
+            return torch.zeros(view.hidden_AD.shape[0], device=view.hidden_AD.device)
+        states = [view.model.final_normed(view.state(view.block - back)).float() for back in (2, 1, 0)]
+        return exit_probability(self.network(torch.cat(states, dim=-1)))
+
+    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+        """One network a block from block 2 on."""
+        d, times = model.d_model, sum(block >= 2 for block in asked)
+        numel = (3 * d * d + 2 * d) * times
+        return Cost(matmul_flops=2 * numel, elementwise_flops=12 * d * times, read_numel=numel)
+
+
+def build(d_model: int) -> nn.Module:
+    """The untrained network: 3d -> d -> 2 without biases."""
+    return nn.Sequential(nn.Linear(3 * d_model, d_model, bias=False), nn.ReLU(), nn.Linear(d_model, 2, bias=False))
+
+
+@register
+@dataclass(frozen=True)
+class MeeMlp3(TrainedGate):
+    """Exit when a small network says from the last three states that this block is right."""
+
+    name: ClassVar[str] = "mee-mlp3"
+    source: ClassVar[str] = "MEE section 3; methods.md 1.5"
+
+    min_exit: int = param(4, "first block at which the gate is asked", low=1)
+    decay: str = param("code", "as MEE's runs", choices=("none", "code", "paper"))
+
+    def network(self, d_model: int) -> nn.Module:
+        """Two layers."""
+        return build(d_model)
+
+    def features(self, normed_LND: Tensor) -> tuple[int, Tensor]:
+        """The last three states at each block 2..L-1."""
+        return 2, torch.cat([normed_LND[0:-3], normed_LND[1:-2], normed_LND[2:-1]], dim=-1)
+
+    def gate(self, fitted: Mapping[str, Tensor]) -> LastThree:
+        """The network's opinion."""
+        return LastThree(fitted)

@@ -1,0 +1,87 @@
+"""MEE's top-3 heuristic: the best probability grew over the last three blocks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.gated import Gated
+from exitbench.methods.gates import softmax_cost
+from exitbench.methods.registry import register
+
+
+class Growing(Gate):
+    """The best probability (or raw logit) m where it grew over the last three blocks, else 0.
+
+    Args:
+        logits: Read raw logits (the bug of the repository's last commit).
+        inner: Also ask m > inner and score 1 (the published code); None: score m itself.
+    """
+
+    needs_history: ClassVar[bool] = True
+
+    def __init__(self, logits: bool, inner: float | None) -> None:
+        self.logits = logits
+        self.inner = inner
+
+    def score(self, view: BlockView) -> Tensor:
+        """Return m, 1 or 0 a row, [A]; 0 before block 3."""
+        best_A = self._best(view.logits_AK)
+        view.memory[f"best_{view.block}"] = best_A
+        if view.block < 3:
+            return torch.zeros_like(best_A)
+        earlier = [self._remembered(view, view.block - back) for back in (2, 1)]
+        grows_A = (earlier[0] < earlier[1]) & (earlier[1] < best_A)
+        if self.inner is None:
+            return torch.where(grows_A, best_A, 0.0)
+        return (grows_A & (best_A > self.inner)).float()
+
+    def _remembered(self, view: BlockView, block: int) -> Tensor:
+        known = f"best_{block}"
+        if known not in view.memory:
+            view.memory[known] = self._best(view.earlier_logits(block))
+        return view.memory[known]
+
+    def _best(self, logits_AV: Tensor) -> Tensor:
+        logits_AV = logits_AV.float()
+        return logits_AV.amax(-1) if self.logits else torch.softmax(logits_AV, dim=-1).amax(-1)
+
+    def score_sql(self, asked: Sequence[int]) -> str:
+        """From the recorded best probabilities (a raw logit is its logarithm plus the normaliser)."""
+        at = "(ln(p1[{0}]) + logsumexp[{0}])" if self.logits else "p1[{0}]"
+        first, second, third = (at.format(place) for place in ("l - 2", "l - 1", "l"))
+        grows = f"l >= 3 AND {first} < {second} AND {second} < {third}"
+        if self.inner is None:
+            return f"CASE WHEN {grows} THEN {third} ELSE 0 END"
+        return f"CASE WHEN {grows} AND {third} > '{self.inner!r}'::FLOAT THEN 1 ELSE 0 END"
+
+    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+        """A softmax at each block asked and at the two before it."""
+        read = {block - back for block in asked if block >= 3 for back in (0, 1, 2)} | set(asked)
+        return softmax_cost(model, len(read))
+
+
+@register
+@dataclass(frozen=True)
+class MeeTop3(Gated):
+    """Exit when the best probability grew strictly over three blocks and exceeds the threshold.
+
+    The published code tests the undecayed threshold inside and compares the outcome, 1 or 0, with the decayed one.
+    """
+
+    name: ClassVar[str] = "mee-top3"
+    source: ClassVar[str] = "MEE section 3; methods.md 1.5"
+
+    min_exit: int = param(4, "first block at which the gate is asked", low=1)
+    decay: str = param("code", "as MEE's runs", choices=("none", "code", "paper"))
+    variant: str = param("text", "text: score m; code: score 1 where m > threshold", choices=("text", "code"))
+    signal: str = param(
+        "probabilities", "what grows; logits is the bug of the last commit", choices=("probabilities", "logits")
+    )
+
+    def gate(self, fitted: Mapping[str, Tensor]) -> Growing:
+        """The growth of the best probability."""
+        return Growing(self.signal == "logits", self.threshold if self.variant == "code" else None)

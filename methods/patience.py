@@ -1,0 +1,57 @@
+"""Exit when blocks in a row agree."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from exitbench.methods.base import BlockView, Gate, argmax_token, param
+from exitbench.methods.gated import SoftmaxAsking
+from exitbench.methods.registry import register
+from exitbench.methods.thresholds import Constant
+
+
+class Streak(Gate):
+    """How many blocks asked in a row, this one included, chose the same token: 1 after a change."""
+
+    def score(self, view: BlockView) -> Tensor:
+        """Return the length of the streak [A]."""
+        choice_A = view.token(argmax_token(view.logits_AK))
+        streak_A = torch.ones(choice_A.shape, device=choice_A.device)
+        if "choice_A" in view.memory:
+            streak_A += torch.where(choice_A == view.memory["choice_A"], view.memory["streak_A"], 0.0)
+        view.memory["choice_A"], view.memory["streak_A"] = choice_A, streak_A
+        return streak_A
+
+    def score_sql(self, asked: Sequence[int]) -> str:
+        """Blocks asked since the last one that chose another token."""
+        others = f"list_filter({list(asked)}::INTEGER[], lambda j: j < l AND top1_id[j] != top1_id[l])"
+        since = f"coalesce(list_max({others}), 0)"
+        return f"len(list_filter({list(asked)}::INTEGER[], lambda i: i <= l AND i > {since}))"
+
+
+@register
+@dataclass(frozen=True)
+class Patience(SoftmaxAsking):
+    """Exit when so many blocks in a row chose the same token; counting starts at the first block asked.
+
+    The papers' formula asks for patience + 1 equal predictions, their sentence for patience.
+    """
+
+    name: ClassVar[str] = "patience"
+    source: ClassVar[str] = "NATCAP section 3 (after PABEE); methods.md 1.8"
+
+    patience: int = param(2, "tau: how long the prediction must hold", low=1)
+    counting: str = param(
+        "formula", "formula: tau + 1 equal predictions; sentence: tau", choices=("formula", "sentence")
+    )
+
+    def gate(self, fitted: Mapping[str, Tensor]) -> Streak:
+        """The streak of equal choices."""
+        return Streak()
+
+    def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Constant:
+        """Streaks longer than tau, or than tau - 1."""
+        return Constant(float(self.patience if self.counting == "formula" else self.patience - 1))
