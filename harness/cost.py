@@ -7,7 +7,7 @@ large batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exitbench.harness.model import Architecture, Transformer
@@ -34,9 +34,19 @@ def block_cost(arch: Architecture, place: TokenPlace) -> Cost:
     return Cost(matmul_flops=2 * weights + 4 * keys * inner, read_numel=weights + 2 * keys * arch.kv_width)
 
 
-def token_cost(model: Transformer, parts: Parts, exit_layer: int, place: TokenPlace) -> Cost:
-    """Work of decoding one token that exits after ``exit_layer`` blocks: blocks, gates, read-outs, skipped caches."""
-    return block_cost(model.arch, place) * exit_layer + parts.cost(model, exit_layer)
+def answer_cost(
+    model: Transformer, parts: Parts, exit_layers: Sequence[int], head_rows: Sequence[int], places: Sequence[TokenPlace]
+) -> Cost:
+    """Work of decoding one answer: blocks, gates, read-outs, skipped caches.
+
+    Args:
+        model: The model.
+        parts: The method.
+        exit_layers: Of every token.
+        head_rows: Rows of the LM head multiplied for every token.
+        places: Where every token stands.
+    """
+    return parts.cost(model, exit_layers, head_rows, [block_cost(model.arch, place) for place in places])
 
 
 @dataclass(frozen=True)
@@ -45,11 +55,6 @@ class IdealSpeedup:
 
     by_bytes: float
     by_flops: float
-
-
-def total_cost(model: Transformer, parts: Parts, tokens: Iterable[tuple[int, TokenPlace]]) -> Cost:
-    """Sum of `token_cost` over (exit layer, place) pairs."""
-    return sum((token_cost(model, parts, exit_layer, place) for exit_layer, place in tokens), Cost())
 
 
 def ideal_speedup(full: Cost, method: Cost) -> IdealSpeedup:

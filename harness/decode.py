@@ -8,7 +8,8 @@ Shape suffixes: B rows of the batch, A rows still running at a block, D model wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from exitbench.harness.checkpoint import Checkpoint
 from exitbench.harness.model import Cache, Transformer
-from exitbench.methods.base import BlockView, Parts, argmax_token
+from exitbench.harness.pending import begin_step, run_block
+from exitbench.methods.base import BlockView, KVPolicy, Parts, argmax_token
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Generation:
     Attributes:
         token_ids: New tokens.
         exit_layers: Blocks whose output the token was read from, 1..L.
-        blocks_run: Blocks executed for the token; differs from the exit layer for oracles.
+        blocks_run: Blocks executed before the next token; differs from the exit layer for oracles and exact caches.
+        head_rows: Rows of the LM head multiplied for the token.
         scores: Confidence at the exit; None where the token left at the last block.
         stop_reason: ``eos``, ``length`` or ``stop_string``.
     """
@@ -47,18 +50,34 @@ class Generation:
     token_ids: list[int] = field(default_factory=list)
     exit_layers: list[int] = field(default_factory=list)
     blocks_run: list[int] = field(default_factory=list)
+    head_rows: list[int] = field(default_factory=list)
     scores: list[float | None] = field(default_factory=list)
     stop_reason: str = "length"
 
 
-@dataclass
 class Step:
-    """One new token for every row of the batch."""
+    """One new token for every row of the batch: columns [B] that are filled as rows leave."""
 
-    token_B: Tensor
-    exit_layer_B: Tensor
-    score_B: Tensor
-    blocks_run_B: Tensor
+    def __init__(self, n_rows: int, device: torch.device) -> None:
+        self.token_B = torch.empty(n_rows, dtype=torch.long, device=device)
+        self.exit_layer_B = torch.empty_like(self.token_B)
+        self.blocks_run_B = torch.empty_like(self.token_B)
+        self.head_rows_B = torch.zeros_like(self.token_B)
+        self.score_B = torch.full((n_rows,), float("nan"), device=device)
+        self.top_logit_B = torch.empty(n_rows, device=device)
+        self.asked: list[tuple[int, Tensor]] = []  # (block, scores of the rows running there)
+
+    def check_finite(self) -> None:
+        """Raise ArithmeticError, naming the block, if a score or a token's logit is not a number or infinite."""
+        scores = [score_A for _, score_A in self.asked]
+        if math.isfinite(float(torch.cat([*scores, self.top_logit_B]).sum())):
+            return
+        for block, score_A in self.asked:
+            if not bool(score_A.isfinite().all()):
+                raise ArithmeticError(f"the confidence score at block {block} is not finite: {score_A.tolist()}")
+        for block, logit in zip(self.exit_layer_B.tolist(), self.top_logit_B.tolist(), strict=True):
+            if not math.isfinite(logit):
+                raise ArithmeticError(f"the logits at block {block} are not finite: the largest is {logit}")
 
 
 @dataclass
@@ -114,15 +133,16 @@ def decode(
             seeds_B = tuple(requests[row].seed for row in alive)
             step = decode_step(model, cache, token_B, parts, position, batch.max_new_tokens, seeds_B)
         else:  # the prompt itself ran at full depth and already holds the first token
-            step = _first_token(model, parts, batch.prompt_state_BD)
+            step = _first_token(model, batch.prompt_state_BD)
         token_B = step.token_B
-        columns = (step.token_B.tolist(), step.exit_layer_B.tolist(), step.blocks_run_B.tolist(), step.score_B.tolist())
         going = []
-        for row, (token, exit_layer, blocks_run, score) in enumerate(zip(*columns, strict=True)):
+        for row, record in enumerate(_records(step)):
             generation = generations[alive[row]]
+            token, exit_layer, blocks_run, head_rows, score = record
             generation.token_ids.append(token)
             generation.exit_layers.append(exit_layer)
             generation.blocks_run.append(blocks_run)
+            generation.head_rows.append(head_rows)
             generation.scores.append(None if exit_layer == model.n_blocks else score)
             if token in checkpoint.eos_ids:
                 generation.stop_reason = "eos"
@@ -160,81 +180,116 @@ def decode_step(
         max_new_tokens: Longest answer allowed.
         seeds_B: One seed a row.
     """
-    n_blocks = model.n_blocks
+    n_blocks, policy = model.n_blocks, parts.kv_policy
+    step = Step(len(token_B), model.device)
+    begin_step(cache, policy)
     hidden_AD = model.embed(token_B[:, None], cache)[:, 0]
-    exit_layer_B = torch.empty_like(token_B)
-    score_B = torch.empty(token_B.shape, dtype=torch.float32, device=model.device)
-    step = Step(torch.empty_like(token_B), exit_layer_B, score_B, blocks_run_B=exit_layer_B)
-    ahead_LAD: Tensor | None = None
-    if parts.gate.looks_ahead:
-        ahead_LAD = _all_states(model, hidden_AD, cache)
-        step.blocks_run_B = torch.full_like(token_B, n_blocks)
+    earlier = [hidden_AD]  # states after blocks 0..block-1, kept for gates that ask for them
+    ahead_LAD = _all_states(model, hidden_AD, cache, policy) if parts.gate.looks_ahead else None
     rows_A: Tensor | None = None  # rows still running; None means all
     memory: dict[str, Tensor] = {}
+    previous_score_A: Tensor | None = None
     for block in range(1, n_blocks + 1):
         if ahead_LAD is None:
-            hidden_AD = model.block(block, hidden_AD[:, None], cache, rows_A)[:, 0]
+            hidden_AD = run_block(model, block, hidden_AD, cache, rows_A, policy)
         else:
             hidden_AD = ahead_LAD[block - 1]
-        if block < n_blocks and block not in parts.blocks:
-            continue
-        seeds_A = seeds_B if rows_A is None else tuple(seeds_B[row] for row in rows_A.tolist())
-        view = BlockView(
-            block=block,
-            position=position,
-            max_new_tokens=max_new_tokens,
-            hidden_AD=hidden_AD,
-            seeds_A=seeds_A,
-            memory=memory,
-            model=model,
-            head=parts.head,
-            ahead_LAD=ahead_LAD,
-        )
-        if block == n_blocks:
-            _emit(step, view, rows_A, None)
-            break
-        score_A = parts.gate.score(view)
-        leaves_A = score_A > parts.threshold.value(block, position, max_new_tokens)
-        n_leaving = int(leaves_A.sum())
-        if n_leaving == 0:
-            continue
-        leaving = view.rows(leaves_A)
-        # All rows of the batch leaving at once stays the plain, index-free case.
-        left_A = rows_A if n_leaving == len(leaves_A) else (_where(leaves_A) if rows_A is None else rows_A[leaves_A])
-        _emit(step, leaving, left_A, score_A[leaves_A])
-        parts.kv_policy.on_exit(cache, block, leaving.hidden_AD, left_A)
-        if n_leaving == len(leaves_A):
-            break
-        stays_A = ~leaves_A
-        rows_A = _where(stays_A) if rows_A is None else rows_A[stays_A]
-        hidden_AD = hidden_AD[stays_A]
-        memory = {name: value[stays_A] for name, value in memory.items()}
-        ahead_LAD = None if ahead_LAD is None else ahead_LAD[:, stays_A]
+        if block == n_blocks or block in parts.blocks:
+            view = BlockView(
+                block=block,
+                position=position,
+                max_new_tokens=max_new_tokens,
+                hidden_AD=hidden_AD,
+                seeds_A=seeds_B if rows_A is None else tuple(seeds_B[row] for row in rows_A.tolist()),
+                memory=memory,
+                model=model,
+                head=parts.head,
+                earlier=earlier,
+                previous_score_A=previous_score_A,
+                ahead_LAD=ahead_LAD,
+            )
+            if block == n_blocks:
+                _emit(step, parts, view, rows_A)
+                break
+            score_A = parts.gate.score(view)
+            step.asked.append((block, score_A))
+            _count_head_rows(step, view, rows_A)
+            leaves_A = score_A > parts.threshold.value(block, position, max_new_tokens)
+            n_leaving = int(leaves_A.sum())
+            if n_leaving:
+                # All rows of the batch leaving at once stays the plain, index-free case.
+                all_leave = n_leaving == len(leaves_A)
+                leaving = view if all_leave else view.rows(leaves_A)
+                left_A = rows_A if all_leave else _among(rows_A, leaves_A)
+                _leave(step, parts, cache, leaving, left_A, score_A[leaves_A])
+                if all_leave:
+                    break
+                stays_A = ~leaves_A
+                rows_A = _among(rows_A, stays_A)
+                hidden_AD, score_A = hidden_AD[stays_A], score_A[stays_A]
+                memory = {name: value[stays_A] for name, value in memory.items()}
+                earlier = [state_AD[stays_A] for state_AD in earlier]
+                ahead_LAD = None if ahead_LAD is None else ahead_LAD[:, stays_A]
+            previous_score_A = score_A
+        if parts.gate.needs_history:
+            earlier.append(hidden_AD)
+    step.check_finite()
     cache.length += 1
     return step
 
 
-def _emit(step: Step, view: BlockView, rows_A: Tensor | None, score_A: Tensor | None) -> None:
+def _leave(step: Step, parts: Parts, cache: Cache, view: BlockView, rows_A: Tensor | None, score_A: Tensor) -> None:
+    """Rows end at an early block: the KV policy sees to the skipped ones and may know a deeper state to emit from."""
+    deep_AD = parts.kv_policy.on_exit(cache, view.block, view.hidden_AD, rows_A)
+    _emit(step, parts, view if deep_AD is None else view.at_full_depth(deep_AD), rows_A)
     where = slice(None) if rows_A is None else rows_A
-    step.token_B[where] = argmax_token(view.logits_AV)
     step.exit_layer_B[where] = view.block
-    step.score_B[where] = float("nan") if score_A is None else score_A
+    step.score_B[where] = score_A
+    if not (parts.kv_policy.runs_all_blocks or parts.gate.looks_ahead):
+        step.blocks_run_B[where] = view.block
 
 
-def _all_states(model: Transformer, hidden_AD: Tensor, cache: Cache) -> Tensor:
+def _emit(step: Step, parts: Parts, view: BlockView, rows_A: Tensor | None) -> None:
+    where = slice(None) if rows_A is None else rows_A
+    step.token_B[where] = parts.gate.choose(view)
+    step.top_logit_B[where] = view.logits_AK.amax(-1).float()
+    step.exit_layer_B[where] = step.blocks_run_B[where] = view.model.n_blocks
+    _count_head_rows(step, view, rows_A)
+
+
+def _count_head_rows(step: Step, view: BlockView, rows_A: Tensor | None) -> None:
+    if isinstance(view.head_rows, Tensor) or view.head_rows:
+        step.head_rows_B[slice(None) if rows_A is None else rows_A] += view.head_rows
+    view.head_rows = 0
+
+
+def _records(step: Step) -> Iterator[tuple[int, int, int, int, float]]:
+    """Token, exit layer, blocks run, rows of the head and score of each row."""
+    columns = (step.token_B, step.exit_layer_B, step.blocks_run_B, step.head_rows_B, step.score_B)
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _all_states(model: Transformer, hidden_AD: Tensor, cache: Cache, policy: KVPolicy) -> Tensor:
     """States after every block at full depth, [L, A, D]; what exits early overwrites the cache afterwards."""
     states = []
     for block in range(1, model.n_blocks + 1):
-        hidden_AD = model.block(block, hidden_AD[:, None], cache)[:, 0]
+        hidden_AD = run_block(model, block, hidden_AD, cache, None, policy)
         states.append(hidden_AD)
     return torch.stack(states)
 
 
-def _first_token(model: Transformer, parts: Parts, state_BD: Tensor) -> Step:
-    token_B = argmax_token(model.logits(state_BD))
-    depth_B = torch.full_like(token_B, model.n_blocks)
-    return Step(token_B, depth_B, torch.full(token_B.shape, float("nan")), depth_B)
+def _first_token(model: Transformer, state_BD: Tensor) -> Step:
+    """The token that the prompt's full-depth pass already holds."""
+    step = Step(len(state_BD), model.device)
+    logits_BV = model.logits(state_BD)
+    step.token_B = argmax_token(logits_BV)
+    step.top_logit_B = logits_BV.amax(-1).float()
+    step.exit_layer_B[:] = step.blocks_run_B[:] = model.n_blocks
+    step.head_rows_B[:] = model.vocab_size
+    step.check_finite()
+    return step
 
 
-def _where(mask_A: Tensor) -> Tensor:
-    return mask_A.nonzero()[:, 0]
+def _among(rows_A: Tensor | None, mask_A: Tensor) -> Tensor:
+    """Those of the running rows where the mask is true."""
+    return mask_A.nonzero()[:, 0] if rows_A is None else rows_A[mask_A]

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exitbench.errors import UserError
+from exitbench.harness.pending import Waiting
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ class Cache:
         self.cross_kv: Tensor | None = None  # [L, 2, B, G, S, K]
         self.source_mask: Tensor | None = None  # [B, 1, 1, S], additive; None without padding
         self.padding_B: Tensor | None = None  # left padding of each row; None without
+        self.waiting: list[list[Waiting]] = [[] for _ in range(n_rows)]  # tokens whose skipped blocks are put off
+        self.step_embedding_BD: Tensor | None = None  # of the token being decoded
         self.reversed_relative: Tensor | None = None  # [1, H, 1, room]: bias of distances room-1..0
         self.step_bias: Tensor | None = None  # of the positions being run, [1 or B, 1 or H, T, length + T]
         self.step_rotary: tuple[Tensor, Tensor] | None = None
@@ -144,6 +147,7 @@ class Cache:
             self.source_mask = self.source_mask.index_select(0, rows)
         if self.padding_B is not None:
             self.padding_B = self.padding_B.index_select(0, rows)
+        self.waiting = [self.waiting[row] for row in rows.tolist()]
 
     def fill_from_state(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
         """Write keys and values of blocks block+1..L at the current position, all projected from one state.
@@ -167,6 +171,30 @@ class Cache:
             target.copy_(kv)
         else:
             target[:, :, rows_A] = kv
+
+    def run_rest(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
+        """Run blocks block+1..L at the current position; returns the state after block L, [A, D]."""
+        for deeper in range(block + 1, self.model.n_blocks + 1):
+            hidden_AD = self.model.block(deeper, hidden_AD[:, None], self, rows_A)[:, 0]
+        return hidden_AD
+
+    def defer(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
+        """Let rows that leave after ``block`` wait with their states for a later token to run deeper blocks."""
+        assert self.step_embedding_BD is not None, "a step begins with an embedding"
+        rows = range(self.n_rows) if rows_A is None else rows_A.tolist()
+        for state_D, row in zip(hidden_AD, rows, strict=True):
+            self.waiting[row].append(Waiting(self.length, block, state_D, self.step_embedding_BD[row]))
+
+    def write_projected(self, block: int, states_ND: Tensor, rows_N: Tensor, places_N: Tensor) -> None:
+        """Write keys and values of one block at earlier positions, projected from states [N, D]."""
+        arch, projection = self.model.arch, self.model.weights.blocks[block - 1].qkv
+        width = arch.n_heads * arch.head_dim
+        bias = None if projection.bias is None else projection.bias[width:]
+        kv = F.linear(self.model.normalise(states_ND), projection.weight[width:], bias)
+        kv = kv.view(-1, 2, arch.n_kv_heads, arch.head_dim)
+        if (rotary := self.model.rotary_at(self, rows_N, places_N[:, None])) is not None:
+            kv[:, 0] = rotate(kv[:, 0].unsqueeze(-2), *rotary).squeeze(-2)
+        self.self_kv[block - 1, :, rows_N, :, places_N] = kv
 
 
 class Transformer:
@@ -239,6 +267,23 @@ class Transformer:
         if self.arch.logit_scale != 1.0:
             normed = normed * self.arch.logit_scale
         return self.weights.lm_head(normed)
+
+    def head_weights(self, ids_AK: Tensor) -> Tensor:
+        """Rows of the LM head, [A, K, D]; with a bias as one more column."""
+        head = self.weights.lm_head
+        rows = head.weight[ids_AK]
+        return rows if head.bias is None else torch.cat((rows, head.bias[ids_AK][..., None]), dim=-1)
+
+    def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
+        """Read out some rows of the LM head, [A, D] to [A, K]."""
+        normed = self.final_normed(hidden_AD)
+        if self.arch.logit_scale != 1.0:
+            normed = normed * self.arch.logit_scale
+        if self.weights.lm_head.bias is not None:
+            normed = torch.cat((normed, torch.ones_like(normed[:, :1])), dim=-1)
+        if len(normed) == 1:
+            return F.linear(normed, weights_AKD[0])
+        return torch.bmm(weights_AKD, normed[:, :, None])[:, :, 0]
 
     def _mlp(self, x: Tensor, block: BlockWeights) -> Tensor:
         up = block.up(x)
@@ -341,20 +386,21 @@ class Transformer:
         n_new = tokens_BT.shape[1]
         hidden = self.weights.token_embedding_VD[tokens_BT]
         cache.step_bias = self._step_bias(cache, n_new)
-        if self.arch.positions == "relative":
-            return hidden
         places = torch.arange(cache.length, cache.length + n_new, device=self.device)[None]
-        if cache.padding_B is not None:
-            places = (places - cache.padding_B[:, None]).clamp(min=0)
+        cache.step_rotary = self.rotary_at(cache, None, places)
         if self.weights.position_embedding_PD is not None:
-            return hidden + self.weights.position_embedding_PD[places]
-        if self.weights.inverse_frequencies is not None:
-            angles = (places[..., None].float() * self.weights.inverse_frequencies)[:, None]  # [1 or B, 1, T, K/2]
-            scale = self.weights.rotary_scale
-            cache.step_rotary = ((angles.cos() * scale).to(self.dtype), (angles.sin() * scale).to(self.dtype))
+            hidden = hidden + self.weights.position_embedding_PD[_unpadded(cache, None, places)]
+        cache.step_embedding_BD = hidden[:, -1]
         return hidden
 
-    def block(self, block: int, hidden_ATD: Tensor, cache: Cache, rows_A: Tensor | None = None) -> Tensor:
+    def block(
+        self,
+        block: int,
+        hidden_ATD: Tensor,
+        cache: Cache,
+        rows_A: Tensor | None = None,
+        places_AT: Tensor | None = None,
+    ) -> Tensor:
         """Run decoder block ``block`` (1..L) for the step's positions; writes its keys and values.
 
         Args:
@@ -362,27 +408,32 @@ class Transformer:
             hidden_ATD: Output of the block before.
             cache: The batch.
             rows_A: Rows of the batch that run; None means all.
+            places_AT: Cache positions of each row up to the current one, in any order; None means the step's own.
 
         Returns:
             The residual stream after the block, [A, T, D].
         """
         weights = self.weights.blocks[block - 1]
-        n_new = hidden_ATD.shape[1]
-        end = cache.length + n_new
+        end = cache.length + (hidden_ATD.shape[1] if places_AT is None else 1)
+        if places_AT is None:
+            bias, rotary = _rows(cache.step_bias, rows_A), _row_pair(cache.step_rotary, rows_A)
+        else:
+            bias, rotary = self._bias_at(cache, rows_A, places_AT), self.rotary_at(cache, rows_A, places_AT)
         q, kv = self._split(weights.qkv(self.normalise(hidden_ATD)))
-        if cache.step_rotary is not None:
-            cos, sin = _rows(cache.step_rotary[0], rows_A), _rows(cache.step_rotary[1], rows_A)
+        if rotary is not None:
             keys, values = kv.chunk(2, dim=1)
-            q, kv = rotate(q, cos, sin), torch.cat((rotate(keys, cos, sin), values), dim=1)
+            q, kv = rotate(q, *rotary), torch.cat((rotate(keys, *rotary), values), dim=1)
         kv = kv.reshape(len(kv), 2, -1, *kv.shape[2:]).transpose(0, 1)  # [2, A, G, T, K]
         cached = cache.self_kv[block - 1]
-        if rows_A is None:
+        if places_AT is not None:
+            rows = torch.arange(cache.n_rows, device=self.device) if rows_A is None else rows_A
+            cached[:, rows[:, None], :, places_AT] = kv.permute(1, 3, 0, 2, 4)
+        elif rows_A is None:
             cached[:, :, :, cache.length : end] = kv
-            k, v = cached[0, :, :, :end], cached[1, :, :, :end]
         else:
             cached[:, rows_A, :, cache.length : end] = kv
-            k, v = cached[0, rows_A, :, :end], cached[1, rows_A, :, :end]
-        hidden = hidden_ATD + weights.attention_out(self._attend(q, k, v, _rows(cache.step_bias, rows_A)))
+        k, v = (cached[side, :, :, :end] if rows_A is None else cached[side, rows_A, :, :end] for side in (0, 1))
+        hidden = hidden_ATD + weights.attention_out(self._attend(q, k, v, bias))
         if weights.cross_q is not None and weights.cross_out is not None and cache.cross_kv is not None:
             q = weights.cross_q(self.normalise(hidden))
             q = q.view(*q.shape[:2], -1, self.arch.head_dim).transpose(1, 2)
@@ -409,6 +460,27 @@ class Transformer:
             bias = padding if bias is None else bias + padding
         return bias
 
+    def _bias_at(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Tensor:
+        """The same for positions given a row: [A, 1 or H, T, length + 1]."""
+        keys = torch.arange(cache.length + 1, device=self.device)
+        allowed = keys <= places_AT[..., None]
+        if cache.padding_B is not None:
+            allowed = allowed & (keys >= _rows(cache.padding_B, rows_A)[:, None, None])
+        bias = additive(allowed, self.dtype)[:, None]
+        if self.weights.relative_bias is None:
+            return bias
+        relative = self.relative_bias(self.weights.relative_bias, places_AT.flatten(), keys)  # [1, H, A T, S]
+        return bias + relative[0].unflatten(1, places_AT.shape).transpose(0, 1)
+
+    def rotary_at(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines of positions, [A or 1, 1, T, K/2] each; None without rotary positions."""
+        if self.weights.inverse_frequencies is None:
+            return None
+        places = _unpadded(cache, rows_A, places_AT)
+        angles = (places[..., None].float() * self.weights.inverse_frequencies)[:, None]
+        scale = self.weights.rotary_scale
+        return (angles.cos() * scale).to(self.dtype), (angles.sin() * scale).to(self.dtype)
+
     def relative_bias(self, table: Tensor, queries_T: Tensor, keys_S: Tensor, *, bidirectional: bool = False) -> Tensor:
         """Bucketed relative position bias, [1, H, T, S]."""
         distance = keys_S[None, :] - queries_T[:, None]
@@ -433,6 +505,17 @@ def _rows(x: None, rows_A: Tensor | None) -> None: ...
 def _rows(x: Tensor | None, rows_A: Tensor | None) -> Tensor | None:
     """The rows of a per-row tensor; one shared by all rows (leading dimension 1) stays as it is."""
     return x if x is None or rows_A is None or x.shape[0] == 1 else x[rows_A]
+
+
+def _row_pair(pair: tuple[Tensor, Tensor] | None, rows_A: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    return None if pair is None else (_rows(pair[0], rows_A), _rows(pair[1], rows_A))
+
+
+def _unpadded(cache: Cache, rows_A: Tensor | None, places: Tensor) -> Tensor:
+    """Positions in the row's own text, [A or 1, T], from those in the cache."""
+    if cache.padding_B is None:
+        return places
+    return (places - _rows(cache.padding_B, rows_A)[:, None]).clamp(min=0)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

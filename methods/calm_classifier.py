@@ -53,11 +53,11 @@ class CalmClassifier(TrainedGate):
     source: ClassVar[str] = "CALM section 3.5; methods.md 1.2, 1.3"
 
     decay: str = param("code", "as CALM's own runs", choices=("none", "code", "paper"))
-    shape: str = param("linear", "linear (t5x) or mlp with one hidden layer (FREE, MEE); with bias", choices=NETWORKS)
+    network: str = param("linear", "linear (t5x) or mlp with one hidden layer (FREE, MEE); with bias", choices=NETWORKS)
 
-    def network(self, d_model: int) -> nn.Module:
+    def build_network(self, d_model: int) -> nn.Module:
         """One layer or two."""
-        return build(self.shape, d_model)
+        return build(self.network, d_model)
 
     def features(self, normed_LND: Tensor) -> tuple[int, Tensor]:
         """The state after each block 1..L-1."""
@@ -65,4 +65,4 @@ class CalmClassifier(TrainedGate):
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Classifier:
         """The network's opinion."""
-        return Classifier(self.shape, fitted)
+        return Classifier(self.network, fitted)

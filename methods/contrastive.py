@@ -29,9 +29,9 @@ class Contrast(Gate):
         alpha: Bound of the plausible set.
         alpha_decay: None for a constant bound; else alpha / (1 + alpha_decay l) (1 - c), where c is the score at the
             block asked before, 0 at the first.
-        amateur: ``half``: block floor(l/2); ``jsd``: the block a of 2..l-1 with the largest JSD over the distance l - a,
-            on distributions restricted to V_head and not normalised again; ``dola-low`` and ``dola-high``: the even
-            block of the lower or upper half of the decoder with the largest JSD (DoLa's selection).
+        amateur: ``half``: block floor(l/2); ``jsd``: the block a of 2..l-1 with the largest JSD over the distance
+            l - a, on distributions restricted to V_head and not normalised again; ``dola-low`` and ``dola-high``: the
+            even block of the lower or upper half of the decoder with the largest JSD (DoLa's selection).
         gate_score: Vector whose margin is the score.
         emit_score: Vector whose best token is emitted.
         mass: What the part inside V_head sums to: ``one``, or the probability of V_head (``head``).
@@ -131,9 +131,7 @@ class ContrastiveBase(SoftmaxGated):
     )
     gate_score: str = param("dcd", "vector whose margin is the score", choices=SCORES)
     emit_score: str = param("plain", "vector whose best token is emitted", choices=SCORES)
-    mass: str = param(
-        "one", "what the contrastive part sums to: one, or p of the plausible set", choices=("one", "head")
-    )
+    mass: str = param("one", "sum of the contrastive part: one, or p of the plausible set", choices=("one", "head"))
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Contrast:
         """The contrast of this block with its amateur."""
@@ -159,9 +157,7 @@ class ContrastiveReweighted(ContrastiveBase):
     source: ClassVar[str] = "PRUNE, reweighted contrastive decoding; methods.md 1.7"
 
     gate_score: str = param("lcd", "vector whose margin is the score", choices=SCORES)
-    mass: str = param(
-        "head", "what the contrastive part sums to: one, or p of the plausible set", choices=("one", "head")
-    )
+    mass: str = param("head", "sum of the contrastive part: one, or p of the plausible set", choices=("one", "head"))
 
 
 @register

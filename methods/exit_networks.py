@@ -46,7 +46,7 @@ class TrainedGate(Gated):
     fit_seed: int = param(0, "of initial weights and order", low=0)
 
     @abstractmethod
-    def network(self, d_model: int) -> nn.Module:
+    def build_network(self, d_model: int) -> nn.Module:
         """The untrained network: features [M, N, F] to logits [M, N, C]."""
 
     @abstractmethod
@@ -63,7 +63,7 @@ class TrainedGate(Gated):
         generator = torch.Generator().manual_seed(self.fit_seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.fit_seed)
-            network = self.network(seen.model.d_model).to(seen.states_LND.device)
+            network = self.build_network(seen.model.d_model).to(seen.states_LND.device)
         train, held_out = (self._examples(data) for data in (seen, unseen))
         loss = cast(LossName, self.loss)
         optimizer = torch.optim.AdamW(network.parameters(), lr=self.learning_rate)

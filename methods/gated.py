@@ -87,7 +87,7 @@ class Gated(Asking):
     epsilon: float = param(0.95, "agreement asked by rule epsilon", low=0.0, high=1.0)
     decay: str = param(
         "none",
-        "how the threshold falls with the position: none (FREE's scripts), code (t5x, FREE, MEE) or paper (CALM's text)",
+        "how the threshold falls with the position: none (FREE's scripts), code (t5x, MEE) or paper (CALM's text)",
         choices=("none", "code", "paper"),
     )
     temperature: float = param(4.0, "speed of the decay over the longest answer allowed", low=0.0)

@@ -38,9 +38,9 @@ class PrunedHead(Head):
 
     At the first block j the k(j) best ids are kept. ``fixed`` reads them at every later block; ``decaying`` the k(l)
     best ranked of them; ``adaptive`` k_l = clip(floor(k(j) (1 - 0.9 c)), k_min, k(j)) of them, where c is the score at
-    the block asked before. Two forms reproduce published code: ``decaying-idsorted`` takes the first k(l) *by token id*,
-    and ``adaptive-code`` the first int(V (1 - 0.9 c)) by id, which is the whole list in practice. The last block always
-    reads the whole vocabulary.
+    the block asked before. Two forms reproduce published code: ``decaying-idsorted`` takes the first k(l) *by token
+    id*, and ``adaptive-code`` the first int(V (1 - 0.9 c)) by id, which is the whole list in practice. The last block
+    always reads the whole vocabulary.
 
     Attributes:
         keeping: Which of the forms.
@@ -84,12 +84,13 @@ class PrunedHead(Head):
         if view.ids_AK is None:
             view.head_rows += view.model.vocab_size
             return view.model.logits(view.state(block))
-        known, sizes = f"pruned_logits_{block}", self._sizes(view)
-        widest = view.ids_AK.shape[1]
-        if known not in view.memory or view.memory[known].shape[1] < widest:
-            view.head_rows = view.head_rows + sizes
-            view.memory[known] = view.model.logits_of(view.state(block), self._weights(view)[:, :widest])
-        return _beyond(view.memory[known][:, :widest], sizes)
+        known, sizes, weights_AKD = f"pruned_logits_{block}", self._sizes(view), self._weights(view)
+        if known not in view.memory:
+            # Read once, and as many as later blocks may ask for: a decaying list only shrinks, an adaptive one varies.
+            most = sizes if isinstance(sizes, int) else weights_AKD.shape[1]
+            view.head_rows = view.head_rows + most
+            view.memory[known] = view.model.logits_of(view.state(block), weights_AKD[:, :most])
+        return _beyond(view.memory[known][:, : view.ids_AK.shape[1]], sizes)
 
     def _kept(self, view: BlockView, logits_AV: Tensor) -> Tensor:
         model = view.model

@@ -56,7 +56,7 @@ class MeeMlp3(TrainedGate):
     min_exit: int = param(4, "first block at which the gate is asked", low=1)
     decay: str = param("code", "as MEE's runs", choices=("none", "code", "paper"))
 
-    def network(self, d_model: int) -> nn.Module:
+    def build_network(self, d_model: int) -> nn.Module:
         """Two layers."""
         return build(d_model)
 

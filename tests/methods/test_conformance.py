@@ -7,7 +7,9 @@ parameters worth testing to `EXAMPLES`.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,24 +18,64 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from exitbench.harness.cost import TokenPlace, token_cost
+from exitbench.harness.cost import TokenPlace, answer_cost
 from exitbench.harness.decode import Generation, Request, decode, decode_step, prefill
-from exitbench.methods.base import BlockView, Method, Parts, Threshold
+from exitbench.methods.base import FitData, Method, Parts, Threshold, argmax_token
 from exitbench.methods.gates import Always
+from exitbench.methods.offline import score_states
 from exitbench.methods.registry import baseline_method, get_method, method_names
 from exitbench.methods.thresholds import Constant
 
 L = 6
 MAX_NEW_TOKENS = 8
+_SOFTMAX = [
+    {"threshold": 0.3, "decay": "paper"},
+    {"threshold": 0.3, "min_exit": 2, "every": 2},
+    {"rule": "per-block", "levels": [0.5, 0.4, 0.3, 0.2, 0.1]},
+    {"rule": "epsilon", "epsilon": 0.6, "decay": "none"},
+    *(
+        {"threshold": 0.4, "head": f"pruned-{keeping}", "k_first": 60, "k_min": 4}
+        for keeping in ("fixed", "decaying", "decaying-idsorted", "adaptive", "adaptive-code")
+    ),
+    {"threshold": 0.4, "head": "pruned-fixed", "k_first": 7, "k_min": 1, "k_schedule": "constant"},
+]
+_PRUNED = {"head": "pruned-decaying", "k_first": 60, "k_min": 4}
+_CONTRASTIVE = [
+    {"threshold": 0.4},
+    {"threshold": 0.4, "alpha_schedule": "hyperbolic", "alpha": 0.3},
+    {"threshold": 0.4, "emit_score": "lcd"},
+    {"threshold": 0.4, "emit_score": "dcd", "gate_score": "plain"},
+    {"threshold": 0.4, "amateur": "dola-low"},
+    {"threshold": 0.4, "amateur": "dola-high"},
+    {"threshold": 0.4, **_PRUNED},
+    {"threshold": 0.4, "head": "pruned-adaptive", "k_first": 60, "k_min": 4},
+]
+_POLICIES = ("state-copy-lazy", "sync-parallel", "recompute-backlog", "exact", "noisy")
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
-    "calm-softmax": [
-        {"threshold": 0.3},
-        {"threshold": 0.3, "decay": "none", "min_exit": 2},
-        {"threshold": 0.1, "decay": "paper"},
+    "calm-softmax": [*_SOFTMAX, *({"threshold": 0.3, "kv_policy": policy} for policy in _POLICIES)],
+    "max-prob": [{"threshold": 0.5}, {"threshold": 0.5, **_PRUNED}],
+    "entropy": [{"threshold": 1.5}, {"threshold": 1.5, **_PRUNED}, {"threshold": 1.5, "decay": "code"}],
+    "patience": [{"patience": 1}, {"patience": 2, "counting": "sentence"}, {"patience": 1, **_PRUNED}],
+    "calm-saturation": [
+        {"threshold": 0.8},
+        {"threshold": 0.8, "states": "raw", "first": "zero"},
+        {"threshold": 0.8, "kv_policy": "sync-parallel"},
+        {"rule": "epsilon", "epsilon": 0.5, "decay": "none"},
     ],
-    "static": [{"exit_layer": 4}, {"exit_layer": L}],
-    "random": [{"mean_exit": 3.5}, {"mean_exit": 2.0, "seed": 9}],
-    "oracle": [{"stable": True}],
+    "calm-classifier": [
+        {"threshold": 0.5, "network": "mlp", "epochs": 2},
+        {"threshold": 0.5, "loss": "geometric", "epochs": 1},
+        {"rule": "epsilon", "epsilon": 0.5, "decay": "none", "epochs": 1},
+    ],
+    "mee-lstm": [{"threshold": 0.5, "min_exit": 2, "every": 2, "layers": 1, "hidden": 8, "epochs": 1}],
+    "mee-mlp3": [{"threshold": 0.5, "min_exit": 1, "epochs": 1}],
+    "mee-top3": [{"threshold": 0.3}, {"threshold": 0.3, "variant": "code"}, {"signal": "logits", "min_exit": 1}],
+    "contrastive": [*_CONTRASTIVE, {"threshold": 0.4, "kv_policy": "recompute-backlog"}],
+    "contrastive-reweighted": _CONTRASTIVE[:4],
+    "contrastive-jsd": _CONTRASTIVE,
+    "static": [{"exit_layer": 4}, {"exit_layer": L}, *({"exit_layer": 3, "kv_policy": policy} for policy in _POLICIES)],
+    "random": [{"mean_exit": 3.5}, *({"mean_exit": 2.5, "seed": 9, "kv_policy": policy} for policy in _POLICIES)],
+    "oracle": [{"match": "stable"}, *({"kv_policy": policy} for policy in _POLICIES)],
 }
 CASES = [(name, params) for name in method_names() for params in ({}, *EXAMPLES.get(name, ()))]
 NEVER, ALWAYS = Constant(math.inf), Constant(-math.inf)
@@ -48,6 +90,25 @@ def method(request: pytest.FixtureRequest) -> Method:
     made = get_method(name).from_params(params)
     made.check(L)
     return made
+
+
+_fits: dict[tuple[str, str, str], dict[str, Tensor]] = {}
+
+
+@pytest.fixture
+def bind(tiny: Any, prompts: Any) -> Callable[[Method], Parts]:
+    """The parts of a method, fitted on a probe where it needs that."""
+
+    def bound(method: Method) -> Parts:
+        asked = method.fit_params()
+        if not asked:
+            return method.parts(L)
+        key = (tiny.checkpoint.kind, method.name, json.dumps(asked))
+        if key not in _fits:
+            _fits[key] = method.fit(fit_data(tiny, prompts), lambda share: None).tensors
+        return method.parts(L, _fits[key])
+
+    return bound
 
 
 def run(tiny: Any, parts: Parts, prompts: list[list[int]], first_seed: int = 0) -> list[Generation]:
@@ -69,85 +130,97 @@ def allowed(parts: Parts) -> set[int]:
 # ---------------------------------------------------------------------------------------------- thresholds
 
 
-def test_threshold_never_is_full_depth_token_for_token(tiny: Any, prompts: Any, method: Method) -> None:
-    never = run(tiny, dataclasses.replace(method.parts(L), threshold=NEVER), prompts)
+def test_threshold_never_is_full_depth_token_for_token(tiny: Any, prompts: Any, method: Method, bind: Any) -> None:
+    never = run(tiny, dataclasses.replace(bind(method), threshold=NEVER), prompts)
     full = run(tiny, baseline_method()().parts(L), prompts)
     assert [g.token_ids for g in never] == [g.token_ids for g in full]
     assert {layer for g in never for layer in g.exit_layers} == {L}
 
 
-def test_threshold_always_exits_at_the_first_allowed_block(tiny: Any, prompts: Any, method: Method) -> None:
-    always = dataclasses.replace(method.parts(L), threshold=ALWAYS)
+def test_threshold_always_exits_at_the_first_allowed_block(tiny: Any, prompts: Any, method: Method, bind: Any) -> None:
+    always = dataclasses.replace(bind(method), threshold=ALWAYS)
     assert set(decoded_layers(tiny, run(tiny, always, prompts))) == {min(allowed(always))}
 
 
-def test_every_token_has_one_exit_layer_among_the_allowed_blocks(tiny: Any, prompts: Any, method: Method) -> None:
-    parts = method.parts(L)
+def test_every_token_has_one_exit_layer_among_the_allowed_blocks(
+    tiny: Any, prompts: Any, method: Method, bind: Any
+) -> None:
+    parts = bind(method)
     for g in run(tiny, parts, prompts):
         assert len(g.exit_layers) == len(g.token_ids) > 0
         assert set(g.exit_layers) <= allowed(parts)
 
 
-def full_depth_states(tiny: Any, prompts: list[list[int]]) -> Tensor:
-    """A probe: states of 24 tokens after every block at full depth, [L, 24, D]."""
+def full_depth_states(tiny: Any, prompts: list[list[int]], n_new: int = 4) -> Tensor:
+    """A probe: states of six rows' tokens after the embedding and every block at full depth, [L+1, N, D]."""
     model = tiny.checkpoint.model
-    cache, _ = model.start(prompts[:6], room=4)
-    tokens = torch.randint(2, model.vocab_size, (6, 4), generator=torch.Generator().manual_seed(8))
+    cache, _ = model.start(prompts[:6], room=n_new)
+    tokens = torch.randint(2, model.vocab_size, (6, n_new), generator=torch.Generator().manual_seed(8))
     hidden = model.embed(tokens, cache)
-    states = []
+    states = [hidden]
     for block in range(1, L + 1):
         hidden = model.block(block, hidden, cache)
-        states.append(hidden.flatten(0, 1))
-    return torch.stack(states)
+        states.append(hidden)
+    return torch.stack([state.flatten(0, 1) for state in states])
 
 
-def replayed_exits(tiny: Any, parts: Parts, states_LAD: Tensor, threshold: Threshold) -> Tensor:
-    """Exit layer of every probed token under a threshold, rows dropped as the decode loop drops them, [A]."""
-    exits = torch.full((states_LAD.shape[1],), L)
-    rows, memory = torch.arange(states_LAD.shape[1]), {}
-    for block in sorted(allowed(parts) - {L}):
-        view = BlockView(
-            block=block,
-            position=1,
-            max_new_tokens=MAX_NEW_TOKENS,
-            hidden_AD=states_LAD[block - 1, rows],
-            seeds_A=tuple(rows.tolist()),
-            memory=memory,
-            model=tiny.checkpoint.model,
-            head=parts.head,
-            ahead_LAD=states_LAD[:, rows] if parts.gate.looks_ahead else None,
-        )
-        score = parts.gate.score(view)
-        assert score.shape == rows.shape
-        assert not score.isnan().any()
-        leaves = score > threshold.value(block, 1, MAX_NEW_TOKENS)
-        exits[rows[leaves]] = block
-        rows, memory = rows[~leaves], {name: value[~leaves] for name, value in memory.items()}
-    return exits
+def fit_data(tiny: Any, prompts: list[list[int]]) -> FitData:
+    """What methods are fitted on here: 120 tokens of six documents."""
+    states = full_depth_states(tiny, prompts, n_new=20)
+    final = argmax_token(tiny.checkpoint.model.logits(states[-1]))
+    return FitData(tiny.checkpoint.model, states, final, final.roll(1), torch.arange(6).repeat_interleave(20))
 
 
-def test_mean_exit_layer_never_falls_as_the_threshold_rises(tiny: Any, prompts: Any, method: Method) -> None:
-    parts = method.parts(L)
+def test_mean_exit_layer_never_falls_as_the_threshold_rises(tiny: Any, prompts: Any, method: Method, bind: Any) -> None:
+    parts = bind(method)
     states = full_depth_states(tiny, prompts)
-    levels = [-math.inf, *torch.linspace(-0.05, 1.05, 23).tolist(), math.inf]
-    means = [replayed_exits(tiny, parts, states, Constant(level)).double().mean().item() for level in levels]
+    scores_LN, _ = score_states(parts, tiny.checkpoint.model, states, seeds_N=range(states.shape[1]))
+    asked = parts.asked(L)
+    assert not scores_LN[[block - 1 for block in asked]].isnan().any()
+    levels = [-math.inf, *torch.linspace(-0.05, 1.05, 23).tolist(), 2.0, 3.0, math.inf]
+    means = []
+    for level in levels:
+        leaves_LN = scores_LN > level  # NaN where the gate is not asked
+        leaves_LN[-1] = True
+        means.append((1 + leaves_LN.int().argmax(0)).double().mean().item())
     assert means == sorted(means)
     assert (means[0], means[-1]) == (min(allowed(parts)), L)
+
+
+def test_scores_of_known_states_are_those_of_the_decode_loop(
+    tiny: Any, prompts: Any, method: Method, bind: Any
+) -> None:
+    """What is fitted, calibrated and replayed is what decodes."""
+    model, parts = tiny.checkpoint.model, dataclasses.replace(bind(method), threshold=NEVER)
+    cache, _ = model.start(prompts[:6], room=2)
+    for position in (1, 2):
+        hidden, states = model.embed(torch.full((6, 1), 5), cache), []
+        for block in range(1, L + 1):
+            states.append(hidden[:, 0])
+            hidden = model.block(block, hidden, cache)
+        known = torch.stack([*states, hidden[:, 0]])
+        step = decode_step(model, cache, torch.full((6,), 5), parts, position, MAX_NEW_TOKENS, tuple(range(6)))
+        scores_LN, emitted_LN = score_states(parts, model, known, position=position, seeds_N=range(6))
+        for block, score_A in step.asked:
+            assert torch.allclose(scores_LN[block - 1], score_A, atol=1e-4)
+        assert emitted_LN[-1].tolist() == step.token_B.tolist()
 
 
 # ------------------------------------------------------------------------------------------- independence
 
 
-def test_a_batch_equals_its_rows_alone(tiny: Any, prompts: Any, method: Method) -> None:
-    together = run(tiny, method.parts(L), prompts)
+def test_a_batch_equals_its_rows_alone(tiny: Any, prompts: Any, method: Method, bind: Any) -> None:
+    parts = bind(method)
+    together = run(tiny, parts, prompts)
     for seed, (prompt, expected) in enumerate(zip(prompts, together, strict=True)):
-        (alone,) = run(tiny, method.parts(L), [prompt], first_seed=seed)
+        (alone,) = run(tiny, parts, [prompt], first_seed=seed)
         assert (alone.token_ids, alone.exit_layers) == (expected.token_ids, expected.exit_layers)
+        assert alone.head_rows == expected.head_rows
 
 
-def test_the_same_seed_gives_the_same_trace(tiny: Any, prompts: Any, method: Method) -> None:
+def test_the_same_seed_gives_the_same_trace(tiny: Any, prompts: Any, method: Method, bind: Any) -> None:
     again = type(method).from_params(method.params())
-    assert run(tiny, method.parts(L), prompts) == run(tiny, again.parts(L), prompts)
+    assert run(tiny, bind(method), prompts) == run(tiny, bind(again), prompts)
 
 
 # ------------------------------------------------------------------------------------------- cost
@@ -155,33 +228,42 @@ def test_the_same_seed_gives_the_same_trace(tiny: Any, prompts: Any, method: Met
 
 @dataclasses.dataclass(frozen=True)
 class From(Threshold):
-    """Every score leaves from this block on, none before."""
+    """Every score leaves from a block on that depends on the position, none before."""
 
-    first: int
+    firsts: tuple[int, ...]
 
     def value(self, block: int, position: int, max_new_tokens: int) -> float:
-        return -math.inf if block >= self.first else math.inf
+        return -math.inf if block >= self.firsts[position - 1] else math.inf
 
     def sql(self, max_new_tokens: int) -> str:
-        return f"CASE WHEN l >= {self.first} THEN '-infinity' ELSE 'infinity' END"
+        raise NotImplementedError
 
 
-def test_declared_cost_is_what_a_flop_counter_sees_at_every_exit(tiny: Any, prompts: Any, method: Method) -> None:
-    """Oracles declare the cost of a gate that knew without running the full depth, so such a gate stands in here."""
-    model, parts = tiny.checkpoint.model, method.parts(L)
+def test_declared_cost_is_what_a_flop_counter_sees_at_every_exit(
+    tiny: Any, prompts: Any, method: Method, bind: Any
+) -> None:
+    """Of a token behind three that left at once, so that a KV policy which puts work off has some to make up for.
+
+    Oracles declare the cost of a gate that knew without running the full depth, so such a gate stands in here.
+    """
+    model, parts = tiny.checkpoint.model, bind(method)
     if parts.gate.looks_ahead:
         parts = dataclasses.replace(parts, gate=Always())
     prompt, fed = prompts[1], 3
     for exit_layer in sorted(allowed(parts)):
-        at = dataclasses.replace(parts, threshold=From(exit_layer))
+        exit_layers = [min(allowed(parts))] * fed + [exit_layer]
+        at = dataclasses.replace(parts, threshold=From(tuple(exit_layers)))
         cache, state = model.start([prompt], room=fed + 2)
-        before = cache.length
-        for position in range(1, fed + 1):
-            decode_step(model, cache, torch.tensor([5]), at, position, MAX_NEW_TOKENS, (0,))
-        # The counter does not know the fused attention of CPUs; its plain form is made of products it counts.
-        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            step = decode_step(model, cache, torch.tensor([5]), at, fed + 1, MAX_NEW_TOKENS, (0,))
+        before, head_rows = cache.length, []
+        for position in range(1, fed + 2):
+            # The counter does not know the fused attention of CPUs; its plain form is made of products it counts.
+            with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+                step = decode_step(model, cache, torch.tensor([5]), at, position, MAX_NEW_TOKENS, (0,))
+            head_rows += step.head_rows_B.tolist()
         assert step.exit_layer_B.tolist() == [exit_layer]
-        place = TokenPlace(context=before + fed + 1, source=len(prompt) if state is None else 0)
-        declared = token_cost(model, at, exit_layer, place).matmul_flops
-        assert declared == pytest.approx(counter.get_total_flops(), rel=0.01)
+        source = len(prompt) if state is None else 0
+        places = [TokenPlace(before + position, source) for position in range(1, fed + 2)]
+        declared = [
+            answer_cost(model, at, exit_layers[:n], head_rows[:n], places[:n]).matmul_flops for n in (fed, fed + 1)
+        ]
+        assert declared[1] - declared[0] == pytest.approx(counter.get_total_flops(), rel=0.01)
