@@ -1,0 +1,140 @@
+"""KV policies: what each asks of the cache, and what it declares to cost, against a slow account of every block run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exitbench.methods.base import Cost
+from exitbench.methods.kv_policies import KV_POLICIES
+
+L, D, KV = 5, 8, 3
+
+
+class Shape:
+    """All that the costs ask of a model."""
+
+    n_blocks, d_model, kv_width = L, D, KV
+
+
+MODEL: Any = Shape()
+PROJECTION = 2 * KV * D  # numbers of one block's key and value projections
+
+
+class Spy:
+    """Notes what a policy does to the cache."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def fill_from_state(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
+        self.calls.append(("fill", block))
+
+    def run_rest(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
+        self.calls.append(("run", block))
+        return hidden_AD + 100
+
+    def defer(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
+        self.calls.append(("defer", block))
+
+
+@pytest.mark.parametrize(
+    ("name", "calls", "emits_deep"),
+    [
+        ("state-copy", ["fill"], False),
+        ("state-copy-lazy", ["defer"], False),
+        ("sync-parallel", ["defer"], False),
+        ("recompute-backlog", ["defer"], False),
+        ("exact", ["run"], False),
+        ("noisy", ["run", "fill"], True),
+    ],
+)
+def test_what_a_policy_does_as_a_token_leaves(name: str, calls: list[str], emits_deep: bool) -> None:
+    cache, state = Spy(), torch.zeros(2, D)
+    deep_AD = KV_POLICIES[name].on_exit(cache, 3, state, None)
+    assert cache.calls == [(call, 3) for call in calls]
+    assert (deep_AD is not None) == emits_deep
+    assert deep_AD is None or bool((deep_AD == 100).all())
+
+
+def test_policies_that_run_every_block_say_so() -> None:
+    assert {name for name, policy in KV_POLICIES.items() if policy.runs_all_blocks} == {"exact", "noisy"}
+    assert set(KV_POLICIES) == {policy.name for policy in KV_POLICIES.values()}
+
+
+# ------------------------------------------------------------------------------------------ cost
+
+answers = st.lists(st.tuples(st.integers(1, L), st.integers(1, 100)), max_size=9)
+"""(exit layer, work of one block) of every token."""
+
+
+def account(name: str, exit_layers: list[int], work: list[float]) -> tuple[float, float]:
+    """FLOPs and numbers read beside the tokens' own blocks; reads of one block cost ten times its FLOPs here.
+
+    Written as a ledger: which blocks does each token have, and who makes up for the others when.
+    """
+    flops, reads = 0.0, 0.0
+    has = []  # blocks whose keys and values each token has
+    for now, layer in enumerate(exit_layers):
+        if name in ("exact", "noisy"):
+            for _ in range(layer + 1, L + 1):
+                flops, reads = flops + work[now], reads + 10 * work[now]
+        if name in ("state-copy", "noisy"):
+            for _ in range(layer + 1, L + 1):
+                flops, reads = flops + 2 * PROJECTION, reads + PROJECTION
+        for block in range(1, layer + 1):
+            late = [token for token, done in enumerate(has) if done == block - 1]
+            if name == "state-copy-lazy" and late:
+                flops, reads = flops + 2 * PROJECTION * len(late), reads + PROJECTION
+            if name == "sync-parallel":
+                flops += work[now] * len(late)
+            for token in late:
+                has[token] = block
+        has.append(layer)
+    if name == "recompute-backlog":
+        backlog: list[int] = []
+        for now, layer in enumerate(exit_layers):
+            flops += sum(work[now] for _ in backlog for _ in range(layer))
+            backlog = [] if layer == L else [*backlog, now]
+    return flops, reads
+
+
+@pytest.mark.parametrize("name", KV_POLICIES)
+@given(answers)
+def test_declared_cost_is_the_ledgers(name: str, answer: list[tuple[int, int]]) -> None:
+    exit_layers, work = [layer for layer, _ in answer], [float(flops) for _, flops in answer]
+    cost = KV_POLICIES[name].cost(MODEL, exit_layers, [Cost(matmul_flops=w, read_numel=10 * w) for w in work])
+    assert (cost.matmul_flops, cost.read_numel) == account(name, exit_layers, work)
+    assert cost.elementwise_flops == 0
+
+
+@pytest.mark.parametrize("name", KV_POLICIES)
+def test_full_depth_costs_nothing_beside_its_blocks(name: str) -> None:
+    assert KV_POLICIES[name].cost(MODEL, [L] * 4, [Cost(5.0)] * 4) == Cost()
+
+
+def test_costs_by_hand() -> None:
+    """Tokens leave after 2, 1, 4 and 5 of 5 blocks, whose work is 1, 10, 100 and 1000 a block."""
+    layers, work = [2, 1, 4, 5], [Cost(1.0), Cost(10.0), Cost(100.0), Cost(1000.0)]
+    flops = {name: policy.cost(MODEL, layers, work).matmul_flops for name, policy in KV_POLICIES.items()}
+    assert flops == {
+        "state-copy": 8 * 2 * PROJECTION,
+        # The third token runs block 2 for the second, 3 and 4 for both; the fourth block 5 for all three.
+        "state-copy-lazy": 8 * 2 * PROJECTION,
+        "sync-parallel": 5 * 100 + 3 * 1000,
+        "recompute-backlog": 1 * 1 * 10 + 2 * 4 * 100 + 3 * 5 * 1000,
+        "exact": 3 + 40 + 100,
+        "noisy": 3 + 40 + 100 + 8 * 2 * PROJECTION,
+    }
+
+
+def test_what_nobody_runs_later_is_never_paid_by_a_policy_that_waits() -> None:
+    for name in ("state-copy-lazy", "sync-parallel"):
+        assert KV_POLICIES[name].cost(MODEL, [3, 2, 3, 1], [Cost(1.0)] * 4).matmul_flops == (
+            2 * PROJECTION if name == "state-copy-lazy" else 1.0
+        ), "only block 3 of the second token, by the third"

@@ -1,0 +1,184 @@
+"""Scores of known states, thresholds fitted to them, and splitting what they are fitted on."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exitbench.methods import offline
+from exitbench.methods.base import FitData
+from exitbench.methods.offline import epsilon_thresholds, score_states
+from exitbench.methods.registry import get_method
+
+INF = math.inf
+
+
+class Identity:
+    """Logits are the state."""
+
+    def __init__(self, n_blocks: int, width: int) -> None:
+        self.n_blocks = n_blocks
+        self.d_model = self.vocab_size = width
+
+    def final_normed(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+def random_states(n_blocks: int, n_tokens: int, width: int) -> Tensor:
+    return torch.randn(n_blocks + 1, n_tokens, width, generator=torch.Generator().manual_seed(0))
+
+
+# ------------------------------------------------------------------------------------------ scores
+
+
+def test_scores_are_nan_and_tokens_minus_1_where_the_gate_is_not_asked() -> None:
+    model: Any = Identity(6, 9)
+    states = random_states(6, 5, 9)
+    scores, tokens = score_states(get_method("max-prob")(min_exit=2, every=2).parts(6), model, states)
+    assert scores.isnan().all(1).tolist() == [True, False, True, False, True, True], "the last block is never asked"
+    best = torch.softmax(states[1:], -1).amax(-1)
+    torch.testing.assert_close(scores[[1, 3]], best[[1, 3]])
+    assert (tokens[[0, 2, 4]] == -1).all()
+    assert tokens[[1, 3, 5]].tolist() == states[1:].argmax(-1)[[1, 3, 5]].tolist()
+
+
+def test_tokens_are_scored_in_pieces_that_fit_and_to_the_same_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = Identity(6, 9)
+    states, seeds = random_states(6, 11, 9), list(range(11))
+    for name in ("calm-softmax", "patience", "random", "oracle", "contrastive-jsd"):
+        params = {"mean_exit": 3.0} if name == "random" else {}
+        parts = get_method(name)(**params).parts(6)
+        whole = score_states(parts, model, states, seeds_N=seeds)
+        with monkeypatch.context() as patch:
+            patch.setattr(offline, "CHUNK_BYTES", 3 * 4 * 9)
+            pieces = score_states(parts, model, states, seeds_N=seeds)
+        assert torch.equal(whole[1], pieces[1])
+        torch.testing.assert_close(whole[0], pieces[0], equal_nan=True)
+
+
+def test_no_tokens_give_no_scores() -> None:
+    model: Any = Identity(6, 9)
+    scores, tokens = score_states(get_method("max-prob")().parts(6), model, random_states(6, 0, 9))
+    assert scores.shape == tokens.shape == (6, 0)
+
+
+# ------------------------------------------------------------------------------------------ epsilon
+
+
+def tail_threshold(scores: list[float], agrees: list[bool], epsilon: float) -> float:
+    """The smallest score such that, of all tokens with at least that score, a share of epsilon agrees."""
+    for candidate in sorted(scores):
+        tail = [right for score, right in zip(scores, agrees, strict=True) if score >= candidate]
+        if sum(tail) / len(tail) >= epsilon:
+            return candidate
+    return INF
+
+
+def fitted(scores: list[float], agrees: list[bool], epsilon: float) -> float:
+    """The value for block 1 of 2."""
+    two_blocks = torch.tensor([scores, [0.0] * len(scores)]), torch.tensor([agrees, [True] * len(scores)])
+    (value,) = epsilon_thresholds(*two_blocks, epsilon)
+    return value
+
+
+tokens = st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=25)
+
+
+@given(tokens, st.integers(0, 20))
+def test_the_fitted_test_lets_exactly_the_tail_of_the_definition_go(
+    drawn: list[tuple[int, bool]], twentieths: int
+) -> None:
+    """Scores are multiples of 1/6, so that many are tied."""
+    scores = [float(np.float32(n / 6)) for n, _ in drawn]
+    agrees, epsilon = [right for _, right in drawn], twentieths / 20
+    threshold, value = tail_threshold(scores, agrees, epsilon), fitted(scores, agrees, epsilon)
+    leaves = [score > value for score in torch.tensor(scores)]
+    assert leaves == [score >= threshold for score in scores]
+    assert (value == INF) == (threshold == INF)
+
+
+@pytest.mark.parametrize(
+    ("scores", "agrees", "epsilon", "smallest"),
+    [
+        ([0.1, 0.2, 0.3, 0.4], [0, 1, 1, 1], 1.0, 0.2),
+        ([0.1, 0.2, 0.3, 0.4], [0, 1, 1, 1], 0.75, 0.1),
+        ([0.1, 0.2, 0.3, 0.4], [1, 1, 1, 0], 0.8, INF),  # unreachable: the surest token is wrong
+        ([0.1, 0.2, 0.3, 0.4], [1, 1, 1, 0], 0.75, 0.1),  # the share is not monotone
+        ([0.1, 0.2, 0.3, 0.4], [0, 0, 0, 0], 0.0, 0.1),  # epsilon 0: the smallest score
+        ([0.1, 0.2, 0.3, 0.4], [0, 0, 0, 0], 0.01, INF),
+        ([0.3, 0.3, 0.3, 0.9], [0, 1, 1, 1], 0.9, 0.9),  # a tie leaves together: 3 of 4 agree
+        ([0.3, 0.3, 0.3, 0.9], [0, 1, 1, 1], 0.75, 0.3),
+        ([0.5], [1], 1.0, 0.5),
+    ],
+)
+def test_thresholds_by_hand(scores: list[float], agrees: list[int], epsilon: float, smallest: float) -> None:
+    order = [2, 0, 3, 1][: len(scores)] if len(scores) == 4 else [0]
+    value = fitted([scores[i] for i in order], [bool(agrees[i]) for i in order], epsilon)
+    if smallest == INF:
+        assert value == INF
+        return
+    at, below = torch.tensor(smallest), torch.tensor([score for score in scores if score < smallest])
+    assert at > value, "the test is inclusive"
+    assert not bool((below > value).any())
+    assert value == float(np.nextafter(np.float32(smallest), np.float32(-1)))
+
+
+def test_scores_of_0_and_below_have_thresholds_too() -> None:
+    assert torch.tensor(0.0) > fitted([0.0, 1.0], [True, True], 1.0)
+    assert torch.tensor(-0.5) > fitted([-0.5, -1.0], [True, False], 1.0) >= -1.0
+
+
+def test_a_block_that_is_not_asked_never_lets_a_token_go() -> None:
+    scores = torch.tensor([[math.nan, math.nan], [0.5, 0.6], [math.nan, math.nan]])
+    agrees = torch.ones(3, 2, dtype=torch.bool)
+    assert epsilon_thresholds(scores, agrees, 0.0)[0] == INF
+    assert epsilon_thresholds(scores, agrees, 0.0)[1] < 0.5
+
+
+def test_thresholds_are_what_the_rule_compares_with() -> None:
+    """Single precision all the way: stored, loaded and compared."""
+    model: Any = Identity(4, 6)
+    states = random_states(4, 40, 6).cumsum(0)  # so that blocks agree now and then
+    final = states[-1].argmax(-1)
+    data = FitData(model, states, final, final, torch.arange(40) // 4)
+    method = get_method("max-prob")(rule="epsilon", epsilon=0.4)
+    thresholds = method.fit(data, lambda share: None).tensors
+    parts = method.parts(4, thresholds)
+    scores, emitted = score_states(parts, model, states)
+    for block in (1, 2, 3):
+        agrees = (emitted[block - 1] == final).tolist()
+        smallest = tail_threshold(scores[block - 1].tolist(), agrees, 0.4)
+        leaves = scores[block - 1] > parts.threshold.value(block, 1, 10)
+        assert leaves.tolist() == [score >= smallest for score in scores[block - 1].tolist()]
+        assert leaves.any()
+
+
+# ------------------------------------------------------------------------------------------ splitting
+
+
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=20), st.sampled_from([0.1, 0.2, 0.5]), st.randoms())
+def test_a_split_keeps_documents_whole_and_loses_nothing(lengths: list[int], held_out: float, random: Any) -> None:
+    owner = [document for document, n in enumerate(lengths) for _ in range(n)]
+    random.shuffle(owner)
+    n = len(owner)
+    document_N, tokens_N = torch.tensor(owner), torch.arange(n)
+    states_LND = torch.arange(3 * n).view(3, n, 1).float()
+    model: Any = Identity(2, 1)
+    seen, unseen = FitData(model, states_LND, tokens_N, tokens_N + 1000, document_N).split(held_out)
+    n_unseen = max(1, round(held_out * len(lengths)))
+    for part, documents in ((seen, range(len(lengths) - n_unseen)), (unseen, range(len(lengths) - n_unseen, 99))):
+        mine = [token for token, document in enumerate(owner) if document in documents]
+        assert part.final_token_N.tolist() == mine
+        assert part.gold_token_N.tolist() == [token + 1000 for token in mine]
+        assert part.document_N.tolist() == [owner[token] - documents[0] for token in mine], "counted from 0 upwards"
+        assert torch.equal(part.states_LND, states_LND[:, mine])
