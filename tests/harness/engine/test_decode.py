@@ -12,9 +12,9 @@ from torch import Tensor
 from exitbench.harness.decode import Batch, Generation, Request, decode, decode_step, prefill
 from exitbench.harness.model import Transformer
 from exitbench.methods.base import BlockView, Gate, Parts, blocks_from
-from exitbench.methods.gates import FullAgreement
 from exitbench.methods.heads import LMHead
 from exitbench.methods.kv_policies import StateCopy
+from exitbench.methods.oracle import FullAgreement
 from exitbench.methods.thresholds import Constant
 
 L = 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -132,6 +133,22 @@ def test_weights_in_bfloat16_give_nearly_the_same_logits(family: Any, prompts: A
     assert rounded.dtype == torch.bfloat16
     assert (rounded.float() - exact).norm() / exact.norm() < 0.05
     assert not torch.equal(rounded.float(), exact)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("n_rows", [1, 5])
+def test_some_rows_of_the_head_read_what_the_whole_head_reads_there(family: Any, with_bias: bool, n_rows: int) -> None:
+    """Each row of the batch its own ids, in its own order."""
+    model, draw = family.checkpoint.model, torch.Generator().manual_seed(3)
+    if with_bias:
+        bias = torch.randn(model.vocab_size, generator=draw)
+        head = dataclasses.replace(model.weights.lm_head, bias=bias)
+        model = Transformer(model.arch, dataclasses.replace(model.weights, lm_head=head))
+    hidden = torch.randn(n_rows, model.d_model, generator=draw)
+    ids = torch.stack([torch.randperm(model.vocab_size, generator=draw)[:13] for _ in range(n_rows)])
+    weights = model.head_weights(ids)
+    assert weights.shape == (n_rows, 13, model.d_model + with_bias)
+    torch.testing.assert_close(model.logits_of(hidden, weights), model.logits(hidden).gather(1, ids))
 
 
 def test_learned_positions_end_with_a_message(twin: Any) -> None:

@@ -1,0 +1,161 @@
+"""A number that is not finite stops the decode and names the block; it never decides silently about an exit."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from exitbench.harness.checkpoint import Checkpoint
+from exitbench.harness.decode import Batch, Request, decode, prefill
+from exitbench.harness.model import Linear, Transformer
+from exitbench.methods.base import BlockView, Gate, Parts, Reading, blocks_from
+from exitbench.methods.exit_networks import TrainedGate
+from exitbench.methods.heads import LMHead
+from exitbench.methods.kv_policies import KV_POLICIES, StateCopy
+from exitbench.methods.registry import get_method, method_names
+from exitbench.methods.thresholds import Constant
+
+L = 5
+POISONED = 3
+BAD = [math.nan, math.inf]
+STATE_GATES = ("calm-saturation", "calm-classifier", "mee-mlp3", "mee-lstm")
+LOGIT_GATES = ("calm-softmax", "max-prob", "entropy", "contrastive", "contrastive-jsd")
+ROBUST_GATES = ("patience", "mee-top3", "contrastive-reweighted")
+"""Gates whose score stays finite on bad logits: what they compare is an argmax, an order or a masked sum."""
+
+
+@pytest.fixture(params=["t5", "llama"])
+def family(request: pytest.FixtureRequest, twin: Any) -> Any:
+    """One model of each kind: the loop is the same for all."""
+    return twin(request.param)
+
+
+def poisoned(checkpoint: Checkpoint, block: int, bad: float) -> Checkpoint:
+    """The same checkpoint with a bad number in the last weights of a block."""
+    model = checkpoint.model
+    weight = model.weights.blocks[block - 1].down.weight.clone()
+    weight[0, 0] = bad
+    blocks = list(model.weights.blocks)
+    blocks[block - 1] = dataclasses.replace(blocks[block - 1], down=Linear(weight, blocks[block - 1].down.bias))
+    weights = dataclasses.replace(model.weights, blocks=tuple(blocks))
+    return dataclasses.replace(checkpoint, model=Transformer(model.arch, weights), eos_ids=frozenset())
+
+
+def start(family: Any, prompts: list[list[int]]) -> Batch:
+    """Prompts that ran through sound weights."""
+    return prefill(family.checkpoint.model, [Request(prompt, seed) for seed, prompt in enumerate(prompts)], 6)
+
+
+def never_below(name: str, level: float = math.inf, **params: Any) -> Parts:
+    """A method asked from block 1 on whose threshold is the level; trained ones with random networks."""
+    method = get_method(name)(**params)
+    fitted: dict[str, Tensor] = {}
+    if isinstance(method, TrainedGate):
+        torch.manual_seed(0)
+        fitted = method.build_network(32).state_dict()
+    parts = method.parts(L, fitted)
+    return dataclasses.replace(parts, threshold=Constant(level), blocks=blocks_from(1, L))
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("name", [*LOGIT_GATES, *STATE_GATES])
+def test_the_first_block_whose_score_is_not_finite_is_named(family: Any, prompts: Any, name: str, bad: float) -> None:
+    with pytest.raises(ArithmeticError, match=rf"^the confidence score at block {POISONED} is not finite: \["):
+        decode(poisoned(family.checkpoint, POISONED, bad), start(family, prompts[:8]), never_below(name))
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("name", ROBUST_GATES)
+@pytest.mark.parametrize("level", [0.0, 1.5, math.inf])
+def test_a_gate_that_bad_logits_do_not_reach_still_ends_in_an_error(
+    family: Any, prompts: Any, name: str, level: float, bad: float
+) -> None:
+    with pytest.raises(ArithmeticError, match=r"block \d (is|are) not finite|^the logits at block \d are not finite"):
+        decode(poisoned(family.checkpoint, 1, bad), start(family, prompts[:8]), never_below(name, level))
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_the_emission_at_the_last_block_is_checked(family: Any, prompts: Any, bad: float) -> None:
+    for name in ("full", "max-prob", "calm-saturation", "patience"):
+        parts = get_method("full")().parts(L) if name == "full" else never_below(name)
+        with pytest.raises(
+            ArithmeticError, match=rf"^the logits at block {L} are not finite: the largest is (nan|inf)"
+        ):
+            decode(poisoned(family.checkpoint, L, bad), start(family, prompts[:8]), parts)
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_the_emission_at_an_early_exit_is_checked(family: Any, prompts: Any, bad: float) -> None:
+    static = get_method("static")(exit_layer=POISONED).parts(L)
+    with pytest.raises(ArithmeticError, match=rf"^the logits at block {POISONED} are not finite"):
+        decode(poisoned(family.checkpoint, POISONED, bad), start(family, prompts[:8]), static)
+
+
+@pytest.mark.parametrize("policy", KV_POLICIES)
+def test_a_bad_block_that_only_the_kv_policy_reaches_never_passes_silently(
+    family: Any, prompts: Any, policy: str
+) -> None:
+    """Rows leave before the bad block, so that their tokens are sound; one that is read from behind it is not."""
+    parts = get_method("static")(exit_layer=2, kv_policy=policy).parts(L)
+    batch, bad = start(family, prompts[:8]), poisoned(family.checkpoint, 4, math.nan)
+    batch.cache.model = bad.model  # which runs the rest
+    if policy == "noisy":  # the token is read from the last block, behind the bad one
+        with pytest.raises(ArithmeticError, match=r"^the logits at block \d are not finite"):
+            decode(bad, batch, parts)
+    else:
+        made = decode(bad, batch, parts)
+        assert all(0 <= token < 100 for g in made for token in g.token_ids)
+
+
+def test_a_decoder_only_prompt_is_checked_too(family: Any, prompts: Any) -> None:
+    checkpoint = poisoned(family.checkpoint, 2, math.nan)
+    batch = prefill(checkpoint.model, [Request(prompt) for prompt in prompts[:8]], 6)
+    with pytest.raises(ArithmeticError, match=rf"^the logits at block {2 if family.is_seq2seq else L} are not finite"):
+        decode(checkpoint, batch, get_method("static")(exit_layer=2).parts(L))
+
+
+class OneRowBad(Gate):
+    """The row of seed 5 scores badly at a block, the others leave there at once."""
+
+    def __init__(self, bad: float) -> None:
+        self.bad = bad
+
+    def score(self, view: BlockView) -> Tensor:
+        return torch.tensor([self.bad if seed == 5 and view.block == POISONED else 1.0 for seed in view.seeds_A])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_bad_row_of_a_batch_stops_it(family: Any, prompts: Any, bad: float) -> None:
+    parts = Parts(OneRowBad(bad), Constant(0.5), LMHead(), StateCopy(), frozenset({POISONED}))
+    with pytest.raises(ArithmeticError, match=rf"^the confidence score at block {POISONED} is not finite: .*{bad}"):
+        decode(dataclasses.replace(family.checkpoint, eos_ids=frozenset()), start(family, prompts[:8]), parts)
+
+
+class BadAt(LMHead):
+    """A read-out that overflows at one block, of sound states (half precision does that)."""
+
+    def __init__(self, block: int, bad: float) -> None:
+        self.block, self.bad = block, bad
+
+    def read(self, view: BlockView) -> Reading:
+        reading = super().read(view)
+        return Reading(torch.full_like(reading.logits_AK, self.bad)) if view.block == self.block else reading
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("name", LOGIT_GATES)
+def test_bad_logits_of_sound_states_are_named(family: Any, prompts: Any, name: str, bad: float) -> None:
+    parts = dataclasses.replace(never_below(name), head=BadAt(POISONED, bad))
+    with pytest.raises(ArithmeticError, match=rf"^the confidence score at block {POISONED} is not finite"):
+        decode(family.checkpoint, start(family, prompts[:8]), parts)
+
+
+def test_every_gate_is_covered_here() -> None:
+    without_a_score = {"full", "static", "random", "oracle"}
+    named = {*LOGIT_GATES, *ROBUST_GATES, *STATE_GATES, *without_a_score}
+    assert {name for name in method_names() if get_method(name).__module__.startswith("exitbench.")} == named

@@ -1,0 +1,307 @@
+"""KV policies in real decodes: what they run, what they leave in the cache, and that batches change nothing.
+
+Exit layers are given, so that every policy skips the same blocks; tokens follow from what was really computed.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from exitbench.harness.decode import Batch, Request, decode, decode_step, prefill
+from exitbench.harness.model import Cache, Transformer
+from exitbench.methods.base import Parts, argmax_token, blocks_from
+from exitbench.methods.gates import Scheduled
+from exitbench.methods.heads import LMHead
+from exitbench.methods.kv_policies import KV_POLICIES
+from exitbench.methods.oracle import FullAgreement
+from exitbench.methods.thresholds import Constant
+
+L = 5
+N_NEW = 9
+N_ROWS = 12
+TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
+EXACT = ("exact", "sync-parallel", "recompute-backlog")  # what is read is what a full run would have written
+WAITING = ("state-copy-lazy", "sync-parallel", "recompute-backlog")
+
+
+def schedule(n_rows: int, seed: int = 0) -> dict[int, list[int]]:
+    """Exit layers by row and position: long shallow stretches, and now and then a deep token."""
+    draw = random.Random(seed)
+    return {row: draw.choices(range(1, L + 1), weights=[5, 4, 3, 1, 1], k=N_NEW) for row in range(n_rows)}
+
+
+def parts(policy: str, layers: dict[int, list[int]]) -> Parts:
+    return Parts(Scheduled(layers), Constant(0.5), LMHead(), KV_POLICIES[policy], blocks_from(1, L))
+
+
+def start(family: Any, prompts: Sequence[list[int]], first_seed: int = 0) -> Batch:
+    requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts, first_seed)]
+    batch = prefill(family.checkpoint.model, requests, N_NEW)
+    batch.cache.self_kv = batch.cache.self_kv.clone()  # prefill makes an inference tensor, which nobody may change
+    # What is not written yet must never be read: it would show in every later score and token.
+    batch.cache.self_kv[..., batch.cache.length :, :] = float("nan")
+    return batch
+
+
+def endless(family: Any) -> Any:
+    """The checkpoint without ends of sequence: all rows stay in the cache."""
+    return dataclasses.replace(family.checkpoint, eos_ids=frozenset())
+
+
+def skip_prompt(family: Any, values: list[Any]) -> list[Any]:
+    """Without the token that the prompt itself gave (decoder-only models)."""
+    return values if family.is_seq2seq else values[1:]
+
+
+def full_run(family: Any, prompts: Sequence[list[int]], tokens: list[list[int]]) -> tuple[Cache, Tensor]:
+    """All blocks at all positions over the same tokens at once: the cache, and states after each block [L, B, T, D]."""
+    model = family.checkpoint.model
+    cache, _ = model.start(prompts, N_NEW)
+    fed = torch.tensor(tokens)[:, :-1]
+    if family.is_seq2seq:
+        fed = torch.cat([torch.full((len(fed), 1), family.checkpoint.start_id), fed], dim=1)
+    hidden, states = model.embed(fed, cache), []
+    for block in range(1, L + 1):
+        hidden = model.block(block, hidden, cache)
+        states.append(hidden)
+    cache.length += fed.shape[1]
+    return cache, torch.stack(states)
+
+
+def read_depth(exit_layers: list[int], at: int) -> int:
+    """Blocks of a fed token whose keys and values anybody read: its own, or those of a deeper token after it."""
+    return max(exit_layers[at:])
+
+
+@pytest.mark.parametrize("policy", EXACT)
+def test_tokens_are_those_of_a_full_run_read_out_at_the_exits(family: Any, prompts: Any, policy: str) -> None:
+    rows, layers = prompts[:N_ROWS], schedule(N_ROWS)
+    made = decode(endless(family), start(family, rows), parts(policy, layers))
+    _, states_LBTD = full_run(family, rows, [g.token_ids for g in made])
+    logits = family.checkpoint.model.logits(states_LBTD)
+    for row, generation in enumerate(made):
+        exits = skip_prompt(family, generation.exit_layers)
+        assert exits == skip_prompt(family, layers[row])
+        expected = [int(argmax_token(logits[layer - 1, row, at])) for at, layer in enumerate(exits)]
+        assert skip_prompt(family, generation.token_ids) == expected
+
+
+@pytest.mark.parametrize("policy", EXACT)
+def test_keys_and_values_that_were_read_are_those_of_a_full_run(family: Any, prompts: Any, policy: str) -> None:
+    rows = prompts[:N_ROWS]
+    batch = start(family, rows)
+    before = batch.cache.length
+    made = decode(endless(family), batch, parts(policy, schedule(N_ROWS)))
+    full, _ = full_run(family, rows, [g.token_ids for g in made])
+    assert batch.cache.length == full.length
+    untouched = 0
+    for row, generation in enumerate(made):
+        exits = skip_prompt(family, generation.exit_layers)
+        for at in range(len(exits)):
+            depth = L if policy == "exact" else read_depth(exits, at)
+            ours, theirs = (cache.self_kv[:, :, row, :, before + at] for cache in (batch.cache, full))
+            torch.testing.assert_close(ours[:depth], theirs[:depth], **TOLERANCE)
+            assert ours[depth:].isnan().all(), "what nobody reads is not made"
+            untouched += L - depth
+    assert (untouched > 0) == (policy != "exact")
+
+
+def test_lazy_state_copying_writes_what_the_eager_one_writes_and_only_what_is_read(family: Any, prompts: Any) -> None:
+    rows, layers = prompts[:N_ROWS], schedule(N_ROWS)
+    eager, lazy = start(family, rows), start(family, rows)
+    before = eager.cache.length
+    expected = decode(endless(family), eager, parts("state-copy", layers))
+    made = decode(endless(family), lazy, parts("state-copy-lazy", layers))
+    assert made == expected
+    completed = 0
+    for row, generation in enumerate(made):
+        exits = skip_prompt(family, generation.exit_layers)
+        for at, layer in enumerate(exits):
+            depth = read_depth(exits, at)
+            ours, theirs = (batch.cache.self_kv[:, :, row, :, before + at] for batch in (lazy, eager))
+            torch.testing.assert_close(ours[:depth], theirs[:depth], **TOLERANCE)
+            assert ours[depth:].isnan().all()
+            assert not theirs.isnan().any()
+            completed += depth - layer
+    assert completed > 50, "tokens that waited were made up for"
+
+
+def test_lazy_state_copying_gives_the_same_answers_to_200_prompts_that_end_when_they_like(
+    family: Any, prompts: Any
+) -> None:
+    layers = schedule(len(prompts))
+    answers = [decode(family.checkpoint, start(family, prompts), parts(p, layers)) for p in ("state-copy", WAITING[0])]
+    assert answers[0] == answers[1]
+    assert len({len(g.token_ids) for g in answers[0]}) >= 2
+
+
+def test_waiting_and_rerunning_give_the_answers_of_the_exact_cache_to_200_prompts(family: Any, prompts: Any) -> None:
+    layers = schedule(len(prompts))
+    exact, *others = (decode(family.checkpoint, start(family, prompts), parts(policy, layers)) for policy in EXACT)
+    copied = decode(family.checkpoint, start(family, prompts), parts("state-copy", layers))
+    for other in others:
+        assert [(g.token_ids, g.exit_layers) for g in other] == [(g.token_ids, g.exit_layers) for g in exact]
+    assert [g.token_ids for g in copied] != [g.token_ids for g in exact], "copied states must make a difference here"
+
+
+def clone(cache: Cache) -> Cache:
+    """A cache of its own; the model is shared."""
+    twin = copy.copy(cache)
+    twin.self_kv, twin.waiting = cache.self_kv.clone(), [list(tokens) for tokens in cache.waiting]
+    return twin
+
+
+def test_noisy_emits_the_full_models_token_and_leaves_the_cache_of_state_copying(family: Any, prompts: Any) -> None:
+    layers = schedule(N_ROWS)
+    batch, model, seeds = start(family, prompts[:N_ROWS]), family.checkpoint.model, tuple(range(N_ROWS))
+    token, shallow_differs = torch.full((N_ROWS,), 7), 0
+    never = {row: [L] * N_NEW for row in range(N_ROWS)}
+    for position in range(1, N_NEW):
+        caches = [clone(batch.cache) for _ in range(3)]
+        schedules = {"noisy": layers, "state-copy": layers, "exact": never}
+        with torch.inference_mode():
+            noisy, copied, full = (
+                decode_step(model, cache, token, parts(policy, asked), position, N_NEW, seeds)
+                for cache, (policy, asked) in zip(caches, schedules.items(), strict=True)
+            )
+        assert torch.equal(noisy.token_B, full.token_B)
+        assert torch.equal(noisy.exit_layer_B, copied.exit_layer_B)
+        assert set(noisy.blocks_run_B.tolist()) == {L}
+        end = batch.cache.length + 1
+        torch.testing.assert_close(caches[0].self_kv[..., :end, :], caches[1].self_kv[..., :end, :], **TOLERANCE)
+        shallow_differs += int((copied.token_B != full.token_B).sum())
+        batch.cache, token = caches[0], noisy.token_B
+    assert shallow_differs >= 5, "or the test could not tell which token is emitted"
+
+
+@pytest.mark.parametrize("policy", KV_POLICIES)
+def test_a_batch_equals_its_rows_alone_with_rows_that_end_at_different_times(
+    family: Any, prompts: Any, policy: str
+) -> None:
+    """Rows leave the batch while tokens of theirs and of others wait; prompts are padded."""
+    rows, method = prompts[:20], parts(policy, schedule(20, seed=3))
+    checkpoint = endless(family)
+    together = decode(checkpoint, start(family, rows), method, ends_somewhere)
+    assert len({len(g.token_ids) for g in together}) >= 4
+    for row, generation in enumerate(together):
+        assert decode(checkpoint, start(family, [rows[row]], row), method, ends_somewhere) == [generation]
+
+
+def ends_somewhere(tokens: list[int]) -> bool:
+    """A stop rule that rows meet at different lengths, which their first token tells."""
+    return len(tokens) > tokens[0] % 7
+
+
+# ------------------------------------------------------------------------------------------ what is really run
+
+
+class Spy:
+    """Counts block calls, positions run at each block, and projections of states."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls, self.positions = [0] * (L + 1), [0] * (L + 1)
+        self.filled = self.projected = 0
+        run, fill, project = Transformer.block, Cache.fill_from_state, Cache.write_projected
+
+        def block(model: Transformer, number: int, hidden: Tensor, *rest: Any) -> Tensor:
+            self.calls[number] += 1
+            self.positions[number] += hidden.shape[0] * hidden.shape[1]
+            return run(model, number, hidden, *rest)
+
+        def fill_from_state(cache: Cache, number: int, hidden: Tensor, rows: Tensor | None) -> None:
+            self.filled += len(hidden) * (L - number)
+            fill(cache, number, hidden, rows)
+
+        def write_projected(cache: Cache, number: int, states: Tensor, *rest: Any) -> None:
+            self.projected += len(states)
+            project(cache, number, states, *rest)
+
+        monkeypatch.setattr(Transformer, "block", block)
+        monkeypatch.setattr(Cache, "fill_from_state", fill_from_state)
+        monkeypatch.setattr(Cache, "write_projected", write_projected)
+
+    def clear(self) -> None:
+        self.calls, self.positions, self.filled, self.projected = [0] * (L + 1), [0] * (L + 1), 0, 0
+
+
+@pytest.fixture
+def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
+    return Spy(monkeypatch)
+
+
+@pytest.mark.parametrize("policy", KV_POLICIES)
+def test_every_policy_runs_what_it_says_and_no_more(family: Any, prompts: Any, policy: str, spy: Spy) -> None:
+    """One row, so that no position is run for padding."""
+    layers = {4: [3, 2, 1, 4, 1, 2, 5, 1, 3]}
+    batch = start(family, prompts[4:5], first_seed=4)
+    spy.clear()
+    (made,) = decode(endless(family), batch, parts(policy, layers))
+    exits = skip_prompt(family, made.exit_layers)
+    reads = [read_depth(exits, at) for at in range(len(exits))]
+    own = [sum(layer >= block for layer in exits) for block in range(1, L + 1)]
+    made_up = sum(depth - layer for depth, layer in zip(reads, exits, strict=True))
+    skipped = sum(L - layer for layer in exits)
+    everything = [len(exits)] * L
+    assert made_up > 5
+    if policy in WAITING:
+        assert spy.calls[1:] == own, "nothing is run as a token leaves: each block once for each token that runs it"
+    if policy == "recompute-backlog":
+        backlog, again = 0, [0] * L
+        for layer in exits:
+            again = [n + backlog * (block <= layer) for block, n in enumerate(again, 1)]
+            backlog = 0 if layer == L else backlog + 1
+        assert spy.positions[1:] == [a + b for a, b in zip(own, again, strict=True)]
+    elif policy == "sync-parallel":
+        assert spy.positions[1:] == [sum(depth >= block for depth in reads) for block in range(1, L + 1)]
+    else:
+        assert spy.positions[1:] == (everything if policy in ("exact", "noisy") else own)
+    assert spy.filled == (skipped if policy in ("state-copy", "noisy") else 0)
+    assert spy.projected == (made_up if policy == "state-copy-lazy" else 0)
+    runs_all = policy in ("exact", "noisy")
+    assert skip_prompt(family, made.blocks_run) == ([L] * len(exits) if runs_all else exits)
+
+
+@pytest.mark.parametrize("policy", WAITING)
+def test_in_a_batch_a_policy_that_waits_runs_nothing_as_rows_leave(
+    family: Any, prompts: Any, policy: str, spy: Spy
+) -> None:
+    layers = schedule(N_ROWS)
+    batch = start(family, prompts[:N_ROWS])
+    spy.clear()
+    made = decode(endless(family), batch, parts(policy, layers))
+    steps = list(zip(*(skip_prompt(family, g.exit_layers) for g in made), strict=True))
+    assert spy.calls[1:] == [sum(max(step) >= block for step in steps) for block in range(1, L + 1)]
+    assert spy.filled == 0
+    assert all(g.blocks_run == g.exit_layers for g in made)
+
+
+def test_a_token_that_has_all_blocks_waits_no_longer(family: Any, prompts: Any) -> None:
+    model, seeds = family.checkpoint.model, (0, 1)
+    for policy in WAITING:
+        batch = start(family, prompts[:2])
+        layers, waiting = {0: [2, 1, L, 1], 1: [1, 1, 1, L]}, []
+        for position in range(1, 5):
+            with torch.inference_mode():
+                decode_step(model, batch.cache, torch.tensor([7, 8]), parts(policy, layers), position, N_NEW, seeds)
+            waiting.append([sum(token.done < L for token in tokens) for tokens in batch.cache.waiting])
+        assert waiting == [[1, 1], [2, 2], [0, 3], [1, 0]], policy
+
+
+@pytest.mark.parametrize("policy", KV_POLICIES)
+def test_an_oracle_runs_every_block_whatever_the_policy(family: Any, prompts: Any, policy: str) -> None:
+    gate = FullAgreement(stable=False)
+    oracle = dataclasses.replace(parts(policy, {}), gate=gate)
+    made = decode(endless(family), start(family, prompts[:N_ROWS]), oracle)
+    full = decode(endless(family), start(family, prompts[:N_ROWS]), dataclasses.replace(oracle, blocks=frozenset()))
+    assert {ran for g in made for ran in g.blocks_run} == {L}
+    assert min(layer for g in made for layer in g.exit_layers) < L
+    if policy in EXACT:  # the token is the full model's, and so is the cache
+        assert [g.token_ids for g in made] == [g.token_ids for g in full]
