@@ -1,15 +1,21 @@
 """Two tiny checkpoints whose confidences vary, and a decoder in NumPy that shares nothing with the engine.
 
-The slow decoder states what state copying means without a cache: at block l a position shows the output of its block
-min(l - 1, its exit layer), so all positions run again through every block for every token, in float64.
+The slow decoder states what a cache of skipped blocks means without having one: to block l a position shows the output
+of some earlier block of its own, and all positions run again through every block for every token, in float64. With
+copied states that is block min(l - 1, its exit layer); with an exact cache block l - 1, as if nothing had been skipped.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
+import importlib.util
 import math
+import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -108,11 +114,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="session")
+def slow_rules() -> ModuleType:
+    """The module `slow_rules.py`, which tests cannot import by name."""
+    spec = importlib.util.spec_from_file_location("slow_rules", Path(__file__).parent / "slow_rules.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 # ------------------------------------------------------------------------------------------ the slow decoder
 
 
 def _rms(x: Array, weight: Array, epsilon: float) -> Array:
-    return weight * x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon)
+    return np.asarray(weight * x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon))
 
 
 def _softmax(x: Array) -> Array:
@@ -135,6 +151,12 @@ def _causal_mask(length: int) -> Array:
     return np.triu(np.full((length, length), -np.inf), 1)
 
 
+@functools.cache
+def _t5_bias(attention: Any, length: int) -> Array:
+    """What transformers' T5 adds to the scores, [H, T, T]: by distance, and nothing ahead."""
+    return np.asarray(attention.compute_bias(length, length)[0].double().numpy() + _causal_mask(length))
+
+
 @dataclass
 class SlowDecoder:
     """Decodes one prompt; see the head of this file."""
@@ -153,6 +175,12 @@ class SlowDecoder:
         for token in self.prompt[:-1]:
             self.commit(token, self.states(token), N_BLOCKS)
 
+    def fork(self) -> SlowDecoder:
+        """Another decoder at the same place."""
+        other = copy.copy(self)
+        other.inputs = [list(shown) for shown in self.inputs]
+        return other
+
     def states(self, token: int) -> list[Array]:
         """Outputs of blocks 0 (the embedding) to L for one new token, each [D]."""
         w = self.model.weights
@@ -167,24 +195,28 @@ class SlowDecoder:
         for block in range(N_BLOCKS):
             self.inputs[block].append(states[min(block, exit_layer)])
 
-    def logits(self, state: Array) -> Array:
-        """Final norm and head of one state, [V]."""
+    def normed(self, states: Array) -> Array:
+        """States [.., D] after the final norm."""
         w, config = self.model.weights, self.model.reference.config
         if self.source is not None:
-            normed = _rms(state, w["decoder.final_layer_norm.weight"], config.layer_norm_epsilon)
-            return np.asarray(w["shared.weight"] @ normed * config.d_model**-0.5)
-        return np.asarray(w["lm_head.weight"] @ _rms(state, w["model.norm.weight"], config.rms_norm_eps))
+            return _rms(states, w["decoder.final_layer_norm.weight"], config.layer_norm_epsilon)
+        return _rms(states, w["model.norm.weight"], config.rms_norm_eps)
+
+    def logits(self, normed: Array) -> Array:
+        """Normed states [.., D] read out, [.., V]."""
+        w = self.model.weights
+        if self.source is not None:
+            return np.asarray(normed @ w["shared.weight"].T * self.model.reference.config.d_model**-0.5)
+        return np.asarray(normed @ w["lm_head.weight"].T)
 
     def _t5_block(self, block: int, x: Array) -> Array:
         config, w = self.model.reference.config, self.model.weights
         assert self.source is not None
         layer = f"decoder.block.{block}.layer"
         heads, n, epsilon = config.num_heads, len(x), config.layer_norm_epsilon
-        first = self.model.reference.decoder.block[0].layer[0].SelfAttention
-        relative = first.compute_bias(n, n)[0].double().numpy()
         normed = _rms(x, w[f"{layer}.0.layer_norm.weight"], epsilon)
         q, k, v = (normed @ w[f"{layer}.0.SelfAttention.{part}.weight"].T for part in "qkv")
-        bias = relative + _causal_mask(n)
+        bias = _t5_bias(self.model.reference.decoder.block[0].layer[0].SelfAttention, n)
         x = x + _attention(q, k, v, heads, heads, 1.0, bias) @ w[f"{layer}.0.SelfAttention.o.weight"].T
         q = _rms(x, w[f"{layer}.1.layer_norm.weight"], epsilon) @ w[f"{layer}.1.EncDecAttention.q.weight"].T
         k, v = (self.source @ w[f"{layer}.1.EncDecAttention.{part}.weight"].T for part in "kv")
@@ -216,37 +248,52 @@ class SlowDecoder:
         return np.asarray(x + (gate / (1 + np.exp(-gate)) * up) @ w[f"{layer}.mlp.down_proj.weight"].T)
 
 
-@dataclass(frozen=True)
-class SlowToken:
-    """What the slow decoder made of one token."""
-
-    token: int
-    exit_layer: int
-    score: float | None
-
-
-Choose = Callable[[Array, int, int, int], tuple[int, float | None]]
-"""(logits of blocks 1..L [L, V], position, max_new_tokens, seed) -> (exit layer, score there; None at block L)."""
+SEMANTICS = {  # what a KV policy means, however it gets there
+    "state-copy": "copy",
+    "state-copy-lazy": "copy",
+    "exact": "exact",
+    "sync-parallel": "exact",
+    "recompute-backlog": "exact",
+    "noisy": "noisy",
+}
+Choose = Callable[[Any], Any]
+"""An exit rule bound to its parameters: a SlowView to a SlowChoice (`slow_rules.py`)."""
 
 
 @pytest.fixture(scope="session")
-def slow_decode() -> Callable[[Tiny, list[int], int, int, Choose], list[SlowToken]]:
-    """Greedy decoding of one prompt with an exit rule."""
+def slow_decode(slow_rules: ModuleType) -> Callable[[Tiny, list[int], int, int, Choose, str], list[Any]]:
+    """Greedy decoding of one prompt with an exit rule: a SlowChoice a token, as emitted."""
+    begun: dict[tuple[int, tuple[int, ...]], SlowDecoder] = {}
 
-    def decode(model: Tiny, prompt: list[int], seed: int, max_new_tokens: int, choose: Choose) -> list[SlowToken]:
-        decoder = SlowDecoder(model, prompt)
+    def begin(model: Tiny, prompt: list[int]) -> SlowDecoder:
+        """A prompt costs as much as an answer and is the same under every rule."""
+        key = (id(model), tuple(prompt))
+        if key not in begun:
+            begun[key] = SlowDecoder(model, prompt)
+        return begun[key].fork()
+
+    def view(decoder: SlowDecoder, states: Array, position: int, max_new_tokens: int, seed: int) -> Any:
+        normed = decoder.normed(states)
+        return slow_rules.SlowView(states, normed, decoder.logits(normed), position, max_new_tokens, seed)
+
+    def decode(
+        model: Tiny, prompt: list[int], seed: int, max_new_tokens: int, choose: Choose, kv_policy: str
+    ) -> list[Any]:
+        decoder, semantics = begin(model, prompt), SEMANTICS[kv_policy]
         is_seq2seq = model.checkpoint.kind == "seq2seq"
         fed = 0 if is_seq2seq else prompt[-1]
-        made: list[SlowToken] = []
+        made: list[Any] = []
         for position in range(1, max_new_tokens + 1):
             states = decoder.states(fed)
-            logits = np.stack([decoder.logits(state) for state in states[1:]])
-            exit_layer, score = choose(logits, position, max_new_tokens, seed)
-            if position == 1 and not is_seq2seq:  # the prompt runs at full depth and holds the first token
-                exit_layer, score = N_BLOCKS, None
-            decoder.commit(fed, states, exit_layer)
-            fed = int(logits[exit_layer - 1].argmax())
-            made.append(SlowToken(fed, exit_layer, score))
+            seen = view(decoder, np.stack(states), position, max_new_tokens, seed)
+            last = slow_rules.RULES["full"](seen, {}, {})
+            in_prompt = position == 1 and not is_seq2seq  # which runs at full depth and holds the first token
+            choice = last if in_prompt else choose(seen)
+            decoder.commit(fed, states, N_BLOCKS if semantics == "exact" else choice.exit_layer)
+            if semantics == "noisy":  # the cache is damaged as by copying, the token is that of full depth
+                choice = replace(choice, token=last.token, gap=min(choice.gap, last.gap))
+            made.append(choice)
+            fed = choice.token
             if fed in model.checkpoint.eos_ids:
                 break
         return made

@@ -1,0 +1,508 @@
+"""Every exit rule again, from its definition (methods.md 1.2, 1.5-1.9, 1.12): in float64, one token at a time.
+
+Nothing here is shared with the implementation, except where a random draw must be the same draw. A rule reads what the
+full model would have seen of a token at every block, and says after which block the token leaves.
+
+Two right programs in different precision may part where two numbers nearly meet. A rule therefore also tells how near
+the closest call was, so that a comparison can be refused there instead of failing.
+
+Shape letters: L blocks, D model width, V vocabulary; index 0 of a view is the embedding, l the output of block l.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exitbench.methods.random_exit import uniform
+
+Array = NDArray[np.float64]
+Params = dict[str, Any]
+Fitted = dict[str, Array]
+
+
+@dataclass
+class SlowView:
+    """All that one token shows on its way through the decoder.
+
+    Attributes:
+        states: Residual stream [L+1, D].
+        normed: The same after the final norm [L+1, D].
+        logits: The same read out [L+1, V].
+        position: 1 for the first generated token.
+        max_new_tokens: Longest answer allowed.
+        seed: Seed of the document.
+    """
+
+    states: Array
+    normed: Array
+    logits: Array
+    position: int
+    max_new_tokens: int
+    seed: int
+
+    @property
+    def n_blocks(self) -> int:
+        return len(self.states) - 1
+
+
+@dataclass(frozen=True)
+class SlowChoice:
+    """Where a token leaves, its score there (None after the last block), and what it is.
+
+    ``gap`` is the smallest difference between two real numbers that the choice hung on.
+    """
+
+    exit_layer: int
+    score: float | None
+    token: int
+    gap: float = math.inf
+
+
+Rule = Callable[[SlowView, Params, Fitted], SlowChoice]
+
+
+class Walk:
+    """One token on its way down, and how near its closest call was."""
+
+    def __init__(self, view: SlowView, params: Params, fitted: Fitted) -> None:
+        self.view, self.params, self.fitted = view, params, fitted
+        self.asked = list(range(params.get("min_exit", 1), view.n_blocks, params.get("every", 1)))
+        self.scores: list[float] = []  # at the asked blocks so far
+        self.gap = math.inf
+
+    @property
+    def last_score(self) -> float:
+        return self.scores[-1] if self.scores else 0.0
+
+    def above(self, a: float, b: float) -> bool:
+        """Strictly greater."""
+        self.gap = min(self.gap, abs(a - b))
+        return a > b
+
+    def argmax(self, values: Iterable[float]) -> int:
+        """The lowest index of the greatest value."""
+        vector = np.array(list(values))
+        best = int(vector.argmax())
+        others = np.delete(vector, best)
+        if len(others):
+            scale = max(1.0, abs(float(vector[best])))  # single precision is relative
+            self.gap = min(self.gap, float(vector[best] - others.max()) / scale)
+        return best
+
+    def floor(self, value: float) -> int:
+        """The whole part of a number that was computed from a score; whole scores (streaks) are exact."""
+        if self.last_score != round(self.last_score):
+            self.gap = min(self.gap, abs(value - round(value)))
+        return math.floor(value)
+
+
+# ------------------------------------------------------------------------------------------------- thresholds
+
+
+def base_level(walk: Walk, block: int, of_parameter: Callable[[float], float]) -> float:
+    """The level before decay."""
+    if walk.params["rule"] == "epsilon":
+        return float(walk.fitted["epsilon_thresholds"][block - 1])
+    if walk.params["rule"] == "per-block":
+        return of_parameter(walk.params["levels"][block - 1])
+    assert walk.params["rule"] == "constant"
+    return of_parameter(walk.params["threshold"])
+
+
+def decayed(walk: Walk, level: float) -> float:
+    """The level at this position of the answer."""
+    decay = walk.params["decay"]
+    if walk.params["rule"] == "epsilon" or decay == "none":
+        return level
+    fall = math.exp(-walk.params["temperature"] * walk.view.position / walk.view.max_new_tokens)
+    if decay == "code":
+        return 0.9 * level + 0.1 * level * fall
+    assert decay == "paper"
+    return min(1.0, max(0.0, 0.9 * level + 0.1 * fall))
+
+
+def largest_entropy(nats: float) -> float:
+    """A bound on the entropy as a bound on exp(-entropy)."""
+    return math.exp(-nats)
+
+
+def itself(level: float) -> float:
+    return level
+
+
+# ------------------------------------------------------------------------------------------------------ heads
+
+
+def softmax(z: Array) -> Array:
+    """Over all that is not -inf."""
+    shares = np.exp(z - z.max())
+    return np.asarray(shares / shares.sum())
+
+
+def kept_at_first(walk: Walk, block: int) -> int:
+    """k(i) for the absolute block i, at most V."""
+    p, n_vocabulary = walk.params, walk.view.logits.shape[1]
+    size = p["k_first"]
+    if p["k_schedule"] == "inverse":
+        slope = (p["k_first"] - p["k_min"]) / p["k_min"]
+        size = max(p["k_min"], math.floor(p["k_first"] / (1 + slope * block / walk.view.n_blocks)))
+    return int(min(size, n_vocabulary))
+
+
+def kept_ids(walk: Walk, block: int) -> NDArray[np.int64]:
+    """Ids read after ``block``; all of them at the first block read, after the last, and from the full head."""
+    logits = walk.view.logits
+    everything = np.arange(logits.shape[1])
+    kind = walk.params.get("head", "full")
+    if kind == "full" or block == walk.view.n_blocks or block == walk.asked[0]:
+        return everything
+    first = logits[walk.asked[0]]
+    ranked = np.argsort(-first, kind="stable")
+    size = kept_at_first(walk, walk.asked[0])
+    at_first, confidence = ranked[:size], max(0.0, walk.last_score)
+    _note_cut(walk, first[ranked], size)
+    if kind == "pruned-fixed":
+        return at_first
+    if kind == "pruned-decaying":
+        now = min(size, kept_at_first(walk, block))
+        _note_cut(walk, first[ranked], now)
+        return at_first[:now]
+    if kind == "pruned-decaying-idsorted":
+        return np.sort(at_first)[: kept_at_first(walk, block)]
+    if kind == "pruned-adaptive":
+        wanted = walk.floor(size * (1 - 0.9 * confidence))
+        now = min(size, max(walk.params["k_min"], wanted))
+        _note_cut(walk, first[ranked], now)
+        return at_first[:now]
+    assert kind == "pruned-adaptive-code"
+    return np.sort(at_first)[: max(0, walk.floor(logits.shape[1] * (1 - 0.9 * confidence)))]
+
+
+def _note_cut(walk: Walk, ranked_logits: Array, size: int) -> None:
+    """The last id kept and the first one dropped may be nearly as good."""
+    if size < len(ranked_logits):
+        walk.above(float(ranked_logits[size - 1]), float(ranked_logits[size]))
+
+
+def read(walk: Walk, block: int, ids: NDArray[np.int64]) -> Array:
+    """Logits of ``ids`` after ``block``, -inf for the others, [V]."""
+    z = np.full(walk.view.logits.shape[1], -np.inf)
+    z[ids] = walk.view.logits[block, ids]
+    return z
+
+
+def head_logits(walk: Walk, block: int) -> Array:
+    """What the method's head shows after an asked block."""
+    return read(walk, block, kept_ids(walk, block))
+
+
+def top_two(p: Array) -> tuple[float, float]:
+    """The two largest, the second 0 if there is none."""
+    ordered = np.sort(p)[::-1]
+    return float(ordered[0]), float(ordered[1]) if len(ordered) > 1 else 0.0
+
+
+# ---------------------------------------------------------------------------------------------- gated methods
+
+Score = Callable[[Walk, int], float]
+Emission = Callable[[Walk, int], Array]
+Level = Callable[[Walk, int], float]
+
+
+def decayed_level(walk: Walk, block: int) -> float:
+    return decayed(walk, base_level(walk, block, itself))
+
+
+def decayed_entropy_level(walk: Walk, block: int) -> float:
+    return decayed(walk, base_level(walk, block, largest_entropy))
+
+
+def gated(score: Score, level: Level = decayed_level, emission: Emission = head_logits) -> Rule:
+    """Leave at the first asked block whose score is strictly above its level."""
+
+    def rule(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
+        walk = Walk(view, params, fitted)
+        for block in walk.asked:
+            value = score(walk, block)
+            if walk.above(value, level(walk, block)):
+                token = walk.argmax(emission(walk, block))
+                return SlowChoice(block, value, token, walk.gap)
+            walk.scores.append(value)
+        return SlowChoice(view.n_blocks, None, walk.argmax(view.logits[-1]), walk.gap)
+
+    return rule
+
+
+# -------------------------------------------------------------- from the distribution over the vocabulary
+
+
+def margin(walk: Walk, block: int) -> float:
+    """p_(1) - p_(2)."""
+    first, second = top_two(softmax(head_logits(walk, block)))
+    return first - second
+
+
+def largest_probability(walk: Walk, block: int) -> float:
+    return top_two(softmax(head_logits(walk, block)))[0]
+
+
+def sureness(walk: Walk, block: int) -> float:
+    """exp(-H), H in nats."""
+    p = softmax(head_logits(walk, block))
+    p = p[p > 0]
+    return math.exp(float((p * np.log(p)).sum()))
+
+
+def patience(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
+    """Leave when enough asked blocks in a row want the same token; the score is the length of that row."""
+    walk = Walk(view, params, fitted)
+    needed = params["patience"] + (1 if params["counting"] == "formula" else 0)
+    streak, previous = 0, -1
+    for block in walk.asked:
+        token = walk.argmax(head_logits(walk, block))
+        streak = streak + 1 if token == previous else 1
+        previous = token
+        if streak >= needed:
+            return SlowChoice(block, float(streak), token, walk.gap)
+        walk.scores.append(float(streak))
+    return SlowChoice(view.n_blocks, None, walk.argmax(view.logits[-1]), walk.gap)
+
+
+def _rises(walk: Walk, signal: Array, block: int) -> bool:
+    """m_{l-2} < m_{l-1} < m_l, with three blocks behind the token."""
+    if block < 3:
+        return False
+    first, second = walk.above(signal[1], signal[0]), walk.above(signal[2], signal[1])
+    return first and second
+
+
+def top3(walk: Walk, block: int) -> float:
+    """The largest probability (or logit) if it rose twice in a row; in the code form 1 if it also passes the level."""
+    last_three = [walk.view.logits[at] for at in range(max(block - 2, 0), block + 1)]
+    probable = walk.params["signal"] == "probabilities"
+    signal = np.array([(softmax(z) if probable else z).max() for z in last_three])
+    if not _rises(walk, signal, block):
+        return 0.0
+    if walk.params["variant"] == "text":
+        return float(signal[-1])
+    assert walk.params["variant"] == "code"
+    return float(walk.above(signal[-1], base_level(walk, block, itself)))
+
+
+# --------------------------------------------------------------------------------------- from hidden states
+
+
+def saturation(walk: Walk, block: int) -> float:
+    """Cosine of a block's input and output."""
+    if walk.params["first"] == "zero" and block == walk.asked[0]:
+        return 0.0
+    states = walk.view.normed if walk.params["states"] == "normed" else walk.view.states
+    before, after = states[block - 1], states[block]
+    return float(before @ after / math.sqrt(float(before @ before) * float(after @ after)))
+
+
+def linear(fitted: Fitted, name: str, x: Array) -> Array:
+    y = fitted[f"{name}.weight"] @ x
+    return y + fitted[f"{name}.bias"] if f"{name}.bias" in fitted else y
+
+
+def classifier(walk: Walk, block: int) -> float:
+    x = linear(walk.fitted, "0", walk.view.normed[block])
+    if walk.params["network"] == "mlp":
+        x = linear(walk.fitted, "2", np.maximum(x, 0))
+    return float(softmax(x)[1])
+
+
+def last_three_mlp(walk: Walk, block: int) -> float:
+    if block < 2:
+        return 0.0
+    x = np.concatenate([walk.view.normed[at] for at in (block - 2, block - 1, block)])
+    return float(softmax(linear(walk.fitted, "2", np.maximum(linear(walk.fitted, "0", x), 0)))[1])
+
+
+def sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def lstm_layer(fitted: Fitted, layer: int, inputs: list[Array]) -> list[Array]:
+    """Hidden states of one layer, one a step; gates in the order input, forget, cell, output."""
+    w_in, w_hidden = fitted[f"lstm.weight_ih_l{layer}"], fitted[f"lstm.weight_hh_l{layer}"]
+    bias = fitted[f"lstm.bias_ih_l{layer}"] + fitted[f"lstm.bias_hh_l{layer}"]
+    hidden = cell = np.zeros(w_hidden.shape[1])
+    outputs = []
+    for x in inputs:
+        i, f, g, o = np.split(w_in @ x + w_hidden @ hidden + bias, 4)
+        cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
+        hidden = sigmoid(o) * np.tanh(cell)
+        outputs.append(hidden)
+    return outputs
+
+
+def recurrent(walk: Walk, block: int) -> float:
+    """One step a block from block 1, whether asked there or not."""
+    steps = [walk.view.normed[at] for at in range(1, block + 1)]
+    for layer in range(walk.params["layers"]):
+        steps = lstm_layer(walk.fitted, layer, steps)
+    return float(softmax(linear(walk.fitted, "out", steps[-1]))[1])
+
+
+# -------------------------------------------------------------------------------------------- contrastive
+
+
+def _divergence(p: Array, q: Array) -> float:
+    """Jensen-Shannon, of vectors that need not sum to 1; entries where both are 0 count nothing."""
+    m = (p + q) / 2
+
+    def kl(a: Array) -> float:
+        some = a > 0
+        return float((a[some] * np.log(a[some] / m[some])).sum())
+
+    return 0.5 * kl(p) + 0.5 * kl(q)
+
+
+def _plausible(walk: Walk, p: Array, block: int) -> NDArray[np.bool_]:
+    """V_head, [V]."""
+    alpha = walk.params["alpha"]
+    if walk.params["alpha_schedule"] == "hyperbolic":
+        alpha = alpha / (1 + walk.params["alpha_decay"] * block) * (1 - walk.last_score)
+    inside = np.asarray(
+        (p >= alpha * p.max()) & (p > 0)
+    )  # what the head does not read has p = 0 and is never plausible
+    walk.gap = min(walk.gap, float(np.abs(p[p > 0] - alpha * p.max()).min()) / float(p.max()))
+    return inside
+
+
+def _amateur(walk: Walk, block: int, ids: NDArray[np.int64], p: Array, inside: NDArray[np.bool_]) -> int | None:
+    """The earlier block to subtract."""
+    kind, n_blocks = walk.params["amateur"], walk.view.n_blocks
+    if kind == "half":
+        return block // 2 or None
+    candidates = {
+        "jsd": range(2, block),
+        "dola-low": range(0, n_blocks // 2, 2),
+        "dola-high": range(n_blocks // 2, n_blocks, 2),
+    }[kind]
+    usable = [at for at in candidates if at < block]
+    if not usable:
+        return None
+    earlier = [softmax(read(walk, at, ids)) for at in usable]
+    if kind == "jsd":
+        values = [_divergence(p * inside, q * inside) / (block - at) for at, q in zip(usable, earlier, strict=True)]
+    else:
+        values = [_divergence(p, q) for q in earlier]
+    return usable[walk.argmax(values)]
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One block against its amateur: p^l, V_head, and the softmax inside V_head (None without an amateur)."""
+
+    p: Array
+    inside: NDArray[np.bool_]
+    shares: Array | None
+
+
+def contrast(walk: Walk, block: int) -> Contrast:
+    ids = kept_ids(walk, block)
+    p = softmax(read(walk, block, ids))
+    inside = _plausible(walk, p, block)
+    amateur = _amateur(walk, block, ids, p, inside)
+    if amateur is None:
+        return Contrast(p, inside, None)
+    q = softmax(read(walk, amateur, ids))
+    difference = np.full(len(p), -np.inf)
+    difference[inside] = np.log(p[inside]) - np.log(q[inside])
+    return Contrast(p, inside, softmax(difference))
+
+
+def contrastive_vector(walk: Walk, found: Contrast, kind: str) -> Array:
+    """The score vector s [V]."""
+    if kind == "plain" or found.shares is None:
+        return found.p
+    mass = float(found.p[found.inside].sum()) if walk.params["mass"] == "head" else 1.0
+    outside = found.p if kind == "dcd" else np.zeros(len(found.p))
+    return np.where(found.inside, found.shares * mass, outside)
+
+
+def contrastive_margin(walk: Walk, block: int) -> float:
+    first, second = top_two(contrastive_vector(walk, contrast(walk, block), walk.params["gate_score"]))
+    return first - second
+
+
+def contrastive_emission(walk: Walk, block: int) -> Array:
+    if walk.params["emit_score"] == "plain":
+        return head_logits(walk, block)
+    return contrastive_vector(walk, contrast(walk, block), walk.params["emit_score"])
+
+
+# ---------------------------------------------------------------------------------- baselines and oracles
+
+
+def static(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
+    walk, layer = Walk(view, {}, fitted), params["exit_layer"]
+    return SlowChoice(layer, None if layer == view.n_blocks else 1.0, walk.argmax(view.logits[layer]), walk.gap)
+
+
+def full(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
+    return static(view, {"exit_layer": view.n_blocks}, fitted)
+
+
+def oracle(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
+    """The first block that agrees with the last one, or from which on all agree."""
+    walk = Walk(view, {}, fitted)
+    choices = np.array([walk.argmax(z) for z in view.logits[1:]])
+    agrees = choices == choices[-1]
+    blocks = range(1, view.n_blocks + 1)
+    if params["match"] == "stable":
+        layer = next(block for block in blocks if agrees[block - 1 :].all())
+    else:
+        layer = next(block for block in blocks if agrees[block - 1])
+    return SlowChoice(layer, None if layer == view.n_blocks else 1.0, int(choices[layer - 1]), walk.gap)
+
+
+def random(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
+    draw = uniform(params["seed"], view.seed, view.position)
+    up_to = np.cumsum(geometric(params["mean_exit"], view.n_blocks))[:-1]
+    return static(view, {"exit_layer": 1 + int(np.searchsorted(up_to, draw, side="right"))}, fitted)
+
+
+@functools.cache
+def geometric(mean: float, n_blocks: int) -> Array:
+    """p_l proportional to r^l with the given mean, r found on a fine grid."""
+    blocks = np.arange(1, n_blocks + 1)
+
+    def distribution(log_r: float) -> Array:
+        weights = np.exp(log_r * blocks - max(log_r, log_r * n_blocks))
+        return np.asarray(weights / weights.sum())
+
+    grid = np.linspace(-40, 40, 4001)
+    means = np.array([distribution(log_r) @ blocks for log_r in grid])
+    return distribution(float(np.interp(mean, means, grid)))
+
+
+CONTRASTIVE = gated(contrastive_margin, emission=contrastive_emission)
+RULES: dict[str, Rule] = {
+    "full": full,
+    "static": static,
+    "random": random,
+    "oracle": oracle,
+    "calm-softmax": gated(margin),
+    "max-prob": gated(largest_probability),
+    "entropy": gated(sureness, level=decayed_entropy_level),
+    "patience": patience,
+    "calm-saturation": gated(saturation),
+    "calm-classifier": gated(classifier),
+    "mee-lstm": gated(recurrent),
+    "mee-mlp3": gated(last_three_mlp),
+    "mee-top3": gated(top3),
+    "contrastive": CONTRASTIVE,
+    "contrastive-reweighted": CONTRASTIVE,
+    "contrastive-jsd": CONTRASTIVE,
+}
