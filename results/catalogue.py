@@ -1,7 +1,8 @@
 """The catalogue's tables for SQLAlchemy Core.
 
 The migrations create the tables; this is their description for Python, and a test compares the two.
-The token tables (`token_exit`, `probe_token`) are written through Arrow alone and are not described here.
+Traces that are only ever written through Arrow (`token_exit`, `probe_token`, `score_token`, `fit_curve`,
+`calibration_step`) are not described here.
 """
 
 from typing import Final

@@ -15,13 +15,27 @@ from exitbench.results.canonical import canonical_json, content_id
 from exitbench.results.catalogue import ATTEMPT, CELL, DATASET_ARTIFACT, ENVIRONMENT, HARDWARE, MODEL_ARTIFACT
 from exitbench.results.spool import Attempt, AttemptRecord, SpoolError, read_attempt, scan_spool
 
-# Of the identity, what says how one cell differs from another that does the same work.
-_NOT_SETTING: Final = ("kind", "method", "kv_policy", "timing", "probe_cell_ids")
+# Of the identity, what says how one cell differs from another that does the same work. `probe_cell_ids` is how the
+# first version of identities said `probe_cell_id`.
+_NOT_SETTING: Final = (
+    "kind",
+    "method",
+    "kv_policy",
+    "timing",
+    "calibration",
+    "probe_cell_id",
+    "probe_cell_ids",
+    "scores_cell_id",
+    "fit_cell_id",
+)
 
 _DATABASE_TABLE: Final = {
     "samples": "sample",
     "tokens": "token_exit",
     "probe": "probe_token",
+    "scores": "score_token",
+    "fit_curve": "fit_curve",
+    "calibration": "calibration_step",
     "metrics": "metric",
     "timings": "timing_sample",
 }

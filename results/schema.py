@@ -8,8 +8,8 @@ from typing import Final
 
 import pyarrow as pa
 
-SCHEMA_VERSION: Final = 1
-"""Version of the spool's layout; status.json carries it."""
+SCHEMA_VERSION: Final = 2
+"""Version of the spool's layout; status.json carries it. Attempts of every earlier version are read too."""
 
 STATUSES: Final = ("ok", "failed", "oom", "timeout", "skipped", "interrupted")
 """How an attempt can end."""
@@ -25,6 +25,9 @@ def _optional(name: str, kind: pa.DataType) -> pa.Field:
 
 _IDS = pa.list_(pa.int32())
 _FLOATS = pa.list_(pa.float32())
+
+FITTED_FILE: Final = "fitted.safetensors"
+"""What a fit cell leaves beside its tables: the tensors that other cells load."""
 
 SAMPLES: Final = pa.schema(
     [
@@ -47,6 +50,7 @@ TOKENS: Final = pa.schema(
         _optional("token_kind", pa.string()),
         _required("exit_layer", pa.int16()),
         _required("blocks_run", pa.int16()),
+        _optional("head_rows", pa.int32()),
         _optional("score", pa.float32()),
         _required("reason", pa.string()),
     ]
@@ -82,6 +86,41 @@ PROBE: Final = pa.schema(
     ]
 )
 
+SCORES: Final = pa.schema(
+    [
+        _required("doc_key", pa.string()),
+        _required("position", pa.int32()),
+        _required("score", _FLOATS),
+        _required("emitted_id", _IDS),
+    ]
+)
+"""One entry a block 1..L, as if the token had not left before: NaN and -1 where the gate is not asked.
+
+The last block asks no gate, so its score is always NaN.
+"""
+
+FIT_CURVE: Final = pa.schema(
+    [
+        _required("epoch", pa.int32()),
+        _required("train_loss", pa.float64()),
+        _required("held_out_loss", pa.float64()),
+        _required("held_out_accuracy", pa.float64()),
+    ]
+)
+
+CALIBRATION: Final = pa.schema(
+    [
+        _required("step", pa.int32()),
+        _required("threshold", pa.float64()),
+        _required("mean_loss", pa.float64()),
+        _optional("p_value", pa.float64()),
+        _required("passed", pa.bool_()),
+        _required("mean_exit_layer", pa.float64()),
+        _required("n", pa.int64()),
+    ]
+)
+"""One row a level tried, conservative first; `threshold` is the method's own parameter, `n` counts documents."""
+
 METRICS: Final = pa.schema(
     [
         _required("metric", pa.string()),
@@ -112,10 +151,13 @@ TABLES: Final[dict[str, pa.Schema]] = {
     "samples": SAMPLES,
     "tokens": TOKENS,
     "probe": PROBE,
+    "scores": SCORES,
+    "fit_curve": FIT_CURVE,
+    "calibration": CALIBRATION,
     "metrics": METRICS,
     "timings": TIMINGS,
 }
-"""Schema of each Parquet file by its name without the ending."""
+"""Schema of each Parquet file by its name without the ending. A column that may be NULL may be left out."""
 
 CELL_KEYS: Final[dict[str, tuple[str, ...]]] = {
     "": (

@@ -22,12 +22,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from exitbench.errors import UserError, suggestion
-from exitbench.results.schema import CELL_KEYS, ENV_KEYS, SCHEMA_VERSION, STATUSES, TABLES
+from exitbench.results.schema import CELL_KEYS, ENV_KEYS, FITTED_FILE, SCHEMA_VERSION, STATUSES, TABLES
 
 LOG_TAIL_LINES = 40
 _JSON_FILES = ("cell.json", "env.json", "status.json")
 _LOG_FILE = "log.txt"
-_FILES = frozenset({*_JSON_FILES, _LOG_FILE, *(f"{table}.parquet" for table in TABLES)})
+_FILES = frozenset({*_JSON_FILES, _LOG_FILE, FITTED_FILE, *(f"{table}.parquet" for table in TABLES)})
 _ROW_GROUP_ROWS = 65_536
 
 
@@ -222,6 +222,20 @@ def latest_status(spool_root: Path) -> dict[str, AttemptStatus]:
     return {cell_id: _attempt_status(attempt) for cell_id, attempt in latest.items()}
 
 
+def attempt_status(spool_root: Path, cell_id: str) -> AttemptStatus | None:
+    """Return how the latest attempt at one cell ended; None if there is none. Reads that cell's folders only.
+
+    Raises:
+        SpoolError: A status.json that cannot be read.
+    """
+    latest: Attempt | None = None
+    for path in _folders(spool_root / cell_id[:2] / cell_id):
+        attempt = Attempt(cell_id, path.name, path, (path / "DONE").exists())
+        if latest is None or attempt.finished or not latest.finished:
+            latest = attempt
+    return None if latest is None else _attempt_status(latest)
+
+
 def read_attempt(path: Path) -> AttemptRecord:
     """Check every file of a finished attempt against DONE and read its JSON files.
 
@@ -259,12 +273,13 @@ def conform(table: str, rows: pa.Table, *, where: str) -> pa.Table:
 
     Args:
         table: A name in `schema.TABLES`.
-        rows: Exactly the schema's columns, in any order, of types that cast without loss of range.
+        rows: The schema's columns, in any order, of types that cast without loss of range; those that may be null may
+            be missing, and are null then (an earlier version of the spool did not have them).
         where: What to name in errors.
 
     Raises:
-        SpoolError: Unknown table; missing, unknown or ill-typed column; null where none may be; lists of a probed
-            token that differ in length; a metric that is not finite.
+        SpoolError: Unknown table; missing, unknown or ill-typed column; null where none may be; lists of a
+            probed token that differ in length; a metric that is not finite.
     """
     if table not in TABLES:
         raise SpoolError(f"{where}: no table {table!r}.{suggestion(table, TABLES)}")
@@ -274,7 +289,7 @@ def conform(table: str, rows: pa.Table, *, where: str) -> pa.Table:
             raise SpoolError(f"{where}: unknown column {name!r}.{suggestion(name, schema.names)}")
     columns = [_conform_column(rows, field, where) for field in schema]
     conformed = pa.Table.from_arrays(columns, schema=schema)
-    if table == "probe":
+    if table in ("probe", "scores"):
         _check_list_lengths(conformed, where)
     if table == "metrics" and not pc.all(pc.is_finite(conformed["value"]), min_count=0).as_py():
         raise SpoolError(f"{where}: column 'value' has entries that are not finite; leave undefined metrics out.")
@@ -282,7 +297,10 @@ def conform(table: str, rows: pa.Table, *, where: str) -> pa.Table:
 
 
 def _conform_column(rows: pa.Table, field: pa.Field, where: str) -> pa.ChunkedArray:
-    if rows.column_names.count(field.name) != 1:
+    count = rows.column_names.count(field.name)
+    if count == 0 and field.nullable:
+        return pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
+    if count != 1:
         raise SpoolError(f"{where}: needs exactly one column {field.name!r} ({field.type}).")
     column = rows[field.name]
     if column.null_count and not field.nullable:

@@ -23,7 +23,8 @@ SELECT
     c.dtype, c.device, c.batch_size, c.generation, a.started_at,
     epoch(a.ended_at) - epoch(a.started_at) AS seconds, a.peak_rss_bytes, e.git_commit AS commit,
     e.git_dirty AS dirty, h.cpu, h.gpu, h.threads, c.setting_id, a.comparable_id,
-    coalesce(c.full_depth_cell_id, c.cell_id) AS full_depth_cell_id, f.attempt_id AS full_depth_attempt_id,
+    coalesce(c.full_depth_cell_id, if(c.kind = 'quality', c.cell_id, NULL)) AS full_depth_cell_id,
+    f.attempt_id AS full_depth_attempt_id,
     c.full_depth_cell_id IS NULL AND c.kind = 'quality' AS is_full_depth
 FROM run_names AS n
 JOIN attempt AS a USING (attempt_id)
@@ -32,13 +33,13 @@ JOIN model_artifact AS m USING (model_id)
 JOIN dataset_artifact AS d USING (data_id)
 JOIN environment AS e USING (env_id)
 JOIN hardware AS h USING (hw_id)
-LEFT JOIN run_names AS f ON f.cell_id = coalesce(c.full_depth_cell_id, c.cell_id);
-COMMENT ON VIEW runs IS 'One row per run, with where and when it ran. kind: quality, timing, probe or replay; split, documents: the data;
-limited: only a part of the documents; model_kind: seq2seq or causal; blocks: decoder blocks L; encoder_blocks; parameters: weights;
-dtype, device, batch_size, generation (JSON); started_at: UTC; seconds: wall time; peak_rss_bytes; commit, dirty: of the code;
-cpu, gpu, threads; setting_id: equal for cells that differ only in method and kind; comparable_id: setting, software and machine: equal
-where times may be compared; full_depth_cell_id, full_depth_attempt_id: full depth on the same documents (itself for full depth,
-no attempt where it has not run); is_full_depth: this run is that reference.';
+LEFT JOIN run_names AS f ON f.cell_id = coalesce(c.full_depth_cell_id, if(c.kind = 'quality', c.cell_id, NULL));
+COMMENT ON VIEW runs IS 'One row per run, with where and when it ran. kind: quality, timing, probe, scores, replay, fit or calibration;
+split, documents: the data; limited: only a part of the documents; model_kind: seq2seq or causal; blocks: decoder blocks L; encoder_blocks;
+parameters: weights; dtype, device, batch_size, generation (JSON); started_at: UTC; seconds: wall time; peak_rss_bytes; commit, dirty: of
+the code; cpu, gpu, threads; setting_id: equal for cells that differ only in method and kind; comparable_id: setting, software and machine:
+equal where times may be compared; full_depth_cell_id, full_depth_attempt_id: full depth on the same documents (itself for full depth, no
+attempt where it has not run, NULL where nothing is compared with it); is_full_depth: this run is that reference.';
 
 CREATE VIEW failures AS
 SELECT
@@ -80,8 +81,18 @@ shared AS (
         max(value) FILTER (metric = 'ideal_speedup_flops') AS ideal_speedup_flops
     FROM metric GROUP BY attempt_id
 ),
+newest AS (
+    SELECT n.attempt_id
+    FROM run_names AS n JOIN cell AS c USING (cell_id)
+    WHERE c.kind IN ('quality', 'replay')
+    QUALIFY row_number() OVER (
+        PARTITION BY c.setting_id, c.kind, c.method, c.params, c.kv_policy ORDER BY n.attempt_id DESC
+    ) = 1
+),
 timed AS (
-    SELECT c.setting_id, c.method, c.method_sha256, c.params, c.kv_policy, a.hw_id, a.attempt_id
+    SELECT
+        c.setting_id, c.method, c.method_sha256, c.params, c.kv_policy, c.identity ->> 'fit_cell_id' AS fit_cell_id,
+        a.hw_id, a.attempt_id
     FROM attempt AS a JOIN cell AS c USING (cell_id)
     WHERE a.status = 'ok' AND c.kind = 'timing'
 ),
@@ -91,12 +102,12 @@ latest_timed AS (
     JOIN (SELECT setting_id, arg_max(hw_id, attempt_id) AS hw_id FROM timed GROUP BY setting_id)
         USING (setting_id, hw_id)
     QUALIFY row_number() OVER (
-        PARTITION BY setting_id, method, method_sha256, params, kv_policy ORDER BY attempt_id DESC
+        PARTITION BY setting_id, method, method_sha256, params, kv_policy, fit_cell_id ORDER BY attempt_id DESC
     ) = 1
 ),
 speed AS (
     SELECT
-        t.setting_id, t.method, t.method_sha256, t.params, t.kv_policy, t.attempt_id, t.hw_id,
+        t.setting_id, t.method, t.method_sha256, t.params, t.kv_policy, t.fit_cell_id, t.attempt_id, t.hw_id,
         max(v.value) FILTER (v.metric = 'speedup') AS speedup,
         max(v.ci_low) FILTER (v.metric = 'speedup') AS speedup_low,
         max(v.ci_high) FILTER (v.metric = 'speedup') AS speedup_high,
@@ -114,8 +125,9 @@ SELECT
     shared.ideal_speedup_flops, s.realised_fraction, shared.token_match, coalesce(v.n, shared.n) AS n, r.is_full_depth,
     s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu
 FROM run_names AS n
+JOIN newest USING (attempt_id)
 JOIN runs AS r USING (attempt_id)
-JOIN cell AS c ON c.cell_id = n.cell_id AND c.kind IN ('quality', 'replay')
+JOIN cell AS c ON c.cell_id = n.cell_id
 LEFT JOIN shared ON shared.attempt_id = n.attempt_id
 LEFT JOIN headline AS own ON own.attempt_id = n.attempt_id
 LEFT JOIN headline AS full_headline ON full_headline.attempt_id = r.full_depth_attempt_id
@@ -125,21 +137,24 @@ LEFT JOIN own_metric AS f
 LEFT JOIN speed AS s
     ON c.kind = 'quality' AND s.setting_id = c.setting_id AND s.method = c.method
     AND s.method_sha256 = c.method_sha256 AND s.params = c.params AND s.kv_policy IS NOT DISTINCT FROM c.kv_policy
+    AND s.fit_cell_id IS NOT DISTINCT FROM (c.identity ->> 'fit_cell_id')
 LEFT JOIN hardware AS h ON h.hw_id = s.hw_id;
-COMMENT ON VIEW frontier IS 'Quality against speed: one row per quality or replay run. limited, dtype, device, batch_size; blocks: L; metric: the
-task''s headline metric; value, ci_low, ci_high: its value and 95% interval, NULL for a replay; full_value: of full depth on the same
-documents; delta: value - full_value; mean_exit_layer: blocks run per token; speedup, speedup_low, speedup_high: full depth''s time over
-the method''s, measured in the same process, with 95% interval (1 for full depth itself, NULL where not timed); aa_low, aa_high: full
-depth against itself in that session: the noise floor; ideal_speedup_bytes, ideal_speedup_flops: cost model; realised_fraction:
-speedup over ideal; token_match: share of tokens equal to full depth''s; n: documents; is_full_depth: the reference itself;
-timing_attempt_id: where the speed is from: the latest timing of the same weights, data, method, parameters, generation, dtype, batch
-and seed, all of one setting on one machine: the one timed last; timing_cpu, timing_gpu: that machine.';
+COMMENT ON VIEW frontier IS 'Quality against speed: one row per quality or replay run; of runs that differ only in the method''s source, or
+in what it was fitted or replayed on, the newest. limited, dtype, device, batch_size; blocks: L; metric: the task''s headline metric;
+value, ci_low, ci_high: its value and 95% interval, NULL for a replay; full_value: of full depth on the same documents; delta: value -
+full_value; mean_exit_layer: blocks run per token; speedup, speedup_low, speedup_high: full depth''s time over the method''s, measured in
+the same process, with 95% interval (1 for full depth itself, NULL where not timed); aa_low, aa_high: full depth against itself in that
+session: the noise floor; ideal_speedup_bytes, ideal_speedup_flops: cost model; realised_fraction: speedup over ideal; token_match: share
+of tokens equal to full depth''s; n: documents; is_full_depth: the reference itself; timing_attempt_id: where the speed is from: the latest
+timing of the same weights, data, method, source, fit, parameters, generation, dtype, batch and seed, all of one setting on one machine:
+the one timed last; timing_cpu, timing_gpu: that machine.';
 
 CREATE VIEW token_trace AS
 SELECT n.*, t.* EXCLUDE (attempt_id) FROM token_exit AS t JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run, or probed token of a replay. doc_key: document; position: 1 = first generated; token_id;
-token_kind: kind of word in built-in data; exit_layer: where the token was emitted; blocks_run: blocks executed for it; score: the
-gate''s confidence there; reason: threshold (the gate said so) or last (no block was left).';
+COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run, or probed token of a replay. doc_key: document; position: 1 =
+first generated; token_id; token_kind: kind of word in built-in data; exit_layer: where the token was emitted; blocks_run: blocks executed
+for it; score: the gate''s confidence there; reason: threshold (the gate said so) or last (no block was left); head_rows: rows of the LM
+head multiplied for it, NULL for a replay and where an older version ran.';
 
 CREATE VIEW probe_trace AS
 SELECT n.*, p.* EXCLUDE (attempt_id) FROM probe_token AS p JOIN run_names AS n USING (attempt_id);
@@ -149,6 +164,12 @@ first block whose top-1 is full_token_id; stable_from: first block from which it
 three most probable tokens; rank_final, p_final: rank (1 = top) and probability of full_token_id; entropy; logsumexp: of the logits;
 cosine_previous, cosine_previous_normed: with the block before (the embedding before block 1), raw and final-normed states;
 cosine_last: with block L, final-normed; jsd_previous, jsd_last: Jensen-Shannon divergence to the block before and to block L, nats.';
+
+CREATE VIEW score_trace AS
+SELECT n.*, t.* EXCLUDE (attempt_id) FROM score_token AS t JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW score_trace IS 'One row per probed token of a scores run: the method''s gate asked at every block as if the token had not
+left before; lists have one entry per block 1..L. doc_key; position: 1 = first generated; score: of the gate, NaN where it is not asked and
+at block L; emitted_id: token that would be emitted there, -1 where the gate is not asked.';
 
 CREATE VIEW layer_trace AS
 SELECT
@@ -215,3 +236,24 @@ FROM (FROM probed UNION ALL FROM decoded) AS k JOIN run_names AS n USING (attemp
 COMMENT ON VIEW exit_by_kind IS 'One row per run and kind of word in built-in data. kind: of cell, probe, quality or replay; token_kind; n: tokens;
 mean_exit_layer: where tokens were emitted (quality, replay); mean_first_match, mean_stable_from: where full depth''s token first and finally
 is top-1 (probe); share_equal_full: of tokens equal to full depth''s at the same place.';
+
+CREATE VIEW fit_curves AS
+SELECT n.*, f.* EXCLUDE (attempt_id) FROM fit_curve AS f JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW fit_curves IS 'One row per fit run and epoch. epoch: in the order trained; train_loss: on the documents that the method was
+fitted on; held_out_loss, held_out_accuracy: on documents kept out of it.';
+
+CREATE VIEW calibrations AS
+SELECT
+    n.*, c.identity -> 'calibration' ->> 'rule' AS rule, c.identity -> 'calibration' ->> 'consistency' AS consistency,
+    (c.identity -> 'calibration' ->> 'delta')::DOUBLE AS delta,
+    (c.identity -> 'calibration' ->> 'epsilon')::DOUBLE AS epsilon, s.* EXCLUDE (attempt_id),
+    s.passed AND s.step = max(s.step) FILTER (s.passed) OVER (PARTITION BY s.attempt_id) AS chosen
+FROM calibration_step AS s
+JOIN run_names AS n USING (attempt_id)
+JOIN cell AS c ON c.cell_id = n.cell_id;
+COMMENT ON VIEW calibrations IS 'The p-path: one row per calibration run and level tried. rule: how a level is judged; consistency: what is
+lost, textual (against full depth''s output) or risk (in score against the reference); delta: loss that is tolerated; epsilon: tolerated
+probability of more; step: 1 is the most conservative level; threshold: the level, a value of the method''s own parameter; mean_loss: over
+the calibration documents, 0..1; p_value: of a loss above delta, NULL under a rule that tests nothing; passed: the walk went on;
+mean_exit_layer: blocks run per token there; n: documents; chosen: the last level that passed, no row where the first failed (full depth is
+used then).';

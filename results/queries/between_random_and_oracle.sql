@@ -1,5 +1,6 @@
 -- Where each method lies between random exits and the oracle: the share of random's shortfall in agreement with full
--- depth that it makes up, next to the blocks that each runs. Random is the run whose mean exit layer is nearest.
+-- depth that it makes up, next to the blocks that each runs. Random is the run whose mean exit layer is nearest; the
+-- oracle is that of the first match if there is one, and both have the method's own KV policy if they were run with it.
 WITH points AS (
     SELECT * FROM frontier WHERE execution = 'real' AND NOT is_full_depth
 )
@@ -12,6 +13,9 @@ JOIN points AS r ON r.method = 'random' AND r.model = p.model AND r.task_label =
 JOIN points AS o ON o.method = 'oracle' AND o.model = p.model AND o.task_label = p.task_label
 WHERE p.method NOT IN ('random', 'oracle')
 QUALIFY row_number() OVER (
-    PARTITION BY p.cell_id ORDER BY abs(r.mean_exit_layer - p.mean_exit_layer), r.cell_id, o.cell_id
+    PARTITION BY p.cell_id
+    ORDER BY
+        r.kv_policy IS DISTINCT FROM p.kv_policy, abs(r.mean_exit_layer - p.mean_exit_layer), r.cell_id,
+        (o.params ->> 'match') IS DISTINCT FROM 'first', o.kv_policy IS DISTINCT FROM p.kv_policy, o.cell_id
 ) = 1
 ORDER BY p.model, p.task_label, p.method, p.params, p.seed, p.cell_id;

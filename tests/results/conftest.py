@@ -32,6 +32,7 @@ def tokens() -> pa.Table:
             "token_kind": None,
             "exit_layer": 2,
             "blocks_run": 2,
+            "head_rows": 100,
             "score": 0.5,
             "reason": "threshold",
         }

@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from exitbench.results import spool
 from exitbench.results.canonical import content_id
-from exitbench.results.schema import PROBE_FLOAT_LISTS, PROBE_ID_LISTS
+from exitbench.results.risk_control import calibrate
+from exitbench.results.schema import FITTED_FILE, PROBE_FLOAT_LISTS, PROBE_ID_LISTS
 from exitbench.results.spool import AttemptWriter
 from exitbench.results.statistics import Interval, mean_interval, ratio_interval
 
@@ -81,13 +82,25 @@ TASKS = (
     Task("wmt-en-fr", "wmt-en-fr", ("bleu", "chrf")),
 )
 FULL = Method("full", {})
-CALM = tuple(Method("calm-softmax", {"threshold": threshold, "min_exit": 1}) for threshold in (0.3, 0.6, 0.9))
+CALM = tuple(
+    Method("calm-softmax", {"threshold": threshold, "min_exit": 1, "decay": "none"}) for threshold in (0.3, 0.6, 0.9)
+)
 METHODS = (
     FULL,
     Method("static", {"exit_layer": 2}),
     Method("random", {"mean_exit": 2.5, "seed": 0}),
-    Method("oracle", {}),
+    Method("oracle", {"match": "stable", "kv_policy": "state-copy"}),
 )
+FITTED = Method("calm-classifier", {"threshold": 0.5, "epochs": 3})
+LEVELS = (0.9, 0.6, 0.3)
+CALIBRATION = {
+    "levels": list(LEVELS),
+    "delta": 0.35,
+    "epsilon": 0.3,
+    "consistency": "textual",
+    "rule": "hoeffding",
+    "held_out_sha256": "",
+}
 
 
 @dataclass(frozen=True)
@@ -109,6 +122,9 @@ def make_spool(root: Path) -> None:
         for model in MODELS:
             for task in TASKS:
                 _write_pair(root, model, task, _world(model, task))
+        for model in MODELS:
+            for task in TASKS:
+                _write_preparations(root, model, task, _world(model, task))
 
 
 def _write_pair(root: Path, model: Model, task: Task, world: World) -> None:
@@ -129,6 +145,15 @@ def _write_pair(root: Path, model: Model, task: Task, world: World) -> None:
         )
 
 
+def _write_preparations(root: Path, model: Model, task: Task, world: World) -> None:
+    """What methods need before they run well: scores for replays, fits, and calibrated thresholds."""
+    full = cell_json(model, task, FULL, "quality")
+    probe = cell_json(model, task, FULL, "probe", full["cell_id"])
+    _write_scores(root, cell_json(model, task, CALM[0], "scores", None, (probe["cell_id"],)), world)
+    _write_fit(root, cell_json(model, task, FITTED, "fit"))
+    _write_calibration(root, cell_json(model, task, CALM[0], "calibration"), world)
+
+
 def _write_troubles(root: Path, failing: dict[str, Any], repeated: dict[str, Any]) -> None:
     """A cell that ran out of memory, and a later failure of a cell that had succeeded before."""
     with AttemptWriter(root, failing, ENV) as writer:
@@ -139,10 +164,23 @@ def _write_troubles(root: Path, failing: dict[str, Any], repeated: dict[str, Any
 
 
 def cell_json(
-    model: Model, task: Task, method: Method, kind: str, full_id: str | None = None, depends_on: tuple[str, ...] = ()
+    model: Model,
+    task: Task,
+    method: Method,
+    kind: str,
+    full_id: str | None = None,
+    depends_on: tuple[str, ...] = (),
+    *,
+    source: str = "",
+    fit_id: str | None = None,
 ) -> dict[str, Any]:
+    """cell.json; `source` stands for the text of the method's source."""
     weights = {f"{part}_sha256": content_id([model.name, part]) for part in ("weights", "config", "tokenizer")}
-    method_part = {"name": method.name, "params": dict(method.params), "source_sha256": content_id(method.name)}
+    method_part = {
+        "name": method.name,
+        "params": dict(method.params),
+        "source_sha256": content_id(method.name + source),
+    }
     asked = {
         "generation": {"max_new_tokens": 16, "stop": []},
         "dtype": "float32",
@@ -160,7 +198,9 @@ def cell_json(
         "task": data,
         **asked,
         **({"timing": {"documents": DOCUMENTS}} if kind == "timing" else {}),
-        **({"probe_cell_ids": list(depends_on)} if kind == "replay" else {}),
+        **({"probe_cell_id": depends_on[0]} if kind in ("replay", "scores") else {}),
+        **({} if fit_id is None else {"fit_cell_id": fit_id}),
+        **({"calibration": CALIBRATION} if kind == "calibration" else {}),
     }
     return {
         "cell_id": content_id(identity),
@@ -239,12 +279,19 @@ def _token_columns() -> dict[str, Any]:
     }
 
 
-def _write_tokens(writer: AttemptWriter, world: World, exits: np.ndarray, score: np.ndarray | None) -> None:
+def _write_tokens(
+    writer: AttemptWriter,
+    world: World,
+    exits: np.ndarray,
+    score: np.ndarray | None = None,
+    head_rows: np.ndarray | None = None,
+) -> None:
     rows = {
         **_token_columns(),
         "token_id": _emitted(world, exits),
         "exit_layer": exits,
         "blocks_run": exits,
+        "head_rows": pa.nulls(len(exits), pa.int32()) if head_rows is None else head_rows,
         "score": pa.nulls(len(exits), pa.float32()) if score is None else score,
         "reason": np.where(exits == world.margin.shape[1], "last", "threshold"),
     }
@@ -297,7 +344,9 @@ def _write_quality(root: Path, cell: dict[str, Any], task: Task, world: World, e
     gated = cell["method"]["name"] == "calm-softmax"
     with AttemptWriter(root, cell, ENV) as writer:
         writer.write("samples", pa.table(samples))
-        _write_tokens(writer, world, exits, world.margin[np.arange(len(exits)), exits - 1] if gated else None)
+        score = world.margin[np.arange(len(exits)), exits - 1] if gated else None
+        # A gate over logits multiplies the head at every block, other methods where they emit.
+        _write_tokens(writer, world, exits, score, VOCABULARY * (exits if gated else np.ones_like(exits)))
         _write_metrics(writer, {**metrics, **_depth_metrics(world, exits)})
         writer.finish("ok", peak_rss_bytes=1 << 30)
 
@@ -305,7 +354,7 @@ def _write_quality(root: Path, cell: dict[str, Any], task: Task, world: World, e
 def _write_replay(root: Path, cell: dict[str, Any], world: World, exits: np.ndarray) -> None:
     metrics = _depth_metrics(world, exits)
     with AttemptWriter(root, cell, ENV) as writer:
-        _write_tokens(writer, world, exits, None)
+        _write_tokens(writer, world, exits)
         _write_metrics(writer, {name: metrics[name] for name in ("mean_exit_layer", "token_match")})
         writer.finish("ok")
 
@@ -343,6 +392,64 @@ def _write_probe(root: Path, cell: dict[str, Any], world: World) -> None:
     }
     with AttemptWriter(root, cell, ENV) as writer:
         writer.write("probe", pa.table(rows))
+        writer.finish("ok")
+
+
+def _write_scores(root: Path, cell: dict[str, Any], world: World) -> None:
+    """The gate is asked at every block but the first and the last."""
+    asked = np.zeros(world.margin.shape, dtype=bool)
+    asked[:, 1:-1] = True
+    columns = _token_columns()
+    rows = {
+        "doc_key": columns["doc_key"],
+        "position": columns["position"],
+        "score": np.where(asked, world.margin, np.nan).tolist(),
+        "emitted_id": np.where(asked, world.top1_id, -1).tolist(),
+    }
+    with AttemptWriter(root, cell, ENV) as writer:
+        writer.write("scores", pa.table(rows))
+        writer.finish("ok")
+
+
+def _write_fit(root: Path, cell: dict[str, Any]) -> None:
+    epochs = np.arange(1, 4)
+    rows = {
+        "epoch": epochs,
+        "train_loss": 1 / epochs,
+        "held_out_loss": 1.2 / epochs,
+        "held_out_accuracy": 1 - 0.3 / epochs,
+    }
+    with AttemptWriter(root, cell, ENV) as writer:
+        (writer.path / FITTED_FILE).write_bytes(b"tensors")
+        writer.write("fit_curve", pa.table(rows))
+        _write_metrics(writer, {"held_out_loss": _plain(0.4), "held_out_accuracy": _plain(0.9)})
+        writer.finish("ok")
+
+
+def _write_calibration(root: Path, cell: dict[str, Any], world: World) -> None:
+    """Loss of a document: the share of its tokens that are not full depth's."""
+
+    def losses_at(level: float) -> np.ndarray:
+        exits = _exits(Method("calm-softmax", {"threshold": level}), world)
+        return 1 - _per_document(_emitted(world, exits) == world.final_id) / TOKENS
+
+    path = calibrate("hoeffding", LEVELS, losses_at, CALIBRATION["delta"], CALIBRATION["epsilon"])
+    rows = [
+        {
+            "step": step,
+            "threshold": tried.level,
+            "mean_loss": tried.mean_loss,
+            "p_value": tried.p_value,
+            "passed": tried.passed,
+            "mean_exit_layer": _exits(Method("calm-softmax", {"threshold": tried.level}), world).mean(),
+            "n": DOCUMENTS,
+        }
+        for step, tried in enumerate(path.steps, start=1)
+    ]
+    with AttemptWriter(root, cell, ENV) as writer:
+        writer.write("calibration", pa.Table.from_pylist(rows, schema=spool.TABLES["calibration"]))
+        metrics = {} if path.chosen is None else {"threshold": _plain(path.chosen)}
+        _write_metrics(writer, {**metrics, "held_out_loss": _plain(0.1), "held_out_mean_exit_layer": _plain(3.0)})
         writer.finish("ok")
 
 

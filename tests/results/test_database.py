@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pytest
@@ -24,11 +23,15 @@ VIEWS = {
     "frontier",
     "token_trace",
     "probe_trace",
+    "score_trace",
     "layer_trace",
     "exit_histogram",
     "no_change",
     "exit_by_kind",
+    "fit_curves",
+    "calibrations",
 }
+VERSION = len(database._migrations())
 COLUMNS = "SELECT column_name, data_type, is_nullable FROM duckdb_columns() WHERE table_name = ? ORDER BY column_name"
 KEYS = """
     SELECT constraint_column_names FROM duckdb_constraints()
@@ -48,7 +51,8 @@ def test_a_new_database_has_every_documented_view_and_its_version(path: Path) ->
     with open_database(path) as opened:
         views = set(opened.query("SELECT view_name FROM duckdb_views() WHERE NOT internal")["view_name"].to_pylist())
         assert views >= VIEWS
-        assert opened.query("SELECT version FROM schema_version").to_pylist() == [{"version": 1}]
+        versions = opened.query("SELECT version FROM schema_version ORDER BY version")["version"].to_pylist()
+        assert versions == list(range(1, VERSION + 1))
 
 
 def test_every_view_is_commented_and_the_comment_names_its_columns(path: Path) -> None:
@@ -85,6 +89,9 @@ def test_the_catalogue_describes_what_the_migrations_create(path: Path, tmp_path
         ("samples", "sample", set()),
         ("tokens", "token_exit", set()),
         ("probe", "probe_token", set()),
+        ("scores", "score_token", set()),
+        ("fit_curve", "fit_curve", set()),
+        ("calibration", "calibration_step", set()),
         ("metrics", "metric", {"ordinal"}),
         ("timings", "timing_sample", set()),
     ],
@@ -134,7 +141,7 @@ def test_a_newer_schema_is_refused_with_both_versions(path: Path) -> None:
     with duckdb.connect(path) as connection:
         connection.execute("INSERT INTO schema_version VALUES (7, now()::TIMESTAMP, 'later')")
     for read_only in (True, False):
-        with pytest.raises(UserError, match=r"schema 7; .* knows up to 1\. .*rebuild"):
+        with pytest.raises(UserError, match=rf"schema 7; .* knows up to {VERSION}\. .*rebuild"):
             open_database(path, read_only)
 
 
@@ -144,7 +151,25 @@ def test_an_older_schema_is_migrated_even_for_a_reader(path: Path, monkeypatch: 
     with open_database(path) as opened:
         assert opened.query("SELECT max(version) AS v, (SELECT count(*) FROM later) AS n FROM schema_version")[
             "v"
-        ].to_pylist() == [2]
+        ].to_pylist() == [VERSION + 1]
+
+
+def test_a_database_of_version_1_keeps_its_rows_and_gains_what_came_after(tmp_path: Path) -> None:
+    path = tmp_path / "exitbench.duckdb"
+    with duckdb.connect(path) as connection:
+        connection.execute(database._migrations()[0])
+        connection.execute("INSERT INTO schema_version VALUES (1, now()::TIMESTAMP, 'earlier')")
+        connection.execute("INSERT INTO token_exit VALUES ('attempt', 'a', 1, 7, NULL, 2, 2, 0.5, 'threshold')")
+        connection.execute("CREATE VIEW token_trace AS SELECT * FROM token_exit")
+        connection.execute("INSERT INTO view_source VALUES ('earlier')")
+    with open_database(path) as opened:
+        assert opened.query("SELECT version FROM schema_version ORDER BY ALL")["version"].to_pylist() == [1, 2]
+        assert opened.query("SELECT doc_key, exit_layer, head_rows FROM token_exit").to_pylist() == [
+            {"doc_key": "a", "exit_layer": 2, "head_rows": None}
+        ]
+        for view in ("score_trace", "fit_curves", "calibrations"):
+            assert opened.query(f"FROM {view}").num_rows == 0
+        assert "head_rows" in opened.query("FROM token_trace").column_names
 
 
 def test_a_migration_that_fails_leaves_the_older_schema(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +181,7 @@ def test_a_migration_that_fails_leaves_the_older_schema(path: Path, monkeypatch:
     with open_database(path) as opened:
         tables = opened.query("SELECT table_name FROM duckdb_tables()")["table_name"].to_pylist()
         assert "half" not in tables
-        assert opened.query("SELECT max(version) AS v FROM schema_version").to_pylist() == [{"v": 1}]
+        assert opened.query("SELECT max(version) AS v FROM schema_version").to_pylist() == [{"v": VERSION}]
 
 
 def test_changed_views_are_created_anew_and_old_ones_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +251,10 @@ def test_rebuilding_replaces_a_database_of_a_newer_schema(path: Path, tmp_path: 
     open_database(path).close()
 
 
-def _rows(path: Path) -> dict[str, list[Any]]:
+def _rows(path: Path) -> dict[str, list[str]]:
     with open_database(path) as opened:
         tables = opened.query("SELECT table_name AS t FROM duckdb_tables() WHERE t <> 'schema_version'")[
             "t"
         ].to_pylist()
-        return {table: opened.query(f"FROM {table} ORDER BY ALL").to_pylist() for table in tables}
+        # As text: NaN equals nothing.
+        return {table: list(map(str, opened.query(f"FROM {table} ORDER BY ALL").to_pylist())) for table in tables}

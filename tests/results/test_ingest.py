@@ -197,6 +197,34 @@ def test_metrics_keep_the_order_they_were_written_in(write: Write, spool: Path, 
     assert _query(path, "SELECT metric FROM metric ORDER BY ordinal") == [{"metric": name} for name in names]
 
 
+def test_an_attempt_of_the_first_version_of_the_spool_is_read(
+    write: Write, spool: Path, path: Path, tokens: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = tokens.drop_columns(["head_rows"])
+    with monkeypatch.context() as patched:
+        patched.setitem(TABLES, "tokens", earlier.schema)
+        patched.setattr("exitbench.results.spool.SCHEMA_VERSION", 1)
+        write(tables={"tokens": earlier})
+    report = ingest(spool, path)
+    assert (report.added, report.quarantined) == (1, ())
+    assert _query(path, "SELECT head_rows, count(*) AS n FROM token_trace GROUP BY ALL") == [
+        {"head_rows": None, "n": 3}
+    ]
+
+
+def test_cells_of_one_setting_are_known_whatever_they_compute_from(
+    spool: Path, path: Path, cell: Json, env: Json
+) -> None:
+    own = ("probe_cell_id", "scores_cell_id", "fit_cell_id", "calibration", "timing")
+    for index, added in enumerate(({}, {name: "x" for name in own}, {"dtype": "bfloat16"})):
+        changed = {**cell, "cell_id": f"{index:064}", "identity": {**cell["identity"], **added}}
+        with AttemptWriter(spool, changed, env) as writer:
+            writer.finish("ok")
+    ingest(spool, path)
+    ids = [row["setting_id"] for row in _query(path, "SELECT setting_id FROM cell ORDER BY cell_id")]
+    assert ids[0] == ids[1] != ids[2]
+
+
 def test_many_row_groups_arrive_whole(spool: Path, path: Path, cell: Json, env: Json, tokens: pa.Table) -> None:
     with AttemptWriter(spool, cell, env) as writer:
         for _ in range(4):

@@ -1,15 +1,22 @@
 """Every saved query runs, says what it answers, and its answers agree with what is known of the example."""
 
+import json
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from exitbench.errors import UserError
 from exitbench.results.database import Database, open_database
+from exitbench.results.ingest import ingest
 from exitbench.results.queries import query_names, saved_query
+from exitbench.results.schema import TABLES
+from exitbench.results.spool import AttemptWriter
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +82,63 @@ def test_hop_exit_compares_words_by_their_look_ups(database: Database) -> None:
     rows = _answer(database, "hop_exit")
     assert {row["token_kind"] for row in rows} == {"hop1", "hop2"}
     assert {row["kind"] for row in rows} == {"probe", "quality"}
+
+
+def test_calibration_path_is_one_walk_to_the_first_failure(database: Database) -> None:
+    paths: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in _answer(database, "calibration_path"):
+        paths[row["model"], row["task_label"]].append(row)
+    assert len(paths) == 6
+    for path in paths.values():
+        assert [row["step"] for row in path] == list(range(1, len(path) + 1))
+        assert all(row["passed"] == (row["p_value"] <= row["epsilon"]) for row in path)
+        assert all(row["passed"] for row in path[:-1])
+        assert [row["threshold"] for row in path if row["chosen"]] == [
+            [row["threshold"] for row in path if row["passed"]][-1]
+        ]
+
+
+def _write_quality(
+    example: Any, root: Path, method: Any, kv_policy: str, scores: list[float], source: str = ""
+) -> None:
+    """A quality run of four documents (or so many as there are scores)."""
+    model, task = example.MODELS[1], example.TASKS[0]
+    reference = example.cell_json(model, task, example.FULL, "quality")["cell_id"]
+    full_id = None if method is example.FULL else reference
+    cell = example.cell_json(model, task, replace(method, kv_policy=kv_policy), "quality", full_id, source=source)
+    samples = [
+        {"doc_key": f"d{i}", "output_text": "t", "output_ids": [1], "n_prompt": 1, "n_output": 1, "stop_reason": "eos"}
+        | {"scores": json.dumps({"em": 0, "f1": score}), "statistics": "{}"}
+        for i, score in enumerate(scores)
+    ]
+    metric = {"metric": "f1", "metric_version": "1", "value": sum(scores) / len(scores), "n": len(scores)}
+    with AttemptWriter(root, cell, example.ENV) as writer:
+        writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
+        writer.write("metrics", pa.Table.from_pylist([metric], schema=TABLES["metrics"]))
+        writer.finish("ok")
+
+
+def test_score_oracle_takes_the_smallest_depth_that_scores_as_full_depth_does(example: Any, tmp_path: Path) -> None:
+    spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
+    layer = {n: example.Method("static", {"exit_layer": n, "other": "text"}) for n in (1, 2, 3)}
+    _write_quality(example, spool, example.FULL, "state-copy", [50.0, 100.0, 80.0, 0.0])
+    _write_quality(example, spool, layer[3], "state-copy", [50.0, 99.0, 90.0, 0.0])
+    # An older source of the method reached full depth's score on the second document; it does not count.
+    _write_quality(example, spool, layer[1], "state-copy", [0.0, 100.0, 0.0, 0.0], source="older")
+    _write_quality(example, spool, layer[1], "state-copy", [50.0, 0.0, 0.0, 0.0], source="newer")
+    _write_quality(example, spool, layer[2], "state-copy", [0.0, 0.0, 80.0, 0.0])
+    _write_quality(example, spool, layer[2], "exact", [50.0, 100.0, 80.0, 0.0])
+    ingest(spool, path)
+    with open_database(path) as opened:
+        rows = _answer(opened, "score_oracle")
+    columns = ("kv_policy", "exit_layer", "documents", "share", "mean_exit_layer", "n")
+    assert [tuple(row[name] for name in columns) for row in rows] == [
+        ("exact", 2, 4, 1.0, 2.0, 4),
+        # Documents need 1, 4 (full depth), 2 and 1 blocks.
+        ("state-copy", 1, 2, 0.5, 2.0, 4),
+        ("state-copy", 2, 1, 0.25, 2.0, 4),
+        ("state-copy", 4, 1, 0.25, 2.0, 4),
+    ]
 
 
 def test_a_method_that_agrees_as_the_oracle_makes_up_the_whole_gap(database: Database) -> None:

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.schema import METRICS, PROBE, TABLES
-from exitbench.results.spool import AttemptWriter, SpoolError, latest_status, read_attempt, scan_spool
+from exitbench.results.schema import FITTED_FILE, METRICS, PROBE, TABLES
+from exitbench.results.spool import AttemptWriter, SpoolError, attempt_status, latest_status, read_attempt, scan_spool
 
 Json = dict[str, Any]
 
@@ -204,6 +204,9 @@ def _refused_tables() -> Iterator[Any]:
     names = {"doc_key": ["a"], "token_kind": ["b"]}
     uneven = pa.table({**probe, **names, **lists, "entropy": [[0.5]]})
     metric = {name: [1] for name in METRICS.names} | {"metric": ["f1"], "metric_version": ["1"], "ci_method": ["b"]}
+    token = {"doc_key": ["a"], "position": [1]}
+    short = pa.table({**token, "score": [[0.5, float("nan")]], "emitted_id": [[7]]})
+    yield pytest.param("scores", short, "'score' and 'emitted_id' differ in length", id="uneven scores")
     yield pytest.param("token", tokens, "no table 'token'. Did you mean 'tokens'", id="unknown table")
     yield pytest.param("tokens", tokens.drop_columns(["doc_key"]), "exactly one column 'doc_key'", id="missing column")
     yield pytest.param("tokens", tokens.append_column("scor", tokens["score"]), "unknown column 'scor'", id="unknown")
@@ -221,6 +224,44 @@ def test_rows_that_are_not_the_schemas_are_refused(
         with pytest.raises(SpoolError, match=message):
             writer.write(table, rows)
         writer.finish("ok")
+
+
+def test_columns_that_may_be_null_may_be_left_out(tmp_path: Path, cell: Json, env: Json, tokens: pa.Table) -> None:
+    with AttemptWriter(tmp_path, cell, env) as writer:
+        writer.write("tokens", tokens.drop_columns(["head_rows"]))
+        writer.finish("ok")
+    (rows,) = read_attempt(writer.path).batches("tokens")
+    assert rows["head_rows"].to_pylist() == [None] * 3
+    assert rows.drop_columns(["head_rows"]).equals(tokens.drop_columns(["head_rows"]))
+
+
+def test_a_score_is_nan_where_the_gate_is_not_asked(tmp_path: Path, cell: Json, env: Json) -> None:
+    row = {"doc_key": "a", "position": 1, "score": [float("nan"), 0.5, float("nan")], "emitted_id": [-1, 7, -1]}
+    with AttemptWriter(tmp_path, cell, env) as writer:
+        writer.write("scores", pa.Table.from_pylist([row], schema=TABLES["scores"]))
+        writer.finish("ok")
+    (rows,) = read_attempt(writer.path).batches("scores")
+    assert str(rows["score"].to_pylist()) == "[[nan, 0.5, nan]]"
+
+
+def test_the_latest_outcome_of_one_cell_is_that_among_all(tmp_path: Path, cell: Json, env: Json) -> None:
+    assert attempt_status(tmp_path, cell["cell_id"]) is None
+    for status in ("ok", "failed"):
+        with AttemptWriter(tmp_path, cell, env) as writer:
+            writer.finish(status, "why")
+    AttemptWriter(tmp_path, cell, env)
+    assert attempt_status(tmp_path, cell["cell_id"]) == latest_status(tmp_path)[cell["cell_id"]]
+    assert latest_status(tmp_path)[cell["cell_id"]].status == "failed"
+
+
+def test_the_tensors_of_a_fit_are_part_of_the_attempt(tmp_path: Path, cell: Json, env: Json) -> None:
+    with AttemptWriter(tmp_path, cell, env) as writer:
+        (writer.path / FITTED_FILE).write_bytes(b"tensors")
+        writer.finish("ok")
+    assert read_attempt(writer.path).tables == ()
+    (writer.path / FITTED_FILE).write_bytes(b"others")
+    with pytest.raises(SpoolError, match=rf"{FITTED_FILE}.*SHA-256"):
+        read_attempt(writer.path)
 
 
 def test_numbers_out_of_range_are_refused(tmp_path: Path, cell: Json, env: Json, tokens: pa.Table) -> None:

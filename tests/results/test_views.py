@@ -1,8 +1,10 @@
 """What the views say of the example: each number is worked out here from the files of the spool."""
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -236,3 +238,132 @@ def test_frontier_takes_all_speeds_of_a_setting_from_the_machine_timed_last(
         {"params": '{"exit_layer":2}', "speedup": 1.5, "timing_cpu": "server"},
         {"params": "{}", "speedup": 1.0, "timing_cpu": None},
     ]
+
+
+def test_frontier_keeps_the_newest_of_runs_that_differ_in_source_or_in_what_they_depend_on(
+    example: Any, env: Json, tmp_path: Path
+) -> None:
+    model, task, full = example.MODELS[0], example.TASKS[0], example.FULL
+    gated, other = (example.Method("gated", {"threshold": threshold}) for threshold in (0.5, 0.6))
+    reference = example.cell_json(model, task, full, "quality")["cell_id"]
+
+    def write(method: Any, kind: str, value: float, status: str = "ok", **changes: Any) -> str:
+        cell = example.cell_json(model, task, method, kind, None if method is full else reference, **changes)
+        metric = "speedup" if kind == "timing" else "f1"
+        with AttemptWriter(tmp_path / "spool", cell, env) as writer:
+            row = {"metric": metric, "metric_version": "1", "value": value, "ci_low": value, "ci_high": value, "n": 8}
+            writer.write("metrics", pa.Table.from_pylist([row], schema=TABLES["metrics"]))
+            writer.finish(status)
+        return str(writer.attempt_id)
+
+    def kept() -> dict[str, float | None]:
+        ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
+        with open_database(tmp_path / "exitbench.duckdb") as opened:
+            rows = _query(opened, "FROM frontier")
+        assert len({row["attempt_id"] for row in rows}) == len(rows)
+        return {row["attempt_id"]: row["speedup"] for row in rows}
+
+    always = {
+        write(full, "quality", 50.0): 1.0,
+        write(other, "quality", 50.0): None,
+        write(replace(gated, kv_policy="exact"), "quality", 50.0): None,
+        write(gated, "replay", 50.0, depends_on=("probe",), source="other kind"): None,
+    }
+    first = write(gated, "quality", 40.0, source="1", fit_id="a")
+    write(gated, "timing", 2.0, source="1", fit_id="a")
+    assert kept() == {**always, first: 2.0}
+    second = write(gated, "quality", 41.0, source="2", fit_id="a")
+    assert kept() == {**always, second: None}, "the speed is that of the older source"
+    refitted = write(gated, "quality", 42.0, source="2", fit_id="b")
+    write(gated, "timing", 3.0, source="2", fit_id="b")
+    write(gated, "timing", 4.0, source="2", fit_id="a")
+    write(gated, "quality", 43.0, "failed", source="3", fit_id="b")
+    assert kept() == {**always, refitted: 3.0}
+    again = write(gated, "quality", 40.0, source="1", fit_id="a")
+    assert kept() == {**always, again: 2.0}
+    replayed = write(gated, "replay", 50.0, depends_on=("another probe",))
+    assert set(kept()) == {*list(always)[:-1], again, replayed}
+
+
+def test_token_trace_has_the_head_rows_of_real_tokens_only(database: Database) -> None:
+    rows = _query(database, "SELECT DISTINCT execution, method, head_rows, exit_layer FROM token_trace")
+    for row in rows:
+        asked = row["exit_layer"] if row["method"] == "calm-softmax" else 1
+        assert row["head_rows"] == (100 * asked if row["execution"] == "real" else None)
+
+
+def test_score_trace_is_what_was_written(database: Database, records: list[AttemptRecord]) -> None:
+    written = _ok(records, "scores")
+    assert len(written) == 6
+    for record in written:
+        rows = _query(
+            database,
+            "SELECT doc_key, position, score, emitted_id FROM score_trace WHERE attempt_id = $id ORDER BY ALL",
+            id=record.attempt.attempt_id,
+        )
+        expected = sorted(_rows(record, "scores"), key=lambda row: (row["doc_key"], row["position"]))
+        assert str(rows) == str(expected)  # as text: NaN equals nothing
+        assert all(math.isnan(row["score"][-1]) and row["emitted_id"][-1] == -1 for row in rows)
+
+
+def test_fit_curves_are_those_written(database: Database, records: list[AttemptRecord]) -> None:
+    for record in _ok(records, "fit"):
+        rows = _query(
+            database,
+            "SELECT epoch, train_loss, held_out_loss, held_out_accuracy FROM fit_curves WHERE attempt_id = $id "
+            "ORDER BY epoch",
+            id=record.attempt.attempt_id,
+        )
+        assert rows == _rows(record, "fit_curve")
+        assert len(rows) == 3
+
+
+def test_calibrations_choose_the_last_level_that_passed(database: Database, records: list[AttemptRecord]) -> None:
+    for record in _ok(records, "calibration"):
+        rows = _query(database, "FROM calibrations WHERE attempt_id = $id ORDER BY step", id=record.attempt.attempt_id)
+        steps = _rows(record, "calibration")
+        assert [{name: row[name] for name in steps[0]} for row in rows] == steps
+        settings = record.cell["identity"]["calibration"]
+        assert {tuple(row[name] for name in ("rule", "consistency", "delta", "epsilon")) for row in rows} == {
+            tuple(settings[name] for name in ("rule", "consistency", "delta", "epsilon"))
+        }
+        (metric,) = [row["value"] for row in _rows(record, "metrics") if row["metric"] == "threshold"]
+        assert [row["threshold"] for row in rows if row["chosen"]] == [metric]
+
+
+def test_a_calibration_whose_first_level_failed_chooses_none(example: Any, env: Json, tmp_path: Path) -> None:
+    cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.CALM[0], "calibration")
+    step = {"step": 1, "threshold": 0.9, "mean_loss": 0.5, "passed": False, "mean_exit_layer": 5.0, "n": 8}
+    with AttemptWriter(tmp_path / "spool", cell, env) as writer:
+        writer.write("calibration", pa.Table.from_pylist([step], schema=TABLES["calibration"]))
+        writer.finish("ok")
+    ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
+    with open_database(tmp_path / "exitbench.duckdb") as opened:
+        assert _query(opened, "SELECT p_value, chosen FROM calibrations") == [{"p_value": None, "chosen": False}]
+
+
+def test_other_kinds_leave_views_of_tokens_and_quality_alone(database: Database) -> None:
+    prepared = "SELECT attempt_id FROM runs WHERE kind IN ('scores', 'fit', 'calibration')"
+    assert len(_query(database, prepared)) == 18
+    for view in (
+        "frontier",
+        "token_trace",
+        "exit_histogram",
+        "exit_by_kind",
+        "probe_trace",
+        "layer_trace",
+        "no_change",
+    ):
+        assert not _query(database, f"FROM {view} WHERE attempt_id IN ({prepared})"), view
+    assert {row["kind"] for row in _query(database, "SELECT DISTINCT kind FROM exit_by_kind")} == {
+        "probe",
+        "quality",
+        "replay",
+    }
+    # They are not full depth, and nothing is compared with them.
+    rows = _query(
+        database,
+        f"SELECT DISTINCT is_full_depth, full_depth_cell_id, full_depth_attempt_id FROM ({prepared}) "
+        "JOIN runs USING (attempt_id)",
+    )
+    assert [tuple(row.values()) for row in rows] == [(False, None, None)]

@@ -1,0 +1,31 @@
+-- The score oracle: of the static depths that were run and full depth, the smallest that scores each document as well
+-- as full depth does in the task's headline metric. One row a depth: how many documents need it, and the mean of all n.
+WITH scored AS (
+    SELECT
+        f.model, f.task_label, f.kv_policy, f.seed, r.setting_id, f.blocks, s.doc_key,
+        (f.params ->> 'exit_layer')::INTEGER AS exit_layer, (s.scores ->> f.metric)::DOUBLE AS score,
+        (full_sample.scores ->> f.metric)::DOUBLE AS full_score
+    FROM frontier AS f
+    JOIN runs AS r USING (attempt_id)
+    JOIN sample AS s USING (attempt_id)
+    JOIN sample AS full_sample
+        ON full_sample.attempt_id = r.full_depth_attempt_id AND full_sample.doc_key = s.doc_key
+    WHERE f.method = 'static' AND r.kind = 'quality'
+),
+needed AS (
+    SELECT
+        model, task_label, kv_policy, seed, setting_id, doc_key,
+        coalesce(min(exit_layer) FILTER (score >= full_score), any_value(blocks)) AS exit_layer
+    FROM scored
+    WHERE full_score IS NOT NULL
+    GROUP BY ALL
+)
+SELECT
+    model, task_label, kv_policy, seed, exit_layer, count(*) AS documents,
+    count(*) / sum(count(*)) OVER oracle AS share,
+    sum(exit_layer * count(*)) OVER oracle / sum(count(*)) OVER oracle AS mean_exit_layer,
+    (sum(count(*)) OVER oracle)::BIGINT AS n
+FROM needed
+GROUP BY model, task_label, kv_policy, seed, setting_id, exit_layer
+WINDOW oracle AS (PARTITION BY setting_id, kv_policy)
+ORDER BY model, task_label, kv_policy, seed, setting_id, exit_layer;
