@@ -1,0 +1,237 @@
+"""Replays of many thresholds at once: where a gate would have let each token of a probe go, and how often rightly.
+
+A token exits at the first asked block whose score exceeds the threshold, else at the last block. So it stays beyond
+asked block l at those thresholds that are not below its highest score up to l. With the thresholds sorted, a token is
+told by one number for each asked block: how many thresholds are below its highest score so far. Sums over tokens add
+up at these numbers and are cumulated over the thresholds once, at the end: the work is tokens times blocks times the
+logarithm of the number of thresholds.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike, NDArray
+
+Counts = NDArray[np.int64]
+Thresholds = NDArray[np.float32]
+
+_THRESHOLDS: Final = "replay_thresholds"
+_DOCUMENTS: Final = "replay_documents"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Sums over the tokens of each of D documents, or of all as one (D = 1), for each of K thresholds.
+
+    Attributes:
+        documents: Document keys in order; None where all are one.
+        tokens: Tokens, [D].
+        exit_layers: Sum of exit layers, [D, K].
+        matches: Tokens whose emitted token is that of full depth, [D, K].
+    """
+
+    documents: tuple[str, ...] | None
+    tokens: Counts
+    exit_layers: Counts
+    matches: Counts
+
+    @property
+    def mean_exit_layer(self) -> NDArray[np.float64]:
+        """Mean exit layer over all tokens, [K]."""
+        mean: NDArray[np.float64] = self.exit_layers.sum(axis=0) / self.tokens.sum()
+        return mean
+
+    @property
+    def token_match(self) -> NDArray[np.float64]:
+        """Share of all tokens that match full depth, [K]."""
+        share: NDArray[np.float64] = self.matches.sum(axis=0) / self.tokens.sum()
+        return share
+
+
+def thresholds_by_position(
+    connection: duckdb.DuckDBPyConnection, expressions: Sequence[str], positions: int
+) -> Thresholds:
+    """Return the thresholds [P, K] of positions 1..P, each of K a SQL expression over ``position``."""
+    columns = ", ".join(f"({expression})::FLOAT" for expression in expressions)
+    rows = connection.execute(
+        f"SELECT [{columns}] FROM range(1, {positions + 1}) AS positions(position) ORDER BY position"
+    ).fetchall()
+    return np.array([row for (row,) in rows], dtype=np.float32).reshape(positions, len(expressions))
+
+
+def sweep(
+    connection: duckdb.DuckDBPyConnection,
+    source: str,
+    score_sql: str,
+    emitted_sql: str,
+    asked: Sequence[int],
+    n_blocks: int,
+    thresholds: ArrayLike,
+    per_document: bool = False,
+) -> Sweep:
+    """Replay a gate over a probe at every threshold.
+
+    Scores and thresholds are compared as FLOAT. A score that is NULL lets nothing go.
+
+    Args:
+        connection: Where `source` can be read.
+        source: What follows FROM: the probe, one row a token, with `doc_key`, `position` and `full_token_id`; no `l`.
+        score_sql: The gate's score at block ``l`` as SQL over one row.
+        emitted_sql: The token that block ``l`` would emit, likewise.
+        asked: Blocks at which the gate is asked; the last needs no asking.
+        n_blocks: Decoder blocks, L.
+        thresholds: [K], or [P, K] with row p - 1 for position p; K in any order, repeated or not.
+        per_document: Whether to keep documents apart, for intervals over documents.
+
+    Raises:
+        ValueError: No tokens; NaN scores; blocks without a token; blocks out of range; thresholds that are none, NaN,
+            of another shape, missing for a position, or in another order at one position than at another.
+    """
+    if any(not 1 <= block <= n_blocks for block in asked):
+        raise ValueError(f"the gate is asked at blocks {sorted(asked)}, of 1 to {n_blocks}")
+    table, order = _sorted(thresholds)
+    by_position = np.ndim(thresholds) == 2
+    documents = _documents(connection, source, per_document, positions=len(table) if by_position else None)
+    exits = [*sorted(set(asked) - {n_blocks}), n_blocks]
+    n_thresholds = table.shape[1]
+    width = 1 << n_thresholds.bit_length()  # a power of two, more than K: what halving needs
+    padded = np.pad(table, ((0, 0), (0, width - n_thresholds)), constant_values=np.inf)
+    row_start = f"(position::INTEGER - 1) * {width}" if by_position else "0"
+    tokens = _best_so_far(f"(SELECT * FROM {source})", score_sql, emitted_sql, exits)
+    tokens = f"(SELECT *, {row_start} AS row_start FROM {tokens} CROSS JOIN {_THRESHOLDS})"
+    tokens = _thresholds_below(tokens, exits, width)
+    if per_document:
+        tokens = f"{tokens} JOIN {_DOCUMENTS} USING (doc_key)"
+    with _registered(connection, {_THRESHOLDS: _one_list(padded), _DOCUMENTS: documents}):
+        found = connection.execute(_steps(tokens, exits, "document" if per_document else "0")).fetchnumpy()
+    if found["is_nan"].any():
+        raise ValueError(f"the scores {score_sql!r} have NaN entries; a comparison with them says nothing")
+    if found["missing"].any():
+        raise ValueError(f"the tokens {emitted_sql!r} or full_token_id are missing at some blocks of 1 to {n_blocks}")
+    exit_layers, matches = (
+        _cumulated((found["document"], found["below"]), found[name], len(documents), order)
+        for name in ("exit_layer", "matches")
+    )
+    keys = tuple(documents["doc_key"].to_pylist()) if per_document else None
+    return Sweep(keys, documents["tokens"].to_numpy(), exit_layers, matches)
+
+
+def _sorted(thresholds: ArrayLike) -> tuple[Thresholds, NDArray[np.intp]]:
+    """Return the thresholds [P, K], rising along K, and which of the given ones each is."""
+    table = np.atleast_2d(np.asarray(thresholds, dtype=np.float32))
+    if table.ndim != 2 or table.size == 0:
+        raise ValueError(f"thresholds are [K] or [positions, K], at least one; not {np.shape(thresholds)}")
+    if np.isnan(table).any():
+        raise ValueError("thresholds have NaN entries")
+    # By the first position; where that ties (clipped, say) by the next.
+    order = np.lexsort(table[::-1])
+    table = table[:, order]
+    if (table[:, 1:] < table[:, :-1]).any():
+        raise ValueError(
+            "thresholds cross: of two, the higher must not be the lower at another position; sweep them apart"
+        )
+    return table, order
+
+
+def _documents(
+    connection: duckdb.DuckDBPyConnection, source: str, per_document: bool, positions: int | None
+) -> pa.Table:
+    """Return `doc_key`, its place `document` from 0 and its `tokens`, checked."""
+    key = "doc_key" if per_document else "NULL"
+    documents = connection.sql(
+        f"""
+        SELECT {key} AS doc_key, count(*) AS tokens, min(coalesce(position, 0)) AS first, max(position) AS last
+        FROM {source} GROUP BY 1 ORDER BY 1
+        """
+    ).to_arrow_table()
+    if not documents.num_rows:
+        raise ValueError("there are no tokens to replay")
+    first, last = min(documents["first"].to_pylist()), max(documents["last"].to_pylist())
+    if positions is not None and not 1 <= first <= last <= positions:
+        raise ValueError(f"tokens are at positions {first} to {last}, thresholds at 1 to {positions}")
+    return documents.append_column("document", pa.array(range(len(documents)), pa.int32()))
+
+
+def _best_so_far(tokens: str, score_sql: str, emitted_sql: str, exits: Sequence[int]) -> str:
+    """Add to each token `best_l`, the highest score of the asked blocks up to l, and `match_l`, for every exit l.
+
+    One nested SELECT a block, since SQL has no other way to bind the variable ``l`` than a column of that name.
+    """
+    query = f"(SELECT *, NULL::FLOAT AS best_0, {exits[0]}::INTEGER AS l FROM {tokens})"
+    match = f"({emitted_sql} = full_token_id)::INTEGER"
+    # NaN counts as the greatest, so the last best tells of any.
+    for before, block, after in zip([0, *exits], exits, exits[1:], strict=False):
+        query = f"""(
+            SELECT * REPLACE ({after}::INTEGER AS l),
+                   greatest(best_{before}, ({score_sql})::FLOAT) AS best_{block}, {match} AS match_{block}
+            FROM {query})"""
+    return f"(SELECT *, {match} AS match_{exits[-1]} FROM {query})"
+
+
+def _thresholds_below(tokens: str, exits: Sequence[int], width: int) -> str:
+    """Add `below_l` for every asked l: how many thresholds are below `best_l`, by halving the list `sorted`."""
+    asked = exits[:-1]
+    query = f"(SELECT *{''.join(f', 0::INTEGER AS below_{block}' for block in asked)} FROM {tokens})"
+    step = width // 2
+    while step and asked:
+        halved = ", ".join(
+            f"below_{block} + CASE WHEN sorted[row_start + below_{block} + {step}] < best_{block} "
+            f"THEN {step} ELSE 0 END AS below_{block}"
+            for block in asked
+        )
+        query = f"(SELECT * REPLACE ({halved}) FROM {query})"
+        step //= 2
+    return query
+
+
+def _steps(tokens: str, exits: Sequence[int], document: str) -> str:
+    """Sum by document and `below` what changes from the threshold of that place on: exit layers and matches.
+
+    At no threshold yet, everything exits at the first asked block; from `below_l` on, no longer at l but at the next.
+    """
+    pairs = list(pairwise(exits))
+    below = ["0", *(f"below_{block}" for block, _ in pairs)]
+    exit_layer = [str(exits[0]), *(str(after - block) for block, after in pairs)]
+    matches = [f"match_{exits[0]}", *(f"match_{after} - match_{block}" for block, after in pairs)]
+    is_nan = f"coalesce(isnan(best_{pairs[-1][0]}), false)" if pairs else "false"
+    return f"""
+        SELECT document, below, sum(exit_layer)::BIGINT AS exit_layer, coalesce(sum(matches), 0)::BIGINT AS matches,
+               bool_or(is_nan) AS is_nan, bool_or(matches IS NULL) AS missing
+        FROM (
+            SELECT {document} AS document, {is_nan} AS is_nan, unnest([{", ".join(below)}]) AS below,
+                   unnest([{", ".join(exit_layer)}]) AS exit_layer, unnest([{", ".join(matches)}]) AS matches
+            FROM {tokens}
+        )
+        GROUP BY document, below
+    """
+
+
+def _one_list(table: Thresholds) -> pa.Table:
+    """Return one row with all entries in the list `sorted`."""
+    return pa.table({"sorted": pa.ListArray.from_arrays(pa.array([0, table.size], pa.int32()), table.ravel())})
+
+
+@contextmanager
+def _registered(connection: duckdb.DuckDBPyConnection, tables: dict[str, pa.Table]) -> Iterator[None]:
+    for name, table in tables.items():
+        connection.register(name, table)
+    try:
+        yield
+    finally:
+        for name in tables:
+            connection.unregister(name)
+
+
+def _cumulated(places: tuple[Counts, Counts], changes: Counts, n_documents: int, order: NDArray[np.intp]) -> Counts:
+    """Return sums [D, K] at the given thresholds, from what changes at (document, place among the sorted ones)."""
+    steps = np.zeros((n_documents, len(order) + 1), dtype=np.int64)
+    steps[places] = changes
+    sums = np.empty((n_documents, len(order)), dtype=np.int64)
+    sums[:, order] = steps.cumsum(axis=1)[:, :-1]
+    return sums

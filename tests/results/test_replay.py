@@ -1,0 +1,256 @@
+"""A sweep of thresholds gives what asking the gate block by block gives, for every token and threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exitbench.results.replay import Sweep, sweep, thresholds_by_position
+
+L = 6
+POSITIONS = 5
+GRID = [0.0, 0.25, 0.5, 0.75, 1.0]
+PROBE = pa.schema(
+    {
+        "doc_key": pa.string(),
+        "position": pa.int16(),
+        "full_token_id": pa.int32(),
+        "top1_id": pa.list_(pa.int32()),
+        "p1": pa.list_(pa.float32()),
+        "p2": pa.list_(pa.float32()),
+    }
+)
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A gate in SQL and in Python, both of them by hand."""
+
+    sql: str
+    python: Callable[[Row, int], float]
+
+
+def _rising(row: Row, block: int) -> float:
+    p1 = [None, *row["p1"]]
+    rises = block >= 3 and p1[block - 2] < p1[block - 1] < p1[block]
+    return float(p1[block]) if rises else 0.0
+
+
+RULES = {
+    "margin": Rule("p1[l] - p2[l]", lambda row, block: row["p1"][block - 1] - row["p2"][block - 1]),
+    "top": Rule("p1[l]", lambda row, block: row["p1"][block - 1]),
+    "rising": Rule("CASE WHEN l >= 3 AND p1[l-2] < p1[l-1] AND p1[l-1] < p1[l] THEN p1[l] ELSE 0 END", _rising),
+    "settled": Rule(
+        "top1_id[l] = top1_id[-1]", lambda row, block: float(row["top1_id"][block - 1] == row["top1_id"][-1])
+    ),
+}
+
+
+def _probe(n: int, seed: int = 0) -> list[Row]:
+    """Tokens whose scores lie on a small grid, so that many equal each other and a threshold."""
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "doc_key": f"d{i // POSITIONS:03}",
+            "position": i % POSITIONS + 1,
+            "full_token_id": 1,
+            "top1_id": [*rng.integers(1, 3, L - 1).tolist(), 1],
+            "p1": rng.choice(GRID, L).tolist(),
+            "p2": rng.choice(GRID, L).tolist(),
+        }
+        for i in range(n)
+    ]
+
+
+def _exit(row: Row, rule: Rule, asked: Sequence[int], threshold: float) -> int:
+    for block in sorted(asked):
+        if block < L and rule.python(row, block) > threshold:
+            return block
+    return L
+
+
+def _loop(rows: list[Row], rule: Rule, asked: Sequence[int], thresholds: np.ndarray) -> list[list[tuple[int, int]]]:
+    """Exit layer and match, by token and threshold."""
+    found = []
+    for row in rows:
+        at = thresholds[row["position"] - 1] if thresholds.ndim == 2 else thresholds
+        exits = [_exit(row, rule, asked, threshold) for threshold in at.tolist()]
+        found.append([(e, int(row["top1_id"][e - 1] == row["full_token_id"])) for e in exits])
+    return found
+
+
+@pytest.fixture(scope="module")
+def connection() -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect() as opened:
+        yield opened
+
+
+def _sweep(
+    connection: duckdb.DuckDBPyConnection,
+    rows: list[Row],
+    thresholds: Any,
+    asked: Sequence[int] = range(1, L),
+    score_sql: str = RULES["margin"].sql,
+    per_document: bool = False,
+) -> Sweep:
+    connection.register("probe", pa.Table.from_pylist(rows, schema=PROBE))
+    return sweep(connection, "probe", score_sql, "top1_id[l]", asked, L, thresholds, per_document)
+
+
+def _decayed(levels: Sequence[float]) -> np.ndarray:
+    fading = np.exp(-4 * np.arange(1, POSITIONS + 1) / POSITIONS)
+    return np.float32([[0.9 * level + 0.1 * level * fade for level in levels] for fade in fading])
+
+
+THRESHOLDS = {
+    "on and between the scores": np.float32([0.0, 0.1, 0.25, 0.3, 0.5, 0.75, 0.9]),
+    "repeated, in no order": np.float32([0.5, -0.5, 0.5, 0.0, 0.25, 0.0]),
+    "below every score": np.float32([-9.0]),
+    "above every score": np.float32([9.0, 10.0]),
+    "eight, a power of two": np.linspace(-1, 1, 8, dtype=np.float32),
+    "infinite": np.float32([np.inf, 0.25, -np.inf]),
+    "decayed": _decayed([1.0, 0.8, 0.25, 0.0, 0.25]),
+}
+
+
+@pytest.mark.parametrize("name", THRESHOLDS)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "asked", [range(1, L), [3], [5, 2, 3], [L], [2, L], []], ids=["all", "one", "some", "last", "and last", "none"]
+)
+def test_equals_a_loop(connection: duckdb.DuckDBPyConnection, name: str, rule: str, asked: Sequence[int]) -> None:
+    rows, thresholds = _probe(60), THRESHOLDS[name]
+    looped = np.array(_loop(rows, RULES[rule], asked, thresholds)).sum(axis=0)
+    swept = _sweep(connection, rows, thresholds, asked, RULES[rule].sql)
+    assert swept.exit_layers.tolist() == [looped[:, 0].tolist()]
+    assert swept.matches.tolist() == [looped[:, 1].tolist()]
+    assert swept.tokens.tolist() == [60]
+    assert swept.mean_exit_layer.tolist() == (looped[:, 0] / 60).tolist()
+    assert swept.token_match.tolist() == (looped[:, 1] / 60).tolist()
+
+
+@pytest.mark.parametrize("name", THRESHOLDS)
+def test_documents_apart_equal_a_loop(connection: duckdb.DuckDBPyConnection, name: str) -> None:
+    rows = _probe(62)[::-1]
+    swept = _sweep(connection, rows, THRESHOLDS[name], per_document=True)
+    keys = sorted({row["doc_key"] for row in rows})
+    assert swept.documents == tuple(keys)
+    for at, key in enumerate(keys):
+        document = [row for row in rows if row["doc_key"] == key]
+        looped = np.array(_loop(document, RULES["margin"], range(1, L), THRESHOLDS[name])).sum(axis=0)
+        assert swept.tokens[at] == len(document)
+        assert swept.exit_layers[at].tolist() == looped[:, 0].tolist()
+        assert swept.matches[at].tolist() == looped[:, 1].tolist()
+    together = _sweep(connection, rows, THRESHOLDS[name])
+    assert together.documents is None
+    assert swept.mean_exit_layer.tolist() == together.mean_exit_layer.tolist()
+    assert swept.token_match.tolist() == together.token_match.tolist()
+
+
+RULES_OF_METHODS = {
+    "constant": "'{level!r}'::DOUBLE",
+    "code": "0.9::DOUBLE * '{level!r}'::DOUBLE + 0.1::DOUBLE * '{level!r}'::DOUBLE * exp(-(4.0) * position / 5)",
+    "paper": "least(1, greatest(0, 0.9::DOUBLE * '{level!r}'::DOUBLE + 0.1::DOUBLE * exp(-(4.0) * position / 5)))",
+}
+
+
+@pytest.mark.parametrize("name", RULES_OF_METHODS)
+def test_equals_one_replay_a_threshold(connection: duckdb.DuckDBPyConnection, name: str) -> None:
+    """The exit rule as replay cells have it in SQL; scores off the grid, some thresholds equal to one when rounded."""
+    rng = np.random.default_rng(1)
+    rows = [row | {"p1": rng.random(L).tolist(), "p2": rng.random(L).tolist()} for row in _probe(200)]
+    margins = [float(np.float32(row["p1"][2]) - np.float32(row["p2"][2])) for row in rows]
+    levels = [*np.linspace(0, 1, 30).tolist(), *(margin for margin in margins if margin >= 0)]
+    rules = [RULES_OF_METHODS[name].format(level=level) for level in levels]
+    swept = _sweep(connection, rows, thresholds_by_position(connection, rules, POSITIONS), range(2, L))
+    for at, rule in enumerate(rules):
+        test = f"(p1[l] - p2[l])::FLOAT > ({rule})::FLOAT"
+        exit_layer = f"coalesce(list_filter([2, 3, 4, 5], lambda l: {test})[1], {L})"
+        alone = connection.execute(
+            f"SELECT sum(e), sum((top1_id[e] = full_token_id)::INT) FROM (SELECT *, {exit_layer} AS e FROM probe)"
+        )
+        assert alone.fetchall() == [(swept.exit_layers[0, at], swept.matches[0, at])]
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_depth_never_falls_as_the_threshold_rises(data: st.DataObject) -> None:
+    score = st.sampled_from([*GRID, -1.0, 0.1, float("inf"), float("-inf")])
+    scores = data.draw(st.lists(st.lists(score, min_size=L, max_size=L), min_size=1, max_size=8))
+    tokens = st.lists(st.integers(1, 2), min_size=L, max_size=L)
+    rows = [row | {"p1": p1, "top1_id": data.draw(tokens)} for row, p1 in zip(_probe(len(scores)), scores, strict=True)]
+    asked = data.draw(st.lists(st.integers(1, L), max_size=L))
+    thresholds = np.float32(data.draw(st.lists(score | st.floats(-2, 2, width=32), min_size=1, max_size=9)))
+    with duckdb.connect() as connection:
+        swept = _sweep(connection, rows, thresholds, asked, RULES["top"].sql)
+    looped = np.array(_loop(rows, RULES["top"], asked, thresholds)).sum(axis=0)
+    assert swept.exit_layers[0].tolist() == looped[:, 0].tolist()
+    assert swept.matches[0].tolist() == looped[:, 1].tolist()
+    assert (np.diff(swept.mean_exit_layer[np.argsort(thresholds)]) >= 0).all()
+
+
+@pytest.mark.parametrize("block", [1, 3, L - 1])
+@pytest.mark.parametrize("per_document", [False, True])
+def test_nan_scores_are_refused(connection: duckdb.DuckDBPyConnection, block: int, per_document: bool) -> None:
+    rows = _probe(10)
+    rows[3]["p1"][block - 1] = float("nan")
+    with pytest.raises(ValueError, match="NaN"):
+        _sweep(connection, rows, [0.5], score_sql="p1[l]", per_document=per_document)
+    rows[3]["p1"][block - 1], rows[3]["p1"][L - 1] = 1.0, float("nan")
+    _sweep(connection, rows, [0.5], score_sql="p1[l]")  # the last block is not asked
+
+
+def test_a_null_score_lets_nothing_go(connection: duckdb.DuckDBPyConnection) -> None:
+    swept = _sweep(connection, _probe(10), [-9.0], score_sql="CASE WHEN l >= 3 THEN p1[l] END")
+    assert swept.mean_exit_layer.tolist() == [3]
+
+
+def test_a_block_without_a_token_is_refused(connection: duckdb.DuckDBPyConnection) -> None:
+    rows = _probe(10)
+    rows[7]["top1_id"].pop()
+    with pytest.raises(ValueError, match="missing at some blocks"):
+        _sweep(connection, rows, [0.5])
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "message"),
+    [
+        ([], "at least one"),
+        ([[[0.5]]], "at least one"),
+        ([0.5, float("nan")], "NaN"),
+        ([[0.1, 0.2]] * (POSITIONS - 1), "positions 1 to 5, thresholds at 1 to 4"),
+        ([[0.1, 0.2], [0.2, 0.1]] * POSITIONS, "cross"),
+    ],
+)
+def test_thresholds_that_say_nothing_are_refused(
+    connection: duckdb.DuckDBPyConnection, thresholds: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        _sweep(connection, _probe(10), thresholds)
+
+
+def test_thresholds_equal_at_one_position_are_ordered_by_the_others(connection: duckdb.DuckDBPyConnection) -> None:
+    thresholds = np.float32([[1.0, 1.0], *[[0.75, 0.25]] * (POSITIONS - 1)])
+    rows = _probe(60)
+    looped = np.array(_loop(rows, RULES["top"], range(1, L), thresholds)).sum(axis=0)
+    assert _sweep(connection, rows, thresholds, score_sql="p1[l]").exit_layers[0].tolist() == looped[:, 0].tolist()
+
+
+@pytest.mark.parametrize("asked", [[0, 1], [1, L + 1]])
+def test_blocks_that_do_not_exist_are_refused(connection: duckdb.DuckDBPyConnection, asked: list[int]) -> None:
+    with pytest.raises(ValueError, match="of 1 to 6"):
+        _sweep(connection, _probe(10), [0.5], asked)
+
+
+def test_a_probe_without_tokens_is_refused(connection: duckdb.DuckDBPyConnection) -> None:
+    with pytest.raises(ValueError, match="no tokens"):
+        _sweep(connection, [], [0.5])
