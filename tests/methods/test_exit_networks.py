@@ -79,7 +79,7 @@ def adjusted_loss(logits: Array, right: Labels) -> float:
     for block in range(len(right)):
         for token in range(len(right[block])):
             total += -log_softmax(logits[block, token] + log_prior)[right[block, token]]
-    return total / right.size
+    return float(total / right.size)
 
 
 def geometric_loss(logits: Array, right: Labels) -> float:
@@ -268,7 +268,8 @@ def test_training_lowers_the_loss_of_documents_not_seen(name: str, loss: str) ->
     data = separable()
     if loss == "free-code":  # what it is taught at block l shows in block l - 1: give it states that do not move
         data.states_LND[1:L] = data.states_LND[1]
-    method, shares = made(name, loss=loss, epochs=25, learning_rate=0.02), []
+    method = made(name, loss=loss, epochs=25, learning_rate=0.02)
+    shares: list[float] = []
     curve = method.fit(data, shares.append).curve
     assert [row["epoch"] for row in curve] == list(range(1, 26))
     assert shares == sorted(shares)

@@ -68,7 +68,7 @@ def ask(name: str, states: Any, /, **params: Any) -> tuple[list[float], list[int
 def logs(*rows: list[float]) -> Array:
     """Logits of these probabilities, below an embedding that knows nothing."""
     with np.errstate(divide="ignore"):
-        return np.log(np.array([[1.0] * len(rows[0]), *rows]))
+        return np.asarray(np.log(np.array([[1.0] * len(rows[0]), *rows])))
 
 
 # ------------------------------------------------------------------------------------------ probabilities
@@ -165,7 +165,7 @@ def test_the_streak_compares_tokens_not_columns_of_a_pruned_head() -> None:
 def best(*probabilities: float) -> Array:
     """Logits of two tokens whose first has these probabilities at blocks 0, 1, ..."""
     p = np.array(probabilities)
-    return np.log(np.stack([p, 1 - p], axis=1))
+    return np.asarray(np.log(np.stack([p, 1 - p], axis=1)))
 
 
 def test_top3_scores_the_best_probability_where_it_grew_strictly_over_three_blocks() -> None:

@@ -79,7 +79,7 @@ def account(name: str, exit_layers: list[int], work: list[float]) -> tuple[float
     Written as a ledger: which blocks does each token have, and who makes up for the others when.
     """
     flops, reads = 0.0, 0.0
-    has = []  # blocks whose keys and values each token has
+    has: list[int] = []  # blocks whose keys and values each token has
     for now, layer in enumerate(exit_layers):
         if name in ("exact", "noisy"):
             for _ in range(layer + 1, L + 1):

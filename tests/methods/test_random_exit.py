@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from exitbench.methods.base import BlockView
 from exitbench.methods.heads import LMHead
@@ -81,7 +82,8 @@ def test_another_seed_gives_other_draws() -> None:
 
 
 def test_a_token_leaves_at_the_block_it_drew_and_draws_once() -> None:
-    gate, memory = RandomDraw(3.0, n_blocks=6, seed=1), {}
+    gate = RandomDraw(3.0, n_blocks=6, seed=1)
+    memory: dict[str, Tensor] = {}
     scores = []
     for block in range(1, 6):
         at = view(n_rows=50, position=2, block=block)

@@ -27,7 +27,7 @@ from exitbench.methods.thresholds import Constant
 L = 5
 N_NEW = 9
 N_ROWS = 12
-TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
+TOLERANCE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 EXACT = ("exact", "sync-parallel", "recompute-backlog")  # what is read is what a full run would have written
 WAITING = ("state-copy-lazy", "sync-parallel", "recompute-backlog")
 
