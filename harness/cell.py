@@ -7,15 +7,23 @@ and the method's source are.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from exitbench.results.canonical import content_id
+from exitbench.results.risk_control import Rule
 
-ID_VERSION = 1
+ID_VERSION = 2
 """Version of the identity's contents; raising it makes every stored cell stale."""
 
-Kind = Literal["quality", "timing", "probe", "replay"]
-KINDS: tuple[Kind, ...] = ("quality", "timing", "probe", "replay")
+Kind = Literal["quality", "timing", "probe", "scores", "replay", "fit", "calibration"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+Consistency = Literal["textual", "risk"]
+CONSISTENCIES: tuple[Consistency, ...] = get_args(Consistency)
+
+
+INPUTS = ("probe_cell_id", "scores_cell_id", "fit_cell_id")
+"""Cells whose rows a cell computes from: part of what it asks."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +90,37 @@ class TimingSettings:
 
 
 @dataclass(frozen=True)
+class CalibrationSettings:
+    """How a threshold is calibrated (methods.md 1.13).
+
+    Attributes:
+        levels: Values of the method's threshold to try, conservative first.
+        delta: Bound on the expected loss.
+        epsilon: Chance that the bound is broken, over draws of the calibration documents.
+        consistency: Loss against full depth's text, or how much worse the score against the references is.
+        rule: A name of `results.risk_control.RULES`.
+        held_out_sha256: Digest of the documents on which the choice is checked.
+    """
+
+    levels: tuple[float, ...]
+    delta: float
+    epsilon: float
+    consistency: Consistency
+    rule: Rule
+    held_out_sha256: str = ""
+
+
+@dataclass(frozen=True)
 class Cell:
     """One method with parameters on one model, one task, one seed, of one kind.
 
     Attributes:
         timing: Only for timing cells; part of what was asked.
-        depends_on: Cells that must have ended ``ok`` before this one runs: full depth's quality
-            cell for a quality cell, the probe for a replay.
+        calibration: Only for calibration cells; likewise.
         full_depth_cell_id: Quality cell of full depth on the same model and documents; None for itself.
+        probe_cell_id: What a scores or replay cell reads.
+        scores_cell_id: What a replay reads besides, where the probe cannot tell the method's score.
+        fit_cell_id: Where the method was fitted; None for methods that fit nothing.
     """
 
     suite: str
@@ -106,8 +137,18 @@ class Cell:
     random_weights: bool = False
     limited: bool = False
     timing: TimingSettings | None = None
-    depends_on: tuple[str, ...] = ()
+    calibration: CalibrationSettings | None = None
     full_depth_cell_id: str | None = None
+    probe_cell_id: str | None = None
+    scores_cell_id: str | None = None
+    fit_cell_id: str | None = None
+
+    @property
+    def depends_on(self) -> tuple[str, ...]:
+        """Cells that must have ended ``ok`` before this one runs."""
+        compared = self.full_depth_cell_id if self.kind == "quality" else None
+        needed = (compared, self.probe_cell_id, self.scores_cell_id, self.fit_cell_id)
+        return tuple(cell_id for cell_id in needed if cell_id is not None)
 
     @property
     def execution(self) -> str:
@@ -141,8 +182,11 @@ class Cell:
         }
         if self.timing is not None:
             asked["timing"] = asdict(self.timing)
-        if self.kind == "replay":
-            asked["probe_cell_ids"] = list(self.depends_on)
+        if self.calibration is not None:
+            asked["calibration"] = {**asdict(self.calibration), "levels": list(self.calibration.levels)}
+        for name in INPUTS:
+            if (cell_id := getattr(self, name)) is not None:
+                asked[name] = cell_id
         return asked
 
     @property
@@ -155,6 +199,8 @@ class Cell:
         record = asdict(self)
         record["generation"]["stop"] = list(self.generation.stop)
         record["depends_on"] = list(self.depends_on)
+        if self.calibration is not None:
+            record["calibration"]["levels"] = list(self.calibration.levels)
         identity = self.identity
         return {
             "cell_id": content_id(identity),
@@ -167,7 +213,7 @@ class Cell:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Cell":
         """Rebuild a cell from ``cell.json``; derived keys (id, execution, identity) are computed anew."""
-        generation, timing = record["generation"], record["timing"]
+        generation, timing, calibration = record["generation"], record["timing"], record["calibration"]
         return cls(
             suite=record["suite"],
             kind=cast(Kind, record["kind"]),
@@ -183,6 +229,7 @@ class Cell:
             random_weights=record["random_weights"],
             limited=record["limited"],
             timing=None if timing is None else TimingSettings(**timing),
-            depends_on=tuple(record["depends_on"]),
+            calibration=calibration and CalibrationSettings(**{**calibration, "levels": tuple(calibration["levels"])}),
             full_depth_cell_id=record["full_depth_cell_id"],
+            **{name: record[name] for name in INPUTS},
         )

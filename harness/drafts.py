@@ -1,17 +1,19 @@
 """From a suite to the cells it asks for, before anything is known of weights and documents."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 from exitbench.errors import UserError
-from exitbench.harness.cell import Kind
-from exitbench.harness.suite import ModelEntry, Suite, TaskEntry
+from exitbench.harness.cell import CalibrationSettings, Kind
+from exitbench.harness.spec import DataRequest
+from exitbench.harness.suite import CalibrationEntry, ModelEntry, Suite, TaskEntry, point_label
 from exitbench.methods.base import Method
 from exitbench.methods.registry import baseline_method, get_method
 
 # Within a task: what others depend on first, timing last, so that nothing else runs between timed cells.
-_ORDER: tuple[Kind, ...] = ("probe", "quality", "replay", "timing")
+_ORDER: tuple[Kind, ...] = ("fit", "probe", "scores", "quality", "replay", "calibration", "timing")
 
 
 @dataclass(frozen=True)
@@ -21,43 +23,39 @@ class Draft:
     Attributes:
         label: ``model/task/method:stated parameters/kind``; unique in a suite.
         where: File, line and key that ask for it.
-        baseline: Label of full depth's quality cell; None for itself.
-        depends_on: Labels of the cells that must have ended ``ok`` before.
+        data: Its documents; of another split than the task's for what is fitted or calibrated.
+        baseline: Label of full depth's quality cell; None for itself, and for what is not compared with it.
+        inputs: Labels of the cells that it computes from, by the name of the `Cell` field that holds their ids.
+        calibration: Settings of a calibration; its choice is checked on the task's own documents.
     """
 
     label: str
     where: str
     model: ModelEntry
     task: TaskEntry
+    data: DataRequest
     method: Method
     kind: Kind
-    baseline: str | None
-    depends_on: tuple[str, ...]
+    baseline: str | None = None
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    calibration: CalibrationSettings | None = None
 
     def check(self, n_blocks: int) -> None:
         """Check what depends on the model's depth.
 
         Raises:
-            UserError: A parameter does not fit, or the method cannot be replayed from a probe.
+            UserError: A parameter does not fit.
         """
         try:
             self.method.check(n_blocks)
         except UserError as error:
             raise UserError(f"{self.where}: {error} The model is {self.model.name!r}.") from None
-        if self.kind == "replay":
-            rule = self.method.parts(n_blocks).exit_layer_sql(n_blocks, self.task.max_new_tokens)
-            if rule is None:
-                raise UserError(
-                    f"{self.where}: method {self.method.name!r} cannot be replayed from a probe; "
-                    "take 'replay' out of its kinds."
-                )
 
 
 def expand(suite: Suite, limit: int | None = None) -> list[Draft]:
     """Return every cell that a suite asks for, in the order in which they run, dependencies first.
 
-    Full depth's quality cell is added for every model and task, and its probe where a sweep asks for
-    ``probe`` or ``replay``.
+    Full depth's quality cell is added for every model and task; its probe, fits and scores where a cell needs them.
 
     Args:
         suite: The suite.
@@ -94,7 +92,7 @@ def select(drafts: Sequence[Draft], only: str | None, kinds: Sequence[Kind] | No
 
 def _dependencies(draft: Draft, by_label: dict[str, Draft]) -> set[str]:
     """Labels of what a cell needs before it runs, and of the full depth that it is compared with."""
-    needed = {*draft.depends_on, *([draft.baseline] if draft.baseline else [])}
+    needed = {*draft.inputs.values(), *([draft.baseline] if draft.baseline else [])}
     return needed.union(*(_dependencies(by_label[label], by_label) for label in needed))
 
 
@@ -103,27 +101,105 @@ def _limited(task: TaskEntry, limit: int) -> TaskEntry:
     return replace(task, data=replace(task.data, limit=limit if own is None else min(own, limit)))
 
 
-def _of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterable[Draft]:
-    baseline = baseline_method().from_params({})
-    full, probe = (_label(model, task, baseline.name, kind) for kind in ("quality", "probe"))
+def _of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator[Draft]:
+    pair = _Pair(model, task, suite.fit_documents)
     for sweep in suite.sweeps:
         if model.name not in sweep.models or task.label not in sweep.tasks:
             continue
-        yield Draft(full, sweep.where, model, task, baseline, "quality", None, ())
-        if {"probe", "replay"} & set(sweep.kinds):
-            yield Draft(probe, sweep.where, model, task, baseline, "probe", full, ())
+        yield pair.full(sweep.where)
+        if "probe" in sweep.kinds:
+            yield pair.probe(sweep.where)
         for point in sweep.points:
             method = get_method(sweep.method).from_params(dict(point.params), sweep.where)
             for kind in sweep.kinds:
-                label = _label(model, task, point.label(sweep.method), kind)
-                if kind != "probe" and label != full:
-                    depends_on = {"quality": (full,), "replay": (probe,)}.get(kind, ())
-                    yield Draft(label, sweep.where, model, task, method, kind, full, depends_on)
+                yield from pair.cells(sweep.where, method, point.label(sweep.method), kind)
+    for entry in suite.calibrations:
+        if model.name in entry.models and task.label in entry.tasks:
+            for point in entry.points:
+                method = get_method(entry.method).from_params(dict(point.params), entry.where)
+                yield from pair.calibration(entry, method, point.label(entry.method))
 
 
-def _label(model: ModelEntry, task: TaskEntry, method: str, kind: Kind) -> str:
-    return f"{model.name}/{task.label}/{method}/{kind}"
+@dataclass(frozen=True)
+class _Pair:
+    """A model and a task, and the cells on them."""
+
+    model: ModelEntry
+    task: TaskEntry
+    fit_documents: int
+
+    def label(self, method: str, kind: Kind) -> str:
+        return f"{self.model.name}/{self.task.label}/{method}/{kind}"
+
+    def full(self, where: str) -> Draft:
+        baseline = baseline_method().from_params({})
+        label = self.label(baseline.name, "quality")
+        return Draft(label, where, self.model, self.task, self.task.data, baseline, "quality")
+
+    def probe(self, where: str) -> Draft:
+        full = self.full(where)
+        return replace(full, label=self.label(full.method.name, "probe"), kind="probe", baseline=full.label)
+
+    def fit(self, where: str, method: Method) -> Draft:
+        """What the method is fitted to: the same for all settings that do not change it."""
+        why = f"method {method.name!r}, which is fitted on the train split,"
+        data = self.task.other_split("train", self.fit_documents, why)
+        label, bare = self._reduced(method, method.fit_params(), "fit")
+        return Draft(label, where, self.model, self.task, data, bare, "fit")
+
+    def scores(self, where: str, method: Method) -> Iterator[Draft]:
+        """What the method's gate says of every probed token, and what that needs."""
+        label, bare = self._reduced(method, method.score_params(), "scores")
+        inputs = {"probe_cell_id": self.probe(where).label}
+        if bare.fit_params():
+            yield self.fit(where, bare)
+            inputs["fit_cell_id"] = self.fit(where, bare).label
+        full = self.full(where)
+        yield Draft(label, where, self.model, self.task, self.task.data, bare, "scores", full.label, inputs)
+
+    def cells(self, where: str, method: Method, name: str, kind: Kind) -> Iterator[Draft]:
+        """One kind of cell of a method, and all that it needs."""
+        full = self.full(where)
+        if kind == "probe" or (kind == "quality" and method == full.method):
+            return  # those of full depth are asked for above
+        inputs: dict[str, str] = {}
+        if method.fit_params():
+            fit = self.fit(where, method)
+            yield fit
+            inputs["fit_cell_id"] = fit.label
+        if kind == "fit":
+            return
+        if kind in ("scores", "replay"):
+            yield self.probe(where)
+            inputs["probe_cell_id"] = self.probe(where).label
+        if kind == "scores" or (kind == "replay" and not method.probe_tells_score()):
+            *needed, scores = self.scores(where, method)
+            yield from (*needed, scores)
+            inputs["scores_cell_id"] = scores.label
+        if kind != "scores":
+            label = self.label(name, kind)
+            yield Draft(label, where, self.model, self.task, self.task.data, method, kind, full.label, inputs)
+
+    def calibration(self, entry: CalibrationEntry, method: Method, name: str) -> Iterator[Draft]:
+        """A calibration, and what its method needs."""
+        data = self.task.other_split("calibration", entry.documents, "a calibration")
+        inputs = {}
+        if method.fit_params():
+            fit = self.fit(entry.where, method)
+            yield fit
+            inputs["fit_cell_id"] = fit.label
+        settings = entry.settings
+        about = f"{name}:{settings.consistency},delta={settings.delta},epsilon={settings.epsilon},{settings.rule}"
+        label = self.label(about, "calibration")
+        yield Draft(label, entry.where, self.model, self.task, data, method, "calibration", None, inputs, settings)
+
+    def _reduced(self, method: Method, params: Mapping[str, Any], kind: Kind) -> tuple[str, Method]:
+        """The method with these parameters and the default of all others, and the label of its cell."""
+        default = type(method)().params()
+        stated = [(name, value) for name, value in params.items() if value != default[name]]
+        return self.label(point_label(method.name, stated), kind), type(method).from_params(params)
 
 
 def _rank(draft: Draft) -> tuple[bool, int]:
-    return draft.baseline is not None, _ORDER.index(draft.kind)
+    is_full_depth = draft.kind == "quality" and draft.baseline is None
+    return not is_full_depth, _ORDER.index(draft.kind)

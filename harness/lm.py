@@ -7,7 +7,7 @@ Budgets count new decoder tokens; stop strings are looked for in new tokens only
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 
 from exitbench.errors import UserError
+from exitbench.harness.cell import Generation as GenerationSettings
 from exitbench.harness.checkpoint import Checkpoint
 from exitbench.harness.decode import Generation, Request, decode, prefill
 from exitbench.methods.base import Parts
@@ -81,11 +82,19 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
             settings = (kwargs["max_gen_toks"], tuple(kwargs["until"]))
             groups.setdefault(settings, []).append((key, self.tok_encode(prompt)))
         for (max_new_tokens, stop), items in groups.items():
-            items.sort(key=lambda item: (len(item[1]), item[0]))
-            for start in range(0, len(items), self.batch_size_):
-                self._answer(items[start : start + self.batch_size_], max_new_tokens, stop)
-                self.on_answers(len(self.answers))
+            self._answer_all(items, max_new_tokens, stop)
         return [self.answers[key].text for key, _, _ in prepared]
+
+    def answer(self, prompts: Mapping[str, str], generation: GenerationSettings) -> None:
+        """Answer prompts by document key, without lm-eval; the answers are in `answers`."""
+        items = [(key, self.tok_encode(prompt)) for key, prompt in prompts.items()]
+        self._answer_all(items, generation.max_new_tokens, generation.stop)
+
+    def _answer_all(self, items: list[tuple[str, list[int]]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
+        items.sort(key=lambda item: (len(item[1]), item[0]))
+        for start in range(0, len(items), self.batch_size_):
+            self._answer(items[start : start + self.batch_size_], max_new_tokens, stop)
+            self.on_answers(len(self.answers))
 
     def _answer(self, items: Sequence[tuple[str, list[int]]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
         requests = [Request(ids, self.seed_of(key)) for key, ids in items]

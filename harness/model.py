@@ -470,7 +470,7 @@ class Transformer:
         if self.weights.relative_bias is None:
             return bias
         relative = self.relative_bias(self.weights.relative_bias, places_AT.flatten(), keys)  # [1, H, A T, S]
-        return bias + relative[0].unflatten(1, places_AT.shape).transpose(0, 1)
+        return bias + relative[0].view(-1, *places_AT.shape, len(keys)).transpose(0, 1)
 
     def rotary_at(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> tuple[Tensor, Tensor] | None:
         """Cosines and sines of positions, [A or 1, 1, T, K/2] each; None without rotary positions."""

@@ -6,7 +6,7 @@ nothing but the cache of digests beside the weights.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from exitbench.harness.artifact import describe_checkpoint
 from exitbench.harness.cell import Cell, Generation, Kind, MethodRef, ModelRef, TaskRef
 from exitbench.harness.drafts import Draft, expand, select
 from exitbench.harness.retry import RETRIED, Retry, State
-from exitbench.harness.spec import WorkItem
+from exitbench.harness.spec import DataRequest, WorkItem
 from exitbench.harness.stale import Predecessors
 from exitbench.harness.suite import ModelEntry, Suite, TaskEntry
 from exitbench.harness.training import Recipe, find_trained, load_recipe
@@ -113,8 +113,8 @@ def make_plan(
         if recipe is not None:
             _check_depth(own, recipe.architecture.num_decoder_layers)
     device = resolve_device(suite.device)
-    tasks = {draft.task.label: draft.task for draft in drafts}
-    described = {label: _task_ref(task, data_dir) for label, task in tasks.items()}
+    wanted = {(draft.task.label, data): (draft.task, data) for draft in drafts for data in _requests(draft)}
+    described = {key: _task_ref(task, data, data_dir) for key, (task, data) in wanted.items()}
     builder = _Builder(suite, device, described)
     statuses, predecessors = latest_status(spool), Predecessors(spool)
     groups = []
@@ -145,17 +145,22 @@ def _check_depth(drafts: Sequence[Draft], n_blocks: int) -> None:
         draft.check(n_blocks)
 
 
-def _task_ref(entry: TaskEntry, data_dir: Path | None) -> TaskRef:
-    task = get_task(entry.data.task)
+def _requests(draft: Draft) -> list[DataRequest]:
+    """Every set of documents of a cell: a calibration is checked on the task's own."""
+    return [draft.data] if draft.calibration is None else [draft.data, draft.task.data]
+
+
+def _task_ref(entry: TaskEntry, data: DataRequest, data_dir: Path | None) -> TaskRef:
+    task = get_task(data.task)
     try:
-        documents = entry.data.load(data_dir)
+        documents = data.load(data_dir)
     except UserError as error:
         raise UserError(f"{entry.where}: {error}") from None
     return TaskRef(
         name=task.name,
         label=entry.label,
-        split=entry.data.split,
-        source=entry.data.source,
+        split=data.split,
+        source=data.source,
         documents=len(documents),
         data_sha256=documents_sha256(documents),
         prompts_sha256=content_id([task.prompt(document) for document in documents]),
@@ -169,7 +174,7 @@ class _Builder:
 
     suite: Suite
     device: str
-    tasks: Mapping[str, TaskRef]
+    tasks: Mapping[tuple[str, DataRequest], TaskRef]
 
     def build(self, drafts: Sequence[Draft], model: ModelRef) -> list[WorkItem]:
         """Return the cells of one model; two drafts that ask the same give one."""
@@ -178,28 +183,34 @@ class _Builder:
         for draft in drafts:
             cell = self._cell(draft, model, ids)
             ids[draft.label] = cell.cell_id
-            items.setdefault(cell.cell_id, WorkItem(cell, draft.label, draft.task.data))
+            held_out = None if draft.calibration is None else draft.task.data
+            items.setdefault(cell.cell_id, WorkItem(cell, draft.label, draft.data, held_out))
         return list(items.values())
 
     def _cell(self, draft: Draft, model: ModelRef, ids: Mapping[str, str]) -> Cell:
-        method, suite = draft.method, self.suite
+        method, suite, calibration = draft.method, self.suite, draft.calibration
+        params = {"fit": method.fit_params, "scores": method.score_params}.get(draft.kind, method.params)()
+        if calibration is not None:
+            held_out = self.tasks[draft.task.label, draft.task.data].data_sha256
+            calibration = replace(calibration, held_out_sha256=held_out)
         return Cell(
             suite=suite.name,
             kind=draft.kind,
-            method=MethodRef(method.name, method.params(), source_sha256(type(method))),
+            method=MethodRef(method.name, params, source_sha256(type(method))),
             kv_policy=method.parts(model.blocks).kv_policy.name,
             model=model,
-            task=self.tasks[draft.task.label],
+            task=self.tasks[draft.task.label, draft.data],
             generation=Generation(draft.task.max_new_tokens, draft.task.stop),
             dtype=suite.dtype,
             device=self.device,
             batch_size=suite.batch_size,
             seed=suite.seed,
             random_weights=draft.model.random_weights,
-            limited=draft.task.data.limit != suite.task(draft.task.label).data.limit,
+            limited=draft.kind != "fit" and draft.task.data.limit != suite.task(draft.task.label).data.limit,
             timing=suite.timing if draft.kind == "timing" else None,
-            depends_on=tuple(ids[label] for label in draft.depends_on),
-            full_depth_cell_id=ids.get(draft.baseline) if draft.baseline else None,
+            calibration=calibration,
+            full_depth_cell_id=ids[draft.baseline] if draft.baseline else None,
+            **{name: ids[label] for name, label in draft.inputs.items()},
         )
 
 

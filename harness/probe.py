@@ -37,7 +37,7 @@ def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Seq
         Arrays over the N tokens in row order: ``full_token_id``, ``first_match`` and ``stable_from`` [N]; per block
         [N, L] the columns of the spool's probe table.
     """
-    states_LND = _states(checkpoint, prompts, outputs)
+    states_LND = states_of(checkpoint, prompts, outputs)
     model = checkpoint.model
     per_token = states_LND.shape[0] * model.vocab_size * 4 * 4  # logits, probabilities and two mixtures, fp32
     chunk = max(1, LOGITS_BUDGET_BYTES // per_token)
@@ -45,7 +45,7 @@ def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Seq
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _states(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Tensor:
+def states_of(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Tensor:
     """States after the embedding and after every block, at the positions that predict outputs: [L+1, N, D]."""
     model = checkpoint.model
     if checkpoint.start_id is not None:

@@ -65,20 +65,26 @@ class DataRequest:
 
 @dataclass(frozen=True)
 class WorkItem:
-    """A cell, the line that names it in progress and logs, and where its documents come from."""
+    """A cell, the line that names it in progress and logs, and where its documents come from.
+
+    ``held_out`` are the documents on which a calibration is checked; None for other cells.
+    """
 
     cell: Cell
     label: str
     data: DataRequest
+    held_out: DataRequest | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data."""
-        return {"cell": self.cell.to_json(), "label": self.label, "data": asdict(self.data)}
+        held_out = self.held_out and asdict(self.held_out)
+        return {"cell": self.cell.to_json(), "label": self.label, "data": asdict(self.data), "held_out": held_out}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "WorkItem":
         """Rebuild an item from its JSON."""
-        return cls(Cell.from_json(record["cell"]), record["label"], DataRequest.from_json(record["data"]))
+        held_out = record["held_out"] and DataRequest.from_json(record["held_out"])
+        return cls(Cell.from_json(record["cell"]), record["label"], DataRequest.from_json(record["data"]), held_out)
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,15 @@ models and tasks) is checked while reading, so that a typing error costs no meas
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from exitbench.errors import UserError, suggestion
-from exitbench.harness.cell import KINDS, Kind, TimingSettings
+from exitbench.harness.cell import CONSISTENCIES, KINDS, CalibrationSettings, Consistency, Kind, TimingSettings
 from exitbench.harness.spec import DataRequest, SourceKind
 from exitbench.harness.toml import Table
+from exitbench.results.risk_control import RULES, Rule
 
 SCHEMA = 1
 DTYPES = ("float32", "bfloat16", "float16")
@@ -22,7 +23,11 @@ DEVICES = ("cpu", "auto")
 SOURCES = ("builtin", "local", "hub")
 SHIPPED = Path(__file__).parent / "suites"
 
+FIT_DOCUMENTS = 256
+CALIBRATION_DOCUMENTS = 100
+
 Params = Mapping[str, Any]
+Files = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -43,13 +48,31 @@ class ModelEntry:
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """``[tasks.LABEL]``: documents, and when generation ends; no budget means the task's own."""
+    """``[tasks.LABEL]``: documents, and when generation ends; no budget means the task's own.
+
+    Attributes:
+        train_files: Local source only: what methods are fitted on, where any is.
+        calibration_files: Local source only: what thresholds are calibrated on.
+    """
 
     label: str
     where: str
     data: DataRequest
     max_new_tokens: int
     stop: tuple[str, ...]
+    train_files: Files = ()
+    calibration_files: Files = ()
+
+    def other_split(self, split: Literal["train", "calibration"], limit: int, why: str) -> DataRequest:
+        """Return documents of another split of the same data.
+
+        Raises:
+            UserError: The source is local and the suite names no files for that split.
+        """
+        files = self.train_files if split == "train" else self.calibration_files
+        if self.data.source == "local" and not files:
+            raise UserError(f"{self.where}: {why} needs {split}_files, in the form of 'files'.")
+        return replace(self.data, split=split, files=files, limit=limit)
 
 
 @dataclass(frozen=True)
@@ -60,8 +83,7 @@ class Point:
 
     def label(self, method: str) -> str:
         """Name the method and its stated parameters, e.g. ``method:decay=code,threshold=0.5``."""
-        stated = ",".join(f"{name}={_spelled(value)}" for name, value in self.params)
-        return f"{method}:{stated}" if stated else method
+        return point_label(method, self.params)
 
 
 @dataclass(frozen=True)
@@ -77,8 +99,21 @@ class Sweep:
 
 
 @dataclass(frozen=True)
+class CalibrationEntry:
+    """``[[calibration]]``: models x tasks x grid, a threshold chosen for each."""
+
+    where: str
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    method: str
+    points: tuple[Point, ...]
+    settings: CalibrationSettings
+    documents: int
+
+
+@dataclass(frozen=True)
 class Suite:
-    """A whole suite file."""
+    """A whole suite file. ``fit_documents``: documents of the train split that methods are fitted on, a task."""
 
     path: Path
     name: str
@@ -89,7 +124,9 @@ class Suite:
     models: tuple[ModelEntry, ...]
     tasks: tuple[TaskEntry, ...]
     sweeps: tuple[Sweep, ...]
+    calibrations: tuple[CalibrationEntry, ...]
     timing: TimingSettings
+    fit_documents: int
 
     def task(self, label: str) -> TaskEntry:
         """Return the task of that label."""
@@ -124,7 +161,7 @@ def load_suite(name_or_path: str | Path) -> Suite:
         UserError: Names file, line and key, and what is allowed.
     """
     top = Table.read(suite_path(name_or_path))
-    top.allow("schema", "name", "seed", "defaults", "models", "tasks", "sweep", "timing")
+    top.allow("schema", "name", "seed", "defaults", "models", "tasks", "sweep", "calibration", "timing", "fit")
     if (schema := top.get("schema", int)) != SCHEMA:
         raise top.error("schema", f"is {schema}; this version reads schema {SCHEMA}.")
     defaults = top.table("defaults")
@@ -143,8 +180,18 @@ def load_suite(name_or_path: str | Path) -> Suite:
         models=models,
         tasks=tasks,
         sweeps=tuple(_sweep(table, model_names, task_labels, kinds) for table in top.tables("sweep")),
+        calibrations=tuple(
+            _calibration(table, model_names, task_labels)
+            for table in (top.tables("calibration") if "calibration" in top.values else ())
+        ),
         timing=_timing(top.table("timing")),
+        fit_documents=_fit_documents(top.table("fit")),
     )
+
+
+def _fit_documents(table: Table) -> int:
+    table.allow("documents")
+    return table.positive("documents", FIT_DOCUMENTS)
 
 
 def _entries(top: Table, key: str, read: Callable[[str, Table], Any]) -> tuple[Any, ...]:
@@ -181,22 +228,31 @@ def _check_recipe(table: Table, recipe: str) -> None:
 def _task(label: str, table: Table) -> TaskEntry:
     from exitbench.tasks.registry import get_task, task_names
 
-    table.allow("task", "source", "split", "limit", "max_new_tokens", "seed", "files", "stop")
+    other_files = ("train_files", "calibration_files")
+    table.allow("task", "source", "split", "limit", "max_new_tokens", "seed", "files", "stop", *other_files)
     name = table.choose("task", table.get("task", str, label), task_names(), "task")
     source = table.choose("source", table.get("source", str, "builtin"), SOURCES, "source")
     files = table.table("files")
+    for key in other_files:
+        if source != "local" and key in table.values:
+            raise table.error(key, 'goes with source = "local" only; other sources have their own splits.')
     if (source == "local") != bool(files.values):
         raise table.error("files", 'goes with source = "local", which needs it: { role = "path below --data-dir" }.')
     data = DataRequest(
         task=name,
         source=cast(SourceKind, source),
         split=table.get("split", str, "test"),
-        files=tuple((role, files.get(role, str)) for role in files.values),
+        files=_files(files),
         limit=table.positive("limit") if "limit" in table.values else None,
         seed=table.get("seed", int, 0),
     )
     max_new_tokens = table.positive("max_new_tokens", get_task(name).default_max_new_tokens)
-    return TaskEntry(label, table.where(), data, max_new_tokens, table.strings("stop", ()))
+    other = (_files(table.table(key)) for key in other_files)
+    return TaskEntry(label, table.where(), data, max_new_tokens, table.strings("stop", ()), *other)
+
+
+def _files(table: Table) -> Files:
+    return tuple((role, table.get(role, str)) for role in table.values)
 
 
 def _kinds(table: Table, default: tuple[Kind, ...]) -> tuple[Kind, ...]:
@@ -234,6 +290,56 @@ def _sweep(table: Table, models: list[str], tasks: list[str], kinds: tuple[Kind,
         points=tuple(_points(table, method)),
         kinds=_kinds(table, kinds),
     )
+
+
+def _calibration(table: Table, models: list[str], tasks: list[str]) -> CalibrationEntry:
+    from exitbench.methods.registry import method_names
+
+    keys = ("models", "tasks", "method", "grid", "levels", "delta", "epsilon", "consistency", "rule", "documents")
+    table.allow(*keys)
+    method = table.choose("method", table.get("method", str), method_names(), "method")
+    consistency = table.choose("consistency", table.get("consistency", str, "textual"), CONSISTENCIES, "consistency")
+    rule = table.choose("rule", table.get("rule", str, "hoeffding-bentkus"), RULES, "rule")
+    settings = CalibrationSettings(
+        levels=_levels(table, method),
+        delta=_share(table, "delta"),
+        epsilon=_share(table, "epsilon"),
+        consistency=cast(Consistency, consistency),
+        rule=cast(Rule, rule),
+    )
+    return CalibrationEntry(
+        where=table.where("method"),
+        models=_chosen(table, "models", models),
+        tasks=_chosen(table, "tasks", tasks),
+        method=method,
+        points=tuple(_points(table, method)),
+        settings=settings,
+        documents=table.positive("documents", CALIBRATION_DOCUMENTS),
+    )
+
+
+def _levels(table: Table, name: str) -> tuple[float, ...]:
+    """Read thresholds to try, each stricter than the next on the scale of the method's score."""
+    from exitbench.methods.registry import get_method
+
+    method, where = get_method(name), table.where("levels")
+    if "threshold" not in {item.name for item in dataclasses.fields(method)}:
+        raise table.error("method", f"{name!r} has no threshold to calibrate.")
+    values = table.get("levels", list)
+    if not values:
+        raise table.error("levels", "is empty; it must list thresholds, the most conservative first.")
+    made = [method.from_params({"threshold": value}, where) for value in values]
+    bounds = [each.parts(len(made) + 1).threshold.value(1, 1, 1) for each in made]
+    if any(after >= before for before, after in itertools.pairwise(bounds)):
+        raise table.error("levels", f"must go from the most conservative to the least, each once: {values}.")
+    return tuple(float(each.params()["threshold"]) for each in made)
+
+
+def _share(table: Table, key: str) -> float:
+    value = table.get(key, float)
+    if not 0 < value < 1:
+        raise table.error(key, f"is {value}; it must lie between 0 and 1.")
+    return value
 
 
 def _chosen(table: Table, key: str, known: list[str]) -> tuple[str, ...]:
@@ -282,5 +388,13 @@ def _matches(point: Params, rule: Params) -> bool:
     return all(point[name] == value for name, value in rule.items())
 
 
+def point_label(method: str, params: Iterable[tuple[str, Any]]) -> str:
+    """Name a method and some of its parameters."""
+    stated = ",".join(f"{name}={_spelled(value)}" for name, value in params)
+    return f"{method}:{stated}" if stated else method
+
+
 def _spelled(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return ";".join(map(_spelled, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

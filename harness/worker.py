@@ -17,21 +17,12 @@ from typing import Any
 
 import torch
 
-from exitbench.harness.cell import Kind
 from exitbench.harness.environment import environment_and_hardware
-from exitbench.harness.passes import Session, Skip, probe_pass, quality_pass, replay_pass, timing_pass
+from exitbench.harness.passes import PASSES, Session, Skip
 from exitbench.harness.spec import WorkerSpec, WorkItem
 from exitbench.results.spool import AttemptWriter
 
 Emit = Callable[[dict[str, Any]], None]
-Pass = Callable[[Session, WorkItem, AttemptWriter, Callable[[int], None]], None]
-
-PASSES: dict[Kind, Pass] = {
-    "quality": quality_pass,
-    "probe": probe_pass,
-    "replay": replay_pass,
-    "timing": timing_pass,
-}
 
 
 def run(spec: WorkerSpec, emit: Emit) -> int:

@@ -412,6 +412,14 @@ class Method(ABC):
             fitted: What `fit` gave; empty for methods that fit nothing.
         """
 
+    def score_params(self) -> dict[str, Any]:
+        """The parameters that change what the gate says of a token, as against what is done about it."""
+        return self.params()
+
+    def probe_tells_score(self) -> bool:
+        """Whether a probe's columns tell the score; if not, a replay first asks the gate itself."""
+        return self.parts(n_blocks=2).score_sql(n_blocks=2) is not None
+
     def fit_params(self) -> dict[str, Any]:
         """The parameters that change what `fit` gives; empty if nothing is to be fitted."""
         return {}

@@ -105,7 +105,7 @@ class Examples:
 
     def batches(self, generator: torch.Generator) -> Iterator[Examples]:
         """Yield the tokens in random order, a batch at a time, each with all its blocks."""
-        for index_N in torch.randperm(self.right_MN.shape[1], generator=generator).split(BATCH_TOKENS):
+        for index_N in torch.split(torch.randperm(self.right_MN.shape[1], generator=generator), BATCH_TOKENS):
             yield Examples(self.features_MNF[:, index_N], self.right_MN[:, index_N])
 
 
@@ -113,7 +113,7 @@ def choices(data: FitData) -> Tensor:
     """Argmax token of every block, [L, N], read in pieces that fit."""
     states_LND = data.states_LND[1:]
     chunk = max(1, CHUNK_BYTES // (4 * data.model.vocab_size * len(states_LND)))
-    pieces = [argmax_token(data.model.logits(piece)) for piece in states_LND.split(chunk, dim=1)]
+    pieces = [argmax_token(data.model.logits(piece)) for piece in torch.split(states_LND, chunk, dim=1)]
     return torch.cat(pieces, dim=1)
 
 

@@ -93,19 +93,17 @@ class Gated(Asking):
     temperature: float = param(4.0, "speed of the decay over the longest answer allowed", low=0.0)
 
     def check(self, n_blocks: int) -> None:
-        """One level a block; what is fitted is not decayed."""
+        """One level a block."""
         super().check(n_blocks)
         if self.rule == "per-block" and len(self.levels) != n_blocks - 1:
             raise UserError(f"{self.name}.levels has {len(self.levels)} values; {n_blocks} blocks need {n_blocks - 1}.")
-        if self.rule == "epsilon" and self.decay != "none":
-            raise UserError(f"{self.name}.decay = {self.decay!r} does not go with rule = 'epsilon'; allowed: none.")
 
     def level(self, threshold: float) -> float:
         """A threshold as written, on the scale of the score."""
         return threshold
 
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Threshold:
-        """The rule that the parameters name."""
+        """The rule that the parameters name; fitted thresholds do not decay."""
         if self.rule == "epsilon":
             known = fitted.get("epsilon_thresholds")
             return PerBlock(() if known is None else tuple(known.tolist()))
@@ -115,6 +113,11 @@ class Gated(Asking):
         if self.decay == "none":
             return rule
         return PositionDecayed(rule, self.temperature, cast(Literal["code", "paper"], self.decay))
+
+    def score_params(self) -> dict[str, Any]:
+        """All but threshold rule and KV policy."""
+        rule = {"threshold", "rule", "levels", "epsilon", "decay", "temperature", "kv_policy"}
+        return {name: value for name, value in self.params().items() if name not in rule}
 
     def gate_fit_params(self) -> dict[str, Any]:
         """The parameters that change the fitted gate; empty if the gate is not trained."""
@@ -129,8 +132,7 @@ class Gated(Asking):
         asked = self.gate_fit_params()
         if self.rule != "epsilon":
             return asked
-        unused = ("threshold", "levels", "decay", "temperature", "kv_policy")
-        return {name: value for name, value in self.params().items() if name not in unused}
+        return {**self.score_params(), "rule": self.rule, "epsilon": self.epsilon}
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
         """Train the gate; then, for rule epsilon, set its thresholds on documents that it did not see."""

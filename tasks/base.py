@@ -94,6 +94,7 @@ class Task(ABC):
         name: What suites call it.
         metric_version: Changes whenever a score could change; part of a cell's identity.
         metrics: Names of the metrics, headline first. Higher is better for all of them.
+        consistency_metric: The metric, of `metrics`, by which two texts are compared in calibrations.
         default_max_new_tokens: Budget of generated tokens when the suite gives none.
         local_roles: The sets of roles that `Source.files` may consist of.
     """
@@ -101,6 +102,7 @@ class Task(ABC):
     name: ClassVar[str]
     metric_version: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
+    consistency_metric: ClassVar[str]
     default_max_new_tokens: ClassVar[int]
     local_roles: ClassVar[tuple[frozenset[str], ...]]
 
@@ -153,6 +155,10 @@ class Task(ABC):
     @abstractmethod
     def target(self, doc: Document) -> str:
         """Return the training target, which is the first reference."""
+
+    @abstractmethod
+    def with_reference(self, doc: Document, text: str) -> Document:
+        """Return the document with another text as its only reference (textual consistency)."""
 
     @abstractmethod
     def score(self, doc: Document, output: str) -> DocumentScore:

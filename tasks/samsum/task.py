@@ -24,6 +24,7 @@ class Samsum(Task):
     name: ClassVar[str] = "samsum"
     metric_version: ClassVar[str] = f"rouge-score|f-measure|stemmer:porter|version:{version('rouge-score')}"
     metrics: ClassVar[tuple[str, ...]] = ("rougeL", "rouge1", "rouge2")
+    consistency_metric: ClassVar[str] = "rougeL"
     default_max_new_tokens: ClassVar[int] = 128
     local_roles: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"data"}),)
 
@@ -34,6 +35,10 @@ class Samsum(Task):
     def target(self, doc: Document) -> str:
         """Return the reference summary."""
         return str(doc.fields["summary"])
+
+    def with_reference(self, doc: Document, text: str) -> Document:
+        """Return the document with another reference."""
+        return Document(doc.key, {**doc.fields, "summary": text})
 
     def score(self, doc: Document, output: str) -> DocumentScore:
         """Score a summary."""

@@ -21,6 +21,7 @@ class Squad(Task):
     name: ClassVar[str] = "squad"
     metric_version: ClassVar[str] = "squad-v1.1-rules|1"
     metrics: ClassVar[tuple[str, ...]] = ("f1", "em")
+    consistency_metric: ClassVar[str] = "f1"
     default_max_new_tokens: ClassVar[int] = 32
     local_roles: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"data"}),)
 
@@ -31,6 +32,10 @@ class Squad(Task):
     def target(self, doc: Document) -> str:
         """Return the first reference answer."""
         return str(doc.fields["answers"]["text"][0])
+
+    def with_reference(self, doc: Document, text: str) -> Document:
+        """Return the document with another reference."""
+        return Document(doc.key, {**doc.fields, "answers": {"text": [text], "answer_start": [0]}})
 
     def score(self, doc: Document, output: str) -> DocumentScore:
         """Score an answer."""

@@ -19,6 +19,7 @@ class WmtEnFr(Task):
     name: ClassVar[str] = "wmt-en-fr"
     metric_version: ClassVar[str] = scoring.signature()
     metrics: ClassVar[tuple[str, ...]] = ("bleu", "chrf")
+    consistency_metric: ClassVar[str] = "chrf"
     default_max_new_tokens: ClassVar[int] = 128
     local_roles: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"en", "fr"}), frozenset({"pairs"}))
 
@@ -29,6 +30,10 @@ class WmtEnFr(Task):
     def target(self, doc: Document) -> str:
         """Return the reference translation."""
         return str(doc.fields["fr"])
+
+    def with_reference(self, doc: Document, text: str) -> Document:
+        """Return the document with another reference."""
+        return Document(doc.key, {**doc.fields, "fr": text})
 
     def score(self, doc: Document, output: str) -> DocumentScore:
         """Score a translation."""

@@ -159,6 +159,15 @@ def test_the_streak_compares_tokens_not_columns_of_a_pruned_head() -> None:
     assert tokens == [3, 3, 1, 1, 3], "id 0 is not among the best three of block 1"
 
 
+def test_any_adaptive_pruned_head_goes_with_patience() -> None:
+    """The streak is no probability: 1 - 0.9 * streak is negative from a streak of 2 on."""
+    states = [[0.0] * 8] + [[0, 0, 9, 8, 7, 6, 0, 0]] * 5
+    for head in ("pruned-adaptive", "pruned-adaptive-code"):
+        scores, tokens = ask("patience", states, head=head, k_schedule="constant", k_first=4, k_min=2)
+        assert scores[:4] == [1, 2, 3, 4], head
+        assert tokens == [2] * 5, head
+
+
 # ------------------------------------------------------------------------------------------ top 3
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from exitbench.errors import UserError
 from exitbench.methods import offline
 from exitbench.methods.base import FitData
 from exitbench.methods.offline import epsilon_thresholds, score_states
@@ -182,3 +183,10 @@ def test_a_split_keeps_documents_whole_and_loses_nothing(lengths: list[int], hel
         assert part.gold_token_N.tolist() == [token + 1000 for token in mine]
         assert part.document_N.tolist() == [owner[token] - documents[0] for token in mine], "counted from 0 upwards"
         assert torch.equal(part.states_LND, states_LND[:, mine])
+
+
+def test_a_single_document_cannot_be_split() -> None:
+    model: Any = Identity(2, 1)
+    one = FitData(model, torch.zeros(3, 4, 1), torch.zeros(4), torch.zeros(4), torch.zeros(4, dtype=torch.long))
+    with pytest.raises(UserError, match="document"):
+        one.split(0.2)

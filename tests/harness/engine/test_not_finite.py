@@ -155,6 +155,22 @@ def test_bad_logits_of_sound_states_are_named(family: Any, prompts: Any, name: s
         decode(family.checkpoint, start(family, prompts[:8]), parts)
 
 
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("name", ROBUST_GATES)
+def test_bad_logits_are_named_even_where_the_score_hides_them(family: Any, prompts: Any, name: str, bad: float) -> None:
+    parts = dataclasses.replace(never_below(name), head=BadAt(POISONED, bad))
+    with pytest.raises(ArithmeticError, match=rf"block {POISONED} (is|are) not finite"):
+        decode(family.checkpoint, start(family, prompts[:8]), parts)
+
+
+def test_a_token_read_behind_its_exit_names_the_last_block(family: Any, prompts: Any) -> None:
+    parts = get_method("static")(exit_layer=2, kv_policy="noisy").parts(L)
+    batch, bad = start(family, prompts[:8]), poisoned(family.checkpoint, L, math.nan)
+    batch.cache.model = bad.model
+    with pytest.raises(ArithmeticError, match=rf"^the logits at block {L} are not finite"):
+        decode(bad, batch, parts)
+
+
 def test_every_gate_is_covered_here() -> None:
     without_a_score = {"full", "static", "random", "oracle"}
     named = {*LOGIT_GATES, *ROBUST_GATES, *STATE_GATES, *without_a_score}

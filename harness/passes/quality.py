@@ -1,0 +1,148 @@
+"""Quality: every document answered through lm-eval, with exit traces and metrics."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from exitbench.harness.decode import Generation
+from exitbench.harness.lm import Answer
+from exitbench.harness.model import Transformer
+from exitbench.harness.passes.session import (
+    METRIC_VERSION,
+    FullOutput,
+    Progress,
+    Session,
+    answer_costs,
+    full_outputs,
+    write_metrics,
+)
+from exitbench.harness.spec import WorkItem
+from exitbench.methods.base import Parts
+from exitbench.results.schema import TABLES
+from exitbench.results.spool import AttemptWriter
+from exitbench.results.statistics import Interval, aggregate_interval, ratio_interval
+from exitbench.tasks.base import Document
+from exitbench.tasks.registry import get_task
+
+
+def quality_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
+    """Answer every document through lm-eval; write samples, exit traces and metrics."""
+    from lm_eval.evaluator import evaluate
+    from lm_eval.tasks import TaskManager
+
+    cell, task = item.cell, get_task(item.cell.task.name)
+    documents = session.documents(item.data)
+    parts = session.parts(item)
+    lm = session.lm(item, parts, on_progress)
+    config = task.lm_eval_config(documents)
+    generation = {"until": list(cell.generation.stop), "max_gen_toks": cell.generation.max_new_tokens}
+    config["generation_kwargs"] = {**config["generation_kwargs"], **generation}
+    tasks = TaskManager(include_defaults=False).load([config])
+    results = evaluate(lm=lm, task_dict=tasks, bootstrap_iters=0, log_samples=True)
+    answers = [lm.answers[document.key] for document in documents]
+    scores = [task.score(document, answer.text) for document, answer in zip(documents, answers, strict=True)]
+    samples = [
+        {
+            "doc_key": document.key,
+            "output_text": answer.text,
+            "output_ids": answer.generation.token_ids,
+            "n_prompt": answer.n_prompt,
+            "n_output": len(answer.generation.token_ids),
+            "stop_reason": answer.generation.stop_reason,
+            "scores": json.dumps(score.values),
+            "statistics": json.dumps(score.statistics),
+        }
+        for document, answer, score in zip(documents, answers, scores, strict=True)
+    ]
+    writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
+    writer.write("tokens", _token_table(session, item, documents, answers))
+    metrics: dict[str, tuple[str, Interval]] = {}
+    for metric in task.metrics:
+        statistics = np.array([score.summands(metric) for score in scores])
+        aggregate = functools.partial(task.aggregate, metric)
+        interval = aggregate_interval(statistics, aggregate, seed=cell.seed)
+        evaluated = results["results"][task.name][f"{metric},none"]
+        if abs(evaluated - interval.value) > 1e-6:
+            raise RuntimeError(f"lm-eval says {metric} = {evaluated}, the stored scores say {interval.value}")
+        metrics[metric] = (task.metric_version, interval)
+    full = {
+        document.key: FullOutput(answer.n_prompt, answer.generation.token_ids)
+        for document, answer in zip(documents, answers, strict=True)
+    }
+    if cell.full_depth_cell_id is not None:
+        full = full_outputs(session, cell.full_depth_cell_id)
+    for name, interval in _depth_metrics(session, item, parts, documents, answers, full).items():
+        metrics[name] = (METRIC_VERSION, interval)
+    write_metrics(writer, metrics)
+
+
+def _token_table(
+    session: Session, item: WorkItem, documents: Sequence[Document], answers: Sequence[Answer]
+) -> pa.Table:
+    depth = session.checkpoint.model.n_blocks
+    rows: list[dict[str, Any]] = []
+    for document, answer in zip(documents, answers, strict=True):
+        kinds = session.kinds(item, document)
+        made = answer.generation
+        columns = zip(made.token_ids, made.exit_layers, made.blocks_run, made.head_rows, made.scores, strict=True)
+        for index, (token_id, exit_layer, blocks_run, head_rows, score) in enumerate(columns):
+            rows.append(
+                {
+                    "doc_key": document.key,
+                    "position": index + 1,
+                    "token_id": token_id,
+                    "token_kind": kinds[index] if index < len(kinds) else None,
+                    "exit_layer": exit_layer,
+                    "blocks_run": blocks_run,
+                    "head_rows": head_rows,
+                    "score": score,
+                    "reason": "last" if exit_layer == depth else "threshold",
+                }
+            )
+    return pa.Table.from_pylist(rows, schema=TABLES["tokens"])
+
+
+def _depth_metrics(
+    session: Session,
+    item: WorkItem,
+    parts: Parts,
+    documents: Sequence[Document],
+    answers: Sequence[Answer],
+    full: Mapping[str, FullOutput],
+) -> dict[str, Interval]:
+    """Mean exit layer, agreement with full depth, and ideal speed-ups, each a ratio of sums over documents."""
+    made = [answer.generation for answer in answers]
+    outputs = [full[document.key] for document in documents]
+    matches = [
+        sum(a == b for a, b in zip(generation.token_ids, output.token_ids, strict=False))
+        for generation, output in zip(made, outputs, strict=True)
+    ]
+    costs = answer_costs(session, parts, made, [answer.n_prompt for answer in answers])
+    full_made = [_at_full_depth(output, session.checkpoint.model) for output in outputs]
+    full_costs = answer_costs(session, session.full_parts(), full_made, [output.n_prompt for output in outputs])
+    seed = item.cell.seed
+    return {
+        "mean_exit_layer": ratio_interval(
+            [sum(generation.exit_layers) for generation in made], [len(g.token_ids) for g in made], seed=seed
+        ),
+        "token_match": ratio_interval(matches, [len(output.token_ids) for output in outputs], seed=seed),
+        "ideal_speedup_bytes": ratio_interval(
+            [cost.read_numel for cost in full_costs], [cost.read_numel for cost in costs], seed=seed
+        ),
+        "ideal_speedup_flops": ratio_interval(
+            [cost.matmul_flops + cost.elementwise_flops for cost in full_costs],
+            [cost.matmul_flops + cost.elementwise_flops for cost in costs],
+            seed=seed,
+        ),
+    }
+
+
+def _at_full_depth(output: FullOutput, model: Transformer) -> Generation:
+    n = len(output.token_ids)
+    return Generation(output.token_ids, [model.n_blocks] * n, [model.n_blocks] * n, [model.vocab_size] * n)

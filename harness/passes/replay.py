@@ -1,0 +1,55 @@
+"""Replay: the method's exit rule applied to a probe, in SQL; every token is as full depth left it (simulated)."""
+
+from __future__ import annotations
+
+import duckdb
+
+from exitbench.harness.passes.session import METRIC_VERSION, Progress, Session, write_metrics
+from exitbench.harness.spec import WorkItem
+from exitbench.results.spool import AttemptWriter
+from exitbench.results.statistics import ratio_interval
+
+
+def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
+    """Find where the method would have left at each probed token.
+
+    The score is what the probe's columns say, or, where they cannot, what the method's gate said in a scores cell.
+    """
+    cell, depth, parts = item.cell, session.checkpoint.model.n_blocks, session.parts(item)
+    assert cell.probe_cell_id is not None, "the planner gives every replay its probe"
+    probe = str(session.finished(cell.probe_cell_id) / "probe.parquet")
+    source, params = "read_parquet($probe)", {"probe": probe}
+    score_sql, emitted_sql = parts.score_sql(depth), "top1_id[e]"
+    if cell.scores_cell_id is not None:
+        params["scores"] = str(session.finished(cell.scores_cell_id) / "scores.parquet")
+        source = f"{source} JOIN read_parquet($scores) USING (doc_key, position)"
+        score_sql, emitted_sql = "score[l]", "emitted_id[e]"
+    assert score_sql is not None, "the planner gives every replay that a probe cannot score its scores"
+    rule = parts.exit_layer_sql(depth, cell.generation.max_new_tokens, score_sql)
+    with duckdb.connect() as connection:
+        tokens = connection.execute(
+            f"""
+            SELECT doc_key, position, {emitted_sql} AS token_id, token_kind, e AS exit_layer, e AS blocks_run,
+                   NULL::INTEGER AS head_rows, NULL::FLOAT AS score,
+                   CASE WHEN e = {depth} THEN 'last' ELSE 'threshold' END AS reason
+            FROM (SELECT *, {rule} AS e FROM {source})
+            ORDER BY doc_key, position
+            """,
+            params,
+        ).to_arrow_table()
+        writer.write("tokens", tokens)
+        connection.register("tokens", tokens)
+        per_document = connection.execute(
+            """
+            SELECT sum(exit_layer) AS depths, count(*) AS tokens,
+                   sum((tokens.token_id = full_token_id)::INT) AS matches
+            FROM tokens JOIN read_parquet(?) AS probe USING (doc_key, position) GROUP BY doc_key ORDER BY doc_key
+            """,
+            [probe],
+        ).fetchnumpy()
+    metrics = {
+        "mean_exit_layer": ratio_interval(per_document["depths"], per_document["tokens"], seed=cell.seed),
+        "token_match": ratio_interval(per_document["matches"], per_document["tokens"], seed=cell.seed),
+    }
+    write_metrics(writer, {name: (METRIC_VERSION, interval) for name, interval in metrics.items()})
+    on_progress(session.units(item))

@@ -1,0 +1,193 @@
+"""A loaded model, and what the cells that run on it share."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from exitbench.harness.checkpoint import load_checkpoint
+from exitbench.harness.cost import TokenPlace, answer_cost
+from exitbench.harness.decode import Generation, Request
+from exitbench.harness.lm import Answer, EarlyExitLM
+from exitbench.harness.spec import DataRequest, WorkerSpec, WorkItem
+from exitbench.methods.base import NOTHING_FITTED, Cost, Method, Parts
+from exitbench.methods.registry import baseline_method, get_method
+from exitbench.results.schema import FITTED_FILE, TABLES
+from exitbench.results.spool import AttemptWriter, attempt_status
+from exitbench.results.statistics import Interval
+from exitbench.tasks.base import Document
+from exitbench.tasks.registry import get_task
+
+METRIC_VERSION = "1"
+"""Version of the metrics made here (depth, faithfulness, cost, speed); tasks version their own."""
+BATCH_ROWS = 16
+"""Documents that go through all blocks together where nothing is timed."""
+
+Progress = Callable[[int], None]
+
+
+class Skip(Exception):
+    """This cell cannot be run, and why; stored as a row with status ``skipped``."""
+
+
+@dataclass(frozen=True)
+class FullOutput:
+    """What full depth answered for one document."""
+
+    n_prompt: int
+    token_ids: list[int]
+
+
+def full_outputs(session: Session, cell_id: str) -> dict[str, FullOutput]:
+    """What full depth's quality cell answered, by document key."""
+    path = session.finished(cell_id) / "samples.parquet"
+    rows = pq.read_table(path, columns=["doc_key", "n_prompt", "output_ids"]).to_pylist()
+    return {row["doc_key"]: FullOutput(row["n_prompt"], row["output_ids"]) for row in rows}
+
+
+class Session:
+    """One loaded model and what its cells share."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        from transformers import AutoTokenizer
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.set_verbosity_error()
+        dtypes = {item.cell.dtype for item in spec.cells}
+        if len(dtypes) != 1:
+            raise ValueError(f"one worker loads one number format, not {sorted(dtypes)}")
+        self.spool, self.data_dir = spec.spool, spec.data_dir
+        self.checkpoint = load_checkpoint(spec.model_path, getattr(torch, dtypes.pop()), spec.device)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(
+            str(spec.model_path), local_files_only=True, trust_remote_code=False
+        )
+        self.documents = functools.cache(self._load)
+
+    def _load(self, data: DataRequest) -> list[Document]:
+        return data.load(self.data_dir)
+
+    def units(self, item: WorkItem) -> int:
+        """What progress counts up to: documents (over all levels of a calibration), or timed units over all rounds."""
+        documents = len(self.documents(item.data))
+        if item.cell.calibration is not None:
+            return documents * (1 + len(item.cell.calibration.levels))
+        settings = item.cell.timing
+        if settings is None:
+            return documents
+        return -(-min(documents, settings.documents) // item.cell.batch_size) * settings.max_rounds
+
+    def method(self, item: WorkItem) -> Method:
+        """The method of a cell."""
+        method = get_method(item.cell.method.name).from_params(item.cell.method.params)
+        method.check(self.checkpoint.model.n_blocks)
+        return method
+
+    def parts(self, item: WorkItem) -> Parts:
+        """The method of a cell, bound to this model and to what was fitted for it."""
+        return self.method(item).parts(self.checkpoint.model.n_blocks, self.fitted(item))
+
+    def fitted(self, item: WorkItem) -> Mapping[str, Tensor]:
+        """What the cell's method was fitted to; nothing for most."""
+        if item.cell.fit_cell_id is None:
+            return NOTHING_FITTED
+        path = self.finished(item.cell.fit_cell_id) / FITTED_FILE
+        tensors: dict[str, Tensor] = load_file(path, device=str(self.checkpoint.model.device))
+        return tensors
+
+    def full_parts(self) -> Parts:
+        """Full depth on this model."""
+        return baseline_method()().parts(self.checkpoint.model.n_blocks)
+
+    def request(self, item: WorkItem, document: Document) -> Request:
+        """Prompt tokens and seed of a document."""
+        prompt = get_task(item.cell.task.name).prompt(document)
+        return Request(self.tokenizer(prompt)["input_ids"], document_seed(item.cell.seed, document.key))
+
+    def kinds(self, item: WorkItem, document: Document) -> list[str]:
+        """Kind of each target token of built-in data, end of sequence included; empty where it is not known."""
+        target = self.target_ids(item, document)
+        known = document.token_kinds
+        return [*known, "end"] if known and len(known) + 1 == len(target) else []
+
+    def target_ids(self, item: WorkItem, document: Document) -> list[int]:
+        """Tokens of the first reference."""
+        return list(self.tokenizer(get_task(item.cell.task.name).target(document))["input_ids"])
+
+    def answers(
+        self, item: WorkItem, documents: Sequence[Document], parts: Parts, on_progress: Progress
+    ) -> list[Answer]:
+        """Answer documents under the cell's settings, without lm-eval."""
+        task, generation = get_task(item.cell.task.name), item.cell.generation
+        lm = self.lm(item, parts, on_progress)
+        lm.answer({document.key: task.prompt(document) for document in documents}, generation)
+        return [lm.answers[document.key] for document in documents]
+
+    def lm(self, item: WorkItem, parts: Parts, on_progress: Progress) -> EarlyExitLM:
+        """This model with a method, as lm-eval sees it."""
+        seed_of = functools.partial(document_seed, item.cell.seed)
+        return EarlyExitLM(self.checkpoint, self.tokenizer, parts, item.cell.batch_size, seed_of, on_progress)
+
+    def finished(self, cell_id: str) -> Path:
+        """The folder of the latest attempt at another cell.
+
+        Raises:
+            Skip: That cell has not ended well.
+        """
+        status = attempt_status(self.spool, cell_id)
+        if status is None or status.status != "ok":
+            found = "was never run" if status is None else f"ended as {status.status}"
+            raise Skip(f"needs cell {cell_id[:12]}, which {found}")
+        return status.path
+
+
+def document_seed(seed: int, doc_key: str) -> int:
+    """Seed of one document: the same for every method, batch and order."""
+    return int(hashlib.sha256(f"{seed}:{doc_key}".encode()).hexdigest()[:15], 16)
+
+
+def write_metrics(writer: AttemptWriter, metrics: Mapping[str, tuple[str, Interval]]) -> None:
+    """Write metric rows: value, interval and how it was found."""
+    rows = [
+        {
+            "metric": name,
+            "metric_version": version,
+            "value": interval.value,
+            "ci_low": interval.low,
+            "ci_high": interval.high,
+            "ci_method": interval.method,
+            "n": interval.n,
+        }
+        for name, (version, interval) in metrics.items()
+    ]
+    writer.write("metrics", pa.Table.from_pylist(rows, schema=TABLES["metrics"]))
+
+
+def answer_costs(
+    session: Session, parts: Parts, generations: Sequence[Generation], prompt_lengths: Sequence[int]
+) -> list[Cost]:
+    """Decode cost of each document."""
+    model = session.checkpoint.model
+    before, after = (0, 1) if session.checkpoint.kind == "seq2seq" else (1, 0)
+    return [
+        answer_cost(
+            model,
+            parts,
+            generation.exit_layers,
+            generation.head_rows,
+            [
+                TokenPlace(context=before * n_prompt + position, source=after * n_prompt)
+                for position in range(1, len(generation.token_ids) + 1)
+            ],
+        )
+        for generation, n_prompt in zip(generations, prompt_lengths, strict=True)
+    ]

@@ -1,0 +1,63 @@
+"""Timing: the method against full depth, and full depth against its twin."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pyarrow as pa
+
+from exitbench.harness import timing
+from exitbench.harness.cost import ideal_speedup
+from exitbench.harness.lm import check_length
+from exitbench.harness.passes.session import METRIC_VERSION, Progress, Session, answer_costs, write_metrics
+from exitbench.harness.spec import WorkItem
+from exitbench.methods.base import Cost
+from exitbench.results.schema import TABLES
+from exitbench.results.spool import AttemptWriter
+from exitbench.results.statistics import Interval
+
+
+def timing_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
+    """Time the method against full depth and itself against its twin; write raw readings and ratios."""
+    cell, settings = item.cell, item.cell.timing
+    if settings is None:
+        raise ValueError("a timing cell has timing settings")
+    documents = session.documents(item.data)[: settings.documents]
+    requests = [session.request(item, document) for document in documents]
+    check_length(session.checkpoint, requests, cell.generation.max_new_tokens)
+    size = cell.batch_size
+    units = [
+        timing.Unit(documents[start].key, tuple(requests[start : start + size]))
+        for start in range(0, len(documents), size)
+    ]
+    parts, full = session.parts(item), session.full_parts()
+    measured = timing.measure(
+        session.checkpoint, full, parts, units, cell.generation.max_new_tokens, settings, cell.seed, on_progress
+    )
+    rows = [asdict(reading) for reading in measured.readings]
+    writer.write("timings", pa.Table.from_pylist(rows, schema=TABLES["timings"]))
+    metrics = {
+        "speedup": timing.speedup(measured.readings, "total", cell.seed),
+        "speedup_decode": timing.speedup(measured.readings, "decode", cell.seed),
+        "aa_speedup": timing.speedup(measured.readings, "total", cell.seed, twin=True),
+    }
+    for prefix, arm, generations in (("", "method", measured.method), ("full_", "full", measured.full)):
+        totals = [r for r in measured.readings if r.phase == "total" and r.arm == arm and not r.twin]
+        decodes = [r for r in measured.readings if r.phase == "decode" and r.arm == arm and not r.twin]
+        metrics[f"{prefix}ms_per_request"] = _plain(
+            sum(r.wall_ns for r in totals) / len(totals) / size / 1e6, len(units)
+        )
+        ms_per_token = sum(r.wall_ns for r in decodes) / sum(r.n_tokens for r in decodes) / 1e6
+        metrics[f"{prefix}ms_per_token"] = _plain(ms_per_token, len(units))
+        n_tokens = sum(len(generation.token_ids) for generation in generations)
+        metrics[f"{prefix}tokens_per_request"] = _plain(n_tokens / len(generations), len(units))
+    lengths = [len(request.prompt_ids) for request in requests]
+    full_cost = sum(answer_costs(session, full, measured.full, lengths), Cost())
+    ideal = ideal_speedup(full_cost, sum(answer_costs(session, parts, measured.method, lengths), Cost()))
+    metrics["realised_fraction"] = _plain(metrics["speedup_decode"].value / ideal.by_bytes, len(units))
+    write_metrics(writer, {name: (METRIC_VERSION, interval) for name, interval in metrics.items()})
+    writer.log_path.write_text(f"stopped reading: {measured.stop_reason}\n", encoding="utf-8")
+
+
+def _plain(value: float, n: int) -> Interval:
+    return Interval(value, None, None, None, n)
