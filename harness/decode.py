@@ -64,20 +64,17 @@ class Step:
         self.blocks_run_B = torch.empty_like(self.token_B)
         self.head_rows_B = torch.zeros_like(self.token_B)
         self.score_B = torch.full((n_rows,), float("nan"), device=device)
-        self.top_logit_B = torch.empty(n_rows, device=device)
         self.asked: list[tuple[int, Tensor]] = []  # (block, scores of the rows running there)
+        self.read: list[tuple[int, Tensor]] = []  # (block, largest logit of rows read there)
 
     def check_finite(self) -> None:
-        """Raise ArithmeticError, naming the block, if a score or a token's logit is not a number or infinite."""
-        scores = [score_A for _, score_A in self.asked]
-        if math.isfinite(float(torch.cat([*scores, self.top_logit_B]).sum())):
+        """Raise ArithmeticError, naming the block, if a logit or a score is not a number or infinite."""
+        found = [("logits", *pair) for pair in self.read] + [("confidence scores", *pair) for pair in self.asked]
+        if math.isfinite(float(torch.cat([value_A for _, _, value_A in found]).sum())):
             return
-        for block, score_A in self.asked:
-            if not bool(score_A.isfinite().all()):
-                raise ArithmeticError(f"the confidence score at block {block} is not finite: {score_A.tolist()}")
-        for block, logit in zip(self.exit_layer_B.tolist(), self.top_logit_B.tolist(), strict=True):
-            if not math.isfinite(logit):
-                raise ArithmeticError(f"the logits at block {block} are not finite: the largest is {logit}")
+        for what, block, value_A in sorted(found, key=lambda item: item[1]):
+            if not bool(value_A.isfinite().all()):
+                raise ArithmeticError(f"the {what} at block {block} are not finite: {value_A.tolist()}")
 
 
 @dataclass
@@ -213,7 +210,7 @@ def decode_step(
                 break
             score_A = parts.gate.score(view)
             step.asked.append((block, score_A))
-            _count_head_rows(step, view, rows_A)
+            _note_reading(step, view, rows_A)
             leaves_A = score_A > parts.threshold.value(block, position, max_new_tokens)
             n_leaving = int(leaves_A.sum())
             if n_leaving:
@@ -252,14 +249,16 @@ def _leave(step: Step, parts: Parts, cache: Cache, view: BlockView, rows_A: Tens
 def _emit(step: Step, parts: Parts, view: BlockView, rows_A: Tensor | None) -> None:
     where = slice(None) if rows_A is None else rows_A
     step.token_B[where] = parts.gate.choose(view)
-    step.top_logit_B[where] = view.logits_AK.amax(-1).float()
     step.exit_layer_B[where] = step.blocks_run_B[where] = view.model.n_blocks
-    _count_head_rows(step, view, rows_A)
+    _note_reading(step, view, rows_A)
 
 
-def _count_head_rows(step: Step, view: BlockView, rows_A: Tensor | None) -> None:
-    if isinstance(view.head_rows, Tensor) or view.head_rows:
-        step.head_rows_B[slice(None) if rows_A is None else rows_A] += view.head_rows
+def _note_reading(step: Step, view: BlockView, rows_A: Tensor | None) -> None:
+    """Count the rows of the head that the view multiplied since last asked, and keep its largest logits."""
+    if isinstance(view.head_rows, int) and view.head_rows == 0:
+        return
+    step.head_rows_B[slice(None) if rows_A is None else rows_A] += view.head_rows
+    step.read.append((view.block, view.logits_AK.amax(-1).float()))
     view.head_rows = 0
 
 
@@ -283,7 +282,7 @@ def _first_token(model: Transformer, state_BD: Tensor) -> Step:
     step = Step(len(state_BD), model.device)
     logits_BV = model.logits(state_BD)
     step.token_B = argmax_token(logits_BV)
-    step.top_logit_B = logits_BV.amax(-1).float()
+    step.read.append((model.n_blocks, logits_BV.amax(-1).float()))
     step.exit_layer_B[:] = step.blocks_run_B[:] = model.n_blocks
     step.head_rows_B[:] = model.vocab_size
     step.check_finite()

@@ -361,6 +361,8 @@ class FitData:
     def split(self, held_out: float) -> tuple[FitData, FitData]:
         """Split by document: the first ones, and the given share of the last ones."""
         n_documents = int(self.document_N.max()) + 1
+        if n_documents < 2:
+            raise UserError("fitting needs at least 2 documents: one to learn from and one to hold out.")
         first_N = self.document_N < n_documents - max(1, round(held_out * n_documents))
         return self._where(first_N), self._where(~first_N)
 

@@ -59,9 +59,9 @@ class CalmClassifier(TrainedGate):
         """One layer or two."""
         return build(self.network, d_model)
 
-    def features(self, normed_LND: Tensor) -> tuple[int, Tensor]:
+    def features(self, normed_LND: Tensor) -> Tensor:
         """The state after each block 1..L-1."""
-        return 1, normed_LND[1:-1]
+        return normed_LND[1:-1]
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Classifier:
         """The network's opinion."""

@@ -11,12 +11,13 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from exitbench.errors import UserError
 from exitbench.methods.base import FitData, Fitted, argmax_token, param
 from exitbench.methods.gated import Gated
 from exitbench.methods.offline import CHUNK_BYTES
@@ -31,6 +32,9 @@ LEAST_PRIOR = 1e-6  # a class that a batch lacks would give a logarithm of 0
 @dataclass(frozen=True)
 class TrainedGate(Gated):
     """A gated method whose gate is a small network, fitted on the frozen model's states."""
+
+    first_block: ClassVar[int] = 1
+    """First block at which the network can be asked."""
 
     loss: str = param(
         "calm",
@@ -50,8 +54,14 @@ class TrainedGate(Gated):
         """The untrained network: features [M, N, F] to logits [M, N, C]."""
 
     @abstractmethod
-    def features(self, normed_LND: Tensor) -> tuple[int, Tensor]:
-        """Its first block, and its input at every block from there to L-1, from normed states of blocks 0..L."""
+    def features(self, normed_LND: Tensor) -> Tensor:
+        """Its input at every block from `first_block` to L-1, from normed states of blocks 0..L."""
+
+    def check(self, n_blocks: int) -> None:
+        """There must be a block to train on."""
+        super().check(n_blocks)
+        if n_blocks <= self.first_block:
+            raise UserError(f"{self.name} needs a decoder of at least {self.first_block + 1} blocks, not {n_blocks}.")
 
     def gate_fit_params(self) -> dict[str, Any]:
         """All but threshold, blocks asked and KV policy: the network does not depend on them."""
@@ -87,13 +97,13 @@ class TrainedGate(Gated):
         return Fitted({name: value.detach().clone() for name, value in network.state_dict().items()}, curve)
 
     def _examples(self, data: FitData) -> Examples:
-        first, features_MNF = self.features(data.model.final_normed(data.states_LND).float())
+        features_MNF = self.features(data.model.final_normed(data.states_LND).float())
         choice_LN = choices(data)
         goal_N = data.final_token_N if self.target == "final-argmax" else data.gold_token_N
         right_LN = choice_LN == goal_N
         if self.loss == "free-code":  # block l is taught whether block l - 1 (block 1: block L) agrees with block L - 1
             right_LN = choice_LN.roll(1, 0) == choice_LN[-2]
-        return Examples(features_MNF, right_LN[first - 1 : -1].long())
+        return Examples(features_MNF, right_LN[self.first_block - 1 : -1].long())
 
 
 @dataclass(frozen=True)
@@ -152,6 +162,7 @@ def loaded(network: nn.Module, fitted: Mapping[str, Tensor]) -> nn.Module:
     """The network with fitted weights, for inference."""
     own = {name: fitted[name] for name in network.state_dict()}
     network.load_state_dict(own)
+    network.to(next(iter(own.values())).device)
     return network.eval().requires_grad_(False)
 
 

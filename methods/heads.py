@@ -33,14 +33,14 @@ class LMHead(Head):
 
 
 @dataclass(frozen=True)
-class PrunedHead(Head):
+class PrunedHead(LMHead):
     """Vocabulary pruning (PRUNE; methods.md 1.6): the first block asked reads everything, later ones its best ids only.
 
     At the first block j the k(j) best ids are kept. ``fixed`` reads them at every later block; ``decaying`` the k(l)
     best ranked of them; ``adaptive`` k_l = clip(floor(k(j) (1 - 0.9 c)), k_min, k(j)) of them, where c is the score at
-    the block asked before. Two forms reproduce published code: ``decaying-idsorted`` takes the first k(l) *by token
-    id*, and ``adaptive-code`` the first int(V (1 - 0.9 c)) by id, which is the whole list in practice. The last block
-    always reads the whole vocabulary.
+    the block asked before, cut to [0, 1]. Two forms reproduce published code: ``decaying-idsorted`` takes the first
+    k(l) *by token id*, and ``adaptive-code`` the first int(V (1 - 0.9 c)) by id, which is the whole list in practice.
+    The last block always reads the whole vocabulary.
 
     Attributes:
         keeping: Which of the forms.
@@ -82,8 +82,7 @@ class PrunedHead(Head):
     def earlier_logits(self, view: BlockView, block: int) -> Tensor:
         """Return logits of an earlier block over the ids read at this one; -inf beyond a row's own number."""
         if view.ids_AK is None:
-            view.head_rows += view.model.vocab_size
-            return view.model.logits(view.state(block))
+            return super().earlier_logits(view, block)
         known, sizes, weights_AKD = f"pruned_logits_{block}", self._sizes(view), self._weights(view)
         if known not in view.memory:
             # Read once, and as many as later blocks may ask for: a decaying list only shrinks, an adaptive one varies.
@@ -111,10 +110,10 @@ class PrunedHead(Head):
         if not self.keeping.startswith("adaptive"):
             return min(kept, self.size(view.block, model.n_blocks, model.vocab_size))
         assert view.previous_score_A is not None, "the first block asked reads everything"
-        alive_A = 1 - 0.9 * view.previous_score_A.double().clamp(min=0)
+        alive_A = 1 - 0.9 * view.previous_score_A.double().clamp(0, 1)
         if self.keeping == "adaptive":
             return (kept * alive_A).floor().long().clamp(min(self.k_min, kept), kept)
-        return (model.vocab_size * alive_A).long().clamp(max=kept)
+        return (model.vocab_size * alive_A).long().clamp(1, kept)
 
 
 def _beyond(logits_AK: Tensor, sizes: int | Tensor) -> Tensor:

@@ -38,13 +38,13 @@ class Recurrent(Gate):
         """Return P(exit) [A]."""
         memory, n_rows = view.memory, view.hidden_AD.shape[0]
         if "steps_A" not in memory:
-            memory["steps_A"] = torch.zeros(n_rows, dtype=torch.long)
+            memory["steps_A"] = torch.zeros(n_rows, dtype=torch.long, device=view.hidden_AD.device)
             for name in ("h_AKH", "c_AKH"):
                 memory[name] = torch.zeros(n_rows, self.layers, self.hidden, device=view.hidden_AD.device)
         for block in range(int(memory["steps_A"][0]) + 1, view.block + 1):
             x_A = view.model.final_normed(view.state(block)).float()
             memory["h_AKH"], memory["c_AKH"] = self._step(x_A, memory["h_AKH"], memory["c_AKH"])
-        memory["steps_A"] = torch.full((n_rows,), view.block)
+        memory["steps_A"] = torch.full_like(memory["steps_A"], view.block)
         top_AH = memory["h_AKH"][:, -1]
         return exit_probability(F.linear(top_AH, self.fitted["out.weight"], self.fitted["out.bias"]))
 
@@ -88,9 +88,9 @@ class MeeLstm(TrainedGate):
         """The LSTM and its output."""
         return OverBlocks(d_model, self.hidden, self.layers)
 
-    def features(self, normed_LND: Tensor) -> tuple[int, Tensor]:
+    def features(self, normed_LND: Tensor) -> Tensor:
         """The state after each block 1..L-1."""
-        return 1, normed_LND[1:-1]
+        return normed_LND[1:-1]
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Recurrent:
         """The network's opinion."""

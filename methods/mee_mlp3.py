@@ -52,6 +52,7 @@ class MeeMlp3(TrainedGate):
 
     name: ClassVar[str] = "mee-mlp3"
     source: ClassVar[str] = "MEE section 3; methods.md 1.5"
+    first_block: ClassVar[int] = 2
 
     min_exit: int = param(4, "first block at which the gate is asked", low=1)
     decay: str = param("code", "as MEE's runs", choices=("none", "code", "paper"))
@@ -60,9 +61,9 @@ class MeeMlp3(TrainedGate):
         """Two layers."""
         return build(d_model)
 
-    def features(self, normed_LND: Tensor) -> tuple[int, Tensor]:
+    def features(self, normed_LND: Tensor) -> Tensor:
         """The last three states at each block 2..L-1."""
-        return 2, torch.cat([normed_LND[0:-3], normed_LND[1:-2], normed_LND[2:-1]], dim=-1)
+        return torch.cat([normed_LND[0:-3], normed_LND[1:-2], normed_LND[2:-1]], dim=-1)
 
     def gate(self, fitted: Mapping[str, Tensor]) -> LastThree:
         """The network's opinion."""

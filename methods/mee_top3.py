@@ -1,13 +1,15 @@
 """MEE's top-3 heuristic: the best probability grew over the last three blocks."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.errors import UserError
+from exitbench.methods.base import BlockView, Cost, Gate, Model, Threshold, param
 from exitbench.methods.gated import Gated
 from exitbench.methods.gates import softmax_cost
 from exitbench.methods.registry import register
@@ -18,12 +20,12 @@ class Growing(Gate):
 
     Args:
         logits: Read raw logits (the bug of the repository's last commit).
-        inner: Also ask m > inner and score 1 (the published code); None: score m itself.
+        inner: Also ask m > this and score 1 (the published code); None: score m itself.
     """
 
     needs_history: ClassVar[bool] = True
 
-    def __init__(self, logits: bool, inner: float | None) -> None:
+    def __init__(self, logits: bool, inner: Threshold | None) -> None:
         self.logits = logits
         self.inner = inner
 
@@ -37,7 +39,7 @@ class Growing(Gate):
         grows_A = (earlier[0] < earlier[1]) & (earlier[1] < best_A)
         if self.inner is None:
             return torch.where(grows_A, best_A, 0.0)
-        return (grows_A & (best_A > self.inner)).float()
+        return (grows_A & (best_A > self.inner.value(view.block, view.position, view.max_new_tokens))).float()
 
     def _remembered(self, view: BlockView, block: int) -> Tensor:
         known = f"best_{block}"
@@ -56,7 +58,7 @@ class Growing(Gate):
         grows = f"l >= 3 AND {first} < {second} AND {second} < {third}"
         if self.inner is None:
             return f"CASE WHEN {grows} THEN {third} ELSE 0 END"
-        return f"CASE WHEN {grows} AND {third} > '{self.inner!r}'::FLOAT THEN 1 ELSE 0 END"
+        return f"CASE WHEN {grows} AND {third} > ({self.inner.sql(1)})::FLOAT THEN 1 ELSE 0 END"
 
     def cost(self, model: Model, asked: Sequence[int]) -> Cost:
         """A softmax at each block asked and at the two before it."""
@@ -82,6 +84,20 @@ class MeeTop3(Gated):
         "probabilities", "what grows; logits is the bug of the last commit", choices=("probabilities", "logits")
     )
 
+    def check(self, n_blocks: int) -> None:
+        """The code's inner test cannot be fitted to the scores that it makes."""
+        super().check(n_blocks)
+        if self.variant == "code" and self.rule == "epsilon":
+            raise UserError(
+                "mee-top3.rule = 'epsilon' does not go with variant = 'code'; allowed: constant, per-block."
+            )
+
+    def score_params(self) -> dict[str, Any]:
+        """The code's score depends on the threshold."""
+        rule = {name: getattr(self, name) for name in ("threshold", "rule", "levels")}
+        return super().score_params() | (rule if self.variant == "code" else {})
+
     def gate(self, fitted: Mapping[str, Tensor]) -> Growing:
         """The growth of the best probability."""
-        return Growing(self.signal == "logits", self.threshold if self.variant == "code" else None)
+        inner = dataclasses.replace(self, decay="none").threshold_rule(fitted) if self.variant == "code" else None
+        return Growing(self.signal == "logits", inner)

@@ -50,8 +50,8 @@ def _score(
     parts: Parts, model: Model, states_LND: Tensor, position: int, seeds: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
     n_blocks, n_tokens = model.n_blocks, states_LND.shape[1]
-    scores_LN = torch.full((n_blocks, n_tokens), float("nan"))
-    emitted_LN = torch.full((n_blocks, n_tokens), -1)
+    scores_LN = torch.full((n_blocks, n_tokens), float("nan"), device=states_LND.device)
+    emitted_LN = torch.full((n_blocks, n_tokens), -1, device=states_LND.device)
     memory: dict[str, Tensor] = {}
     previous_A: Tensor | None = None
     for block in [*parts.asked(n_blocks), n_blocks]:
@@ -90,7 +90,7 @@ def epsilon_thresholds(scores_LN: Tensor, agrees_LN: Tensor, epsilon: float) -> 
         Values for blocks 1..L-1 to be compared by ``score > value``: the next smaller single-precision number below
         the threshold, so that the test includes it; infinity where no share is reached or the gate is not asked.
     """
-    return [_tail_threshold(scores_LN[at], agrees_LN[at], epsilon) for at in range(len(scores_LN) - 1)]
+    return [_tail_threshold(scores_LN[at].cpu(), agrees_LN[at].cpu(), epsilon) for at in range(len(scores_LN) - 1)]
 
 
 def _tail_threshold(score_N: Tensor, agrees_N: Tensor, epsilon: float) -> float:

@@ -98,7 +98,10 @@ _fits: dict[tuple[str, str, str], dict[str, Tensor]] = {}
 @pytest.fixture
 def bind(tiny: Any, prompts: Any) -> Callable[[Method], Parts]:
     """The parts of a method, fitted on a probe where it needs that."""
+    return binder(tiny, prompts)
 
+
+def binder(tiny: Any, prompts: Any) -> Callable[[Method], Parts]:
     def bound(method: Method) -> Parts:
         asked = method.fit_params()
         if not asked:

@@ -64,8 +64,8 @@ def test_a_bad_parameter_is_named_with_what_is_allowed(name: str, params: dict[s
         ("max-prob", {"rule": "per-block"}, "max-prob.levels has 0 values; 6 blocks need 5."),
         (
             "mee-top3",
-            {"rule": "epsilon"},
-            "mee-top3.decay = 'code' does not go with rule = 'epsilon'; allowed: none.",
+            {"rule": "epsilon", "variant": "code"},
+            "mee-top3.rule = 'epsilon' does not go with variant = 'code'; allowed: constant, per-block.",
         ),
         ("patience", {"k_first": 9, "k_min": 10}, "patience.k_min = 10 is above k_first = 9."),
     ],

@@ -147,24 +147,6 @@ CASES = [  # policies in turn where a case does not say which
 ONE_DEPTH = {"full", "static", "random"}  # need not spread their exits
 
 
-UNEQUAL = {  # known differences from the definition: what is wrong in the method, by name and part of its parameters
-    (
-        "mee-top3",
-        ("variant", "code"),
-        ("rule", "per-block"),
-    ): "the inner test reads `threshold`, which this rule ignores",
-}
-
-
-def marks(name: str, params: dict[str, Any]) -> list[pytest.MarkDecorator]:
-    """An expected failure where a difference is known; it has to go with the difference."""
-    return [
-        pytest.mark.xfail(reason=reason, strict=True)
-        for (unequal, *pairs), reason in UNEQUAL.items()
-        if name == unequal and all(params.get(key) == value for key, value in pairs)
-    ]
-
-
 def named(name: str, params: dict[str, Any]) -> str:
     return "-".join([name, *(str(value).replace(" ", "") for value in params.values())])
 
@@ -215,7 +197,7 @@ def compare(ours: Generation, theirs: list[Any]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "params"), [pytest.param(*case, id=named(*case), marks=marks(*case)) for case in CASES]
+    ("name", "params"), [pytest.param(*case, id=named(*case)) for case in CASES]
 )
 def test_tokens_exit_layers_and_scores_are_those_of_the_definition(
     tiny: Any, prompts: Any, slow_decode: Any, slow_rules: Any, name: str, params: dict[str, Any]
