@@ -61,6 +61,8 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_plan(commands)
     _add_run(commands)
+    _add_fit(commands)
+    _add_calibrate(commands)
     _add_report(commands)
     _add_sql(commands)
     _add_list(commands)
@@ -80,7 +82,7 @@ def _add(commands: "argparse._SubParsersAction[Parser]", name: str, command: str
     return parser
 
 
-def _add_selection(parser: Parser) -> None:
+def _add_selection(parser: Parser, kinds: tuple[str, ...] | None = None) -> None:
     parser.add_argument("suite", metavar="SUITE", help="name of a shipped suite, or path of a TOML file")
     parser.add_argument(
         "--data-dir", type=Path, metavar="DIR", help="root of the local files that tasks and recipes name"
@@ -92,9 +94,11 @@ def _add_selection(parser: Parser) -> None:
     parser.add_argument(
         "--limit", type=_positive, metavar="N", help="at most N documents a task (other cells, labelled)"
     )
-    parser.add_argument(
-        "--kinds", type=_kinds, metavar="KIND,..", help=f"only these kinds of cells: {', '.join(KINDS)}"
-    )
+    if kinds is None:
+        about = f"only these kinds of cells: {', '.join(KINDS)}"
+        parser.add_argument("--kinds", type=_kinds, metavar="KIND,..", help=about)
+    else:
+        parser.set_defaults(kinds=kinds)
     parser.add_argument(
         "--retry",
         choices=tuple(RETRIED),
@@ -124,6 +128,26 @@ def _add_run(commands: "argparse._SubParsersAction[Parser]") -> None:
     about = "Run a suite: train missing models, run cells that are not done, fill the database, report."
     parser = _add(commands, "run", "run:run", about, examples)
     _add_selection(parser)
+    _add_threads(parser)
+
+
+def _add_fit(commands: "argparse._SubParsersAction[Parser]") -> None:
+    examples = "  exitbench fit builtin\n  exitbench fit multi30k-en-fr --data-dir ../data --only '*/mee-lstm*'"
+    about = "Fit what the methods of a suite train (classifiers, thresholds by block): its fit cells only."
+    parser = _add(commands, "fit", "run:run", about, examples)
+    _add_selection(parser, kinds=("fit",))
+    _add_threads(parser)
+
+
+def _add_calibrate(commands: "argparse._SubParsersAction[Parser]") -> None:
+    examples = "  exitbench calibrate builtin\n  exitbench calibrate my-suite.toml --data-dir ../data"
+    about = "Choose thresholds with a guarantee by real decodes (Learn then Test): a suite's calibration cells only."
+    parser = _add(commands, "calibrate", "run:run", about, examples)
+    _add_selection(parser, kinds=("calibration",))
+    _add_threads(parser)
+
+
+def _add_threads(parser: Parser) -> None:
     parser.add_argument(
         "--threads", type=_positive, metavar="N", help="threads of torch (default: all available cores)"
     )

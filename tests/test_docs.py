@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from exitbench.harness import cli
+from exitbench.harness.conformance import verdict
 from exitbench.methods import registry
 from exitbench.results.database import open_database
 
@@ -30,7 +31,8 @@ def test_the_contributing_guides_method_is_a_whole_method(tmp_path: Path, monkey
     method = registry.get_method("my-max-prob").from_params({"threshold": 0.5, "min_exit": 2})
     parts = method.parts(6)
     assert parts.blocks == {2, 3, 4, 5}
-    assert "p1[l]" in str(parts.exit_layer_sql(6, 10))
+    assert parts.score_sql(6) == "p1[l]"
+    assert verdict(method) == "conforms"
 
 
 def test_every_path_a_document_names_exists() -> None:

@@ -4,6 +4,10 @@ import dataclasses
 import inspect
 from argparse import Namespace
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from exitbench.methods.base import Method
 
 
 def listing(arguments: Namespace) -> int:
@@ -13,13 +17,26 @@ def listing(arguments: Namespace) -> int:
 
 
 def _methods() -> Iterator[str]:
+    from exitbench.harness.conformance import verdict
     from exitbench.methods.registry import get_method, method_names
 
     for name in method_names():
         method = get_method(name)
-        yield f"{name:16} {_first_line(method)}"
+        yield f"{name:24} {_first_line(method)}"
+        yield f"  source: {method.source}"
+        yield f"  needs: {_needs(method())}"
+        yield f"  conformance: {verdict(method())}"
         for field in dataclasses.fields(method):
             yield f"  {field.name} = {field.default!r}: {field.metadata['doc']}{_bounds(field)}"
+
+
+def _needs(method: "Method") -> str:
+    parts = method.parts(n_blocks=8)
+    needs = ["a fit on the train split"] if method.fit_params() else []
+    needs += ["the full depth of every token first"] if parts.gate.looks_ahead else []
+    needs += ["states of earlier blocks"] if parts.gate.needs_history else []
+    needs += [] if method.probe_tells_score() else ["a scores cell before a replay"]
+    return ", ".join(needs) or "nothing"
 
 
 def _bounds(field: "dataclasses.Field[object]") -> str:
