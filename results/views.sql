@@ -50,8 +50,12 @@ FROM attempt AS a
 JOIN cell AS c USING (cell_id)
 JOIN model_artifact AS m USING (model_id)
 JOIN dataset_artifact AS d USING (data_id)
-WHERE a.attempt_id IN (SELECT max(attempt_id) FROM attempt GROUP BY cell_id) AND a.status <> 'ok';
-COMMENT ON VIEW failures IS 'One row per cell whose latest attempt did not succeed. kind: of cell; status: failed, oom, timeout, skipped or
+WHERE a.status <> 'ok' AND a.attempt_id IN (
+    SELECT max(attempt_id) FROM attempt JOIN cell USING (cell_id)
+    GROUP BY setting_id, kind, method, params, kv_policy, identity -> 'calibration'
+);
+COMMENT ON VIEW failures IS 'One row per cell whose latest attempt did not succeed; cells that differ only in the method''s source, or in what it
+was fitted or replayed on, count as one. kind: of cell; status: failed, oom, timeout, skipped or
 interrupted; reason: in words; started_at: UTC; seconds: until it ended; exit_code, signal: of the process; log_tail: last lines of the log.';
 
 CREATE VIEW metric_values AS
