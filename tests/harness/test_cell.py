@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exitbench.harness.cell import Cell, Generation, MethodRef, ModelRef, TaskRef, TimingSettings
+from exitbench.harness.cell import (
+    INPUTS,
+    KINDS,
+    CalibrationSettings,
+    Cell,
+    Generation,
+    MethodRef,
+    ModelRef,
+    TaskRef,
+    TimingSettings,
+)
 from exitbench.results.schema import CELL_KEYS
 
 CELL = Cell(
@@ -24,6 +34,8 @@ CELL = Cell(
     batch_size=1,
     seed=7,
 )
+
+CALIBRATION = CalibrationSettings((0.9, 0.5), 0.1, 0.05, "textual", "hoeffding-bentkus", "1" * 64)
 
 ASKED: dict[str, Any] = {
     "kind": replace(CELL, kind="probe"),
@@ -46,6 +58,13 @@ ASKED: dict[str, Any] = {
     "batch size": replace(CELL, batch_size=2),
     "seed": replace(CELL, seed=8),
     "timing settings": replace(CELL, timing=TimingSettings()),
+    "calibration settings": replace(CELL, calibration=CALIBRATION),
+    "levels": replace(CELL, calibration=replace(CALIBRATION, levels=(0.9,))),
+    "delta": replace(CELL, calibration=replace(CALIBRATION, delta=0.2)),
+    "epsilon": replace(CELL, calibration=replace(CALIBRATION, epsilon=0.2)),
+    "consistency": replace(CELL, calibration=replace(CALIBRATION, consistency="risk")),
+    "rule": replace(CELL, calibration=replace(CALIBRATION, rule="naive")),
+    "held-out documents": replace(CELL, calibration=replace(CALIBRATION, held_out_sha256="0" * 64)),
 }
 
 NAMES: dict[str, Any] = {
@@ -59,7 +78,7 @@ NAMES: dict[str, Any] = {
 
 
 def test_the_id_of_a_fixed_cell_never_changes() -> None:
-    assert CELL.cell_id == "94193e620554badffd02ff78a6aa73980e45b9c1ea85ea2acdef6f5291d3fe3f"
+    assert CELL.cell_id == "e50239d3701f9ffdf8fc1f58d99ae6f02346393d3ed9ea2ab7b0f4ec0e4411a1"
 
 
 @pytest.mark.parametrize("what", ASKED)
@@ -77,15 +96,26 @@ def test_names_and_places_do_not_change_the_id(what: str) -> None:
     assert NAMES[what].cell_id == CELL.cell_id
 
 
-def test_a_replay_is_another_cell_when_its_probe_is_and_a_quality_cell_is_not() -> None:
-    first, second = (replace(CELL, kind="replay", depends_on=(probe * 64,)) for probe in "12")
-    assert first.cell_id != second.cell_id
-    assert replace(CELL, depends_on=("1" * 64,)).cell_id == CELL.cell_id
+@pytest.mark.parametrize("name", INPUTS)
+def test_a_cell_is_another_when_what_it_computes_from_is(name: str) -> None:
+    first, second = (replace(CELL, **{name: other * 64}) for other in "12")
+    assert len({first.cell_id, second.cell_id, CELL.cell_id}) == 3
+
+
+def test_what_a_cell_is_compared_with_is_not_part_of_it() -> None:
+    assert replace(CELL, full_depth_cell_id="1" * 64).cell_id == CELL.cell_id
+
+
+def test_a_cell_waits_for_its_inputs_and_a_quality_cell_for_full_depth_too() -> None:
+    inputs = {name: str(number) * 64 for number, name in enumerate(INPUTS)}
+    cell = replace(CELL, full_depth_cell_id="f" * 64, **inputs)
+    assert cell.depends_on == ("f" * 64, *inputs.values())
+    assert replace(cell, kind="replay").depends_on == tuple(inputs.values())
+    assert CELL.depends_on == ()
 
 
 def test_only_a_replay_is_simulated() -> None:
-    kinds = ("quality", "timing", "probe", "replay")
-    assert [replace(CELL, kind=kind).execution for kind in kinds] == ["real", "real", "real", "simulated"]
+    assert {kind for kind in KINDS if replace(CELL, kind=kind).execution == "simulated"} == {"replay"}
 
 
 def test_cell_json_has_every_key_of_the_spool() -> None:
@@ -109,6 +139,8 @@ def test_a_cell_survives_json(params: dict[str, Any], stop: list[str], seed: int
         generation=Generation(3, tuple(stop)),
         seed=seed,
         timing=TimingSettings(documents=4),
+        calibration=CALIBRATION,
+        fit_cell_id="2" * 64,
     )
     back = Cell.from_json(json.loads(json.dumps(cell.to_json())))
     assert back == cell

@@ -27,7 +27,7 @@ kinds = ["timing", "quality"]
 
 [[sweep]]
 method = "oracle"
-grid = { stable = [true] }
+grid = { match = ["stable"] }
 kinds = ["replay"]
 """
 
@@ -65,7 +65,7 @@ def test_full_depth_and_the_probe_are_added_and_run_before_what_needs_them(plann
         "tiny/lines/full/probe",
         "tiny/lines/static:exit_layer=1/quality",
         "tiny/lines/static:exit_layer=2/quality",
-        "tiny/lines/oracle:stable=true/replay",
+        "tiny/lines/oracle:match=stable/replay",
         "tiny/lines/static:exit_layer=1/timing",
         "tiny/lines/static:exit_layer=2/timing",
     ]
@@ -80,7 +80,7 @@ def test_a_cell_says_all_that_was_asked(planner: Planner) -> None:
     cell = cells(planner())[2].item.cell
     assert (cell.suite, cell.method.params, cell.random_weights, cell.limited) == (
         "small",
-        {"exit_layer": 1},
+        {"exit_layer": 1, "kv_policy": "state-copy"},
         True,
         False,
     )
@@ -98,7 +98,7 @@ def test_stating_a_default_asks_the_same(planner: Planner) -> None:
     ("only", "kinds", "kept"),
     [
         ("*static:exit_layer=2*", None, ["full/quality", "static:exit_layer=2/quality", "static:exit_layer=2/timing"]),
-        ("*oracle*", None, ["full/quality", "full/probe", "oracle:stable=true/replay"]),
+        ("*oracle*", None, ["full/quality", "full/probe", "oracle:match=stable/replay"]),
         (None, ("probe",), ["full/quality", "full/probe"]),
     ],
 )

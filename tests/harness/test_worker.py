@@ -41,7 +41,7 @@ query = {{ threshold = [0.0, 0.002, 1.0] }}
 kinds = ["quality", "timing", "replay"]
 [[sweep]]
 method = "oracle"
-query = {{ stable = [false, true] }}
+query = {{ match = ["first", "stable"] }}
 kinds = ["quality", "timing", "replay"]
 [[sweep]]
 method = "random"
@@ -108,7 +108,7 @@ def test_a_replay_in_sql_equals_a_loop_over_the_probed_tokens(
         parts = method.parts(DEPTH)
         probed = query(
             f"""SELECT doc_key, position, top1_id, p1, p2, full_token_id FROM probe_token
-                JOIN attempt USING (attempt_id) WHERE cell_id = '{cell.depends_on[0]}'"""
+                JOIN attempt USING (attempt_id) WHERE cell_id = '{cell.probe_cell_id}'"""
         )
         expected = {}
         for key, position, top1, p1, p2, full in probed:
@@ -117,7 +117,7 @@ def test_a_replay_in_sql_equals_a_loop_over_the_probed_tokens(
                 if cell.method.name == "calm-softmax":
                     margin = torch.tensor(p1[block - 1]) - torch.tensor(p2[block - 1])
                     leaves = margin > parts.threshold.value(block, position, 8)
-                elif cell.method.params["stable"]:
+                elif cell.method.params["match"] == "stable":
                     leaves = all(choice == full for choice in top1[block - 1 :])
                 else:
                     leaves = top1[block - 1] == full

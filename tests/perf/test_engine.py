@@ -18,7 +18,7 @@ import torch
 import transformers
 
 from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
-from exitbench.harness.cost import TokenPlace, ideal_speedup, total_cost
+from exitbench.harness.cost import TokenPlace, answer_cost, ideal_speedup
 from exitbench.harness.decode import Request, decode, prefill
 from exitbench.methods.base import Parts
 from exitbench.methods.registry import baseline_method, get_method
@@ -146,9 +146,10 @@ def test_realised_fraction(pair: Pair, share: float, benchmark: Any, capsys: pyt
     full = baseline_method()().parts(shape.n_blocks)
     early = get_method("static").from_params({"exit_layer": exit_layer}).parts(shape.n_blocks)
     places = [TokenPlace(context=position, source=PROMPT_TOKENS) for position in range(1, shape.new_tokens + 1)]
+    head_rows = [model.vocab_size] * len(places)  # both read out once a token: no score is asked for
     ideal = ideal_speedup(
-        total_cost(model, full, [(shape.n_blocks, place) for place in places]),
-        total_cost(model, early, [(exit_layer, place) for place in places]),
+        answer_cost(model, full, [shape.n_blocks] * len(places), head_rows, places),
+        answer_cost(model, early, [exit_layer] * len(places), head_rows, places),
     ).by_bytes
 
     def decode_seconds(parts: Parts) -> float:
