@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +11,8 @@ from exitbench.reports.frame import Row
 Setting = tuple[str, str, str]  # (method, parameters as JSON text, KV policy)
 
 _KV_POLICY = "kv_policy"
+_THRESHOLD = "threshold"
+_FEW = 2  # parameters that a method with one setting shows
 
 
 def setting(row: Row) -> Setting:
@@ -24,9 +26,18 @@ def describe(params: dict[str, Any]) -> str:
 
 
 def labels(rows: Iterable[Row]) -> dict[Setting, str]:
-    """Return a label for each setting: the method and those parameters that differ within it, or all if it has one."""
-    varying = varying_parameters(rows := tuple(rows))
-    return {setting(row): f"{row['method']} {describe(_shown(row, varying[row['method']]))}".rstrip() for row in rows}
+    """Return a label for each setting: the method, the parameters that it sweeps, and what else is not the usual.
+
+    A method with one setting shows its parameters if they are few, else its threshold.
+    """
+    by_method: dict[str, dict[Setting, dict[str, Any]]] = defaultdict(dict)
+    for row in rows:
+        by_method[row["method"]][setting(row)] = _params(row)
+    return {
+        key: f"{method} {describe(shown)}".rstrip()
+        for method, settings in by_method.items()
+        for key, shown in _shown(settings).items()
+    }
 
 
 def varying_parameters(rows: Iterable[Row]) -> dict[str, frozenset[str]]:
@@ -68,9 +79,29 @@ def _params(row: Row) -> dict[str, Any]:
     return {**json.loads(row["params"]), _KV_POLICY: row[_KV_POLICY]}
 
 
-def _shown(row: Row, varying: frozenset[str]) -> dict[str, Any]:
-    params = _params(row)
-    return {name: params[name] for name in params if name in (varying or params.keys() - {_KV_POLICY})}
+def _shown(settings: dict[Setting, dict[str, Any]]) -> dict[Setting, dict[str, Any]]:
+    """The parameters to show of each setting of one method, swept ones first."""
+    if len(settings) == 1:
+        ((key, params),) = settings.items()
+        own = {name: value for name, value in params.items() if name != _KV_POLICY}
+        return {key: own if len(own) <= _FEW else {name: own[name] for name in own if name == _THRESHOLD}}
+    varying = sorted(_varying(list(settings.values())))
+    spelled = {name: [json.dumps(params.get(name)) for params in settings.values()] for name in varying}
+    # What most settings have is the usual and goes without saying; where there is no majority, all values are told.
+    usual = {name: values[0] for name, text in spelled.items() if (values := _majority(text))}
+    swept = [name for name in varying if name == _THRESHOLD or name not in usual or len(varying) == 1]
+    return {
+        key: {
+            name: params[name]
+            for name in (*swept, *(name for name in varying if name not in swept))
+            if name in params and (name in swept or json.dumps(params[name]) != usual.get(name))
+        }
+        for key, params in settings.items()
+    }
+
+
+def _majority(values: list[str]) -> list[str]:
+    return [value for value, times in Counter(values).most_common(1) if 2 * times > len(values)]
 
 
 def _value(value: Any) -> str:
