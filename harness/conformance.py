@@ -53,7 +53,7 @@ def verdict(method: Method) -> str:
 
 
 def random_checkpoint() -> Checkpoint:
-    """A small T5-like model; random weights, so that its answers mean nothing."""
+    """A small encoder-decoder; random weights, so that its answers mean nothing."""
     generator = torch.Generator().manual_seed(3)
 
     def linear(out: int, width: int) -> Linear:
