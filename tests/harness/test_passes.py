@@ -1,0 +1,365 @@
+"""Fits, scores, replays over scores and calibrations, checked against transformers and plain Python loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
+
+from exitbench.harness import worker
+from exitbench.harness.cell import Cell, Consistency
+from exitbench.harness.decode import Generation
+from exitbench.harness.lm import Answer
+from exitbench.harness.passes.calibration import losses
+from exitbench.harness.plan import make_plan
+from exitbench.harness.spec import WorkerSpec, WorkItem
+from exitbench.harness.suite import load_suite
+from exitbench.results.schema import FITTED_FILE
+from exitbench.results.spool import attempt_status, latest_status
+from exitbench.tasks.base import Document
+from exitbench.tasks.registry import get_task
+
+DEPTH, LONGEST, KEPT = 4, 8, 8
+THRESHOLDS = (0.1, 0.3, 0.5, 0.7)
+MARGINS = (0.002, 0.01, 0.02, 0.05)  # random logits lie close together
+PER_BLOCK = (0.6, 0.4, 0.3)
+SUITE = f"""
+schema = 1
+name = "passes"
+seed = 3
+[models.tiny]
+path = "MODEL"
+random_weights = true
+[tasks]
+squad = {{ source = "builtin", limit = 5, max_new_tokens = {LONGEST} }}
+[fit]
+documents = 6
+[[sweep]]
+method = "calm-classifier"
+grid = {{ decay = ["none", "code"] }}
+query = {{ threshold = {list(THRESHOLDS)} }}
+kinds = ["replay"]
+[[sweep]]
+method = "calm-classifier"
+grid = {{ rule = ["per-block"], decay = ["none"], levels = [{list(PER_BLOCK)}] }}
+kinds = ["replay"]
+[[sweep]]
+method = "calm-classifier"
+grid = {{ decay = ["none"], threshold = [0.5] }}
+kinds = ["quality"]
+[[sweep]]
+method = "calm-softmax"
+grid = {{ head = ["pruned-fixed"], k_schedule = ["constant"], k_first = [{KEPT}], k_min = [2], decay = ["none"] }}
+query = {{ threshold = {list(MARGINS)} }}
+kinds = ["replay"]
+[[calibration]]
+method = "calm-softmax"
+levels = [1.0, 0.0]
+delta = 0.05
+epsilon = 0.05
+rule = "naive"
+documents = 4
+[[calibration]]
+method = "calm-softmax"
+levels = [0.0]
+delta = 0.04
+epsilon = 0.05
+rule = "naive"
+documents = 4
+[[calibration]]
+method = "calm-softmax"
+levels = [1.0, 0.5, 0.0]
+delta = 0.99
+epsilon = 0.05
+consistency = "risk"
+rule = "naive"
+documents = 4
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A spool and what was to go into it."""
+
+    items: dict[str, WorkItem]
+    spec: WorkerSpec
+    events: list[dict[str, Any]]
+
+    def cells(self, kind: str, method: str = "") -> list[Cell]:
+        return [i.cell for i in self.items.values() if i.cell.kind == kind and i.cell.method.name.startswith(method)]
+
+    def folder(self, cell_id: str | None) -> Path:
+        assert cell_id is not None
+        status = attempt_status(self.spec.spool, cell_id)
+        assert status is not None
+        return status.path
+
+    def rows(self, cell_id: str | None, table: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = pq.read_table(self.folder(cell_id) / f"{table}.parquet").to_pylist()
+        return rows
+
+    def metrics(self, cell_id: str) -> dict[str, float]:
+        return {row["metric"]: row["value"] for row in self.rows(cell_id, "metrics")}
+
+
+@pytest.fixture(scope="module")
+def ran(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("passes")
+    (folder / "suite.toml").write_text(SUITE.replace("MODEL", str(worded_model)))
+    (group,) = make_plan(load_suite(folder / "suite.toml"), folder / "spool", folder / "models", None).groups
+    assert group.folder is not None
+    items = tuple(planned.item for planned in group.cells)
+    spec = WorkerSpec(items, group.folder, None, folder / "spool", "cpu", 1)
+    events: list[dict[str, Any]] = []
+    assert worker.run(WorkerSpec.from_json(spec.to_json()), events.append) == 0
+    return Run({item.label: item for item in items}, spec, events)
+
+
+def test_every_cell_ends_well_after_counting_its_documents(ran: Run) -> None:
+    assert {event["status"] for event in ran.events if event["event"] == "end"} == {"ok"}
+    started = {event["label"]: event["documents"] for event in ran.events if event["event"] == "start"}
+    documents = {cell.kind: started[label] for label, item in ran.items.items() for cell in [item.cell]}
+    assert (documents["fit"], documents["scores"], documents["replay"]) == (6, 5, 5)
+    calibrated = [n for label, n in started.items() if label.endswith("/calibration")]
+    assert calibrated == [4 * 3, 4 * 2, 4 * 4]  # full depth, then every level
+
+
+# ------------------------------------------------------------------------------------------ fit
+
+
+def test_a_fit_leaves_its_tensors_and_its_curve(ran: Run) -> None:
+    (fit,) = ran.cells("fit")
+    tensors = load_file(ran.folder(fit.cell_id) / FITTED_FILE)
+    assert {name: tuple(value.shape) for name, value in tensors.items()} == {"0.weight": (2, 32), "0.bias": (2,)}
+    curve = ran.rows(fit.cell_id, "fit_curve")
+    assert [row["epoch"] for row in curve] == [1, 2, 3, 4, 5]
+    assert ran.metrics(fit.cell_id) == {name: curve[-1][name] for name in ("held_out_loss", "held_out_accuracy")}
+    assert (fit.task.split, fit.task.documents) == ("train", 6)
+
+
+def test_a_fitted_gate_decides_alike_in_decoding_and_in_its_replay_until_caches_differ(ran: Run) -> None:
+    (quality,) = ran.cells("quality", "calm-classifier")
+    (replay,) = [cell for cell in ran.cells("replay") if cell.method == quality.method]
+    real, simulated = (
+        {row["doc_key"]: (row["exit_layer"], row["token_id"]) for row in ran.rows(cell.cell_id, "tokens") if first(row)}
+        for cell in (quality, replay)
+    )
+    assert real == simulated
+    assert len(real) == 5
+
+
+def first(row: dict[str, Any]) -> bool:
+    """Whether nothing was decoded before: no token that left early can have changed the cache."""
+    return bool(row["position"] == 1)
+
+
+def fitted_quality(ran: Run) -> WorkItem:
+    return next(i for i in ran.items.values() if i.cell.kind == "quality" and i.cell.fit_cell_id)
+
+
+def test_what_was_never_fitted_is_skipped_with_the_reason(ran: Run, tmp_path: Path) -> None:
+    item = fitted_quality(ran)
+    worker.run(replace(ran.spec, cells=(item,), spool=tmp_path), lambda event: None)
+    status, fit = latest_status(tmp_path)[item.cell.cell_id], str(item.cell.fit_cell_id)[:12]
+    assert (status.status, status.reason) == ("skipped", f"needs cell {fit}, which was never run")
+
+
+def test_what_depends_on_a_failed_fit_is_skipped_with_the_reason(
+    ran: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any) -> None:
+        raise RuntimeError("no gradient")
+
+    monkeypatch.setitem(worker.PASSES, "fit", broken)
+    item = fitted_quality(ran)
+    fit = next(i for i in ran.items.values() if i.cell.kind == "fit")
+    worker.run(replace(ran.spec, cells=(fit, item), spool=tmp_path), lambda event: None)
+    ended = latest_status(tmp_path)
+    assert ended[fit.cell.cell_id].status == "failed"
+    assert ended[item.cell.cell_id].status == "skipped"
+    assert ended[item.cell.cell_id].reason == f"needs cell {fit.cell.cell_id[:12]}, which ended as failed"
+
+
+# ------------------------------------------------------------------------------------------ scores
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What transformers computes on full depth's answers: by document key, normed states [L, N, D] and logits."""
+
+    normed: dict[str, Tensor]
+    logits: dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def reference(ran: Run, worded_model: Path) -> Reference:
+    model = T5ForConditionalGeneration.from_pretrained(worded_model).eval()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(worded_model)
+    (probe,) = ran.cells("probe")
+    item = next(i for i in ran.items.values() if i.cell.kind == "probe")
+    outputs: dict[str, list[int]] = {}
+    for row in ran.rows(probe.cell_id, "probe"):
+        outputs.setdefault(row["doc_key"], []).append(row["token_id"])
+    normed, logits = {}, {}
+    for document in item.data.load(None):
+        prompt = torch.tensor([tokenizer(get_task("squad").prompt(document))["input_ids"]])
+        fed = torch.tensor([[0, *outputs[document.key][:-1]]])
+        with torch.no_grad():
+            made = model(input_ids=prompt, decoder_input_ids=fed, output_hidden_states=True)
+            *raw, last = made.decoder_hidden_states  # transformers norms the last state itself
+            states = [model.decoder.final_layer_norm(state) for state in raw[1:]]
+            normed[document.key] = torch.cat([*states, last])
+            logits[document.key] = model.lm_head(normed[document.key] * normed[document.key].shape[-1] ** -0.5)
+    return Reference(normed, logits)
+
+
+def test_scores_of_a_fitted_gate_are_its_network_on_the_states_of_transformers(ran: Run, reference: Reference) -> None:
+    (scores,) = ran.cells("scores", "calm-classifier")
+    fitted = load_file(ran.folder(scores.fit_cell_id) / FITTED_FILE)
+    rows = ran.rows(scores.cell_id, "scores")
+    assert len(rows) == sum(logits.shape[1] for logits in reference.logits.values())
+    for row in rows:
+        at = row["position"] - 1
+        for block in range(DEPTH):
+            state = reference.normed[row["doc_key"]][block, at]
+            stay, leave = (fitted["0.weight"] @ state + fitted["0.bias"]).tolist()
+            if block < DEPTH - 1:
+                assert row["score"][block] == pytest.approx(1 / (1 + math.exp(stay - leave)), abs=1e-4)
+            assert row["emitted_id"][block] == int(reference.logits[row["doc_key"]][block, at].argmax())
+        assert math.isnan(row["score"][-1])
+
+
+def test_scores_of_a_pruned_head_are_margins_among_the_ids_that_the_first_block_kept(
+    ran: Run, reference: Reference
+) -> None:
+    (scores,) = ran.cells("scores", "calm-softmax")
+    differ = 0
+    for row in ran.rows(scores.cell_id, "scores"):
+        logits = reference.logits[row["doc_key"]][:, row["position"] - 1]
+        kept = logits[0].topk(KEPT).indices
+        for block in range(DEPTH):
+            pruned = 0 < block < DEPTH - 1
+            read = logits[block][kept] if pruned else logits[block]
+            best = int(read.argmax())
+            assert row["emitted_id"][block] == (int(kept[best]) if pruned else best)
+            differ += row["emitted_id"][block] != int(logits[block].argmax())
+            if block < DEPTH - 1:
+                p1, p2 = torch.softmax(read, 0).topk(2).values.tolist()
+                assert row["score"][block] == pytest.approx(p1 - p2, abs=1e-4)
+    assert differ, "pruning must change a token somewhere, or nothing is shown"
+
+
+# ------------------------------------------------------------------------------------------ replay over scores
+
+
+def limit(cell: Cell, block: int, position: int) -> float:
+    """The threshold by hand."""
+    params = cell.method.params
+    if params["rule"] == "per-block":
+        return PER_BLOCK[block - 1]
+    level: float = params["threshold"]
+    if params["decay"] == "code":
+        return 0.9 * level + 0.1 * level * math.exp(-4.0 * position / LONGEST)
+    return level
+
+
+def test_a_replay_over_scores_equals_a_loop_over_its_table(ran: Run) -> None:
+    replays = ran.cells("replay")
+    assert len(replays) == 2 * len(THRESHOLDS) + 1 + len(MARGINS)
+    depths = set()
+    for cell in replays:
+        expected = {}
+        for row in ran.rows(cell.scores_cell_id, "scores"):
+            layer = DEPTH
+            for block in range(DEPTH - 1, 0, -1):
+                if np.float32(row["score"][block - 1]) > np.float32(limit(cell, block, row["position"])):
+                    layer = block
+            expected[row["doc_key"], row["position"]] = (layer, row["emitted_id"][layer - 1])
+            depths.add((cell.method.name, layer))
+        tokens = ran.rows(cell.cell_id, "tokens")
+        assert {(t["doc_key"], t["position"]): (t["exit_layer"], t["token_id"]) for t in tokens} == expected
+        assert all((t["reason"] == "last") == (t["exit_layer"] == DEPTH) for t in tokens)
+        mean = sum(layer for layer, _ in expected.values()) / len(expected)
+        assert ran.metrics(cell.cell_id)["mean_exit_layer"] == pytest.approx(mean)
+    assert {name for name, layer in depths if layer < DEPTH} == {"calm-classifier", "calm-softmax"}
+
+
+def test_a_replay_over_scores_is_compared_with_full_depths_tokens(ran: Run) -> None:
+    (probe,) = ran.cells("probe")
+    full = {(row["doc_key"], row["position"]): row["full_token_id"] for row in ran.rows(probe.cell_id, "probe")}
+    for cell in ran.cells("replay"):
+        same = [t["token_id"] == full[t["doc_key"], t["position"]] for t in ran.rows(cell.cell_id, "tokens")]
+        assert ran.metrics(cell.cell_id)["token_match"] == pytest.approx(sum(same) / len(full))
+
+
+# ------------------------------------------------------------------------------------------ calibration
+
+
+def test_a_calibration_walks_its_levels_until_the_first_that_fails(ran: Run) -> None:
+    walked, nothing, risk = (ran.rows(cell.cell_id, "calibration") for cell in ran.cells("calibration"))
+    assert [(row["step"], row["threshold"], row["passed"]) for row in walked] == [(1, 1.0, True), (2, 0.0, False)]
+    assert [(row["step"], row["threshold"], row["passed"]) for row in nothing] == [(1, 0.0, False)]
+    assert [(row["step"], row["threshold"], row["passed"]) for row in risk] == [
+        (1, 1.0, True),
+        (2, 0.5, True),
+        (3, 0.0, True),
+    ]
+    assert {row["n"] for row in (*walked, *nothing, *risk)} == {4}
+    assert [row["mean_exit_layer"] for row in walked] == [DEPTH, 1]
+    assert walked[0]["mean_loss"] == 0 < 0.05 <= walked[1]["mean_loss"]
+
+
+def test_the_choice_of_a_calibration_is_checked_on_other_documents(ran: Run) -> None:
+    walked, _, risk = ran.cells("calibration")
+    assert walked.calibration is not None
+    assert walked.calibration.held_out_sha256 == ran.cells("probe")[0].task.data_sha256 != walked.task.data_sha256
+    assert ran.metrics(walked.cell_id) == {"threshold": 1.0, "held_out_loss": 0.0, "held_out_mean_exit_layer": DEPTH}
+    chosen = ran.metrics(risk.cell_id)
+    assert (chosen["threshold"], chosen["held_out_mean_exit_layer"]) == (0.0, 1.0)
+    assert {row["n"] for row in ran.rows(walked.cell_id, "metrics") if row["metric"] == "held_out_loss"} == {5}
+
+
+def test_full_depth_is_left_where_no_level_passes(ran: Run) -> None:
+    _, nothing, _ = ran.cells("calibration")
+    assert ran.metrics(nothing.cell_id) == {"held_out_loss": 0.0, "held_out_mean_exit_layer": DEPTH}
+
+
+QUESTION = Document.from_fields({"question": "What?", "answers": {"text": ["red car"], "answer_start": [0]}})
+
+
+@pytest.mark.parametrize(
+    ("consistency", "full", "early", "loss"),
+    [
+        ("textual", "red car", "red car", 0.0),
+        ("textual", "blue bus", "blue bus", 0.0),  # wrong, but what full depth says
+        ("textual", "", "", 0.0),  # the score of nothing against nothing does not matter
+        ("textual", "blue bus", "blue car", 0.5),
+        ("textual", "blue bus", "red car", 1.0),  # right, but not what full depth says
+        ("risk", "red car", "red car", 0.0),
+        ("risk", "red car", "red bus", 0.5),
+        ("risk", "red car", "blue bus", 1.0),
+        ("risk", "blue bus", "red car", 0.0),  # better than full depth: no negative loss
+        ("risk", "red bus", "blue bus", 0.5),
+        ("risk", "blue bus", "green van", 0.0),
+    ],
+)
+def test_the_loss_of_a_document(ran: Run, consistency: Consistency, full: str, early: str, loss: float) -> None:
+    item = next(i for i in ran.items.values() if i.cell.calibration is not None)
+    assert item.cell.calibration is not None
+    settings = replace(item.cell.calibration, consistency=consistency)
+    item = replace(item, cell=replace(item.cell, calibration=settings))
+    assert losses(item, [QUESTION], said(full), said(early)).tolist() == pytest.approx([loss])
+
+
+def said(text: str) -> Sequence[Answer]:
+    return [Answer(1, Generation(), text)]
