@@ -78,9 +78,11 @@ def _ingest(runs: Runs) -> None:
 
 def _print_results(runs: Runs) -> None:
     from exitbench.reports.render import write_report
-    from exitbench.reports.tables.text import summary_text
+    from exitbench.reports.tables.text import calibration_text, summary_text
 
     print(summary_text(runs.database))
+    if calibrations := calibration_text(runs.database):
+        print(calibrations)
     print(f"Database  {runs.database}")
     print(f"Report    {write_report(runs.database, runs.report).index_html}")
     print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')

@@ -110,3 +110,26 @@ def _footer(results: _Results) -> list[str]:
     if results.failures:
         lines.append(f"{results.failures} cells did not finish: see the report, or `SELECT * FROM failures`.")
     return ["\n".join(lines)]
+
+
+def calibration_text(database: Path) -> str:
+    """Return every calibration's path as aligned plain text; nothing where there is none.
+
+    Args:
+        database: The result database.
+
+    Raises:
+        UserError: If it cannot be opened.
+    """
+    source = next(source for source in discover(tables) if source.name == "calibrations")
+    shown = [column for column in source.module.COLUMNS if column.heading not in ("Parameters", "KV policy", "Rule")]
+    with open_database(database) as connected:
+        rows = Frame.query(connected, source.sql).rows
+    if not rows:
+        return ""
+    lines = [[column.heading for column in shown], *([column.cell(row).text for column in shown] for row in rows)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(shown))]
+    aligned = (
+        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+    return "\n".join([source.module.TITLE, *aligned]) + "\n"

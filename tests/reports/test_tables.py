@@ -12,7 +12,8 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.tables import summary_markdown, summary_text
 from exitbench.reports.tables.columns import number, parameters, text, with_interval
 from exitbench.reports.tables.summary import delta, exit_layer, quality, speedup
-from exitbench.reports.tables.text import _WIDTHS
+from exitbench.reports.tables.text import _WIDTHS, calibration_text
+from exitbench.results.database import open_database
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 
@@ -109,3 +110,13 @@ def test_what_was_not_measured_is_a_dash_and_has_no_sort_key() -> None:
 def test_a_sweep_over_two_parameters_shows_the_values_of_both() -> None:
     # The longest name among the shipped suites; cut off, its rows would look alike.
     assert len("calm-softmax decay=paper, threshold=0.3") <= _WIDTHS[0]
+
+
+def test_the_path_of_every_calibration_is_told_in_the_terminal(example_database: Path) -> None:
+    lines = calibration_text(example_database).splitlines()
+    assert lines[0] == "Calibrated thresholds"
+    assert lines[1].split()[:4] == ["Model", "Task", "Method", "Consistency"]
+    with open_database(example_database) as database:
+        (steps,) = database.query("SELECT count(*) AS n FROM calibrations WHERE NOT random_weights")["n"].to_pylist()
+    assert len(lines) - 2 == steps > 0
+    assert sum("chosen" in line for line in lines) == 1

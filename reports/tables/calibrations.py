@@ -1,0 +1,39 @@
+"""Thresholds chosen with a guarantee, and the path that led to each."""
+
+from exitbench.reports.frame import Row
+from exitbench.reports.tables.columns import ABSENT, Cell, Column, number, parameters, text
+
+ORDER = 15
+TITLE = "Calibrated thresholds"
+CAPTION = (
+    "Levels from the most conservative on, each a real decode of the calibration split; the last one whose loss is "
+    "shown to be at most δ with confidence 1 - ε is chosen, and checked on documents that calibration did not see."
+)
+EMPTY = "No calibration yet: run `nox -s bench`, or `exitbench calibrate` with any suite that has a [[calibration]]."
+
+
+def _held_out(row: Row) -> Cell:
+    if row["held_out_loss"] is None:
+        return Cell(ABSENT, None)
+    interval = f" [{row['held_out_low']:.3f}, {row['held_out_high']:.3f}]" if row["held_out_low"] is not None else ""
+    return Cell(f"{row['held_out_loss']:.3f}{interval}", row["held_out_loss"])
+
+
+COLUMNS = (
+    text("Model", "model"),
+    text("Task", "task"),
+    text("Method", "method"),
+    parameters("Parameters", "params"),
+    text("KV policy", "kv_policy", collapses=True),
+    text("Consistency", "consistency", collapses=True),
+    text("Rule", "rule", collapses=True),
+    number("δ", "delta", "{:g}"),
+    number("ε", "epsilon", "{:g}"),
+    number("Documents", "n", "{:,}"),
+    number("Threshold", "threshold", "{:g}"),
+    number("Loss", "mean_loss", "{:.3f}"),
+    number("p", "p_value", "{:.4f}"),
+    number("Exit layer", "mean_exit_layer", "{:.2f}"),
+    text("Verdict", "verdict"),
+    Column("Held-out loss [95 %]", _held_out, numeric=True),
+)

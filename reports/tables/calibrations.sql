@@ -1,0 +1,11 @@
+-- Thresholds chosen with a guarantee: every level tried, conservative first, and the loss of the choice on documents
+-- that calibration did not see.
+SELECT c.model, c.task_label AS task, c.method, c.params, c.kv_policy, c.consistency, c.rule, c.delta, c.epsilon, c.n,
+       c.threshold, c.mean_loss, c.p_value, c.mean_exit_layer,
+       CASE WHEN c.chosen THEN 'chosen' WHEN c.passed THEN 'passed' ELSE 'failed' END AS verdict,
+       CASE WHEN c.chosen THEN held.value END AS held_out_loss, CASE WHEN c.chosen THEN held.ci_low END AS held_out_low,
+       CASE WHEN c.chosen THEN held.ci_high END AS held_out_high, c.attempt_id
+FROM calibrations AS c
+LEFT JOIN metric_values AS held ON held.attempt_id = c.attempt_id AND held.metric = 'held_out_loss'
+WHERE NOT c.random_weights
+ORDER BY model, task, c.method, c.params, c.consistency, c.rule, c.delta, c.epsilon, c.attempt_id, c.step;
