@@ -133,7 +133,7 @@ def test_a_folder_without_a_checkpoint_is_named(write_suite: Writer, checkpoint:
 
 def test_an_unknown_suite_says_which_are_shipped() -> None:
     with pytest.raises(
-        UserError, match=r"no suite 'bultin'.* Did you mean 'builtin'\? Allowed: builtin, multi30k-en-fr\."
+        UserError, match=rf"no suite 'bultin'.* Did you mean 'builtin'\? Allowed: {', '.join(suite_names())}\."
     ):
         load_suite("bultin")
 
@@ -141,3 +141,80 @@ def test_an_unknown_suite_says_which_are_shipped() -> None:
 @pytest.mark.parametrize("name", suite_names())
 def test_every_shipped_suite_can_be_read_and_is_named_like_its_file(name: str) -> None:
     assert load_suite(name).name == name
+
+
+CALIBRATION = """\
+[[sweep]]
+method = "static"
+
+[[calibration]]
+method = "calm-softmax"
+levels = [0.9, 0.5]
+delta = 0.1
+epsilon = 0.05
+"""
+
+
+def test_a_calibration_has_defaults(write_suite: Writer) -> None:
+    (entry,) = load_suite(str(write_suite(CALIBRATION))).calibrations
+    assert (entry.models, entry.tasks, entry.documents, len(entry.points)) == (("tiny",), ("lines",), 100, 1)
+    assert (entry.settings.levels, entry.settings.delta, entry.settings.epsilon) == ((0.9, 0.5), 0.1, 0.05)
+    assert (entry.settings.consistency, entry.settings.rule) == ("textual", "hoeffding-bentkus")
+
+
+def test_levels_are_ordered_as_the_score_is(write_suite: Writer) -> None:
+    """Entropy is least where a model is sure: its lowest threshold is the most conservative."""
+    rising = CALIBRATION.replace("calm-softmax", "entropy").replace("[0.9, 0.5]", "[0.5, 0.9]")
+    (entry,) = load_suite(str(write_suite(rising))).calibrations
+    assert entry.settings.levels == (0.5, 0.9)
+    falling = CALIBRATION.replace("calm-softmax", "entropy")
+    assert "must go from the most conservative to the least" in complaint(write_suite(falling))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("levels = [0.9, 0.5]", "levels = [0.5, 0.9]", "levels: must go from the most conservative to the least"),
+        ("levels = [0.9, 0.5]", "levels = [0.9, 0.9]", "each once: [0.9, 0.9]"),
+        ("levels = [0.9, 0.5]", "levels = []", "levels: is empty"),
+        ("levels = [0.9, 0.5]", "levels = [1.5]", "1.5 is out of range; allowed: between 0"),
+        ("levels = [0.9, 0.5]", 'levels = ["high"]', "must be of type float, not 'high'"),
+        ('method = "calm-softmax"', 'method = "oracle"', "method: 'oracle' has no threshold to calibrate"),
+        ("delta = 0.1", "delta = 1.0", "delta: is 1.0; it must lie between 0 and 1"),
+        ("delta = 0.1", "delta = 0.0", "delta: is 0.0; it must lie between 0 and 1"),
+        ("epsilon = 0.05", "epsilon = 1.5", "epsilon: is 1.5; it must lie between 0 and 1"),
+        ("epsilon = 0.05", 'epsilon = 0.05\nrule = "hoefding"', "unknown rule 'hoefding'. Did you mean 'hoeffding'?"),
+        (
+            "epsilon = 0.05",
+            'epsilon = 0.05\nconsistency = "textal"',
+            "unknown consistency 'textal'. Did you mean 'textual'?",
+        ),
+        ("epsilon = 0.05", "epsilon = 0.05\nlevel = [0.5]", "Did you mean 'levels'?"),
+        ("epsilon = 0.05", "epsilon = 0.05\ndocuments = 0", "documents: is 0; it must be 1 or more"),
+    ],
+)
+def test_a_mistake_in_a_calibration_is_named_with_file_line_and_what_is_allowed(
+    write_suite: Writer, before: str, after: str, says: str
+) -> None:
+    path = write_suite(CALIBRATION.replace(before, after))
+    message = complaint(path)
+    number = line_of(path, after.splitlines()[-1])
+    assert message.startswith(f"{path}:{number}: [[calibration]] ")
+    assert says in message
+
+
+def test_levels_of_blocks_are_lists_in_a_grid(write_suite: Writer) -> None:
+    sweep = '[[sweep]]\nmethod = "calm-softmax"\ngrid = { rule = ["per-block"], levels = [[0.9, 0.5], [0.8, 0.4]] }\n'
+    (read,) = load_suite(str(write_suite(sweep))).sweeps
+    assert [dict(point.params)["levels"] for point in read.points] == [(0.9, 0.5), (0.8, 0.4)]
+    assert read.points[0].label("m") == "m:rule=per-block,levels=0.9;0.5"
+
+
+@pytest.mark.parametrize("key", ["train_files", "calibration_files"])
+def test_files_of_other_splits_go_with_local_data_only(write_suite: Writer, key: str) -> None:
+    path = write_suite()
+    line = f'builtin = {{ task = "wmt-en-fr", {key} = {{ en = "a", fr = "b" }} }}'
+    path.write_text(path.read_text().replace("[tasks]", f"[tasks]\n{line}"))
+    assert complaint(path).startswith(
+        f'{path}:{line_of(path, line)}: [tasks.builtin] {key}: goes with source = "local"'
+    )

@@ -120,3 +120,18 @@ def test_the_registry_knows_every_task_by_its_name():
 def test_an_unknown_task_is_refused_with_a_suggestion():
     with pytest.raises(UserError, match=r"^unknown task 'wmt_en_fr'\. Did you mean 'wmt-en-fr'\?"):
         get_task("wmt_en_fr")
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_a_document_with_another_reference_is_judged_by_that_alone(name):
+    """Textual consistency: full depth's text takes the reference's place, right or wrong."""
+    task = get_task(name)
+    assert task.consistency_metric in task.metrics
+    for document in task.load(Source("builtin"), "validation", 5):
+        given = "something else was said here"
+        other = task.with_reference(document, given)
+        assert task.target(other) == given
+        assert task.score(other, given).values[task.consistency_metric] == pytest.approx(100)
+        assert task.score(other, task.target(document)).values[task.consistency_metric] < 100
+        assert (other.key, task.prompt(other)) == (document.key, task.prompt(document))
+        assert task.score(document, task.target(document)).values[task.consistency_metric] == pytest.approx(100)

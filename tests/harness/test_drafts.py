@@ -1,0 +1,231 @@
+"""Which cells fitted methods, replays and calibrations ask for, in which order, and what their ids follow from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.cell import Cell, Kind
+from exitbench.harness.drafts import Draft, expand, select
+from exitbench.harness.plan import make_plan
+from exitbench.harness.suite import load_suite
+
+Writer = Callable[..., Path]
+Planner = Callable[[str], dict[str, Cell]]
+
+FILES = 'files = { en = "text.en", fr = "text.fr" }'
+TRAIN = 'train_files = { en = "train.en", fr = "train.fr" }'
+CALIBRATION = 'calibration_files = { en = "calibration.en", fr = "calibration.fr" }'
+
+CLASSIFIER = """\
+[[sweep]]
+method = "calm-classifier"
+query = { threshold = [0.3, 0.7] }
+kinds = ["timing", "replay", "quality"]
+"""
+MARGIN = '[[sweep]]\nmethod = "calm-softmax"\nquery = { threshold = [0.3] }\nkinds = ["replay"]\n'
+CALIBRATED = """\
+[[calibration]]
+method = "calm-classifier"
+levels = [0.9, 0.5]
+delta = 0.1
+epsilon = 0.05
+"""
+
+
+@pytest.fixture
+def whole_suite(write_suite: Writer) -> Writer:
+    """A suite whose task has files for every split."""
+
+    def write(*texts: str) -> Path:
+        path = write_suite(*texts)
+        path.write_text(path.read_text().replace(FILES, f"{FILES}, {TRAIN}, {CALIBRATION}"))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def split_data(data_dir: Path) -> Path:
+    """Parallel text for every split, each of its own words."""
+    for split in ("train", "calibration"):
+        for language in ("en", "fr"):
+            (data_dir / f"{split}.{language}").write_text("".join(f"{split} {n} {language}\n" for n in range(3)))
+    return data_dir
+
+
+@pytest.fixture
+def planner(whole_suite: Writer, split_data: Path, tmp_path: Path) -> Planner:
+    """Cells of a suite by label, without its model and task."""
+
+    def plan(*texts: str) -> dict[str, Cell]:
+        suite = load_suite(whole_suite(*texts))
+        (group,) = make_plan(suite, tmp_path / "spool", tmp_path / "models", split_data).groups
+        return {planned.item.label.removeprefix("tiny/lines/"): planned.item.cell for planned in group.cells}
+
+    return plan
+
+
+@pytest.fixture
+def drafted(whole_suite: Writer) -> Callable[..., list[Draft]]:
+    def draft(*texts: str) -> list[Draft]:
+        return expand(load_suite(whole_suite(*texts)))
+
+    return draft
+
+
+def names(drafts: list[Draft]) -> list[str]:
+    return [draft.label.removeprefix("tiny/lines/") for draft in drafts]
+
+
+def test_what_others_need_runs_first_and_timing_last(drafted: Callable[..., list[Draft]]) -> None:
+    assert names(drafted(CLASSIFIER, CALIBRATED)) == [
+        "full/quality",
+        "calm-classifier/fit",
+        "full/probe",
+        "calm-classifier/scores",
+        "calm-classifier:threshold=0.3/quality",
+        "calm-classifier:threshold=0.7/quality",
+        "calm-classifier:threshold=0.3/replay",
+        "calm-classifier:threshold=0.7/replay",
+        "calm-classifier:textual,delta=0.1,epsilon=0.05,hoeffding-bentkus/calibration",
+        "calm-classifier:threshold=0.3/timing",
+        "calm-classifier:threshold=0.7/timing",
+    ]
+
+
+def test_a_replay_that_a_probe_can_score_asks_for_no_scores(drafted: Callable[..., list[Draft]]) -> None:
+    assert names(drafted(MARGIN)) == ["full/quality", "full/probe", "calm-softmax:threshold=0.3/replay"]
+
+
+def test_a_pruned_head_is_scored_without_a_fit(drafted: Callable[..., list[Draft]]) -> None:
+    pruned = MARGIN.replace("query", 'grid = { head = ["pruned-fixed"] }\nquery')
+    assert names(drafted(pruned)) == [
+        "full/quality",
+        "full/probe",
+        "calm-softmax:head=pruned-fixed/scores",
+        "calm-softmax:head=pruned-fixed,threshold=0.3/replay",
+    ]
+
+
+def test_cells_know_what_they_compute_from(planner: Planner) -> None:
+    cells = planner(CLASSIFIER + CALIBRATED)
+    full, fit, probe, scores = (
+        cells[name].cell_id for name in ("full/quality", "calm-classifier/fit", "full/probe", "calm-classifier/scores")
+    )
+    assert cells["calm-classifier/fit"].depends_on == ()
+    assert cells["calm-classifier/scores"].depends_on == (probe, fit)
+    assert cells["calm-classifier:threshold=0.3/quality"].depends_on == (full, fit)
+    assert cells["calm-classifier:threshold=0.3/replay"].depends_on == (probe, scores, fit)
+    assert cells["calm-classifier:threshold=0.3/timing"].depends_on == (fit,)
+    (calibration,) = (cell for cell in cells.values() if cell.kind == "calibration")
+    assert calibration.depends_on == (fit,)
+    assert (calibration.task.split, cells["calm-classifier/fit"].task.split) == ("calibration", "train")
+    assert calibration.calibration is not None
+    assert calibration.calibration.held_out_sha256 == cells["full/quality"].task.data_sha256
+
+
+def test_a_threshold_changes_neither_fit_nor_scores(planner: Planner) -> None:
+    before, after = planner(CLASSIFIER), planner(CLASSIFIER.replace("0.3, 0.7", "0.1"))
+    for shared in ("calm-classifier/fit", "calm-classifier/scores"):
+        assert before[shared].cell_id == after[shared].cell_id
+    assert "threshold" not in before["calm-classifier/fit"].method.params
+
+
+def test_another_network_is_another_fit_and_all_that_depends_on_it(planner: Planner) -> None:
+    cells = planner(CLASSIFIER.replace("query", 'grid = { network = ["linear", "mlp"] }\nquery'))
+    assert [name for name in cells if name.endswith(("fit", "scores"))] == [
+        "calm-classifier/fit",
+        "calm-classifier:network=mlp/fit",
+        "calm-classifier/scores",
+        "calm-classifier:network=mlp/scores",
+    ]
+    linear, mlp = (cells[f"calm-classifier:network={n},threshold=0.3/quality"].fit_cell_id for n in ("linear", "mlp"))
+    assert (linear, mlp) == (cells["calm-classifier/fit"].cell_id, cells["calm-classifier:network=mlp/fit"].cell_id)
+
+
+def test_rule_epsilon_makes_its_own_fit_even_where_the_gate_has_none(planner: Planner) -> None:
+    fitted = MARGIN.replace("threshold = [0.3]", 'rule = ["epsilon"], epsilon = [0.9, 0.95]')
+    cells = planner(fitted)
+    fits = {name: cell for name, cell in cells.items() if cell.kind == "fit"}
+    assert len(fits) == 2
+    assert {cell.method.params["epsilon"] for cell in fits.values()} == {0.9, 0.95}
+    assert {cell.fit_cell_id for cell in cells.values() if cell.kind == "replay"} == {c.cell_id for c in fits.values()}
+
+
+def test_rule_epsilon_on_a_trained_gate_leaves_the_scores_as_they_were(planner: Planner) -> None:
+    cells = planner(CLASSIFIER.replace("threshold = [0.3, 0.7]", 'rule = ["constant", "epsilon"]'))
+    assert len([cell for cell in cells.values() if cell.kind == "fit"]) == 2
+    (scores,) = (cell for cell in cells.values() if cell.kind == "scores")
+    assert scores.fit_cell_id == cells["calm-classifier/fit"].cell_id
+    assert {cell.scores_cell_id for cell in cells.values() if cell.kind == "replay"} == {scores.cell_id}
+
+
+def test_other_training_documents_change_the_fit_and_what_depends_on_it(planner: Planner, split_data: Path) -> None:
+    before = planner(CLASSIFIER + MARGIN)
+    (split_data / "train.fr").write_text("un\ndeux\ntrois\n")
+    after = planner(CLASSIFIER + MARGIN)
+    changed = {name for name, cell in before.items() if cell.cell_id != after[name].cell_id}
+    assert changed == {name for name in before if name.startswith("calm-classifier")}
+    assert len(changed) == 8
+
+
+def test_other_calibration_documents_change_the_calibration_only(planner: Planner, split_data: Path) -> None:
+    before = planner(CLASSIFIER + CALIBRATED)
+    (split_data / "calibration.fr").write_text("un\ndeux\ntrois\n")
+    after = planner(CLASSIFIER + CALIBRATED)
+    assert {cell.kind for name, cell in before.items() if cell.cell_id != after[name].cell_id} == {"calibration"}
+
+
+@pytest.mark.parametrize(
+    ("only", "kinds", "kept"),
+    [
+        ("*threshold=0.3/quality", None, ["full/quality", "fit", "threshold=0.3/quality"]),
+        (
+            "*threshold=0.3*",
+            ("replay",),
+            ["full/quality", "fit", "full/probe", "scores", "threshold=0.3/replay"],
+        ),
+        (None, ("fit",), ["fit"]),
+        (None, ("calibration",), ["fit", "hoeffding-bentkus/calibration"]),
+    ],
+)
+def test_a_selection_keeps_fits_and_scores_that_it_needs(
+    drafted: Callable[..., list[Draft]], only: str | None, kinds: tuple[Kind, ...] | None, kept: list[str]
+) -> None:
+    found = names(select(drafted(CLASSIFIER, CALIBRATED), only, kinds))
+    assert len(found) == len(kept)
+    assert all(name.endswith(end) for name, end in zip(found, kept, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "needs"),
+    [
+        (CLASSIFIER, "method 'calm-classifier', which is fitted on the train split, needs train_files"),
+        (MARGIN + CALIBRATED.replace("calm-classifier", "calm-softmax"), "a calibration needs calibration_files"),
+    ],
+)
+def test_local_data_without_files_for_a_split_is_named_with_task_and_key(
+    write_suite: Writer, text: str, needs: str
+) -> None:
+    path = write_suite(text)
+    with pytest.raises(UserError) as caught:
+        expand(load_suite(path))
+    assert str(caught.value) == f"{path}:10: [tasks.lines]: {needs}, in the form of 'files'."
+
+
+def test_fits_see_so_many_documents_as_the_suite_says(drafted: Callable[..., list[Draft]]) -> None:
+    limits = {
+        draft.kind: draft.data.limit
+        for draft in drafted(CLASSIFIER, CALIBRATED, "documents = 7\n[fit]\ndocuments = 9\n")
+    }
+    assert (limits["fit"], limits["calibration"], limits["quality"]) == (9, 7, None)
+
+
+def test_a_limit_cuts_what_is_measured_and_not_what_is_fitted(whole_suite: Writer) -> None:
+    limits: dict[str, Any] = {d.kind: d.data.limit for d in expand(load_suite(whole_suite(CLASSIFIER)), limit=2)}
+    assert (limits["fit"], limits["quality"], limits["scores"]) == (256, 2, 2)
