@@ -1,0 +1,47 @@
+-- Adaptive pruning as published and as meant, each against fixed pruning, token by token. One row a head and block.
+-- Intervals: 95 %, of ratios of sums over documents (linearised).
+WITH asked AS (
+    SELECT attempt_id, cell_id, task_label AS task, model, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting,
+           params ->> 'head' AS head, CAST(params ->> 'min_exit' AS INTEGER) AS min_exit, mean_exit_layer, blocks,
+           r.full_depth_attempt_id
+    FROM frontier JOIN (SELECT attempt_id, full_depth_attempt_id FROM runs) AS r USING (attempt_id)
+    WHERE suite = 'explain-published' AND NOT random_weights AND execution = 'real' AND method = 'calm-softmax'
+          AND params ->> 'head' IN ('pruned-fixed', 'pruned-adaptive', 'pruned-adaptive-code')
+),
+vocabulary AS (  -- full depth reads the whole head once a token
+    SELECT attempt_id AS full_depth_attempt_id, max(head_rows) AS vocabulary FROM token_trace GROUP BY ALL
+),
+trace AS (SELECT attempt_id, doc_key, position, token_id, exit_layer, head_rows FROM token_trace),
+documents AS (
+    SELECT a.attempt_id, t.doc_key, count(*) AS tokens, sum(t.head_rows - v.vocabulary) AS later_rows,
+           sum(CAST(coalesce(t.token_id = f.token_id AND t.exit_layer = f.exit_layer AND t.head_rows = f.head_rows,
+                             false) AS INTEGER)) AS same
+    FROM asked AS a
+    JOIN vocabulary AS v USING (full_depth_attempt_id)
+    JOIN asked AS fixed
+        ON fixed.task = a.task AND fixed.model = a.model AND fixed.setting = a.setting
+        AND fixed.full_depth_attempt_id = a.full_depth_attempt_id AND fixed.min_exit = a.min_exit
+        AND fixed.head = 'pruned-fixed'
+    JOIN trace AS t ON t.attempt_id = a.attempt_id
+    LEFT JOIN trace AS f
+        ON f.attempt_id = fixed.attempt_id AND f.doc_key = t.doc_key AND f.position = t.position
+    GROUP BY ALL
+),
+totals AS (
+    SELECT attempt_id, count(*) AS n, sum(tokens) AS tokens, sum(later_rows) / sum(tokens) AS later_rows,
+           sum(same) / sum(tokens) AS same
+    FROM documents GROUP BY ALL
+),
+errors AS (
+    SELECT d.attempt_id,
+           1.96 * sqrt(max(t.n) / nullif(max(t.n) - 1, 0) * sum((d.later_rows - t.later_rows * d.tokens) ** 2))
+               / max(t.tokens) AS later_rows_half,
+           1.96 * sqrt(max(t.n) / nullif(max(t.n) - 1, 0) * sum((d.same - t.same * d.tokens) ** 2))
+               / max(t.tokens) AS same_half
+    FROM documents AS d JOIN totals AS t USING (attempt_id) GROUP BY ALL
+)
+SELECT a.task, a.model, a.setting, a.head, a.min_exit, t.later_rows, t.later_rows - e.later_rows_half AS later_rows_low,
+       t.later_rows + e.later_rows_half AS later_rows_high, t.same, greatest(0, t.same - e.same_half) AS same_low,
+       least(1, t.same + e.same_half) AS same_high, a.mean_exit_layer, a.blocks, CAST(t.tokens AS BIGINT) AS tokens, t.n
+FROM asked AS a JOIN totals AS t USING (attempt_id) JOIN errors AS e USING (attempt_id)
+ORDER BY a.task, a.model, a.setting, a.head, a.min_exit, a.cell_id;

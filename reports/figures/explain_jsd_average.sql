@@ -1,0 +1,67 @@
+-- Blocks that the contrast (JSD) saves over the softmax gate, by first block asked, and the mean of that gain over all
+-- settings, over those where neither output has collapsed (below half of full depth's value), and over those where the
+-- contrast keeps 95 % of the baseline's value. Intervals: 95 %, linearised over documents, which all settings share.
+WITH asked AS (
+    SELECT f.attempt_id, f.task_label AS task, f.model,
+           concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size) AS setting, f.method,
+           CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.metric, f.value, f.ci_low, f.ci_high, f.full_value,
+           f.mean_exit_layer, f.blocks, f.n
+    FROM frontier AS f
+    WHERE f.suite = 'explain-published' AND NOT f.random_weights AND f.execution = 'real' AND f.value IS NOT NULL
+          AND (f.method = 'contrastive-jsd' OR f.method = 'calm-softmax' AND f.params ->> 'head' = 'full')
+),
+pairs AS (
+    SELECT b.task, b.model, b.setting, b.min_exit, b.metric, b.blocks, b.full_value, b.n,
+           b.attempt_id AS baseline_id, c.attempt_id AS contrast_id,
+           b.value AS baseline, b.ci_low AS baseline_low, b.ci_high AS baseline_high,
+           c.value AS contrast, c.ci_low AS contrast_low, c.ci_high AS contrast_high,
+           b.mean_exit_layer AS baseline_exit, c.mean_exit_layer AS contrast_exit,
+           b.mean_exit_layer - c.mean_exit_layer AS gain,
+           least(b.value, c.value) < b.full_value / 2 AS collapsed,
+           least(b.value, c.value) >= b.full_value / 2 AND c.value >= 0.95 * b.value AS kept
+    FROM asked AS b JOIN asked AS c USING (task, model, setting, min_exit)
+    WHERE b.method = 'calm-softmax' AND c.method = 'contrastive-jsd'
+),
+documents AS (SELECT attempt_id, doc_key, count(*) AS tokens, sum(exit_layer) AS depth FROM token_trace GROUP BY ALL),
+totals AS (SELECT attempt_id, sum(tokens) AS tokens, sum(depth) / sum(tokens) AS depth FROM documents GROUP BY ALL),
+influences AS (  -- of one document on a mean exit layer
+    SELECT d.attempt_id, d.doc_key, (d.depth - t.depth * d.tokens) / t.tokens AS influence
+    FROM documents AS d JOIN totals AS t USING (attempt_id)
+),
+gains AS (
+    SELECT p.task, p.model, p.setting, p.min_exit, p.gain, p.collapsed, p.kept, b.doc_key,
+           b.influence - c.influence AS influence
+    FROM pairs AS p
+    JOIN influences AS b ON b.attempt_id = p.baseline_id
+    JOIN influences AS c ON c.attempt_id = p.contrast_id AND c.doc_key = b.doc_key
+),
+half_widths AS (
+    SELECT task, model, setting, min_exit, 1.96 * sqrt(count(*) / nullif(count(*) - 1, 0) * sum(influence ** 2)) AS half
+    FROM gains GROUP BY ALL
+),
+mean_influences AS (
+    SELECT task, model, setting, doc_key, avg(influence) AS every,
+           avg(influence) FILTER (NOT collapsed) AS alive, avg(influence) FILTER (kept) AS kept
+    FROM gains GROUP BY ALL
+),
+mean_half_widths AS (
+    SELECT task, model, setting, 1.96 * sqrt(count(*) / nullif(count(*) - 1, 0) * sum(every ** 2)) AS every,
+           1.96 * sqrt(count(*) / nullif(count(*) - 1, 0) * sum(alive ** 2)) AS alive,
+           1.96 * sqrt(count(*) / nullif(count(*) - 1, 0) * sum(kept ** 2)) AS kept
+    FROM mean_influences GROUP BY ALL
+),
+means AS (
+    SELECT task, model, setting, count(*) AS settings, avg(gain) AS mean_all,
+           count(*) FILTER (NOT collapsed) AS settings_alive, avg(gain) FILTER (NOT collapsed) AS mean_alive,
+           count(*) FILTER (kept) AS settings_kept, avg(gain) FILTER (kept) AS mean_kept
+    FROM pairs GROUP BY ALL
+)
+SELECT p.* EXCLUDE (baseline_id, contrast_id), p.gain - w.half AS gain_low, p.gain + w.half AS gain_high,
+       m.settings, m.mean_all, m.mean_all - h.every AS mean_all_low, m.mean_all + h.every AS mean_all_high,
+       m.settings_alive, m.mean_alive, m.mean_alive - h.alive AS mean_alive_low, m.mean_alive + h.alive AS mean_alive_high,
+       m.settings_kept, m.mean_kept, m.mean_kept - h.kept AS mean_kept_low, m.mean_kept + h.kept AS mean_kept_high
+FROM pairs AS p
+JOIN means AS m USING (task, model, setting)
+LEFT JOIN half_widths AS w USING (task, model, setting, min_exit)
+LEFT JOIN mean_half_widths AS h USING (task, model, setting)
+ORDER BY p.task, p.model, p.setting, p.min_exit;
