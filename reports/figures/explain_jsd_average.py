@@ -50,24 +50,21 @@ def plot(frame: Frame) -> Figure:
         _quality(quality, rows, styles)
         quality.set_ylabel(metric)
         quality.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal")
-    paper = mpl.rcParams["axes.facecolor"]
-    colour, marker = styles[CONTRAST].colour, styles[CONTRAST].marker
-    common = {"color": colour, "marker": marker, "linestyle": "none"}
-    figure.legend(
-        handles=[
-            Line2D([], [], **common, label=CONTRAST),
-            Line2D(
-                [], [], color=styles[SOFTMAX].colour, marker=styles[SOFTMAX].marker, linestyle="none", label=SOFTMAX
-            ),
-            FULL_DEPTH,
-            Line2D([], [], **{**common, "markerfacecolor": paper}, label="gain without the quality"),
-            Line2D([], [], color=colour, marker="_", markersize=14, linestyle="none", label="mean of settings"),
-            Line2D([], [], color=MUTED, linestyle="--", label="half of full depth: collapsed below"),
-        ],
-        loc="outside upper center",
-        ncols=3,
-    )
+    _legend(figure, styles)
     return figure
+
+
+def _legend(figure: Figure, styles: Mapping[str, SeriesStyle]) -> None:
+    colour, paper = styles[CONTRAST].colour, mpl.rcParams["axes.facecolor"]
+    points = [
+        Line2D([], [], color=style.colour, marker=style.marker, linestyle="none", label=name)
+        for name, style in styles.items()
+    ]
+    hollow = Line2D([], [], color=colour, marker=styles[CONTRAST].marker, markerfacecolor=paper, linestyle="none")
+    hollow.set_label("gain without the quality")
+    mean = Line2D([], [], color=colour, linewidth=2, label="mean of settings")
+    half = Line2D([], [], color=MUTED, linestyle="--", label="half of full depth: collapsed below")
+    figure.legend(handles=[*points, FULL_DEPTH, hollow, mean, half], loc="outside upper center", ncols=3)
 
 
 def _gains(axes: Axes, frame: Frame, style: SeriesStyle) -> None:
