@@ -5,12 +5,16 @@ somebody calls a suite, a model or a task are not part of that; the bytes of wei
 and the method's source are.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from exitbench.results.canonical import content_id
-from exitbench.results.risk_control import Rule
+
+if TYPE_CHECKING:  # numpy is not loaded to print help
+    from exitbench.results.risk_control import Rule
 
 ID_VERSION = 2
 """Version of the identity's contents; raising it makes every stored cell stale."""
@@ -211,7 +215,7 @@ class Cell:
         }
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "Cell":
+    def from_json(cls, record: Mapping[str, Any]) -> Cell:
         """Rebuild a cell from ``cell.json``; derived keys (id, execution, identity) are computed anew."""
         generation, timing, calibration = record["generation"], record["timing"], record["calibration"]
         return cls(

@@ -189,7 +189,10 @@ class _Pair:
             yield fit
             inputs["fit_cell_id"] = fit.label
         settings = entry.settings
-        about = f"{name}:{settings.consistency},delta={settings.delta},epsilon={settings.epsilon},{settings.rule}"
+        about = (
+            f"{name}:{settings.consistency},delta={settings.delta},epsilon={settings.epsilon},{settings.rule},"
+            f"levels={';'.join(map(str, settings.levels))},documents={entry.documents}"
+        )
         label = self.label(about, "calibration")
         yield Draft(label, entry.where, self.model, self.task, data, method, "calibration", None, inputs, settings)
 

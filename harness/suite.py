@@ -179,7 +179,10 @@ def load_suite(name_or_path: str | Path) -> Suite:
         batch_size=defaults.positive("batch_size", 1),
         models=models,
         tasks=tasks,
-        sweeps=tuple(_sweep(table, model_names, task_labels, kinds) for table in top.tables("sweep")),
+        sweeps=tuple(
+            _sweep(table, model_names, task_labels, kinds)
+            for table in (top.tables("sweep") if "sweep" in top.values or "calibration" not in top.values else ())
+        ),
         calibrations=tuple(
             _calibration(table, model_names, task_labels)
             for table in (top.tables("calibration") if "calibration" in top.values else ())

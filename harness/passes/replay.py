@@ -27,7 +27,7 @@ def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
     assert score_sql is not None, "the planner gives every replay that a probe cannot score its scores"
     rule = parts.exit_layer_sql(depth, cell.generation.max_new_tokens, score_sql)
     with duckdb.connect() as connection:
-        tokens = connection.execute(
+        tokens = connection.sql(
             f"""
             SELECT doc_key, position, {emitted_sql} AS token_id, token_kind, e AS exit_layer, e AS blocks_run,
                    NULL::INTEGER AS head_rows, NULL::FLOAT AS score,
@@ -35,7 +35,7 @@ def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
             FROM (SELECT *, {rule} AS e FROM {source})
             ORDER BY doc_key, position
             """,
-            params,
+            params=params,
         ).to_arrow_table()
         writer.write("tokens", tokens)
         connection.register("tokens", tokens)

@@ -66,7 +66,6 @@ def suite(worded_model: Path, data_dir: Path, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.xfail(reason="harness/cell.py imports results.risk_control for the name of a type, and that numpy")
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
     code = (
         "import sys, time; started = time.process_time()\n"

@@ -92,7 +92,7 @@ def test_what_others_need_runs_first_and_timing_last(drafted: Callable[..., list
         "calm-classifier:threshold=0.7/quality",
         "calm-classifier:threshold=0.3/replay",
         "calm-classifier:threshold=0.7/replay",
-        "calm-classifier:textual,delta=0.1,epsilon=0.05,hoeffding-bentkus/calibration",
+        "calm-classifier:textual,delta=0.1,epsilon=0.05,hoeffding-bentkus,levels=0.9;0.5,documents=100/calibration",
         "calm-classifier:threshold=0.3/timing",
         "calm-classifier:threshold=0.7/timing",
     ]
@@ -191,7 +191,7 @@ def test_other_calibration_documents_change_the_calibration_only(planner: Planne
             ["full/quality", "fit", "full/probe", "scores", "threshold=0.3/replay"],
         ),
         (None, ("fit",), ["fit"]),
-        (None, ("calibration",), ["fit", "hoeffding-bentkus/calibration"]),
+        (None, ("calibration",), ["fit", "hoeffding-bentkus,levels=0.9;0.5,documents=100/calibration"]),
     ],
 )
 def test_a_selection_keeps_fits_and_scores_that_it_needs(

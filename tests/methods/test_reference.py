@@ -196,9 +196,7 @@ def compare(ours: Generation, theirs: list[Any]) -> int:
     return n
 
 
-@pytest.mark.parametrize(
-    ("name", "params"), [pytest.param(*case, id=named(*case)) for case in CASES]
-)
+@pytest.mark.parametrize(("name", "params"), [pytest.param(*case, id=named(*case)) for case in CASES])
 def test_tokens_exit_layers_and_scores_are_those_of_the_definition(
     tiny: Any, prompts: Any, slow_decode: Any, slow_rules: Any, name: str, params: dict[str, Any]
 ) -> None:

@@ -65,7 +65,9 @@ def never_below(name: str, level: float = math.inf, **params: Any) -> Parts:
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("name", [*LOGIT_GATES, *STATE_GATES])
 def test_the_first_block_whose_score_is_not_finite_is_named(family: Any, prompts: Any, name: str, bad: float) -> None:
-    with pytest.raises(ArithmeticError, match=rf"^the (logits|confidence scores) at block {POISONED} are not finite: \["):
+    with pytest.raises(
+        ArithmeticError, match=rf"^the (logits|confidence scores) at block {POISONED} are not finite: \["
+    ):
         decode(poisoned(family.checkpoint, POISONED, bad), start(family, prompts[:8]), never_below(name))
 
 
