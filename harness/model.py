@@ -147,7 +147,10 @@ class Cache:
             self.source_mask = self.source_mask.index_select(0, rows)
         if self.padding_B is not None:
             self.padding_B = self.padding_B.index_select(0, rows)
-        self.waiting = [self.waiting[row] for row in rows.tolist()]
+        if any(self.waiting):
+            self.waiting = [self.waiting[row] for row in rows.tolist()]
+        else:  # nothing to look up, so the rows need not be known on the host
+            self.waiting = [[] for _ in range(len(rows))]
 
     def fill_from_state(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
         """Write keys and values of blocks block+1..L at the current position, all projected from one state.

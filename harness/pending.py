@@ -38,6 +38,8 @@ class Waiting:
 
 def begin_step(cache: Cache, policy: KVPolicy) -> None:
     """Forget tokens that have all blocks by now; send the others back to block 1 where the policy says so."""
+    if policy.deferred is None:
+        return
     n_blocks = cache.model.n_blocks
     for row, waiting in enumerate(cache.waiting):
         if waiting:

@@ -303,8 +303,9 @@ def _calibration(table: Table, models: list[str], tasks: list[str]) -> Calibrati
     method = table.choose("method", table.get("method", str), method_names(), "method")
     consistency = table.choose("consistency", table.get("consistency", str, "textual"), CONSISTENCIES, "consistency")
     rule = table.choose("rule", table.get("rule", str, "hoeffding-bentkus"), RULES, "rule")
+    points = tuple(_points(table, method))
     settings = CalibrationSettings(
-        levels=_levels(table, method),
+        levels=_levels(table, method, points),
         delta=_share(table, "delta"),
         epsilon=_share(table, "epsilon"),
         consistency=cast(Consistency, consistency),
@@ -315,13 +316,13 @@ def _calibration(table: Table, models: list[str], tasks: list[str]) -> Calibrati
         models=_chosen(table, "models", models),
         tasks=_chosen(table, "tasks", tasks),
         method=method,
-        points=tuple(_points(table, method)),
+        points=points,
         settings=settings,
         documents=table.positive("documents", CALIBRATION_DOCUMENTS),
     )
 
 
-def _levels(table: Table, name: str) -> tuple[float, ...]:
+def _levels(table: Table, name: str, points: Sequence[Point]) -> tuple[float, ...]:
     """Read thresholds to try, each stricter than the next on the scale of the method's score."""
     from exitbench.methods.registry import get_method
 
@@ -335,6 +336,10 @@ def _levels(table: Table, name: str) -> tuple[float, ...]:
     bounds = [each.parts(len(made) + 1).threshold.value(1, 1, 1) for each in made]
     if any(after >= before for before, after in itertools.pairwise(bounds)):
         raise table.error("levels", f"must go from the most conservative to the least, each once: {values}.")
+    for point in points:
+        tried = [method.from_params({**dict(point.params), "threshold": value}, where) for value in values]
+        if len({each.parts(len(made) + 1).threshold for each in tried}) < len(tried):
+            raise table.error("levels", f"change nothing for {point.label(name)}, whose threshold is not used.")
     return tuple(float(each.params()["threshold"]) for each in made)
 
 

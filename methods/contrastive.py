@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -104,7 +105,7 @@ class Contrast(Gate):
 
 def _divergence(log_p_AK: Tensor, log_q_CAK: Tensor, inside_AK: Tensor) -> Tensor:
     """Half of KL(p||m) + KL(q||m), m = (p + q)/2, summed over ``inside`` alone, [C, A]."""
-    log_m_CAK = torch.logaddexp(log_p_AK, log_q_CAK) - torch.log(torch.tensor(2.0))
+    log_m_CAK = torch.logaddexp(log_p_AK, log_q_CAK) - math.log(2.0)
     total_CA = torch.zeros(log_q_CAK.shape[:2], device=log_p_AK.device)
     for log_x in (log_p_AK, log_q_CAK):
         term = log_x.exp() * (log_x - log_m_CAK)

@@ -47,7 +47,7 @@ class Asking(Skipping):
     """A method that asks a gate at some blocks."""
 
     min_exit: int = param(1, "first block at which the gate is asked", low=1)
-    every: int = param(1, "ask at every so manieth block from there", low=1)
+    every: int = param(1, "ask at every n-th block from there", low=1)
 
     def check(self, n_blocks: int) -> None:
         """The first block must exist."""

@@ -172,6 +172,15 @@ def test_levels_are_ordered_as_the_score_is(write_suite: Writer) -> None:
 
 
 @pytest.mark.parametrize(
+    "grid", ['{ rule = ["epsilon"] }', '{ rule = ["constant", "per-block"], levels = [[0.5, 0.4]] }']
+)
+def test_levels_that_a_threshold_rule_does_not_use_are_refused(write_suite: Writer, grid: str) -> None:
+    """Else every level would be the same decode, and the last of them the choice."""
+    path = write_suite(CALIBRATION.replace("levels = [0.9, 0.5]", f"grid = {grid}\nlevels = [0.9, 0.5]"))
+    assert "[[calibration]] levels: change nothing for calm-softmax:rule=" in complaint(path)
+
+
+@pytest.mark.parametrize(
     ("before", "after", "says"),
     [
         ("levels = [0.9, 0.5]", "levels = [0.5, 0.9]", "levels: must go from the most conservative to the least"),

@@ -49,3 +49,23 @@ def test_long_texts_are_cut_and_newlines_are_spaces() -> None:
 def test_counts_are_one_number_or_a_range() -> None:
     assert count([1200, 1200], "tokens") == "n = 1,200 tokens"
     assert count([5, 7], "documents") == "n = 5 to 7 documents"
+
+
+def test_what_most_settings_have_goes_without_saying_and_the_threshold_always_comes_first() -> None:
+    rows = [
+        row("calm", rule="constant", threshold=0.3),
+        row("calm", rule="constant", threshold=0.5),
+        row("calm", rule="epsilon", threshold=0.5),
+        row("calm", "exact", rule="constant", threshold=0.5),
+    ]
+    assert list(labels(rows).values()) == [
+        "calm threshold=0.3",
+        "calm threshold=0.5",
+        "calm threshold=0.5, rule=epsilon",
+        "calm threshold=0.5, kv_policy=exact",
+    ]
+
+
+def test_the_only_setting_of_a_method_with_many_parameters_names_its_threshold() -> None:
+    (label,) = labels([row("calm", threshold=0.5, rule="constant", every=1, min_exit=1)]).values()
+    assert label == "calm threshold=0.5"
