@@ -285,6 +285,31 @@ def test_frontier_keeps_the_newest_of_runs_that_differ_in_source_or_in_what_they
     assert set(kept()) == {*list(always)[:-1], again, replayed}
 
 
+def test_a_failure_is_over_once_the_same_cell_of_another_source_ended_well(
+    example: Any, env: Json, tmp_path: Path
+) -> None:
+    gated, other = (example.Method("gated", {"threshold": threshold}) for threshold in (0.5, 0.6))
+
+    def write(method: Any, status: str, source: str) -> None:
+        cell = example.cell_json(example.MODELS[0], example.TASKS[0], method, "quality", source=source)
+        with AttemptWriter(tmp_path / "spool", cell, env) as writer:
+            writer.finish(status)
+
+    def failed() -> list[str]:
+        ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
+        with open_database(tmp_path / "exitbench.duckdb") as opened:
+            rows = _query(opened, "SELECT params FROM failures ORDER BY params")
+        return [row["params"] for row in rows]
+
+    write(gated, "failed", "1")
+    write(other, "failed", "1")
+    assert failed() == ['{"threshold":0.5}', '{"threshold":0.6}']
+    write(gated, "ok", "2")
+    assert failed() == ['{"threshold":0.6}']
+    write(gated, "failed", "3")
+    assert failed() == ['{"threshold":0.5}', '{"threshold":0.6}']
+
+
 def test_token_trace_has_the_head_rows_of_real_tokens_only(database: Database) -> None:
     rows = _query(database, "SELECT DISTINCT execution, method, head_rows, exit_layer FROM token_trace")
     for row in rows:
