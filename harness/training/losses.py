@@ -1,26 +1,110 @@
-"""Cross-entropy of every decoder block, and the joint loss that makes early exits mean something.
+"""Losses that make early exits mean something: cross-entropy of decoder blocks, and of heads on a frozen model.
 
 Each block's output is read out exactly as the last block's is: shared final norm, T5's tied scaling
-d_model ** -0.5, shared head. CALM's weights are w_l = l / sum_j j (Schuster et al., 2022).
+d_model ** -0.5, shared head.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import T5ForConditionalGeneration
 
+from exitbench.errors import UserError, suggestion
+
 IGNORED = -100
 SLICE_TOKENS = 512
 
+JointLoss = Literal["last", "uniform", "weighted", "geometric", "branchynet", "last-70"]
 
-def block_weights(blocks: int, loss: Literal["last", "weighted"]) -> Tensor:
-    """Weight of each block's cross-entropy, [L], summing to 1."""
+
+def block_weights(n_blocks: int, loss: JointLoss) -> Tensor:
+    """Weight of each block's cross-entropy, [L].
+
+    They sum to 1, except `branchynet`'s.
+
+    Args:
+        n_blocks: L.
+        loss: `last`: the last block only. `uniform`: 1 / L (FREE's `ce`). `weighted`: l / sum_j j (CALM, Schuster et
+            al. 2022; t5x aggregation 1). `geometric`: proportional to 2 ** l (t5x aggregation -1). `branchynet`: 1 for
+            every block, the un-normalised sum of "Early Exit Is a Natural Capability". `last-70`: blocks l > 0.3 L
+            alike and none before, as the Monotonic-Early-Exit blog proposes; it leaves the scale open, that they sum
+            to 1 is ours.
+
+    Raises:
+        UserError: No such loss.
+    """
+    depth = torch.arange(1, n_blocks + 1, dtype=torch.float64)
+    if loss == "branchynet":
+        return torch.ones(n_blocks)
     if loss == "last":
-        return F.one_hot(torch.tensor(blocks - 1), blocks).float()
-    depths = torch.arange(1, blocks + 1, dtype=torch.float32)
-    return depths / depths.sum()
+        weights = (depth == n_blocks).double()
+    elif loss == "uniform":
+        weights = torch.ones_like(depth)
+    elif loss == "weighted":
+        weights = depth
+    elif loss == "geometric":
+        weights = 2 ** (depth - n_blocks)
+    elif loss == "last-70":
+        weights = (10 * depth > 3 * n_blocks).double()
+    else:
+        raise UserError(f"Joint loss {loss!r} is not known.{suggestion(loss, get_args(JointLoss))}")
+    return (weights / weights.sum()).float()
+
+
+def shallow_deep_weights(n_blocks: int, shallow: int) -> Tensor:
+    """Weights S / (S + L) at block S and L / (S + L) at block L, 0 elsewhere, [L] (FREE, Bae et al. 2023).
+
+    Raises:
+        UserError: S is not a block before the last.
+    """
+    check_shallow(n_blocks, shallow)
+    weights = torch.zeros(n_blocks)
+    weights[shallow - 1], weights[-1] = shallow / (shallow + n_blocks), n_blocks / (shallow + n_blocks)
+    return weights
+
+
+def check_shallow(n_blocks: int, shallow: int) -> None:
+    """Raise a `UserError` unless `shallow` is a block before the last."""
+    if not 1 <= shallow < n_blocks:
+        raise UserError(f"Shallow depth {shallow} of {n_blocks} blocks. Allowed: 1 to {n_blocks - 1}.")
+
+
+def exit_head_loss(logits_NV: Tensor, target: Tensor, lam: float) -> Tensor:
+    """(1 - lambda) CE(p, target) - lambda H(p) in nats, mean over tokens: the entropy of the head is *rewarded*.
+
+    Args:
+        logits_NV: The head's logits, [N, V].
+        target: The frozen model's choices, [N] (published code), or its probabilities, [N, V] (text).
+        lam: lambda, 0 to 1; 0.95 in "self-supervised heads on Phi-2".
+
+    Returns:
+        A scalar, at least fp32.
+    """
+    log_p = logits_NV.log_softmax(-1, dtype=_at_least_fp32(logits_NV))
+    entropy = -(log_p.exp() * log_p).sum(-1).mean()
+    if target.is_floating_point():
+        cross_entropy = -(target.detach() * log_p).sum(-1).mean()
+    else:
+        cross_entropy = F.nll_loss(log_p, target)
+    return (1 - lam) * cross_entropy - lam * entropy
+
+
+def tuned_lens_loss(logits_NV: Tensor, final_logits_NV: Tensor) -> Tensor:
+    """KL(final || lens) in nats, mean over tokens; the final logits are constants (Belrose et al. 2023).
+
+    Returns:
+        A scalar, at least fp32.
+    """
+    dtype = _at_least_fp32(logits_NV)
+    final = final_logits_NV.detach().log_softmax(-1, dtype=dtype)
+    return F.kl_div(logits_NV.log_softmax(-1, dtype=dtype), final, log_target=True, reduction="batchmean")
+
+
+def _at_least_fp32(tensor: Tensor) -> torch.dtype:
+    """The type in which to add up."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def readable_states(
@@ -64,7 +148,7 @@ def head_loss(states: Tensor, head: Tensor, target: Tensor, label_smoothing: flo
         label_smoothing: Share of the gold token's mass that is spread over the vocabulary.
 
     Returns:
-        A scalar, fp32.
+        A scalar, at least fp32.
     """
     loss: Tensor = _HeadLoss.apply(states, head, target, label_smoothing)  # type: ignore[no-untyped-call]
     return loss
@@ -81,21 +165,22 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, head: Tensor, target: Tensor, smoothing: float) -> Tensor:
         n, vocabulary = len(states), len(head)
-        head_mean = head.float().mean(0)
-        loss = torch.zeros(())
-        d_states, d_head = torch.empty_like(states), torch.zeros(head.shape)
+        dtype = _at_least_fp32(states)
+        head_mean = head.to(dtype).mean(0)
+        loss = torch.zeros((), dtype=dtype, device=states.device)
+        d_states, d_head = torch.empty_like(states), torch.zeros_like(head, dtype=dtype)
         for h, gold, d_h in zip(*(torch.split(x, SLICE_TOKENS) for x in (states, target, d_states)), strict=True):
             logits = F.linear(h, head)
-            gold_logit = logits.gather(1, gold[:, None]).squeeze(1).float()
+            gold_logit = logits.gather(1, gold[:, None]).squeeze(1).to(dtype)
             p = logits.softmax(-1)
-            p_gold = p.gather(1, gold[:, None]).squeeze(1).float().clamp_min(torch.finfo(torch.float32).tiny)
-            mean_logit = h.float() @ head_mean
+            p_gold = p.gather(1, gold[:, None]).squeeze(1).to(dtype).clamp_min(torch.finfo(dtype).tiny)
+            mean_logit = h.to(dtype) @ head_mean
             loss += (smoothing * (gold_logit - mean_logit)).sum() - p_gold.log().sum()
-            p[torch.arange(len(gold)), gold] = (p_gold - (1 - smoothing)).to(p.dtype)
+            p[torch.arange(len(gold), device=gold.device), gold] = (p_gold - (1 - smoothing)).to(p.dtype)
             torch.mm(p, head, out=d_h)
             d_head += p.T @ h
         d_states -= (smoothing * head_mean).to(states.dtype)
-        d_head -= smoothing / vocabulary * states.float().sum(0)
+        d_head -= smoothing / vocabulary * states.to(dtype).sum(0)
         ctx.save_for_backward(d_states / n, (d_head / n).to(head.dtype))
         return loss / n
 

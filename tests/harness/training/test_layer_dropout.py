@@ -1,0 +1,266 @@
+"""LayerSkip's training: rates and weights as its formulas read, and what skipping a block does to a model."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from exitbench.errors import UserError
+from exitbench.harness.training.layer_dropout import Curriculum, LayerDropout, dropout_rates, early_exit_weights
+from exitbench.harness.training.losses import head_loss
+from exitbench.harness.training.readable import decoder_blocks, decoder_states, final_norm
+
+BLOCKS, VOCABULARY, BATCH = 4, 50, 6
+SPECIAL = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+ROPE = {
+    "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": BLOCKS,
+    "num_attention_heads": 4, "num_key_value_heads": 2, **SPECIAL,
+}  # fmt: skip
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "t5": lambda: T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=VOCABULARY, d_model=16, d_kv=4, d_ff=32, num_heads=4, num_layers=1, num_decoder_layers=BLOCKS,
+            dropout_rate=0.0, decoder_start_token_id=0,
+        )
+    ),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**ROPE)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**ROPE)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY, n_embd=16, n_layer=BLOCKS, n_head=4, n_positions=32,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **SPECIAL,
+        )
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> Any:
+    torch.manual_seed(1)
+    return FAMILIES[request.param]().train()
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def batch() -> dict[str, Tensor]:
+    """Texts without padding; a label at every position."""
+    ids = torch.randint(3, VOCABULARY, (BATCH, 5), generator=generator(2))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+
+def skipped(model: Any) -> Tensor:
+    """Which sequences come out of each block as they went in, [L, B], in one pass over a batch."""
+    seen: list[list[bool]] = []
+
+    def watch(_module: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        after = output[0] if isinstance(output, tuple) else output
+        seen.append([torch.equal(a, b) for a, b in zip(inputs[0], after, strict=True)])
+
+    hooks = [block.register_forward_hook(watch) for block in decoder_blocks(model)]
+    with torch.no_grad():
+        model(**batch())
+    for hook in hooks:
+        hook.remove()
+    return torch.tensor(seen)
+
+
+# ---- rates ----
+
+
+def test_rates_rise_exponentially_to_the_last_block() -> None:
+    assert dropout_rates(5, 0.2) == pytest.approx([0.2 * (2 ** (layer / 4) - 1) for layer in range(5)])
+
+
+@given(st.integers(2, 80), st.floats(0.01, 1))
+def test_rates_start_at_zero_and_end_at_the_largest(blocks: int, largest: float) -> None:
+    rates = dropout_rates(blocks, largest)
+    assert rates[0] == 0 and rates[-1] == pytest.approx(largest) and rates == sorted(rates)
+    assert all(rate <= 1 for rate in rates)
+
+
+def test_a_single_block_is_never_skipped() -> None:
+    assert dropout_rates(1, 0.5) == [0.0]
+
+
+@pytest.mark.parametrize("largest", [-0.1, 1.1])
+def test_a_rate_is_a_probability(largest: float) -> None:
+    with pytest.raises(UserError, match="0 to 1"):
+        dropout_rates(4, largest)
+
+
+# ---- weights on a curriculum ----
+
+
+def weights_by_hand(blocks: int, e_scale: float, active: set[int]) -> list[float]:
+    """The paper's normalised weights over active layers, counted from 0."""
+    weights = []
+    for layer in range(blocks):
+        weight = e_scale * sum(range(layer + 1))
+        if layer == blocks - 1:
+            weight = blocks - 1 + e_scale * sum(range(blocks - 1))
+        weights.append(weight if layer in active else 0.0)
+    return [weight / sum(weights) for weight in weights]
+
+
+def test_without_curriculum_every_block_but_the_first_has_a_weight() -> None:
+    # L = 4, e_scale = 0.5: 0, 0.5, 1.5 and 3 + 1.5.
+    assert early_exit_weights(4, 0, 10, 0.5, "none").tolist() == pytest.approx([0, 0.5 / 6.5, 1.5 / 6.5, 4.5 / 6.5])
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_a_rotational_curriculum_moves_every_third_block_on_by_one(step: int) -> None:
+    active = {layer for layer in range(7) if layer % 3 == step % 3} | {6}
+    got = early_exit_weights(7, step, 100, 0.2, "rotational", 3)
+    assert got.tolist() == pytest.approx(weights_by_hand(7, 0.2, active))
+
+
+@pytest.mark.parametrize(("step", "active"), [(0, 1), (9, 1), (10, 2), (20, 3), (35, 4), (40, 5), (50, 5), (99, 5)])
+def test_a_gradual_curriculum_adds_a_block_every_t_over_2l_steps(step: int, active: int) -> None:
+    got = early_exit_weights(5, step, 100, 0.2, "gradual")
+    assert got.tolist() == pytest.approx(weights_by_hand(5, 0.2, set(range(5 - active, 5))))
+
+
+@given(
+    st.integers(1, 40), st.integers(0, 99), st.floats(0, 2), st.sampled_from(["none", "rotational", "gradual"]),
+    st.integers(1, 8),
+)  # fmt: skip
+def test_weights_share_the_loss_out_and_never_leave_out_the_last_block(
+    blocks: int, step: int, e_scale: float, curriculum: Curriculum, rotation: int
+) -> None:
+    weights = early_exit_weights(blocks, step, 100, e_scale, curriculum, rotation)
+    assert weights.shape == (blocks,) and (weights >= 0).all() and weights[-1] > 0
+    assert weights.sum().item() == pytest.approx(1, rel=1e-5)
+
+
+def test_a_curriculum_that_does_not_exist_is_named() -> None:
+    with pytest.raises(UserError, match="Did you mean 'rotational'"):
+        early_exit_weights(4, 0, 10, 0.2, "rotation")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="rotation at least 1"):
+        early_exit_weights(4, 0, 10, 0.2, "rotational", 0)
+
+
+# ---- skipping blocks of a model ----
+
+
+def test_skipped_sequences_keep_their_state_and_the_others_do_not_notice(model: Any) -> None:
+    own = decoder_states(model, batch())
+    with LayerDropout(model, [0, 0, 0, 0.5], generator()):
+        got = decoder_states(model, batch())
+    keep = (torch.rand(BATCH, generator=generator()) >= 0.5).repeat_interleave(len(own.gold) // BATCH)
+    assert 0 < keep.sum() < len(keep)
+    wanted = torch.where(keep[:, None], own.normed[-1], final_norm(model)(own.raw[-1]))
+    torch.testing.assert_close(got.normed[-1], wanted)
+    torch.testing.assert_close(got.raw, own.raw)
+
+
+def test_the_states_that_are_trained_are_those_after_skipping(model: Any) -> None:
+    decoder_states(model, batch())  # transformers has its recording hooks in place from now on
+    with LayerDropout(model, [0, 1, 1, 1], generator()):
+        states = decoder_states(model, batch())
+    torch.testing.assert_close(states.raw, states.raw[:1] * 3)
+    torch.testing.assert_close(states.normed, states.normed[:1] * 4)
+
+
+def test_blocks_are_skipped_as_often_as_their_rates_say(model: Any) -> None:
+    rates, passes = [0.0, 0.25, 0.5, 0.75], 150
+    with LayerDropout(model, rates, generator()):
+        counts = torch.stack([skipped(model) for _ in range(passes)]).double()
+    drawn = passes * BATCH
+    for seen, rate in zip(counts.mean((0, 2)).tolist(), rates, strict=True):
+        assert abs(seen - rate) <= 4 * math.sqrt(rate * (1 - rate) / drawn)
+    # Sequences and blocks are drawn independently: no two blocks and no two sequences go together.
+    assert torch.corrcoef(counts.transpose(0, 1)[1:].flatten(1)).fill_diagonal_(0).abs().max() < 0.15
+    assert torch.corrcoef(counts[:, 2].T).fill_diagonal_(0).abs().max() < 0.35
+
+
+def test_evaluation_skips_nothing_and_draws_nothing(model: Any) -> None:
+    model.eval()
+    rng = generator()
+    before, wanted = rng.get_state(), model(**batch()).logits
+    with LayerDropout(model, [1.0] * BLOCKS, rng):
+        torch.testing.assert_close(model(**batch()).logits, wanted)
+    assert torch.equal(rng.get_state(), before)
+
+
+def test_nothing_is_skipped_after_leaving_even_by_an_error(model: Any) -> None:
+    wanted = model(**batch()).logits
+    with pytest.raises(KeyError), LayerDropout(model, [1.0] * BLOCKS, generator()):
+        raise KeyError
+    torch.testing.assert_close(model(**batch()).logits, wanted)
+
+
+def test_a_restored_generator_goes_on_with_the_same_blocks(model: Any) -> None:
+    rng = generator(5)
+    with LayerDropout(model, [0.5] * BLOCKS, rng):
+        skipped(model)
+        saved = rng.get_state()
+        wanted = [skipped(model) for _ in range(3)]
+    torch.rand(7)  # the global generator has no say
+    restored = torch.Generator()
+    restored.set_state(saved)
+    with LayerDropout(model, [0.5] * BLOCKS, restored):
+        got = [skipped(model) for _ in range(3)]
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    assert not torch.equal(wanted[0], wanted[1])
+
+
+def test_gradients_pass_skipped_blocks_by_and_leave_them_alone(model: Any) -> None:
+    with LayerDropout(model, [0, 0, 1, 0], generator()):
+        states = decoder_states(model, batch())
+        head_loss(states.readable(BLOCKS), states.head, states.gold).backward()
+    moved = [sum(p.grad.abs().sum().item() for p in block.parameters()) for block in decoder_blocks(model)]
+    assert moved[2] == 0 and min(moved[0], moved[1], moved[3]) > 0
+
+
+def test_gradients_are_those_of_sequences_run_alone(model: Any) -> None:
+    def gradients(loss: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(loss, list(decoder_blocks(model).parameters()), materialize_grads=True))
+
+    with LayerDropout(model, [0, 0, 0.5, 0], generator()):
+        states = decoder_states(model, batch())
+        got = gradients(head_loss(states.readable(BLOCKS), states.head, states.gold))
+    keep = (torch.rand(BATCH, generator=generator()) >= 0.5).tolist()
+    losses = []
+    for row, kept in enumerate(keep):
+        one = {name: tensor[row : row + 1] for name, tensor in batch().items()}
+        with LayerDropout(model, [0, 0, 0 if kept else 1, 0], generator()):
+            states = decoder_states(model, one)
+        losses.append(head_loss(states.readable(BLOCKS), states.head, states.gold))
+    torch.testing.assert_close(got, gradients(torch.stack(losses).mean()), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_recomputed_blocks_draw_once(model: Any, checkpointed: bool) -> None:
+    if checkpointed:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    rng = generator()
+    with LayerDropout(model, [0.5] * BLOCKS, rng):
+        states = decoder_states(model, batch())
+        head_loss(states.readable(BLOCKS), states.head, states.gold).backward()
+    wanted = generator()
+    for _ in range(BLOCKS):
+        torch.rand(BATCH, generator=wanted)
+    assert torch.equal(rng.get_state(), wanted.get_state())
+
+
+@pytest.mark.parametrize("rates", [[0.5], [0.5] * 5, [0, 0, 0, 1.5]])
+def test_every_block_has_a_rate_that_is_a_probability(rates: list[float]) -> None:
+    with pytest.raises(UserError, match="4 rates"):
+        LayerDropout(FAMILIES["llama"](), rates, generator())

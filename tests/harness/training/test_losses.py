@@ -1,0 +1,185 @@
+"""Losses of early-exit training: weights as published, values and gradients as plain loops compute them."""
+
+import math
+from collections.abc import Callable
+from typing import get_args
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.harness.training.losses import (
+    JointLoss,
+    block_weights,
+    exit_head_loss,
+    head_loss,
+    shallow_deep_weights,
+    tuned_lens_loss,
+)
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    """Seeded float64 draws that ask for a gradient."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
+
+
+def probabilities(row: Tensor) -> list[Tensor]:
+    """Softmax of one row of logits, entry by entry."""
+    total = torch.stack([z.exp() for z in row]).sum()
+    return [z.exp() / total for z in row]
+
+
+def assert_same(loss: Callable[..., Tensor], reference: Callable[..., Tensor], *inputs: Tensor) -> None:
+    """Value and gradients of both, in float64."""
+    got, wanted = loss(*inputs), reference(*inputs)
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(torch.autograd.grad(3 * got, inputs), torch.autograd.grad(3 * wanted, inputs))
+
+
+# ---- weights of blocks ----
+
+
+@pytest.mark.parametrize(
+    ("loss", "wanted"),
+    [
+        ("last", [0, 0, 0, 0, 1]),
+        ("uniform", [1 / 5] * 5),
+        ("weighted", [1 / 15, 2 / 15, 3 / 15, 4 / 15, 5 / 15]),
+        ("geometric", [2 / 62, 4 / 62, 8 / 62, 16 / 62, 32 / 62]),
+        ("branchynet", [1] * 5),
+        ("last-70", [0, 1 / 4, 1 / 4, 1 / 4, 1 / 4]),
+    ],
+)
+def test_weights_of_the_joint_losses_are_as_published(loss: JointLoss, wanted: list[float]) -> None:
+    assert block_weights(5, loss).tolist() == pytest.approx(wanted)
+
+
+@given(st.sampled_from(get_args(JointLoss)), st.integers(1, 200))
+def test_weights_never_fall_with_depth_and_share_the_joint_loss_out(loss: JointLoss, blocks: int) -> None:
+    weights = block_weights(blocks, loss)
+    assert weights.shape == (blocks,)
+    assert (weights.diff() >= 0).all() and weights.isfinite().all()
+    assert weights.sum().item() == pytest.approx(blocks if loss == "branchynet" else 1, rel=1e-5)
+
+
+@pytest.mark.parametrize("blocks", [10, 20, 30, 100])
+def test_the_last_seventy_percent_are_seventy_percent_of_the_blocks(blocks: int) -> None:
+    assert int((block_weights(blocks, "last-70") > 0).sum()) == blocks * 7 // 10
+
+
+def test_a_misspelt_joint_loss_is_named() -> None:
+    with pytest.raises(UserError, match="Did you mean 'weighted'"):
+        block_weights(4, "wieghted")  # type: ignore[arg-type]
+
+
+@given(st.integers(2, 60).flatmap(lambda blocks: st.tuples(st.just(blocks), st.integers(1, blocks - 1))))
+def test_two_exits_are_weighted_by_their_depth(depths: tuple[int, int]) -> None:
+    blocks, shallow = depths
+    weights = shallow_deep_weights(blocks, shallow)
+    assert weights.nonzero().flatten().tolist() == [shallow - 1, blocks - 1]
+    assert weights.sum().item() == pytest.approx(1)
+    assert (weights[-1] / weights[shallow - 1]).item() == pytest.approx(blocks / shallow)
+
+
+@pytest.mark.parametrize("shallow", [0, 6, 7])
+def test_a_shallow_exit_is_a_block_before_the_last(shallow: int) -> None:
+    with pytest.raises(UserError, match="1 to 5"):
+        shallow_deep_weights(6, shallow)
+
+
+# ---- cross-entropy of one block ----
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_head_loss_is_cross_entropy_written_out_token_by_token(smoothing: float) -> None:
+    gold = [2, 0, 4]
+
+    def reference(states: Tensor, head: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for state, label in zip(states, gold, strict=True):
+            p = probabilities(torch.stack([(state * row).sum() for row in head]))
+            for token, chance in enumerate(p):
+                share = smoothing / len(p) + (1 - smoothing) * (token == label)
+                total = total - share * chance.log()
+        return total / len(gold)
+
+    inputs = numbers(3, 4, seed=1), numbers(5, 4, seed=2)
+    assert_same(lambda states, head: head_loss(states, head, torch.tensor(gold), smoothing), reference, *inputs)
+
+
+@pytest.mark.parametrize("tokens", [7, 1100])
+def test_head_loss_over_slices_is_torchs_cross_entropy(tokens: int) -> None:
+    gold = torch.randint(0, 30, (tokens,), generator=torch.Generator().manual_seed(0))
+    inputs = numbers(tokens, 12, seed=1), numbers(30, 12, seed=2)
+    assert_same(
+        lambda states, head: head_loss(states, head, gold, 0.1),
+        lambda states, head: F.cross_entropy(states @ head.T, gold, label_smoothing=0.1),
+        *inputs,
+    )
+
+
+def test_losses_of_half_precision_are_added_up_in_fp32() -> None:
+    logits, gold = numbers(6, 9).detach().bfloat16(), torch.arange(6)
+    assert head_loss(logits, torch.eye(9).bfloat16(), gold).dtype == torch.float32
+    assert exit_head_loss(logits, gold, 0.5).dtype == torch.float32
+    assert tuned_lens_loss(logits, logits).dtype == torch.float32
+
+
+# ---- heads on a frozen model ----
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.1, 0.95])
+@pytest.mark.parametrize("soft", [False, True])
+def test_an_exit_head_learns_the_models_choice_and_is_rewarded_for_entropy(soft: bool, lam: float) -> None:
+    target = numbers(3, 5, seed=3).detach().softmax(-1) if soft else torch.tensor([4, 1, 1])
+
+    def reference(logits: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for n, row in enumerate(logits):
+            p = probabilities(row)
+            wanted = target[n].tolist() if soft else [float(v == target[n]) for v in range(5)]
+            total = total - (1 - lam) * torch.stack([t * q.log() for t, q in zip(wanted, p, strict=True)]).sum()
+            total = total + lam * torch.stack([q * q.log() for q in p]).sum()
+        return total / len(logits)
+
+    assert_same(lambda logits: exit_head_loss(logits, target, lam), reference, numbers(3, 5))
+
+
+def test_a_soft_target_that_is_certain_is_a_hard_one() -> None:
+    ids, logits = torch.tensor([4, 1, 1]), numbers(3, 5)
+    soft = F.one_hot(ids, 5).double()
+    torch.testing.assert_close(exit_head_loss(logits, soft, 0.3), exit_head_loss(logits, ids, 0.3))
+
+
+def test_with_all_weight_on_entropy_the_best_head_is_undecided() -> None:
+    assert exit_head_loss(torch.zeros(2, 8), torch.tensor([0, 5]), 1.0).item() == pytest.approx(-math.log(8))
+
+
+def test_a_lens_is_drawn_to_the_final_distribution() -> None:
+    final = numbers(3, 5, seed=4).detach()
+
+    def reference(logits: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for row, target in zip(logits, final, strict=True):
+            for q, t in zip(probabilities(row), probabilities(target), strict=True):
+                total = total + t * (t.log() - q.log())
+        return total / len(logits)
+
+    assert_same(lambda logits: tuned_lens_loss(logits, final), reference, numbers(3, 5))
+
+
+@given(st.integers(0, 1000), st.floats(-5, 5))
+def test_a_lens_loses_nothing_only_where_it_says_what_the_model_says(seed: int, shift: float) -> None:
+    final = numbers(4, 6, seed=seed).detach()
+    assert tuned_lens_loss(final + shift, final).item() == pytest.approx(0, abs=1e-12)
+    assert tuned_lens_loss(final.flip(-1), final).item() > 1e-3
+
+
+def test_targets_of_frozen_models_get_no_gradient() -> None:
+    logits, final = numbers(3, 5), numbers(3, 5, seed=5)
+    (tuned_lens_loss(logits, final) + exit_head_loss(logits, final.softmax(-1), 0.5)).backward()
+    assert final.grad is None and logits.grad is not None

@@ -1,0 +1,170 @@
+"""States that are trained: those that transformers' own blocks, norm and head see, at the positions of the labels."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from exitbench.errors import UserError
+from exitbench.harness.training.losses import IGNORED, block_weights, head_loss
+from exitbench.harness.training.readable import decoder_blocks, decoder_states, final_norm
+
+Inputs = dict[str, Tensor]
+BLOCKS, WIDTH, VOCABULARY = 4, 16, 50
+SPECIAL = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+ROPE = {
+    "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 32, "num_hidden_layers": BLOCKS,
+    "num_attention_heads": 4, "num_key_value_heads": 2, **SPECIAL,
+}  # fmt: skip
+
+
+def t5(tied: bool = True, dropout: float = 0.0) -> Any:
+    config = T5Config(
+        vocab_size=VOCABULARY, d_model=WIDTH, d_kv=4, d_ff=32, num_heads=4, num_layers=2, num_decoder_layers=BLOCKS,
+        dropout_rate=dropout, tie_word_embeddings=tied, decoder_start_token_id=0,
+    )  # fmt: skip
+    return T5ForConditionalGeneration(config)
+
+
+def gpt2() -> Any:
+    config = GPT2Config(vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=BLOCKS, n_head=4, n_positions=32, **SPECIAL)
+    return GPT2LMHeadModel(config)
+
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "t5": t5,
+    "t5-untied": lambda: t5(tied=False),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**ROPE)),
+    "llama-tied": lambda: LlamaForCausalLM(LlamaConfig(**ROPE, tie_word_embeddings=True)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**ROPE)),
+    "gpt2": gpt2,
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> Any:
+    torch.manual_seed(1)
+    made = FAMILIES[request.param]().eval()
+    # Norms are drawn as ones, and biases as zeros, which would hide a norm that is left out or applied twice.
+    for parameter in made.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return made
+
+
+def batch_for(model: Any) -> Inputs:
+    """Three texts of 5, 3 and 4 tokens; a decoder-only model learns what comes after the first two of each."""
+    rng, longest = torch.Generator().manual_seed(2), 5
+    mask = (torch.arange(longest) < torch.tensor([5, 3, 4])[:, None]).long()
+    ids = torch.randint(3, VOCABULARY, (3, longest), generator=rng) * mask
+    if model.config.is_encoder_decoder:
+        target = torch.randint(3, VOCABULARY, (3, 4), generator=rng)
+        target[1, 2:] = IGNORED
+        return {"input_ids": ids, "attention_mask": mask, "labels": target}
+    labels = ids.masked_fill(mask == 0, IGNORED)
+    labels[:, :2] = IGNORED
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def label_positions(model: Any, batch: Inputs) -> list[tuple[int, int, int]]:
+    """(row, position of the state, label), written out."""
+    shift = 0 if model.config.is_encoder_decoder else 1
+    return [
+        (row, t - shift, label)
+        for row, labels in enumerate(batch["labels"].tolist())
+        for t, label in enumerate(labels)
+        if label != IGNORED and t >= shift
+    ]
+
+
+def outputs_of(modules: nn.ModuleList, run: Callable[[], Any]) -> list[Tensor]:
+    """What each block hands to the next."""
+    seen: list[Tensor] = []
+    hooks = [
+        m.register_forward_hook(lambda _m, _i, o: seen.append(o[0] if isinstance(o, tuple) else o)) for m in modules
+    ]
+    run()
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def test_the_last_block_is_read_as_transformers_reads_it(model: Any) -> None:
+    batch = batch_for(model)
+    states, own = decoder_states(model, batch), model(**batch)
+    where = label_positions(model, batch)
+    wanted = torch.stack([own.logits[row, t] for row, t, _ in where])
+    torch.testing.assert_close(states.logits_NV(BLOCKS), wanted)
+    assert states.gold.tolist() == [label for *_, label in where]
+    torch.testing.assert_close(head_loss(states.readable(BLOCKS), states.head, states.gold), own.loss)
+
+
+def test_every_block_is_what_its_module_returns(model: Any) -> None:
+    batch = batch_for(model)
+    states = decoder_states(model, batch)
+    seen = outputs_of(decoder_blocks(model), lambda: model(**batch))
+    rows, positions, _ = zip(*label_positions(model, batch), strict=True)
+    wanted = [h[rows, positions] for h in seen]
+    assert len(states.raw) == BLOCKS - 1 and len(states.normed) == BLOCKS
+    torch.testing.assert_close(states.raw, wanted[:-1])
+    torch.testing.assert_close(states.normed, [final_norm(model)(h) for h in wanted])
+
+
+def test_an_inner_block_is_read_as_if_it_were_the_last(model: Any) -> None:
+    batch = batch_for(model)
+    states = decoder_states(model, batch)
+    del decoder_blocks(model)[2:]
+    for config in (model.config, model.get_decoder().config):
+        config.num_hidden_layers = 2
+    torch.testing.assert_close(decoder_states(model, batch).logits_NV(2), states.logits_NV(2))
+
+
+def test_every_block_with_a_loss_gets_a_gradient(model: Any) -> None:
+    states = decoder_states(model, batch_for(model))
+    weights = block_weights(BLOCKS, "last-70")
+    losses = [
+        w * head_loss(states.readable(block), states.head, states.gold) for block, w in enumerate(weights, 1) if w > 0
+    ]
+    torch.stack(losses).sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in decoder_blocks(model).parameters() if p.dim() > 1)
+
+
+def test_a_mask_of_ones_may_be_left_out(model: Any) -> None:
+    batch = batch_for(model)
+    ones = {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
+    del batch["attention_mask"]
+    torch.testing.assert_close(decoder_states(model, batch).normed, decoder_states(model, ones).normed)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_t5_scales_states_where_embeddings_are_tied(tied: bool) -> None:
+    model = t5(tied)
+    assert decoder_states(model, batch_for(model)).scale == (WIDTH**-0.5 if tied else 1.0)
+
+
+def test_dropout_falls_on_inner_states_as_on_the_last() -> None:
+    model = t5(dropout=0.5).train()
+    zeros = [(h == 0).float().mean().item() for h in decoder_states(model, batch_for(model)).normed]
+    assert min(zeros) > 0.3
+
+
+def test_a_decoder_of_unknown_parts_is_refused() -> None:
+    model = FAMILIES["llama"]()
+    model.model.final = model.model.norm
+    del model.model.norm
+    with pytest.raises(UserError, match=r"LlamaForCausalLM.*final_layer_norm, norm, ln_f"):
+        final_norm(model)
+    model.model.more = nn.ModuleList()
+    with pytest.raises(UserError, match="2 lists of blocks"):
+        decoder_blocks(model)
