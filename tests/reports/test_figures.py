@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from exitbench.reports import figures
-from exitbench.reports.figures import agreement, exit_histogram, frontier, no_change
+from exitbench.reports.figures import agreement, exit_histogram, frontier, mee_fig1_no_change
 from exitbench.reports.frame import Frame
 from exitbench.reports.sources import discover
 from exitbench.reports.style import DARK, LIGHT, MUTED, series_styles, theme
@@ -128,8 +128,8 @@ def test_the_histogram_shows_the_share_of_each_exit_layer(small_database: Path, 
 
 
 def test_no_change_has_one_line_a_model_and_ends_at_one(small_database: Path, rows_of: Rows) -> None:
-    rows = rows_of(small_database, figures, "no_change")
-    for axes in no_change.plot(rows).axes:
+    rows = rows_of(small_database, figures, "mee_fig1_no_change")
+    for axes in mee_fig1_no_change.plot(rows).axes:
         assert len(axes.lines) == len(rows.distinct("model"))
         assert [line.get_ydata()[-1] for line in axes.lines] == [1, 1]
 

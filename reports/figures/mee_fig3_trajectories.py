@@ -1,0 +1,79 @@
+"""One token's way through the blocks, for each model (Figure 3 of the Monotonic Early Exiting paper)."""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from exitbench.reports.figures.mee_parts import EMPTY, block_axis
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import shorten
+from exitbench.reports.panels import grid_of_panels
+from exitbench.reports.style import MUTED, SeriesStyle, series_styles
+
+__all__ = ["CAPTION", "EMPTY", "ORDER", "TITLE", "plot"]
+
+ORDER = 42
+TITLE = "What a late token was taken for at each block"
+CAPTION = (
+    "One token of each model: of those whose final prediction becomes the most likely at the latest block, the one "
+    "that the last block is surest of. Models answer in words of their own, so it is another token for each. "
+    "Lines are candidates, named by their id in the model's vocabulary: the final token at every block, others where "
+    "they are among the three most likely with a probability above 0.1 (dotted), in grey beyond the likeliest seven. "
+    "After Figure 3 of the Monotonic Early Exiting paper."
+)
+
+_LIKELY = 0.1
+_NAMED = 7  # candidates beside the final one; more would fill the legend
+_UNNAMED = SeriesStyle(MUTED, ".")
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw one panel a model and one line a candidate; frame: probability by block and candidate_id, is_final."""
+    models = list(frame.groups("model"))
+    figure, panels = grid_of_panels(len(models), columns=2)
+    for axes, ((model,), rows) in zip(panels, models, strict=True):
+        _panel(axes, rows)
+        axes.set_title(shorten(model, 40), pad=16)
+        axes.text(0, 1.03, _token(rows), transform=axes.transAxes, fontsize=8)
+    return figure
+
+
+def _panel(axes: Axes, frame: Frame) -> None:
+    final = frame.rows[0]["candidate_id"]
+    by_block: dict[int, dict[int, float]] = {}
+    for row in frame.rows:
+        by_block.setdefault(row["candidate_id"], {})[row["block"]] = row["probability"]
+    others = sorted((one for one in by_block if one != final), key=lambda one: -max(by_block[one].values()))
+    named = [final, *(one for one in by_block if one in others[:_NAMED])]
+    styles = series_styles(f"{place:03d}" for place in range(len(named))).values()
+    for place, candidate in enumerate(others[_NAMED:]):
+        _line(axes, by_block[candidate], _UNNAMED, "others" if place == 0 else "_")
+    for candidate, style in zip(named, styles, strict=True):
+        _line(axes, by_block[candidate], style, f"{candidate}, final" if candidate == final else str(candidate))
+    axes.axhline(_LIKELY, color=MUTED, linestyle=":", linewidth=0.8)
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_xlim(0.6, max(frame.values("block")) + 0.4)
+    axes.set_ylabel("probability")
+    block_axis(axes)
+    lines, texts = axes.get_legend_handles_labels()
+    entries = sorted(zip(texts, lines, strict=True), key=lambda entry: entry[0] == "others")
+    axes.legend(
+        handles=[line for _, line in entries],
+        title="token id",
+        loc="upper left",
+        bbox_to_anchor=(1, 1),
+        borderaxespad=0,
+        handlelength=1.6,
+    )
+
+
+def _line(axes: Axes, by_block: dict[int, float], style: SeriesStyle, label: str) -> None:
+    blocks = range(min(by_block), max(by_block) + 1)
+    # nothing is drawn across blocks where the candidate was not likely
+    values = [by_block.get(block, float("nan")) for block in blocks]
+    axes.plot(blocks, values, color=style.colour, marker=style.marker, label=label)
+
+
+def _token(frame: Frame) -> str:
+    row = frame.rows[0]
+    kind = f" ({row['token_kind']})" if row["token_kind"] else ""
+    return f"{shorten(row['task'], 16)}, {shorten(row['doc_key'], 18)}, token {row['position']}{kind}"

@@ -1,0 +1,35 @@
+-- The token of each model that settles latest and then is surest: the probability of each of its candidates by block.
+-- A candidate is the final token, at every block, or one of the three most probable, at blocks that give it more than
+-- 0.1. Outputs of different models do not align, so each model has its own token.
+WITH chosen AS (
+    SELECT *
+    FROM probe_trace
+    WHERE NOT random_weights
+    QUALIFY row_number() OVER (
+        PARTITION BY model
+        ORDER BY first_match DESC, p_final[len(p_final)] DESC, task_label, doc_key, position, attempt_id
+    ) = 1
+),
+blocks AS (
+    SELECT *, unnest(range(1, len(p_final) + 1)) AS block FROM chosen
+),
+candidates AS (
+    SELECT model, block, full_token_id AS candidate_id, p_final[block] AS probability, true AS is_final
+    FROM blocks
+    UNION ALL
+    SELECT model, block, candidate.id, candidate.p, false
+    FROM (
+        SELECT *, unnest([
+            {'id': top1_id[block], 'p': p1[block]},
+            {'id': top2_id[block], 'p': p2[block]},
+            {'id': top3_id[block], 'p': p3[block]}
+        ]) AS candidate
+        FROM blocks
+    )
+    WHERE candidate.id <> full_token_id AND candidate.p > 0.1
+)
+SELECT model, task_label AS task, doc_key, position, token_kind, first_match, candidate_id, is_final, block,
+       probability
+FROM candidates
+JOIN chosen USING (model)
+ORDER BY model, is_final DESC, min(block) OVER (PARTITION BY model, candidate_id), candidate_id, block;

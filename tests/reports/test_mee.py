@@ -1,0 +1,329 @@
+"""Figures and table on monotone confidence: their queries against NumPy over the same probes, and what is drawn."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from exitbench.reports import figures, tables
+from exitbench.reports.figures import (
+    mee_fig1_no_change,
+    mee_fig2_final_confidence,
+    mee_fig3_trajectories,
+    monotone_confidence,
+)
+from exitbench.reports.frame import Frame
+from exitbench.reports.sources import discover
+from exitbench.reports.style import LIGHT, lay_out, series_styles, theme
+from exitbench.results.schema import PROBE_FLOAT_LISTS, PROBE_ID_LISTS
+
+Rows = Callable[[Path, ModuleType, str], Frame]
+
+DEPTHS = {"deep": 12, "flat": 4}
+DOCUMENTS = 9
+VOCABULARY = 50
+
+
+@dataclass(frozen=True)
+class Probed:
+    """Probes of one model, made at random: top-1 and its probability, the final token's, and cosines; [N, L]."""
+
+    doc_key: list[str]
+    position: list[int]
+    signals: Mapping[str, np.ndarray]
+    stable_from: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        settled = np.logical_and.accumulate(self.agrees[:, ::-1], axis=1)[:, ::-1]
+        object.__setattr__(self, "stable_from", settled.argmax(1) + 1)
+
+    @property
+    def agrees(self) -> np.ndarray:
+        top1 = self.signals["top1_id"]
+        return top1 == top1[:, -1:]
+
+    def table(self) -> pa.Table:
+        final = self.signals["top1_id"][:, -1]
+        n, blocks = self.agrees.shape
+        zeros = np.zeros((n, blocks))
+        lists = {name: self.signals.get(name, zeros) for name in (*PROBE_ID_LISTS, *PROBE_FLOAT_LISTS)}
+        return pa.table(
+            {
+                "doc_key": self.doc_key,
+                "position": self.position,
+                "token_id": final,
+                "full_token_id": final,
+                "gold_token_id": final,
+                "token_kind": ["copy"] * n,
+                "first_match": self.agrees.argmax(1) + 1,
+                "stable_from": self.stable_from,
+                **{name: values.tolist() for name, values in lists.items()},
+            }
+        )
+
+
+def probed(blocks: int, seed: int) -> Probed:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 6, DOCUMENTS)
+    n = int(lengths.sum())
+    ranked = np.argsort(rng.random((n, blocks, VOCABULARY)), axis=2)[..., :3]
+    ranked[:, -3:, 0] = np.where(rng.random((n, 3)) < 0.7, ranked[:, -1:, 0], ranked[:, -3:, 0])
+    shares = np.sort(rng.dirichlet(np.ones(4), (n, blocks))[..., :3], axis=2)[..., ::-1]
+    p_final = np.where(ranked[..., 0] == ranked[:, -1:, 0], shares[..., 0] ** 0.2, 0.01 * rng.random((n, blocks)))
+    # The mean differs between documents, so that there are easy and difficult ones.
+    easier = np.repeat(rng.random(DOCUMENTS), lengths)[:, None]
+    steps = np.arange(1, blocks + 1) / blocks
+    cosine = np.minimum(1, 0.6 * steps**0.3 + 0.25 * easier + 0.1 * rng.random((n, blocks)))
+    cosine[:, -1] = 1
+    return Probed(
+        [f"doc{i}" for i, length in enumerate(lengths) for _ in range(length)],
+        [position for length in lengths for position in range(1, length + 1)],
+        {
+            **{f"top{place + 1}_id": ranked[..., place] for place in range(3)},
+            **{f"p{place + 1}": shares[..., place].astype(np.float32) for place in range(3)},
+            "p_final": p_final.astype(np.float32),
+            "cosine_last": cosine.astype(np.float32),
+        },
+    )
+
+
+MODELS = {name: probed(blocks, seed) for seed, (name, blocks) in enumerate(DEPTHS.items())}
+
+
+@pytest.fixture
+def write_probes(maker: ModuleType) -> Callable[[Mapping[str, Probed]], None]:
+    """Have `maker` write these probes, by name of the model, and nothing else."""
+
+    def replace(probes: Mapping[str, Probed]) -> None:
+        def make_spool(root: Path) -> None:
+            for name, one in probes.items():
+                model = maker.Model(name, "causal", one.agrees.shape[1], 0)
+                full = maker.cell_json(model, maker.TASKS[0], maker.FULL, "quality")
+                cell = maker.cell_json(model, maker.TASKS[0], maker.FULL, "probe", full["cell_id"])
+                with maker.AttemptWriter(root, cell, maker.ENV) as writer:
+                    writer.write("probe", one.table())
+                    writer.finish("ok")
+
+        maker.make_spool = make_spool
+
+    return replace
+
+
+@pytest.fixture
+def database(write_probes: Callable[..., None], make_database: Callable[[], Path]) -> Path:
+    write_probes(MODELS)
+    return make_database()
+
+
+def by_model_and_block(frame: Frame, name: str) -> dict[tuple[str, int], float]:
+    return {(row["model"], row["block"]): row[name] for row in frame.rows}
+
+
+def expected_by_block(values: Callable[[Probed], np.ndarray]) -> dict[tuple[str, int], float]:
+    """What `values` gives for each block [L], by model and block."""
+    return {(name, i + 1): value for name, one in MODELS.items() for i, value in enumerate(values(one))}
+
+
+def no_change_share(one: Probed) -> np.ndarray:
+    blocks = one.agrees.shape[1]
+    return np.array([np.mean(one.agrees[:, block:].all(axis=1)) for block in range(blocks)])
+
+
+def monotone_share(one: Probed) -> np.ndarray:
+    rises = np.diff(one.signals["p_final"], axis=1) >= 0
+    return np.array([np.mean(rises[:, block:].all(axis=1)) for block in range(rises.shape[1] + 1)])
+
+
+def test_no_change_and_monotone_shares(database: Path, rows_of: Rows) -> None:
+    for name, shares in (("mee_fig1_no_change", no_change_share), ("monotone_confidence", monotone_share)):
+        rows = rows_of(database, figures, name)
+        assert by_model_and_block(rows, "share") == pytest.approx(expected_by_block(shares))
+        assert {row["model"]: row["n"] for row in rows.rows} == {
+            model: len(one.position) for model, one in MODELS.items()
+        }
+
+
+def test_a_probability_that_stays_is_no_fall(
+    write_probes: Callable[..., None], make_database: Callable[[], Path], rows_of: Rows
+) -> None:
+    p_final = np.array([[0.2, 0.2, 0.3, 0.3], [0.2, 0.1, 0.1, 0.4], [0.1, 0.2, 0.5, 0.4]], np.float32)
+    top1 = np.ones((3, 4), int)
+    write_probes({"m": Probed(["a", "a", "b"], [1, 2, 1], {"top1_id": top1, "p_final": p_final})})
+    rows = rows_of(make_database(), figures, "monotone_confidence")
+    assert rows.values("share") == pytest.approx([1 / 3, 2 / 3, 2 / 3, 1])
+
+
+def test_mean_and_spread_of_the_final_probability(database: Path, rows_of: Rows) -> None:
+    rows = rows_of(database, figures, "mee_fig2_final_confidence")
+    for column, of in (("mean", np.mean), ("std", np.std)):
+        expected = expected_by_block(lambda one, of=of: of(one.signals["p_final"].astype(float), axis=0))  # type: ignore[misc]
+        assert by_model_and_block(rows, column) == pytest.approx(expected, abs=1e-6)
+
+
+def latest(one: Probed) -> int:
+    """Index of the token whose final prediction matches latest, then the surest."""
+    first_match = one.agrees.argmax(1)
+    return max(range(len(first_match)), key=lambda i: (first_match[i], one.signals["p_final"][i, -1]))
+
+
+def test_the_trajectory_is_of_the_surest_of_the_latest_tokens(database: Path, rows_of: Rows) -> None:
+    rows = rows_of(database, figures, "mee_fig3_trajectories")
+    for (model,), part in rows.groups("model"):
+        one = MODELS[model]
+        token = latest(one)
+        assert {(row["doc_key"], row["position"]) for row in part.rows} == {(one.doc_key[token], one.position[token])}
+        blocks = one.agrees.shape[1]
+        final = one.signals["top1_id"][token, -1]
+        expected = {(final, block + 1): one.signals["p_final"][token, block] for block in range(blocks)}
+        for block in range(blocks):
+            for place in (1, 2, 3):
+                candidate, p = one.signals[f"top{place}_id"][token, block], one.signals[f"p{place}"][token, block]
+                if candidate != final and p > 0.1:
+                    expected[candidate, block + 1] = p
+        assert {(row["candidate_id"], row["block"]): row["probability"] for row in part.rows} == expected
+        assert {row["candidate_id"] for row in part.rows if row["is_final"]} == {final}
+
+
+def quarters(one: Probed) -> dict[str, list[str]]:
+    """Documents of the two classes, by the mean of s over tokens and blocks."""
+    s, keys = one.signals["cosine_last"][:, :-1], np.array(one.doc_key)
+    order = sorted(set(one.doc_key), key=lambda key: -s[keys == key].astype(float).mean())
+    quarter = len(order) // 4
+    return {"easy": order[:quarter], "difficult": order[-quarter:]}
+
+
+def test_easy_and_difficult_documents(database: Path, rows_of: Rows) -> None:
+    rows = rows_of(database, tables, "mee_table1_easy_difficult").rows
+    assert [(row["model"], row["class"]) for row in rows] == [
+        (model, name) for model in DEPTHS for name in ("easy", "difficult")
+    ]
+    for row in rows:
+        one, blocks = MODELS[row["model"]], DEPTHS[row["model"]]
+        documents = quarters(one)[row["class"]]
+        s = one.signals["cosine_last"][np.isin(one.doc_key, documents)][:, :-1]
+        similar = s >= 0.9
+        first = np.where(similar.any(axis=1), similar.argmax(axis=1) + 1, blocks)
+        lengths = [one.doc_key.count(key) for key in documents]
+        for name, values in (("first_similar", first), ("similar", similar.sum(axis=1)), ("length", lengths)):
+            found = (row[f"{name}_mean"], row[f"{name}_std"])
+            assert found == pytest.approx((np.mean(values), np.std(values)), abs=1e-6)
+        after = {"grows": 0, "grows_after_sixth": round(blocks / 6), "grows_after_third": round(blocks / 3)}
+        for name, left_out in after.items():
+            assert row[name] == pytest.approx(np.mean((np.diff(s[:, left_out:], axis=1) > 0).all(axis=1)))
+        assert (row["sixth"], row["third"]) == tuple(after.values())[1:]
+        assert (row["n"], row["tokens"]) == (len(documents), len(s))
+
+
+def test_growth_is_judged_after_a_sixth_and_a_third_of_the_blocks(
+    write_probes: Callable[..., None], make_database: Callable[[], Path], rows_of: Rows
+) -> None:
+    blocks, grows_from = 12, [3, 4, 1, 1, 1, 1, 5, 6]
+    s = np.tile(0.01 * np.arange(blocks), (len(grows_from), 1)) + 0.8 - 0.1 * np.arange(len(grows_from))[:, None]
+    for token, block in enumerate(grows_from):
+        if block > 1:
+            s[token, block - 1] = s[token, block - 2]
+    s[:, -1] = 1
+    top1 = np.ones((len(grows_from), blocks), int)
+    write_probes({"m": Probed(list("abcdefgh"), [1] * 8, {"top1_id": top1, "cosine_last": s})})
+    easy, difficult = rows_of(make_database(), tables, "mee_table1_easy_difficult").rows
+    assert [easy[name] for name in ("grows", "grows_after_sixth", "grows_after_third")] == [0, 0.5, 1]
+    assert [difficult[name] for name in ("grows", "grows_after_sixth", "grows_after_third")] == [0, 0, 0.5]
+
+
+def test_the_table_tells_spread_and_the_blocks_left_out(database: Path, rows_of: Rows) -> None:
+    module = next(source.module for source in discover(tables) if source.name == "mee_table1_easy_difficult")
+    row = rows_of(database, tables, "mee_table1_easy_difficult").rows[0]
+    texts = {column.heading: column.cell(row).text for column in module.COLUMNS}
+    assert texts["First similar"] == f"{row['first_similar_mean']:.2f} ({row['first_similar_std']:.2f})"
+    assert texts["Growing after L/6"] == f"{row['grows_after_sixth']:.1%} (after 2)"
+    assert texts["Growing after L/3"] == f"{row['grows_after_third']:.1%} (after 4)"
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
+    """matplotlib warns where the parts of a figure do not fit."""
+    yield
+    assert [str(one.message) for one in recwarn] == []
+
+
+def drawn(plot: Callable[[Frame], Figure], frame: Frame) -> Figure:
+    with theme(LIGHT):
+        figure = plot(frame)
+        lay_out(figure)
+        figure.draw_without_rendering()
+    return figure
+
+
+@pytest.mark.parametrize(
+    ("name", "plot", "column"),
+    [
+        ("mee_fig1_no_change", mee_fig1_no_change.plot, "share"),
+        ("monotone_confidence", monotone_confidence.plot, "share"),
+        ("mee_fig2_final_confidence", mee_fig2_final_confidence.plot, "mean"),
+    ],
+)
+def test_each_model_is_one_line_in_its_colour(
+    name: str, plot: Callable[[Frame], Figure], column: str, database: Path, rows_of: Rows
+) -> None:
+    rows = rows_of(database, figures, name)
+    (axes,) = drawn(plot, rows).axes
+    styles = series_styles(DEPTHS)
+    lines = {(line.get_color(), line.get_marker()): list(line.get_ydata()) for line in axes.lines}
+    assert lines == {
+        (styles[model].colour, styles[model].marker): [r[column] for r in rows.rows if r["model"] == model]
+        for model in DEPTHS
+    }
+
+
+def test_bars_of_spread_end_at_zero_and_one(database: Path, rows_of: Rows) -> None:
+    rows = rows_of(database, figures, "mee_fig2_final_confidence")
+    (axes,) = drawn(mee_fig2_final_confidence.plot, rows).axes
+    bars = np.concatenate([np.array(bundle.get_segments())[:, :, 1] for bundle in axes.collections])
+    expected = [(max(0, row["mean"] - row["std"]), min(1, row["mean"] + row["std"])) for row in rows.rows]
+    np.testing.assert_allclose(sorted(map(tuple, bars)), sorted(expected))
+
+
+def candidates(axes: Axes) -> list[Line2D]:
+    return [line for line in axes.lines if line.get_marker() not in ("None", "")]
+
+
+def labelled(axes: Axes) -> dict[str, np.ndarray]:
+    return {str(line.get_label()): np.asarray(line.get_ydata()) for line in candidates(axes)}
+
+
+def test_trajectories_have_a_panel_a_model_and_gaps_where_a_candidate_was_unlikely(
+    database: Path, rows_of: Rows
+) -> None:
+    rows = rows_of(database, figures, "mee_fig3_trajectories")
+    panels = drawn(mee_fig3_trajectories.plot, rows).axes
+    assert [axes.get_title(loc="left") for axes in panels] == list(DEPTHS)
+    for axes, ((model,), part) in zip(panels, rows.groups("model"), strict=True):
+        lines = labelled(axes)
+        final = f"{part.rows[0]['candidate_id']}, final"
+        assert len(lines[final]) == DEPTHS[model]
+        shown = sorted(y for line in candidates(axes) for y in line.get_ydata() if not np.isnan(y))
+        assert shown == sorted(part.values("probability"))
+
+
+def test_only_the_likeliest_candidates_are_named(database: Path, rows_of: Rows) -> None:
+    rows = rows_of(database, figures, "mee_fig3_trajectories")
+    deep = drawn(mee_fig3_trajectories.plot, rows).axes[0]
+    likeliest = Counter[int]()
+    for row in rows.rows:
+        if row["model"] == "deep" and not row["is_final"]:
+            likeliest[row["candidate_id"]] = max(likeliest[row["candidate_id"]], row["probability"])
+    assert len(likeliest) > 7
+    named = [str(candidate) for candidate, _ in likeliest.most_common(7)]
+    legend = deep.get_legend()
+    assert legend is not None
+    final, *others, rest = [text.get_text() for text in legend.get_texts()]
+    assert (sorted(others), rest) == (sorted(named), "others")
+    assert final.endswith(", final")
