@@ -59,8 +59,10 @@ def _cached(cache: Path, stamps: Mapping[str, list[int]], name: str) -> ModelRef
 def _describe(name: str, folder: Path, tokenizer: list[Path]) -> ModelRef:
     # Imported here: it loads torch and transformers, which a cached description does not need.
     from exitbench.harness.checkpoint import load_checkpoint, safetensors_files
+    from exitbench.harness.exit_heads import EXIT_HEADS_FILE
 
-    weights = safetensors_files(folder)
+    heads = folder / EXIT_HEADS_FILE
+    weights = [*safetensors_files(folder), *([heads] if heads.is_file() else [])]
     checkpoint = load_checkpoint(folder, device="meta")
     digests = [_sha256(path) for path in weights]
     return ModelRef(

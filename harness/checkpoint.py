@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from exitbench.errors import UserError, suggestion
+from exitbench.harness.exit_heads import EXIT_HEADS_FILE, load_exit_heads
 from exitbench.harness.model import ACTIVATIONS, Architecture, BlockWeights, Linear, Transformer, Weights
 
 
@@ -79,12 +80,12 @@ class Tensors:
 
 
 def safetensors_files(folder: Path) -> list[Path]:
-    """The weight files of a checkpoint folder, sorted.
+    """The files of the model's own weights in a checkpoint folder, sorted; trained exit heads are not among them.
 
     Raises:
         UserError: There is none.
     """
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(path for path in folder.glob("*.safetensors") if path.name != EXIT_HEADS_FILE)
     if not files:
         others = ", ".join(sorted(path.name for path in folder.glob("*.bin"))) or "no weight files"
         raise UserError(
@@ -127,7 +128,8 @@ def load_checkpoint(folder: Path, dtype: torch.dtype = torch.float32, device: st
     eos = ids.get("eos_token_id", config.eos_token_id)
     eos_ids = frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos])
     start = ids.get("decoder_start_token_id", ids.get("pad_token_id", 0)) if arch.encoder_blocks else None
-    return Checkpoint(Transformer(arch, weights), eos_ids, start)
+    heads = load_exit_heads(folder, arch.n_blocks, arch.d_model, weights.lm_head.weight.shape[0], dtype, device)
+    return Checkpoint(Transformer(arch, weights, heads), eos_ids, start)
 
 
 def _complete(raw: dict[str, Any]) -> Any:

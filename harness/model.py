@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exitbench.errors import UserError
+from exitbench.harness.exit_heads import ExitHeads
 from exitbench.harness.pending import Waiting
 
 
@@ -203,7 +204,7 @@ class Cache:
 class Transformer:
     """A checkpoint in memory. Satisfies the `Model` protocol of the methods."""
 
-    def __init__(self, arch: Architecture, weights: Weights) -> None:
+    def __init__(self, arch: Architecture, weights: Weights, exit_heads: ExitHeads | None = None) -> None:
         self.arch = arch
         self.weights = weights
         self.activation = ACTIVATIONS[arch.activation]
@@ -235,6 +236,7 @@ class Transformer:
         return self.weights.token_embedding_VD.dtype
 
     @property
+        self.exit_heads = exit_heads
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.weights.token_embedding_VD.device
@@ -257,6 +259,11 @@ class Transformer:
         if self.arch.norm == "layer":
             return F.layer_norm(x, (x.shape[-1],), None, None, self.arch.norm_eps)
         return F.rms_norm(x, (x.shape[-1],), None, self.arch.norm_eps)
+
+    @property
+    def exit_blocks(self) -> tuple[int, ...]:
+        """Blocks with a trained exit head, ascending."""
+        return () if self.exit_heads is None else self.exit_heads.blocks
 
     def final_normed(self, hidden: Tensor) -> Tensor:
         """The model's final norm with its weight and bias, of [..., D]."""
@@ -300,6 +307,17 @@ class Transformer:
         n_rows, n_heads, n_new, size = q.shape
         groups = k.shape[1]
         if groups < n_heads:
+    def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
+        """Read out with the trained exit head of a block, [A, D] to [A, V]."""
+        assert self.exit_heads is not None, "asked at exit blocks only"
+        return self.exit_heads.logits(block, hidden_AD, self.logits)
+
+    def exit_head_numel(self, block: int) -> int:
+        """Weights that one read-out of an exit head multiplies; a lens ends in the model's own LM head."""
+        assert self.exit_heads is not None, "asked at exit blocks only"
+        own = self.exit_heads.numel(block)
+        return own + self.weights.lm_head.weight.numel() if self.exit_heads.kind == "lens" else own
+
             # Query heads that share a key head become more query positions of one head: no copy of keys or values.
             q = q.reshape(n_rows, groups, -1, size)
             bias = bias.repeat(1, 1, n_heads // groups, 1) if bias is not None and n_new > 1 else bias

@@ -1,0 +1,276 @@
+"""Trained exit heads: how each kind reads out, their file, and that they are part of a checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from exitbench.errors import UserError
+from exitbench.harness.artifact import describe_checkpoint
+from exitbench.harness.checkpoint import load_checkpoint
+from exitbench.harness.exit_heads import (
+    EXIT_HEADS_FILE,
+    exit_logits,
+    load_exit_heads,
+    new_exit_heads,
+    read_exit_blocks,
+    save_exit_heads,
+)
+
+Twins = Callable[[str], Any]
+D, V, H, L = 8, 11, 5, 6
+
+
+def heads(kind: Any, norm: Any = "layer", blocks: tuple[int, ...] = (2, 4), noise: float = 0.5) -> dict[str, Tensor]:
+    """Heads of width 8 for 11 tokens, every tensor away from where it begins."""
+    generator = torch.Generator().manual_seed(1)
+    made = new_exit_heads(
+        kind, blocks, D, V, norm, "scratch", torch.ones(D), None, torch.ones(V, D), H, generator=generator
+    )
+    return {name: tensor + noise * torch.randn(tensor.shape, generator=generator) for name, tensor in made.items()}
+
+
+@pytest.fixture
+def hidden() -> Tensor:
+    return torch.randn(3, 7, D, generator=torch.Generator().manual_seed(2))
+
+
+def no_read_out(hidden: Tensor) -> Tensor:
+    raise AssertionError("these heads have a read-out of their own")
+
+
+# ------------------------------------------------------------------------------------------ reading out
+
+
+def module(tensors: dict[str, Tensor], block: int, norm: nn.Module) -> nn.Module:
+    """The same head made of PyTorch's modules."""
+    own = {name.removeprefix(f"{block}."): tensor for name, tensor in tensors.items() if name.startswith(f"{block}.")}
+    parts: dict[str, nn.Module] = {"norm": norm}
+    if "up.weight" in own:
+        parts |= {"up": nn.Linear(D, H), "gelu": nn.GELU()}
+    parts["out"] = nn.Linear(H if "up" in parts else D, V, bias="out.bias" in own)
+    made = nn.Sequential()
+    for name, part in parts.items():
+        made.add_module(name, part)
+    made.load_state_dict(own)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+@pytest.mark.parametrize(("norm", "reference"), [("layer", nn.LayerNorm(D, 1e-5)), ("rms", nn.RMSNorm(D, 1e-6))])
+def test_a_head_is_norm_and_linear_maps(kind: Any, norm: str, reference: nn.Module, hidden: Tensor) -> None:
+    tensors = heads(kind, norm)
+    for block in (2, 4):
+        expected = module(tensors, block, reference)(hidden)
+        assert torch.allclose(exit_logits(tensors, kind, block, hidden, no_read_out), expected, atol=1e-6)
+    assert not torch.allclose(*(exit_logits(tensors, kind, block, hidden, no_read_out) for block in (2, 4)), atol=0.1)
+
+
+def test_a_lens_maps_the_state_and_reads_out_as_the_model_does(hidden: Tensor) -> None:
+    tensors, lens, read_out = heads("lens"), nn.Linear(D, D), nn.Linear(D, V)
+    lens.load_state_dict({"weight": tensors["4.lens.weight"], "bias": tensors["4.lens.bias"]})
+    expected = read_out(hidden + lens(hidden))
+    assert torch.allclose(exit_logits(tensors, "lens", 4, hidden, read_out), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "lens"])
+def test_every_tensor_of_a_head_learns(kind: Any, hidden: Tensor) -> None:
+    with torch.enable_grad():
+        tensors = {name: tensor.requires_grad_() for name, tensor in heads(kind).items()}
+        exit_logits(tensors, kind, 2, hidden, lambda x: x[..., :V].sin()).square().sum().backward()
+    moved = {name for name, tensor in tensors.items() if tensor.grad is not None and tensor.grad.abs().max() > 0}
+    assert moved == {name for name in tensors if name.startswith("2.")}
+
+
+# ------------------------------------------------------------------------------------------ new heads
+
+
+def new(twin: Any, kind: Any, init: Any, hidden_width: int = 32) -> dict[str, Tensor]:
+    """Heads for a checkpoint's blocks 1 and 3."""
+    model = twin.checkpoint.model
+    weights = model.weights
+    return new_exit_heads(
+        kind,
+        (1, 3),
+        model.d_model,
+        model.vocab_size,
+        model.arch.norm,
+        init,
+        weights.final_norm.weight,
+        weights.final_norm.bias,
+        weights.lm_head.weight,
+        hidden_width,
+        torch.Generator().manual_seed(0),
+        logit_scale=model.arch.logit_scale,
+    )
+
+
+@pytest.mark.parametrize(("kind", "init"), [("linear", "copy"), ("lens", "scratch"), ("lens", "copy")])
+def test_a_copied_head_and_a_new_lens_read_out_as_the_model_does(family: Any, kind: Any, init: Any) -> None:
+    model, tensors = family.checkpoint.model, new(family, kind, init)
+    states = torch.randn(6, 32, generator=torch.Generator().manual_seed(3))
+    expected = model.logits(states)
+    assert torch.allclose(exit_logits(tensors, kind, 3, states, model.logits), expected, atol=1e-4, rtol=1e-4)
+    copied = {tensor.data_ptr() for tensor in tensors.values()}
+    assert model.weights.final_norm.weight.data_ptr() not in copied, "training must not move the model"
+
+
+def test_heads_from_scratch_differ_by_block_and_are_drawn_from_the_generator(twin: Twins) -> None:
+    first, again = new(twin("gpt2"), "linear", "scratch"), new(twin("gpt2"), "linear", "scratch")
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["1.out.weight"], first["3.out.weight"])
+    bound = 32**-0.5
+    assert bound * 0.99 < first["1.out.weight"].abs().max() <= bound
+    assert set(first) == {
+        f"{b}.{name}" for b in (1, 3) for name in ("norm.weight", "norm.bias", "out.weight", "out.bias")
+    }
+    assert {"1.norm.bias", "1.out.bias"}.isdisjoint(new(twin("llama"), "linear", "scratch"))
+
+
+def test_a_copy_behind_a_hidden_layer_needs_the_models_width(twin: Twins) -> None:
+    copied = new(twin("llama"), "mlp", "copy", hidden_width=32)
+    assert torch.equal(copied["1.out.weight"], twin("llama").checkpoint.model.weights.lm_head.weight)
+    with pytest.raises(UserError, match="need hidden_width = 32, the model's width, not 5"):
+        new(twin("llama"), "mlp", "copy", hidden_width=5)
+
+
+# ------------------------------------------------------------------------------------------ the file
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "lens"])
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_heads_survive_their_file(tmp_path: Path, kind: Any, norm: str, hidden: Tensor) -> None:
+    tensors = heads(kind, norm, blocks=(4, 2))
+    save_exit_heads(tmp_path / EXIT_HEADS_FILE, kind, tensors)
+    loaded = load_exit_heads(tmp_path, L, D, V)
+    assert loaded is not None
+    assert (loaded.kind, loaded.blocks, read_exit_blocks(tmp_path)) == (kind, (2, 4), (2, 4))
+    read_out = nn.Linear(D, V)
+    expected = exit_logits(tensors, kind, 4, hidden, read_out)
+    assert torch.equal(loaded.logits(4, hidden, read_out), expected)
+    assert loaded.numel(2) == {"linear": V * D, "mlp": H * D + V * H, "lens": D * D}[kind]
+
+
+def test_a_folder_without_heads_has_none(tmp_path: Path) -> None:
+    assert load_exit_heads(tmp_path, L, D, V) is None
+    assert read_exit_blocks(tmp_path) == ()
+
+
+def spoiled(tmp_path: Path, edit: Callable[[dict[str, Tensor]], object], kind: Any = "mlp", **metadata: str) -> str:
+    """What is said of a file of heads at blocks 2 and 4 after an edit of its tensors and metadata."""
+    tensors = heads(kind)
+    edit(tensors)
+    told = {"kind": kind, "blocks": "2,4", **metadata}
+    save_file(tensors, tmp_path / EXIT_HEADS_FILE, metadata={name: text for name, text in told.items() if text})
+    with pytest.raises(UserError) as caught:
+        load_exit_heads(tmp_path, L, D, V)
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / EXIT_HEADS_FILE}: ")
+    return message.removeprefix(f"{tmp_path / EXIT_HEADS_FILE}: ")
+
+
+def test_tensors_that_do_not_fit_are_refused_with_name_and_shapes(tmp_path: Path) -> None:
+    def put(name: str, *shape: int) -> Callable[[dict[str, Tensor]], object]:
+        return lambda tensors: tensors.update({name: torch.zeros(shape)})
+
+    asked = "has shape [11, 4], the model asks for [11, 5]."
+    assert spoiled(tmp_path, put("4.out.weight", V, 4)) == f"tensor '4.out.weight' {asked}"
+    assert "'2.norm.bias' has shape [9], the model asks for [8]" in spoiled(tmp_path, put("2.norm.bias", 9))
+    assert "'2.up.weight' has shape [5, 7], the model asks for [5, 8]" in spoiled(tmp_path, put("2.up.weight", H, 7))
+    assert "'2.up.bias' has shape [4], the model asks for [5]" in spoiled(tmp_path, put("2.up.bias", 4))
+    missing = spoiled(tmp_path, lambda tensors: tensors.pop("2.out.weight"))
+    assert missing == "tensor '2.out.weight' is missing; kind 'mlp' needs it, [11, 5]."
+    unknown = spoiled(tmp_path, put("3.out.weight", V, D))
+    assert unknown.startswith("tensor '3.out.weight' is not part of heads of kind 'mlp' at blocks 2, 4")
+    assert "'2.up.bias' is not part of heads of kind 'linear'" in spoiled(tmp_path, put("2.up.bias", H), kind="linear")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        ({"kind": "liner"}, "metadata 'kind' is 'liner'. Did you mean 'linear'?"),
+        ({"kind": ""}, "metadata 'kind' is None."),
+        *(
+            ({"blocks": blocks}, f"metadata 'blocks' is {blocks!r}; allowed: ascending block numbers")
+            for blocks in ("", "0,2", "4,2", "2,2", "2,x", "2,", "-1")
+        ),
+        ({"blocks": "2,6"}, "exit block 6 is not before the last; the model has 6 decoder blocks, allowed: between"),
+    ],
+)
+def test_metadata_that_say_nothing_useful_are_refused(tmp_path: Path, metadata: dict[str, str], says: str) -> None:
+    assert spoiled(tmp_path, lambda tensors: None, **metadata).startswith(says)
+
+
+def test_a_cut_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / EXIT_HEADS_FILE
+    save_exit_heads(path, "linear", heads("linear"))
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UserError, match="not a complete safetensors file"):
+        load_exit_heads(tmp_path, L, D, V)
+
+
+# ------------------------------------------------------------------------------------------ in a checkpoint
+
+
+@pytest.fixture(params=["t5", "llama"])
+def folder(request: pytest.FixtureRequest, twin: Twins, tmp_path: Path) -> Path:
+    """A checkpoint with exit heads at blocks 1 and 3, and a tokenizer file."""
+    copied = Path(shutil.copytree(twin(request.param).folder, tmp_path / "model"))
+    (copied / "tokenizer.json").write_text("{}")
+    save_exit_heads(copied / EXIT_HEADS_FILE, "linear", new(twin(request.param), "linear", "scratch"))
+    return copied
+
+
+def test_a_loaded_model_has_its_heads_in_its_number_format(folder: Path) -> None:
+    model = load_checkpoint(folder, dtype=torch.bfloat16).model
+    assert model.exit_heads is not None
+    assert {tensor.dtype for tensor in model.exit_heads.tensors.values()} == {torch.bfloat16}
+    assert model.exit_blocks == (1, 3)
+    states = torch.randn(4, 32, dtype=torch.bfloat16)
+    assert model.exit_logits(3, states).shape == (4, model.vocab_size)
+    assert model.exit_head_numel(3) == model.vocab_size * 32
+    (folder / EXIT_HEADS_FILE).unlink()
+    assert load_checkpoint(folder).model.exit_blocks == ()
+
+
+def test_a_lens_multiplies_the_models_head_too(folder: Path) -> None:
+    zeros = {"2.lens.weight": torch.zeros(32, 32), "2.lens.bias": torch.zeros(32)}
+    save_exit_heads(folder / EXIT_HEADS_FILE, "lens", zeros)
+    model, states = load_checkpoint(folder).model, torch.randn(4, 32)
+    assert torch.equal(model.exit_logits(2, states), model.logits(states))
+    assert model.exit_head_numel(2) == 32 * 32 + model.vocab_size * 32
+
+
+def test_transformers_still_loads_the_folder(folder: Path, twin: Twins) -> None:
+    is_t5 = "t5" in (folder / "config.json").read_text()
+    auto = transformers.AutoModelForSeq2SeqLM if is_t5 else transformers.AutoModelForCausalLM
+    loaded, told = auto.from_pretrained(folder, output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"]
+    reference = twin("t5" if is_t5 else "llama").reference.state_dict()
+    assert all(torch.equal(tensor, reference[name]) for name, tensor in loaded.state_dict().items())
+
+
+def test_heads_are_no_weights_of_the_model(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"no \*\.safetensors file"):
+        load_checkpoint(folder)
+
+
+def test_heads_are_part_of_what_identifies_a_checkpoint(folder: Path) -> None:
+    described = describe_checkpoint("model", folder)
+    heads_path = folder / EXIT_HEADS_FILE
+    tensors = load_checkpoint(folder).model.exit_heads.tensors  # type: ignore[union-attr]
+    heads_path.unlink()
+    bare = describe_checkpoint("model", folder)
+    assert described.parameters - bare.parameters == sum(tensor.numel() for tensor in tensors.values())
+    save_exit_heads(heads_path, "linear", {name: tensor + 1 for name, tensor in tensors.items()})
+    other = describe_checkpoint("model", folder)
+    assert len({m.weights_sha256 for m in (described, bare, other)}) == 3
