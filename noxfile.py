@@ -2,6 +2,7 @@
 
 nox -s bench                      the built-in suite: train, run, report
 nox -s bench -- multi30k-en-fr --data-dir ../data
+nox -s train                      the models of the built-in suite, from scratch
 nox -s report
 nox -s tests -- tests/methods -k oracle
 """
@@ -33,6 +34,13 @@ def bench(session: nox.Session) -> None:
     arguments = session.posargs or ["builtin"]
     offline = {} if "--hub" in arguments else OFFLINE
     session.run("exitbench", "run", *(item for item in arguments if item != "--hub"), env=offline)
+
+
+@nox.session
+def train(session: nox.Session) -> None:
+    """Train the models of a suite (default: builtin, from scratch) into runs/models."""
+    install(session)
+    session.run("exitbench", "train", *(session.posargs or ["builtin"]), env=OFFLINE)
 
 
 @nox.session

@@ -61,6 +61,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_plan(commands)
     _add_run(commands)
+    _add_train(commands)
     _add_fit(commands)
     _add_calibrate(commands)
     _add_report(commands)
@@ -128,6 +129,21 @@ def _add_run(commands: "argparse._SubParsersAction[Parser]") -> None:
     about = "Run a suite: train missing models, run cells that are not done, fill the database, report."
     parser = _add(commands, "run", "run:run", about, examples)
     _add_selection(parser)
+    _add_threads(parser)
+
+
+def _add_train(commands: "argparse._SubParsersAction[Parser]") -> None:
+    examples = (
+        "  exitbench train builtin\n"
+        "  exitbench train builtin-free\n"
+        "  exitbench train my-recipe.toml --data-dir ../data --models-dir models"
+    )
+    about = "Train the models of a suite, or one recipe. Interrupted, the same command goes on where it stopped."
+    parser = _add(commands, "train", "train:train", about, examples)
+    parser.add_argument("what", metavar="SUITE", help="name or TOML file of a suite, or of a recipe")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="root of the local files that recipes name")
+    _add_runs(parser)
+    parser.add_argument("--models-dir", type=Path, metavar="DIR", help="folder of the models (RUNS/models)")
     _add_threads(parser)
 
 

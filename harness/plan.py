@@ -14,11 +14,13 @@ from exitbench.errors import UserError
 from exitbench.harness.artifact import describe_checkpoint
 from exitbench.harness.cell import Cell, Generation, Kind, MethodRef, ModelRef, TaskRef
 from exitbench.harness.drafts import Draft, expand, select
+from exitbench.harness.exit_heads import read_exit_blocks
 from exitbench.harness.retry import RETRIED, Retry, State
 from exitbench.harness.spec import DataRequest, WorkItem
 from exitbench.harness.stale import Predecessors
 from exitbench.harness.suite import ModelEntry, Suite, TaskEntry
 from exitbench.harness.training import Recipe, find_trained, load_recipe
+from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.registry import source_sha256
 from exitbench.results.canonical import content_id
 from exitbench.results.spool import AttemptStatus, latest_status
@@ -110,8 +112,9 @@ def make_plan(
     recipes = {entry.name: load_recipe(entry.recipe) if entry.recipe else None for entry, _ in models}
     for entry, own in models:
         recipe = recipes[entry.name]
-        if recipe is not None:
-            _check_depth(own, recipe.architecture.num_decoder_layers)
+        if recipe is not None and recipe.n_blocks is not None:
+            heads = recipe.exit_heads
+            _check_model(own, recipe.n_blocks, heads.blocks(recipe.n_blocks) if heads is not None else ())
     device = resolve_device(suite.device)
     wanted = {(draft.task.label, data): (draft.task, data) for draft in drafts for data in _requests(draft)}
     described = {key: _task_ref(task, data, data_dir) for key, (task, data) in wanted.items()}
@@ -120,11 +123,11 @@ def make_plan(
     groups = []
     for entry, own in models:
         recipe = recipes[entry.name]
-        folder = find_trained(recipe, models_dir) if recipe else entry.path
+        folder = find_trained(recipe, models_dir, SHIPPED) if recipe else entry.path
         items: list[WorkItem] = []
         if folder is not None:
             model = describe_checkpoint(entry.name, folder)
-            _check_depth(own, model.blocks)
+            _check_model(own, model.blocks, read_exit_blocks(folder))
             items = builder.build(own, model)
         cells = tuple(_planned(item, statuses, predecessors) for item in items)
         groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in own), cells))
@@ -140,9 +143,9 @@ def resolve_device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _check_depth(drafts: Sequence[Draft], n_blocks: int) -> None:
+def _check_model(drafts: Sequence[Draft], n_blocks: int, exit_blocks: tuple[int, ...] | None = None) -> None:
     for draft in drafts:
-        draft.check(n_blocks)
+        draft.check(n_blocks, exit_blocks)
 
 
 def _requests(draft: Draft) -> list[DataRequest]:

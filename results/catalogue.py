@@ -2,7 +2,8 @@
 
 The migrations create the tables; this is their description for Python, and a test compares the two.
 Traces that are only ever written through Arrow (`token_exit`, `probe_token`, `score_token`, `fit_curve`,
-`calibration_step`) are not described here.
+`calibration_step`,
+`training_log`) are not described here.
 """
 
 from typing import Final
@@ -77,6 +78,14 @@ DATASET_ARTIFACT: Final = sa.Table(
     sa.Column("documents", sa.Integer, nullable=False),
     _text("data_sha256"),
     _text("metric_version"),
+)
+
+TRAINING_RUN: Final = sa.Table(
+    "training_run",
+    METADATA,
+    sa.Column("weights_sha256", sa.Text, primary_key=True),
+    _text("recipe"),
+    sa.Column("card", sa.JSON, nullable=False),
 )
 
 CELL: Final = sa.Table(

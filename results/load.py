@@ -14,6 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from exitbench.results.canonical import canonical_json, content_id
 from exitbench.results.catalogue import ATTEMPT, CELL, DATASET_ARTIFACT, ENVIRONMENT, HARDWARE, MODEL_ARTIFACT
 from exitbench.results.spool import Attempt, AttemptRecord, SpoolError, read_attempt, scan_spool
+from exitbench.results.trainings import load_trainings
 
 # Of the identity, what says how one cell differs from another that does the same work. `probe_cell_ids` is how the
 # first version of identities said `probe_cell_id`.
@@ -59,7 +60,7 @@ class IngestReport:
 
 
 def load_spool(engine: sa.Engine, spool_root: Path, progress: Callable[[int, int], None] | None = None) -> IngestReport:
-    """Add every finished attempt that the database does not have, each in a transaction of its own.
+    """Add every finished attempt and training record that the database does not have, each in a transaction of its own.
 
     Args:
         engine: An open, writable, up-to-date database.
@@ -70,7 +71,7 @@ def load_spool(engine: sa.Engine, spool_root: Path, progress: Callable[[int, int
         known = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
     artifacts: set[str] = set()
     attempts = sorted(scan_spool(spool_root), key=lambda attempt: attempt.attempt_id)
-    added, skipped, unfinished, quarantined = 0, 0, 0, []
+    added, skipped, unfinished, quarantined = 0, 0, 0, load_trainings(engine, spool_root)
     for seen, attempt in enumerate(attempts, start=1):
         if attempt.attempt_id in known:
             skipped += 1

@@ -32,7 +32,8 @@ def _methods() -> Iterator[str]:
 
 def _needs(method: "Method") -> str:
     parts = method.parts(n_blocks=8)
-    needs = ["a fit on the train split"] if method.fit_params() else []
+    needs = ["trained exit heads"] if method.needs_exit_heads else []
+    needs += ["a fit on the train split"] if method.fit_params() else []
     needs += ["the full depth of every token first"] if parts.gate.looks_ahead else []
     needs += ["states of earlier blocks"] if parts.gate.needs_history else []
     needs += [] if method.probe_tells_score() else ["a scores cell before a replay"]
@@ -59,9 +60,13 @@ def _models() -> Iterator[str]:
 
     for name in recipe_names():
         recipe = load_recipe(name)
-        shape, loss = recipe.architecture, recipe.optimisation.loss
-        blocks = f"{shape.num_layers} encoder and {shape.num_decoder_layers} decoder blocks, width {shape.d_model}"
-        yield f"{name:16} {blocks}, {loss} loss, {recipe.optimisation.steps} steps"
+        shape, base = recipe.architecture, recipe.start
+        if shape is not None:
+            blocks = f"{shape.family}, {shape.num_layers} encoder and {shape.num_decoder_layers} decoder blocks"
+            what = f"{blocks}, width {shape.d_model}"
+        else:
+            what = f"from {base.recipe or base.checkpoint}" if base is not None else ""
+        yield f"{name:20} {what}, {recipe.objective.loss} loss, {recipe.optimisation.steps} steps"
 
 
 def _suites() -> Iterator[str]:

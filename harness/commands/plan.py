@@ -7,6 +7,7 @@ from exitbench.harness.commands.folders import Runs
 from exitbench.harness.plan import Group, Plan, make_plan
 from exitbench.harness.retry import Retry
 from exitbench.harness.suite import load_suite
+from exitbench.harness.training.store import SHIPPED
 
 
 def planned(arguments: Namespace) -> Plan:
@@ -50,4 +51,5 @@ def _origin(group: Group) -> str:
         return f"checkpoint {group.folder}"
     if group.folder is None:
         return f"recipe {group.recipe.name}, not trained yet (a run trains it first)"
-    return f"recipe {group.recipe.name}, trained in {group.folder}"
+    how = "shipped" if group.folder.is_relative_to(SHIPPED) else "trained"
+    return f"recipe {group.recipe.name}, {how} in {group.folder}"

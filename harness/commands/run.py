@@ -14,6 +14,7 @@ from exitbench.harness.progress import progress
 from exitbench.harness.retry import Retry
 from exitbench.harness.spec import WorkerSpec
 from exitbench.harness.training import ensure_all_trained
+from exitbench.results.trainings import record_training
 
 EXAMPLE_QUERY = "SELECT model, task_label, method, params, round(value, 1) AS value FROM frontier ORDER BY ALL"
 FAILURES_QUERY = "SELECT model, task_label, method, params, kind, status, reason FROM failures"
@@ -33,6 +34,9 @@ def run(arguments: Namespace) -> int:
         cores = arguments.threads or available_cores()
         ensure_all_trained(plan.untrained, runs.models, arguments.data_dir, cores)
         plan = planned(arguments)
+    for group in plan.groups:
+        if group.folder is not None and group.cells:
+            record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
     try:
         statuses = _run_groups(plan, runs, arguments)
     except KeyboardInterrupt:

@@ -50,13 +50,12 @@ class Example:
     target: np.ndarray
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Padded ids: source [B, S], source_mask [B, S] (1 = token), target [B, T] (`IGNORED` = padding)."""
+Batch = dict[str, Tensor]
+"""What transformers' models take: input_ids [B, S], attention_mask [B, S], labels (`IGNORED` where nothing is learned).
 
-    source: Tensor
-    source_mask: Tensor
-    target: Tensor
+The labels of a seq2seq model are the targets [B, T]. A causal model reads source and target as one text, and its labels
+[B, S] are those of the target.
+"""
 
 
 def read_pairs(source: DataSource, data_dir: Path | None) -> list[Pair]:
@@ -132,7 +131,9 @@ def encode(pairs: Sequence[Pair], tokenizer: Tokenizer, max_tokens: int) -> list
     ]
 
 
-def curriculum(portions: Sequence[tuple[int, Sequence[Example]]], batch_tokens: int, seed: int) -> Iterator[Batch]:
+def curriculum(
+    portions: Sequence[tuple[int, Sequence[Example]]], batch_tokens: int, seed: int
+) -> Iterator[list[Example]]:
     """Batches without end, from ever more portions.
 
     Args:
@@ -146,7 +147,7 @@ def curriculum(portions: Sequence[tuple[int, Sequence[Example]]], batch_tokens: 
         yield from islice(epochs(shown, batch_tokens, seed + start), None if end is None else end - start)
 
 
-def epochs(examples: Sequence[Example], batch_tokens: int, seed: int) -> Iterator[Batch]:
+def epochs(examples: Sequence[Example], batch_tokens: int, seed: int) -> Iterator[list[Example]]:
     """Batches without end; every epoch shows every example once, in a new order."""
     rng = random.Random(seed)
     while True:
@@ -157,8 +158,7 @@ def epochs(examples: Sequence[Example], batch_tokens: int, seed: int) -> Iterato
             for batch in cut_batches([examples[i] for i in order[start : start + POOL_EXAMPLES]], batch_tokens)
         ]
         rng.shuffle(cut)
-        for batch in cut:
-            yield pad(batch)
+        yield from cut
 
 
 def cut_batches(examples: Sequence[Example], batch_tokens: int) -> list[list[Example]]:
@@ -179,11 +179,21 @@ def cut_batches(examples: Sequence[Example], batch_tokens: int) -> list[list[Exa
     return batches
 
 
-def pad(examples: Sequence[Example]) -> Batch:
+def pad(examples: Sequence[Example], *, causal: bool) -> Batch:
     """Stack examples of unequal length."""
-    source = _padded([example.source for example in examples], 0)
-    mask = _padded([np.ones_like(example.source) for example in examples], 0)
-    return Batch(source, mask, _padded([example.target for example in examples], IGNORED))
+    sources = [example.source for example in examples]
+    labels = [example.target for example in examples]
+    if causal:
+        labels = [
+            np.concatenate((np.full_like(source, IGNORED), target))
+            for source, target in zip(sources, labels, strict=True)
+        ]
+        sources = [np.concatenate((example.source, example.target)) for example in examples]
+    return {
+        "input_ids": _padded(sources, 0),
+        "attention_mask": _padded([np.ones_like(source) for source in sources], 0),
+        "labels": _padded(labels, IGNORED),
+    }
 
 
 def _padded(rows: Sequence[np.ndarray], filler: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Several models at once: small ones train faster side by side on one thread each than in turn on all threads."""
 
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from exitbench.harness.training.recipe import Recipe
 from exitbench.harness.training.store import ensure_trained
 
 
-def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Path | None, cores: int) -> None:
+def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Path | None, cores: int) -> list[Path]:
     """Train every recipe that is missing, as many at a time as there are cores.
 
     Args:
@@ -18,24 +18,31 @@ def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Pa
         data_dir: What the paths of local files are relative to.
         cores: Cores to share out; each process gets an equal part.
 
+    Returns:
+        The folders, in the order of the recipes.
+
     Raises:
         UserError: See `ensure_trained`.
     """
     if not recipes:
-        return
-    workers = min(len(recipes), cores)
+        return []
+    # What others start from comes first; who starts from it comes last, and finds it ready.
+    first = {recipe.first.name: recipe.first for recipe in recipes if recipe.first is not None}
+    own = {recipe.name: recipe for recipe in recipes}
+    ordered = sorted({**own, **first}.values(), key=lambda recipe: (recipe.first is not None, recipe.name not in first))
+    workers = min(len(ordered), cores)
     # Spawned, so that the parent needs no torch and its threads are not copied.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        jobs = [
-            pool.submit(_train, recipe, models_dir, data_dir, cores // workers, line)
-            for line, recipe in enumerate(recipes)
-        ]
-        for job in jobs:
-            job.result()
+        jobs: dict[str, Future[Path]] = {
+            recipe.name: pool.submit(_train, recipe, models_dir, data_dir, max(1, cores // workers), line)
+            for line, recipe in enumerate(ordered)
+        }
+        folders = {name: job.result() for name, job in jobs.items()}
+    return [folders[recipe.name] for recipe in recipes]
 
 
-def _train(recipe: Recipe, models_dir: Path, data_dir: Path | None, threads: int, line: int) -> None:
+def _train(recipe: Recipe, models_dir: Path, data_dir: Path | None, threads: int, line: int) -> Path:
     import torch
 
     torch.set_num_threads(threads)
-    ensure_trained(recipe, models_dir, data_dir, line=line)
+    return ensure_trained(recipe, models_dir, data_dir, line=line)

@@ -57,18 +57,112 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True)
 class ArchitectureRecipe:
-    """T5 with tied embeddings; the names are those of `transformers.T5Config`."""
+    """A model drawn anew, with tied embeddings: T5, or Llama (decoder only; RMS norms, gated SiLU, rotary positions).
+
+    The names are those of `transformers.T5Config`; a Llama has no encoder, so its `num_layers` is 0.
+    """
 
     d_model: int = _number(8)
     d_kv: int = _number(4)
     d_ff: int = _number(8)
     num_heads: int = _number(1)
-    num_layers: int = _number(1)
     num_decoder_layers: int = _number(1)
+    num_layers: int = _number(0, default=0)
+    family: Literal["t5", "llama"] = "t5"
     feed_forward_proj: Literal["relu", "gated-gelu"] = "relu"
     dropout_rate: float = _number(0.0, 0.9, default=0.1)
     relative_attention_num_buckets: int = _number(2, default=32)
     relative_attention_max_distance: int = _number(4, default=128)
+    max_positions: int = _number(1, default=1024)
+
+
+@dataclass(frozen=True)
+class StartRecipe:
+    """Weights and tokenizer to go on from: exactly one of the two.
+
+    Attributes:
+        recipe: Another recipe, which is trained first.
+        checkpoint: Folder of a Hugging Face checkpoint of a supported family, relative to the data folder.
+    """
+
+    recipe: str = ""
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveRecipe:
+    """What is minimised.
+
+    Attributes:
+        loss: Cross-entropy of the last block only, of every block with the weights of `losses.JointLoss`, of two blocks
+            (`shallow-deep`, FREE), of blocks on a curriculum with layer dropout (`layer-skip`), or of exit heads on a
+            frozen model (`exit-heads`).
+        label_smoothing: Share of the gold token's mass that is spread over the vocabulary.
+        shallow_blocks: FREE's S.
+        distillation: Which shallow states learn which deep ones (FREE); `none` leaves the term out.
+        distillation_weight: FREE's alpha.
+        distillation_transform: Put a linear map on the shallow side.
+        layer_dropout: LayerSkip's p_max: chance that a sequence skips the last block; earlier blocks less.
+        early_exit_scale: LayerSkip's e_scale: weight of the early blocks' losses.
+        curriculum: Which early blocks learn at a step: all, every `rotation`-th in turn, or one more by and by.
+        rotation: LayerSkip's R.
+    """
+
+    loss: Literal[
+        "last",
+        "uniform",
+        "weighted",
+        "geometric",
+        "branchynet",
+        "last-70",
+        "shallow-deep",
+        "layer-skip",
+        "exit-heads",
+    ]
+    label_smoothing: float = _number(0.0, 0.9, default=0.0)
+    shallow_blocks: int = _number(0, default=0)
+    distillation: Literal["none", "last", "uniform", "closest-code", "closest-text"] = "none"
+    distillation_weight: float = _number(0.0, default=0.5)
+    distillation_transform: bool = False
+    layer_dropout: float = _number(0.0, 1.0, default=0.0)
+    early_exit_scale: float = _number(0.0, default=0.2)
+    curriculum: Literal["none", "rotational", "gradual"] = "rotational"
+    rotation: int = _number(1, default=3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitHeadsRecipe:
+    """Self-supervised exit heads on a frozen model (HEADS; Tuned lens for kind `lens`).
+
+    Attributes:
+        kind: Norm and linear map; norm and two layers; or a map of the state before the model's own head.
+        count: How many: after blocks i * floor(L / (count + 1)), i = 1..count (HEADS: 6, 12, 18, 24 of 32).
+        init: From scratch, or copied from the model's own norm and head.
+        norm: Kind of norm of a head from scratch.
+        hidden_width: Of kind `mlp`.
+        target: The frozen model's choice (`hard`, as published code) or its distribution (`soft`, as the paper).
+        entropy_weight: lambda: (1 - lambda) CE - lambda H; entropy is rewarded.
+        text: Learn on the documents' reference answers, or on text that the frozen model samples after `prompts`.
+        prompts: What text is sampled after; none: the prompts of the documents.
+        texts: How many texts are sampled.
+        text_tokens: Longest sampled text.
+    """
+
+    kind: Literal["linear", "mlp", "lens"] = "linear"
+    count: int = _number(1, default=4)
+    init: Literal["scratch", "copy"] = "scratch"
+    norm: Literal["layer", "rms"] = "layer"
+    hidden_width: int = _number(1, default=256)
+    target: Literal["hard", "soft"] = "soft"
+    entropy_weight: float = _number(0.0, 1.0, default=0.95)
+    text: Literal["documents", "generated"] = "generated"
+    prompts: tuple[str, ...] = ()
+    texts: int = _number(1, default=2000)
+    text_tokens: int = _number(1, default=64)
+
+    def blocks(self, n_blocks: int) -> tuple[int, ...]:
+        """Blocks of an L-block decoder that get a head."""
+        return tuple(i * (n_blocks // (self.count + 1)) for i in range(1, self.count + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +170,6 @@ class OptimisationRecipe:
     """How the weights are found.
 
     Attributes:
-        loss: `last` trains the last block's output only; `weighted` every decoder block's (see `losses`).
         steps: Optimiser steps.
         batch_tokens: Source and target tokens of a batch, padding included.
         max_tokens: Pairs with a longer source or target are left out.
@@ -84,38 +177,45 @@ class OptimisationRecipe:
         embedding_learning_rate_factor: The embedding's rate over the others'. T5 draws embeddings with
             standard deviation 1 and matrices with d_model ** -0.5, so equal steps of Adam move the embedding,
             relative to its size, much less.
+        position_learning_rate_factor: The same for the tables of relative positions, which must reach values of
+            several nats before a head looks at one place only; without that the model reads a bag of words.
         optimizer: `adamw`; or `muon`: orthogonalised momentum for the weight matrices, AdamW for the rest
             (Jordan et al., 2024). A step costs more, and far fewer are needed.
         muon_learning_rate: Rate of the matrices, on AdamW's scale (their update has the root mean square of AdamW's).
         schedule: After a linear warm-up; names of `transformers.get_scheduler`, both fall to 0 at the last step.
-        precision: `bf16` computes activations and gradients in bfloat16; the weights that learn stay fp32.
+        precision: `bf16` computes activations in bfloat16 (autocast); the weights that learn stay fp32.
+        saved_precision: Number format of the checkpoint; `bf16` is half as large.
+        save_steps: Steps between the points that an interrupted training goes on from.
     """
 
-    loss: Literal["last", "weighted"]
     steps: int = _number(1)
     batch_tokens: int = _number(16)
     max_tokens: int = _number(2, default=128)
     learning_rate: float = _number(0.0)
     embedding_learning_rate_factor: float = _number(0.0, default=1.0)
+    position_learning_rate_factor: float = _number(0.0, default=1.0)
     optimizer: Literal["adamw", "muon"] = "adamw"
     muon_learning_rate: float = _number(0.0, default=0.0)
     schedule: Literal["linear", "cosine"] = "cosine"
     warmup_steps: int = _number(0, default=0)
     weight_decay: float = _number(0.0, default=0.0)
     clip_norm: float = _number(0.0, default=1.0)
-    label_smoothing: float = _number(0.0, 0.9, default=0.0)
     adam_beta2: float = _number(0.0, 1.0, default=0.98)
     precision: Literal["fp32", "bf16"] = "fp32"
+    saved_precision: Literal["fp32", "bf16"] = "fp32"
+    save_steps: int = _number(1, default=100)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One model: data, tokenizer, architecture, optimisation and the seed of them all.
+    """One model: data, what it starts from, objective, optimisation and the seed of them all.
 
     Attributes:
         train: Training data; of two documents with one prompt the first is kept.
         validation: Data for the accuracy of each block in the model's card.
         held_out: Data whose prompts, like those of `validation`, are dropped from training.
+        start: Weights to go on from; or else a new model of `architecture` with a new `tokenizer`.
+        exit_heads: The heads that loss `exit-heads` trains.
     """
 
     name: str
@@ -123,9 +223,24 @@ class Recipe:
     train: tuple[DataSource, ...]
     validation: tuple[DataSource, ...]
     held_out: tuple[DataSource, ...]
-    tokenizer: TokenizerRecipe
-    architecture: ArchitectureRecipe
+    start: StartRecipe | None
+    tokenizer: TokenizerRecipe | None
+    architecture: ArchitectureRecipe | None
+    objective: ObjectiveRecipe
+    exit_heads: ExitHeadsRecipe | None
     optimisation: OptimisationRecipe
+
+    @property
+    def first(self) -> "Recipe | None":
+        """The recipe that must be trained before this one."""
+        return load_recipe(self.start.recipe) if self.start is not None and self.start.recipe else None
+
+    @property
+    def n_blocks(self) -> int | None:
+        """Decoder blocks; None where only a checkpoint on disk knows."""
+        if self.architecture is not None:
+            return self.architecture.num_decoder_layers
+        return None if self.first is None else self.first.n_blocks
 
 
 def recipe_names() -> list[str]:
@@ -160,16 +275,50 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
     train = tuple(map(_data_source, top.tables("train")))
     if all(source.from_step for source in train):
         raise top.error("train", "no entry has from_step = 0, so nothing can be shown first.")
-    return Recipe(
+    given = {key for key in ("start", "tokenizer", "architecture") if key in top.values}
+    if given not in ({"start"}, {"tokenizer", "architecture"}):
+        raise top.error(None, "needs either [start], or both [tokenizer] and [architecture].")
+    recipe = Recipe(
         name=top.get("name", str),
         seed=seed,
         train=train,
         validation=tuple(map(_data_source, top.tables("validation"))),
         held_out=tuple(map(_data_source, top.tables("held_out"))) if "held_out" in top.values else (),
-        tokenizer=_tokenizer(top.table("tokenizer")),
-        architecture=_architecture(top.table("architecture")),
+        start=_start(top.table("start")) if "start" in given else None,
+        tokenizer=_tokenizer(top.table("tokenizer")) if "tokenizer" in given else None,
+        architecture=_architecture(top.table("architecture")) if "architecture" in given else None,
+        objective=_build(ObjectiveRecipe, top.table("objective")),
+        exit_heads=_build(ExitHeadsRecipe, top.table("exit_heads")) if "exit_heads" in top.values else None,
         optimisation=_optimisation(top.table("optimisation")),
     )
+    _check_objective(recipe, top)
+    return recipe
+
+
+def _check_objective(recipe: Recipe, top: Table) -> None:
+    """What the objective asks of the rest."""
+    objective, table = recipe.objective, top.table("objective")
+    if (objective.loss == "exit-heads") != (recipe.exit_heads is not None):
+        raise table.error("loss", 'an [exit_heads] table goes with loss = "exit-heads", and only with it.')
+    if recipe.exit_heads is not None and recipe.start is None:
+        raise table.error("loss", '"exit-heads" needs a [start]: its model is frozen.')
+    if (objective.loss == "shallow-deep") != bool(objective.shallow_blocks):
+        raise table.error("loss", '`shallow_blocks` goes with loss = "shallow-deep", and only with it.')
+    n_blocks = recipe.n_blocks
+    if n_blocks is not None and objective.shallow_blocks >= n_blocks:
+        raise table.error("shallow_blocks", f"must be below the model's {n_blocks} decoder blocks.")
+    if n_blocks is not None and recipe.exit_heads is not None and recipe.exit_heads.count >= n_blocks:
+        raise top.table("exit_heads").error("count", f"must be below the model's {n_blocks} decoder blocks.")
+
+
+def _start(table: Table) -> StartRecipe:
+    """One of the two places that weights can come from."""
+    start = _build(StartRecipe, table)
+    if bool(start.recipe) == bool(start.checkpoint):
+        raise table.error(None, "needs exactly one of `recipe` and `checkpoint`.")
+    if start.recipe and not start.recipe.endswith(".toml"):
+        recipe_path(start.recipe)
+    return start
 
 
 def _data_source(table: Table) -> DataSource:
@@ -196,7 +345,9 @@ def _architecture(table: Table) -> ArchitectureRecipe:
     `generate` of transformers 5.23 makes a T5 decoder's cache as deep as the encoder and fails beyond it.
     """
     architecture = _build(ArchitectureRecipe, table)
-    if architecture.num_layers < architecture.num_decoder_layers:
+    if architecture.family == "llama" and architecture.num_layers:
+        raise table.error("num_layers", "must be 0 or left out: a Llama has no encoder.")
+    if architecture.family == "t5" and architecture.num_layers < architecture.num_decoder_layers:
         raise table.error("num_layers", f"must be at least num_decoder_layers = {architecture.num_decoder_layers}.")
     return architecture
 
@@ -234,6 +385,8 @@ def _value(table: Table, key: str, kind: Any) -> Any:
         if word not in get_args(kind):
             raise table.error(key, f"is {word!r}.{suggestion(word, get_args(kind))}")
         return word
+    if kind == tuple[str, ...]:
+        return table.strings(key, ())
     if get_origin(kind) is tuple:
         roles = table.get(key, dict)
         return tuple(sorted((role, table.typed(key, path, str)) for role, path in roles.items()))

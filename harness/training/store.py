@@ -1,12 +1,12 @@
-"""Trained models on disk: one folder a digest, complete or absent.
+"""Trained models on disk: one folder a recipe and digest, complete or absent; some are shipped with the package.
 
-A model is trained in a hidden folder and renamed when it is complete, under a lock of its digest, so
-that a kill leaves nothing that looks like a model and two processes never train the same one.
+A model is trained in a hidden folder, with resume points beside it, and renamed when it is complete, under a lock of
+its digest: a kill leaves nothing that looks like a model, the next training goes on from the latest resume point, and
+two processes never train the same one.
 """
 
 import hashlib
 import json
-import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -14,27 +14,36 @@ from pathlib import Path
 from filelock import FileLock
 
 from exitbench.errors import UserError
-from exitbench.harness.training.recipe import Recipe
+from exitbench.harness.training.recipe import Recipe, StartRecipe
 
 CARD = "card.json"
+TRAINING_LOG = "training_log.csv"
+SHIPPED = Path(__file__).parents[1] / "checkpoints"
+"""Models that come with the package; `exitbench train SUITE --models-dir harness/checkpoints` makes them."""
 
 
-def model_digest(recipe: Recipe, data_sha256: str, training_version: int) -> str:
+def model_digest(recipe: Recipe, data_sha256: str, start_sha256: str, training_version: int) -> str:
     """SHA-256 of everything that decides the weights."""
-    identity = {"recipe": asdict(recipe), "data_sha256": data_sha256, "training_version": training_version}
+    identity = {
+        "recipe": asdict(recipe),
+        "data_sha256": data_sha256,
+        "start_sha256": start_sha256,
+        "training_version": training_version,
+    }
     return hashlib.sha256(json.dumps(identity, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def find_trained(recipe: Recipe, models_dir: Path) -> Path | None:
-    """The latest complete model of this recipe, without reading its data; None when there is none.
+def find_trained(recipe: Recipe, *models_dirs: Path) -> Path | None:
+    """The latest complete model of this recipe in the first of the folders that has one; None when none has.
 
-    Quick, for listings. Only `ensure_trained` knows whether the data is still the same.
+    Quick: neither data nor weights are read. Only `ensure_trained` knows whether the data is still the same.
     """
     wanted = json.loads(json.dumps(asdict(recipe)))
-    cards = sorted(models_dir.glob(f"*/{CARD}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for card in cards:
-        if not card.parent.name.startswith(".") and json.loads(card.read_text("utf-8"))["recipe"] == wanted:
-            return card.parent
+    for models_dir in models_dirs:
+        cards = sorted(models_dir.glob(f"*/{CARD}"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for card in cards:
+            if not card.parent.name.startswith(".") and json.loads(card.read_text("utf-8"))["recipe"] == wanted:
+                return card.parent
     return None
 
 
@@ -51,36 +60,48 @@ def ensure_trained(
         line: Line of the bar, where several processes show theirs.
 
     Returns:
-        `models_dir / digest[:16]`: a Hugging Face checkpoint with tokenizer and card.json. Another
-        process that is training the same model is waited for.
+        `models_dir / NAME-DIGEST`: a Hugging Face checkpoint with tokenizer, log and card, and exit heads if the recipe
+        trains some. Another process that is training the same model is waited for.
 
     Raises:
         UserError: Missing or malformed data, or a folder that cannot be written.
     """
     # Imported here: whoever only lists recipes should not wait for torch.
+    from exitbench.harness.artifact import describe_checkpoint
     from exitbench.harness.training.data import read_text
     from exitbench.harness.training.train import TRAINING_VERSION, train
 
+    start = _start(recipe.start, models_dir, data_dir, progress, line) if recipe.start is not None else None
     text = read_text(recipe, data_dir)
-    name = model_digest(recipe, text.sha256, TRAINING_VERSION)[:16]
+    start_sha256 = describe_checkpoint("start", start).weights_sha256 if start is not None else ""
+    digest = model_digest(recipe, text.sha256, start_sha256, TRAINING_VERSION)
+    name = f"{recipe.name}-{digest[:8]}"
     final = models_dir / name
     if final.is_dir():
         return final
     try:
         models_dir.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(models_dir / f".{name}.lock")
-        with lock:
+        with FileLock(models_dir / f".{name}.lock"):
             if final.is_dir():
                 return final
-            for abandoned in models_dir.glob(f".{name}-*"):
-                shutil.rmtree(abandoned)
-            building = models_dir / f".{name}-{os.getpid()}"
-            building.mkdir()
-            try:
-                train(recipe, text, building, progress, line)
-                building.rename(final)
-            finally:
-                shutil.rmtree(building, ignore_errors=True)
+            work = models_dir / f".{name}.partial"
+            building = work / "model"
+            shutil.rmtree(building, ignore_errors=True)
+            building.mkdir(parents=True)
+            train(recipe, text, start, building, work, progress, line)
+            building.rename(final)
+            shutil.rmtree(work)
     except OSError as error:
         raise UserError(f"Cannot write the model of recipe {recipe.name!r} to {models_dir}: {error}.") from error
     return final
+
+
+def _start(start: StartRecipe, models_dir: Path, data_dir: Path | None, progress: bool, line: int) -> Path:
+    """Folder of the checkpoint that a recipe goes on from."""
+    from exitbench.harness.training.recipe import load_recipe
+
+    if start.recipe:
+        return ensure_trained(load_recipe(start.recipe), models_dir, data_dir, progress, line)
+    if data_dir is None:
+        raise UserError(f"the start {start.checkpoint!r} is looked for below --data-dir, which is not given.")
+    return data_dir / start.checkpoint

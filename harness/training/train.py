@@ -1,26 +1,26 @@
-"""The training loop: from text to an ordinary Hugging Face checkpoint in a folder."""
+"""From a recipe and its text to an ordinary Hugging Face checkpoint in a folder."""
 
-import copy
+from __future__ import annotations
+
+import csv
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
 from tokenizers import Tokenizer
-from torch import Tensor
 from tqdm import tqdm
 
 from exitbench.errors import UserError
+from exitbench.harness.exit_heads import EXIT_HEADS_FILE, save_exit_heads
 from exitbench.harness.training.data import (
-    EOS,
-    PAD,
-    UNK,
     Batch,
+    Example,
     TextData,
     curriculum,
     cut_batches,
@@ -28,51 +28,50 @@ from exitbench.harness.training.data import (
     make_tokenizer,
     pad,
 )
-from exitbench.harness.training.losses import IGNORED, block_weights, head_loss, readable_states
-from exitbench.harness.training.recipe import OptimisationRecipe, Recipe
+from exitbench.harness.training.generated import generated_examples
+from exitbench.harness.training.models import is_causal, new_model, read_model, save_tokenizer
+from exitbench.harness.training.objective import ExitHeadsObjective, block_quality, make_objective
+from exitbench.harness.training.recipe import Recipe
+from exitbench.harness.training.store import CARD, TRAINING_LOG
+from exitbench.harness.training.trainer import EXTRAS, ExitTrainer, Rows, resume_point
 
 # Part of every model's digest: raise it whenever a change here makes other weights of the same recipe.
-TRAINING_VERSION = 2
-CURVE_POINTS = 100
+TRAINING_VERSION = 3
+Portions = list[tuple[int, list[Example]]]
 
 
-@dataclass(frozen=True)
-class BlockQuality:
-    """Teacher-forced quality of each decoder block, 1..L, over all validation tokens."""
-
-    token_accuracy: tuple[float, ...]
-    loss_nats: tuple[float, ...]
-
-
-def train(recipe: Recipe, text: TextData, folder: Path, progress: bool = True, line: int = 0) -> None:
-    """Train a recipe's model and write checkpoint, tokenizer and card.json to `folder`.
+def train(
+    recipe: Recipe, text: TextData, start: Path | None, folder: Path, work: Path, progress: bool = True, line: int = 0
+) -> None:
+    """Train a recipe's model and write checkpoint, tokenizer, exit heads, log and card to `folder`.
 
     Args:
         recipe: What to train.
         text: The recipe's data.
+        start: The checkpoint to go on from; None for a new model.
         folder: An existing, empty folder.
+        work: For resume points; one that an interrupted training left is gone on from.
         progress: Show steps, loss and time left on stderr.
         line: Line of the progress bar below the first.
 
     Raises:
-        UserError: No pair is short enough for `max_tokens`.
+        UserError: No pair is short enough for `max_tokens`, or the start is not a checkpoint of a supported family.
     """
     wall, cpu = time.perf_counter(), time.process_time()
     settings = recipe.optimisation
-    longest = settings.max_tokens
-    tokenizer = make_tokenizer(recipe.tokenizer, [pair for pair, _ in text.train])
-    portions = [
-        (source.from_step, source.repeat * encode([p for p, own in text.train if own is source], tokenizer, longest))
-        for source in recipe.train
-    ]
-    validation = encode(text.validation, tokenizer, longest)
-    if not all(examples for _, examples in portions) or not validation:
-        raise UserError(
-            f"Recipe {recipe.name!r}: a part of the data has no pair of at most max_tokens = {longest} tokens."
-        )
-
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # it warns of tied weights, which a resume point holds once
     torch.manual_seed(recipe.seed)
-    model = make_model(recipe, tokenizer)
+    model, tokenizer = _begin(recipe, text, start)
+    portions, validation = _examples(recipe, text, tokenizer)
+    if recipe.exit_heads is not None and recipe.exit_heads.text == "generated":
+        portions = [(0, generated_examples(recipe.exit_heads, model, tokenizer, portions, recipe.seed))]
+    objective = make_objective(recipe, model)
+
+    def batches(step: int) -> Iterator[Batch]:
+        cut = islice(curriculum(portions, settings.batch_tokens, recipe.seed), step, None)
+        return (pad(examples, causal=is_causal(model)) for examples in cut)
+
     bar = tqdm(
         total=settings.steps,
         desc=f"training {recipe.name}",
@@ -83,14 +82,24 @@ def train(recipe: Recipe, text: TextData, folder: Path, progress: bool = True, l
         position=line,
     )
     with bar:
-        curve = optimise(model, curriculum(portions, settings.batch_tokens, recipe.seed), settings, bar)
-    batches = [pad(batch) for batch in cut_batches(validation, settings.batch_tokens)]
-    quality = block_quality(model, batches)
+        trainer = ExitTrainer(model, objective, batches, settings, work, recipe.seed, bar)
+        trainer.train(resume_from_checkpoint=resume_point(work))
+    if objective.extras is not None:
+        delattr(model, EXTRAS)
+    saved = model.bfloat16().float() if settings.saved_precision == "bf16" else model
+    held_out = [pad(batch, causal=is_causal(model)) for batch in cut_batches(validation, settings.batch_tokens)]
+    accuracy, loss_nats = block_quality(saved, held_out)
 
-    model.save_pretrained(folder)
+    (model.bfloat16() if settings.saved_precision == "bf16" else model).save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
+    if isinstance(objective, ExitHeadsObjective):
+        dtype = torch.bfloat16 if settings.saved_precision == "bf16" else torch.float32
+        tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in objective.tensors.items()}
+        save_exit_heads(folder / EXIT_HEADS_FILE, objective.settings.kind, tensors)
+    write_log(folder / TRAINING_LOG, trainer.rows())
     card = {
         "recipe": asdict(recipe),
+        "command": f"exitbench train {recipe.name}",
         "data_sha256": text.sha256,
         "training_version": TRAINING_VERSION,
         "train_pairs": len(text.train),
@@ -98,142 +107,44 @@ def train(recipe: Recipe, text: TextData, folder: Path, progress: bool = True, l
         "validation_pairs": len(validation),
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": settings.steps,
-        "loss_curve": curve,
-        "validation": asdict(quality),
+        "final_loss_nats": [value for _, _, metric, value in trainer.rows() if metric == "loss_nats"][-1],
+        "validation": {"token_accuracy": accuracy, "loss_nats": loss_nats},
         "wall_seconds": time.perf_counter() - wall,
         "cpu_seconds": time.process_time() - cpu,
         "threads": torch.get_num_threads(),
+        "device": str(model.device),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    (folder / "card.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    (folder / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
 
 
-def make_model(recipe: Recipe, tokenizer: Tokenizer) -> transformers.T5ForConditionalGeneration:
-    """A freshly drawn model of the recipe's architecture and the tokenizer's vocabulary."""
-    pad_id, end_id = tokenizer.token_to_id(PAD), tokenizer.token_to_id(EOS)
-    config = transformers.T5Config(
-        vocab_size=tokenizer.get_vocab_size(),
-        pad_token_id=pad_id,
-        eos_token_id=end_id,
-        decoder_start_token_id=pad_id,
-        **asdict(recipe.architecture),
-    )
-    # At these lengths, eager attention trains faster on a CPU than the fused kernel, whose backward pass is slow.
-    return transformers.T5ForConditionalGeneration._from_config(config, attn_implementation="eager")
+def _begin(recipe: Recipe, text: TextData, start: Path | None) -> tuple[transformers.PreTrainedModel, Tokenizer]:
+    if start is not None:
+        return read_model(start)
+    assert recipe.tokenizer is not None and recipe.architecture is not None, "a recipe without a start has both"
+    tokenizer = make_tokenizer(recipe.tokenizer, [pair for pair, _ in text.train])
+    return new_model(recipe.architecture, tokenizer), tokenizer
 
 
-def optimise(
-    model: transformers.T5ForConditionalGeneration,
-    batches: Iterator[Batch],
-    settings: OptimisationRecipe,
-    bar: "tqdm[None]",
-) -> list[tuple[int, float]]:
-    """Run the recipe's steps on the model and return (step, mean joint loss since the last point) pairs."""
-    optimizers = make_optimizers(model, settings)
-    schedulers = [
-        transformers.get_scheduler(settings.schedule, optimizer, settings.warmup_steps, settings.steps)
-        for optimizer in optimizers
+def _examples(recipe: Recipe, text: TextData, tokenizer: Tokenizer) -> tuple[Portions, list[Example]]:
+    longest = recipe.optimisation.max_tokens
+    portions = [
+        (source.from_step, source.repeat * encode([p for p, own in text.train if own is source], tokenizer, longest))
+        for source in recipe.train
     ]
-    weights = block_weights(model.config.num_decoder_layers, settings.loss)
-    worker = model if settings.precision == "fp32" else copy.deepcopy(model).bfloat16()
-    every = max(1, settings.steps // CURVE_POINTS)
-    curve: list[tuple[int, float]] = []
-    total, since = 0.0, 0
-
-    worker.train()
-    for step, batch in zip(range(1, settings.steps + 1), batches, strict=False):
-        loss = joint_loss(worker, batch, weights, settings.label_smoothing)
-        loss.backward()  # type: ignore[no-untyped-call]
-        hand_over_gradients(worker, model)
-        if settings.clip_norm:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
-        for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            scheduler.step()
-        hand_back_weights(model, worker)
-        total, since = total + loss.item(), since + 1
-        if step % every == 0 or step == settings.steps:
-            curve.append((step, total / since))
-            bar.set_postfix(loss=f"{total / since:.3f}", refresh=False)
-            total, since = 0.0, 0
-        bar.update()
-    return curve
+    validation = encode(text.validation, tokenizer, longest)
+    if not all(examples for _, examples in portions) or not validation:
+        raise UserError(
+            f"Recipe {recipe.name!r}: a part of the data has no pair of at most max_tokens = {longest} tokens."
+        )
+    return portions, validation
 
 
-def hand_over_gradients(worker: torch.nn.Module, model: torch.nn.Module) -> None:
-    """Move the gradients of a bf16 worker to the fp32 weights; nothing to do where they are one model."""
-    if worker is model:
-        return
-    for theirs, own in zip(worker.parameters(), model.parameters(), strict=True):
-        own.grad = theirs.grad.float() if theirs.grad is not None else None
-        theirs.grad = None
-
-
-@torch.no_grad()
-def hand_back_weights(model: torch.nn.Module, worker: torch.nn.Module) -> None:
-    """Round the fp32 weights to the bf16 worker's."""
-    if worker is not model:
-        torch._foreach_copy_(list(worker.parameters()), list(model.parameters()))
-
-
-def make_optimizers(
-    model: transformers.T5ForConditionalGeneration, settings: OptimisationRecipe
-) -> list[torch.optim.Optimizer]:
-    """The shared embedding with its own rate; matrices with weight decay, by Muon if asked; the rest without."""
-    embedding, rate = model.shared.weight, settings.learning_rate
-    named = [(name, p) for name, p in model.named_parameters() if p is not embedding]
-    # Position tables have one row a bucket: a look-up, not a matrix that maps states.
-    matrices = [p for name, p in named if p.dim() > 1 and "relative_attention_bias" not in name]
-    others = [p for name, p in named if p.dim() <= 1 or "relative_attention_bias" in name]
-    groups: list[dict[str, Any]] = [
-        {"params": [embedding], "lr": rate * settings.embedding_learning_rate_factor, "weight_decay": 0.0},
-        {"params": others, "lr": rate, "weight_decay": 0.0},
-    ]
-    decay = settings.weight_decay
-    muon: list[torch.optim.Optimizer] = []
-    if settings.optimizer == "muon":
-        lr = settings.muon_learning_rate
-        muon.append(torch.optim.Muon(matrices, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
-    else:
-        groups.append({"params": matrices, "lr": rate, "weight_decay": decay})
-    return [torch.optim.AdamW(groups, betas=(0.9, settings.adam_beta2), fused=True), *muon]
-
-
-def joint_loss(
-    model: transformers.T5ForConditionalGeneration, batch: Batch, weights: Tensor, label_smoothing: float
-) -> Tensor:
-    """Weighted sum of the cross-entropies of the blocks that have a weight."""
-    states = readable_states(model, batch.source, batch.source_mask, batch.target)
-    gold = batch.target[batch.target != IGNORED]
-    head = model.lm_head.weight
-    losses = [w * head_loss(h, head, gold, label_smoothing) for w, h in zip(weights, states, strict=True) if w > 0]
-    return torch.stack(losses).sum()
-
-
-@torch.no_grad()
-def block_quality(model: transformers.T5ForConditionalGeneration, batches: Sequence[Batch]) -> BlockQuality:
-    """Token accuracy and loss of every decoder block, teacher-forced, in fp32."""
-    model.eval()
-    blocks = model.config.num_decoder_layers
-    right, loss, tokens = torch.zeros(blocks), torch.zeros(blocks), 0
-    for batch in batches:
-        states = readable_states(model, batch.source, batch.source_mask, batch.target)
-        gold = batch.target[batch.target != IGNORED]
-        guesses = torch.stack([torch.nn.functional.linear(h, model.lm_head.weight).argmax(-1) for h in states])
-        right += (guesses == gold).sum(-1)
-        loss += torch.stack([head_loss(h, model.lm_head.weight, gold) for h in states]) * len(gold)
-        tokens += len(gold)
-    return BlockQuality(tuple((right / tokens).tolist()), tuple((loss / tokens).tolist()))
-
-
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json, which `transformers.AutoTokenizer` reads."""
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=EOS,
-        unk_token=UNK,
-        clean_up_tokenization_spaces=False,
-    ).save_pretrained(folder)
+def write_log(path: Path, rows: Rows) -> None:
+    """Write the log as CSV: step, block (empty for the whole model), metric, value."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("step", "block", "metric", "value"))
+        for step, block, metric, value in rows:
+            writer.writerow((step, "" if block is None else block, metric, f"{value:.6g}"))

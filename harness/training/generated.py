@@ -1,0 +1,68 @@
+"""Text that a frozen model samples, for exit heads to learn on (HEADS: self-supervised)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel
+
+from exitbench.harness.training.data import Example
+from exitbench.harness.training.models import is_causal
+from exitbench.harness.training.recipe import ExitHeadsRecipe
+
+BATCH_ROWS = 64
+
+
+@torch.no_grad()
+def generated_examples(
+    settings: ExitHeadsRecipe,
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    portions: list[tuple[int, list[Example]]],
+    seed: int,
+) -> list[Example]:
+    """Sample texts from the model's own distribution after the recipe's prompts, or after those of its documents.
+
+    The same seed gives the same texts.
+    """
+    if settings.prompts:
+        prompts = [np.array(tokenizer.encode(prompt).ids) for prompt in settings.prompts]
+    else:
+        prompts = [example.source for _, examples in portions for example in examples]
+        order = np.random.default_rng(seed).permutation(len(prompts))
+        prompts = [prompts[index] for index in order[: settings.texts]]
+    chosen = [prompts[index % len(prompts)] for index in range(settings.texts)]
+    chosen.sort(key=len)
+    torch.manual_seed(seed)
+    model.eval()
+    found: list[Example] = []
+    for start in range(0, len(chosen), BATCH_ROWS):
+        found += _sample(model, chosen[start : start + BATCH_ROWS], settings.text_tokens)
+    return found
+
+
+def _sample(model: PreTrainedModel, prompts: list[np.ndarray], n_tokens: int) -> list[Example]:
+    longest = max(map(len, prompts))
+    # A causal model goes on from the right end, so that is where all prompts must end.
+    ids = torch.zeros((len(prompts), longest), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        place = slice(longest - len(prompt), None) if is_causal(model) else slice(len(prompt))
+        ids[row, place], mask[row, place] = torch.from_numpy(prompt), 1
+    made = model.generate(
+        input_ids=ids.to(model.device),
+        attention_mask=mask.to(model.device),
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=n_tokens,
+    ).cpu()
+    answers = made[:, longest:] if is_causal(model) else made[:, 1:]
+    end = model.config.eos_token_id
+    return [Example(prompt, _until(answer.numpy(), end)) for prompt, answer in zip(prompts, answers, strict=True)]
+
+
+def _until(ids: np.ndarray, end: int) -> np.ndarray:
+    """The ids up to the first end token, which is kept."""
+    ends = np.flatnonzero(ids == end)
+    return ids[: ends[0] + 1] if len(ends) else ids

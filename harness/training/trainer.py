@@ -1,0 +1,178 @@
+"""transformers' Trainer with our batches, objectives and log; interrupted, it goes on to the same weights."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+from tqdm import tqdm
+
+from exitbench.harness.training.data import Batch
+from exitbench.harness.training.objective import Objective
+from exitbench.harness.training.optimizers import make_optimizer
+from exitbench.harness.training.recipe import OptimisationRecipe
+
+LOG_POINTS = 100
+EXTRAS = "early_exit"
+"""Name below which an objective's own modules are part of the model while it learns."""
+COMPLETE = "COMPLETE"
+"""File that a resume point has once all of it is written."""
+
+Rows = list[tuple[int, int | None, str, float]]
+"""Step, block, metric and value."""
+
+
+class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
+    """A Trainer that minimises an `Objective`.
+
+    Args:
+        model: Learns in place.
+        objective: The loss.
+        batches: Gives the batches from a step (0 upwards) on, without end.
+        settings: Steps, rates, precision.
+        folder: For resume points; emptied by nobody.
+        seed: Of dropout.
+        bar: Progress bar over the steps.
+    """
+
+    def __init__(
+        self,
+        model: transformers.PreTrainedModel,
+        objective: Objective,
+        batches: Callable[[int], Iterator[Batch]],
+        settings: OptimisationRecipe,
+        folder: Path,
+        seed: int,
+        bar: tqdm[Any],
+    ) -> None:
+        self.objective, self.batches = objective, batches
+        self.sums: dict[tuple[str, int | None], list[Tensor]] = defaultdict(list)
+        if objective.extras is not None:
+            model.add_module(EXTRAS, objective.extras)
+        optimizer = make_optimizer(model, settings)
+        scheduler = transformers.get_scheduler(settings.schedule, optimizer, settings.warmup_steps, settings.steps)
+        logging_steps = max(1, settings.steps // LOG_POINTS)
+        arguments = transformers.TrainingArguments(
+            output_dir=str(folder),
+            max_steps=settings.steps,
+            max_grad_norm=settings.clip_norm,
+            bf16=settings.precision == "bf16",
+            use_cpu=not torch.cuda.is_available(),
+            seed=seed,
+            logging_steps=logging_steps,
+            # A resume point between two points of the log would lose what was summed up since the last.
+            save_steps=max(1, settings.save_steps // logging_steps) * logging_steps,
+            save_total_limit=2,
+            ignore_data_skip=True,  # `batches` is told where to go on
+            dataloader_pin_memory=False,
+            remove_unused_columns=False,
+            disable_tqdm=True,
+            report_to=[],
+            logging_nan_inf_filter=False,
+        )
+        super().__init__(model=model, args=arguments, optimizers=(optimizer, scheduler))
+        self.remove_callback(transformers.PrinterCallback)
+        self.add_callback(_Steps(bar))
+
+    def get_train_dataloader(self) -> DataLoader[Batch]:
+        """The recipe's batches, from the step that was reached."""
+        # A generator of its own: the loader draws a number that dropout would miss when the training goes on.
+        return DataLoader(_Batches(self), batch_size=None, generator=torch.Generator())
+
+    def training_step(self, model: nn.Module, inputs: Batch, *_: Any, **__: Any) -> Tensor:
+        """Forward and backward; a batch that does not fit into memory is tried again in halves."""
+        model.train()
+        return self._step_in_parts(model, inputs, 1.0)
+
+    def _step_in_parts(self, model: nn.Module, inputs: Batch, share: float) -> Tensor:
+        kept = [None if p.grad is None else p.grad.clone() for p in model.parameters()] if share < 1 else None
+        n_rows = len(inputs["labels"])
+        try:
+            inputs = self._prepare_inputs(inputs)
+            with self.compute_loss_context_manager():
+                loss, logged = self.objective(model, inputs, self.state.global_step)
+            self.accelerator.backward(loss * share)
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error) or n_rows == 1:
+                raise
+        else:
+            for key, value in {("loss_nats", None): loss.detach(), **logged}.items():
+                self.sums[key].append(value)
+            return loss.detach() * share
+        half = (n_rows + 1) // 2
+        print(f"a batch of {n_rows} rows does not fit into memory; trying {half}.", file=sys.stderr)
+        for index, p in enumerate(model.parameters()):
+            p.grad = None if kept is None else kept[index]
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        parts = [{name: tensor[rows] for name, tensor in inputs.items()} for rows in (slice(half), slice(half, None))]
+        tokens = [int((part["labels"] >= 0).sum()) for part in parts]
+        pairs = zip(parts, tokens, strict=True)
+        losses = [self._step_in_parts(model, part, share * n / sum(tokens)) for part, n in pairs]
+        return torch.stack(losses).sum()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the means since the last point of the log."""
+        means = {_key(*key): torch.stack(values).mean().item() for key, values in self.sums.items()}
+        self.sums.clear()
+        super().log({**logs, **means}, start_time)
+
+    def rows(self) -> Rows:
+        """The log so far."""
+        found: Rows = []
+        for entry in self.state.log_history:
+            for key, value in entry.items():
+                metric, is_ours, block = key.partition("/")
+                if is_ours or metric == "learning_rate":
+                    found.append((entry["step"], int(block) if block.isdigit() else None, metric, float(value)))
+        return sorted(found, key=lambda row: (row[0], row[2], row[1] or 0))
+
+
+class _Batches(IterableDataset[Batch]):
+    def __init__(self, trainer: ExitTrainer) -> None:
+        self.trainer = trainer
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.trainer.batches(self.trainer.state.global_step)
+
+
+class _Steps(transformers.TrainerCallback):  # type: ignore[misc]
+    """Moves the bar, and marks resume points that are whole."""
+
+    def __init__(self, bar: tqdm[Any]) -> None:
+        self.bar = bar
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.bar.update(state.global_step - self.bar.n)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.bar.update()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
+        if "loss_nats/" in logs:
+            self.bar.set_postfix(loss=f"{logs['loss_nats/']:.3f}", refresh=False)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+
+
+def resume_point(folder: Path) -> str | None:
+    """The latest point in a trainer's folder that an interrupted training can go on from."""
+    steps = [int(path.parent.name.rpartition("-")[2]) for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
+    return str(folder / f"checkpoint-{max(steps)}") if steps else None
+
+
+def _key(metric: str, block: int | None) -> str:
+    return f"{metric}/{'' if block is None else block}"
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # torch raises a plain RuntimeError where the system, not the GPU, has no more.
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

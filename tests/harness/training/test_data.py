@@ -1,0 +1,82 @@
+"""Training data: pairs without repeats, batches without waste, a curriculum that loses nothing."""
+
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from exitbench.harness.training import Recipe, load_recipe
+from exitbench.harness.training.data import Example, curriculum, cut_batches, epochs, pad, read_text
+from exitbench.harness.training.losses import IGNORED
+
+
+def examples(count: int, seed: int = 0) -> list[Example]:
+    """Random examples whose target is their source."""
+    rng = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, 9, (count,), generator=rng).tolist()
+    ids = [torch.randint(3, 50, (n,), generator=rng).numpy() for n in lengths]
+    return [Example(row, row) for row in ids]
+
+
+def test_a_prompt_is_trained_on_once_and_never_if_it_is_validated_on(
+    write_recipe: Callable[..., Path], data_dir: Path
+) -> None:
+    text = read_text(load_recipe(write_recipe()), data_dir)
+    prompts = [pair.prompt for pair, _ in text.train]
+    held_out = {pair.prompt for pair in text.validation}
+    assert len(prompts) == len(set(prompts)) == 18 - len(held_out)
+    assert not held_out & set(prompts)
+    assert {source.repeat for _, source in text.train} == {2}
+
+
+def test_batches_hold_every_example_once_and_no_more_tokens_than_allowed() -> None:
+    everything = examples(300)
+    batches = cut_batches(everything, 120)
+    assert sorted(id(e) for batch in batches for e in batch) == sorted(id(e) for e in everything)
+    padded = [pad(batch, causal=False) for batch in batches]
+    assert max(b["input_ids"].numel() + b["labels"].numel() for b in padded) <= 120
+    assert len(batches) < 40  # about 3300 tokens: batches are filled
+
+
+def test_a_curriculum_shows_later_portions_from_their_step_on_and_never_drops_one() -> None:
+    early = [Example(np.array([5, 1]), np.array([6, 1])) for _ in range(12)]
+    late = [Example(np.array([7, 1]), np.array([8, 1])) for _ in range(12)]
+    stream = curriculum([(0, early), (5, late)], batch_tokens=16, seed=0)
+    shown = [{int(example.source[0]) for example in next(stream)} for _ in range(17)]
+    assert shown[:5] == [{5}] * 5
+    assert set().union(*shown[5:]) == {5, 7}
+
+
+def test_an_epoch_shows_everything_once_and_the_next_in_another_order() -> None:
+    everything = examples(100)
+    count = len(cut_batches(everything, 120))
+    stream = epochs(everything, 120, seed=0)
+    first, second = ([[id(e) for e in next(stream)] for _ in range(count)] for _ in range(2))
+    again = epochs(everything, 120, seed=0)
+    assert first == [[id(e) for e in next(again)] for _ in range(count)]
+    assert sorted(chain(*first)) == sorted(chain(*second)) == sorted(map(id, everything))
+    assert first != second
+
+
+def test_a_causal_model_reads_prompt_and_answer_as_one_text_and_learns_the_answer() -> None:
+    short, long = Example(np.array([5, 1]), np.array([6, 1])), Example(np.array([7, 8, 1]), np.array([9, 1]))
+    batch = pad([short, long], causal=True)
+    assert batch["input_ids"].tolist() == [[5, 1, 6, 1, 0], [7, 8, 1, 9, 1]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    off = IGNORED
+    assert batch["labels"].tolist() == [[off, off, 6, 1, off], [off, off, off, 9, 1]]
+
+
+def test_built_in_data_needs_no_folder(write_recipe: Callable[..., Path]) -> None:
+    source = 'source = "builtin"\ndocuments = 20'
+    path = write_recipe(
+        ('source = "local"\nfiles = { en = "train.en.gz", fr = "train.fr.gz" }', source),
+        ('source = "local"\nfiles = { en = "val.en", fr = "val.fr" }', source + '\nsplit = "validation"'),
+        ('kind = "bpe"\nvocab_size = 320', 'kind = "builtin"'),
+    )
+    recipe: Recipe = load_recipe(path)
+    text = read_text(recipe, None)
+    assert len(text.validation) == 20
+    assert len(text.train) == len({pair.prompt for pair, _ in text.train}) <= 20

@@ -1,0 +1,94 @@
+"""Recipes: what they may say, and that every word of them is part of a model's identity."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.training import load_recipe, recipe_names
+from exitbench.harness.training.store import model_digest
+
+
+def test_every_shipped_recipe_reads_and_is_called_as_its_file() -> None:
+    assert recipe_names()
+    assert [load_recipe(name).name for name in recipe_names()] == recipe_names()
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "message"),
+    [
+        (("d_ff", "d_fff"), "d_fff = 64", "Did you mean 'd_ff'?"),
+        (("steps = 40", "steps = 0"), "steps = 0", "Allowed: 1 to"),
+        (("steps = 40", 'steps = "many"'), 'steps = "many"', "whole number"),
+        (('loss = "weighted"', 'loss = "wieghted"'), "wieghted", "Did you mean 'weighted'?"),
+        (('kind = "bpe"', 'kind = "builtin"'), "[tokenizer]", "only with it"),
+        (("warmup_steps = 5", "warmup_steps = 40"), "warmup_steps = 40", "fewer than steps"),
+        (('"val.fr" }', '"val.fr" }\nrepaet = 2'), "repaet", "Did you mean 'repeat'?"),
+        (("num_layers = 3", "num_layers = 2"), "num_layers = 2", "at least num_decoder_layers"),
+        (("seed = 3", "seed = -3"), "seed = -3", "0 or more"),
+        (
+            ("[tokenizer]", "[start]\nrecipe = 'builtin-causal'\n[tokenizer]"),
+            'name = "tiny"',
+            "either [start], or both",
+        ),
+        (('loss = "weighted"', 'loss = "shallow-deep"'), 'loss = "shallow-deep"', "`shallow_blocks` goes with"),
+        (
+            ('loss = "weighted"', 'loss = "shallow-deep"\nshallow_blocks = 3'),
+            "shallow_blocks = 3",
+            "below the model's 3 decoder blocks",
+        ),
+        (('loss = "weighted"', 'loss = "exit-heads"'), 'loss = "exit-heads"', "[exit_heads] table goes with"),
+        (("dropout_rate = 0.0", 'dropout_rate = 0.0\nfamily = "llama"'), "num_layers = 3", "has no encoder"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_named_with_its_line(
+    write_recipe: Callable[..., Path], change: tuple[str, str], line: str, message: str
+) -> None:
+    path = write_recipe(change)
+    with pytest.raises(UserError) as caught:
+        load_recipe(path)
+    number = next(n for n, text in enumerate(path.read_text().splitlines(), start=1) if line in text)
+    assert str(caught.value).startswith(f"{path}:{number}:")
+    assert message in str(caught.value)
+
+
+def test_an_unknown_recipe_suggests_a_shipped_one() -> None:
+    with pytest.raises(UserError, match="Did you mean 'multi30k-en-fr'"):
+        load_recipe("multi30k-enfr")
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths to every leaf of a nested dataclass."""
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from leaves(getattr(value, field.name), (*path, field.name))
+    elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
+        yield from leaves(value[0], (*path, 0))
+    else:
+        yield path
+
+
+def changed(value: Any, path: tuple[Any, ...]) -> Any:
+    """The nested dataclass with one leaf made different."""
+    if not path:
+        if value is None:
+            return "x"
+        return (
+            value + 1 if isinstance(value, int | float) else (*value, "x") if isinstance(value, tuple) else value + "x"
+        )
+    if isinstance(value, tuple):
+        return (changed(value[0], path[1:]), *value[1:])
+    return dataclasses.replace(value, **{path[0]: changed(getattr(value, path[0]), path[1:])})
+
+
+def test_the_digest_changes_with_every_field_the_data_and_the_code(write_recipe: Callable[..., Path]) -> None:
+    recipe = load_recipe(write_recipe())
+    paths = list(leaves(recipe))
+    assert len(paths) > 35
+    variants = [model_digest(changed(recipe, path), "a", "", 1) for path in paths]
+    others = (("a", "", 1), ("b", "", 1), ("a", "s", 1), ("a", "", 2))
+    variants += [model_digest(recipe, *other) for other in others]
+    assert len(set(variants)) == len(variants)

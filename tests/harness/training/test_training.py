@@ -1,0 +1,300 @@
+"""Whole trainings: an ordinary checkpoint comes out, complete or not at all, the same after a kill as without one."""
+
+import csv
+import dataclasses
+import json
+import multiprocessing
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from exitbench.errors import UserError
+from exitbench.harness.exit_heads import read_exit_blocks
+from exitbench.harness.training import ensure_trained, find_trained, load_recipe
+from exitbench.harness.training.data import make_tokenizer, pad, read_text
+from exitbench.harness.training.models import new_model
+from exitbench.harness.training.objective import make_objective
+from exitbench.harness.training.recipe import Recipe
+from exitbench.harness.training.store import model_digest
+from exitbench.harness.training.train import TRAINING_VERSION, train
+from exitbench.harness.training.trainer import COMPLETE, ExitTrainer
+
+# A fork has torch imported already; with one thread of torch it is safe.
+FORK = multiprocessing.get_context("fork")
+LLAMA = (
+    ("num_layers = 3\nnum_decoder_layers = 3", 'family = "llama"\nnum_decoder_layers = 3'),
+    ('loss = "weighted"', 'loss = "layer-skip"\nlayer_dropout = 0.2'),
+)
+MUON = (("warmup_steps", 'optimizer = "muon"\nmuon_learning_rate = 1e-2\nwarmup_steps'),)
+WriteRecipe = Callable[..., Path]
+
+
+def trained(path: Path, models: Path, data_dir: Path) -> Path:
+    return ensure_trained(load_recipe(path), models, data_dir, progress=False)
+
+
+def log_of(folder: Path) -> dict[tuple[str, str], list[float]]:
+    """Values by metric and block, in order of the steps."""
+    found: dict[tuple[str, str], list[float]] = {}
+    with (folder / "training_log.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            found.setdefault((row["metric"], row["block"]), []).append(float(row["value"]))
+    return found
+
+
+# ------------------------------------------------------------------------------------------ what comes out
+
+
+def test_a_tiny_recipe_trains_into_an_ordinary_checkpoint(write_recipe: WriteRecipe, data_dir: Path) -> None:
+    recipe, models = load_recipe(write_recipe()), data_dir / "models"
+    assert find_trained(recipe, models) is None
+    folder = ensure_trained(recipe, models, data_dir, progress=False)
+
+    digest = model_digest(recipe, read_text(recipe, data_dir).sha256, "", TRAINING_VERSION)
+    assert folder == models / f"tiny-{digest[:8]}"
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
+    text = "Le chien d'à côté court : où ?"
+    ids = tokenizer(text).input_ids
+    assert ids[-1] == model.config.eos_token_id == tokenizer.eos_token_id == 1
+    assert tokenizer.decode(ids, skip_special_tokens=True).strip() == text
+    assert model.config.decoder_start_token_id == model.config.pad_token_id == tokenizer.pad_token_id == 0
+    assert model.config.vocab_size == len(tokenizer) == 320
+    assert model.generate(**tokenizer("a red dog", return_tensors="pt"), max_new_tokens=3).shape[0] == 1
+
+    card, log = json.loads((folder / "card.json").read_text()), log_of(folder)
+    assert card["steps"] == 40 == len(log["loss_nats", ""])
+    assert card["final_loss_nats"] == pytest.approx(log["loss_nats", ""][-1], rel=1e-4)
+    assert log["loss_nats", ""][-1] < 0.7 * log["loss_nats", ""][0]
+    assert all(log["block_loss_nats", block][-1] < log["block_loss_nats", block][0] for block in "123")
+    assert len(card["validation"]["token_accuracy"]) == 3
+    assert find_trained(recipe, models) == find_trained(recipe, data_dir / "none", models) == folder
+    assert find_trained(dataclasses.replace(recipe, seed=4), models) is None
+    assert sorted(path.name for path in models.iterdir() if path.is_dir()) == [folder.name]
+
+
+def test_a_causal_recipe_trains_into_a_checkpoint_that_transformers_reads(
+    write_recipe: WriteRecipe, data_dir: Path
+) -> None:
+    folder = trained(write_recipe(*LLAMA), data_dir / "models", data_dir)
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    assert model.config.num_hidden_layers == 3
+    prompt = tokenizer("a red dog", return_tensors="pt", return_token_type_ids=False)
+    assert model.generate(**prompt, max_new_tokens=3).shape[0] == 1
+    losses = log_of(folder)["loss_nats", ""]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weights_are_saved_in_the_precision_asked_and_computed_in_either(
+    write_recipe: WriteRecipe, data_dir: Path, precision: str
+) -> None:
+    settings = f'steps = 40\nprecision = "{precision}"\nsaved_precision = "bf16"'
+    folder = trained(write_recipe(("steps = 40", settings)), data_dir / "models", data_dir)
+    assert AutoModelForSeq2SeqLM.from_pretrained(folder, dtype="auto").dtype == torch.bfloat16
+    losses = log_of(folder)["loss_nats", ""]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("linear", ""),
+        ("linear", 'init = "copy"\nentropy_weight = 0.0\ntarget = "hard"\ntext = "documents"\n'),
+        ("mlp", 'norm = "rms"\nhidden_width = 16\nentropy_weight = 0.1\nprompts = ["a red dog"]\n'),
+        ("lens", 'text = "documents"\n'),
+    ],
+)
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_exit_heads_learn_to_imitate_a_frozen_model(
+    write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path, family: str, kind: str, settings: str
+) -> None:
+    base_path = write_recipe(*(LLAMA if family == "llama" else ()))
+    base_text = base_path.read_text()
+    base = base_path.rename(tmp_path / "base.toml")
+    heads = base_text[: base_text.index("[tokenizer]")].replace('name = "tiny"', 'name = "heads"')
+    heads += f'[start]\nrecipe = "{base}"\n[objective]\nloss = "exit-heads"\n'
+    heads += f'[exit_heads]\nkind = "{kind}"\ncount = 2\ntexts = 20\ntext_tokens = 8\n{settings}'
+    heads += "[optimisation]\nsteps = 30\nbatch_tokens = 400\nlearning_rate = 1e-2\n"
+    (tmp_path / "heads.toml").write_text(heads)
+    models = data_dir / "models"
+    folder, frozen = trained(tmp_path / "heads.toml", models, data_dir), trained(base, models, data_dir)
+    assert read_exit_blocks(folder) == (1, 2)
+    assert (folder / "model.safetensors").read_bytes() == (frozen / "model.safetensors").read_bytes()
+    log = log_of(folder)
+    for block in "12":
+        assert log["exit_head_loss", block][-1] < log["exit_head_loss", block][0]
+        assert len(log["exit_head_accuracy", block]) == len(log["exit_head_entropy_nats", block]) == 30
+
+
+def test_a_shallow_deep_recipe_logs_its_distillation(write_recipe: WriteRecipe, data_dir: Path) -> None:
+    objective = (
+        'loss = "shallow-deep"\nshallow_blocks = 1\ndistillation = "closest-code"\ndistillation_transform = true'
+    )
+    folder = trained(write_recipe(('loss = "weighted"', objective)), data_dir / "models", data_dir)
+    log = log_of(folder)
+    assert log["distillation_loss", ""][-1] < log["distillation_loss", ""][0]
+    assert {block for metric, block in log if metric == "block_loss_nats"} == {"1", "3"}
+    # The linear map of the shallow side is no part of the model.
+    AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+def test_a_checkpoint_of_anybody_can_be_gone_on_from(write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path) -> None:
+    first = trained(write_recipe(), tmp_path / "models", data_dir)
+    first.rename(data_dir / "start")
+    text = write_recipe().read_text()
+    path = tmp_path / "further.toml"
+    path.write_text(
+        text[: text.index("[tokenizer]")] + '[start]\ncheckpoint = "start"\n' + text[text.index("[objective]") :]
+    )
+    further = log_of(trained(path, tmp_path / "models", data_dir))["loss_nats", ""]
+    assert further[0] < 0.7 * log_of(data_dir / "start")["loss_nats", ""][0]
+
+
+# ------------------------------------------------------------------------------------------ interrupted
+
+
+@pytest.mark.parametrize("changes", [(), LLAMA, MUON])
+def test_a_killed_training_goes_on_to_the_same_weights_and_log(
+    write_recipe: WriteRecipe, data_dir: Path, changes: tuple[tuple[str, str], ...]
+) -> None:
+    dropout = ("dropout_rate = 0.0", "dropout_rate = 0.1")
+    path = write_recipe(("steps = 40", "steps = 60\nsave_steps = 7"), dropout, *changes)
+    whole = trained(path, data_dir / "whole", data_dir)
+    process = FORK.Process(target=trained, args=(path, data_dir / "killed", data_dir))
+    process.start()
+    deadline = time.monotonic() + 60
+    while not list((data_dir / "killed").glob(f".tiny-*/checkpoint-*/{COMPLETE}")):
+        assert process.is_alive() and time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    process.join()
+    assert list((data_dir / "killed").glob("[!.]*")) == []
+    assert find_trained(load_recipe(path), data_dir / "killed") is None
+
+    resumed = trained(path, data_dir / "killed", data_dir)
+    assert (resumed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert (resumed / "training_log.csv").read_text() == (whole / "training_log.csv").read_text()
+    assert [entry.name for entry in (data_dir / "killed").iterdir() if entry.is_dir()] == [resumed.name]
+
+
+def test_a_resume_point_that_is_not_whole_is_not_used(write_recipe: WriteRecipe, data_dir: Path) -> None:
+    path = write_recipe(("steps = 40", "steps = 6"))
+    whole = trained(path, data_dir / "whole", data_dir)
+    half = data_dir / "models" / f".{whole.name}.partial" / "checkpoint-5"
+    half.mkdir(parents=True)
+    (half / "trainer_state.json").write_text("{")
+    resumed = trained(path, data_dir / "models", data_dir)
+    assert (resumed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+# ------------------------------------------------------------------------------------------ out of memory
+
+
+class Full:
+    """An objective that finds no memory for more than some rows."""
+
+    extras = None
+
+    def __init__(self, recipe: Recipe, model: Any, most_rows: int) -> None:
+        self.inner, self.most_rows, self.seen = make_objective(recipe, model), most_rows, list[int]()
+
+    def __call__(self, model: Any, batch: Any, step: int) -> Any:
+        self.seen.append(len(batch["labels"]))
+        if len(batch["labels"]) > self.most_rows:
+            raise torch.OutOfMemoryError("no more")
+        return self.inner(model, batch, step)
+
+
+def test_a_batch_that_does_not_fit_is_tried_smaller_to_the_same_effect(
+    write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = load_recipe(write_recipe(("steps = 40", "steps = 1"), ("warmup_steps = 5\n", "")))
+    text = read_text(recipe, data_dir)
+    assert recipe.tokenizer is not None and recipe.architecture is not None
+    tokenizer = make_tokenizer(recipe.tokenizer, [pair for pair, _ in text.train])
+    from exitbench.harness.training.data import encode
+
+    rows = encode([pair for pair, _ in text.train], tokenizer, 64)[:7]
+    weights, seen = [], []
+    for most_rows in (7, 2):
+        torch.manual_seed(0)
+        model = new_model(recipe.architecture, tokenizer)
+        objective = Full(recipe, model, most_rows)
+        batches = lambda _: iter([pad(rows, causal=False)] * 2)  # noqa: E731
+        folder = tmp_path / str(most_rows)
+        trainer = ExitTrainer(model, objective, batches, recipe.optimisation, folder, 0, tqdm(disable=True))
+        trainer.train()
+        weights.append(model.decoder.block[0].layer[0].SelfAttention.q.weight.detach().clone())
+        seen.append(objective.seen)
+    assert seen == [[7], [7, 4, 2, 2, 3, 2, 1]]
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=1e-5)
+    assert "a batch of 7 rows does not fit into memory; trying 4." in capsys.readouterr().err
+
+
+def test_one_row_that_does_not_fit_is_the_end(write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(write_recipe(("steps = 40", "steps = 1"), ("warmup_steps = 5\n", "")))
+    assert recipe.tokenizer is not None and recipe.architecture is not None
+    tokenizer = make_tokenizer(recipe.tokenizer, [pair for pair, _ in read_text(recipe, data_dir).train])
+    from exitbench.harness.training.data import Example
+
+    example = Example(torch.tensor([5, 1]).numpy(), torch.tensor([6, 1]).numpy())
+    model = new_model(recipe.architecture, tokenizer)
+    batches = lambda _: iter([pad([example], causal=False)])  # noqa: E731
+    trainer = ExitTrainer(
+        model, Full(recipe, model, 0), batches, recipe.optimisation, tmp_path / "work", 0, tqdm(disable=True)
+    )
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer.train()
+
+
+# ------------------------------------------------------------------------------------------ the store
+
+
+def test_a_trained_model_is_reused_and_other_data_trains_anew(write_recipe: WriteRecipe, data_dir: Path) -> None:
+    path, models = write_recipe(("steps = 40", "steps = 6")), data_dir / "models"
+    first = trained(path, models, data_dir)
+    stamp = (first / "card.json").stat().st_mtime_ns
+    assert trained(path, models, data_dir) == first
+    assert (first / "card.json").stat().st_mtime_ns == stamp
+    (data_dir / "val.fr").write_text("un chat\nun chien\n")
+    assert trained(path, models, data_dir) != first
+
+
+def test_the_same_recipe_gives_the_same_weights(write_recipe: WriteRecipe, data_dir: Path) -> None:
+    path = write_recipe(("steps = 40", "steps = 6"))
+    weights = [(trained(path, data_dir / name, data_dir) / "model.safetensors").read_bytes() for name in ("one", "two")]
+    assert weights[0] == weights[1]
+
+
+def test_two_processes_train_a_model_once(
+    write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, models, log = write_recipe(("steps = 40", "steps = 6")), data_dir / "models", tmp_path / "log"
+
+    def logged(*arguments: Any) -> None:
+        with log.open("a") as file:
+            file.write("trained\n")
+        train(*arguments)
+
+    monkeypatch.setattr("exitbench.harness.training.train.train", logged)
+    both = [FORK.Process(target=trained, args=(path, models, data_dir)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(60)
+    assert [process.exitcode for process in both] == [0, 0]
+    assert log.read_text() == "trained\n"
+    assert len(list(models.glob("[!.]*"))) == 1
+
+
+def test_missing_data_is_the_users_error_and_leaves_nothing(write_recipe: WriteRecipe, data_dir: Path) -> None:
+    (data_dir / "val.fr").unlink()
+    with pytest.raises(UserError, match=r"val\.fr"):
+        trained(write_recipe(), data_dir / "models", data_dir)
+    assert not (data_dir / "models").exists()
