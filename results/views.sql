@@ -261,3 +261,24 @@ probability of more; step: 1 is the most conservative level; threshold: the leve
 the calibration documents, 0..1; p_value: of a loss above delta, NULL under a rule that tests nothing; passed: the walk went on;
 mean_exit_layer: blocks run per token there; n: documents; chosen: the last level that passed, no row where the first failed (full depth is
 used then).';
+
+CREATE VIEW trainings AS
+SELECT
+    coalesce(m.name, r.recipe) AS model, r.recipe, r.card ->> '$.recipe.objective.loss' AS loss,
+    (r.card -> 'steps')::INTEGER AS steps, (r.card -> 'parameters')::BIGINT AS parameters,
+    (r.card -> 'final_loss_nats')::DOUBLE AS final_loss_nats,
+    (r.card -> '$.validation.token_accuracy')::DOUBLE[] AS token_accuracy,
+    (r.card -> 'wall_seconds')::DOUBLE AS seconds, r.card, r.weights_sha256
+FROM training_run AS r
+LEFT JOIN (SELECT weights_sha256, max(name) AS name FROM model_artifact GROUP BY weights_sha256) AS m USING (weights_sha256);
+COMMENT ON VIEW trainings IS 'One row per trained model. model: its name in the latest suite, else the recipe''s; recipe; loss: what was minimised;
+steps; parameters; final_loss_nats: mean of the last steps; token_accuracy: of every decoder block on validation documents, teacher-forced;
+seconds: wall time; card (JSON): all that is known; weights_sha256: as in model_artifact.';
+
+CREATE VIEW training_curves AS
+SELECT t.model, t.recipe, l.step, l.block, l.metric, l.value, t.weights_sha256
+FROM training_log AS l
+JOIN trainings AS t USING (weights_sha256);
+COMMENT ON VIEW training_curves IS 'One row per step, block and metric of a training''s log, each a mean over the steps since the one before. block: NULL for
+the whole model; metric: loss_nats, learning_rate, block_loss_nats, distillation_loss, exit_head_loss, exit_head_accuracy (agreement with the
+frozen model) or exit_head_entropy_nats.';
