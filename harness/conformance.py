@@ -14,6 +14,7 @@ from torch import Tensor
 
 from exitbench.harness.checkpoint import Checkpoint
 from exitbench.harness.decode import Generation, Request, decode, prefill
+from exitbench.harness.exit_heads import ExitHeads, new_exit_heads
 from exitbench.harness.model import Architecture, BlockWeights, Linear, Transformer, Weights
 from exitbench.harness.probe import states_of
 from exitbench.methods.base import FitData, Method, Parts, argmax_token
@@ -27,8 +28,8 @@ PROMPTS = [[2 + (7 * row + 3 * place) % 37 for place in range(1 + row % 5)] for 
 def verdict(method: Method) -> str:
     """Return ``conforms``, or what is wrong.
 
-    A threshold that never opens is full depth token for token; one that always opens exits at the first block asked;
-    a batch equals its rows one by one; the same seed gives the same trace.
+    A threshold that never opens is full depth token for token; one that always opens exits at the first block asked,
+    but for what verification puts in place of what it rejects; a batch equals its rows one by one; the same seed gives the same trace.
     """
     checkpoint = random_checkpoint()
     try:
@@ -39,7 +40,8 @@ def verdict(method: Method) -> str:
         if [g.token_ids for g in _run(checkpoint, never, PROMPTS)] != [g.token_ids for g in full]:
             return "fails: a threshold that never opens changes the answer"
         first = min([*parts.asked(N_BLOCKS), N_BLOCKS])
-        if {layer for g in _run(checkpoint, always, PROMPTS) for layer in g.exit_layers} != {first}:
+        exits = [pair for g in _run(checkpoint, always, PROMPTS) for pair in zip(g.exit_layers, g.rejected, strict=True)]
+        if {layer for layer, rejected in exits if not rejected} - {first}:
             return f"fails: a threshold that always opens does not exit at block {first}"
         together = _run(checkpoint, parts, PROMPTS)
         alone = [_run(checkpoint, parts, [prompt], seed)[0] for seed, prompt in enumerate(PROMPTS)]
@@ -53,7 +55,7 @@ def verdict(method: Method) -> str:
 
 
 def random_checkpoint() -> Checkpoint:
-    """A small encoder-decoder; random weights, so that its answers mean nothing."""
+    """A small encoder-decoder with exit heads; random weights, so that its answers mean nothing."""
     generator = torch.Generator().manual_seed(3)
 
     def linear(out: int, width: int) -> Linear:
@@ -92,13 +94,29 @@ def random_checkpoint() -> Checkpoint:
         relative_bias=torch.randn(8, HEADS, generator=generator),
         encoder_relative_bias=torch.randn(8, HEADS, generator=generator),
     )
-    return Checkpoint(Transformer(arch, weights), eos_ids=frozenset({1}), start_id=0)
+    blocks = tuple(range(2, N_BLOCKS, 2))
+    tensors = new_exit_heads(
+        "linear",
+        blocks,
+        WIDTH,
+        VOCABULARY,
+        norm="rms",
+        init="scratch",
+        final_norm_weight=weights.final_norm.weight,
+        final_norm_bias=None,
+        lm_head_weight=weights.lm_head.weight,
+        hidden_width=WIDTH,
+        generator=generator,
+    )
+    model = Transformer(arch, weights, ExitHeads("linear", blocks, tensors))
+    return Checkpoint(model, eos_ids=frozenset({1}), start_id=0)
 
 
 def _bound(method: Method, checkpoint: Checkpoint) -> Parts:
     fitted: dict[str, Tensor] = {}
+    model = checkpoint.model
+    method = method.bound_to(model.exit_blocks)
     if method.fit_params():
-        model = checkpoint.model
         answers = [[2 + (5 * row + place) % 37 for place in range(MAX_NEW_TOKENS)] for row in range(len(PROMPTS))]
         with torch.no_grad():
             states_LND = states_of(checkpoint, PROMPTS, answers)

@@ -40,14 +40,20 @@ class Draft:
     inputs: Mapping[str, str] = field(default_factory=dict)
     calibration: CalibrationSettings | None = None
 
-    def check(self, n_blocks: int) -> None:
-        """Check what depends on the model's depth.
+    def check(self, n_blocks: int, exit_blocks: tuple[int, ...] | None = None) -> None:
+        """Check what depends on the model.
+
+        Args:
+            n_blocks: Decoder blocks, L.
+            exit_blocks: Blocks with a trained exit head; None while the model is not trained.
 
         Raises:
-            UserError: A parameter does not fit.
+            UserError: A parameter does not fit, or the method needs heads that the model does not have.
         """
         try:
             self.method.check(n_blocks)
+            if exit_blocks is not None:
+                self.method.bound_to(exit_blocks)
         except UserError as error:
             raise UserError(f"{self.where}: {error} The model is {self.model.name!r}.") from None
 

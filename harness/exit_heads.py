@@ -12,6 +12,7 @@ The norm is a layer norm if it has a bias, else an RMS norm. Training and infere
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -251,7 +252,7 @@ def new_exit_heads(
     tensors: dict[str, Tensor] = {}
 
     def uniform(*shape: int, width: int) -> Tensor:
-        return (2 * torch.rand(shape, generator=generator) - 1) * width**-0.5
+        return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(width)
 
     for block in blocks:
         if kind == "lens":

@@ -40,6 +40,16 @@ class Model(Protocol):
         """Rows of the LM head, V."""
 
     def final_normed(self, hidden: Tensor) -> Tensor:
+    @property
+    def exit_blocks(self) -> tuple[int, ...]:
+        """Blocks with a trained exit head, ascending; () without."""
+
+    def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
+        """The trained exit head of a block: states [A, D] to logits [A, V]."""
+
+    def exit_head_numel(self, block: int) -> int:
+        """Weights that one read-out with the exit head of a block multiplies."""
+
         """The model's final norm of states [..., D]."""
 
     def logits(self, hidden_AD: Tensor) -> Tensor:
@@ -456,6 +466,8 @@ class Method(ABC):
         known = {item.name: item for item in dataclasses.fields(cls)}
         types = get_type_hints(cls)
         checked: dict[str, Any] = {}
+    needs_exit_heads: ClassVar[bool] = False
+    """Whether the checkpoint must have trained exit heads."""
         for name, value in params.items():
             at = f"{where}: " if where else ""
             if name not in known:
@@ -489,6 +501,14 @@ def blocks_from(first: int, n_blocks: int, every: int = 1) -> frozenset[int]:
     """The blocks at which a gate may end a token: first, first + every, ... below L."""
     return frozenset(range(first, n_blocks, every))
 
+
+    def bound_to(self, exit_blocks: tuple[int, ...]) -> Self:
+        """Return the method as it is on a checkpoint with trained exit heads after these blocks (() without any).
+
+        Raises:
+            UserError: It needs heads that the checkpoint does not have.
+        """
+        return self
 
 def check_block(method: Method, parameter: str, n_blocks: int) -> None:
     """Raise UserError if the block named by a parameter is deeper than the decoder."""

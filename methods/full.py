@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from exitbench.methods.base import NOTHING_FITTED, Method, Parts
+from exitbench.methods.base import NOTHING_FITTED, Method, Parts, param
 from exitbench.methods.gates import Always
 from exitbench.methods.heads import LMHead
 from exitbench.methods.kv_policies import StateCopy
@@ -23,6 +23,8 @@ class Full(Method):
     source: ClassVar[str] = "baseline"
     is_baseline: ClassVar[bool] = True
 
+    temperature: float = param(0.0, "tokens are drawn from softmax(logits / temperature); 0: greedy", low=0.0)
+
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
         """A gate that is never asked."""
-        return Parts(Always(), Constant(0.0), LMHead(), StateCopy(), frozenset())
+        return Parts(Always(self.temperature), Constant(0.0), LMHead(), StateCopy(), frozenset())

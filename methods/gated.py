@@ -43,15 +43,12 @@ class Skipping(Method):
 
 
 @dataclass(frozen=True)
-class Asking(Skipping):
+class Gating(Skipping):
     """A method that asks a gate at some blocks."""
 
-    min_exit: int = param(1, "first block at which the gate is asked", low=1)
-    every: int = param(1, "ask at every n-th block from there", low=1)
-
-    def check(self, n_blocks: int) -> None:
-        """The first block must exist."""
-        check_block(self, "min_exit", n_blocks)
+    @abstractmethod
+    def blocks(self, n_blocks: int) -> frozenset[int]:
+        """The blocks at which the gate is asked."""
 
     @abstractmethod
     def gate(self, fitted: Mapping[str, Tensor]) -> Gate:
@@ -66,15 +63,31 @@ class Asking(Skipping):
         return LMHead()
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """The gate at min_exit, min_exit + every, ..."""
-        blocks = blocks_from(self.min_exit, n_blocks, self.every)
-        policy = KV_POLICIES[self.kv_policy]
+        """The gate at the blocks asked."""
+        policy, blocks = KV_POLICIES[self.kv_policy], self.blocks(n_blocks)
         return Parts(self.gate(fitted), self.threshold_rule(fitted), self.make_head(), policy, blocks)
 
 
 @dataclass(frozen=True)
-class Gated(Asking):
-    """A method that compares a score with one of the threshold rules."""
+class Asking(Gating):
+    """A method that asks a gate at blocks in regular distance."""
+
+    min_exit: int = param(1, "first block at which the gate is asked", low=1)
+    every: int = param(1, "ask at every n-th block from there", low=1)
+
+    def check(self, n_blocks: int) -> None:
+        """The first block must exist."""
+        super().check(n_blocks)
+        check_block(self, "min_exit", n_blocks)
+
+    def blocks(self, n_blocks: int) -> frozenset[int]:
+        """min_exit, min_exit + every, ..."""
+        return blocks_from(self.min_exit, n_blocks, self.every)
+
+
+@dataclass(frozen=True)
+class Thresholded(Gating):
+    """A method that compares a score with one threshold, one a block, or one a block that is fitted."""
 
     threshold: float = param(0.9, "lambda: exit where the score > threshold", low=0.0, high=1.0)
     rule: str = param(
@@ -85,12 +98,6 @@ class Gated(Asking):
     )
     levels: tuple[float, ...] = param((), "thresholds of blocks 1..L-1, for rule per-block", low=0.0)
     epsilon: float = param(0.95, "agreement asked by rule epsilon", low=0.0, high=1.0)
-    decay: str = param(
-        "none",
-        "how the threshold falls with the position: none (FREE's scripts), code (t5x, MEE) or paper (CALM's text)",
-        choices=("none", "code", "paper"),
-    )
-    temperature: float = param(4.0, "speed of the decay over the longest answer allowed", low=0.0)
 
     def check(self, n_blocks: int) -> None:
         """One level a block."""
@@ -103,20 +110,17 @@ class Gated(Asking):
         return threshold
 
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Threshold:
-        """The rule that the parameters name; fitted thresholds do not decay."""
+        """The rule that the parameters name."""
         if self.rule == "epsilon":
             known = fitted.get("epsilon_thresholds")
             return PerBlock(() if known is None else tuple(known.tolist()))
-        rule: Threshold = Constant(self.level(self.threshold))
         if self.rule == "per-block":
-            rule = PerBlock(tuple(self.level(threshold) for threshold in self.levels))
-        if self.decay == "none":
-            return rule
-        return PositionDecayed(rule, self.temperature, cast(Literal["code", "paper"], self.decay))
+            return PerBlock(tuple(self.level(threshold) for threshold in self.levels))
+        return Constant(self.level(self.threshold))
 
     def score_params(self) -> dict[str, Any]:
         """All but threshold rule and KV policy."""
-        rule = {"threshold", "rule", "levels", "epsilon", "decay", "temperature", "kv_policy"}
+        rule = {"threshold", "rule", "levels", "epsilon", "kv_policy"}
         return {name: value for name, value in self.params().items() if name not in rule}
 
     def gate_fit_params(self) -> dict[str, Any]:
@@ -148,6 +152,29 @@ class Gated(Asking):
         thresholds = epsilon_thresholds(scores_LN, emitted_LN == unseen.final_token_N, self.epsilon)
         on_progress(1.0)
         return Fitted({**fitted.tensors, "epsilon_thresholds": torch.tensor(thresholds)}, fitted.curve)
+
+
+@dataclass(frozen=True)
+class Gated(Thresholded, Asking):
+    """A method with threshold rules that may decay with the position, asked at blocks in regular distance."""
+
+    decay: str = param(
+        "none",
+        "how the threshold falls with the position: none (FREE's scripts), code (t5x, MEE) or paper (CALM's text)",
+        choices=("none", "code", "paper"),
+    )
+    temperature: float = param(4.0, "speed of the decay over the longest answer allowed", low=0.0)
+
+    def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Threshold:
+        """The rule that the parameters name; fitted thresholds do not decay."""
+        rule = super().threshold_rule(fitted)
+        if self.decay == "none" or self.rule == "epsilon":
+            return rule
+        return PositionDecayed(rule, self.temperature, cast(Literal["code", "paper"], self.decay))
+
+    def score_params(self) -> dict[str, Any]:
+        """The decay belongs to the rule too."""
+        return {name: value for name, value in super().score_params().items() if name not in ("decay", "temperature")}
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from exitbench.methods.base import BlockView, Cost, Gate, Model
+from exitbench.methods.sampling import Sampling
 
 
-class Always(Gate):
+class Always(Sampling):
     """Score 1 wherever it is asked: the blocks at which it is asked decide alone."""
 
     def score(self, view: BlockView) -> Tensor:

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Head, Reading
+from exitbench.methods.base import BlockView, Head, Model, Reading
 
 Keeping = Literal["fixed", "decaying", "decaying-idsorted", "adaptive", "adaptive-code"]
 Schedule = Literal["inverse", "constant"]
@@ -21,13 +21,17 @@ class LMHead(Head):
     def read(self, view: BlockView) -> Reading:
         """Return logits of the whole vocabulary."""
         view.head_rows += view.model.vocab_size
-        return Reading(view.model.logits(view.hidden_AD))
+        return Reading(self.logits_after(view.model, view.block, view.hidden_AD))
+
+    def logits_after(self, model: Model, block: int, hidden_AD: Tensor) -> Tensor:
+        """Return logits [A, V] of states [A, D] after a block."""
+        return model.logits(hidden_AD)
 
     def earlier_logits(self, view: BlockView, block: int) -> Tensor:
         """Return logits [A, V] of an earlier block."""
         known = f"logits_{block}"
         if known not in view.memory:
-            view.memory[known] = view.model.logits(view.state(block))
+            view.memory[known] = self.logits_after(view.model, block, view.state(block))
             view.head_rows += view.model.vocab_size
         return view.memory[known]
 

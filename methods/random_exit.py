@@ -17,22 +17,8 @@ from exitbench.methods.gated import Skipping
 from exitbench.methods.heads import LMHead
 from exitbench.methods.kv_policies import KV_POLICIES
 from exitbench.methods.registry import register
+from exitbench.methods.sampling import uniform
 from exitbench.methods.thresholds import Constant
-
-_MASK = (1 << 64) - 1
-
-
-def _mix(value: int) -> int:
-    """SplitMix64's finaliser: a well-spread 64-bit hash of a counter (Steele, Lea and Flood 2014)."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
-
-def uniform(seed: int, row_seed: int, position: int) -> float:
-    """A number in [0, 1) that depends only on its arguments, so that a row draws the same in every batch."""
-    return (_mix(_mix(_mix(seed & _MASK) ^ (row_seed & _MASK)) + position) >> 11) / (1 << 53)
 
 
 def exit_distribution(mean_exit: float, n_blocks: int) -> list[float]:

@@ -87,10 +87,10 @@ class Session:
         return -(-min(documents, settings.documents) // item.cell.batch_size) * settings.max_rounds
 
     def method(self, item: WorkItem) -> Method:
-        """The method of a cell."""
+        """The method of a cell, bound to the exit heads of this model."""
         method = get_method(item.cell.method.name).from_params(item.cell.method.params)
         method.check(self.checkpoint.model.n_blocks)
-        return method
+        return method.bound_to(self.checkpoint.model.exit_blocks)
 
     def parts(self, item: WorkItem) -> Parts:
         """The method of a cell, bound to this model and to what was fitted for it."""

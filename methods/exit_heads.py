@@ -1,0 +1,125 @@
+"""Exit on the confidence of heads trained for it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.methods.base import BlockView, Cost, FitData, Fitted, Head, Model, param
+from exitbench.methods.entropy import InversePerplexity
+from exitbench.methods.gated import Thresholded
+from exitbench.methods.gates import SoftmaxMargin, margin, softmax_cost
+from exitbench.methods.heads import LMHead
+from exitbench.methods.kv_policies import KV_POLICIES
+from exitbench.methods.max_prob import LargestProbability
+from exitbench.methods.registry import register
+from exitbench.methods.sampling import Sampling
+
+CONFIDENCES: Mapping[str, Callable[[BlockView], Tensor]] = {
+    "breaking-ties": SoftmaxMargin().score,
+    "entropy": InversePerplexity().score,
+    "max-prob": LargestProbability().score,
+    "breaking-ties-logits": lambda view: margin(view.logits_AK.float()),
+    "max-logit": lambda view: view.logits_AK.float().amax(-1),
+}
+
+
+class TrainedHead(LMHead):
+    """The checkpoint's exit head where it has one, else the model's own LM head."""
+
+    reads_vocabulary: ClassVar[bool] = False
+
+    def logits_after(self, model: Model, block: int, hidden_AD: Tensor) -> Tensor:
+        """Return logits [A, V] of the block's own head."""
+        return model.exit_logits(block, hidden_AD) if block in model.exit_blocks else model.logits(hidden_AD)
+
+
+@dataclass(frozen=True)
+class HeadConfidence(Sampling):
+    """A confidence of the head's logits.
+
+    Attributes:
+        confidence: A name of `CONFIDENCES`.
+    """
+
+    confidence: str = "breaking-ties"
+
+    def score(self, view: BlockView) -> Tensor:
+        """Return the confidence [A]."""
+        return CONFIDENCES[self.confidence](view)
+
+    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+        """The confidence, and what exit heads multiply beyond as many rows of the LM head (less than 0 if fewer)."""
+        more = sum(model.exit_head_numel(block) - model.vocab_size * model.d_model for block in asked)
+        return softmax_cost(model, len(asked)) + Cost(matmul_flops=2 * more, read_numel=more)
+
+
+@register
+@dataclass(frozen=True)
+class ExitHeads(Thresholded):
+    """Exit at a trained head whose confidence is above the threshold; emit that head's token.
+
+    The confidence is a margin p_(1) - p_(2) (breaking ties), exp(-H) of the entropy H in nats, or p_(1); published code
+    takes margin or maximum of the raw logits, whose scale is the head's own. A score is compared as it is: thresholds
+    of the first three lie in [0, 1], those of logits anywhere.
+    """
+
+    name: ClassVar[str] = "heads"
+    source: ClassVar[str] = "HEADS; methods.md 1.9; tuned lens: methods.md 1.14"
+    needs_exit_heads: ClassVar[bool] = True
+
+    threshold: float = param(0.9, "exit where the confidence > threshold, on the scale of the confidence")
+    levels: tuple[float, ...] = param((), "thresholds of blocks 1..L-1, for rule per-block")
+    exit_blocks: tuple[int, ...] = param((), "exit heads asked; none stated: all that the checkpoint has", low=1)
+    confidence: str = param("breaking-ties", "confidence of a head's logits", choices=tuple(CONFIDENCES))
+    temperature: float = param(0.0, "tokens are drawn from softmax(logits / temperature); 0: greedy", low=0.0)
+
+    def bound_to(self, exit_blocks: tuple[int, ...]) -> Self:
+        """All heads, or those that were asked for and exist."""
+        if not exit_blocks:
+            raise UserError(
+                f"method {self.name!r} needs a checkpoint with trained exit heads, and this one has none. "
+                "Train them with a recipe that has an [exit_heads] table."
+            )
+        if missing := sorted(set(self.exit_blocks) - set(exit_blocks)):
+            raise UserError(
+                f"{self.name}.exit_blocks has {missing[0]}, where the checkpoint has no exit head; "
+                f"allowed: {', '.join(map(str, exit_blocks))}."
+            )
+        return replace(self, exit_blocks=self.exit_blocks or exit_blocks)
+
+    def check(self, n_blocks: int) -> None:
+        """A head lies before the last block; drawn tokens cannot be verified."""
+        super().check(n_blocks)
+        if self.exit_blocks and max(self.exit_blocks) >= n_blocks:
+            raise UserError(
+                f"{self.name}.exit_blocks has {max(self.exit_blocks)}; allowed: between 1 and {n_blocks - 1}, "
+                "before the last block of the model."
+            )
+        if self.temperature > 0 and KV_POLICIES[self.kv_policy].verifies:
+            raise UserError(
+                f"{self.name}.temperature = {self.temperature} does not go with kv_policy {self.kv_policy!r}, "
+                "which verifies greedy choices; allowed: 0."
+            )
+
+    def blocks(self, n_blocks: int) -> frozenset[int]:
+        """Those with a head."""
+        return frozenset(self.exit_blocks)
+
+    def make_head(self) -> Head:
+        """The trained heads."""
+        return TrainedHead()
+
+    def gate(self, fitted: Mapping[str, Tensor]) -> HeadConfidence:
+        """The confidence."""
+        return HeadConfidence(self.temperature, self.confidence)
+
+    def score_params(self) -> dict[str, Any]:
+        """The token drawn does not change the score."""
+        return {name: value for name, value in super().score_params().items() if name != "temperature"}
+
+    def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
+        """Thresholds from the agreement of most probable tokens, however tokens are drawn later."""
+        return super(ExitHeads, replace(self, temperature=0.0)).fit(data, on_progress)

@@ -1,0 +1,60 @@
+"""Tokens drawn at a temperature, the same in every batch and under every method that reads the same logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exitbench.methods.base import BlockView, Gate, argmax_token
+
+_MASK = (1 << 64) - 1
+
+
+def _mix(value: int) -> int:
+    """SplitMix64's finaliser: a well-spread 64-bit hash of a counter (Steele, Lea and Flood 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def uniform(seed: int, row_seed: int, position: int) -> float:
+    """A number in [0, 1) that depends only on its arguments, so that a row draws the same in every batch."""
+    return (_mix(_mix(_mix(seed & _MASK) ^ (row_seed & _MASK)) + position) >> 11) / (1 << 53)
+
+
+def drawn_index(logits_AK: Tensor, temperature: float, uniform_A: Tensor) -> Tensor:
+    """Columns [A] where the distribution function of softmax(logits / temperature) first exceeds the uniform numbers.
+
+    Args:
+        logits_AK: Of one distribution a row.
+        temperature: Above 0; 1 is the model's own distribution, near 0 its most probable token.
+        uniform_A: In [0, 1), float64, so that rare tokens of a large vocabulary can be drawn.
+    """
+    share_AK = torch.softmax(logits_AK.double() / temperature, dim=-1).cumsum(-1)
+    # What rounding leaves below 1 must not open a column behind the last.
+    reached_A1 = (uniform_A * share_AK[:, -1])[:, None]
+    index_A: Tensor = torch.searchsorted(share_AK, reached_A1, right=True)[:, 0]
+    return index_A.clamp(max=logits_AK.shape[-1] - 1)
+
+
+@dataclass(frozen=True)
+class Sampling(Gate):
+    """A gate whose tokens are drawn from the head's distribution; the most probable ones at temperature 0.
+
+    Attributes:
+        temperature: What logits are divided by; 0 is greedy.
+    """
+
+    temperature: float = 0.0
+
+    def choose(self, view: BlockView) -> Tensor:
+        """Return the token that each row emits, [A]."""
+        if self.temperature == 0:
+            return view.token(argmax_token(view.logits_AK))
+        places = zip(view.seeds_A, view.positions_A, strict=True)
+        draws = [uniform(0, row_seed, position) for row_seed, position in places]
+        uniform_A = torch.tensor(draws, dtype=torch.float64, device=view.hidden_AD.device)
+        return view.token(drawn_index(view.logits_AK, self.temperature, uniform_A))
