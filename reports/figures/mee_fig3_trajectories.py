@@ -51,9 +51,8 @@ def _panel(axes: Axes, frame: Frame) -> None:
         _line(axes, by_block[candidate], style, f"{candidate}, final" if candidate == final else str(candidate))
     axes.axhline(_LIKELY, color=MUTED, linestyle=":", linewidth=0.8)
     axes.set_ylim(-0.02, 1.02)
-    axes.set_xlim(0.6, max(frame.values("block")) + 0.4)
     axes.set_ylabel("probability")
-    block_axis(axes)
+    block_axis(axes, max(frame.values("block")))
     lines, texts = axes.get_legend_handles_labels()
     entries = sorted(zip(texts, lines, strict=True), key=lambda entry: entry[0] == "others")
     axes.legend(

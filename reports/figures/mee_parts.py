@@ -14,8 +14,9 @@ from exitbench.reports.style import SeriesStyle, series_styles
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `probe` cells of models with trained weights."
 
 
-def block_axis(axes: Axes) -> None:
-    """Label x as the block after which the state was read out."""
+def block_axis(axes: Axes, blocks: int) -> None:
+    """Label x as the block after which the state was read out, from 1 to the last of `blocks`."""
+    axes.set_xlim(0.5, blocks + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("layer (blocks executed)")
 
@@ -27,7 +28,7 @@ def panels_by_task(frame: Frame, panel: Callable[[Axes, Frame, Mapping[str, Seri
     figure, panels = grid_of_panels(len(tasks), columns=2, legend_entries=len(styles))
     for axes, ((task,), rows) in zip(panels, frame.groups("task"), strict=True):
         panel(axes, rows, styles)
-        block_axis(axes)
+        block_axis(axes, max(rows.values("block")))
         axes.set_title(shorten(task, 24))
         axes.set_title(count(rows.values("n"), "tokens a model"), loc="right", fontweight="normal")
     legend_of_series(figure, styles)

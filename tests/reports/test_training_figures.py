@@ -1,0 +1,101 @@
+"""Figures of trainings: their queries on a database with logs made by hand, and the lines that are drawn."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from matplotlib.axes import Axes
+
+from exitbench.reports import figures
+from exitbench.reports.figures import heads_fig1_training, training_loss
+from exitbench.reports.frame import Frame
+from exitbench.reports.sources import discover
+from exitbench.reports.style import LIGHT, lay_out, theme
+
+Log = tuple[str, str, str, int, int | None, str, float]  # model, recipe, weights, step, block, metric, value
+
+SQL = {source.name: source.sql for source in discover(figures)}
+
+HEADS: list[Log] = [
+    ("m", "heads", "aaaaaaaa", step, block, metric, value)
+    for step, (accuracy, entropy) in {200: (0.75, 1.5), 100: (0.5, 2.0)}.items()
+    for block, scale in ((2, 0.5), (12, 1.0), (9, 0.8))
+    for metric, value in (("exit_head_accuracy", scale * accuracy), ("exit_head_entropy_nats", entropy / scale))
+]
+LOSSES: list[Log] = [("m", "heads", "aaaaaaaa", step, None, "loss_nats", 300 / step) for step in (300, 100, 200)]
+
+
+def rows(name: str, log: Iterable[Log], folder: Path) -> Frame:
+    """What the figure's query gives on a database with this log, in a file."""
+    path = folder / "trainings.duckdb"
+    path.unlink(missing_ok=True)
+    with duckdb.connect(path) as connection:
+        connection.execute(
+            "CREATE TABLE training_curves (model VARCHAR, recipe VARCHAR, weights_sha256 VARCHAR, step INTEGER, "
+            "block SMALLINT, metric VARCHAR, value DOUBLE)"
+        )
+        for one in log:
+            connection.execute("INSERT INTO training_curves VALUES (?, ?, ?, ?, ?, ?, ?)", list(one))
+        table = connection.sql(SQL[name]).to_arrow_table()
+        return Frame(tuple(table.column_names), tuple(table.to_pylist()))
+
+
+def panels(module: Any, frame: Frame) -> list[Axes]:
+    with theme(LIGHT):
+        figure = module.plot(frame)
+        lay_out(figure)
+        figure.draw_without_rendering()
+    return list(figure.axes)
+
+
+def drawn(axes: Axes) -> list[list[tuple[float, float]]]:
+    """The points of every line."""
+    return [list(zip(*line.get_data(), strict=True)) for line in axes.lines]
+
+
+def test_heads_learn_accuracy_on_the_left_and_entropy_on_the_right(tmp_path: Path) -> None:
+    frame = rows("heads_fig1_training", [*HEADS, *LOSSES], tmp_path)
+    left, right = panels(heads_fig1_training, frame)
+    assert drawn(left) == [
+        [(100, pytest.approx(scale * 0.5)), (200, pytest.approx(scale * 0.75))] for scale in (0.5, 0.8, 1.0)
+    ]
+    assert drawn(right) == [
+        [(100, pytest.approx(2 / scale)), (200, pytest.approx(1.5 / scale))] for scale in (0.5, 0.8, 1.0)
+    ]
+    assert "entropy" in right.get_ylabel()
+    (legend,) = left.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [f"after block {block}" for block in (2, 9, 12)]
+
+
+def test_a_head_has_one_colour_in_all_panels(tmp_path: Path) -> None:
+    other = [("other", *log[1:]) for log in HEADS if log[4] != 2]
+    first, _, second, _ = panels(heads_fig1_training, rows("heads_fig1_training", [*HEADS, *other], tmp_path))
+    assert [line.get_color() for line in first.lines][1:] == [line.get_color() for line in second.lines]
+    assert first.get_ylim() == second.get_ylim()
+
+
+def test_the_loss_of_the_whole_model_is_one_line_a_training(tmp_path: Path) -> None:
+    of_blocks: list[Log] = [("m", "heads", "aaaaaaaa", 100, 4, "loss_nats", 9.0)]
+    other: list[Log] = [("n", "r", "bbbbbbbb", 50, None, "loss_nats", 2.0)]
+    (axes,) = panels(training_loss, rows("training_loss", [*HEADS, *LOSSES, *of_blocks, *other], tmp_path))
+    assert drawn(axes) == [[(100, 3), (200, 1.5), (300, 1)], [(50, 2)]]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "weights", "names"),
+    [
+        ("heads", "aaaaaaaa", ["m"]),
+        ("other", "bbbbbbbb", ["m · heads", "m · other"]),
+        ("heads", "bbbbbbbb", ["m · aaaaaa", "m · bbbbbb"]),
+    ],
+)
+def test_trainings_of_one_name_are_told_apart(recipe: str, weights: str, names: list[str], tmp_path: Path) -> None:
+    again: list[Log] = [("m", recipe, weights, 400, None, "loss_nats", 0.5)]
+    assert rows("training_loss", [*LOSSES, *again], tmp_path).distinct("training") == names
+
+
+@pytest.mark.parametrize("name", ["heads_fig1_training", "training_loss"])
+def test_without_logs_there_is_nothing_to_draw(name: str, tmp_path: Path) -> None:
+    assert rows(name, [], tmp_path).rows == ()
