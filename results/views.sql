@@ -158,7 +158,8 @@ SELECT n.*, t.* EXCLUDE (attempt_id) FROM token_exit AS t JOIN run_names AS n US
 COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run, or probed token of a replay. doc_key: document; position: 1 =
 first generated; token_id; token_kind: kind of word in built-in data; exit_layer: where the token was emitted; blocks_run: blocks executed
 for it; score: the gate''s confidence there; reason: threshold (the gate said so) or last (no block was left); head_rows: rows of the LM
-head multiplied for it, NULL for a replay and where an older version ran.';
+head multiplied for it, NULL for a replay and where an older version ran; rejected: drafted tokens thrown away right before it was decided
+(it is the full model''s choice in their place), NULL where nothing is verified.';
 
 CREATE VIEW probe_trace AS
 SELECT n.*, p.* EXCLUDE (attempt_id) FROM probe_token AS p JOIN run_names AS n USING (attempt_id);
@@ -279,6 +280,6 @@ CREATE VIEW training_curves AS
 SELECT t.model, t.recipe, l.step, l.block, l.metric, l.value, t.weights_sha256
 FROM training_log AS l
 JOIN trainings AS t USING (weights_sha256);
-COMMENT ON VIEW training_curves IS 'One row per step, block and metric of a training''s log, each a mean over the steps since the one before. block: NULL for
-the whole model; metric: loss_nats, learning_rate, block_loss_nats, distillation_loss, exit_head_loss, exit_head_accuracy (agreement with the
+COMMENT ON VIEW training_curves IS 'One row per step, block and metric of a training''s log, each a mean over the steps since the one before. model,
+recipe, weights_sha256: as in trainings; block: NULL for the whole model; metric and its value: loss_nats, learning_rate, block_loss_nats, distillation_loss, exit_head_loss, exit_head_accuracy (agreement with the
 frozen model) or exit_head_entropy_nats.';

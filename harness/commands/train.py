@@ -4,6 +4,7 @@ import json
 from argparse import Namespace
 from pathlib import Path
 
+from exitbench.errors import UserError, suggestion
 from exitbench.harness.commands.folders import Runs
 from exitbench.harness.environment import available_cores
 from exitbench.harness.suite import load_suite, suite_names
@@ -25,7 +26,7 @@ def train(arguments: Namespace) -> int:
     runs = Runs(arguments.runs)
     runs.require_writable()
     models_dir = arguments.models_dir or runs.models
-    recipes = _recipes(arguments.what)
+    recipes = named_recipes(arguments.what)
     folders = ensure_all_trained(recipes, models_dir, arguments.data_dir, arguments.threads or available_cores())
     for recipe, folder in zip(recipes, folders, strict=True):
         record_training(runs.spool, describe_checkpoint(recipe.name, folder).weights_sha256, folder)
@@ -34,11 +35,15 @@ def train(arguments: Namespace) -> int:
     return 0
 
 
-def _recipes(what: str) -> list[Recipe]:
+def named_recipes(what: str) -> list[Recipe]:
     """The recipes of a suite, or the one recipe of that name or file."""
-    is_recipe_file = what.endswith(".toml") and "[models" not in Path(what).read_text(encoding="utf-8")
-    if is_recipe_file or (what in recipe_names() and what not in suite_names()):
+    path = Path(what)
+    if path.is_file() and "[models." not in path.read_text(encoding="utf-8"):
+        return [load_recipe(path)]
+    if what in recipe_names() and what not in suite_names():
         return [load_recipe(what)]
+    if not path.is_file() and what not in suite_names():
+        raise UserError(f"no suite or recipe {what!r}.{suggestion(path.stem, {*suite_names(), *recipe_names()})}")
     return [load_recipe(entry.recipe) for entry in load_suite(what).models if entry.recipe]
 
 

@@ -249,7 +249,7 @@ def test_gradients_are_those_of_sequences_run_alone(model: Any) -> None:
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_recomputed_blocks_draw_once(model: Any, checkpointed: bool) -> None:
     if checkpointed:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.activation_checkpointing_enable()
     rng = generator()
     with LayerDropout(model, [0.5] * BLOCKS, rng):
         states = decoder_states(model, batch())

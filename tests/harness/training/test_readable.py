@@ -64,16 +64,18 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 
 def batch_for(model: Any) -> Inputs:
-    """Three texts of 5, 3 and 4 tokens; a decoder-only model learns what comes after the first two of each."""
+    """Three texts of 5, 3 and 4 tokens; a decoder-only model has them padded in front and learns their last two."""
     rng, longest = torch.Generator().manual_seed(2), 5
     mask = (torch.arange(longest) < torch.tensor([5, 3, 4])[:, None]).long()
+    if not model.config.is_encoder_decoder:
+        mask = mask.flip(1)  # behind a text, padding would be out of sight in any case
     ids = torch.randint(3, VOCABULARY, (3, longest), generator=rng) * mask
     if model.config.is_encoder_decoder:
         target = torch.randint(3, VOCABULARY, (3, 4), generator=rng)
         target[1, 2:] = IGNORED
         return {"input_ids": ids, "attention_mask": mask, "labels": target}
-    labels = ids.masked_fill(mask == 0, IGNORED)
-    labels[:, :2] = IGNORED
+    labels = ids.clone()
+    labels[:, :3] = IGNORED
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 

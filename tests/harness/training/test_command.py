@@ -1,0 +1,61 @@
+"""`exitbench train`: models of a suite or one recipe, and their logs in the database."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exitbench.harness.cli import main
+from exitbench.harness.commands.train import named_recipes
+from exitbench.harness.suite import load_suite
+from exitbench.results.database import open_database
+
+WriteRecipe = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_recipe_is_trained_once_and_its_log_is_in_the_database(
+    write_recipe: WriteRecipe, data_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", str(write_recipe(("steps = 40", "steps = 6"))), "--data-dir", str(data_dir), "--threads", "1"]
+    assert main(arguments) == 0
+    first = capfd.readouterr()
+    assert first.out.startswith("tiny: loss ") and "after block 3" in first.out
+    assert "6/6" in first.err
+    (folder,) = Path("runs/models").glob("[!.]*")
+    assert str(folder) in first.out
+    stamp = (folder / "card.json").stat().st_mtime_ns
+    with open_database(Path("runs/exitbench.duckdb")) as database:
+        assert database.query("SELECT DISTINCT model FROM training_curves").to_pylist() == [{"model": "tiny"}]
+
+    assert main(arguments) == 0
+    assert capfd.readouterr().out == first.out
+    assert (folder / "card.json").stat().st_mtime_ns == stamp
+
+
+def test_a_suite_names_what_is_trained() -> None:
+    wanted = {entry.recipe for entry in load_suite("builtin").models}
+    assert wanted and {recipe.name for recipe in named_recipes("builtin")} == wanted
+    assert [recipe.name for recipe in named_recipes("builtin-vanilla")] == ["builtin-vanilla"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("builtn", "Did you mean 'builtin'?"), ("builtin-fre", "Did you mean"), ("none.toml", "none.toml")],
+)
+def test_what_does_not_exist_is_refused(name: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", name]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_missing_data_is_refused_without_a_traceback(
+    write_recipe: WriteRecipe, data_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (data_dir / "val.fr").unlink()
+    assert main(["train", str(write_recipe()), "--data-dir", str(data_dir)]) == 2
+    error = capfd.readouterr().err
+    assert "val.fr" in error and "Traceback" not in error

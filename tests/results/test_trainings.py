@@ -1,0 +1,86 @@
+"""Training records: from a model's folder through the spool into the database, once, whole or not at all."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.results.database import open_database, rebuild
+from exitbench.results.ingest import ingest
+from exitbench.results.trainings import record_training
+
+CARD = {
+    "recipe": {"name": "small", "objective": {"loss": "weighted"}},
+    "steps": 20,
+    "parameters": 7,
+    "final_loss_nats": 0.5,
+    "validation": {"token_accuracy": [0.25, 0.75]},
+    "wall_seconds": 1.5,
+}
+LOG = "step,block,metric,value\n10,,loss_nats,2.5\n10,1,block_loss_nats,3\n20,,loss_nats,0.5\n"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "card.json").write_text(json.dumps(CARD))
+    (folder / "training_log.csv").write_text(LOG)
+    return folder
+
+
+def ask(path: Path, sql: str) -> list[dict[str, Any]]:
+    with open_database(path) as database:
+        rows: list[dict[str, Any]] = database.query(sql).to_pylist()
+    return rows
+
+
+def test_a_models_log_can_be_asked_for_and_is_named_by_recipe_until_a_suite_names_it(
+    model: Path, tmp_path: Path
+) -> None:
+    spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
+    record_training(spool, "abc", model)
+    assert ingest(spool, path).quarantined == ()
+    assert ingest(spool, path).quarantined == ()  # again: nothing more
+    rows = ask(path, "SELECT model, step, block, metric, value FROM training_curves ORDER BY ALL")
+    assert [tuple(row.values()) for row in rows] == [
+        ("small", 10, 1, "block_loss_nats", 3.0),
+        ("small", 10, None, "loss_nats", 2.5),
+        ("small", 20, None, "loss_nats", 0.5),
+    ]
+    (row,) = ask(path, "SELECT loss, steps, parameters, final_loss_nats, token_accuracy, seconds FROM trainings")
+    assert tuple(row.values()) == ("weighted", 20, 7, 0.5, [0.25, 0.75], 1.5)
+
+
+def test_a_rebuilt_database_has_it_too(model: Path, tmp_path: Path) -> None:
+    spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
+    record_training(spool, "abc", model)
+    rebuild(spool, path)
+    assert ask(path, "SELECT count(*) AS n FROM training_curves") == [{"n": 3}]
+
+
+def test_models_without_a_record_leave_none(tmp_path: Path) -> None:
+    record_training(tmp_path / "spool", "abc", tmp_path)
+    assert not (tmp_path / "spool").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("card.json", "{"),
+        ("card.json", '{"recipe": {}}'),
+        ("training_log.csv", "step,value\n1,2\n"),
+        ("training_log.csv", LOG + "x,,m,1\n"),
+    ],
+)
+def test_a_damaged_record_is_named_and_nothing_of_it_is_kept(model: Path, tmp_path: Path, file: str, text: str) -> None:
+    spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
+    record_training(spool, "good", model)
+    (model / file).write_text(text)
+    record_training(spool, "bad", model)
+    (problem,) = ingest(spool, path).quarantined
+    assert "bad" in problem
+    assert ask(path, "SELECT weights_sha256, (SELECT count(*) FROM training_log) AS n FROM training_run") == [
+        {"weights_sha256": "good", "n": 3}
+    ]
