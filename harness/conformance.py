@@ -29,7 +29,8 @@ def verdict(method: Method) -> str:
     """Return ``conforms``, or what is wrong.
 
     A threshold that never opens is full depth token for token; one that always opens exits at the first block asked,
-    but for what verification puts in place of what it rejects; a batch equals its rows one by one; the same seed gives the same trace.
+    but for what verification puts in place of what it rejects; a batch equals its rows one by one; the same seed gives
+    the same trace.
     """
     checkpoint = random_checkpoint()
     try:
@@ -40,7 +41,8 @@ def verdict(method: Method) -> str:
         if [g.token_ids for g in _run(checkpoint, never, PROMPTS)] != [g.token_ids for g in full]:
             return "fails: a threshold that never opens changes the answer"
         first = min([*parts.asked(N_BLOCKS), N_BLOCKS])
-        exits = [pair for g in _run(checkpoint, always, PROMPTS) for pair in zip(g.exit_layers, g.rejected, strict=True)]
+        made = _run(checkpoint, always, PROMPTS)
+        exits = [pair for g in made for pair in zip(g.exit_layers, g.rejected, strict=True)]
         if {layer for layer, rejected in exits if not rejected} - {first}:
             return f"fails: a threshold that always opens does not exit at block {first}"
         together = _run(checkpoint, parts, PROMPTS)

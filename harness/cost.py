@@ -35,18 +35,28 @@ def block_cost(arch: Architecture, place: TokenPlace) -> Cost:
 
 
 def answer_cost(
-    model: Transformer, parts: Parts, exit_layers: Sequence[int], head_rows: Sequence[int], places: Sequence[TokenPlace]
+    model: Transformer,
+    parts: Parts,
+    exit_layers: Sequence[int],
+    head_rows: Sequence[int],
+    places: Sequence[TokenPlace],
+    rejected: Sequence[int] = (),
+    wasted: Sequence[int] = (),
 ) -> Cost:
-    """Work of decoding one answer: blocks, gates, read-outs, skipped caches.
+    """Work of decoding one answer: blocks, gates, read-outs, skipped caches, and what verification threw away.
 
     Args:
         model: The model.
         parts: The method.
         exit_layers: Of every token.
         head_rows: Rows of the LM head multiplied for every token.
-        places: Where every token stands.
+        places: Where every token stands; positions run in vain are taken to have stood where the token does that
+            replaced them.
+        rejected: Drafts thrown away before every token; empty if none were.
+        wasted: Positions run in vain before every token; empty if none were.
     """
-    return parts.cost(model, exit_layers, head_rows, [block_cost(model.arch, place) for place in places])
+    block_costs = [block_cost(model.arch, place) for place in places]
+    return parts.cost(model, exit_layers, head_rows, block_costs, rejected, wasted)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The decode loop: one for all methods, batched, each row exits on its own.
 
-`prefill` runs once a prompt, `decode` generates greedily, `decode_step` makes one token for every row. Skipped blocks
+`prefill` runs once a prompt, `decode` generates, `decode_step` makes one token for every row. Skipped blocks
 are not computed; rows that have finished leave the batch.
 
 Shape suffixes: B rows of the batch, A rows still running at a block, D model width, L blocks.
@@ -18,7 +18,8 @@ from torch import Tensor
 from exitbench.harness.checkpoint import Checkpoint
 from exitbench.harness.model import Cache, Transformer
 from exitbench.harness.pending import begin_step, run_block
-from exitbench.methods.base import BlockView, KVPolicy, Parts, argmax_token
+from exitbench.harness.verification import verify
+from exitbench.methods.base import BlockView, KVPolicy, Parts, Threshold
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Generation:
         blocks_run: Blocks executed before the next token; differs from the exit layer for oracles and exact caches.
         head_rows: Rows of the LM head multiplied for the token.
         scores: Confidence at the exit; None where the token left at the last block.
+        rejected: Drafts thrown away right before the token was decided; it is the full model's choice in their place.
+        wasted: Positions run for those drafts in vain.
         stop_reason: ``eos``, ``length`` or ``stop_string``.
     """
 
@@ -52,7 +55,41 @@ class Generation:
     blocks_run: list[int] = field(default_factory=list)
     head_rows: list[int] = field(default_factory=list)
     scores: list[float | None] = field(default_factory=list)
+    rejected: list[int] = field(default_factory=list)
+    wasted: list[int] = field(default_factory=list)
     stop_reason: str = "length"
+
+    def append(
+        self,
+        token_id: int,
+        exit_layer: int,
+        blocks_run: int,
+        head_rows: int,
+        score: float | None,
+        rejected: int = 0,
+        wasted: int = 0,
+    ) -> None:
+        """Add a token and its trace."""
+        self.token_ids.append(token_id)
+        self.exit_layers.append(exit_layer)
+        self.blocks_run.append(blocks_run)
+        self.head_rows.append(head_rows)
+        self.scores.append(score)
+        self.rejected.append(rejected)
+        self.wasted.append(wasted)
+
+    def cut(self, length: int) -> None:
+        """Forget all tokens but the first so many."""
+        for column in (
+            self.token_ids,
+            self.exit_layers,
+            self.blocks_run,
+            self.head_rows,
+            self.scores,
+            self.rejected,
+            self.wasted,
+        ):
+            del column[length:]
 
 
 class Step:
@@ -108,7 +145,7 @@ def decode(
     parts: Parts,
     is_stopped: Callable[[list[int]], bool] | None = None,
 ) -> list[Generation]:
-    """Generate greedily until every row has ended.
+    """Generate until every row has ended.
 
     Args:
         checkpoint: The model and its special tokens.
@@ -123,30 +160,38 @@ def decode(
     generations = [Generation() for _ in requests]
     alive = list(range(len(requests)))  # the request behind each row of the cache
     token_B: Tensor | None = None
-    for position in range(1, batch.max_new_tokens + 1):
+
+    def stop_reason(generation: Generation) -> str | None:
+        if generation.token_ids[-1] in checkpoint.eos_ids:
+            return "eos"
+        if is_stopped is not None and is_stopped(generation.token_ids):
+            return "stop_string"
+        return "length" if len(generation.token_ids) == batch.max_new_tokens else None
+
+    while alive:
+        rows = [generations[row] for row in alive]
+        seeds_B = tuple(requests[row].seed for row in alive)
         if token_B is not None or batch.prompt_state_BD is None:
             if token_B is None:
                 token_B = torch.full((len(alive),), checkpoint.start_id or 0, device=model.device)
-            seeds_B = tuple(requests[row].seed for row in alive)
-            step = decode_step(model, cache, token_B, parts, position, batch.max_new_tokens, seeds_B)
+            positions_B = tuple(len(generation.token_ids) + 1 for generation in rows)
+            cache.make_room()
+            step = decode_step(model, cache, token_B, parts, positions_B, batch.max_new_tokens, seeds_B)
         else:  # the prompt itself ran at full depth and already holds the first token
-            step = _first_token(model, batch.prompt_state_BD)
+            step = _first_token(model, batch.prompt_state_BD, parts, batch.max_new_tokens, seeds_B)
         token_B = step.token_B
-        going = []
-        for row, record in enumerate(_records(step)):
-            generation = generations[alive[row]]
-            token, exit_layer, blocks_run, head_rows, score = record
-            generation.token_ids.append(token)
-            generation.exit_layers.append(exit_layer)
-            generation.blocks_run.append(blocks_run)
-            generation.head_rows.append(head_rows)
-            generation.scores.append(None if exit_layer == model.n_blocks else score)
-            if token in checkpoint.eos_ids:
-                generation.stop_reason = "eos"
-            elif is_stopped is not None and is_stopped(generation.token_ids):
-                generation.stop_reason = "stop_string"
-            else:
-                going.append(row)
+        for generation, (token, exit_layer, blocks_run, head_rows, score) in zip(rows, _records(step), strict=True):
+            generation.append(token, exit_layer, blocks_run, head_rows, None if exit_layer == model.n_blocks else score)
+        reasons = [stop_reason(generation) for generation in rows]
+        if parts.kv_policy.verifies:
+            cut = verify(model, cache, parts.kv_policy, rows, [reason is not None for reason in reasons])
+            for row in cut:
+                reasons[row] = stop_reason(rows[row])
+            if cut:
+                token_B = torch.tensor([generation.token_ids[-1] for generation in rows], device=model.device)
+        for generation, reason in zip(rows, reasons, strict=True):
+            generation.stop_reason = reason or generation.stop_reason
+        going = [row for row, reason in enumerate(reasons) if reason is None]
         if not going:
             break
         if len(going) < len(alive):
@@ -162,7 +207,7 @@ def decode_step(
     cache: Cache,
     token_B: Tensor,
     parts: Parts,
-    position: int,
+    positions_B: tuple[int, ...],
     max_new_tokens: int,
     seeds_B: tuple[int, ...],
 ) -> Step:
@@ -173,13 +218,14 @@ def decode_step(
         cache: The batch; grows by one position.
         token_B: The last token of every row.
         parts: The method.
-        position: 1 for the first generated token.
+        positions_B: 1 for the first generated token of a row.
         max_new_tokens: Longest answer allowed.
         seeds_B: One seed a row.
     """
     n_blocks, policy = model.n_blocks, parts.kv_policy
     step = Step(len(token_B), model.device)
     begin_step(cache, policy)
+    waiting_B = () if policy.deferred is None else tuple(len(tokens) for tokens in cache.waiting)
     hidden_AD = model.embed(token_B[:, None], cache)[:, 0]
     earlier = [hidden_AD]  # states after blocks 0..block-1, kept for gates that ask for them
     ahead_LAD = _all_states(model, hidden_AD, cache, policy) if parts.gate.looks_ahead else None
@@ -194,16 +240,17 @@ def decode_step(
         if block == n_blocks or block in parts.blocks:
             view = BlockView(
                 block=block,
-                position=position,
+                positions_A=_of_rows(positions_B, rows_A),
                 max_new_tokens=max_new_tokens,
                 hidden_AD=hidden_AD,
-                seeds_A=seeds_B if rows_A is None else tuple(seeds_B[row] for row in rows_A.tolist()),
+                seeds_A=_of_rows(seeds_B, rows_A),
                 memory=memory,
                 model=model,
                 head=parts.head,
                 earlier=earlier,
                 previous_score_A=previous_score_A,
                 ahead_LAD=ahead_LAD,
+                waiting_A=_of_rows(waiting_B, rows_A),
             )
             if block == n_blocks:
                 _emit(step, parts, view, rows_A)
@@ -211,7 +258,7 @@ def decode_step(
             score_A = parts.gate.score(view)
             step.asked.append((block, score_A))
             _note_reading(step, view, rows_A)
-            leaves_A = score_A > parts.threshold.value(block, position, max_new_tokens)
+            leaves_A = score_A > _level(parts.threshold, view, score_A)
             n_leaving = int(leaves_A.sum())
             if n_leaving:
                 # All rows of the batch leaving at once stays the plain, index-free case.
@@ -233,6 +280,15 @@ def decode_step(
     step.check_finite()
     cache.length += 1
     return step
+
+
+def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Tensor:
+    """The threshold of the rows' positions: one number, or [A] where they differ."""
+    first, *others = view.positions_A
+    if all(position == first for position in others):
+        return threshold.value(view.block, first, view.max_new_tokens)
+    levels = [threshold.value(view.block, position, view.max_new_tokens) for position in view.positions_A]
+    return score_A.new_tensor(levels)
 
 
 def _leave(step: Step, parts: Parts, cache: Cache, view: BlockView, rows_A: Tensor | None, score_A: Tensor) -> None:
@@ -277,16 +333,29 @@ def _all_states(model: Transformer, hidden_AD: Tensor, cache: Cache, policy: KVP
     return torch.stack(states)
 
 
-def _first_token(model: Transformer, state_BD: Tensor) -> Step:
+def _first_token(
+    model: Transformer, state_BD: Tensor, parts: Parts, max_new_tokens: int, seeds_B: tuple[int, ...]
+) -> Step:
     """The token that the prompt's full-depth pass already holds."""
     step = Step(len(state_BD), model.device)
-    logits_BV = model.logits(state_BD)
-    step.token_B = argmax_token(logits_BV)
-    step.read.append((model.n_blocks, logits_BV.amax(-1).float()))
-    step.exit_layer_B[:] = step.blocks_run_B[:] = model.n_blocks
-    step.head_rows_B[:] = model.vocab_size
+    view = BlockView(
+        block=model.n_blocks,
+        positions_A=(1,) * len(state_BD),
+        max_new_tokens=max_new_tokens,
+        hidden_AD=state_BD,
+        seeds_A=seeds_B,
+        memory={},
+        model=model,
+        head=parts.head,
+    )
+    _emit(step, parts, view, None)
     step.check_finite()
     return step
+
+
+def _of_rows(values_B: tuple[int, ...], rows_A: Tensor | None) -> tuple[int, ...]:
+    """What the running rows have of a number a row; nothing where there is none."""
+    return values_B if rows_A is None or not values_B else tuple(values_B[row] for row in rows_A.tolist())
 
 
 def _among(rows_A: Tensor | None, mask_A: Tensor) -> Tensor:

@@ -153,6 +153,33 @@ class Cache:
         else:  # nothing to look up, so the rows need not be known on the host
             self.waiting = [[] for _ in range(len(rows))]
 
+    def drop_newest(self, dropped_B: Sequence[int]) -> None:
+        """Forget the newest positions of each row, so many; rows with more of them move right to end where others do.
+
+        Nothing may wait in a row that loses any.
+        """
+        least = min(dropped_B)
+        self.length -= least
+        for row, dropped in enumerate(dropped_B):
+            if shift := dropped - least:
+                kept = self.self_kv[:, :, row, :, : self.length - shift].clone()
+                self.self_kv[:, :, row, :, shift : self.length] = kept
+        if max(dropped_B) > least:
+            shifts_B = torch.tensor([dropped - least for dropped in dropped_B], device=self.self_kv.device)
+            self.padding_B = shifts_B if self.padding_B is None else self.padding_B + shifts_B
+
+    def make_room(self) -> None:
+        """Drop what padding all rows share if no position is left: rows were cut, and longer ones have ended."""
+        if self.length < self.room:
+            return
+        assert self.padding_B is not None, "a row without padding ends before the room does"
+        shared = int(self.padding_B.min())
+        self.self_kv[..., : self.length - shared, :] = self.self_kv[..., shared : self.length, :].clone()
+        self.length -= shared
+        self.padding_B = self.padding_B - shared
+        for token in (token for tokens in self.waiting for token in tokens):
+            token.place -= shared
+
     def fill_from_state(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
         """Write keys and values of blocks block+1..L at the current position, all projected from one state.
 
@@ -207,6 +234,7 @@ class Transformer:
     def __init__(self, arch: Architecture, weights: Weights, exit_heads: ExitHeads | None = None) -> None:
         self.arch = arch
         self.weights = weights
+        self.exit_heads = exit_heads
         self.activation = ACTIVATIONS[arch.activation]
         self._skip_kv: Linear | None = None
 
@@ -231,12 +259,16 @@ class Transformer:
         return self.weights.lm_head.weight.shape[0]
 
     @property
+    def exit_blocks(self) -> tuple[int, ...]:
+        """Blocks with a trained exit head, ascending."""
+        return () if self.exit_heads is None else self.exit_heads.blocks
+
+    @property
     def dtype(self) -> torch.dtype:
         """Number format of the weights."""
         return self.weights.token_embedding_VD.dtype
 
     @property
-        self.exit_heads = exit_heads
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.weights.token_embedding_VD.device
@@ -260,11 +292,6 @@ class Transformer:
             return F.layer_norm(x, (x.shape[-1],), None, None, self.arch.norm_eps)
         return F.rms_norm(x, (x.shape[-1],), None, self.arch.norm_eps)
 
-    @property
-    def exit_blocks(self) -> tuple[int, ...]:
-        """Blocks with a trained exit head, ascending."""
-        return () if self.exit_heads is None else self.exit_heads.blocks
-
     def final_normed(self, hidden: Tensor) -> Tensor:
         """The model's final norm with its weight and bias, of [..., D]."""
         norm = self.weights.final_norm
@@ -277,6 +304,17 @@ class Transformer:
         if self.arch.logit_scale != 1.0:
             normed = normed * self.arch.logit_scale
         return self.weights.lm_head(normed)
+
+    def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
+        """Read out with the trained exit head of a block, [A, D] to [A, V]."""
+        assert self.exit_heads is not None, "asked at exit blocks only"
+        return self.exit_heads.logits(block, hidden_AD, self.logits)
+
+    def exit_head_numel(self, block: int) -> int:
+        """Weights that one read-out of an exit head multiplies; a lens ends in the model's own LM head."""
+        assert self.exit_heads is not None, "asked at exit blocks only"
+        own = self.exit_heads.numel(block)
+        return own + self.weights.lm_head.weight.numel() if self.exit_heads.kind == "lens" else own
 
     def head_weights(self, ids_AK: Tensor) -> Tensor:
         """Rows of the LM head, [A, K, D]; with a bias as one more column."""
@@ -307,17 +345,6 @@ class Transformer:
         n_rows, n_heads, n_new, size = q.shape
         groups = k.shape[1]
         if groups < n_heads:
-    def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
-        """Read out with the trained exit head of a block, [A, D] to [A, V]."""
-        assert self.exit_heads is not None, "asked at exit blocks only"
-        return self.exit_heads.logits(block, hidden_AD, self.logits)
-
-    def exit_head_numel(self, block: int) -> int:
-        """Weights that one read-out of an exit head multiplies; a lens ends in the model's own LM head."""
-        assert self.exit_heads is not None, "asked at exit blocks only"
-        own = self.exit_heads.numel(block)
-        return own + self.weights.lm_head.weight.numel() if self.exit_heads.kind == "lens" else own
-
             # Query heads that share a key head become more query positions of one head: no copy of keys or values.
             q = q.reshape(n_rows, groups, -1, size)
             bias = bias.repeat(1, 1, n_heads // groups, 1) if bias is not None and n_new > 1 else bias
@@ -470,8 +497,8 @@ class Transformer:
         bias = None
         keys = torch.arange(end, device=self.device)
         if cache.reversed_relative is not None and n_new == 1:
-            return cache.reversed_relative[..., cache.room - end :]
-        if self.weights.relative_bias is not None:
+            bias = cache.reversed_relative[..., cache.room - end :]
+        elif self.weights.relative_bias is not None:
             bias = self.relative_bias(self.weights.relative_bias, keys[cache.length :], keys)
         if n_new > 1:
             future = additive(keys[cache.length :, None] >= keys[None, :], self.dtype)[None, None]

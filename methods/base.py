@@ -7,6 +7,7 @@ Blocks are numbered 1..L; an exit layer is the number of blocks executed.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,6 @@ class Model(Protocol):
     def vocab_size(self) -> int:
         """Rows of the LM head, V."""
 
-    def final_normed(self, hidden: Tensor) -> Tensor:
     @property
     def exit_blocks(self) -> tuple[int, ...]:
         """Blocks with a trained exit head, ascending; () without."""
@@ -50,6 +50,7 @@ class Model(Protocol):
     def exit_head_numel(self, block: int) -> int:
         """Weights that one read-out with the exit head of a block multiplies."""
 
+    def final_normed(self, hidden: Tensor) -> Tensor:
         """The model's final norm of states [..., D]."""
 
     def logits(self, hidden_AD: Tensor) -> Tensor:
@@ -99,7 +100,7 @@ class BlockView:
 
     Attributes:
         block: Blocks executed so far, 1..L.
-        position: 1 for the first generated token.
+        positions_A: 1 for the first generated token of a row; rows differ where drafts of some were cut.
         max_new_tokens: Longest answer allowed, N of the position-decayed thresholds.
         hidden_AD: Output of the block (residual stream, not normalised).
         seeds_A: One fixed random seed a row, the same in every batch.
@@ -108,6 +109,7 @@ class BlockView:
         earlier: States [A, D] after blocks 0 (the embedding) to block-1, only if the gate asked for the history.
         previous_score_A: Score at the block asked before; None at the first.
         ahead_LAD: States after every block, only if the gate asked to look ahead.
+        waiting_A: Earlier tokens of each row whose skipped blocks wait, only if the KV policy lets tokens wait.
         head_rows: Rows of the LM head multiplied through this view, one number or [A].
     """
 
@@ -115,7 +117,7 @@ class BlockView:
         self,
         *,
         block: int,
-        position: int,
+        positions_A: tuple[int, ...],
         max_new_tokens: int,
         hidden_AD: Tensor,
         seeds_A: tuple[int, ...],
@@ -125,9 +127,10 @@ class BlockView:
         earlier: Sequence[Tensor] = (),
         previous_score_A: Tensor | None = None,
         ahead_LAD: Tensor | None = None,
+        waiting_A: tuple[int, ...] = (),
     ) -> None:
         self.block = block
-        self.position = position
+        self.positions_A = positions_A
         self.max_new_tokens = max_new_tokens
         self.hidden_AD = hidden_AD
         self.seeds_A = seeds_A
@@ -136,6 +139,7 @@ class BlockView:
         self.earlier = earlier
         self.previous_score_A = previous_score_A
         self.ahead_LAD = ahead_LAD
+        self.waiting_A = waiting_A
         self.head_rows: int | Tensor = 0
         self._head = head
         self._read: Reading | None = None
@@ -171,18 +175,20 @@ class BlockView:
 
     def rows(self, keep_A: Tensor) -> BlockView:
         """The same block seen by the rows where ``keep_A`` [A] is true."""
+        kept = keep_A.tolist()
         view = BlockView(
             block=self.block,
-            position=self.position,
+            positions_A=tuple(itertools.compress(self.positions_A, kept)),
             max_new_tokens=self.max_new_tokens,
             hidden_AD=self.hidden_AD[keep_A],
-            seeds_A=tuple(seed for seed, keep in zip(self.seeds_A, keep_A.tolist(), strict=True) if keep),
+            seeds_A=tuple(itertools.compress(self.seeds_A, kept)),
             memory={name: value[keep_A] for name, value in self.memory.items()},
             model=self.model,
             head=self._head,
             earlier=[state[keep_A] for state in self.earlier],
             previous_score_A=None if self.previous_score_A is None else self.previous_score_A[keep_A],
             ahead_LAD=None if self.ahead_LAD is None else self.ahead_LAD[:, keep_A],
+            waiting_A=tuple(itertools.compress(self.waiting_A, kept)),
         )
         if self._read is not None:
             ids_AK = self._read.ids_AK
@@ -193,7 +199,7 @@ class BlockView:
         """The view of the last block, for rows whose state there is known."""
         return BlockView(
             block=self.model.n_blocks,
-            position=self.position,
+            positions_A=self.positions_A,
             max_new_tokens=self.max_new_tokens,
             hidden_AD=hidden_AD,
             seeds_A=self.seeds_A,
@@ -286,6 +292,8 @@ class KVPolicy(ABC):
     keys and values; or it runs the block beside the later one; or it runs again from block 1 on."""
     runs_all_blocks: ClassVar[bool] = False
     """Whether the skipped blocks are run after all, before the next token."""
+    verifies: ClassVar[bool] = False
+    """Whether a token that waited is kept only if `rejects` lets it, once a later one has run all blocks beside it."""
 
     @abstractmethod
     def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor | None:
@@ -305,6 +313,37 @@ class KVPolicy(ABC):
             block_costs: Work of one block for each token.
         """
 
+    def rejects(self, logits_NV: Tensor, token_N: Tensor) -> Tensor:
+        """Which drafts the full model rejects, [N]; asked of policies that verify.
+
+        Args:
+            logits_NV: The full model's, where each draft was chosen.
+            token_N: The drafts.
+        """
+        raise NotImplementedError
+
+    def verification_cost(
+        self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting
+    ) -> Cost:
+        """Work of one answer that verifying adds to `cost`, the LM head's products apart."""
+        return Cost()
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What an answer's verification threw away, told at the token that took its place.
+
+    Attributes:
+        rejected: Drafted tokens thrown away right before each token was decided.
+        wasted: Positions run for them in vain: as many, or one fewer if the last draft was to end the answer, so that
+            nothing had been fed behind it.
+        exit_layer: Blocks after which drafts leave.
+    """
+
+    rejected: Sequence[int]
+    wasted: Sequence[int]
+    exit_layer: int
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -321,22 +360,35 @@ class Parts:
         return sorted(block for block in self.blocks if block < n_blocks)
 
     def cost(
-        self, model: Model, exit_layers: Sequence[int], head_rows: Sequence[float], block_costs: Sequence[Cost]
+        self,
+        model: Model,
+        exit_layers: Sequence[int],
+        head_rows: Sequence[float],
+        block_costs: Sequence[Cost],
+        rejected: Sequence[int] = (),
+        wasted: Sequence[int] = (),
     ) -> Cost:
-        """Work of one answer: blocks, gates, read-outs, and keys and values of skipped blocks.
+        """Work of one answer: blocks, gates, read-outs, keys and values of skipped blocks, and verification.
 
         Args:
             model: The model.
             exit_layers: Of every token.
             head_rows: Rows of the LM head multiplied for every token, as the trace has them.
             block_costs: Work of one block for each token.
+            rejected: Drafts thrown away before each token; empty if none were.
+            wasted: Positions run in vain before each token; empty if none were.
         """
         asked = self.asked(model.n_blocks)
         blocks = sum((cost * layer for cost, layer in zip(block_costs, exit_layers, strict=True)), Cost())
         gates = {layer: self.gate.cost(model, [b for b in asked if b <= layer]) for layer in set(exit_layers)}
         gating = sum((gates[layer] for layer in exit_layers), Cost())
         reading = self.head.cost(model, sum(head_rows))
-        return blocks + gating + reading + self.kv_policy.cost(model, exit_layers, block_costs)
+        total = blocks + gating + reading + self.kv_policy.cost(model, exit_layers, block_costs)
+        if not self.kv_policy.verifies:
+            return total
+        in_vain = self.gate.cost(model, asked) * sum(wasted)
+        drafting = Drafting(rejected, wasted, min(asked, default=model.n_blocks))
+        return total + in_vain + self.kv_policy.verification_cost(model, exit_layers, block_costs, drafting)
 
     def score_sql(self, n_blocks: int) -> str | None:
         """The score at block ``l`` as SQL over one row of a probe; None if the probe's columns cannot tell."""
@@ -414,6 +466,8 @@ class Method(ABC):
     """Where the method is defined: paper section or equation."""
     is_baseline: ClassVar[bool] = False
     """True for the one method that every other is compared with."""
+    needs_exit_heads: ClassVar[bool] = False
+    """Whether the checkpoint must have trained exit heads."""
 
     @abstractmethod
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
@@ -448,6 +502,14 @@ class Method(ABC):
     def check(self, n_blocks: int) -> None:
         """Raise UserError if the parameters do not fit a decoder of ``n_blocks`` blocks."""
 
+    def bound_to(self, exit_blocks: tuple[int, ...]) -> Self:
+        """Return the method as it is on a checkpoint with trained exit heads after these blocks (() without any).
+
+        Raises:
+            UserError: It needs heads that the checkpoint does not have.
+        """
+        return self
+
     def params(self) -> dict[str, Any]:
         """The parameters by name, as they enter the identity of a cell."""
         return dataclasses.asdict(self)
@@ -466,8 +528,6 @@ class Method(ABC):
         known = {item.name: item for item in dataclasses.fields(cls)}
         types = get_type_hints(cls)
         checked: dict[str, Any] = {}
-    needs_exit_heads: ClassVar[bool] = False
-    """Whether the checkpoint must have trained exit heads."""
         for name, value in params.items():
             at = f"{where}: " if where else ""
             if name not in known:
@@ -501,14 +561,6 @@ def blocks_from(first: int, n_blocks: int, every: int = 1) -> frozenset[int]:
     """The blocks at which a gate may end a token: first, first + every, ... below L."""
     return frozenset(range(first, n_blocks, every))
 
-
-    def bound_to(self, exit_blocks: tuple[int, ...]) -> Self:
-        """Return the method as it is on a checkpoint with trained exit heads after these blocks (() without any).
-
-        Raises:
-            UserError: It needs heads that the checkpoint does not have.
-        """
-        return self
 
 def check_block(method: Method, parameter: str, n_blocks: int) -> None:
     """Raise UserError if the block named by a parameter is deeper than the decoder."""

@@ -65,8 +65,7 @@ class Scheduled(Gate):
     def score(self, view: BlockView) -> Tensor:
         """Return 1.0 or 0.0 a row, [A]."""
         if "exit_A" not in view.memory:
-            at, depth = view.position - 1, view.model.n_blocks
-            rows = (self.layers[seed] for seed in view.seeds_A)
-            exits = [row[at] if at < len(row) else depth for row in rows]
+            known = [(self.layers[seed], at) for seed, at in zip(view.seeds_A, view.positions_A, strict=True)]
+            exits = [row[at - 1] if at <= len(row) else view.model.n_blocks for row, at in known]
             view.memory["exit_A"] = torch.tensor(exits, device=view.hidden_AD.device)
         return (view.memory["exit_A"] <= view.block).float()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
-from exitbench.methods.base import Cost, DecoderCache, KVPolicy, Model
+from exitbench.methods.base import Cost, DecoderCache, Drafting, KVPolicy, Model, argmax_token
 
 
 def projection_cost(model: Model, n_blocks: int) -> Cost:
@@ -103,6 +104,76 @@ class SyncParallel(Deferred):
         """The later token's products for each that waited; weights and caches are read once, by the later token."""
         flops = sum(block_costs[later].matmul_flops for _, later, _ in _completions(exit_layers))
         return Cost(matmul_flops=flops)
+
+
+class Verified(SyncParallel):
+    """Synchronised parallel decoding that also reads the full model out where tokens wait, and keeps what it accepts.
+
+    All of a row's tokens are verified in the end, so that none is ever left waiting.
+    """
+
+    verifies: ClassVar[bool] = True
+
+    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+        """Drafts at the end of an answer are completed too, as if the last of them had run all blocks."""
+        if not exit_layers:
+            return Cost()
+        rest = block_costs[-1] * (model.n_blocks - exit_layers[-1])
+        return rest + super().cost(model, [*exit_layers[:-1], model.n_blocks], block_costs)
+
+    def verification_cost(
+        self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting
+    ) -> Cost:
+        """All blocks at each position run in vain, whose weights were read for its own draft only.
+
+        Drafts verified in one pass are read out together with each other and with the new token, if there is one, so
+        that the LM head is read once where its rows count a read-out for each.
+        """
+        lost = sum((cost * times for cost, times in zip(block_costs, drafting.wasted, strict=True)), Cost())
+        in_vain = Cost(lost.matmul_flops * model.n_blocks, read_numel=lost.read_numel * drafting.exit_layer)
+        accepted = sum(layer < model.n_blocks for layer in exit_layers)
+        endings = (
+            sum(drafting.rejected) - sum(drafting.wasted) + (bool(exit_layers) and exit_layers[-1] < model.n_blocks)
+        )
+        verified = accepted + sum(drafting.rejected)
+        shared = Cost(read_numel=-float((verified - endings) * model.vocab_size * model.d_model))
+        return in_vain + shared + self.judging_cost(model) * verified
+
+    def judging_cost(self, model: Model) -> Cost:
+        """Work of `rejects` for one draft; an argmax is not counted anywhere."""
+        return Cost()
+
+
+class Rollback(Verified):
+    """FREE's RollBack: a draft of which the full model is too unsure is cut, with all after it (methods.md 1.4).
+
+    Args:
+        bound: Largest cross-entropy of the draft under the full model, nats; 0 rejects every draft.
+    """
+
+    name: ClassVar[str] = "sync-parallel-rollback"
+
+    def __init__(self, bound: float) -> None:
+        self.bound = bound
+
+    def rejects(self, logits_NV: Tensor, token_N: Tensor) -> Tensor:
+        """Where -log p_full(draft) > bound."""
+        log_p_NV = torch.log_softmax(logits_NV.float(), dim=-1)
+        return -log_p_NV.gather(1, token_N[:, None])[:, 0] > self.bound
+
+    def judging_cost(self, model: Model) -> Cost:
+        """A softmax over the vocabulary."""
+        return Cost(elementwise_flops=5 * model.vocab_size)
+
+
+class Speculation(Verified):
+    """Self-speculative decoding: a draft stays if it is the full model's own greedy choice (methods.md 1.10)."""
+
+    name: ClassVar[str] = "self-speculation"
+
+    def rejects(self, logits_NV: Tensor, token_N: Tensor) -> Tensor:
+        """Where the full model chooses another token."""
+        return argmax_token(logits_NV) != token_N
 
 
 class RecomputeBacklog(Deferred):

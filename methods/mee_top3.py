@@ -39,7 +39,8 @@ class Growing(Gate):
         grows_A = (earlier[0] < earlier[1]) & (earlier[1] < best_A)
         if self.inner is None:
             return torch.where(grows_A, best_A, 0.0)
-        return (grows_A & (best_A > self.inner.value(view.block, view.position, view.max_new_tokens))).float()
+        # The code tests the undecayed threshold, the same at every position.
+        return (grows_A & (best_A > self.inner.value(view.block, 1, view.max_new_tokens))).float()
 
     def _remembered(self, view: BlockView, block: int) -> Tensor:
         known = f"best_{block}"

@@ -57,7 +57,7 @@ def _score(
     for block in [*parts.asked(n_blocks), n_blocks]:
         view = BlockView(
             block=block,
-            position=position,
+            positions_A=(position,) * n_tokens,
             max_new_tokens=1,
             hidden_AD=states_LND[block],
             seeds_A=seeds,

@@ -55,7 +55,8 @@ class RandomDraw(Gate):
     def score(self, view: BlockView) -> Tensor:
         """Return 1.0 or 0.0 a row, [A]."""
         if "exit_A" not in view.memory:
-            draws = (uniform(self.seed, row_seed, view.position) for row_seed in view.seeds_A)
+            rows = zip(view.seeds_A, view.positions_A, strict=True)
+            draws = (uniform(self.seed, row_seed, position) for row_seed, position in rows)
             layers = [1 + bisect.bisect_right(self.cumulative, draw) for draw in draws]
             view.memory["exit_A"] = torch.tensor(layers, device=view.hidden_AD.device)
         return (view.memory["exit_A"] <= view.block).float()

@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 """Version of the spool's layout; status.json carries it. Attempts of every earlier version are read too."""
 
 STATUSES: Final = ("ok", "failed", "oom", "timeout", "skipped", "interrupted")
@@ -53,6 +53,7 @@ TOKENS: Final = pa.schema(
         _optional("head_rows", pa.int32()),
         _optional("score", pa.float32()),
         _required("reason", pa.string()),
+        _optional("rejected", pa.int32()),
     ]
 )
 

@@ -61,7 +61,7 @@ def quality_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_pro
         for document, answer, score in zip(documents, answers, scores, strict=True)
     ]
     writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
-    writer.write("tokens", _token_table(session, item, documents, answers))
+    writer.write("tokens", _token_table(session, item, documents, answers, parts.kv_policy.verifies))
     metrics: dict[str, tuple[str, Interval]] = {}
     for metric in task.metrics:
         statistics = np.array([score.summands(metric) for score in scores])
@@ -83,15 +83,23 @@ def quality_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_pro
 
 
 def _token_table(
-    session: Session, item: WorkItem, documents: Sequence[Document], answers: Sequence[Answer]
+    session: Session, item: WorkItem, documents: Sequence[Document], answers: Sequence[Answer], verifies: bool
 ) -> pa.Table:
     depth = session.checkpoint.model.n_blocks
     rows: list[dict[str, Any]] = []
     for document, answer in zip(documents, answers, strict=True):
         kinds = session.kinds(item, document)
         made = answer.generation
-        columns = zip(made.token_ids, made.exit_layers, made.blocks_run, made.head_rows, made.scores, strict=True)
-        for index, (token_id, exit_layer, blocks_run, head_rows, score) in enumerate(columns):
+        columns = zip(
+            made.token_ids,
+            made.exit_layers,
+            made.blocks_run,
+            made.head_rows,
+            made.scores,
+            made.rejected if verifies else [None] * len(made.token_ids),
+            strict=True,
+        )
+        for index, (token_id, exit_layer, blocks_run, head_rows, score, rejected) in enumerate(columns):
             rows.append(
                 {
                     "doc_key": document.key,
@@ -103,6 +111,7 @@ def _token_table(
                     "head_rows": head_rows,
                     "score": score,
                     "reason": "last" if exit_layer == depth else "threshold",
+                    "rejected": rejected,
                 }
             )
     return pa.Table.from_pylist(rows, schema=TABLES["tokens"])
@@ -116,7 +125,10 @@ def _depth_metrics(
     answers: Sequence[Answer],
     full: Mapping[str, FullOutput],
 ) -> dict[str, Interval]:
-    """Mean exit layer, agreement with full depth, and ideal speed-ups, each a ratio of sums over documents."""
+    """Mean exit layer, agreement with full depth, ideal speed-ups and, of drafts that are verified, the share kept.
+
+    Each is a ratio of sums over documents.
+    """
     made = [answer.generation for answer in answers]
     outputs = [full[document.key] for document in documents]
     matches = [
@@ -127,7 +139,7 @@ def _depth_metrics(
     full_made = [_at_full_depth(output, session.checkpoint.model) for output in outputs]
     full_costs = answer_costs(session, session.full_parts(), full_made, [output.n_prompt for output in outputs])
     seed = item.cell.seed
-    return {
+    metrics = {
         "mean_exit_layer": ratio_interval(
             [sum(generation.exit_layers) for generation in made], [len(g.token_ids) for g in made], seed=seed
         ),
@@ -141,6 +153,12 @@ def _depth_metrics(
             seed=seed,
         ),
     }
+    if parts.kv_policy.verifies:
+        accepted = [sum(layer < session.checkpoint.model.n_blocks for layer in g.exit_layers) for g in made]
+        drafts = [kept + sum(generation.rejected) for kept, generation in zip(accepted, made, strict=True)]
+        if sum(drafts):
+            metrics["acceptance_rate"] = ratio_interval(accepted, drafts, seed=seed)
+    return metrics
 
 
 def _at_full_depth(output: FullOutput, model: Transformer) -> Generation:

@@ -188,6 +188,8 @@ def answer_costs(
                 TokenPlace(context=before * n_prompt + position, source=after * n_prompt)
                 for position in range(1, len(generation.token_ids) + 1)
             ],
+            generation.rejected,
+            generation.wasted,
         )
         for generation, n_prompt in zip(generations, prompt_lengths, strict=True)
     ]

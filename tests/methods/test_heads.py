@@ -53,7 +53,7 @@ def views(
         before = (scores or {}).get(block)
         view = BlockView(
             block=block,
-            position=1,
+            positions_A=(1,) * states_LAV.shape[1],
             max_new_tokens=10,
             hidden_AD=states_LAV[block],
             seeds_A=tuple(range(states_LAV.shape[1])),

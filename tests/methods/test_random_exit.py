@@ -22,7 +22,7 @@ def view(n_rows: int, position: int, block: int = 1) -> BlockView:
     model: Any = None
     return BlockView(
         block=block,
-        position=position,
+        positions_A=(position,) * n_rows,
         max_new_tokens=10,
         hidden_AD=torch.zeros(n_rows, 4),
         seeds_A=tuple(range(n_rows)),

@@ -163,13 +163,15 @@ def test_a_database_of_version_1_keeps_its_rows_and_gains_what_came_after(tmp_pa
         connection.execute("CREATE VIEW token_trace AS SELECT * FROM token_exit")
         connection.execute("INSERT INTO view_source VALUES ('earlier')")
     with open_database(path) as opened:
-        assert opened.query("SELECT version FROM schema_version ORDER BY ALL")["version"].to_pylist() == [1, 2]
-        assert opened.query("SELECT doc_key, exit_layer, head_rows FROM token_exit").to_pylist() == [
-            {"doc_key": "a", "exit_layer": 2, "head_rows": None}
+        assert opened.query("SELECT version FROM schema_version ORDER BY ALL")["version"].to_pylist() == list(
+            range(1, VERSION + 1)
+        )
+        assert opened.query("SELECT doc_key, exit_layer, head_rows, rejected FROM token_exit").to_pylist() == [
+            {"doc_key": "a", "exit_layer": 2, "head_rows": None, "rejected": None}
         ]
         for view in ("score_trace", "fit_curves", "calibrations"):
             assert opened.query(f"FROM {view}").num_rows == 0
-        assert "head_rows" in opened.query("FROM token_trace").column_names
+        assert {"head_rows", "rejected"} <= set(opened.query("FROM token_trace").column_names)
 
 
 def test_a_migration_that_fails_leaves_the_older_schema(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,18 +197,26 @@ def test_metrics_keep_the_order_they_were_written_in(write: Write, spool: Path, 
     assert _query(path, "SELECT metric FROM metric ORDER BY ordinal") == [{"metric": name} for name in names]
 
 
-def test_an_attempt_of_the_first_version_of_the_spool_is_read(
-    write: Write, spool: Path, path: Path, tokens: pa.Table, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("version", "later"), [(1, ["head_rows", "rejected"]), (2, ["rejected"])])
+def test_an_attempt_of_an_earlier_version_of_the_spool_is_read(
+    write: Write,
+    spool: Path,
+    path: Path,
+    tokens: pa.Table,
+    monkeypatch: pytest.MonkeyPatch,
+    version: int,
+    later: list[str],
 ) -> None:
-    earlier = tokens.drop_columns(["head_rows"])
+    earlier = tokens.drop_columns(later)
     with monkeypatch.context() as patched:
         patched.setitem(TABLES, "tokens", earlier.schema)
-        patched.setattr("exitbench.results.spool.SCHEMA_VERSION", 1)
+        patched.setattr("exitbench.results.spool.SCHEMA_VERSION", version)
         write(tables={"tokens": earlier})
     report = ingest(spool, path)
     assert (report.added, report.quarantined) == (1, ())
-    assert _query(path, "SELECT head_rows, count(*) AS n FROM token_trace GROUP BY ALL") == [
-        {"head_rows": None, "n": 3}
+    kept = None if version == 1 else 100
+    assert _query(path, "SELECT head_rows, rejected, count(*) AS n FROM token_trace GROUP BY ALL") == [
+        {"head_rows": kept, "rejected": None, "n": 3}
     ]
 
 

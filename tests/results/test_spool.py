@@ -228,11 +228,11 @@ def test_rows_that_are_not_the_schemas_are_refused(
 
 def test_columns_that_may_be_null_may_be_left_out(tmp_path: Path, cell: Json, env: Json, tokens: pa.Table) -> None:
     with AttemptWriter(tmp_path, cell, env) as writer:
-        writer.write("tokens", tokens.drop_columns(["head_rows"]))
+        writer.write("tokens", tokens.drop_columns(["head_rows", "rejected"]))
         writer.finish("ok")
     (rows,) = read_attempt(writer.path).batches("tokens")
-    assert rows["head_rows"].to_pylist() == [None] * 3
-    assert rows.drop_columns(["head_rows"]).equals(tokens.drop_columns(["head_rows"]))
+    assert rows["head_rows"].to_pylist() == rows["rejected"].to_pylist() == [None] * 3
+    assert rows.drop_columns(["head_rows", "rejected"]).equals(tokens.drop_columns(["head_rows", "rejected"]))
 
 
 def test_a_score_is_nan_where_the_gate_is_not_asked(tmp_path: Path, cell: Json, env: Json) -> None:

@@ -28,7 +28,8 @@ class ExitAtSeed(Gate):
         self.moving = moving
 
     def score(self, view: BlockView) -> Tensor:
-        wanted = [exit_at(seed, view.position if self.moving else 0) for seed in view.seeds_A]
+        rows = zip(view.seeds_A, view.positions_A, strict=True)
+        wanted = [exit_at(seed, position if self.moving else 0) for seed, position in rows]
         return torch.tensor([float(view.block >= block) for block in wanted])
 
 
@@ -214,7 +215,7 @@ def test_skipped_blocks_hold_the_projections_of_the_exit_state(family: Any, prom
     batch = start(family, rows, seeds)
     token = torch.full((10,), family.checkpoint.start_id if family.is_seq2seq else 7)
     with torch.inference_mode():
-        decode_step(model, batch.cache, token, parts(ExitAtSeed()), 1, MAX_NEW_TOKENS, tuple(seeds))
+        decode_step(model, batch.cache, token, parts(ExitAtSeed()), (1,) * len(token), MAX_NEW_TOKENS, tuple(seeds))
     newest = batch.cache.length - 1
     compared = 0
     for row, (prompt, exit_layer) in enumerate(zip(rows, seeds, strict=True)):
@@ -238,7 +239,7 @@ def test_executed_blocks_hold_what_full_depth_holds(family: Any, prompts: Any, e
         batch = start(family, rows, [depth] * 6)
         with torch.inference_mode():
             model = family.checkpoint.model
-            decode_step(model, batch.cache, token, parts(ExitAtSeed()), 1, MAX_NEW_TOKENS, (depth,) * 6)
+            decode_step(model, batch.cache, token, parts(ExitAtSeed()), (1,) * len(token), MAX_NEW_TOKENS, (depth,) * 6)
         caches.append(batch.cache.self_kv[..., : batch.cache.length, :])
     early, full = caches
     assert torch.equal(early[:exit_layer], full[:exit_layer])

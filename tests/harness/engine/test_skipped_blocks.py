@@ -169,7 +169,7 @@ def test_noisy_emits_the_full_models_token_and_leaves_the_cache_of_state_copying
         schedules = {"noisy": layers, "state-copy": layers, "exact": never}
         with torch.inference_mode():
             noisy, copied, full = (
-                decode_step(model, cache, token, parts(policy, asked), position, N_NEW, seeds)
+                decode_step(model, cache, token, parts(policy, asked), (position,) * N_ROWS, N_NEW, seeds)
                 for cache, (policy, asked) in zip(caches, schedules.items(), strict=True)
             )
         assert torch.equal(noisy.token_B, full.token_B)
@@ -290,7 +290,9 @@ def test_a_token_that_has_all_blocks_waits_no_longer(family: Any, prompts: Any) 
         layers, waiting = {0: [2, 1, L, 1], 1: [1, 1, 1, L]}, []
         for position in range(1, 5):
             with torch.inference_mode():
-                decode_step(model, batch.cache, torch.tensor([7, 8]), parts(policy, layers), position, N_NEW, seeds)
+                decode_step(
+                    model, batch.cache, torch.tensor([7, 8]), parts(policy, layers), (position,) * 2, N_NEW, seeds
+                )
             waiting.append([sum(token.done < L for token in tokens) for tokens in batch.cache.waiting])
         assert waiting == [[1, 1], [2, 2], [0, 3], [1, 0]], policy
 

@@ -1,0 +1,122 @@
+"""FREE: two exits, and deep tokens that complete the shallow ones before them in one pass."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from exitbench.methods.base import (
+    NOTHING_FITTED,
+    FitData,
+    Fitted,
+    KVPolicy,
+    Method,
+    Parts,
+    check_block,
+    param,
+)
+from exitbench.methods.beta_mixture import adaptive_threshold
+from exitbench.methods.gates import SoftmaxMargin
+from exitbench.methods.heads import LMHead
+from exitbench.methods.kv_policies import KV_POLICIES, Rollback
+from exitbench.methods.offline import score_states
+from exitbench.methods.registry import register
+from exitbench.methods.thresholds import Constant
+
+
+@register
+@dataclass(frozen=True)
+class Free(Method):
+    """Exit after S blocks when the two most probable tokens differ by more than the threshold, else run all blocks.
+
+    The adaptive rules fit the threshold on the train split (`beta_mixture.py`) and freeze it, so that an answer depends
+    on its document alone. FREE fits it again before every sequence on all tokens decoded so far; fitting on more
+    documents plays that part here.
+    """
+
+    name: ClassVar[str] = "free"
+    source: ClassVar[str] = "FREE sections 4.1-4.3; methods.md 1.4"
+
+    exit_layer: int = param(2, "S: blocks of a shallow token", low=1)
+    threshold: float = param(
+        0.9, "lambda: exit where the margin > threshold; adaptive rules start there", low=0.0, high=1.0
+    )
+    rule: str = param(
+        "constant",
+        "constant: threshold; adaptive: fitted on the train split by a Beta mixture; adaptive-code: the same with the "
+        "errors of the published code",
+        choices=("constant", "adaptive", "adaptive-code"),
+    )
+    kv_policy: str = param(
+        "sync-parallel",
+        "skipped blocks are run beside the next deep token, project the shallow state then, or are run and verified",
+        choices=("sync-parallel", "state-copy-lazy", Rollback.name),
+    )
+    rollback: float = param(
+        2.0, "sync-parallel-rollback: largest cross-entropy of a shallow token under the full model, nats", low=0.0
+    )
+
+    def check(self, n_blocks: int) -> None:
+        """The shallow exit must exist."""
+        check_block(self, "exit_layer", n_blocks)
+
+    def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
+        """The softmax margin at one block."""
+        level = self.threshold
+        if self.rule != "constant":
+            known = fitted.get("threshold")
+            level = float("inf") if known is None else float(known)
+        policy: KVPolicy = Rollback(self.rollback) if self.kv_policy == Rollback.name else KV_POLICIES[self.kv_policy]
+        return Parts(SoftmaxMargin(), Constant(level), LMHead(), policy, frozenset({self.exit_layer}))
+
+    def score_params(self) -> dict[str, Any]:
+        """Where the margin is taken."""
+        return {"exit_layer": self.exit_layer}
+
+    def fit_params(self) -> dict[str, Any]:
+        """Those of the adaptive rules, whose threshold may stay as it is configured."""
+        if self.rule == "constant":
+            return {}
+        return {"exit_layer": self.exit_layer, "threshold": self.threshold, "rule": self.rule}
+
+    def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
+        """Choose the threshold from tokens' margins and whether they agree with full depth."""
+        form: Literal["correct", "code"] = "code" if self.rule == "adaptive-code" else "correct"
+        level = self.threshold
+        if self.exit_layer < data.model.n_blocks:
+            scores_LN, emitted_LN = score_states(self.parts(data.model.n_blocks), data.model, data.states_LND)
+            score_N = scores_LN[self.exit_layer - 1]
+            agrees_N = emitted_LN[self.exit_layer - 1] == data.final_token_N
+            if form == "code":
+                used_N = in_parallel_passes(score_N > self.threshold, data.document_N)
+                score_N, agrees_N = score_N[used_N], agrees_N[used_N]
+            level = adaptive_threshold(score_N, agrees_N, self.threshold, form)
+        on_progress(1.0)
+        return Fitted({"threshold": torch.tensor(level, dtype=torch.float64)})
+
+
+def in_parallel_passes(shallow_N: Tensor, document_N: Tensor) -> Tensor:
+    """Tokens [N] that a deep pass runs together: shallow ones before a deep one of their document, and that one.
+
+    A deep token that no shallow one waits for is left out, and so are shallow ones at the end of a document: the
+    published code never sees either.
+
+    Args:
+        shallow_N: Whether each token leaves early, in the order of decoding.
+        document_N: Its document.
+    """
+    used = [False] * len(shallow_N)
+    waiting: list[int] = []
+    before = None
+    for at, (is_shallow, document) in enumerate(zip(shallow_N.tolist(), document_N.tolist(), strict=True)):
+        waiting = waiting if document == before else []
+        before = document
+        if is_shallow:
+            waiting.append(at)
+            continue
+        for index in [*waiting, at] if waiting else []:
+            used[index] = True
+        waiting = []
+    return torch.tensor(used, dtype=torch.bool, device=shallow_N.device)

@@ -1,0 +1,54 @@
+"""Self-speculative decoding: the first blocks draft, all blocks verify (LayerSkip)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from exitbench.methods.base import NOTHING_FITTED, BlockView, Gate, Method, Parts, check_block, param
+from exitbench.methods.heads import LMHead
+from exitbench.methods.kv_policies import Speculation
+from exitbench.methods.registry import register
+from exitbench.methods.thresholds import Constant
+
+
+class Drafts(Gate):
+    """Score 1 while fewer than so many drafts of the row wait to be verified."""
+
+    def __init__(self, drafts: int) -> None:
+        self.drafts = drafts
+
+    def score(self, view: BlockView) -> Tensor:
+        """Return 1.0 or 0.0 a row, [A]."""
+        waiting_A = view.waiting_A or (0,) * len(view.hidden_AD)
+        return torch.tensor([float(waiting < self.drafts) for waiting in waiting_A], device=view.hidden_AD.device)
+
+
+@register
+@dataclass(frozen=True)
+class SelfSpeculation(Method):
+    """Draft k tokens with the first E blocks, then verify them in one pass of the remaining blocks.
+
+    That pass is the next token's own, so it gives one token more than it accepts. The answer is that of greedy full
+    depth. A checkpoint trained for it (layer dropout, early-exit loss) accepts more drafts.
+    """
+
+    name: ClassVar[str] = "self-speculation"
+    source: ClassVar[str] = "LayerSkip section 4.3; methods.md 1.10"
+
+    exit_layer: int = param(2, "E: blocks that draft", low=1)
+    drafts: int = param(6, "k: tokens drafted before they are verified", low=1)
+
+    def check(self, n_blocks: int) -> None:
+        """The drafting exit must exist."""
+        check_block(self, "exit_layer", n_blocks)
+
+    def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
+        """A gate that counts drafts, asked at one block."""
+        return Parts(Drafts(self.drafts), Constant(0.5), LMHead(), Speculation(), frozenset({self.exit_layer}))
+
+    def score_params(self) -> dict[str, Any]:
+        """Where tokens are drafted; how many wait is not known of a token alone."""
+        return {"exit_layer": self.exit_layer}
