@@ -9,7 +9,6 @@ from typing import Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import T5ForConditionalGeneration
 
 from exitbench.errors import UserError, suggestion
 
@@ -105,37 +104,6 @@ def tuned_lens_loss(logits_NV: Tensor, final_logits_NV: Tensor) -> Tensor:
 def _at_least_fp32(tensor: Tensor) -> torch.dtype:
     """The type in which to add up."""
     return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def readable_states(
-    model: T5ForConditionalGeneration, source: Tensor, source_mask: Tensor, target: Tensor
-) -> list[Tensor]:
-    """Run the model teacher-forced and return what the head reads at every block.
-
-    Args:
-        model: The model; dropout follows its mode.
-        source: Source ids, [B, S].
-        source_mask: 1 where `source` is a token, [B, S].
-        target: Target ids with `IGNORED` for padding, [B, T].
-
-    Returns:
-        L tensors of final-normed, scaled states of the target's tokens only, each [N, d_model].
-    """
-    encoded = model.encoder(input_ids=source, attention_mask=source_mask).last_hidden_state
-    decoded = model.decoder(
-        input_ids=model.prepare_decoder_input_ids_from_labels(target),
-        encoder_hidden_states=encoded,
-        encoder_attention_mask=source_mask,
-        output_hidden_states=True,
-        use_cache=False,
-    )
-    stack = model.decoder
-    # transformers returns (embedding, block 1, .., block L), and only the last of them is final-normed already.
-    inner = [stack.dropout(stack.final_layer_norm(h)) for h in decoded.hidden_states[1:-1]]
-    tokens = (target != IGNORED).flatten().nonzero().squeeze(1)
-    scale = model.model_dim**-0.5 if model.config.scale_decoder_outputs else 1.0
-    # index_select: the gradient of boolean indexing is several times slower.
-    return [h.flatten(0, 1).index_select(0, tokens) * scale for h in [*inner, decoded.last_hidden_state]]
 
 
 def head_loss(states: Tensor, head: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
