@@ -12,7 +12,6 @@ from exitbench.methods.entropy import InversePerplexity
 from exitbench.methods.gated import Thresholded
 from exitbench.methods.gates import SoftmaxMargin, margin, softmax_cost
 from exitbench.methods.heads import LMHead
-from exitbench.methods.kv_policies import KV_POLICIES
 from exitbench.methods.max_prob import LargestProbability
 from exitbench.methods.registry import register
 from exitbench.methods.sampling import Sampling
@@ -91,17 +90,12 @@ class ExitHeads(Thresholded):
         return replace(self, exit_blocks=self.exit_blocks or exit_blocks)
 
     def check(self, n_blocks: int) -> None:
-        """A head lies before the last block; drawn tokens cannot be verified."""
+        """A head lies before the last block."""
         super().check(n_blocks)
         if self.exit_blocks and max(self.exit_blocks) >= n_blocks:
             raise UserError(
                 f"{self.name}.exit_blocks has {max(self.exit_blocks)}; allowed: between 1 and {n_blocks - 1}, "
                 "before the last block of the model."
-            )
-        if self.temperature > 0 and KV_POLICIES[self.kv_policy].verifies:
-            raise UserError(
-                f"{self.name}.temperature = {self.temperature} does not go with kv_policy {self.kv_policy!r}, "
-                "which verifies greedy choices; allowed: 0."
             )
 
     def blocks(self, n_blocks: int) -> frozenset[int]:

@@ -25,10 +25,13 @@ import transformers
 from numpy.typing import NDArray
 
 from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
+from exitbench.harness.exit_heads import EXIT_HEADS_FILE, HeadKind, save_exit_heads
 
 Array = NDArray[np.float64]
 N_BLOCKS = 6
 VOCABULARY = 40
+WIDTH, HEAD_WIDTH = 24, 10
+EXIT_BLOCKS = (1, 3, 4)
 
 
 def _seq2seq() -> Any:
@@ -66,14 +69,37 @@ def _causal() -> Any:
 
 @dataclass(frozen=True)
 class Tiny:
-    """One checkpoint for the engine, and its tensors for the slow decoder."""
+    """One checkpoint for the engine, and its tensors and those of its exit heads for the slow decoder."""
 
     checkpoint: Checkpoint
     reference: Any
     weights: dict[str, Array]
+    heads: dict[str, Array]
 
 
-def _tiny(reference: Any, folder: Path) -> Tiny:
+def random_heads(kind: HeadKind, norm_bias: bool) -> dict[str, torch.Tensor]:
+    """Exit heads whose confidences vary."""
+    generator = torch.Generator().manual_seed(6)
+
+    def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * scale * (shape[-1] ** -0.5 if len(shape) > 1 else 1)
+
+    heads: dict[str, torch.Tensor] = {}
+    for block in EXIT_BLOCKS:
+        if kind == "lens":
+            heads |= {f"{block}.lens.weight": normal(WIDTH, WIDTH), f"{block}.lens.bias": normal(WIDTH, scale=0.5)}
+            continue
+        inner = WIDTH if kind == "linear" else HEAD_WIDTH
+        heads |= {f"{block}.norm.weight": 1 + normal(WIDTH, scale=0.2)}
+        heads |= {f"{block}.out.weight": normal(VOCABULARY, inner, scale=2.5 if kind == "linear" else 4.0)}
+        if norm_bias:
+            heads |= {f"{block}.norm.bias": normal(WIDTH, scale=0.2), f"{block}.out.bias": normal(VOCABULARY)}
+        if kind == "mlp":
+            heads |= {f"{block}.up.weight": normal(inner, WIDTH, scale=1.5), f"{block}.up.bias": normal(inner)}
+    return heads
+
+
+def _tiny(reference: Any, folder: Path, heads: dict[str, torch.Tensor], kind: HeadKind) -> Tiny:
     generator = torch.Generator().manual_seed(4)
     for name, parameter in reference.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -87,14 +113,18 @@ def _tiny(reference: Any, folder: Path) -> Tiny:
             parameter.data = noise * parameter.shape[-1] ** -0.5
     reference.eval().requires_grad_(False).save_pretrained(folder)
     weights = {name: tensor.double().numpy() for name, tensor in reference.state_dict().items()}
-    return Tiny(load_checkpoint(folder), reference, weights)
+    save_exit_heads(folder / EXIT_HEADS_FILE, kind, heads)
+    in_double = {name: tensor.double().numpy() for name, tensor in heads.items()}
+    return Tiny(load_checkpoint(folder), reference, weights, in_double)
 
 
 @pytest.fixture(scope="session", params=["seq2seq", "causal"])
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """A T5-like and a Llama-like checkpoint in turn."""
-    make = {"seq2seq": _seq2seq, "causal": _causal}[request.param]
-    return _tiny(make(), tmp_path_factory.mktemp(request.param))
+    """A T5-like and a Llama-like checkpoint in turn, with exit heads of different kinds."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "seq2seq":
+        return _tiny(_seq2seq(), folder, random_heads("linear", norm_bias=True), "linear")
+    return _tiny(_causal(), folder, random_heads("lens", norm_bias=False), "lens")
 
 
 @pytest.fixture(scope="session")
@@ -209,6 +239,22 @@ class SlowDecoder:
             return np.asarray(normed @ w["shared.weight"].T * self.model.reference.config.d_model**-0.5)
         return np.asarray(normed @ w["lm_head.weight"].T)
 
+    def exit_logits(self, block: int, state: Array) -> Array | None:
+        """A state [D] read out by the exit head of its block, [V]; None where there is none."""
+        heads = {name.removeprefix(f"{block}."): x for name, x in self.model.heads.items() if name[0] == str(block)}
+        if not heads:
+            return None
+        if "lens.weight" in heads:
+            return self.logits(self.normed(state + heads["lens.weight"] @ state + heads["lens.bias"]))
+        if "norm.bias" in heads:
+            x = (state - state.mean()) / math.sqrt(state.var() + 1e-5) * heads["norm.weight"] + heads["norm.bias"]
+        else:
+            x = _rms(state, heads["norm.weight"], 1e-6)
+        if "up.weight" in heads:
+            x = heads["up.weight"] @ x + heads["up.bias"]
+            x = np.array([value * (1 + math.erf(value / math.sqrt(2))) / 2 for value in x])
+        return np.asarray(heads["out.weight"] @ x + heads.get("out.bias", 0.0))
+
     def _t5_block(self, block: int, x: Array) -> Array:
         config, w = self.model.reference.config, self.model.weights
         assert self.source is not None
@@ -261,8 +307,8 @@ Choose = Callable[[Any], Any]
 
 
 @pytest.fixture(scope="session")
-def slow_decode(slow_rules: ModuleType) -> Callable[[Tiny, list[int], int, int, Choose, str], list[Any]]:
-    """Greedy decoding of one prompt with an exit rule: a SlowChoice a token, as emitted."""
+def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
+    """Decoding of one prompt with an exit rule: a SlowChoice a token, as emitted; greedy unless told otherwise."""
     begun: dict[tuple[int, tuple[int, ...]], SlowDecoder] = {}
 
     def begin(model: Tiny, prompt: list[int]) -> SlowDecoder:
@@ -274,10 +320,17 @@ def slow_decode(slow_rules: ModuleType) -> Callable[[Tiny, list[int], int, int, 
 
     def view(decoder: SlowDecoder, states: Array, position: int, max_new_tokens: int, seed: int) -> Any:
         normed = decoder.normed(states)
-        return slow_rules.SlowView(states, normed, decoder.logits(normed), position, max_new_tokens, seed)
+        heads = [decoder.exit_logits(block, state) for block, state in enumerate(states)]
+        return slow_rules.SlowView(states, normed, decoder.logits(normed), heads, position, max_new_tokens, seed)
 
     def decode(
-        model: Tiny, prompt: list[int], seed: int, max_new_tokens: int, choose: Choose, kv_policy: str
+        model: Tiny,
+        prompt: list[int],
+        seed: int,
+        max_new_tokens: int,
+        choose: Choose,
+        kv_policy: str,
+        temperature: float = 0.0,
     ) -> list[Any]:
         decoder, semantics = begin(model, prompt), SEMANTICS[kv_policy]
         is_seq2seq = model.checkpoint.kind == "seq2seq"
@@ -286,7 +339,7 @@ def slow_decode(slow_rules: ModuleType) -> Callable[[Tiny, list[int], int, int, 
         for position in range(1, max_new_tokens + 1):
             states = decoder.states(fed)
             seen = view(decoder, np.stack(states), position, max_new_tokens, seed)
-            last = slow_rules.RULES["full"](seen, {}, {})
+            last = slow_rules.RULES["full"](seen, {"temperature": temperature}, {})
             in_prompt = position == 1 and not is_seq2seq  # which runs at full depth and holds the first token
             choice = last if in_prompt else choose(seen)
             decoder.commit(fed, states, N_BLOCKS if semantics == "exact" else choice.exit_layer)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exitbench.methods.random_exit import uniform
+from exitbench.methods.sampling import uniform
 
 Array = NDArray[np.float64]
 Params = dict[str, Any]
@@ -35,6 +35,7 @@ class SlowView:
         states: Residual stream [L+1, D].
         normed: The same after the final norm [L+1, D].
         logits: The same read out [L+1, V].
+        heads: States read out by the exit heads of their blocks, [V]; None where there is none, [L+1].
         position: 1 for the first generated token.
         max_new_tokens: Longest answer allowed.
         seed: Seed of the document.
@@ -43,6 +44,7 @@ class SlowView:
     states: Array
     normed: Array
     logits: Array
+    heads: list[Array | None]
     position: int
     max_new_tokens: int
     seed: int
@@ -450,8 +452,46 @@ def static(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
     return SlowChoice(layer, None if layer == view.n_blocks else 1.0, walk.argmax(view.logits[layer]), walk.gap)
 
 
+def drawn(walk: Walk, z: Array, temperature: float) -> int:
+    """The token where the running sum of softmax(z / temperature) first exceeds the row's random number."""
+    if temperature == 0:
+        return walk.argmax(z)
+    wanted, total = uniform(0, walk.view.seed, walk.view.position), 0.0
+    for token, share in enumerate(softmax(z / temperature)):
+        total += float(share)
+        if walk.above(total, wanted):
+            return token
+    raise AssertionError("the shares add up to 1")
+
+
 def full(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
-    return static(view, {"exit_layer": view.n_blocks}, fitted)
+    walk = Walk(view, {}, fitted)
+    token = drawn(walk, view.logits[-1], params.get("temperature", 0.0))
+    return SlowChoice(view.n_blocks, None, token, walk.gap)
+
+
+def confidence(kind: str, z: Array) -> float:
+    """Of one head's logits (HEADS)."""
+    if kind == "max-logit":
+        return float(z.max())
+    if kind == "entropy":
+        p = softmax(z)
+        return math.exp(float((p * np.log(p)).sum()))
+    assert kind in ("breaking-ties", "max-prob", "breaking-ties-logits")
+    first, second = top_two(z if kind == "breaking-ties-logits" else softmax(z))
+    return first if kind == "max-prob" else first - second
+
+
+def trained_heads(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
+    """Leave at the first exit head whose confidence is above its level, with that head's token."""
+    walk = Walk(view, params, fitted)
+    for block, z in enumerate(view.heads):
+        if z is None or (params["exit_blocks"] and block not in params["exit_blocks"]):
+            continue
+        value = confidence(params["confidence"], z)
+        if walk.above(value, base_level(walk, block, itself)):
+            return SlowChoice(block, value, drawn(walk, z, params["temperature"]), walk.gap)
+    return SlowChoice(view.n_blocks, None, drawn(walk, view.logits[-1], params["temperature"]), walk.gap)
 
 
 def oracle(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
@@ -491,6 +531,7 @@ CONTRASTIVE = gated(contrastive_margin, emission=contrastive_emission)
 RULES: dict[str, Rule] = {
     "full": full,
     "static": static,
+    "heads": trained_heads,
     "random": random,
     "oracle": oracle,
     "calm-softmax": gated(margin),

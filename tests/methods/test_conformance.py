@@ -27,6 +27,7 @@ from exitbench.methods.registry import baseline_method, get_method, method_names
 from exitbench.methods.thresholds import Constant
 
 L = 6
+EXIT_BLOCKS = (1, 3, 4)  # of the checkpoints of conftest.py
 MAX_NEW_TOKENS = 8
 _SOFTMAX = [
     {"threshold": 0.3, "decay": "paper"},
@@ -74,6 +75,14 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "contrastive-reweighted": _CONTRASTIVE[:4],
     "contrastive-jsd": _CONTRASTIVE,
     "static": [{"exit_layer": 4}, {"exit_layer": L}, *({"exit_layer": 3, "kv_policy": policy} for policy in _POLICIES)],
+    "heads": [
+        *({"threshold": 0.3, "confidence": confidence} for confidence in ("breaking-ties", "entropy", "max-prob")),
+        {"threshold": 1.5, "confidence": "breaking-ties-logits"},
+        {"threshold": 6.0, "confidence": "max-logit"},
+        {"threshold": 0.3, "exit_blocks": [3, 4]},
+        {"rule": "epsilon", "epsilon": 0.1},
+        *({"threshold": 0.3, "kv_policy": policy} for policy in _POLICIES),
+    ],
     "random": [{"mean_exit": 3.5}, *({"mean_exit": 2.5, "seed": 9, "kv_policy": policy} for policy in _POLICIES)],
     "oracle": [{"match": "stable"}, *({"kv_policy": policy} for policy in _POLICIES)],
 }
@@ -89,7 +98,7 @@ def method(request: pytest.FixtureRequest) -> Method:
     name, params = request.param
     made = get_method(name).from_params(params)
     made.check(L)
-    return made
+    return made.bound_to(EXIT_BLOCKS)
 
 
 _fits: dict[tuple[str, str, str], dict[str, Tensor]] = {}
@@ -202,7 +211,7 @@ def test_scores_of_known_states_are_those_of_the_decode_loop(
             states.append(hidden[:, 0])
             hidden = model.block(block, hidden, cache)
         known = torch.stack([*states, hidden[:, 0]])
-        step = decode_step(model, cache, torch.full((6,), 5), parts, position, MAX_NEW_TOKENS, tuple(range(6)))
+        step = decode_step(model, cache, torch.full((6,), 5), parts, (position,) * 6, MAX_NEW_TOKENS, tuple(range(6)))
         scores_LN, emitted_LN = score_states(parts, model, known, position=position, seeds_N=range(6))
         for block, score_A in step.asked:
             assert torch.allclose(scores_LN[block - 1], score_A, atol=1e-4)
@@ -261,7 +270,7 @@ def test_declared_cost_is_what_a_flop_counter_sees_at_every_exit(
         for position in range(1, fed + 2):
             # The counter does not know the fused attention of CPUs; its plain form is made of products it counts.
             with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-                step = decode_step(model, cache, torch.tensor([5]), at, position, MAX_NEW_TOKENS, (0,))
+                step = decode_step(model, cache, torch.tensor([5]), at, (position,), MAX_NEW_TOKENS, (0,))
             head_rows += step.head_rows_B.tolist()
         assert step.exit_layer_B.tolist() == [exit_layer]
         source = len(prompt) if state is None else 0

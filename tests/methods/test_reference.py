@@ -96,8 +96,27 @@ def fitted_cases(name: str, *networks: dict[str, Any]) -> list[tuple[str, dict[s
     return [(name, {**rule, **network}) for rule in rules for network in networks or ({},)]
 
 
+DRAWN = [{"temperature": 1.0}, {"temperature": 0.4}]
+SAMPLING = {"full", "heads"}  # whose temperature is that of sampling; elsewhere it is the speed of a decay
+
 CASES: list[tuple[str, dict[str, Any]]] = [
-    ("full", {}),
+    *(("full", drawn) for drawn in ({}, *DRAWN)),
+    *(
+        ("heads", {"confidence": confidence, "threshold": threshold})
+        for confidence, threshold in [
+            ("breaking-ties", 0.4),
+            ("entropy", 0.3),
+            ("max-prob", 0.5),
+            ("breaking-ties-logits", 1.5),
+            ("max-logit", 6.0),
+        ]
+    ),
+    ("heads", {"exit_blocks": [3, 4], "threshold": 0.3}),
+    ("heads", {"exit_blocks": [3], "threshold": 0.3}),
+    ("heads", {"rule": "per-block", "levels": [0.9, 0.0, 0.5, 0.2, 0.0]}),
+    ("heads", {"rule": "epsilon"}),
+    *(("heads", {"threshold": 0.4, "kv_policy": policy, **DRAWN[0]}) for policy in KV_POLICIES),
+    ("heads", {"threshold": 0.3, "kv_policy": "exact", **DRAWN[1]}),
     *(("static", {"exit_layer": layer}) for layer in (1, 4, L)),
     *(("random", {"mean_exit": mean, "seed": seed}) for mean, seed in ((3.0, 5), (1.0, 0), (float(L), 0))),
     *(("oracle", {"match": match}) for match in ("first", "stable")),
@@ -202,11 +221,12 @@ def test_tokens_exit_layers_and_scores_are_those_of_the_definition(
 ) -> None:
     method = get_method(name).from_params(params)
     method.check(L)
+    bound = method.bound_to(tiny.checkpoint.model.exit_blocks)
     full_params = method.params()
     fitted = random_weights(name, full_params)
     requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts[:N_PROMPTS])]
     batch = prefill(tiny.checkpoint.model, requests, MAX_NEW_TOKENS)
-    answers = decode(tiny.checkpoint, batch, method.parts(L, fitted))
+    answers = decode(tiny.checkpoint, batch, bound.parts(L, fitted))
     in_double = {key: tensor.double().numpy() for key, tensor in fitted.items()}
     compared, layers = 0, set()
     for request, ours in zip(requests, answers, strict=True):
@@ -217,6 +237,7 @@ def test_tokens_exit_layers_and_scores_are_those_of_the_definition(
             MAX_NEW_TOKENS,
             lambda view: slow_rules.RULES[name](view, full_params, in_double),
             full_params.get("kv_policy", "state-copy"),
+            full_params["temperature"] if name in SAMPLING else 0.0,
         )
         compared += compare(ours, theirs)
         layers |= {choice.exit_layer for choice in theirs}

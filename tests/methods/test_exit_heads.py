@@ -1,0 +1,108 @@
+"""Method heads: which heads it asks, what it refuses, and its cost with every kind of head."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from exitbench.errors import UserError
+from exitbench.harness.cost import TokenPlace, answer_cost
+from exitbench.harness.decode import decode_step
+from exitbench.harness.exit_heads import ExitHeads, HeadKind, new_exit_heads
+from exitbench.harness.model import Transformer
+from exitbench.methods.base import FitData, argmax_token
+from exitbench.methods.registry import get_method
+
+L = 6
+HEADS = (1, 3, 4)
+
+
+def heads(**params: Any) -> Any:
+    return get_method("heads").from_params(params)
+
+
+# ------------------------------------------------------------------------------------------ which heads
+
+
+def test_all_heads_of_the_checkpoint_are_asked_or_those_named() -> None:
+    assert heads().bound_to(HEADS).parts(L).blocks == {1, 3, 4}
+    assert heads(exit_blocks=[4, 1]).bound_to(HEADS).parts(L).blocks == {1, 4}
+
+
+def test_a_checkpoint_without_the_heads_is_refused() -> None:
+    with pytest.raises(UserError, match=r"'heads' needs a checkpoint with trained exit heads.*\[exit_heads\] table"):
+        heads().bound_to(())
+    with pytest.raises(UserError, match=re.escape("heads.exit_blocks has 2, where the checkpoint has no exit head;")):
+        heads(exit_blocks=[2, 3]).bound_to(HEADS)
+    with pytest.raises(UserError, match=r"heads\.exit_blocks has 6; allowed: between 1 and 5"):
+        heads(exit_blocks=[3, L]).check(L)
+
+
+def test_methods_without_exit_heads_do_not_mind() -> None:
+    method = get_method("max-prob").from_params({})
+    assert method.bound_to(()) == method.bound_to(HEADS) == method
+
+
+# ------------------------------------------------------------------------------------------ thresholds
+
+
+def test_thresholds_of_logits_may_be_anywhere() -> None:
+    assert heads(confidence="max-logit", threshold=-3.5).bound_to(HEADS).parts(L).threshold.value(1, 1, 8) == -3.5
+    assert heads(rule="per-block", levels=[12.0, -1.0, 0.0, 3.0, 0.0]).parts(L).threshold.value(2, 1, 8) == -1.0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_fitted_thresholds_hold_the_agreement_of_most_probable_tokens(tiny: Any, temperature: float) -> None:
+    """HEADS' rule, block by block; a block where no threshold agrees often enough lets nothing go."""
+    model, n_tokens = tiny.checkpoint.model, 400
+    states = torch.randn(L + 1, n_tokens, model.d_model, generator=torch.Generator().manual_seed(5))
+    final = argmax_token(model.exit_logits(4, states[4]))  # so that the head of block 4 is always right
+    data = FitData(model, states, final, final, torch.arange(n_tokens) // 40)
+    method = heads(rule="epsilon", epsilon=0.6, temperature=temperature).bound_to(HEADS)
+    levels = method.fit(data, lambda share: None).tensors["epsilon_thresholds"]
+    assert levels[[1, 4]].isinf().all(), "no heads there"
+    score_N = torch.softmax(model.exit_logits(4, states[4]), -1).topk(2).values.diff(dim=-1).neg()[:, 0]
+    assert levels[3] < score_N.min() and levels[3] == pytest.approx(float(score_N.min()), abs=1e-6)
+    for block in (1, 3):
+        logits = model.exit_logits(block, states[block])
+        top = torch.softmax(logits, -1).topk(2).values
+        leaves = (top[:, 0] - top[:, 1]) > levels[block - 1]
+        agrees = argmax_token(logits) == final
+        assert not leaves.any() or agrees[leaves].double().mean() >= 0.6
+
+
+def test_neither_fit_nor_scores_depend_on_how_tokens_are_drawn() -> None:
+    greedy, drawn = heads(rule="epsilon"), heads(rule="epsilon", temperature=0.7)
+    assert greedy.fit_params() == drawn.fit_params() != {}
+    assert greedy.score_params() == drawn.score_params()
+    assert heads(confidence="max-prob").score_params() != heads().score_params()
+    assert not heads().probe_tells_score(), "a probe reads the model's own head"
+
+
+# ------------------------------------------------------------------------------------------ cost
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "lens"])
+def test_the_declared_cost_of_a_head_is_what_a_flop_counter_sees(tiny: Any, kind: HeadKind) -> None:
+    base = tiny.checkpoint.model
+    width, vocabulary, hidden_width = base.d_model, base.vocab_size, 10
+    weights, generator = base.weights, torch.Generator().manual_seed(0)
+    norm = weights.final_norm.weight
+    tensors = new_exit_heads(
+        kind, (2, 4), width, vocabulary, "layer", "scratch", norm, None, norm, hidden_width, generator=generator
+    )
+    model = Transformer(base.arch, weights, ExitHeads(kind, (2, 4), tensors))
+    prompt = [5, 6, 7]
+    for level, exit_layer in ((-1e9, 2), (1e9, L)):
+        parts = heads(threshold=level).bound_to(model.exit_blocks).parts(L)
+        cache, state = model.start([prompt], room=2)
+        place = TokenPlace(cache.length + 1, len(prompt) if state is None else 0)
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            step = decode_step(model, cache, torch.tensor([5]), parts, (1,), 8, (0,))
+        declared = answer_cost(model, parts, [exit_layer], step.head_rows_B.tolist(), [place])
+        assert declared.matmul_flops == pytest.approx(counter.get_total_flops(), rel=1e-3)
