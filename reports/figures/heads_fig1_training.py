@@ -28,8 +28,8 @@ ACCURACY, ENTROPY = "exit_head_accuracy", "exit_head_entropy_nats"
 def plot(frame: Frame) -> Figure:
     """Draw two panels a training and one line a head; frame: value by training, metric, block and step."""
     blocks = frame.distinct("block")
-    # numbers of one width, so that colours follow depth
-    styles = dict(zip(map(_name, blocks), series_styles(f"{block:04d}" for block in blocks).values(), strict=True))
+    # paired by place, so that colours follow depth and not the spelling of numbers
+    styles = dict(zip(map(_name, blocks), series_styles(map(_name, blocks)).values(), strict=True))
     trainings = list(frame.groups("training"))
     figure, panels = grid_of_panels(2 * len(trainings), columns=2, legend_entries=len(styles))
     highest = max((row["value"] for row in frame.rows if row["metric"] == ENTROPY), default=1)

@@ -44,7 +44,7 @@ def _panel(axes: Axes, frame: Frame) -> None:
         by_block.setdefault(row["candidate_id"], {})[row["block"]] = row["probability"]
     others = sorted((one for one in by_block if one != final), key=lambda one: -max(by_block[one].values()))
     named = [final, *(one for one in by_block if one in others[:_NAMED])]
-    styles = series_styles(f"{place:03d}" for place in range(len(named))).values()
+    styles = series_styles(map(str, named)).values()
     for place, candidate in enumerate(others[_NAMED:]):
         _line(axes, by_block[candidate], _UNNAMED, "others" if place == 0 else "_")
     for candidate, style in zip(named, styles, strict=True):
