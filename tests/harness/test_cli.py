@@ -257,7 +257,7 @@ def test_sql_prints_in_three_formats_and_a_terminal_gets_no_control_characters(
     [
         ("methods", "  exit_layer = 1: blocks executed for every token [1 .. ]"),
         ("tasks", "squad "),
-        ("models", "multi30k-en-fr "),
+        ("models", "multi30k-weighted "),
         ("suites", "builtin          The built-in suite"),
         ("figures", "frontier "),
     ],

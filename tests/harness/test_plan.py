@@ -177,11 +177,11 @@ def test_a_recipe_that_is_not_trained_is_planned_without_ids(
     write_suite: Writer, checkpoint: Path, data_dir: Path, tmp_path: Path
 ) -> None:
     path = write_suite()
-    path.write_text(path.read_text().replace(f'path = "{checkpoint}"', 'recipe = "multi30k-en-fr"'))
+    path.write_text(path.read_text().replace(f'path = "{checkpoint}"', 'recipe = "multi30k-weighted"'))
     plan = make_plan(load_suite(path), tmp_path / "spool", tmp_path / "models", data_dir)
     (group,) = plan.groups
     assert (group.folder, group.cells, len(group.labels)) == (None, (), 3)
-    assert [recipe.name for recipe in plan.untrained] == ["multi30k-en-fr"]
+    assert [recipe.name for recipe in plan.untrained] == ["multi30k-weighted"]
     assert plan.states()["new"] == plan.to_run_count("none") == 3
 
 
@@ -189,7 +189,7 @@ def test_depth_is_checked_against_a_recipe_before_it_is_trained(
     write_suite: Writer, checkpoint: Path, data_dir: Path, tmp_path: Path
 ) -> None:
     path = write_suite('[[sweep]]\nmethod = "static"\ngrid = { exit_layer = [99] }\n')
-    path.write_text(path.read_text().replace(f'path = "{checkpoint}"', 'recipe = "multi30k-en-fr"'))
+    path.write_text(path.read_text().replace(f'path = "{checkpoint}"', 'recipe = "multi30k-weighted"'))
     with pytest.raises(UserError, match=r"static\.exit_layer = 99 is above the depth"):
         make_plan(load_suite(path), tmp_path / "spool", tmp_path / "models", data_dir)
 

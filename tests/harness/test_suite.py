@@ -121,8 +121,8 @@ def test_files_go_with_local_data_only(write_suite: Writer) -> None:
 
 def test_an_unknown_recipe_is_named(write_suite: Writer, checkpoint: Path) -> None:
     path = write_suite()
-    path.write_text(path.read_text().replace(f'path = "{checkpoint}"', 'recipe = "multi30k-en-rf"'))
-    assert "unknown recipe 'multi30k-en-rf'. Did you mean 'multi30k-en-fr'?" in complaint(path)
+    path.write_text(path.read_text().replace(f'path = "{checkpoint}"', 'recipe = "multi30k-wieghted"'))
+    assert "unknown recipe 'multi30k-wieghted'. Did you mean 'multi30k-weighted'?" in complaint(path)
 
 
 def test_a_folder_without_a_checkpoint_is_named(write_suite: Writer, checkpoint: Path, tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def test_a_mistake_in_a_recipe_is_named_with_its_line(
 
 
 def test_an_unknown_recipe_suggests_a_shipped_one() -> None:
-    with pytest.raises(UserError, match="Did you mean 'multi30k-en-fr'"):
-        load_recipe("multi30k-enfr")
+    with pytest.raises(UserError, match="Did you mean 'multi30k-weighted'"):
+        load_recipe("multi30k-wieghted")
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
