@@ -1,0 +1,134 @@
+"""Suites with exit heads: planned only where the checkpoint has them, and run from specification to spool."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from exitbench.errors import UserError
+from exitbench.harness import cli, worker
+from exitbench.harness.checkpoint import load_checkpoint
+from exitbench.harness.exit_heads import EXIT_HEADS_FILE, new_exit_heads, save_exit_heads
+from exitbench.harness.plan import Plan, make_plan
+from exitbench.harness.spec import WorkerSpec
+from exitbench.harness.suite import load_suite
+from exitbench.results.spool import latest_status
+
+SUITE = """
+schema = 1
+name = "heads"
+seed = 3
+[models.tiny]
+path = "{model}"
+random_weights = true
+[tasks]
+wmt = {{ task = "wmt-en-fr", source = "builtin", limit = 2, max_new_tokens = 5 }}
+[fit]
+documents = 6
+[[sweep]]
+method = "heads"
+{parameters}
+kinds = [{kinds}]
+[[sweep]]
+method = "full"
+query = {{ temperature = [1.0] }}
+kinds = ["quality"]
+"""
+Planner = Callable[..., Plan]
+
+
+def write_heads(folder: Path, blocks: tuple[int, ...] = (1, 3)) -> None:
+    """Random linear heads of a checkpoint of 4 blocks."""
+    model = load_checkpoint(folder).model
+    norm, head = model.weights.final_norm.weight, model.weights.lm_head.weight
+    generator = torch.Generator().manual_seed(0)
+    size = (model.d_model, model.vocab_size)
+    tensors = new_exit_heads("linear", blocks, *size, "rms", "scratch", norm, None, head, 8, generator)
+    save_exit_heads(folder / EXIT_HEADS_FILE, "linear", {name: 3 * tensor for name, tensor in tensors.items()})
+
+
+@pytest.fixture
+def folder(worded_model: Path, tmp_path: Path) -> Path:
+    """A checkpoint without exit heads, free to be changed."""
+    return Path(shutil.copytree(worded_model, tmp_path / "model"))
+
+
+@pytest.fixture
+def planner(folder: Path, tmp_path: Path) -> Planner:
+    def plan(parameters: str = "", kinds: str = '"quality"') -> Plan:
+        suite = tmp_path / "suite.toml"
+        suite.write_text(SUITE.format(model=folder, parameters=parameters, kinds=kinds))
+        return make_plan(load_suite(suite), tmp_path / "spool", tmp_path / "models", None)
+
+    return plan
+
+
+def test_a_checkpoint_without_heads_is_refused_before_anything_runs(planner: Planner) -> None:
+    with pytest.raises(UserError) as caught:
+        planner()
+    message = str(caught.value)
+    assert "suite.toml" in message
+    assert "'heads' needs a checkpoint with trained exit heads" in message
+    assert message.endswith("The model is 'tiny'.")
+
+
+def test_the_command_line_says_so_and_exits_with_2(
+    planner: Planner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError):
+        planner()
+    assert cli.main(["plan", str(tmp_path / "suite.toml"), "--runs", str(tmp_path / "runs")]) == 2
+    printed = capsys.readouterr().err
+    assert "needs a checkpoint with trained exit heads" in printed and "Traceback" not in printed
+
+
+def test_a_head_that_the_checkpoint_does_not_have_is_refused(planner: Planner, folder: Path) -> None:
+    write_heads(folder)
+    planner("grid = { exit_blocks = [[1], [1, 3]] }")
+    with pytest.raises(
+        UserError, match=r"heads\.exit_blocks has 2, where the checkpoint has no exit head; allowed: 1, 3"
+    ):
+        planner("grid = { exit_blocks = [[2]] }")
+
+
+def test_other_heads_are_another_model(planner: Planner, folder: Path) -> None:
+    found = []
+    for blocks in ((1, 3), (2,)):
+        write_heads(folder, blocks)
+        (group,) = planner().groups
+        found.append({cell.item.cell.cell_id for cell in group.cells})
+    assert found[0].isdisjoint(found[1])
+
+
+def test_cells_with_heads_run(planner: Planner, folder: Path, tmp_path: Path) -> None:
+    write_heads(folder)
+    plan = planner('grid = { threshold = [0.4], rule = ["constant", "epsilon"] }', '"quality", "replay"')
+    (group,) = plan.groups
+    items = tuple(cell.item for cell in group.cells)
+    spool = tmp_path / "spool"
+    spec = WorkerSpec(items, folder, None, spool, "cpu", 1)
+    assert worker.run(spec, lambda event: None) == 0
+    statuses = latest_status(spool)
+    for item in items:
+        status = statuses[item.cell.cell_id]
+        assert status.status == "ok", f"{item.label}: {status.reason}"
+        if item.cell.kind == "scores":
+            scores = pq.read_table(status.path / "scores.parquet").to_pylist()
+            asked = {tuple(place for place, score in enumerate(row["score"], 1) if score == score) for row in scores}
+            assert asked == {(1, 3)}
+        if item.cell.kind == "fit":
+            levels = load_file(status.path / "fitted.safetensors")["epsilon_thresholds"]
+            assert levels.shape == (3,) and levels[1].isinf()
+        if item.cell.kind in ("quality", "replay") and item.cell.method.name == "heads":
+            layers = {row["exit_layer"] for row in pq.read_table(status.path / "tokens.parquet").to_pylist()}
+            assert layers <= {1, 3, 4}
+    assert {item.cell.kind for item in items} == {"quality", "replay", "scores", "fit", "probe"}
+    sampled = next(item.cell for item in items if item.cell.method.params.get("temperature") == 1.0)
+    greedy = next(item.cell for item in items if item.cell.method.name == "full" and item.cell.kind == "quality")
+    assert sampled.full_depth_cell_id == greedy.cell_id
