@@ -179,13 +179,13 @@ def cut_batches(examples: Sequence[Example], batch_tokens: int) -> list[list[Exa
     return batches
 
 
-def pad(examples: Sequence[Example], *, causal: bool, learn_prompts: bool = False) -> Batch:
-    """Stack examples of unequal length; `learn_prompts` makes a causal model's prompts labels too."""
+def pad(examples: Sequence[Example], *, causal: bool) -> Batch:
+    """Stack examples of unequal length."""
     sources = [example.source for example in examples]
     labels = [example.target for example in examples]
     if causal:
         labels = [
-            np.concatenate((source if learn_prompts else np.full_like(source, IGNORED), target))
+            np.concatenate((np.full_like(source, IGNORED), target))
             for source, target in zip(sources, labels, strict=True)
         ]
         sources = [np.concatenate((example.source, example.target)) for example in examples]

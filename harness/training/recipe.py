@@ -97,7 +97,6 @@ class ObjectiveRecipe:
         loss: Cross-entropy of the last block only, of every block with the weights of `losses.JointLoss`, of two blocks
             (`shallow-deep`, FREE), of blocks on a curriculum with layer dropout (`layer-skip`), or of exit heads on a
             frozen model (`exit-heads`).
-        learn_prompts: Causal models: learn to go on within prompts too, not in answers only.
         label_smoothing: Share of the gold token's mass that is spread over the vocabulary.
         shallow_blocks: FREE's S.
         distillation: Which shallow states learn which deep ones (FREE); `none` leaves the term out.
@@ -120,7 +119,6 @@ class ObjectiveRecipe:
         "layer-skip",
         "exit-heads",
     ]
-    learn_prompts: bool = False
     label_smoothing: float = _number(0.0, 0.9, default=0.0)
     shallow_blocks: int = _number(0, default=0)
     distillation: Literal["none", "last", "uniform", "closest-code", "closest-text"] = "none"

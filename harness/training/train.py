@@ -70,8 +70,7 @@ def train(
 
     def batches(step: int) -> Iterator[Batch]:
         cut = islice(curriculum(portions, settings.batch_tokens, recipe.seed), step, None)
-        prompts = recipe.objective.learn_prompts
-        return (pad(examples, causal=is_causal(model), learn_prompts=prompts) for examples in cut)
+        return (pad(examples, causal=is_causal(model)) for examples in cut)
 
     bar = tqdm(
         total=settings.steps,
