@@ -15,7 +15,7 @@ from exitbench.methods.registry import get_method
     ("name", "params", "says"),
     [
         ("calm-softmax", {"treshold": 0.5}, "has no parameter 'treshold'. Did you mean 'threshold'?"),
-        ("full", {"depth": 3}, "has no parameter 'depth'. It has no parameters."),
+        ("full", {"depth": 3}, "has no parameter 'depth'. Allowed: temperature."),
         ("calm-softmax", {"threshold": "0.5"}, ".threshold must be of type float, not '0.5'."),
         ("calm-softmax", {"threshold": True}, ".threshold must be of type float, not True."),
         ("calm-softmax", {"threshold": None}, ".threshold must be of type float, not None."),

@@ -116,9 +116,9 @@ def test_a_broken_method_fails_the_suite(install: Any, tiny: Any, prompts: Any, 
         test(tiny, prompts, method, binder(tiny, prompts))
 
 
-def test_there_is_one_baseline_and_it_has_no_parameters() -> None:
+def test_there_is_one_baseline_and_it_is_greedy() -> None:
     assert [name for name in method_names() if get_method(name).is_baseline] == [baseline_method().name]
-    assert baseline_method()().params() == {}
+    assert baseline_method()().params() == {"temperature": 0.0}
 
 
 @pytest.mark.parametrize("name", method_names())
