@@ -494,6 +494,17 @@ def trained_heads(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
     return SlowChoice(view.n_blocks, None, drawn(walk, view.logits[-1], params["temperature"]), walk.gap)
 
 
+def two_exits(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
+    """Leave after S blocks or after all (FREE)."""
+    walk, shallow = Walk(view, params, fitted), params["exit_layer"]
+    if shallow < view.n_blocks:
+        first, second = top_two(softmax(view.logits[shallow]))
+        level = params["threshold"] if params["rule"] == "constant" else float(fitted["threshold"])
+        if walk.above(first - second, level):
+            return SlowChoice(shallow, first - second, walk.argmax(view.logits[shallow]), walk.gap)
+    return SlowChoice(view.n_blocks, None, walk.argmax(view.logits[-1]), walk.gap)
+
+
 def oracle(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
     """The first block that agrees with the last one, or from which on all agree."""
     walk = Walk(view, {}, fitted)
@@ -532,6 +543,7 @@ RULES: dict[str, Rule] = {
     "full": full,
     "static": static,
     "heads": trained_heads,
+    "free": two_exits,
     "random": random,
     "oracle": oracle,
     "calm-softmax": gated(margin),

@@ -24,7 +24,7 @@ L = 5
 POISONED = 3
 BAD = [math.nan, math.inf]
 STATE_GATES = ("calm-saturation", "calm-classifier", "mee-mlp3", "mee-lstm")
-LOGIT_GATES = ("calm-softmax", "max-prob", "entropy", "contrastive", "contrastive-jsd")
+LOGIT_GATES = ("calm-softmax", "free", "max-prob", "entropy", "contrastive", "contrastive-jsd")
 ROBUST_GATES = ("patience", "mee-top3", "contrastive-reweighted")
 """Gates whose score stays finite on bad logits: what they compare is an argmax, an order or a masked sum."""
 
@@ -174,6 +174,6 @@ def test_a_token_read_behind_its_exit_names_the_last_block(family: Any, prompts:
 
 
 def test_every_gate_is_covered_here() -> None:
-    without_a_score = {"full", "static", "random", "oracle"}
+    without_a_score = {"full", "static", "random", "oracle", "self-speculation"}
     named = {*LOGIT_GATES, *ROBUST_GATES, *STATE_GATES, *without_a_score}
     assert {name for name in method_names() if get_method(name).__module__.startswith("exitbench.")} == named

@@ -1,0 +1,391 @@
+"""Drafts that the full model verifies: answers, traces and caches, against transformers without any cache.
+
+`simulate` is FREE's RollBack and self-speculation as methods.md 1.4 and 1.10 define them, one token at a time: every
+step runs the whole text again through every block.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from exitbench.harness.cost import TokenPlace, answer_cost
+from exitbench.harness.decode import Batch, Generation, Request, decode, prefill
+from exitbench.harness.model import Cache, Transformer
+from exitbench.methods.base import Method, Parts
+from exitbench.methods.free import Free
+from exitbench.methods.full import Full
+from exitbench.methods.registry import get_method, method_names
+from exitbench.methods.self_speculation import SelfSpeculation
+
+L = 5
+N_NEW = 12
+N_ROWS = 14
+TOLERANCE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
+TOO_CLOSE = 1e-4  # of two numbers that a choice hangs on: single precision may decide it either way
+ROLLBACK = "sync-parallel-rollback"
+Stops = Callable[[list[int]], bool]
+
+SPECULATIONS: list[Method] = [
+    SelfSpeculation(exit_layer=e, drafts=k) for e, k in itertools.product((1, 2, 4), (1, 2, 3, 6, 20))
+]
+"""20 drafts do not fit an answer: it is verified at its end only."""
+ROLLBACKS: list[Method] = [
+    Free(exit_layer=s, threshold=threshold, kv_policy=ROLLBACK, rollback=bound)
+    for s, threshold, bound in [(1, 0.0, 3.0), (2, 0.1, 2.0), (3, 0.2, 1.0), (4, 0.05, 0.5), (2, 0.0, 6.0)]
+]
+
+
+def named(method: Method) -> str:
+    return "-".join(map(str, method.params().values()))
+
+
+def parts(method: Method) -> Parts:
+    return method.parts(L)
+
+
+def start(family: Any, prompts: Sequence[list[int]], first_seed: int = 0) -> Batch:
+    requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts, first_seed)]
+    batch = prefill(family.checkpoint.model, requests, N_NEW)
+    batch.cache.self_kv = batch.cache.self_kv.clone()  # prefill makes an inference tensor, which nobody may change
+    # What is not written yet must never be read: it would show in every later score and token.
+    batch.cache.self_kv[..., batch.cache.length :, :] = float("nan")
+    return batch
+
+
+def run(family: Any, prompts: Sequence[list[int]], method: Method, stops: Stops | None = None) -> list[Generation]:
+    return decode(family.checkpoint, start(family, prompts), parts(method), stops)
+
+
+def endless(family: Any) -> Any:
+    """The checkpoint without ends of sequence."""
+    return dataclasses.replace(family.checkpoint, eos_ids=frozenset())
+
+
+def stops_somewhere(tokens: list[int]) -> bool:
+    """A stop rule that drafts and the tokens in their place meet at different lengths."""
+    return len(tokens) > 2 and (tokens[-1] + tokens[-2]) % 5 == 0
+
+
+def trace(made: Generation) -> tuple[Any, ...]:
+    """All but the scores, which differ in their last digits between batches."""
+    return tuple(value for name, value in vars(made).items() if name != "scores")
+
+
+# ------------------------------------------------------------------------------------------ a slow account of it
+
+
+@dataclass
+class Slow:
+    """One answer and its trace, and how near the closest call was."""
+
+    tokens: list[int] = field(default_factory=list)
+    layers: list[int] = field(default_factory=list)
+    rejected: list[int] = field(default_factory=list)
+    accepted: int = 0
+    gap: float = math.inf
+
+    def above(self, a: float, b: float) -> bool:
+        self.gap = min(self.gap, abs(a - b))
+        return a > b
+
+    def argmax(self, logits_V: Tensor) -> int:
+        first, second = logits_V.topk(2).values.tolist()
+        self.gap = min(self.gap, first - second)
+        return int(logits_V.argmax())
+
+    def put(self, token: int, layer: int, rejected: int = 0) -> None:
+        self.tokens.append(token)
+        self.layers.append(layer)
+        self.rejected.append(rejected)
+
+
+def early_and_full(family: Any, prompt: list[int], tokens: list[int], block: int) -> tuple[Tensor, Tensor]:
+    """transformers' logits after a block and after all, of every position that chooses a token, [T, V] each."""
+    if family.is_seq2seq:
+        text = torch.tensor([[family.checkpoint.start_id, *tokens]])
+        out = family.reference(
+            input_ids=torch.tensor([prompt]), decoder_input_ids=text, use_cache=False, output_hidden_states=True
+        )
+        states, logits = out.decoder_hidden_states, out.logits[0]
+    else:
+        text = torch.tensor([[*prompt, *tokens]])
+        out = family.reference(input_ids=text, use_cache=False, output_hidden_states=True)
+        states, logits = out.hidden_states, out.logits[0, len(prompt) - 1 :]
+    return family.checkpoint.model.logits(states[block][0, -len(logits) :]), logits
+
+
+def simulate(family: Any, prompt: list[int], method: Any, stops: Stops) -> Slow:
+    """Draft after S blocks; a token that runs them all, or an end, has the drafts before it verified."""
+    slow, waiting = Slow(), list[int]()
+    is_free = isinstance(method, Free)
+
+    def drafts(early_V: Tensor) -> bool:
+        if not is_free:
+            return len(waiting) < method.drafts
+        first, second = torch.softmax(early_V, -1).topk(2).values.tolist()
+        return slow.above(first - second, method.threshold)
+
+    def rejects(full_V: Tensor, token: int) -> bool:
+        if not is_free:
+            return slow.argmax(full_V) != token
+        return slow.above(-float(torch.log_softmax(full_V, -1)[token]), method.rollback)
+
+    def ends() -> bool:
+        return slow.tokens[-1] in family.checkpoint.eos_ids or stops(slow.tokens) or len(slow.tokens) == N_NEW
+
+    while not slow.tokens or not ends():
+        at = len(slow.tokens)
+        early, full = early_and_full(family, prompt, slow.tokens, method.exit_layer)
+        in_prompt = at == 0 and not family.is_seq2seq
+        if not in_prompt and drafts(early[at]):
+            slow.put(slow.argmax(early[at]), method.exit_layer)
+            waiting.append(at)
+            if not ends():
+                continue
+        else:
+            slow.put(slow.argmax(full[at]), L)
+        for number, draft in enumerate(waiting):
+            if rejects(full[draft], slow.tokens[draft]):
+                del slow.tokens[draft:], slow.layers[draft:], slow.rejected[draft:]
+                slow.put(slow.argmax(full[draft]), L, rejected=len(waiting) - number)
+                break
+        waiting.clear()
+    slow.accepted = sum(layer < L for layer in slow.layers)
+    return slow
+
+
+def test_answers_and_traces_are_those_of_the_definition(family: Any, prompts: Any) -> None:
+    compared = accepted = rejected = 0
+    rows, methods = prompts[:N_ROWS], [*SPECULATIONS[1::5], SPECULATIONS[4], *ROLLBACKS]
+    for method in methods:
+        for prompt, ours in zip(rows, run(family, rows, method, stops_somewhere), strict=True):
+            theirs = simulate(family, prompt, method, stops_somewhere)
+            if theirs.gap < TOO_CLOSE:
+                continue
+            assert ours.token_ids == theirs.tokens, method
+            assert ours.exit_layers == theirs.layers, method
+            assert ours.rejected == theirs.rejected, method
+            assert ours.blocks_run == [L] * len(theirs.tokens)
+            compared, accepted = compared + 1, accepted + theirs.accepted
+            rejected += sum(theirs.rejected)
+    assert compared > 0.8 * len(rows) * len(methods)
+    assert accepted > 30
+    assert rejected > 30
+
+
+# ------------------------------------------------------------------------------------------ identities
+
+
+@pytest.mark.parametrize("stops", [None, stops_somewhere], ids=["to-the-end", "stopped"])
+def test_self_speculation_is_full_depth_whatever_drafts_and_however_many(
+    family: Any, prompts: Any, stops: Stops | None
+) -> None:
+    """In a batch: rows are cut at different places, and would end on drafts by tokens, stop rule and length."""
+    rows = prompts[:N_ROWS]
+    full = run(family, rows, Full(), stops)
+    assert {g.stop_reason for g in full} >= {"eos", "stop_string" if stops else "length"}
+    for method in [*SPECULATIONS, SelfSpeculation(exit_layer=L)]:
+        made = run(family, rows, method, stops)
+        assert [(g.token_ids, g.stop_reason) for g in made] == [(g.token_ids, g.stop_reason) for g in full], method
+
+
+def test_a_bound_of_0_rolls_every_draft_back_to_full_depth(family: Any, prompts: Any) -> None:
+    rows, rejected = prompts[:N_ROWS], 0
+    for stops, (exit_layer, threshold) in itertools.product([None, stops_somewhere], [(1, 0.0), (1, 0.05), (3, 0.1)]):
+        method = Free(exit_layer=exit_layer, threshold=threshold, kv_policy=ROLLBACK, rollback=0.0)
+        made = run(family, rows, method, stops)
+        assert [g.token_ids for g in made] == [g.token_ids for g in run(family, rows, Full(), stops)]
+        rejected += sum(sum(g.rejected) for g in made)
+    assert rejected > 50
+
+
+def test_a_huge_bound_is_parallel_decoding_without_verification(family: Any, prompts: Any) -> None:
+    rows, vocabulary, ending = prompts[:N_ROWS], family.checkpoint.model.vocab_size, 0
+    for threshold in (0.0, 0.1, 0.3):
+        plain = run(family, rows, Free(exit_layer=2, threshold=threshold), stops_somewhere)
+        method = Free(exit_layer=2, threshold=threshold, kv_policy=ROLLBACK, rollback=1e9)
+        for ours, theirs in zip(run(family, rows, method, stops_somewhere), plain, strict=True):
+            assert ours.token_ids == theirs.token_ids
+            assert ours.exit_layers == theirs.exit_layers
+            assert ours.stop_reason == theirs.stop_reason
+            assert ours.scores == pytest.approx(theirs.scores)
+            assert not any(ours.rejected + ours.wasted + theirs.rejected + theirs.wasted)
+            assert ours.blocks_run == [L] * len(ours.token_ids)
+            assert theirs.blocks_run == theirs.exit_layers
+            again = [vocabulary * (layer < L) for layer in theirs.exit_layers]
+            assert ours.head_rows == [a + b for a, b in zip(theirs.head_rows, again, strict=True)]
+            ending += theirs.exit_layers[-1] < L
+    assert ending, "some answers must end on drafts"
+
+
+def test_a_threshold_that_no_margin_exceeds_is_full_depth(family: Any, prompts: Any) -> None:
+    rows = prompts[:N_ROWS]
+    full = run(family, rows, Full())
+    for policy in ("sync-parallel", "state-copy-lazy", ROLLBACK):
+        made = run(family, rows, Free(exit_layer=2, threshold=1.0, kv_policy=policy))
+        assert [(g.token_ids, g.exit_layers, g.rejected) for g in made] == [
+            (g.token_ids, g.exit_layers, g.rejected) for g in full
+        ]
+
+
+def test_a_batch_equals_its_rows_alone_with_rows_that_roll_back_at_different_places(family: Any, prompts: Any) -> None:
+    rows, checkpoint, cut_at = prompts[:N_ROWS], endless(family), set()
+    for method in [SPECULATIONS[2], SPECULATIONS[8], *ROLLBACKS]:
+        together = decode(checkpoint, start(family, rows), parts(method), stops_somewhere)
+        cut_at |= {tuple(at for at, n in enumerate(g.rejected) if n) for g in together}
+        for prompt, expected in zip(rows, together, strict=True):
+            (alone,) = decode(checkpoint, start(family, [prompt]), parts(method), stops_somewhere)
+            assert trace(alone) == trace(expected), method
+            assert alone.scores == pytest.approx(expected.scores, abs=1e-4)
+    assert len(cut_at) >= 5
+
+
+# ------------------------------------------------------------------------------------------ the cache
+
+
+@pytest.mark.parametrize("method", [SPECULATIONS[3], SPECULATIONS[6], *ROLLBACKS[:3]], ids=named)
+def test_the_cache_is_that_of_a_full_run_over_the_answer(family: Any, prompts: Any, method: Method) -> None:
+    """At every block of every position: no token is left waiting, and what was rolled back is gone."""
+    model = family.checkpoint.model
+    for prompt in prompts[:6]:
+        batch = start(family, [prompt])
+        (made,) = decode(endless(family), batch, parts(method))
+        full, _ = model.start([prompt], N_NEW)
+        fed = made.token_ids[:-1]
+        fed = [family.checkpoint.start_id, *fed] if family.is_seq2seq else fed
+        hidden = model.embed(torch.tensor([fed]), full)
+        for block in range(1, L + 1):
+            hidden = model.block(block, hidden, full)
+        full.length += len(fed)
+        assert batch.cache.length == full.length
+        ours, theirs = (cache.self_kv[..., : full.length, :] for cache in (batch.cache, full))
+        torch.testing.assert_close(ours, theirs, **TOLERANCE)
+
+
+def test_rows_shift_to_a_common_end_and_room_is_made_when_longer_rows_have_ended(
+    family: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padding that every remaining row has is dropped once no place is left; a row alone never needs that."""
+    made_room: list[int] = []
+    make_room = Cache.make_room
+
+    def spy(cache: Cache) -> None:
+        before = cache.length
+        make_room(cache)
+        made_room.append(before - cache.length)
+
+    monkeypatch.setattr(Cache, "make_room", spy)
+    checkpoint, method = endless(family), SelfSpeculation(exit_layer=1, drafts=2)
+    rows = [prompt for prompt in prompts[:60] if len(prompt) == len(prompts[0])] + prompts[:N_ROWS]
+    together = decode(checkpoint, start(family, rows), parts(method))
+    assert any(made_room)
+    assert all(len(g.token_ids) == N_NEW for g in together)
+    made_room.clear()
+    for prompt, expected in zip(rows, together, strict=True):
+        assert trace(decode(checkpoint, start(family, [prompt]), parts(method))[0]) == trace(expected)
+    assert not any(made_room)
+
+
+# ------------------------------------------------------------------------------------------ cost
+
+
+@pytest.mark.parametrize("method", [SPECULATIONS[1], SPECULATIONS[8], *ROLLBACKS], ids=named)
+def test_the_declared_work_is_what_a_flop_counter_sees(family: Any, prompts: Any, method: Method) -> None:
+    """Of whole answers, with drafts that were kept, thrown away, and made to end them."""
+    model, before = family.checkpoint.model, 0 if family.is_seq2seq else 1
+    for prompt in prompts[:5]:
+        batch = start(family, [prompt])
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            (made,) = decode(endless(family), batch, parts(method), stops_somewhere)
+        places = [
+            TokenPlace(before * (len(prompt) - 1) + at, (1 - before) * len(prompt))
+            for at in range(1, len(made.token_ids) + 1)
+        ]
+        columns = [made.exit_layers, made.head_rows, places, made.rejected, made.wasted]
+        if before:  # the prompt's own token is no work of decoding, but for its read-out
+            columns = [column[1:] for column in columns]
+            columns[1] = [columns[1][0] + made.head_rows[0], *columns[1][1:]] if columns[1] else []
+        declared = answer_cost(model, parts(method), *columns) if columns[0] else None
+        if declared is not None:
+            # Positions in vain count as if they stood where the token does that replaced them, with fewer keys to see.
+            seen = counter.get_total_flops()
+            assert 0.94 * seen <= declared.matmul_flops <= 1.001 * seen
+            assert any(made.wasted) or declared.matmul_flops == pytest.approx(seen, rel=0.01)
+
+
+class Blocks:
+    """Positions run and calls made at each block."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.positions, self.calls = [0] * (L + 1), [0] * (L + 1)
+        block = Transformer.block
+
+        def spy(model: Transformer, number: int, hidden: Tensor, *rest: Any) -> Tensor:
+            self.calls[number] += 1
+            self.positions[number] += hidden.shape[0] * hidden.shape[1]
+            return block(model, number, hidden, *rest)
+
+        monkeypatch.setattr(Transformer, "block", spy)
+
+
+@pytest.mark.parametrize("method", [SPECULATIONS[1], SPECULATIONS[8], *ROLLBACKS], ids=named)
+def test_positions_and_weights_read_follow_from_the_trace(
+    family: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every position runs every block in the end: those of the answer once, and those in vain. Weights are read by
+    each call, so that each position reads those of its draft, and each pass that verifies the others'."""
+    for prompt in prompts[:5]:
+        batch = start(family, [prompt])
+        with monkeypatch.context() as patch:
+            blocks = Blocks(patch)
+            (made,) = decode(endless(family), batch, parts(method), stops_somewhere)
+        fed = len(made.token_ids) - (0 if family.is_seq2seq else 1)
+        everything = fed + sum(made.wasted)
+        assert blocks.positions[1:] == [everything] * L
+        layers = made.exit_layers[-fed:] if fed else []
+        passes = sum(layer == L for layer in layers) + (bool(layers) and layers[-1] < L)
+        shallow, deep = method.exit_layer, L - method.exit_layer
+        assert blocks.calls[1:] == [everything] * shallow + [passes] * deep
+
+
+# ------------------------------------------------------------------------------------------ the rest
+
+
+def test_verified_logits_that_are_not_finite_are_named(family: Any, prompts: Any, monkeypatch: Any) -> None:
+    from exitbench.harness import verification
+
+    def verify(model: Any, *rest: Any) -> Any:
+        overflowing = copy.copy(model)
+        overflowing.logits = lambda states_ND: torch.full((len(states_ND), 3), float("inf"))
+        return original(overflowing, *rest)
+
+    original = verification.verify
+    monkeypatch.setattr("exitbench.harness.decode.verify", verify)
+    with pytest.raises(ArithmeticError, match=f"^the logits at block {L} are not finite"):
+        run(family, prompts[3:5], SelfSpeculation(exit_layer=1, drafts=1))
+
+
+def test_bfloat16_verifies_too(family: Any, prompts: Any) -> None:
+    from exitbench.harness.checkpoint import load_checkpoint
+
+    half = load_checkpoint(family.folder, dtype=torch.bfloat16)
+    batch = prefill(half.model, [Request(prompt) for prompt in prompts[:N_ROWS]], N_NEW)
+    made = decode(dataclasses.replace(half, eos_ids=frozenset()), batch, parts(SPECULATIONS[2]))
+    assert {len(g.token_ids) for g in made} == {N_NEW}
+
+
+def test_every_method_that_verifies_is_tried_here() -> None:
+    verifying = {name for name in method_names() if get_method(name)().parts(L).kv_policy.verifies}
+    assert verifying <= {method.name for method in [*SPECULATIONS, *ROLLBACKS]}
