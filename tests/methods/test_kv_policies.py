@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exitbench.methods.base import Cost
-from exitbench.methods.kv_policies import KV_POLICIES
+from exitbench.methods.base import Cost, Drafting
+from exitbench.methods.kv_policies import KV_POLICIES, Rollback, Speculation
 
 L, D, KV = 5, 8, 3
 
@@ -138,3 +138,46 @@ def test_what_nobody_runs_later_is_never_paid_by_a_policy_that_waits() -> None:
         assert KV_POLICIES[name].cost(MODEL, [3, 2, 3, 1], [Cost(1.0)] * 4).matmul_flops == (
             2 * PROJECTION if name == "state-copy-lazy" else 1.0
         ), "only block 3 of the second token, by the third"
+
+
+# ------------------------------------------------------------------------------------------ verification
+
+
+class Reader(Shape):
+    """One that also reads out, 7 words of 8 numbers."""
+
+    vocab_size = 7
+
+
+READER: Any = Reader()
+HEAD = 7 * D
+
+
+def test_a_rolled_back_draft_costs_what_it_ran_and_the_weights_of_its_draft() -> None:
+    """Drafts leave after 2 of 5 blocks. Six tokens: a deep one; a draft kept; then four drafts, the last three of them
+    rejected by the fourth's deep pass, so one full token in their place and three positions in vain; a draft that ends
+    the answer."""
+    policy, layers = Speculation(), [5, 2, 2, 5, 2]
+    work = [Cost(matmul_flops=float(10**n), read_numel=10.0 * 10**n) for n in range(5)]
+    # Block 3 to 5 of the two drafts beside the fourth token, and of the last draft on its own: weights read.
+    kept = policy.cost(READER, layers, work)
+    assert kept == Cost(matmul_flops=2 * 3 * 1e3 + 3 * 1e4, read_numel=3 * 1e5)
+    drafting = Drafting(rejected=[0, 0, 0, 3, 0], wasted=[0, 0, 0, 3, 0], exit_layer=2)
+    lost = policy.verification_cost(READER, layers, work, drafting)
+    # Six drafts are read out by two passes: beside the fourth token, and the last draft alone.
+    assert lost == Cost(matmul_flops=3 * 5 * 1e3, read_numel=3 * 2 * 1e4 - 5 * HEAD)
+
+
+def test_a_rejected_end_has_run_one_position_fewer_in_vain() -> None:
+    """Two drafts, the second of which ends the answer; both are rejected at the first's place."""
+    drafting = Drafting(rejected=[2], wasted=[1], exit_layer=2)
+    lost = Rollback(0.5).verification_cost(READER, [5], [Cost(1.0, 0.0, 10.0)], drafting)
+    assert lost == Cost(matmul_flops=5.0, elementwise_flops=2 * 5 * 7, read_numel=1 * 2 * 10.0 - 1 * HEAD)
+
+
+def test_drafts_that_the_full_model_is_too_unsure_of_are_rejected() -> None:
+    logits_NV = torch.tensor([[0.2, 0.5, 0.3]]).log().repeat(3, 1)
+    token_N = torch.tensor([0, 1, 2])
+    for bound, expected in ((1.0, [True, False, True]), (1.3, [True, False, False]), (0.0, [True] * 3)):
+        assert Rollback(bound).rejects(logits_NV, token_N).tolist() == expected
+    assert Speculation().rejects(logits_NV, token_N).tolist() == [True, False, True]
