@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -132,7 +132,7 @@ class ExitHeadsObjective:
     def __init__(self, settings: ExitHeadsRecipe, model: PreTrainedModel, seed: int) -> None:
         self.settings = settings
         self.blocks = settings.blocks(block_count(model))
-        norm = final_norm(model)
+        norm: Any = final_norm(model)
         head = model.get_output_embeddings().weight
         scaled = model.config.is_encoder_decoder and model.config.scale_decoder_outputs
         tensors = new_exit_heads(

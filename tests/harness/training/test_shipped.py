@@ -1,0 +1,62 @@
+"""The models that come along: small, deep, of today's recipes and data, and as good as their cards say."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from exitbench.harness.checkpoint import load_checkpoint
+from exitbench.harness.exit_heads import read_exit_blocks
+from exitbench.harness.suite import load_suite
+from exitbench.harness.training import Recipe, find_trained, load_recipe
+from exitbench.harness.training.data import cut_batches, encode, pad, read_text
+from exitbench.harness.training.models import is_causal, read_model
+from exitbench.harness.training.objective import block_quality
+from exitbench.harness.training.store import SHIPPED
+from exitbench.harness.training.train import TRAINING_VERSION
+from exitbench.results.trainings import LOG_FILE
+
+RECIPES = [load_recipe(entry.recipe) for entry in load_suite("builtin").models if entry.recipe]
+MEGABYTE = 2**20
+
+
+def shipped(recipe: Recipe) -> Path:
+    folder = find_trained(recipe, SHIPPED)
+    assert folder is not None, f"{recipe.name} changed: exitbench train builtin --models-dir harness/checkpoints"
+    return folder
+
+
+def size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.name != ".exitbench.json")
+
+
+def test_the_default_suite_needs_no_training_and_nothing_else_is_shipped() -> None:
+    folders = {shipped(recipe).name for recipe in RECIPES}
+    assert folders == {path.name for path in SHIPPED.iterdir() if path.is_dir()}
+
+
+def test_each_takes_6_megabytes_at_most_and_all_25() -> None:
+    sizes = [size(shipped(recipe)) for recipe in RECIPES]
+    assert max(sizes) <= 6 * MEGABYTE
+    assert sum(sizes) <= 25 * MEGABYTE
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_it_is_of_todays_data_and_code_and_as_good_as_its_card_says(recipe: Recipe) -> None:
+    folder = shipped(recipe)
+    card = json.loads((folder / "card.json").read_text())
+    text = read_text(recipe, None)
+    assert card["data_sha256"] == text.sha256
+    assert card["training_version"] == TRAINING_VERSION
+    assert (folder / LOG_FILE).is_file()
+    assert load_checkpoint(folder, device="meta").model.n_blocks >= 8
+    assert bool(recipe.exit_heads) == bool(read_exit_blocks(folder))
+
+    torch.set_num_threads(1)
+    model, tokenizer = read_model(folder)
+    batches = cut_batches(encode(text.validation, tokenizer, recipe.optimisation.max_tokens), 2000)
+    accuracy, loss_nats = block_quality(model, [pad(batch, causal=is_causal(model)) for batch in batches])
+    assert accuracy == pytest.approx(card["validation"]["token_accuracy"], abs=0.002)
+    assert loss_nats == pytest.approx(card["validation"]["loss_nats"], rel=0.01)
+    assert accuracy[-1] > 0.85
