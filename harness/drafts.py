@@ -176,6 +176,11 @@ class _Pair:
         if kind == "fit":
             return
         if kind in ("scores", "replay"):
+            if method.parts(n_blocks=2).kv_policy.verifies:
+                raise UserError(
+                    f"{where}: {method.name!r} verifies what it drafts, which a {kind} of single tokens cannot tell; "
+                    "allowed kinds: quality, timing."
+                )
             yield self.probe(where)
             inputs["probe_cell_id"] = self.probe(where).label
         if kind == "scores" or (kind == "replay" and not method.probe_tells_score()):

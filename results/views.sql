@@ -70,7 +70,9 @@ CREATE VIEW frontier AS
 WITH own_metric AS (
     SELECT attempt_id, metric, value, ci_low, ci_high, n
     FROM metric
-    WHERE metric NOT IN ('mean_exit_layer', 'token_match', 'ideal_speedup_bytes', 'ideal_speedup_flops')
+    WHERE metric NOT IN (
+        'mean_exit_layer', 'token_match', 'ideal_speedup_bytes', 'ideal_speedup_flops', 'acceptance_rate'
+    )
 ),
 headline AS (
     SELECT attempt_id, arg_min(metric, ordinal) AS metric FROM metric SEMI JOIN own_metric USING (attempt_id, metric)

@@ -218,6 +218,14 @@ def test_local_data_without_files_for_a_split_is_named_with_task_and_key(
     assert str(caught.value) == f"{path}:10: [tasks.lines]: {needs}, in the form of 'files'."
 
 
+@pytest.mark.parametrize("kind", ["replay", "scores"])
+def test_what_verifies_its_drafts_cannot_be_replayed(drafted: Callable[..., list[Draft]], kind: str) -> None:
+    with pytest.raises(UserError, match=rf"'self-speculation' verifies .* a {kind} .* allowed kinds: quality, timing"):
+        drafted(f'[[sweep]]\nmethod = "self-speculation"\nkinds = ["{kind}"]\n')
+    unverified = '[[sweep]]\nmethod = "free"\nkinds = ["replay"]\n'
+    assert names(drafted(unverified)) == ["full/quality", "full/probe", "free/replay"]
+
+
 def test_fits_see_so_many_documents_as_the_suite_says(drafted: Callable[..., list[Draft]]) -> None:
     limits = {
         draft.kind: draft.data.limit

@@ -62,6 +62,14 @@ method = "calm-softmax"
 grid = {{ head = ["pruned-fixed"], k_schedule = ["constant"], k_first = [{KEPT}], k_min = [2], decay = ["none"] }}
 query = {{ threshold = {list(MARGINS)} }}
 kinds = ["replay"]
+[[sweep]]
+method = "self-speculation"
+grid = {{ exit_layer = [2, 3], drafts = [2] }}
+kinds = ["quality"]
+[[sweep]]
+method = "free"
+grid = {{ threshold = [0.0], rollback = [3.4], kv_policy = ["sync-parallel", "sync-parallel-rollback"] }}
+kinds = ["quality"]
 [[calibration]]
 method = "calm-softmax"
 levels = [1.0, 0.0]
@@ -363,3 +371,30 @@ def test_the_loss_of_a_document(ran: Run, consistency: Consistency, full: str, e
 
 def said(text: str) -> Sequence[Answer]:
     return [Answer(1, Generation(), text)]
+
+
+# ------------------------------------------------------------------------------------------ verification
+
+
+def test_self_speculation_answers_as_full_depth_and_tells_how_many_drafts_it_kept(ran: Run) -> None:
+    for cell in ran.cells("quality", "self-speculation"):
+        full = ran.rows(cell.full_depth_cell_id, "samples")
+        assert [row["output_ids"] for row in ran.rows(cell.cell_id, "samples")] == [row["output_ids"] for row in full]
+        tokens = ran.rows(cell.cell_id, "tokens")
+        kept = sum(row["exit_layer"] < DEPTH for row in tokens)
+        rejected = sum(row["rejected"] for row in tokens)
+        metrics = ran.metrics(cell.cell_id)
+        assert rejected > 0
+        assert metrics["acceptance_rate"] == pytest.approx(kept / (kept + rejected))
+        assert metrics["token_match"] == 1
+        assert {row["blocks_run"] for row in tokens} == {DEPTH}
+
+
+def test_only_what_is_verified_has_an_acceptance_rate(ran: Run) -> None:
+    for cell in ran.cells("quality", "free"):
+        verifies = cell.kv_policy == "sync-parallel-rollback"
+        assert ("acceptance_rate" in ran.metrics(cell.cell_id)) == verifies
+        rejected = {row["rejected"] for row in ran.rows(cell.cell_id, "tokens")}
+        assert (rejected != {None}) == verifies
+        assert verifies == (None not in rejected)
+    assert {row["rejected"] for c in ran.cells("quality", "calm") for row in ran.rows(c.cell_id, "tokens")} == {None}
