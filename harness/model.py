@@ -105,6 +105,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@dataclass(frozen=True)
+class Places:
+    """Cache positions [A, T] that rows run at, with their mask and position bias, and their rotary angles."""
+
+    places_AT: Tensor
+    bias: Tensor
+    rotary: tuple[Tensor, Tensor] | None
+
+
 class Cache:
     """Keys and values of one batch being decoded, preallocated for ``room`` decoder positions.
 
@@ -121,6 +130,7 @@ class Cache:
         self.source_mask: Tensor | None = None  # [B, 1, 1, S], additive; None without padding
         self.padding_B: Tensor | None = None  # left padding of each row; None without
         self.waiting: list[list[Waiting]] = [[] for _ in range(n_rows)]  # tokens whose skipped blocks are put off
+        self.places: tuple[list[list[int]], Places] | None = None  # where the step ran waiting tokens last
         self.step_embedding_BD: Tensor | None = None  # of the token being decoded
         self.reversed_relative: Tensor | None = None  # [1, H, 1, room]: bias of distances room-1..0
         self.step_bias: Tensor | None = None  # of the positions being run, [1 or B, 1 or H, T, length + T]
@@ -447,7 +457,7 @@ class Transformer:
         hidden_ATD: Tensor,
         cache: Cache,
         rows_A: Tensor | None = None,
-        places_AT: Tensor | None = None,
+        places: Places | None = None,
     ) -> Tensor:
         """Run decoder block ``block`` (1..L) for the step's positions; writes its keys and values.
 
@@ -456,26 +466,26 @@ class Transformer:
             hidden_ATD: Output of the block before.
             cache: The batch.
             rows_A: Rows of the batch that run; None means all.
-            places_AT: Cache positions of each row up to the current one, in any order; None means the step's own.
+            places: Positions of each row up to the current one; None means the step's own.
 
         Returns:
             The residual stream after the block, [A, T, D].
         """
         weights = self.weights.blocks[block - 1]
-        end = cache.length + (hidden_ATD.shape[1] if places_AT is None else 1)
-        if places_AT is None:
+        end = cache.length + (hidden_ATD.shape[1] if places is None else 1)
+        if places is None:
             bias, rotary = _rows(cache.step_bias, rows_A), _row_pair(cache.step_rotary, rows_A)
         else:
-            bias, rotary = self._bias_at(cache, rows_A, places_AT), self.rotary_at(cache, rows_A, places_AT)
+            bias, rotary = places.bias, places.rotary
         q, kv = self._split(weights.qkv(self.normalise(hidden_ATD)))
         if rotary is not None:
             keys, values = kv.chunk(2, dim=1)
             q, kv = rotate(q, *rotary), torch.cat((rotate(keys, *rotary), values), dim=1)
         kv = kv.reshape(len(kv), 2, -1, *kv.shape[2:]).transpose(0, 1)  # [2, A, G, T, K]
         cached = cache.self_kv[block - 1]
-        if places_AT is not None:
+        if places is not None:
             rows = torch.arange(cache.n_rows, device=self.device) if rows_A is None else rows_A
-            cached[:, rows[:, None], :, places_AT] = kv.permute(1, 3, 0, 2, 4)
+            cached[:, rows[:, None], :, places.places_AT] = kv.permute(1, 3, 0, 2, 4)
         elif rows_A is None:
             cached[:, :, :, cache.length : end] = kv
         else:
@@ -507,6 +517,11 @@ class Transformer:
             padding = additive(keys[None, :] >= cache.padding_B[:, None], self.dtype)[:, None, None, :]
             bias = padding if bias is None else bias + padding
         return bias
+
+    def places(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Places:
+        """Prepare to run blocks at cache positions given a row, in any order; None in ``rows_A`` means all rows."""
+        bias, rotary = self._bias_at(cache, rows_A, places_AT), self.rotary_at(cache, rows_A, places_AT)
+        return Places(places_AT, bias, rotary)
 
     def _bias_at(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Tensor:
         """The same for positions given a row: [A, 1 or H, T, length + 1]."""

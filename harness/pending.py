@@ -40,6 +40,7 @@ def begin_step(cache: Cache, policy: KVPolicy) -> None:
     """Forget tokens that have all blocks by now; send the others back to block 1 where the policy says so."""
     if policy.deferred is None:
         return
+    cache.places = None
     n_blocks = cache.model.n_blocks
     for row, waiting in enumerate(cache.waiting):
         if waiting:
@@ -62,7 +63,7 @@ def run_block(
     if policy.deferred == "project":
         _project(model, block, cache, rows, waiting)
         return model.block(block, hidden_AD[:, None], cache, rows_A)[:, 0]
-    return _together(model, block, hidden_AD, cache, rows_A, waiting)
+    return _together(model, block, hidden_AD, cache, rows, rows_A, waiting)
 
 
 def _project(model: Transformer, block: int, cache: Cache, rows: list[int], waiting: list[list[Waiting]]) -> None:
@@ -80,18 +81,24 @@ def _together(
     block: int,
     hidden_AD: Tensor,
     cache: Cache,
+    rows: list[int],
     rows_A: Tensor | None,
     waiting: list[list[Waiting]],
 ) -> Tensor:
     """The new token stands last in every row; rows with fewer waiting tokens repeat it in front, to the same effect."""
     longest = max(len(tokens) for tokens in waiting)
     hidden_ATD = hidden_AD[:, None].repeat(1, longest + 1, 1)
-    places = [[token.place for token in tokens] for tokens in waiting]
-    places_AT = torch.tensor([own + [cache.length] * (longest + 1 - len(own)) for own in places], device=model.device)
+    own = [[token.place for token in tokens] for tokens in waiting]
+    where = [
+        [row, *places, *[cache.length] * (longest + 1 - len(places))] for row, places in zip(rows, own, strict=True)
+    ]
+    if cache.places is None or cache.places[0] != where:  # the blocks of a step mostly run at the same places
+        places_AT = torch.tensor(where, device=model.device)[:, 1:]
+        cache.places = where, model.places(cache, rows_A, places_AT)
     for at, tokens in enumerate(waiting):
         if tokens:
             hidden_ATD[at, : len(tokens)] = torch.stack([token.state_D for token in tokens])
-    hidden_ATD = model.block(block, hidden_ATD, cache, rows_A, places_AT)
+    hidden_ATD = model.block(block, hidden_ATD, cache, rows_A, cache.places[1])
     for at, tokens in enumerate(waiting):
         for index, token in enumerate(tokens):
             token.done, token.state_D = block, hidden_ATD[at, index]

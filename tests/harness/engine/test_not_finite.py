@@ -24,7 +24,7 @@ L = 5
 POISONED = 3
 BAD = [math.nan, math.inf]
 STATE_GATES = ("calm-saturation", "calm-classifier", "mee-mlp3", "mee-lstm")
-LOGIT_GATES = ("calm-softmax", "free", "max-prob", "entropy", "contrastive", "contrastive-jsd")
+LOGIT_GATES = ("calm-softmax", "free", "heads", "max-prob", "entropy", "contrastive", "contrastive-jsd")
 ROBUST_GATES = ("patience", "mee-top3", "contrastive-reweighted")
 """Gates whose score stays finite on bad logits: what they compare is an argmax, an order or a masked sum."""
 
