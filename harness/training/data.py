@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from exitbench.errors import UserError
 from exitbench.harness.training.losses import IGNORED
@@ -44,7 +45,7 @@ class TextData:
 
 @dataclass(frozen=True)
 class Example:
-    """One tokenised pair; both sides end with the end token."""
+    """One tokenised pair: the prompt as it is read when evaluated, the target with the end token."""
 
     source: np.ndarray
     target: np.ndarray
@@ -101,10 +102,16 @@ def _digest(*parts: Sequence[Pair]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def make_tokenizer(recipe: TokenizerRecipe, pairs: Iterable[Pair]) -> Tokenizer:
+def make_tokenizer(recipe: TokenizerRecipe, pairs: Iterable[Pair]) -> PreTrainedTokenizerFast:
     """The tokenizer of a recipe: <pad> is 0, </s> is 1 and ends every encoding, <unk> is 2."""
-    if recipe.kind == "builtin":
-        return builtin.build_tokenizer()
+    made = builtin.build_tokenizer() if recipe.kind == "builtin" else _trained_tokenizer(recipe, pairs)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token=PAD, eos_token=EOS, unk_token=UNK, clean_up_tokenization_spaces=False
+    )
+
+
+def _trained_tokenizer(recipe: TokenizerRecipe, pairs: Iterable[Pair]) -> Tokenizer:
+    """A byte-level BPE of the texts."""
     tokenizer = Tokenizer(models.BPE(unk_token=UNK))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -120,14 +127,23 @@ def make_tokenizer(recipe: TokenizerRecipe, pairs: Iterable[Pair]) -> Tokenizer:
     return tokenizer
 
 
-def encode(pairs: Sequence[Pair], tokenizer: Tokenizer, max_tokens: int) -> list[Example]:
-    """Tokenise pairs, leaving out those with more than `max_tokens` on a side."""
-    sources = tokenizer.encode_batch_fast([pair.prompt for pair in pairs])
-    targets = tokenizer.encode_batch_fast([pair.target for pair in pairs])
+def encode(pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerFast, max_tokens: int) -> list[Example]:
+    """Tokenise pairs, leaving out those with more than `max_tokens` on a side.
+
+    Raises:
+        UserError: The tokenizer has no end token.
+    """
+    backend, end = tokenizer.backend_tokenizer, tokenizer.eos_token_id
+    if end is None:
+        raise UserError("the checkpoint's tokenizer has no end token (eos_token), so no answer could end.")
+    sources = [source.ids for source in backend.encode_batch_fast([pair.prompt for pair in pairs])]
+    # Tokenizers differ in what they add around a text; an answer begins with its own text and ends with the end token.
+    texts = backend.encode_batch_fast([pair.target for pair in pairs], add_special_tokens=False)
+    targets = [[*text.ids, end] for text in texts]
     return [
-        Example(np.array(source.ids), np.array(target.ids))
+        Example(np.array(source), np.array(target))
         for source, target in zip(sources, targets, strict=True)
-        if max(len(source.ids), len(target.ids)) <= max_tokens
+        if max(len(source), len(target)) <= max_tokens
     ]
 
 

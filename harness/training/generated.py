@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from exitbench.harness.training.data import Example
 from exitbench.harness.training.models import is_causal
@@ -18,7 +17,7 @@ BATCH_ROWS = 64
 def generated_examples(
     settings: ExitHeadsRecipe,
     model: PreTrainedModel,
-    tokenizer: Tokenizer,
+    tokenizer: PreTrainedTokenizerFast,
     portions: list[tuple[int, list[Example]]],
     seed: int,
 ) -> list[Example]:
@@ -27,7 +26,7 @@ def generated_examples(
     The same seed gives the same texts.
     """
     if settings.prompts:
-        prompts = [np.array(tokenizer.encode(prompt).ids) for prompt in settings.prompts]
+        prompts = [np.array(tokenizer(prompt).input_ids) for prompt in settings.prompts]
     else:
         prompts = [example.source for _, examples in portions for example in examples]
         order = np.random.default_rng(seed).permutation(len(prompts))

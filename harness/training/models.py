@@ -7,20 +7,19 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from exitbench.harness.checkpoint import read_config
-from exitbench.harness.training.data import EOS, PAD, UNK
 from exitbench.harness.training.recipe import ArchitectureRecipe
 
 
-def new_model(architecture: ArchitectureRecipe, tokenizer: Tokenizer) -> transformers.PreTrainedModel:
+def new_model(architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFast) -> transformers.PreTrainedModel:
     """A freshly drawn model of the tokenizer's vocabulary."""
-    pad_id, end_id = tokenizer.token_to_id(PAD), tokenizer.token_to_id(EOS)
+    pad_id = tokenizer.pad_token_id
     known: dict[str, Any] = {
-        "vocab_size": tokenizer.get_vocab_size(),
+        "vocab_size": len(tokenizer),
         "pad_token_id": pad_id,
-        "eos_token_id": end_id,
+        "eos_token_id": tokenizer.eos_token_id,
     }
     # At these lengths, eager attention trains faster on a CPU than the fused kernel, whose backward pass is slow.
     if architecture.family == "t5":
@@ -54,7 +53,7 @@ def new_model(architecture: ArchitectureRecipe, tokenizer: Tokenizer) -> transfo
     return transformers.LlamaForCausalLM._from_config(llama, attn_implementation="eager")
 
 
-def read_model(folder: Path) -> tuple[transformers.PreTrainedModel, Tokenizer]:
+def read_model(folder: Path) -> tuple[transformers.PreTrainedModel, PreTrainedTokenizerFast]:
     """Model and tokenizer of a checkpoint folder; the weights are read as fp32.
 
     Raises:
@@ -65,21 +64,9 @@ def read_model(folder: Path) -> tuple[transformers.PreTrainedModel, Tokenizer]:
     model = auto.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, use_safetensors=True
     )
-    wrapped = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return model, wrapped.backend_tokenizer
+    return model, transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def is_causal(model: transformers.PreTrainedModel) -> bool:
     """Whether the model reads prompt and answer as one text."""
     return not model.config.is_encoder_decoder
-
-
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json, which `transformers.AutoTokenizer` reads."""
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=EOS,
-        unk_token=UNK,
-        clean_up_tokenization_spaces=False,
-    ).save_pretrained(folder)

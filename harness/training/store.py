@@ -19,7 +19,7 @@ from exitbench.harness.training.recipe import Recipe, StartRecipe
 CARD = "card.json"
 TRAINING_LOG = "training_log.csv"
 SHIPPED = Path(__file__).parents[1] / "checkpoints"
-"""Models that come with the package; `exitbench train SUITE --models-dir harness/checkpoints` makes them."""
+"""Models that come with the package: copies of what `exitbench train builtin` makes."""
 
 
 def model_digest(recipe: Recipe, data_sha256: str, start_sha256: str, training_version: int) -> str:

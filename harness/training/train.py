@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 import transformers
-from tokenizers import Tokenizer
 from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from exitbench.errors import UserError
 from exitbench.harness.exit_heads import EXIT_HEADS_FILE, save_exit_heads
@@ -29,7 +29,7 @@ from exitbench.harness.training.data import (
     pad,
 )
 from exitbench.harness.training.generated import generated_examples
-from exitbench.harness.training.models import is_causal, new_model, read_model, save_tokenizer
+from exitbench.harness.training.models import is_causal, new_model, read_model
 from exitbench.harness.training.objective import ExitHeadsObjective, block_quality, make_objective
 from exitbench.harness.training.recipe import Recipe
 from exitbench.harness.training.store import CARD, TRAINING_LOG
@@ -63,6 +63,7 @@ def train(
     transformers.utils.logging.set_verbosity_error()  # it warns of tied weights, which a resume point holds once
     torch.manual_seed(recipe.seed)
     model, tokenizer = _begin(recipe, text, start)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
     portions, validation = _examples(recipe, text, tokenizer)
     if recipe.exit_heads is not None and recipe.exit_heads.text == "generated":
         portions = [(0, generated_examples(recipe.exit_heads, model, tokenizer, portions, recipe.seed))]
@@ -91,7 +92,7 @@ def train(
     accuracy, loss_nats = block_quality(saved, held_out)
 
     (model.bfloat16() if settings.saved_precision == "bf16" else model).save_pretrained(folder)
-    save_tokenizer(tokenizer, folder)
+    tokenizer.save_pretrained(folder)
     if isinstance(objective, ExitHeadsObjective):
         dtype = torch.bfloat16 if settings.saved_precision == "bf16" else torch.float32
         tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in objective.tensors.items()}
@@ -119,7 +120,7 @@ def train(
     (folder / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
 
 
-def _begin(recipe: Recipe, text: TextData, start: Path | None) -> tuple[transformers.PreTrainedModel, Tokenizer]:
+def _begin(recipe: Recipe, text: TextData, start: Path | None) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     if start is not None:
         return read_model(start)
     assert recipe.tokenizer is not None and recipe.architecture is not None, "a recipe without a start has both"
@@ -127,7 +128,7 @@ def _begin(recipe: Recipe, text: TextData, start: Path | None) -> tuple[transfor
     return new_model(recipe.architecture, tokenizer), tokenizer
 
 
-def _examples(recipe: Recipe, text: TextData, tokenizer: Tokenizer) -> tuple[Portions, list[Example]]:
+def _examples(recipe: Recipe, text: TextData, tokenizer: PreTrainedTokenizerFast) -> tuple[Portions, list[Example]]:
     longest = recipe.optimisation.max_tokens
     portions = [
         (source.from_step, source.repeat * encode([p for p, own in text.train if own is source], tokenizer, longest))

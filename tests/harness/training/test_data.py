@@ -5,10 +5,14 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
+from exitbench.errors import UserError
 from exitbench.harness.training import Recipe, load_recipe
-from exitbench.harness.training.data import Example, curriculum, cut_batches, epochs, pad, read_text
+from exitbench.harness.training.data import Example, Pair, curriculum, cut_batches, encode, epochs, pad, read_text
 from exitbench.harness.training.losses import IGNORED
 
 
@@ -38,6 +42,18 @@ def test_batches_hold_every_example_once_and_no_more_tokens_than_allowed() -> No
     padded = [pad(batch, causal=False) for batch in batches]
     assert max(b["input_ids"].numel() + b["labels"].numel() for b in padded) <= 120
     assert len(batches) < 40  # about 3300 tokens: batches are filled
+
+
+def test_whatever_a_tokenizer_adds_an_answer_is_its_own_text_and_the_end_token() -> None:
+    words = Tokenizer(models.WordLevel({"<s>": 0, "<end>": 1, "a": 2, "un": 3}))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="<end>")
+    (example,) = encode([Pair("a", "un")], wrapped, 9)
+    assert (example.source.tolist(), example.target.tolist()) == ([0, 2], [3, 1])
+    assert encode([Pair("a", "un")], wrapped, 1) == []
+    with pytest.raises(UserError, match="no end token"):
+        encode([Pair("a", "un")], PreTrainedTokenizerFast(tokenizer_object=words), 9)
 
 
 def test_a_curriculum_shows_later_portions_from_their_step_on_and_never_drops_one() -> None:

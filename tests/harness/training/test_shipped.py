@@ -23,7 +23,7 @@ MEGABYTE = 2**20
 
 def shipped(recipe: Recipe) -> Path:
     folder = find_trained(recipe, SHIPPED)
-    assert folder is not None, f"{recipe.name} changed: exitbench train builtin --models-dir harness/checkpoints"
+    assert folder is not None, f"{recipe.name} changed: `exitbench train builtin`, then copy its folder"
     return folder
 
 

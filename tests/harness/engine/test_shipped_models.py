@@ -1,0 +1,86 @@
+"""On trained models and their data: the engine is transformers' greedy search, and what verifies changes nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
+from exitbench.harness.decode import Generation, Request, decode, prefill
+from exitbench.harness.suite import load_suite
+from exitbench.harness.training import find_trained, load_recipe
+from exitbench.harness.training.models import is_causal, read_model
+from exitbench.harness.training.store import SHIPPED
+from exitbench.methods.registry import get_method
+from exitbench.tasks import builtin
+from exitbench.tasks.registry import get_task, task_names
+
+RECIPES = [entry.recipe for entry in load_suite("builtin").models if entry.recipe]
+NEW_TOKENS = 40
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def folder(request: pytest.FixtureRequest) -> Path:
+    found = find_trained(load_recipe(request.param), SHIPPED)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folder: Path) -> Checkpoint:
+    return load_checkpoint(folder)
+
+
+@pytest.fixture(scope="module")
+def prompts(folder: Path) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = [get_task(name).prompt(doc) for name in task_names() for doc in builtin.documents(name, "test", 4)]
+    return [tokenizer(text).input_ids for text in texts]
+
+
+def answers(checkpoint: Checkpoint, prompts: list[list[int]], name: str, **params: Any) -> list[Generation]:
+    parts = get_method(name).from_params(params).parts(checkpoint.model.n_blocks)
+    requests = [Request(prompt) for prompt in prompts]
+    return decode(checkpoint, prefill(checkpoint.model, requests, NEW_TOKENS), parts)
+
+
+@pytest.fixture(scope="module")
+def full(checkpoint: Checkpoint, prompts: list[list[int]]) -> list[list[int]]:
+    return [made.token_ids for made in answers(checkpoint, prompts, "full")]
+
+
+def test_full_depth_is_transformers_greedy_search(
+    folder: Path, prompts: list[list[int]], full: list[list[int]]
+) -> None:
+    model, _ = read_model(folder)
+    for prompt, answer in zip(prompts, full, strict=True):
+        ids = model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False)[0].tolist()
+        assert answer == (ids[len(prompt) :] if is_causal(model) else ids[1:])
+
+
+@pytest.mark.parametrize("exit_layer", [1, 2, 5])
+@pytest.mark.parametrize("drafts", [1, 4])
+def test_self_speculation_answers_as_full_depth_does(
+    checkpoint: Checkpoint, prompts: list[list[int]], full: list[list[int]], exit_layer: int, drafts: int
+) -> None:
+    made = answers(checkpoint, prompts, "self-speculation", exit_layer=exit_layer, drafts=drafts)
+    assert [generation.token_ids for generation in made] == full
+    assert {layer for generation in made for layer in generation.exit_layers} == {exit_layer, 8}
+    alone = [
+        answers(checkpoint, [prompt], "self-speculation", exit_layer=exit_layer, drafts=drafts)[0]
+        for prompt in prompts[:4]
+    ]
+    assert [generation.rejected for generation in alone] == [generation.rejected for generation in made[:4]]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"threshold": 1.0}, {"threshold": 0.3, "kv_policy": "sync-parallel-rollback", "rollback": 0.0}],
+    ids=["never shallow", "every wrong token undone"],
+)
+def test_free_at_its_limits_answers_as_full_depth_does(
+    checkpoint: Checkpoint, prompts: list[list[int]], full: list[list[int]], params: dict[str, Any]
+) -> None:
+    assert [made.token_ids for made in answers(checkpoint, prompts, "free", **params)] == full
