@@ -28,7 +28,7 @@ def describe(params: dict[str, Any]) -> str:
 def labels(rows: Iterable[Row]) -> dict[Setting, str]:
     """Return a label for each setting: the method, the parameters that it sweeps, and what else is not the usual.
 
-    A method with one setting shows its parameters if they are few, else its threshold.
+    A method with one setting shows its parameters (but what is switched off) if they are few, else its threshold.
     """
     by_method: dict[str, dict[Setting, dict[str, Any]]] = defaultdict(dict)
     for row in rows:
@@ -83,7 +83,8 @@ def _shown(settings: dict[Setting, dict[str, Any]]) -> dict[Setting, dict[str, A
     """The parameters to show of each setting of one method, swept ones first."""
     if len(settings) == 1:
         ((key, params),) = settings.items()
-        own = {name: value for name, value in params.items() if name != _KV_POLICY}
+        # A value of 0 or nothing switches something off, which goes without saying.
+        own = {name: value for name, value in params.items() if name == _THRESHOLD or (value and name != _KV_POLICY)}
         return {key: own if len(own) <= _FEW else {name: own[name] for name in own if name == _THRESHOLD}}
     varying = sorted(_varying(list(settings.values())))
     spelled = {name: [json.dumps(params.get(name)) for params in settings.values()] for name in varying}

@@ -69,3 +69,10 @@ def test_what_most_settings_have_goes_without_saying_and_the_threshold_always_co
 def test_the_only_setting_of_a_method_with_many_parameters_names_its_threshold() -> None:
     (label,) = labels([row("calm", threshold=0.5, rule="constant", every=1, min_exit=1)]).values()
     assert label == "calm threshold=0.5"
+
+
+def test_what_is_switched_off_goes_without_saying() -> None:
+    (label,) = labels([{"method": "full", "params": '{"temperature": 0.0}', "kv_policy": "state-copy"}]).values()
+    assert label == "full"
+    (label,) = labels([{"method": "full", "params": '{"temperature": 0.7}', "kv_policy": "state-copy"}]).values()
+    assert label == "full temperature=0.7"
