@@ -8,10 +8,10 @@ for the whole model), metric and value.
 
 import csv
 import json
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from tempfile import mkdtemp
 
 import duckdb
 import pyarrow as pa
@@ -40,7 +40,8 @@ def record_training(spool_root: Path, weights_sha256: str, model_folder: Path) -
     if final.is_dir() or not all(path.is_file() for path in files):
         return
     final.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(mkdtemp(dir=final.parent, prefix="."))
+    partial = final.parent / f".{weights_sha256[:16]}-{os.getpid()}"
+    partial.mkdir(exist_ok=True)
     try:
         for path in files:
             shutil.copyfile(path, partial / path.name)

@@ -274,7 +274,7 @@ SELECT
     (r.card -> 'wall_seconds')::DOUBLE AS seconds, r.card, r.weights_sha256
 FROM training_run AS r
 LEFT JOIN (SELECT weights_sha256, max(name) AS name FROM model_artifact GROUP BY weights_sha256) AS m USING (weights_sha256);
-COMMENT ON VIEW trainings IS 'One row per trained model. model: its name in the latest suite, else the recipe''s; recipe; loss: what was minimised;
+COMMENT ON VIEW trainings IS 'One row per trained model. model: its name in a suite, else the recipe''s; recipe; loss: what was minimised;
 steps; parameters; final_loss_nats: mean of the last steps; token_accuracy: of every decoder block on validation documents, teacher-forced;
 seconds: wall time; card (JSON): all that is known; weights_sha256: as in model_artifact.';
 

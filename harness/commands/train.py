@@ -38,7 +38,7 @@ def train(arguments: Namespace) -> int:
 def named_recipes(what: str) -> list[Recipe]:
     """The recipes of a suite, or the one recipe of that name or file."""
     path = Path(what)
-    if path.is_file() and "[models." not in path.read_text(encoding="utf-8"):
+    if path.is_file() and "[models." not in path.read_text(encoding="utf-8", errors="replace"):
         return [load_recipe(path)]
     if what in recipe_names() and what not in suite_names():
         return [load_recipe(what)]

@@ -53,15 +53,17 @@ def _sample(model: PreTrainedModel, prompts: list[np.ndarray], n_tokens: int) ->
         input_ids=ids.to(model.device),
         attention_mask=mask.to(model.device),
         do_sample=True,
+        temperature=1.0,  # the checkpoint's own settings may say otherwise
         top_k=0,
+        top_p=1.0,
         max_new_tokens=n_tokens,
     ).cpu()
     answers = made[:, longest:] if is_causal(model) else made[:, 1:]
-    end = model.config.eos_token_id
-    return [Example(prompt, _until(answer.numpy(), end)) for prompt, answer in zip(prompts, answers, strict=True)]
+    ends = model.generation_config.eos_token_id
+    return [Example(prompt, _until(answer.numpy(), ends)) for prompt, answer in zip(prompts, answers, strict=True)]
 
 
-def _until(ids: np.ndarray, end: int) -> np.ndarray:
+def _until(ids: np.ndarray, ends: int | list[int]) -> np.ndarray:
     """The ids up to the first end token, which is kept."""
-    ends = np.flatnonzero(ids == end)
-    return ids[: ends[0] + 1] if len(ends) else ids
+    places = np.flatnonzero(np.isin(ids, ends))
+    return ids[: places[0] + 1] if len(places) else ids

@@ -118,7 +118,11 @@ def head_loss(states: Tensor, head: Tensor, target: Tensor, label_smoothing: flo
     Returns:
         A scalar, at least fp32.
     """
-    loss: Tensor = _HeadLoss.apply(states, head, target, label_smoothing)  # type: ignore[no-untyped-call]
+    device = states.device.type
+    if torch.is_autocast_enabled(device):
+        states = states.to(torch.get_autocast_dtype(device))
+    with torch.autocast(device, enabled=False):
+        loss: Tensor = _HeadLoss.apply(states, head.to(states.dtype), target, label_smoothing)  # type: ignore[no-untyped-call]
     return loss
 
 

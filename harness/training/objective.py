@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from exitbench.errors import UserError
 from exitbench.harness.exit_heads import exit_logits, new_exit_heads
 from exitbench.harness.training.data import Batch
 from exitbench.harness.training.distillation import distillation_loss
@@ -130,8 +131,11 @@ class ExitHeadsObjective:
     """Exit heads that imitate the frozen model (methods.md 1.9 and 1.14)."""
 
     def __init__(self, settings: ExitHeadsRecipe, model: PreTrainedModel, seed: int) -> None:
+        n_blocks = block_count(model)
+        if settings.count >= n_blocks:
+            raise UserError(f"{settings.count} exit heads need a decoder of more blocks than this one's {n_blocks}.")
         self.settings = settings
-        self.blocks = settings.blocks(block_count(model))
+        self.blocks = settings.blocks(n_blocks)
         norm: Any = final_norm(model)
         head = model.get_output_embeddings().weight
         scaled = model.config.is_encoder_decoder and model.config.scale_decoder_outputs

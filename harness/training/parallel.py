@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 
+from exitbench.errors import UserError
 from exitbench.harness.training.recipe import Recipe
 from exitbench.harness.training.store import ensure_trained
 
@@ -29,6 +31,8 @@ def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Pa
     # What others start from comes first; who starts from it comes last, and finds it ready.
     first = {recipe.first.name: recipe.first for recipe in recipes if recipe.first is not None}
     own = {recipe.name: recipe for recipe in recipes}
+    if twice := [recipe.name for recipe in recipes if {**first, **own}[recipe.name] != recipe]:
+        raise UserError(f"two different recipes are called {twice[0]!r}.")
     ordered = sorted({**own, **first}.values(), key=lambda recipe: (recipe.first is not None, recipe.name not in first))
     workers = min(len(ordered), cores)
     # Spawned, so that the parent needs no torch and its threads are not copied.
@@ -37,7 +41,13 @@ def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Pa
             recipe.name: pool.submit(_train, recipe, models_dir, data_dir, max(1, cores // workers), line)
             for line, recipe in enumerate(ordered)
         }
-        folders = {name: job.result() for name, job in jobs.items()}
+        try:
+            folders = {name: job.result() for name, job in jobs.items()}
+        except BrokenProcessPool as error:
+            raise UserError(
+                "a training process was killed, perhaps for want of memory; the same command goes on from its last "
+                "resume point."
+            ) from error
     return [folders[recipe.name] for recipe in recipes]
 
 

@@ -316,8 +316,10 @@ def _start(table: Table) -> StartRecipe:
     start = _build(StartRecipe, table)
     if bool(start.recipe) == bool(start.checkpoint):
         raise table.error(None, "needs exactly one of `recipe` and `checkpoint`.")
-    if start.recipe and not start.recipe.endswith(".toml"):
-        recipe_path(start.recipe)
+    if start.recipe:
+        path = Path(start.recipe) if start.recipe.endswith(".toml") else recipe_path(start.recipe)
+        if path.resolve() == table.path.resolve():
+            raise table.error("recipe", "is this very recipe.")
     return start
 
 

@@ -15,7 +15,10 @@ from filelock import FileLock
 
 from exitbench.errors import UserError
 from exitbench.harness.training.recipe import Recipe, StartRecipe
+from exitbench.results.canonical import content_id
 
+# Part of every model's digest: raise it whenever a change of the training makes other weights of the same recipe.
+TRAINING_VERSION = 3
 CARD = "card.json"
 TRAINING_LOG = "training_log.csv"
 SHIPPED = Path(__file__).parents[1] / "checkpoints"
@@ -38,11 +41,14 @@ def find_trained(recipe: Recipe, *models_dirs: Path) -> Path | None:
 
     Quick: neither data nor weights are read. Only `ensure_trained` knows whether the data is still the same.
     """
-    wanted = json.loads(json.dumps(asdict(recipe)))
+    first = asdict(recipe.first) if recipe.first is not None else None
+    known = {"recipe": asdict(recipe), "start_recipe": first, "training_version": TRAINING_VERSION}
+    wanted = json.loads(json.dumps(known))
     for models_dir in models_dirs:
         cards = sorted(models_dir.glob(f"*/{CARD}"), key=lambda path: path.stat().st_mtime, reverse=True)
         for card in cards:
-            if not card.parent.name.startswith(".") and json.loads(card.read_text("utf-8"))["recipe"] == wanted:
+            content = json.loads(card.read_text("utf-8"))
+            if not card.parent.name.startswith(".") and {key: content.get(key) for key in wanted} == wanted:
                 return card.parent
     return None
 
@@ -69,11 +75,14 @@ def ensure_trained(
     # Imported here: whoever only lists recipes should not wait for torch.
     from exitbench.harness.artifact import describe_checkpoint
     from exitbench.harness.training.data import read_text
-    from exitbench.harness.training.train import TRAINING_VERSION, train
+    from exitbench.harness.training.train import train
 
     start = _start(recipe.start, models_dir, data_dir, progress, line) if recipe.start is not None else None
     text = read_text(recipe, data_dir)
-    start_sha256 = describe_checkpoint("start", start).weights_sha256 if start is not None else ""
+    start_sha256 = ""
+    if start is not None:
+        model = describe_checkpoint("start", start)
+        start_sha256 = content_id([model.weights_sha256, model.config_sha256, model.tokenizer_sha256])
     digest = model_digest(recipe, text.sha256, start_sha256, TRAINING_VERSION)
     name = f"{recipe.name}-{digest[:8]}"
     final = models_dir / name

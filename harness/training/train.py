@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
@@ -32,11 +32,9 @@ from exitbench.harness.training.generated import generated_examples
 from exitbench.harness.training.models import is_causal, new_model, read_model
 from exitbench.harness.training.objective import ExitHeadsObjective, block_quality, make_objective
 from exitbench.harness.training.recipe import Recipe
-from exitbench.harness.training.store import CARD, TRAINING_LOG
-from exitbench.harness.training.trainer import EXTRAS, ExitTrainer, Rows, resume_point
+from exitbench.harness.training.store import CARD, TRAINING_LOG, TRAINING_VERSION
+from exitbench.harness.training.trainer import EXTRAS, Clock, ExitTrainer, Rows, resume_point
 
-# Part of every model's digest: raise it whenever a change here makes other weights of the same recipe.
-TRAINING_VERSION = 3
 Portions = list[tuple[int, list[Example]]]
 
 
@@ -57,7 +55,8 @@ def train(
     Raises:
         UserError: No pair is short enough for `max_tokens`, or the start is not a checkpoint of a supported family.
     """
-    wall, cpu = time.perf_counter(), time.process_time()
+    point = resume_point(work)
+    clock = Clock(point)
     settings = recipe.optimisation
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # it warns of tied weights, which a resume point holds once
@@ -83,8 +82,11 @@ def train(
         position=line,
     )
     with bar:
-        trainer = ExitTrainer(model, objective, batches, settings, work, recipe.seed, bar)
-        trainer.train(resume_from_checkpoint=resume_point(work))
+        trainer = ExitTrainer(model, objective, batches, settings, work, recipe.seed, bar, clock)
+        trainer.train_from(point)
+    final_loss_nats = [value for _, _, metric, value in trainer.rows() if metric == "loss_nats"][-1]
+    if not math.isfinite(final_loss_nats):
+        raise UserError(f"Recipe {recipe.name!r}: the loss is {final_loss_nats}. Lower the learning rates.")
     if objective.extras is not None:
         delattr(model, EXTRAS)
     saved = model.bfloat16().float() if settings.saved_precision == "bf16" else model
@@ -98,8 +100,10 @@ def train(
         tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in objective.tensors.items()}
         save_exit_heads(folder / EXIT_HEADS_FILE, objective.settings.kind, tensors)
     write_log(folder / TRAINING_LOG, trainer.rows())
+    wall_seconds, cpu_seconds = clock.seconds()
     card = {
         "recipe": asdict(recipe),
+        "start_recipe": asdict(recipe.first) if recipe.first is not None else None,
         "command": f"exitbench train {recipe.name}",
         "data_sha256": text.sha256,
         "training_version": TRAINING_VERSION,
@@ -108,10 +112,10 @@ def train(
         "validation_pairs": len(validation),
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": settings.steps,
-        "final_loss_nats": [value for _, _, metric, value in trainer.rows() if metric == "loss_nats"][-1],
+        "final_loss_nats": final_loss_nats,
         "validation": {"token_accuracy": accuracy, "loss_nats": loss_nats},
-        "wall_seconds": time.perf_counter() - wall,
-        "cpu_seconds": time.process_time() - cpu,
+        "wall_seconds": wall_seconds,
+        "cpu_seconds": cpu_seconds,
         "threads": torch.get_num_threads(),
         "device": str(model.device),
         "torch": torch.__version__,

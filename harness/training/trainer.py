@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from tqdm import tqdm
 
+from exitbench.errors import UserError
 from exitbench.harness.training.data import Batch
 from exitbench.harness.training.objective import Objective
 from exitbench.harness.training.optimizers import make_optimizer
@@ -23,10 +26,27 @@ LOG_POINTS = 100
 EXTRAS = "early_exit"
 """Name below which an objective's own modules are part of the model while it learns."""
 COMPLETE = "COMPLETE"
-"""File that a resume point has once all of it is written."""
+"""File that a resume point has once all of it is written; it tells the time spent until then."""
 
 Rows = list[tuple[int, int | None, str, float]]
 """Step, block, metric and value."""
+
+
+class Clock:
+    """Time spent on a training, over all the processes that it took."""
+
+    def __init__(self, point: Path | None) -> None:
+        """Go on from a resume point."""
+        known = json.loads((point / COMPLETE).read_text(encoding="utf-8")) if point is not None else [0.0, 0.0]
+        self.started = time.perf_counter() - known[0], time.process_time() - known[1]
+
+    def seconds(self) -> tuple[float, float]:
+        """Wall and CPU time."""
+        return time.perf_counter() - self.started[0], time.process_time() - self.started[1]
+
+    def write(self, path: Path) -> None:
+        """Note the time in a resume point."""
+        path.write_text(json.dumps(self.seconds()), encoding="utf-8")
 
 
 class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
@@ -40,6 +60,7 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         folder: For resume points; emptied by nobody.
         seed: Of dropout.
         bar: Progress bar over the steps.
+        clock: Told by every resume point.
     """
 
     def __init__(
@@ -51,6 +72,7 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         folder: Path,
         seed: int,
         bar: tqdm[Any],
+        clock: Clock,
     ) -> None:
         self.objective, self.batches = objective, batches
         self.sums: dict[tuple[str, int | None], list[Tensor]] = defaultdict(list)
@@ -77,9 +99,19 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
             report_to=[],
             logging_nan_inf_filter=False,
         )
+        arguments._n_gpu = min(1, arguments.n_gpu)  # DataParallel hides encoder and decoder
         super().__init__(model=model, args=arguments, optimizers=(optimizer, scheduler))
         self.remove_callback(transformers.PrinterCallback)
-        self.add_callback(_Steps(bar))
+        self.add_callback(_Steps(bar, clock))
+
+    def train_from(self, point: Path | None) -> None:
+        """Train to the last step, from a resume point if there is one."""
+        # A kill may come after the last step, before the model is written.
+        if point is not None and point.name == f"checkpoint-{self.args.max_steps}":
+            self._load_from_checkpoint(str(point))
+            self.state = transformers.TrainerState.load_from_json(str(point / "trainer_state.json"))
+        else:
+            self.train(resume_from_checkpoint=point and str(point))
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
         """The recipe's batches, from the step that was reached."""
@@ -96,12 +128,15 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         n_rows = len(inputs["labels"])
         try:
             inputs = self._prepare_inputs(inputs)
-            with self.compute_loss_context_manager():
+            # Trainer's own context covers `model.forward` only; objectives call encoder and decoder themselves.
+            with self.accelerator.autocast():
                 loss, logged = self.objective(model, inputs, self.state.global_step)
             self.accelerator.backward(loss * share)
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error) or n_rows == 1:
+            if not _is_out_of_memory(error):
                 raise
+            if n_rows == 1:
+                raise UserError("a single pair does not fit into memory; lower max_tokens.") from error
         else:
             for key, value in {("loss_nats", None): loss.detach(), **logged}.items():
                 self.sums[key].append(value)
@@ -146,27 +181,28 @@ class _Batches(IterableDataset[Batch]):
 class _Steps(transformers.TrainerCallback):  # type: ignore[misc]
     """Moves the bar, and marks resume points that are whole."""
 
-    def __init__(self, bar: tqdm[Any]) -> None:
-        self.bar = bar
+    def __init__(self, bar: tqdm[Any], clock: Clock) -> None:
+        self.bar, self.clock = bar, clock
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.update(state.global_step - self.bar.n)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.update()
+        control.should_log |= state.global_step == state.max_steps
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
         if "loss_nats/" in logs:
             self.bar.set_postfix(loss=f"{logs['loss_nats/']:.3f}", refresh=False)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+        self.clock.write(Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE)
 
 
-def resume_point(folder: Path) -> str | None:
+def resume_point(folder: Path) -> Path | None:
     """The latest point in a trainer's folder that an interrupted training can go on from."""
     steps = [int(path.parent.name.rpartition("-")[2]) for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
-    return str(folder / f"checkpoint-{max(steps)}") if steps else None
+    return folder / f"checkpoint-{max(steps)}" if steps else None
 
 
 def _key(metric: str, block: int | None) -> str:

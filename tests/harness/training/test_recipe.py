@@ -92,3 +92,12 @@ def test_the_digest_changes_with_every_field_the_data_and_the_code(write_recipe:
     others = (("a", "", 1), ("b", "", 1), ("a", "s", 1), ("a", "", 2))
     variants += [model_digest(recipe, *other) for other in others]
     assert len(set(variants)) == len(variants)
+
+
+def test_a_recipe_cannot_start_from_itself(write_recipe: Callable[..., Path]) -> None:
+    path = write_recipe()
+    text = path.read_text()
+    start = f'[start]\nrecipe = "{path}"\n'
+    path.write_text(text[: text.index("[tokenizer]")] + start + text[text.index("[objective]") :])
+    with pytest.raises(UserError, match="is this very recipe"):
+        load_recipe(path)

@@ -13,8 +13,7 @@ from exitbench.harness.training import Recipe, find_trained, load_recipe
 from exitbench.harness.training.data import cut_batches, encode, pad, read_text
 from exitbench.harness.training.models import is_causal, read_model
 from exitbench.harness.training.objective import block_quality
-from exitbench.harness.training.store import SHIPPED
-from exitbench.harness.training.train import TRAINING_VERSION
+from exitbench.harness.training.store import SHIPPED, TRAINING_VERSION
 from exitbench.results.trainings import LOG_FILE
 
 RECIPES = [load_recipe(entry.recipe) for entry in load_suite("builtin").models if entry.recipe]

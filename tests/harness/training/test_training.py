@@ -21,9 +21,9 @@ from exitbench.harness.training.data import make_tokenizer, pad, read_text
 from exitbench.harness.training.models import new_model
 from exitbench.harness.training.objective import make_objective
 from exitbench.harness.training.recipe import Recipe
-from exitbench.harness.training.store import model_digest
-from exitbench.harness.training.train import TRAINING_VERSION, train
-from exitbench.harness.training.trainer import COMPLETE, ExitTrainer
+from exitbench.harness.training.store import TRAINING_VERSION, model_digest
+from exitbench.harness.training.train import train
+from exitbench.harness.training.trainer import COMPLETE, Clock, ExitTrainer
 
 # A fork has torch imported already; with one thread of torch it is safe.
 FORK = multiprocessing.get_context("fork")
@@ -37,6 +37,10 @@ WriteRecipe = Callable[..., Path]
 
 def trained(path: Path, models: Path, data_dir: Path) -> Path:
     return ensure_trained(load_recipe(path), models, data_dir, progress=False)
+
+
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def log_of(folder: Path) -> dict[tuple[str, str], list[float]]:
@@ -94,8 +98,17 @@ def test_a_causal_recipe_trains_into_a_checkpoint_that_transformers_reads(
 def test_weights_are_saved_in_the_precision_asked_and_computed_in_either(
     write_recipe: WriteRecipe, data_dir: Path, precision: str
 ) -> None:
+    seen: set[torch.dtype] = set()
+
+    def note(module: torch.nn.Module, _: Any, output: Any) -> None:
+        if module.training and isinstance(module, torch.nn.Linear):
+            seen.add(output.dtype)
+
+    hook = torch.nn.modules.module.register_module_forward_hook(note)
     settings = f'steps = 40\nprecision = "{precision}"\nsaved_precision = "bf16"'
     folder = trained(write_recipe(("steps = 40", settings)), data_dir / "models", data_dir)
+    hook.remove()
+    assert seen == {torch.bfloat16 if precision == "bf16" else torch.float32}
     assert AutoModelForSeq2SeqLM.from_pretrained(folder, dtype="auto").dtype == torch.bfloat16
     losses = log_of(folder)["loss_nats", ""]
     assert losses[-1] < 0.8 * losses[0]
@@ -193,6 +206,35 @@ def test_a_resume_point_that_is_not_whole_is_not_used(write_recipe: WriteRecipe,
     assert (resumed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
+def test_a_training_killed_after_its_last_step_only_writes_its_model(
+    write_recipe: WriteRecipe, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_recipe(("steps = 40", "steps = 7\nsave_steps = 2"))
+    whole = trained(path, data_dir / "whole", data_dir)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("exitbench.harness.training.train.block_quality", interrupted)
+        trained(path, data_dir / "killed", data_dir)
+    with monkeypatch.context() as patch:
+        patch.setattr(ExitTrainer, "training_step", interrupted)
+        resumed = trained(path, data_dir / "killed", data_dir)
+    assert (resumed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert (resumed / "training_log.csv").read_text() == (whole / "training_log.csv").read_text()
+
+
+def test_time_spent_before_a_kill_is_in_the_card(
+    write_recipe: WriteRecipe, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_recipe(("steps = 40", "steps = 4\nsave_steps = 2"), ("warmup_steps = 5\n", ""))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("exitbench.harness.training.train.block_quality", interrupted)
+        trained(path, data_dir / "models", data_dir)
+    (complete,) = (data_dir / "models").glob(f".tiny-*/checkpoint-4/{COMPLETE}")
+    complete.write_text("[1000.0, 500.0]")
+    card = json.loads((trained(path, data_dir / "models", data_dir) / "card.json").read_text())
+    assert 1000 < card["wall_seconds"] < 1100
+    assert 500 < card["cpu_seconds"] < 600
+
+
 # ------------------------------------------------------------------------------------------ out of memory
 
 
@@ -228,7 +270,9 @@ def test_a_batch_that_does_not_fit_is_tried_smaller_to_the_same_effect(
         objective = Full(recipe, model, most_rows)
         batches = lambda _: iter([pad(rows, causal=False)] * 2)  # noqa: E731
         folder = tmp_path / str(most_rows)
-        trainer = ExitTrainer(model, objective, batches, recipe.optimisation, folder, 0, tqdm(disable=True))
+        trainer = ExitTrainer(
+            model, objective, batches, recipe.optimisation, folder, 0, tqdm(disable=True), Clock(None)
+        )
         trainer.train()
         weights.append(model.decoder.block[0].layer[0].SelfAttention.q.weight.detach().clone())
         seen.append(objective.seen)
@@ -247,9 +291,16 @@ def test_one_row_that_does_not_fit_is_the_end(write_recipe: WriteRecipe, data_di
     model = new_model(recipe.architecture, tokenizer)
     batches = lambda _: iter([pad([example], causal=False)])  # noqa: E731
     trainer = ExitTrainer(
-        model, Full(recipe, model, 0), batches, recipe.optimisation, tmp_path / "work", 0, tqdm(disable=True)
+        model,
+        Full(recipe, model, 0),
+        batches,
+        recipe.optimisation,
+        tmp_path / "work",
+        0,
+        tqdm(disable=True),
+        Clock(None),
     )
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(UserError, match="a single pair does not fit"):
         trainer.train()
 
 
@@ -291,6 +342,24 @@ def test_two_processes_train_a_model_once(
     assert [process.exitcode for process in both] == [0, 0]
     assert log.read_text() == "trained\n"
     assert len(list(models.glob("[!.]*"))) == 1
+
+
+def test_a_model_of_other_code_or_of_another_start_is_not_found(write_recipe: WriteRecipe, data_dir: Path) -> None:
+    recipe, models = load_recipe(write_recipe(("steps = 40", "steps = 6"))), data_dir / "models"
+    card = ensure_trained(recipe, models, data_dir, progress=False) / "card.json"
+    content = json.loads(card.read_text())
+    for change in ({"training_version": TRAINING_VERSION - 1}, {"start_recipe": content["recipe"]}):
+        card.write_text(json.dumps({**content, **change}))
+        assert find_trained(recipe, models) is None
+    card.write_text(json.dumps(content))
+    assert find_trained(recipe, models) == card.parent
+
+
+def test_a_loss_that_is_no_number_is_the_end_and_leaves_no_model(write_recipe: WriteRecipe, data_dir: Path) -> None:
+    path = write_recipe(("learning_rate = 1e-2", "learning_rate = 1e30"), ("steps = 40", "steps = 12"))
+    with pytest.raises(UserError, match="Lower the learning rates"):
+        trained(path, data_dir / "models", data_dir)
+    assert list((data_dir / "models").glob("[!.]*")) == []
 
 
 def test_missing_data_is_the_users_error_and_leaves_nothing(write_recipe: WriteRecipe, data_dir: Path) -> None:
