@@ -12,6 +12,7 @@ The norm is a layer norm if it has a bias, else an RMS norm. Training and infere
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from torch import Tensor
 from exitbench.errors import UserError, suggestion
 
 EXIT_HEADS_FILE = "exit_heads.safetensors"
+METADATA = "exit_heads"
 RMS_EPS, LAYER_EPS = 1e-6, 1e-5
 
 HeadKind = Literal["linear", "mlp", "lens"]
@@ -93,7 +95,8 @@ class ExitHeads:
 
 def save_exit_heads(path: Path, kind: HeadKind, tensors: Mapping[str, Tensor]) -> None:
     """Write the heads of the blocks that the names of the tensors tell; ``path`` is the file."""
-    metadata = {"kind": kind, "blocks": ",".join(map(str, _blocks_of(tensors)))}
+    # One key: several would be written in any order, and the same heads would have many digests.
+    metadata = {METADATA: json.dumps({"kind": kind, "blocks": ",".join(map(str, _blocks_of(tensors)))})}
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
 
 
@@ -150,9 +153,9 @@ def load_exit_heads(
 def _header(path: Path) -> tuple[HeadKind, tuple[int, ...]]:
     try:
         with safe_open(path, framework="np") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-    except SafetensorError as error:
-        raise UserError(f"{path}: not a complete safetensors file ({error}).") from error
+            metadata: dict[str, str] = json.loads((file.metadata() or {}).get(METADATA, "{}"))
+    except (SafetensorError, ValueError) as error:
+        raise UserError(f"{path}: not a complete safetensors file of exit heads ({error}).") from error
     kind, listed = metadata.get("kind"), metadata.get("blocks", "")
     if kind not in KINDS:
         raise UserError(f"{path}: metadata 'kind' is {kind!r}.{suggestion(str(kind), KINDS)}")

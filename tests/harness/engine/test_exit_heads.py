@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -164,12 +165,23 @@ def test_a_folder_without_heads_has_none(tmp_path: Path) -> None:
     assert read_exit_blocks(tmp_path) == ()
 
 
+def test_the_same_heads_are_the_same_bytes(tmp_path: Path) -> None:
+    files = [tmp_path / str(n) for n in range(8)]
+    for path in files:
+        save_exit_heads(path, "mlp", heads("mlp"))
+    assert len({path.read_bytes() for path in files}) == 1
+
+
 def spoiled(tmp_path: Path, edit: Callable[[dict[str, Tensor]], object], kind: Any = "mlp", **metadata: str) -> str:
     """What is said of a file of heads at blocks 2 and 4 after an edit of its tensors and metadata."""
     tensors = heads(kind)
     edit(tensors)
     told = {"kind": kind, "blocks": "2,4", **metadata}
-    save_file(tensors, tmp_path / EXIT_HEADS_FILE, metadata={name: text for name, text in told.items() if text})
+    save_file(
+        tensors,
+        tmp_path / EXIT_HEADS_FILE,
+        metadata={"exit_heads": json.dumps({name: text for name, text in told.items() if text})},
+    )
     with pytest.raises(UserError) as caught:
         load_exit_heads(tmp_path, L, D, V)
     message = str(caught.value)
