@@ -36,7 +36,8 @@ def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Pa
     ordered = sorted({**own, **first}.values(), key=lambda recipe: (recipe.first is not None, recipe.name not in first))
     workers = min(len(ordered), cores)
     # Spawned, so that the parent needs no torch and its threads are not copied.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    # One process a model: what a training leaves in memory goes with it.
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         jobs: dict[str, Future[Path]] = {
             recipe.name: pool.submit(_train, recipe, models_dir, data_dir, max(1, cores // workers), line)
             for line, recipe in enumerate(ordered)
@@ -48,6 +49,12 @@ def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Pa
                 "a training process was killed, perhaps for want of memory; the same command goes on from its last "
                 "resume point."
             ) from error
+        except BaseException:
+            # Interrupted, or one of them failed: the others would train to their end before the pool lets go.
+            for process in list(pool._processes.values()):
+                process.terminate()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return [folders[recipe.name] for recipe in recipes]
 
 
