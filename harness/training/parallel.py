@@ -36,8 +36,7 @@ def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Pa
     ordered = sorted({**own, **first}.values(), key=lambda recipe: (recipe.first is not None, recipe.name not in first))
     workers = min(len(ordered), cores)
     # Spawned, so that the parent needs no torch and its threads are not copied.
-    # One process a model: what a training leaves in memory goes with it.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         jobs: dict[str, Future[Path]] = {
             recipe.name: pool.submit(_train, recipe, models_dir, data_dir, max(1, cores // workers), line)
             for line, recipe in enumerate(ordered)
