@@ -225,7 +225,7 @@ def decode_step(
     n_blocks, policy = model.n_blocks, parts.kv_policy
     step = Step(len(token_B), model.device)
     begin_step(cache, policy)
-    waiting_B = () if policy.deferred is None else tuple(len(tokens) for tokens in cache.waiting)
+    waiting_B = tuple(len(tokens) for tokens in cache.waiting)
     hidden_AD = model.embed(token_B[:, None], cache)[:, 0]
     earlier = [hidden_AD]  # states after blocks 0..block-1, kept for gates that ask for them
     ahead_LAD = _all_states(model, hidden_AD, cache, policy) if parts.gate.looks_ahead else None
@@ -238,19 +238,20 @@ def decode_step(
         else:
             hidden_AD = ahead_LAD[block - 1]
         if block == n_blocks or block in parts.blocks:
+            rows = range(len(seeds_B)) if rows_A is None else rows_A.tolist()
             view = BlockView(
                 block=block,
-                positions_A=_of_rows(positions_B, rows_A),
+                positions_A=tuple(positions_B[row] for row in rows),
                 max_new_tokens=max_new_tokens,
                 hidden_AD=hidden_AD,
-                seeds_A=_of_rows(seeds_B, rows_A),
+                seeds_A=tuple(seeds_B[row] for row in rows),
                 memory=memory,
                 model=model,
                 head=parts.head,
                 earlier=earlier,
                 previous_score_A=previous_score_A,
                 ahead_LAD=ahead_LAD,
-                waiting_A=_of_rows(waiting_B, rows_A),
+                waiting_A=tuple(waiting_B[row] for row in rows),
             )
             if block == n_blocks:
                 _emit(step, parts, view, rows_A)
@@ -351,11 +352,6 @@ def _first_token(
     _emit(step, parts, view, None)
     step.check_finite()
     return step
-
-
-def _of_rows(values_B: tuple[int, ...], rows_A: Tensor | None) -> tuple[int, ...]:
-    """What the running rows have of a number a row; nothing where there is none."""
-    return values_B if rows_A is None or not values_B else tuple(values_B[row] for row in rows_A.tolist())
 
 
 def _among(rows_A: Tensor | None, mask_A: Tensor) -> Tensor:

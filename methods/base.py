@@ -109,7 +109,7 @@ class BlockView:
         earlier: States [A, D] after blocks 0 (the embedding) to block-1, only if the gate asked for the history.
         previous_score_A: Score at the block asked before; None at the first.
         ahead_LAD: States after every block, only if the gate asked to look ahead.
-        waiting_A: Earlier tokens of each row whose skipped blocks wait, only if the KV policy lets tokens wait.
+        waiting_A: Earlier tokens of each row whose skipped blocks wait (`KVPolicy.deferred`).
         head_rows: Rows of the LM head multiplied through this view, one number or [A].
     """
 
@@ -320,7 +320,7 @@ class KVPolicy(ABC):
             logits_NV: The full model's, where each draft was chosen.
             token_N: The drafts.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"KV policy {self.name!r} verifies nothing")
 
     def verification_cost(
         self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting

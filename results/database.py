@@ -23,9 +23,10 @@ from sqlalchemy.pool import StaticPool
 
 from exitbench import __version__
 from exitbench.errors import UserError
+from exitbench.results.arrow import driver_connection
 from exitbench.results.canonical import canonical_json
 from exitbench.results.catalogue import SCHEMA_VERSION, VIEW_SOURCE
-from exitbench.results.load import IngestReport, driver_connection, load_spool
+from exitbench.results.load import IngestReport, load_spool
 
 Result = TypeVar("Result")
 

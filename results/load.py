@@ -11,6 +11,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
+from exitbench.results.arrow import insert_rows
 from exitbench.results.canonical import canonical_json, content_id
 from exitbench.results.catalogue import ATTEMPT, CELL, DATASET_ARTIFACT, ENVIRONMENT, HARDWARE, MODEL_ARTIFACT
 from exitbench.results.spool import Attempt, AttemptRecord, SpoolError, read_attempt, scan_spool
@@ -84,11 +85,6 @@ def load_spool(engine: sa.Engine, spool_root: Path, progress: Callable[[int, int
         if progress:
             progress(seen, len(attempts))
     return IngestReport(added, skipped, unfinished, tuple(quarantined))
-
-
-def driver_connection(connection: sa.Connection) -> Any:
-    """Return DuckDB's own connection beneath SQLAlchemy's: for Arrow, which SQLAlchemy does not know."""
-    return connection.connection.driver_connection
 
 
 def _load_attempt(engine: sa.Engine, attempt: Attempt, artifacts: set[str]) -> str | None:
@@ -196,16 +192,10 @@ def _utc(text: str) -> datetime:
 
 
 def _insert_table(connection: sa.Connection, record: AttemptRecord, table: str) -> None:
-    duck = driver_connection(connection)
     first_row = 0
     for rows in record.batches(table):
         if table == "metrics":
             ordinals = pa.array(range(first_row, first_row + rows.num_rows), pa.int32())
             rows = rows.append_column("ordinal", ordinals)
         first_row += rows.num_rows
-        duck.register("incoming_rows", rows)
-        duck.execute(
-            f"INSERT INTO {_DATABASE_TABLE[table]} BY NAME SELECT $1::VARCHAR AS attempt_id, * FROM incoming_rows",
-            [record.attempt.attempt_id],
-        )
-        duck.unregister("incoming_rows")
+        insert_rows(connection, _DATABASE_TABLE[table], rows, "attempt_id", record.attempt.attempt_id)

@@ -29,6 +29,19 @@ _FLOATS = pa.list_(pa.float32())
 FITTED_FILE: Final = "fitted.safetensors"
 """What a fit cell leaves beside its tables: the tensors that other cells load."""
 
+CARD_FILE: Final = "card.json"
+TRAINING_LOG_FILE: Final = "training_log.csv"
+"""What a training leaves in its model's folder: how the model came about, and values by step, block and metric."""
+
+TRAINING_LOG: Final = pa.schema(
+    [
+        _required("step", pa.int32()),
+        _optional("block", pa.int16()),
+        _required("metric", pa.string()),
+        _required("value", pa.float64()),
+    ]
+)
+
 SAMPLES: Final = pa.schema(
     [
         _required("doc_key", pa.string()),

@@ -2,29 +2,27 @@
 
     <spool>/trainings/<weights_sha256>/{card.json, training_log.csv}
 
-A record is complete or absent. The card is the one in the model's folder; the log has the columns step, block (empty
-for the whole model), metric and value.
+A record is complete or absent. Both are those of the model's folder (`schema.TRAINING_LOG`; an empty block is the whole
+model).
 """
 
-import csv
 import json
 import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 import duckdb
-import pyarrow as pa
 import sqlalchemy as sa
+from pyarrow import csv
 from sqlalchemy.dialects.postgresql import insert
 
+from exitbench.results.arrow import insert_rows
 from exitbench.results.catalogue import TRAINING_RUN
+from exitbench.results.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE
 from exitbench.results.spool import SpoolError
 
-CARD_FILE = "card.json"
-LOG_FILE = "training_log.csv"
 _FOLDER = "trainings"
-_COLUMNS = ("step", "block", "metric", "value")
+_LOG_COLUMNS = csv.ConvertOptions(column_types=TRAINING_LOG, include_columns=TRAINING_LOG.names)
 
 
 def record_training(spool_root: Path, weights_sha256: str, model_folder: Path) -> None:
@@ -35,7 +33,7 @@ def record_training(spool_root: Path, weights_sha256: str, model_folder: Path) -
         weights_sha256: Digest of the model's weights, as cells have it.
         model_folder: The model's folder.
     """
-    files = [model_folder / CARD_FILE, model_folder / LOG_FILE]
+    files = [model_folder / CARD_FILE, model_folder / TRAINING_LOG_FILE]
     final = spool_root / _FOLDER / weights_sha256
     if final.is_dir() or not all(path.is_file() for path in files):
         return
@@ -70,27 +68,9 @@ def _load(engine: sa.Engine, folder: Path) -> None:
     try:
         card = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
         row = {"weights_sha256": folder.name, "recipe": card["recipe"]["name"], "card": card}
-        with (folder / LOG_FILE).open(encoding="utf-8", newline="") as file:
-            log = _table(csv.DictReader(file))
+        log = csv.read_csv(folder / TRAINING_LOG_FILE, convert_options=_LOG_COLUMNS)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SpoolError(f"card or log cannot be read: {type(error).__name__}: {error}") from error
     with engine.begin() as connection:
         connection.execute(insert(TRAINING_RUN).values(row))
-        duck = connection.connection.driver_connection
-        assert duck is not None
-        duck.register("incoming_rows", log)
-        statement = "INSERT INTO training_log BY NAME SELECT $1::VARCHAR AS weights_sha256, * FROM incoming_rows"
-        duck.execute(statement, [folder.name])
-        duck.unregister("incoming_rows")
-
-
-def _table(rows: Iterable[dict[str, str]]) -> pa.Table:
-    found = [tuple(row[column] for column in _COLUMNS) for row in rows]
-    return pa.table(
-        {
-            "step": pa.array([int(step) for step, *_ in found], pa.int32()),
-            "block": pa.array([int(block) if block else None for _, block, *_ in found], pa.int16()),
-            "metric": pa.array([metric for _, _, metric, _ in found], pa.string()),
-            "value": pa.array([float(value) for *_, value in found], pa.float64()),
-        }
-    )
+        insert_rows(connection, "training_log", log, "weights_sha256", folder.name)

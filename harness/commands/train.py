@@ -8,8 +8,9 @@ from exitbench.errors import UserError, suggestion
 from exitbench.harness.commands.folders import Runs
 from exitbench.harness.environment import available_cores
 from exitbench.harness.suite import load_suite, suite_names
+from exitbench.harness.toml import Table
 from exitbench.harness.training import Recipe, ensure_all_trained, load_recipe, recipe_names
-from exitbench.harness.training.store import CARD
+from exitbench.results.schema import CARD_FILE
 from exitbench.results.trainings import record_training
 
 
@@ -38,7 +39,7 @@ def train(arguments: Namespace) -> int:
 def named_recipes(what: str) -> list[Recipe]:
     """The recipes of a suite, or the one recipe of that name or file."""
     path = Path(what)
-    if path.is_file() and "[models." not in path.read_text(encoding="utf-8", errors="replace"):
+    if path.is_file() and "models" not in Table.read(path).values:
         return [load_recipe(path)]
     if what in recipe_names() and what not in suite_names():
         return [load_recipe(what)]
@@ -48,7 +49,7 @@ def named_recipes(what: str) -> list[Recipe]:
 
 
 def _summary(recipe: Recipe, folder: Path) -> str:
-    card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+    card = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
     accuracy = card["validation"]["token_accuracy"]
     by_block = f"token accuracy {accuracy[0]:.3f} after block 1, {accuracy[-1]:.3f} after block {len(accuracy)}"
     minutes = card["wall_seconds"] / 60

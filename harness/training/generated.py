@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from exitbench.harness.model import padded
 from exitbench.harness.training.data import Example
 from exitbench.harness.training.models import is_causal
 from exitbench.harness.training.recipe import ExitHeadsRecipe
@@ -42,23 +43,18 @@ def generated_examples(
 
 
 def _sample(model: PreTrainedModel, prompts: list[np.ndarray], n_tokens: int) -> list[Example]:
-    longest = max(map(len, prompts))
     # A causal model goes on from the right end, so that is where all prompts must end.
-    ids = torch.zeros((len(prompts), longest), dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        place = slice(longest - len(prompt), None) if is_causal(model) else slice(len(prompt))
-        ids[row, place], mask[row, place] = torch.from_numpy(prompt), 1
+    ids, mask = padded([prompt.tolist() for prompt in prompts], model.device, "left" if is_causal(model) else "right")
     made = model.generate(
-        input_ids=ids.to(model.device),
-        attention_mask=mask.to(model.device),
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids) if mask is None else mask.long(),
         do_sample=True,
         temperature=1.0,  # the checkpoint's own settings may say otherwise
         top_k=0,
         top_p=1.0,
         max_new_tokens=n_tokens,
     ).cpu()
-    answers = made[:, longest:] if is_causal(model) else made[:, 1:]
+    answers = made[:, ids.shape[1] :] if is_causal(model) else made[:, 1:]
     ends = model.generation_config.eos_token_id
     return [Example(prompt, _until(answer.numpy(), ends)) for prompt, answer in zip(prompts, answers, strict=True)]
 

@@ -59,8 +59,9 @@ def read_model(folder: Path) -> tuple[transformers.PreTrainedModel, PreTrainedTo
     Raises:
         UserError: Not a checkpoint of a supported family.
     """
-    is_seq2seq = read_config(folder).get("is_encoder_decoder", False) or read_config(folder)["model_type"] == "t5"
-    auto = transformers.AutoModelForSeq2SeqLM if is_seq2seq else transformers.AutoModelForCausalLM
+    read_config(folder)  # says what is supported
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    auto = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
     model = auto.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, use_safetensors=True
     )

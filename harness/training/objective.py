@@ -24,7 +24,7 @@ from exitbench.harness.training.losses import (
     shallow_deep_weights,
     tuned_lens_loss,
 )
-from exitbench.harness.training.readable import States, decoder_states, final_norm
+from exitbench.harness.training.readable import States, decoder_states, final_norm, head_scale
 from exitbench.harness.training.recipe import ExitHeadsRecipe, ObjectiveRecipe, Recipe
 
 Logged = dict[tuple[str, int | None], Tensor]
@@ -138,7 +138,6 @@ class ExitHeadsObjective:
         self.blocks = settings.blocks(n_blocks)
         norm: Any = final_norm(model)
         head = model.get_output_embeddings().weight
-        scaled = model.config.is_encoder_decoder and model.config.scale_decoder_outputs
         tensors = new_exit_heads(
             kind=settings.kind,
             blocks=self.blocks,
@@ -148,9 +147,10 @@ class ExitHeadsObjective:
             init=settings.init,
             final_norm_weight=norm.weight.detach(),
             final_norm_bias=getattr(norm, "bias", None),
-            lm_head_weight=head.detach() * (head.shape[1] ** -0.5 if scaled else 1.0),
+            lm_head_weight=head.detach(),
             hidden_width=settings.hidden_width,
             generator=torch.Generator().manual_seed(seed),
+            logit_scale=head_scale(model),
         )
         # Parameter names may hold no dots.
         self.extras = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(t) for name, t in tensors.items()})

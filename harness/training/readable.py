@@ -80,14 +80,13 @@ def decoder_states(model: Any, batch_inputs: Mapping[str, Tensor]) -> States:
         h.flatten(0, 1).index_select(0, positions) for h in [*decoded.hidden_states[1:-1], decoded.last_hidden_state]
     )
     head = model.get_output_embeddings()
-    scaled = getattr(model.config, "scale_decoder_outputs", False)
     return States(
         raw=raw,
         normed=[*(dropout(norm(h)) for h in raw), last],
         gold=predicted.flatten().index_select(0, positions),
         head=head.weight,
         head_bias=head.bias,
-        scale=float(last.shape[-1] ** -0.5) if scaled else 1.0,
+        scale=head_scale(model),
     )
 
 
@@ -101,6 +100,12 @@ def decoder_blocks(model: Any) -> nn.ModuleList:
     if len(lists) != 1:
         raise UserError(f"{type(model).__name__}: its decoder has {len(lists)} lists of blocks. Allowed: one.")
     return lists[0]
+
+
+def head_scale(model: Any) -> float:
+    """Factor on normed states before the head: D ** -0.5 in T5 with tied embeddings, else 1."""
+    scaled = getattr(model.config, "scale_decoder_outputs", False)
+    return float(model.config.hidden_size**-0.5) if scaled else 1.0
 
 
 def final_norm(model: Any) -> nn.Module:

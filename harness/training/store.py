@@ -5,7 +5,6 @@ its digest: a kill leaves nothing that looks like a model, the next training goe
 two processes never train the same one.
 """
 
-import hashlib
 import json
 import shutil
 from dataclasses import asdict
@@ -16,11 +15,10 @@ from filelock import FileLock
 from exitbench.errors import UserError
 from exitbench.harness.training.recipe import Recipe, StartRecipe
 from exitbench.results.canonical import content_id
+from exitbench.results.schema import CARD_FILE
 
 # Part of every model's digest: raise it whenever a change of the training makes other weights of the same recipe.
 TRAINING_VERSION = 3
-CARD = "card.json"
-TRAINING_LOG = "training_log.csv"
 SHIPPED = Path(__file__).parents[1] / "checkpoints"
 """Models that come with the package: copies of what `exitbench train builtin` makes."""
 
@@ -33,7 +31,7 @@ def model_digest(recipe: Recipe, data_sha256: str, start_sha256: str, training_v
         "start_sha256": start_sha256,
         "training_version": training_version,
     }
-    return hashlib.sha256(json.dumps(identity, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return content_id(identity)
 
 
 def find_trained(recipe: Recipe, *models_dirs: Path) -> Path | None:
@@ -45,7 +43,7 @@ def find_trained(recipe: Recipe, *models_dirs: Path) -> Path | None:
     known = {"recipe": asdict(recipe), "start_recipe": first, "training_version": TRAINING_VERSION}
     wanted = json.loads(json.dumps(known))
     for models_dir in models_dirs:
-        cards = sorted(models_dir.glob(f"*/{CARD}"), key=lambda path: path.stat().st_mtime, reverse=True)
+        cards = sorted(models_dir.glob(f"*/{CARD_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
         for card in cards:
             content = json.loads(card.read_text("utf-8"))
             if not card.parent.name.startswith(".") and {key: content.get(key) for key in wanted} == wanted:

@@ -32,8 +32,9 @@ from exitbench.harness.training.generated import generated_examples
 from exitbench.harness.training.models import is_causal, new_model, read_model
 from exitbench.harness.training.objective import ExitHeadsObjective, block_quality, make_objective
 from exitbench.harness.training.recipe import Recipe
-from exitbench.harness.training.store import CARD, TRAINING_LOG, TRAINING_VERSION
+from exitbench.harness.training.store import TRAINING_VERSION
 from exitbench.harness.training.trainer import EXTRAS, Clock, ExitTrainer, Rows, resume_point
+from exitbench.results.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE
 
 Portions = list[tuple[int, list[Example]]]
 
@@ -99,7 +100,7 @@ def train(
         dtype = torch.bfloat16 if settings.saved_precision == "bf16" else torch.float32
         tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in objective.tensors.items()}
         save_exit_heads(folder / EXIT_HEADS_FILE, objective.settings.kind, tensors)
-    write_log(folder / TRAINING_LOG, trainer.rows())
+    write_log(folder / TRAINING_LOG_FILE, trainer.rows())
     wall_seconds, cpu_seconds = clock.seconds()
     card = {
         "recipe": asdict(recipe),
@@ -121,7 +122,7 @@ def train(
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    (folder / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    (folder / CARD_FILE).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
 
 
 def _begin(recipe: Recipe, text: TextData, start: Path | None) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
@@ -150,6 +151,6 @@ def write_log(path: Path, rows: Rows) -> None:
     """Write the log as CSV: step, block (empty for the whole model), metric, value."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("step", "block", "metric", "value"))
+        writer.writerow(TRAINING_LOG.names)
         for step, block, metric, value in rows:
             writer.writerow((step, "" if block is None else block, metric, f"{value:.6g}"))

@@ -262,7 +262,7 @@ class From(Threshold):
         return -math.inf if block >= self.firsts[position - 1] else math.inf
 
     def sql(self, max_new_tokens: int) -> str:
-        raise NotImplementedError
+        raise NotImplementedError("a real decode asks no SQL")
 
 
 def test_declared_cost_is_what_a_flop_counter_sees_at_every_exit(

@@ -14,7 +14,7 @@ from exitbench.harness.training.data import cut_batches, encode, pad, read_text
 from exitbench.harness.training.models import is_causal, read_model
 from exitbench.harness.training.objective import block_quality
 from exitbench.harness.training.store import SHIPPED, TRAINING_VERSION
-from exitbench.results.trainings import LOG_FILE
+from exitbench.results.schema import TRAINING_LOG_FILE
 
 RECIPES = [load_recipe(entry.recipe) for entry in load_suite("builtin").models if entry.recipe]
 MEGABYTE = 2**20
@@ -48,7 +48,7 @@ def test_it_is_of_todays_data_and_code_and_as_good_as_its_card_says(recipe: Reci
     text = read_text(recipe, None)
     assert card["data_sha256"] == text.sha256
     assert card["training_version"] == TRAINING_VERSION
-    assert (folder / LOG_FILE).is_file()
+    assert (folder / TRAINING_LOG_FILE).is_file()
     assert load_checkpoint(folder, device="meta").model.n_blocks >= 8
     assert bool(recipe.exit_heads) == bool(read_exit_blocks(folder))
 
