@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from exitbench import __version__
 from exitbench.errors import UserError
-from exitbench.harness.arguments import asking, running
+from exitbench.harness.arguments import asking, keeping, running
 
 INTERRUPTED = 130
 
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"exitbench {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for group in (running, asking):
+    for group in (running, asking, keeping):
         group.add_commands(commands)
     return parser
 

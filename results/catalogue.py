@@ -3,7 +3,7 @@
 The migrations create the tables; this is their description for Python, and a test compares the two.
 Traces that are only ever written through Arrow (`token_exit`, `probe_token`, `score_token`, `fit_curve`,
 `calibration_step`,
-`training_log`) are not described here.
+`training_log`, `sample_rescore`, `device_sample`, `perf_sample`) are not described here.
 """
 
 from typing import Final
@@ -114,6 +114,8 @@ CELL: Final = sa.Table(
     _text("setting_id"),
     sa.Column("identity", sa.JSON, nullable=False),
     _text("described_by"),
+    _text("method_distribution", required=False),
+    _text("method_version", required=False),
 )
 
 ATTEMPT: Final = sa.Table(
@@ -155,12 +157,39 @@ METRIC: Final = sa.Table(
     sa.Column("attempt_id", sa.Text, primary_key=True),
     sa.Column("ordinal", sa.Integer, nullable=False),
     sa.Column("metric", sa.Text, primary_key=True),
-    _text("metric_version"),
+    sa.Column("metric_version", sa.Text, primary_key=True),
     sa.Column("value", sa.Double, nullable=False),
     sa.Column("ci_low", sa.Double),
     sa.Column("ci_high", sa.Double),
     _text("ci_method", required=False),
     sa.Column("n", sa.BigInteger, nullable=False),
+    sa.Column("scored_at", sa.DateTime, nullable=False),
+)
+
+ATTEMPT_FILE: Final = sa.Table(
+    "attempt_file",
+    METADATA,
+    sa.Column("attempt_id", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    _text("sha256"),
+)
+
+PUBLISHED_RESULT: Final = sa.Table(
+    "published_result",
+    METADATA,
+    sa.Column("published_id", sa.Text, primary_key=True),
+    _text("source"),
+    _text("figure_or_table"),
+    _text("model", required=False),
+    _text("dataset", required=False),
+    _text("split", required=False),
+    _text("method", required=False),
+    _text("setting", required=False),
+    _text("metric"),
+    sa.Column("value", sa.Double, nullable=False),
+    sa.Column("std", sa.Double),
+    _text("unit", required=False),
+    _text("note", required=False),
 )
 
 TIMING_SAMPLE: Final = sa.Table(

@@ -13,7 +13,15 @@ from sqlalchemy.dialects.postgresql import insert
 
 from exitbench.results.arrow import insert_rows
 from exitbench.results.canonical import canonical_json, content_id
-from exitbench.results.catalogue import ATTEMPT, CELL, DATASET_ARTIFACT, ENVIRONMENT, HARDWARE, MODEL_ARTIFACT
+from exitbench.results.catalogue import (
+    ATTEMPT,
+    ATTEMPT_FILE,
+    CELL,
+    DATASET_ARTIFACT,
+    ENVIRONMENT,
+    HARDWARE,
+    MODEL_ARTIFACT,
+)
 from exitbench.results.spool import Attempt, AttemptRecord, SpoolError, read_attempt, scan_spool
 from exitbench.results.trainings import load_trainings
 
@@ -128,6 +136,9 @@ def _insert_catalogue(connection: sa.Connection, record: AttemptRecord, stored: 
     comparable_id = content_id({"setting": cell["setting_id"], "environment": env_id, "hardware": hw_id})
     _add_or_describe_cell(connection, cell)
     connection.execute(ATTEMPT.insert().values(_attempt_row(record, env_id, hw_id, comparable_id)))
+    attempt_id = record.attempt.attempt_id
+    files = [{"attempt_id": attempt_id, "name": name, "sha256": digest} for name, digest in record.digests.items()]
+    connection.execute(ATTEMPT_FILE.insert(), files)
     return set(artifacts)
 
 
@@ -166,6 +177,8 @@ def _cell_row(record: AttemptRecord, model_id: str, data_id: str) -> dict[str, A
         "method": cell["method"]["name"],
         "method_sha256": cell["method"]["source_sha256"],
         "params": cell["method"]["params"],
+        "method_distribution": cell["method"].get("distribution"),
+        "method_version": cell["method"].get("version"),
         "model_id": model_id,
         "data_id": data_id,
         "setting_id": content_id(setting),
@@ -196,6 +209,7 @@ def _insert_table(connection: sa.Connection, record: AttemptRecord, table: str) 
     for rows in record.batches(table):
         if table == "metrics":
             ordinals = pa.array(range(first_row, first_row + rows.num_rows), pa.int32())
-            rows = rows.append_column("ordinal", ordinals)
+            scored_at = pa.array([_utc(record.status["ended_at"])] * rows.num_rows, pa.timestamp("us"))
+            rows = rows.append_column("ordinal", ordinals).append_column("scored_at", scored_at)
         first_row += rows.num_rows
         insert_rows(connection, _DATABASE_TABLE[table], rows, "attempt_id", record.attempt.attempt_id)

@@ -58,13 +58,14 @@ class AttemptStatus:
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """A finished attempt whose files have been found to be what DONE says."""
+    """A finished attempt whose files have been found to be what DONE says; `digests` are DONE's, by file name."""
 
     attempt: Attempt
     cell: dict[str, Any]
     env: dict[str, Any]
     status: dict[str, Any]
     tables: tuple[str, ...]
+    digests: dict[str, str]
     done_sha256: str
 
     def batches(self, table: str) -> Iterator[pa.Table]:
@@ -264,6 +265,7 @@ def read_attempt(path: Path) -> AttemptRecord:
         env=env,
         status=status,
         tables=tuple(table for table in TABLES if f"{table}.parquet" in digests),
+        digests=digests,
         done_sha256=_sha256(path / "DONE"),
     )
 

@@ -59,23 +59,29 @@ was fitted or replayed on, count as one. kind: of cell; status: failed, oom, tim
 interrupted; reason: in words; started_at: UTC; seconds: until it ended; exit_code, signal: of the process; log_tail: last lines of the log.';
 
 CREATE VIEW metric_values AS
-SELECT n.*, c.kind, v.metric, v.metric_version, v.value, v.ci_low, v.ci_high, v.ci_method, v.n
+SELECT
+    n.*, c.kind, v.metric, v.metric_version, v.value, v.ci_low, v.ci_high, v.ci_method, v.n, v.scored_at,
+    v.scored_at = max(v.scored_at) OVER (PARTITION BY v.attempt_id, v.metric) AS is_current
 FROM metric AS v
 JOIN run_names AS n USING (attempt_id)
 JOIN cell AS c ON c.cell_id = n.cell_id;
 COMMENT ON VIEW metric_values IS 'One row per run and metric. kind: of cell; metric, metric_version; value; ci_low, ci_high: 95% interval, NULL
-where there is none; ci_method: how it was made; n: documents.';
+where there is none; ci_method: how it was made; n: documents; scored_at: UTC; is_current: of a metric''s versions the one computed last,
+which `frontier` shows.';
 
 CREATE VIEW frontier AS
-WITH own_metric AS (
+WITH current_metric AS (
+    SELECT * FROM metric QUALIFY scored_at = max(scored_at) OVER (PARTITION BY attempt_id, metric)
+),
+own_metric AS (
     SELECT attempt_id, metric, value, ci_low, ci_high, n
-    FROM metric
+    FROM current_metric
     WHERE metric NOT IN (
         'mean_exit_layer', 'token_match', 'ideal_speedup_bytes', 'ideal_speedup_flops', 'acceptance_rate'
     )
 ),
 headline AS (
-    SELECT attempt_id, arg_min(metric, ordinal) AS metric FROM metric SEMI JOIN own_metric USING (attempt_id, metric)
+    SELECT attempt_id, arg_min(metric, ordinal) AS metric FROM current_metric SEMI JOIN own_metric USING (attempt_id, metric)
     GROUP BY attempt_id
 ),
 shared AS (
@@ -85,7 +91,7 @@ shared AS (
         max(value) FILTER (metric = 'token_match') AS token_match,
         max(value) FILTER (metric = 'ideal_speedup_bytes') AS ideal_speedup_bytes,
         max(value) FILTER (metric = 'ideal_speedup_flops') AS ideal_speedup_flops
-    FROM metric GROUP BY attempt_id
+    FROM current_metric GROUP BY attempt_id
 ),
 newest AS (
     SELECT n.attempt_id
@@ -120,7 +126,7 @@ speed AS (
         max(v.ci_low) FILTER (v.metric = 'aa_speedup') AS aa_low,
         max(v.ci_high) FILTER (v.metric = 'aa_speedup') AS aa_high,
         max(v.value) FILTER (v.metric = 'realised_fraction') AS realised_fraction
-    FROM latest_timed AS t JOIN metric AS v USING (attempt_id)
+    FROM latest_timed AS t JOIN current_metric AS v USING (attempt_id)
     GROUP BY ALL
 )
 SELECT

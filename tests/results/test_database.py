@@ -92,7 +92,7 @@ def test_the_catalogue_describes_what_the_migrations_create(path: Path, tmp_path
         ("scores", "score_token", set()),
         ("fit_curve", "fit_curve", set()),
         ("calibration", "calibration_step", set()),
-        ("metrics", "metric", {"ordinal"}),
+        ("metrics", "metric", {"ordinal", "scored_at"}),
         ("timings", "timing_sample", set()),
     ],
 )

@@ -1,0 +1,47 @@
+-- Where every number comes from and what it may be compared with: digests of files, plugins, device readings, metrics of
+-- several versions, what papers printed, benchmarks of ExitBench itself.
+
+-- One row a file of an attempt's folder, as its DONE lists them.
+CREATE TABLE attempt_file (
+    attempt_id VARCHAR NOT NULL, name VARCHAR NOT NULL, sha256 VARCHAR NOT NULL, PRIMARY KEY (attempt_id, name)
+);
+
+-- Distribution and version that brought the method; NULL where an attempt does not say.
+ALTER TABLE cell ADD COLUMN method_distribution VARCHAR;
+ALTER TABLE cell ADD COLUMN method_version VARCHAR;
+
+-- scored_at: when the metric was computed: the attempt's end, or later for one rescored from stored outputs.
+ALTER TABLE metric RENAME TO metric_of_one_version;
+CREATE TABLE metric (
+    attempt_id VARCHAR NOT NULL, ordinal INTEGER NOT NULL, metric VARCHAR NOT NULL, metric_version VARCHAR NOT NULL,
+    value DOUBLE NOT NULL, ci_low DOUBLE, ci_high DOUBLE, ci_method VARCHAR, n BIGINT NOT NULL,
+    scored_at TIMESTAMP NOT NULL, PRIMARY KEY (attempt_id, metric, metric_version)
+);
+INSERT INTO metric BY NAME SELECT m.*, a.ended_at AS scored_at FROM metric_of_one_version AS m JOIN attempt AS a USING (attempt_id);
+DROP TABLE metric_of_one_version;
+
+-- Scores of stored outputs under another metric version than their attempt's own, which are in `sample`.
+CREATE TABLE sample_rescore (
+    attempt_id VARCHAR NOT NULL, doc_key VARCHAR NOT NULL, metric_version VARCHAR NOT NULL, scores JSON NOT NULL,
+    statistics JSON NOT NULL, scored_at TIMESTAMP NOT NULL, PRIMARY KEY (attempt_id, doc_key, metric_version)
+);
+
+-- Readings of the device around each round of a timing cell; moment: start or end. NULL where the hardware does not tell.
+CREATE TABLE device_sample (
+    attempt_id VARCHAR NOT NULL, round INTEGER NOT NULL, moment VARCHAR NOT NULL, device VARCHAR NOT NULL,
+    clock_mhz FLOAT, power_w FLOAT, temperature_c FLOAT, throttle VARCHAR, load_average FLOAT
+);
+
+-- What papers and their authors' files printed, as it was printed; the last columns say what of ours it compares with.
+CREATE TABLE published_result (
+    published_id VARCHAR PRIMARY KEY, source VARCHAR NOT NULL, figure_or_table VARCHAR NOT NULL, model VARCHAR,
+    dataset VARCHAR, split VARCHAR, method VARCHAR, setting VARCHAR, metric VARCHAR NOT NULL, value DOUBLE NOT NULL,
+    std DOUBLE, unit VARCHAR, note VARCHAR
+);
+
+-- pytest-benchmark's results: one row a benchmark of a run; data: seconds of every round.
+CREATE TABLE perf_sample (
+    perf_run_id VARCHAR NOT NULL, benchmark VARCHAR NOT NULL, measured_at TIMESTAMP NOT NULL, git_commit VARCHAR,
+    git_dirty BOOLEAN, machine JSON NOT NULL, params JSON, extra JSON, median_s DOUBLE NOT NULL, data DOUBLE[] NOT NULL,
+    PRIMARY KEY (perf_run_id, benchmark)
+);
