@@ -53,11 +53,13 @@ def run(spec: WorkerSpec, emit: Emit) -> int:
 
 
 def _attempt(session: Session, item: WorkItem, env: dict[str, Any], emit: Emit) -> str:
-    def on_progress(done: int) -> None:
-        emit({"event": "progress", "cell": item.cell.cell_id, "done": done})
-
     try:
         with AttemptWriter(session.spool, item.cell.to_json(), env) as writer:
+
+            def on_progress(done: int) -> None:
+                emit({"event": "progress", "cell": item.cell.cell_id, "done": done})
+                writer.progress(done, session.units(item))
+
             try:
                 PASSES[item.cell.kind](session, item, writer, on_progress)
             except Skip as skip:

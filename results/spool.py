@@ -3,7 +3,8 @@
     <spool>/<cell_id[:2]>/<cell_id>/<attempt_id>/{cell.json, env.json, status.json, *.parquet, log.txt, DONE}
 
 DONE is the JSON of every other file's SHA-256 and is written last, by rename: a folder without it was not finished
-(it is running, or its process was killed), and a folder with it can be checked years later.
+(it is running, which a lock on its file RUNNING tells, or its process was killed), and a folder with it can be checked
+years later.
 """
 
 import hashlib
@@ -22,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from exitbench.errors import UserError, suggestion
+from exitbench.results.owner import OWNER_FILE, OwnerLock
 from exitbench.results.schema import CELL_KEYS, ENV_KEYS, FITTED_FILE, SCHEMA_VERSION, STATUSES, TABLES
 
 LOG_TAIL_LINES = 40
@@ -110,6 +112,7 @@ class AttemptWriter:
         self.path = attempt_path(spool_root, self.cell_id, self.attempt_id)
         try:
             self.path.mkdir(parents=True)
+            self._owner = OwnerLock(self.path)
         except OSError as error:
             raise UserError(f"The spool folder {self.path} cannot be created: {error.strerror}.") from error
         self._started_at = _utc_now()
@@ -122,6 +125,10 @@ class AttemptWriter:
     def log_path(self) -> Path:
         """Where this attempt's log goes. Nothing may be written to it after `finish`."""
         return self.path / _LOG_FILE
+
+    def progress(self, done: int, total: int | None = None) -> None:
+        """Say how many documents are done, for whoever watches the spool."""
+        self._owner.progress(done, total)
 
     def write(self, table: str, rows: pa.Table) -> None:
         """Append `rows` to the Parquet file of `table`; may be called many times for one table.
@@ -171,6 +178,7 @@ class AttemptWriter:
             },
         )
         _write_done(self.path)
+        self._owner.release()
 
     def __enter__(self) -> Self:
         return self
@@ -386,7 +394,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_done(path: Path) -> None:
-    digests = {file.name: _sha256(file) for file in sorted(path.iterdir())}
+    digests = {file.name: _sha256(file) for file in sorted(path.iterdir()) if file.name != OWNER_FILE}
     partial = path / "DONE.partial"
     with partial.open("w", encoding="utf-8") as file:
         json.dump(digests, file, indent=1)

@@ -1,0 +1,86 @@
+"""A running attempt is told apart from one whose process is gone, whatever ended it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from exitbench.results import owner
+from exitbench.results.owner import OWNER_FILE, Owner, OwnerLock, owner_of
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from exitbench.results.owner import OwnerLock
+lock = OwnerLock(Path(sys.argv[1]))
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_process_owns_the_attempt_until_it_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "locked\n"
+            found = owner_of(tmp_path)
+            assert found is not None
+            assert (found.pid, found.host, found.total) == (process.pid, socket.gethostname(), None)
+        finally:
+            process.send_signal(signal.SIGKILL)
+    assert (tmp_path / OWNER_FILE).exists()
+    assert owner_of(tmp_path) is None
+
+
+def test_progress_is_seen_but_not_written_for_every_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = OwnerLock(tmp_path)
+    lock.progress(1, 10)
+    assert _owner(tmp_path).done == 0
+    monkeypatch.setattr(owner, "BEAT_S", 0.0)
+    lock.progress(2, 10)
+    assert (_owner(tmp_path).done, _owner(tmp_path).total) == (2, 10)
+    lock.release()
+    assert owner_of(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_attempt_without_the_file_has_no_owner(tmp_path: Path) -> None:
+    assert owner_of(tmp_path) is None
+    assert owner_of(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize(("silent_s", "runs"), [(0, True), (owner.SILENT_S + 60, False)])
+def test_another_hosts_attempt_without_a_visible_lock_counts_as_running_while_it_reports(
+    tmp_path: Path, silent_s: float, runs: bool
+) -> None:
+    file = _left_behind(tmp_path, "another-host")
+    then = file.stat().st_mtime - silent_s
+    os.utime(file, (then, then))
+    assert (owner_of(tmp_path) is not None) == runs
+
+
+def test_this_hosts_attempt_without_a_lock_is_lost_at_once(tmp_path: Path) -> None:
+    _left_behind(tmp_path, socket.gethostname())
+    assert owner_of(tmp_path) is None
+
+
+def test_a_file_that_was_cut_short_is_nobodys(tmp_path: Path) -> None:
+    (tmp_path / OWNER_FILE).write_text('{"pid": 1')
+    assert owner_of(tmp_path) is None
+
+
+def _owner(folder: Path) -> Owner:
+    found = owner_of(folder)
+    assert found is not None
+    return found
+
+
+def _left_behind(folder: Path, host: str) -> Path:
+    file = folder / OWNER_FILE
+    file.write_text(json.dumps({"pid": 1, "host": host, "started_s": 0.0, "done": 3, "total": 9}))
+    return file
