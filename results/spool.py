@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -211,24 +211,37 @@ def scan_spool(spool_root: Path) -> Iterator[Attempt]:
     """
     for prefix in _folders(spool_root):
         for cell in _folders(prefix):
-            for path in _folders(cell):
-                yield Attempt(cell.name, path.name, path, (path / "DONE").exists())
+            yield from _attempts(cell)
+
+
+def cell_attempts(spool_root: Path, cell_id: str) -> Iterator[Attempt]:
+    """Yield every attempt at one cell by time."""
+    yield from _attempts(spool_root / cell_id[:2] / cell_id)
+
+
+def latest_attempts(attempts: Iterable[Attempt]) -> Iterator[Attempt]:
+    """Yield the attempt that decides each cell's state: the latest finished one, else the latest.
+
+    A finished attempt counts before an unfinished one, so a cell that is being repeated keeps its last outcome.
+
+    Args:
+        attempts: Those of a cell by time.
+    """
+    latest: dict[str, Attempt] = {}
+    for attempt in attempts:
+        known = latest.get(attempt.cell_id)
+        if known is None or attempt.finished or not known.finished:
+            latest[attempt.cell_id] = attempt
+    yield from latest.values()
 
 
 def latest_status(spool_root: Path) -> dict[str, AttemptStatus]:
     """Return how the latest attempt at each cell ended, by cell id.
 
-    A finished attempt counts before an unfinished one, so a cell that is being repeated keeps its last outcome.
-
     Raises:
         SpoolError: A status.json that cannot be read.
     """
-    latest: dict[str, Attempt] = {}
-    for attempt in scan_spool(spool_root):
-        known = latest.get(attempt.cell_id)
-        if known is None or attempt.finished or not known.finished:
-            latest[attempt.cell_id] = attempt
-    return {cell_id: _attempt_status(attempt) for cell_id, attempt in latest.items()}
+    return {attempt.cell_id: read_status(attempt) for attempt in latest_attempts(scan_spool(spool_root))}
 
 
 def attempt_status(spool_root: Path, cell_id: str) -> AttemptStatus | None:
@@ -237,12 +250,19 @@ def attempt_status(spool_root: Path, cell_id: str) -> AttemptStatus | None:
     Raises:
         SpoolError: A status.json that cannot be read.
     """
-    latest: Attempt | None = None
-    for path in _folders(spool_root / cell_id[:2] / cell_id):
-        attempt = Attempt(cell_id, path.name, path, (path / "DONE").exists())
-        if latest is None or attempt.finished or not latest.finished:
-            latest = attempt
-    return None if latest is None else _attempt_status(latest)
+    return next((read_status(attempt) for attempt in latest_attempts(cell_attempts(spool_root, cell_id))), None)
+
+
+def read_status(attempt: Attempt) -> AttemptStatus:
+    """Return how an attempt ended.
+
+    Raises:
+        SpoolError: Its status.json cannot be read.
+    """
+    status: Mapping[str, Any] = {"status": "unfinished", "reason": None}
+    if attempt.finished:
+        status = _read_json(attempt.path / "status.json")
+    return AttemptStatus(attempt.cell_id, attempt.attempt_id, attempt.path, status["status"], status["reason"])
 
 
 def read_attempt(path: Path) -> AttemptRecord:
@@ -330,6 +350,11 @@ def _check_list_lengths(rows: pa.Table, where: str) -> None:
             raise SpoolError(f"{where}: lists {lists[0]!r} and {name!r} differ in length.")
 
 
+def _attempts(cell: Path) -> Iterator[Attempt]:
+    for path in _folders(cell):
+        yield Attempt(cell.name, path.name, path, (path / "DONE").exists())
+
+
 def _folders(path: Path) -> list[Path]:
     try:
         with os.scandir(path) as entries:
@@ -338,13 +363,6 @@ def _folders(path: Path) -> list[Path]:
         return []
     except OSError as error:
         raise UserError(f"The spool folder {path} cannot be listed: {error.strerror}.") from error
-
-
-def _attempt_status(attempt: Attempt) -> AttemptStatus:
-    status: Mapping[str, Any] = {"status": "unfinished", "reason": None}
-    if attempt.finished:
-        status = _read_json(attempt.path / "status.json")
-    return AttemptStatus(attempt.cell_id, attempt.attempt_id, attempt.path, status["status"], status["reason"])
 
 
 def _status_of(error: BaseException) -> str:
