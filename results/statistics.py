@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+Aggregate = Callable[[Floats, Floats], NDArray[np.floating]]
+"""Maps summed statistics [..., S] and document counts [...] to values [...]."""
 
 N_BOOT: Final = 10_000
 LEVEL: Final = 0.95
@@ -62,7 +64,7 @@ def mean_interval(values: ArrayLike, *, seed: int, n_boot: int = N_BOOT, level: 
 
 def aggregate_interval(
     statistics: ArrayLike,
-    aggregate: Callable[[Floats, Floats], NDArray[np.floating]],
+    aggregate: Aggregate,
     *,
     seed: int,
     n_boot: int = N_BOOT,
@@ -87,8 +89,20 @@ def aggregate_interval(
     value = float(aggregate(rows.sum(axis=0), np.asarray(float(n))))
     if n == 1:
         return Interval(value, None, None, None, 1)
-    totals = np.concatenate([weights @ rows for weights in bootstrap_weights(n, n_boot, seed)])
-    return _percentile(value, aggregate(totals, np.full(n_boot, float(n))), n, level)
+    return percentile_interval(value, resamples(rows, aggregate, seed=seed, n_boot=n_boot), n, level)
+
+
+def resamples(rows: Floats, aggregate: Aggregate, *, seed: int, n_boot: int = N_BOOT) -> NDArray[np.floating]:
+    """Return a corpus metric's value in every resample, [n_boot].
+
+    Args:
+        rows: Per-document statistics that add up, [n, S], n at least 1.
+        aggregate: As in `aggregate_interval`.
+        seed: Seed of the resamples.
+        n_boot: Resamples.
+    """
+    totals = np.concatenate([weights @ rows for weights in bootstrap_weights(len(rows), n_boot, seed)])
+    return aggregate(totals, np.full(n_boot, float(len(rows))))
 
 
 def ratio_interval(
@@ -135,7 +149,8 @@ def _documents(values: ArrayLike, name: str, ndim: int) -> Floats:
     return array
 
 
-def _percentile(value: float, resampled: NDArray[np.floating], n: int, level: float) -> Interval:
+def percentile_interval(value: float, resampled: NDArray[np.floating], n: int, level: float = LEVEL) -> Interval:
+    """Return `value` with the percentile interval of its resamples [n_boot], widened to hold it; NaNs are left out."""
     defined = resampled[~np.isnan(resampled)]
     if not len(defined) or np.isnan(value):
         return Interval(value, None, None, None, n)

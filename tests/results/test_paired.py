@@ -1,0 +1,166 @@
+"""Paired differences: against slow enumerations written from the definitions, and what holds for every pair of runs."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exitbench.results import paired
+from exitbench.results.paired import (
+    DRAWS,
+    EXACT_DOCUMENTS,
+    binary_difference,
+    detectable_effect,
+    difference,
+    holm,
+    mcnemar,
+    permutation_test,
+)
+
+N_BOOT = 100
+scores = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=8)
+rights = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=9)
+p_values = st.lists(st.floats(0, 1), min_size=1, max_size=8)
+
+
+def mean(total: np.ndarray, n: np.ndarray) -> np.ndarray:
+    return total[..., 0] / n
+
+
+def geometric(total: np.ndarray, n: np.ndarray) -> np.ndarray:
+    """A corpus metric of two counts that is no mean over documents, as BLEU is not."""
+    return np.sqrt(total[..., 0] * total[..., 1]) / n
+
+
+def columns(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    a, b = np.array(pairs, dtype=float).T
+    return a[:, None], b[:, None]
+
+
+def slow_permutation(rows_a: np.ndarray, rows_b: np.ndarray, aggregate: paired.Aggregate) -> float:
+    """Every way of exchanging the two outputs of every document, summed one by one."""
+    n = np.asarray(float(len(rows_a)))
+    observed = abs(aggregate(rows_b.sum(axis=0), n) - aggregate(rows_a.sum(axis=0), n))
+    far = 0
+    for flags in itertools.product([False, True], repeat=len(rows_a)):
+        first = sum(b if flag else a for a, b, flag in zip(rows_a, rows_b, flags, strict=True))
+        second = sum(a if flag else b for a, b, flag in zip(rows_a, rows_b, flags, strict=True))
+        far += abs(aggregate(second, n) - aggregate(first, n)) >= observed - 1e-9
+    return far / 2 ** len(rows_a)
+
+
+@given(scores)
+def test_the_test_of_a_mean_is_the_share_of_all_sign_flips_that_lie_as_far(pairs: list[tuple[int, int]]) -> None:
+    d = [b - a for a, b in pairs]
+    flips = [sum(s * x for s, x in zip(signs, d, strict=True)) for signs in itertools.product([1, -1], repeat=len(d))]
+    expected = sum(abs(flip) >= abs(sum(d)) for flip in flips) / len(flips)
+    p, test = permutation_test(*columns(pairs), mean, seed=0)
+    assert p == pytest.approx(expected)
+    assert test == "permutation, exact"
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=7))
+def test_the_test_of_a_corpus_metric_aggregates_every_exchange_anew(rows: list[tuple[int, int, int, int]]) -> None:
+    array = np.array(rows, dtype=float)
+    rows_a, rows_b = array[:, :2], array[:, 2:]
+    assert permutation_test(rows_a, rows_b, geometric, seed=0)[0] == pytest.approx(
+        slow_permutation(rows_a, rows_b, geometric)
+    )
+
+
+@given(rights)
+def test_mcnemar_is_the_sign_flip_test_of_all_or_nothing(pairs: list[tuple[bool, bool]]) -> None:
+    a, b = (100.0 * np.array(column) for column in zip(*pairs, strict=True))
+    found = binary_difference(a, b, seed=0, n_boot=N_BOOT)
+    assert found.test == "McNemar, exact"
+    assert found.p == pytest.approx(permutation_test(a[:, None], b[:, None], mean, seed=0)[0])
+
+
+@given(st.integers(0, 30), st.integers(0, 30))
+def test_mcnemar_is_the_two_sided_binomial_test(gained: int, lost: int) -> None:
+    n = gained + lost
+    far = sum(math.comb(n, k) for k in range(n + 1) if abs(2 * k - n) >= abs(gained - lost))
+    assert mcnemar(gained, lost) == pytest.approx(far / 2**n)
+
+
+def test_mcnemar_of_very_many_documents_is_still_a_number() -> None:
+    assert mcnemar(3000, 2800) == pytest.approx(0.0090, abs=0.0003)  # normal: z = 199 / sqrt(5800) = 2.613
+
+
+@given(scores, st.integers(0, 99))
+@settings(max_examples=30)
+def test_exchanging_the_runs_flips_the_sign_and_nothing_else(pairs: list[tuple[int, int]], seed: int) -> None:
+    rows_a, rows_b = columns(pairs)
+    there = difference(rows_a, rows_b, mean, seed=seed, n_boot=N_BOOT)
+    back = difference(rows_b, rows_a, mean, seed=seed, n_boot=N_BOOT)
+    assert (there.delta.value, there.p, there.a, there.b) == (-back.delta.value, back.p, back.b, back.a)
+    assert there.detectable == pytest.approx(back.detectable)
+    if len(pairs) > 1:
+        assert (there.delta.low, there.delta.high) == pytest.approx((-back.delta.high, -back.delta.low), abs=1e-9)
+        assert there.delta.low <= there.delta.value <= there.delta.high
+
+
+@given(scores)
+@settings(max_examples=30)
+def test_a_run_does_not_differ_from_itself(pairs: list[tuple[int, int]]) -> None:
+    rows, _ = columns(pairs)
+    found = difference(rows, rows, mean, seed=0, n_boot=N_BOOT)
+    assert (found.delta.value, found.p) == (0, 1)
+    assert {found.delta.low, found.delta.high} in ({0}, {None})
+
+
+def test_many_documents_are_tested_by_draws_and_say_how_finely() -> None:
+    rng = np.random.default_rng(0)
+    rows_a = rng.normal(size=(3 * EXACT_DOCUMENTS, 1))
+    # All differences are equal: of 2 ** 48 exchanges only all and none lie as far, and the observed one is counted.
+    assert permutation_test(rows_a, rows_a + 1, mean, seed=0) == (1 / DRAWS, "permutation, 20,000 draws")
+
+
+def test_draws_agree_with_all_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    rows_a = rng.integers(0, 100, size=(12, 1)).astype(float)
+    rows_b = rows_a + rng.integers(-10, 20, size=(12, 1))
+    exact, _ = permutation_test(rows_a, rows_b, mean, seed=0)
+    monkeypatch.setattr(paired, "EXACT_DOCUMENTS", 0)
+    drawn, _ = permutation_test(rows_a, rows_b, mean, seed=0)
+    assert drawn == pytest.approx(exact, abs=4 * math.sqrt(exact / DRAWS))
+
+
+def test_p_values_are_uniform_where_nothing_differs() -> None:
+    rng = np.random.default_rng(2)
+    found = [permutation_test(*rng.normal(size=(2, 10, 1)), mean, seed=0)[0] for _ in range(400)]
+    assert np.mean(np.array(found) <= 0.05) == pytest.approx(0.05, abs=0.03)
+
+
+def test_an_effect_of_the_detectable_size_is_found_four_times_in_five() -> None:
+    rng = np.random.default_rng(3)
+    effect = detectable_effect(1 / math.sqrt(40))
+    samples = rng.normal(effect, 1, size=(2000, 40))
+    z = samples.mean(axis=1) * math.sqrt(40)
+    assert np.mean(np.abs(z) > 1.96) == pytest.approx(0.8, abs=0.03)
+
+
+def test_the_detectable_effect_of_a_mean_is_that_of_its_standard_error() -> None:
+    rows_a, rows_b = np.zeros((50, 1)), np.random.default_rng(4).normal(size=(50, 1))
+    expected = (1.959964 + 0.841621) * rows_b.std() / math.sqrt(50)
+    assert difference(rows_a, rows_b, mean, seed=0).detectable == pytest.approx(expected, rel=0.03)
+
+
+def test_one_document_has_a_difference_and_no_interval() -> None:
+    found = difference(np.array([[1.0]]), np.array([[3.0]]), mean, seed=0)
+    assert (found.delta.value, found.delta.low, found.delta.high, found.detectable, found.p) == (2, None, None, None, 1)
+
+
+def test_holm_by_hand() -> None:
+    # 4 * 0.01 = 0.04; 3 * 0.015 = 0.045; 2 * 0.03 = 0.06; 1 * 0.04 is below the one before.
+    assert holm([0.04, 0.01, 0.03, 0.015]) == pytest.approx([0.06, 0.04, 0.06, 0.045])
+    assert holm([]) == []
+
+
+@given(p_values)
+def test_holm_never_lowers_a_p_value_and_lies_below_bonferroni(family: list[float]) -> None:
+    for p, adjusted in zip(family, holm(family), strict=True):
+        assert p <= adjusted <= min(1, len(family) * p) or math.isclose(adjusted, p)
