@@ -178,6 +178,7 @@ PUBLISHED_RESULT: Final = sa.Table(
     "published_result",
     METADATA,
     sa.Column("published_id", sa.Text, primary_key=True),
+    sa.Column("ordinal", sa.Integer, nullable=False),
     _text("source"),
     _text("figure_or_table"),
     _text("model", required=False),
@@ -190,7 +191,38 @@ PUBLISHED_RESULT: Final = sa.Table(
     sa.Column("std", sa.Double),
     _text("unit", required=False),
     _text("note", required=False),
+    _text("our_task", required=False),
+    _text("our_method", required=False),
+    sa.Column("our_params", sa.JSON),
+    _text("our_metric", required=False),
+    sa.Column("unit_factor", sa.Double),
+    _text("caveat", required=False),
+    sa.Column("model_blocks", sa.Integer),
+    _text("model_loss", required=False),
+    _text("weights_sha256", required=False),
+    _text("data_sha256", required=False),
+    _text("not_comparable", required=False),
 )
+
+CLAIM: Final = sa.Table(
+    "claim",
+    METADATA,
+    sa.Column("claim_id", sa.Text, primary_key=True),
+    sa.Column("ordinal", sa.Integer, nullable=False),
+    _text("paper"),
+    _text("place"),
+    _text("text"),
+    _text("evidence_sql"),
+    _text("unit"),
+    _text("direction"),
+    sa.Column("bound", sa.Double, nullable=False),
+    sa.Column("tolerance", sa.Double, nullable=False),
+    sa.Column("published", sa.Double),
+    _text("suite"),
+    _text("caveat", required=False),
+)
+
+PUBLISHED_SOURCE: Final = sa.Table("published_source", METADATA, sa.Column("sha256", sa.Text, primary_key=True))
 
 TIMING_SAMPLE: Final = sa.Table(
     "timing_sample",

@@ -32,12 +32,27 @@ CREATE TABLE device_sample (
     clock_mhz FLOAT, power_w FLOAT, temperature_c FLOAT, throttle VARCHAR, load_average FLOAT
 );
 
--- What papers and their authors' files printed, as it was printed; the last columns say what of ours it compares with.
+-- What papers and their authors' files printed, as it was printed (ordinal: row of the file). Then what of ours it compares
+-- with: our_params are among a run's parameters; unit_factor times value is on our scale; caveat: what else differs;
+-- model_blocks, model_loss: of theirs; weights_sha256, data_sha256: theirs, where known; or not_comparable: why with nothing.
 CREATE TABLE published_result (
-    published_id VARCHAR PRIMARY KEY, source VARCHAR NOT NULL, figure_or_table VARCHAR NOT NULL, model VARCHAR,
-    dataset VARCHAR, split VARCHAR, method VARCHAR, setting VARCHAR, metric VARCHAR NOT NULL, value DOUBLE NOT NULL,
-    std DOUBLE, unit VARCHAR, note VARCHAR
+    published_id VARCHAR PRIMARY KEY, ordinal INTEGER NOT NULL, source VARCHAR NOT NULL, figure_or_table VARCHAR NOT NULL,
+    model VARCHAR, dataset VARCHAR, split VARCHAR, method VARCHAR, setting VARCHAR, metric VARCHAR NOT NULL,
+    value DOUBLE NOT NULL, std DOUBLE, unit VARCHAR, note VARCHAR, our_task VARCHAR, our_method VARCHAR, our_params JSON,
+    our_metric VARCHAR, unit_factor DOUBLE, caveat VARCHAR, model_blocks INTEGER, model_loss VARCHAR, weights_sha256 VARCHAR,
+    data_sha256 VARCHAR, not_comparable VARCHAR
 );
+
+-- What papers claim, in our words. evidence_sql gives one row (value, n); the claim holds if value is direction
+-- (at_least, at_most) bound, give or take tolerance. suite: the shipped suite that measures it.
+CREATE TABLE claim (
+    claim_id VARCHAR PRIMARY KEY, ordinal INTEGER NOT NULL, paper VARCHAR NOT NULL, place VARCHAR NOT NULL,
+    text VARCHAR NOT NULL, evidence_sql VARCHAR NOT NULL, unit VARCHAR NOT NULL, direction VARCHAR NOT NULL,
+    bound DOUBLE NOT NULL, tolerance DOUBLE NOT NULL, published DOUBLE, suite VARCHAR NOT NULL, caveat VARCHAR
+);
+
+-- Digest of the files that the two tables above were filled from.
+CREATE TABLE published_source (sha256 VARCHAR PRIMARY KEY);
 
 -- pytest-benchmark's results: one row a benchmark of a run; data: seconds of every round.
 CREATE TABLE perf_sample (
