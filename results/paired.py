@@ -1,7 +1,7 @@
 """Two runs over the same documents: how far they are apart, and how sure that is.
 
 The unit is the document, and what belongs to one document stays together: intervals resample documents with both
-outputs, tests exchange the two outputs of a document (under the null hypothesis it does not matter which run gave which).
+outputs, tests exchange the two outputs of a document (it does not matter, under the null hypothesis, whose they are).
 """
 
 from collections.abc import Sequence
@@ -92,7 +92,8 @@ def mcnemar(gained: int, lost: int) -> float:
         tail += ways
         ways = ways * (n - k) // (k + 1)
     # Divided as whole numbers: 2 ** n does not fit a float for thousands of documents.
-    return min(1.0, 2 * tail / 2**n)
+    p: float = 2 * tail / 2**n
+    return min(1.0, p)
 
 
 def permutation_test(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, seed: int) -> tuple[float, str]:

@@ -1,4 +1,4 @@
-"""Commands that show what there is: report, sql, list."""
+"""Commands that show what there is: report, sql, compare, list."""
 
 from pathlib import Path
 
@@ -10,6 +10,7 @@ def add_commands(commands: Commands) -> None:
     """Add the commands of this file."""
     _add_report(commands)
     _add_sql(commands)
+    _add_compare(commands)
     _add_list(commands)
 
 
@@ -28,6 +29,21 @@ def _add_sql(commands: Commands) -> None:
     )
     parser = command(commands, "sql", "sql:sql", "Ask the database one read-only SQL query.", examples)
     parser.add_argument("query", metavar="QUERY", help="one DuckDB SELECT; - reads it from standard input")
+    add_database(parser)
+    parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
+
+
+def _add_compare(commands: Commands) -> None:
+    examples = (
+        "  exitbench compare 'builtin-free/squad/full' 'builtin-free/squad/static:exit_layer=2'\n"
+        "  exitbench compare 20260102T0304 bb965132 --format json\n"
+        "  exitbench compare 'builtin-free/squad/full' 'builtin-free/squad/calm-*' --format csv > calm.csv"
+    )
+    about = "Compare runs over the same documents: delta with interval, exact test, detectable effect, speed, tokens."
+    parser = command(commands, "compare", "compare:compare_runs", about, examples)
+    naming = "attempt or cell id, or its beginning, or a glob over MODEL/TASK/METHOD"
+    parser.add_argument("a", metavar="A", help=f"the run to compare with: {naming}")
+    parser.add_argument("b", metavar="B", help="the run to compare, or a glob of several, which are one family of tests")
     add_database(parser)
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
 

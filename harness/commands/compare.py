@@ -1,0 +1,47 @@
+"""``exitbench compare``: two or more runs over the same documents."""
+
+import sys
+from argparse import Namespace
+from dataclasses import asdict
+from functools import partial
+
+from exitbench.harness.commands.folders import Runs
+from exitbench.harness.commands.rows import FORMATS
+from exitbench.results.comparison import Comparison, compare
+from exitbench.results.database import open_database
+from exitbench.results.statistics import Aggregate
+
+
+def compare_runs(arguments: Namespace) -> int:
+    """Print the contrasts; what to keep in mind goes to standard error.
+
+    Raises:
+        UserError: A name fits no run or too many, or the runs are of different documents.
+    """
+    with open_database(arguments.database or Runs(arguments.runs).database) as database:
+        found = compare(database, arguments.a, arguments.b, _aggregate)
+    for warning in found.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    _print(found, arguments.format)
+    return 0
+
+
+def _aggregate(task: str, metric: str) -> Aggregate:
+    # Imported here: the tasks are looked up when the runs are known to be comparable.
+    from exitbench.tasks.registry import get_task
+
+    return partial(get_task(task).aggregate, metric)
+
+
+def _print(found: Comparison, form: str) -> None:
+    rows = [asdict(contrast) for contrast in found.contrasts]
+    names = list(rows[0])
+    if form == "table":
+        # The runs' names are long: what is the same in every row is said once.
+        print(f"a: {rows[0]['run_a']}")
+        same = {"run_a"} if len({row["run_b"] for row in rows}) > 1 else {"run_a", "run_b"}
+        if "run_b" in same:
+            print(f"b: {rows[0]['run_b']}")
+        print()
+        names = [name for name in names if name not in same]
+    FORMATS[form](names, [[row[name] for name in names] for row in rows])

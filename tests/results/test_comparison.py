@@ -1,0 +1,241 @@
+"""Comparing runs: pairing by document, which versions of scores are used, what is refused and what is only told."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.results.canonical import content_id
+from exitbench.results.comparison import Comparison, Contrast, compare
+from exitbench.results.database import Database, open_database
+from exitbench.results.ingest import ingest
+from exitbench.results.paired import holm
+from exitbench.results.spool import AttemptWriter
+from exitbench.results.statistics import Aggregate
+
+FULL, STATIC = "world-t5/squad/full", "world-t5/squad/static"
+
+
+def mean(_task: str, _metric: str) -> Aggregate:
+    return lambda total, n: total[..., 0] / n
+
+
+def length_ratio(_task: str, metric: str) -> Aggregate:
+    """For `corpus`, a ratio of sums over documents."""
+    return lambda total, n: total[..., 0] / (total[..., 1] if metric == "corpus" else n)
+
+
+def by_quantity(comparison: Comparison) -> dict[str, Contrast]:
+    return {contrast.quantity: contrast for contrast in comparison.contrasts}
+
+
+Answer = tuple[float, Sequence[int]]  # em, token ids
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def write(tmp_path: Path, example: ModuleType) -> Write:
+    """Write a quality run of a static method into a spool; returns its attempt id."""
+
+    def run(
+        exit_layer: int, answers: Mapping[str, Answer], statistics: Mapping[str, Any] | None = None, **asked: Any
+    ) -> str:
+        method = example.Method("static", {"exit_layer": exit_layer})
+        cell = example.cell_json(example.MODELS[0], example.TASKS[0], method, "quality", "full-depth")
+        cell |= {name: value for name, value in asked.items() if name != "metric_version"}
+        cell["task"] |= {"metric_version": asked.get("metric_version", "1")}
+        cell["identity"] |= asked
+        cell["cell_id"] = content_id(cell["identity"])
+        rows = [
+            {
+                "doc_key": key,
+                "output_text": "",
+                "output_ids": list(ids),
+                "n_prompt": 1,
+                "n_output": len(ids),
+                "stop_reason": "eos",
+                "scores": json.dumps({"em": em, **({"corpus": em} if statistics else {})}),
+                "statistics": json.dumps({"corpus": statistics[key]} if statistics else {}),
+            }
+            for key, (em, ids) in answers.items()
+        ]
+        with AttemptWriter(tmp_path / "spool", cell, example.ENV) as writer:
+            writer.write("samples", pa.Table.from_pylist(rows))
+            writer.finish("ok")
+        return writer.attempt_id
+
+    return run
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Callable[[], Database]:
+    """Ingest what was written and open the database."""
+
+    def run() -> Database:
+        path = tmp_path / "exitbench.duckdb"
+        assert ingest(tmp_path / "spool", path).quarantined == ()
+        return open_database(path, read_only=False)
+
+    return run
+
+
+def test_metrics_are_those_of_the_runs_and_the_delta_is_paired(example_database: Path) -> None:
+    with open_database(example_database) as database:
+        found = by_quantity(compare(database, FULL, STATIC, mean))
+        stored = database.query(
+            "SELECT method, metric, value FROM metric_values WHERE model = 'world-t5' AND task = 'squad' "
+            "AND kind = 'quality' AND method IN ('full', 'static') AND metric IN ('f1', 'em', 'token_match')"
+        ).to_pylist()
+    values = {(row["method"], row["metric"]): row["value"] for row in stored}
+    for metric in ("f1", "em"):
+        contrast = found[metric]
+        assert (contrast.a, contrast.b) == pytest.approx((values["full", metric], values["static", metric]))
+        assert contrast.estimate == pytest.approx(contrast.b - contrast.a)
+        assert contrast.low <= contrast.estimate <= contrast.high < 0
+        assert contrast.p == 2 / 2**8  # all of eight documents are worse: no other exchange lies as far
+        assert contrast.n == 8
+    assert found["equal_tokens"].estimate == pytest.approx(values["static", "token_match"])
+
+
+def test_a_run_compared_with_itself_differs_in_nothing(example_database: Path) -> None:
+    with open_database(example_database) as database:
+        found = by_quantity(compare(database, STATIC, STATIC, mean))
+    assert (found["f1"].estimate, found["f1"].low, found["f1"].high, found["f1"].p) == (0, 0, 0, 1)
+    assert (found["equal_tokens"].estimate, found["equal_answers"].estimate, found["tokens_per_answer"].estimate) == (
+        1,
+        1,
+        1,
+    )
+    assert (found["first_divergence"].estimate, found["first_divergence"].how) == (None, "no answer differs")
+    assert found["speedup"].estimate == 1
+
+
+def test_a_glob_of_several_runs_is_one_family(example_database: Path) -> None:
+    with open_database(example_database) as database:
+        found = compare(database, FULL, "world-t5/squad/*", mean)
+    tested = [contrast for contrast in found.contrasts if contrast.p is not None]
+    assert {contrast.run_b for contrast in tested} == {
+        "world-t5/squad/oracle",
+        "world-t5/squad/random",
+        "world-t5/squad/static",
+        *(f"world-t5/squad/calm-softmax:threshold={threshold}" for threshold in (0.3, 0.6, 0.9)),
+    }
+    assert [contrast.p_holm for contrast in tested] == holm([contrast.p for contrast in tested])
+    assert max(contrast.p_holm / contrast.p for contrast in tested) > 1
+
+
+def test_exchanging_the_runs_flips_the_sign(example_database: Path) -> None:
+    with open_database(example_database) as database:
+        there, back = (by_quantity(compare(database, *pair, mean)) for pair in ((FULL, STATIC), (STATIC, FULL)))
+    assert there["f1"].estimate == -back["f1"].estimate
+    assert there["f1"].p == back["f1"].p
+    assert there["speedup"].estimate == pytest.approx(1 / back["speedup"].estimate)
+
+
+def test_speed_is_against_full_depth_of_each_ones_own_session(example_database: Path) -> None:
+    calm = "world-t5/squad/calm-softmax:threshold=0.3"
+    with open_database(example_database) as database:
+        against_full, against_static = (
+            by_quantity(compare(database, a, calm, mean))["speedup"] for a in (FULL, STATIC)
+        )
+        stored = database.query(
+            "SELECT method, value, ci_low, ci_high FROM metric_values WHERE model = 'world-t5' AND task = 'squad' "
+            "AND metric = 'speedup' AND (method = 'static' OR (params ->> 'threshold')::DOUBLE = 0.3)"
+        ).to_pylist()
+    speedups = {row["method"]: row["value"] for row in stored}
+    assert (against_full.a, against_full.b) == (1, pytest.approx(speedups["calm-softmax"]))
+    assert against_full.estimate == pytest.approx(speedups["calm-softmax"])
+    assert against_full.low < against_full.estimate < against_full.high
+    assert against_static.estimate == pytest.approx(speedups["calm-softmax"] / speedups["static"])
+
+
+def test_runs_that_were_not_timed_or_are_of_other_settings_say_why_there_is_no_speed(
+    write: Write, opened: Callable[[], Database]
+) -> None:
+    a, b = write(1, {"x": (0, [1])}), write(2, {"x": (0, [1])})
+    c = write(3, {"x": (0, [1])}, batch_size=8)
+    with opened() as database:
+        untimed, other = (by_quantity(compare(database, a, name, mean))["speedup"] for name in (b, c))
+    assert (untimed.estimate, untimed.how) == (None, "world-t5/squad/static:exit_layer=1 was not timed")
+    assert other.estimate is None
+    assert "not comparable" in other.how
+
+
+def test_answers_are_compared_token_by_token(write: Write, opened: Callable[[], Database]) -> None:
+    a = write(1, {"x": (0, [1, 2, 3]), "y": (0, [1, 2]), "z": (100, [5])})
+    b = write(2, {"z": (100, [5]), "y": (0, [1, 2, 9]), "x": (0, [7, 2, 3])})
+    with opened() as database:
+        found = by_quantity(compare(database, a, b, mean))
+    assert found["equal_tokens"].estimate == pytest.approx((2 + 2 + 1) / 6)
+    assert found["equal_answers"].estimate == pytest.approx(1 / 3)
+    assert (found["first_divergence"].estimate, found["first_divergence"].n) == ((1 + 3) / 2, 2)
+    assert (found["tokens_per_answer"].a, found["tokens_per_answer"].b) == (2, pytest.approx(7 / 3))
+    assert (found["em"].estimate, found["em"].how) == (0, "McNemar, exact")
+
+
+def test_a_corpus_metric_is_made_of_its_statistics(write: Write, opened: Callable[[], Database]) -> None:
+    answers: dict[str, Answer] = {"x": (50, [1]), "y": (50, [1])}
+    a = write(1, answers, {"x": [1, 2], "y": [3, 3]})
+    b = write(2, answers, {"x": [2, 2], "y": [3, 10]})
+    with opened() as database:
+        contrast = by_quantity(compare(database, a, b, length_ratio))["corpus"]
+    assert (contrast.a, contrast.b) == (4 / 5, 5 / 12)
+    # Exchanged: x [2,2]+[3,3] against [1,2]+[3,10]; y likewise; both. Two of four lie as far as observed, or farther.
+    gaps = [abs(5 / 12 - 4 / 5), abs(5 / 5 - 4 / 12)]
+    assert contrast.p == sum(2 for gap in gaps if gap >= gaps[0]) / 4
+
+
+def test_other_documents_are_refused_and_listed(write: Write, opened: Callable[[], Database]) -> None:
+    a = write(1, {f"k{i:02}": (0, [1]) for i in range(13)})
+    b = write(2, {"k00": (0, [1]), "other": (0, [1])})
+    with opened() as database, pytest.raises(UserError, match="not of the same documents") as told:
+        compare(database, a, b, mean)
+    assert "only in world-t5/squad/static:exit_layer=1 (12): k01, k02" in str(told.value)
+    assert "k10, ..." in str(told.value)
+    assert "only in world-t5/squad/static:exit_layer=2 (1): other" in str(told.value)
+
+
+def test_settings_that_differ_are_told(write: Write, opened: Callable[[], Database]) -> None:
+    a = write(1, {"x": (0, [1])})
+    b = write(2, {"x": (0, [1])}, batch_size=8, dtype="bfloat16", random_weights=True)
+    with opened() as database:
+        warnings = compare(database, a, b, mean).warnings
+        assert compare(database, a, a, mean).warnings == ()
+    assert [warning.split(" ")[0] for warning in warnings] == [
+        "batch_size",
+        "dtype",
+        "random_weights",
+        "world-t5/squad/static:exit_layer=2:",
+    ]
+    assert "1 (world-t5/squad/static:exit_layer=1) and 8" in warnings[0]
+
+
+def rescored(database: Database, attempt_id: str, version: str, em: float) -> None:
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql(
+            f"INSERT INTO sample_rescore SELECT attempt_id, doc_key, '{version}', '{{\"em\": {em}}}', '{{}}', now() "
+            f"FROM sample WHERE attempt_id = '{attempt_id}'"
+        )
+
+
+def test_scores_of_one_version_are_compared_the_latest_that_both_have(
+    write: Write, opened: Callable[[], Database]
+) -> None:
+    a, b = write(1, {"x": (10, [1])}), write(2, {"x": (20, [1])}, metric_version="2")
+    with opened() as database:
+        with pytest.raises(UserError, match="different versions of the metrics") as told:
+            compare(database, a, b, mean)
+        assert "exit_layer=1: 1\n" in str(told.value) and "exitbench rescore" in str(told.value)
+        rescored(database, a, "2", 30)
+        contrast = by_quantity(compare(database, a, b, mean))["em"]
+        assert (contrast.a, contrast.b) == (30, 20)
+        rescored(database, a, "3", 40)
+        assert by_quantity(compare(database, a, b, mean))["em"].a == 30  # b has no version 3
+        rescored(database, b, "3", 50)
+        contrast = by_quantity(compare(database, a, b, mean))["em"]
+        assert (contrast.a, contrast.b) == (40, 50)
