@@ -222,6 +222,8 @@ def _planned(item: WorkItem, statuses: Mapping[str, AttemptStatus], predecessors
     if known is None:
         why = predecessors.difference(item.cell)
         return PlannedCell(item, "stale" if why else "new", why)
+    if known.status != "unfinished":
+        item = replace(item, seen=known.attempt_id)
     if known.status == "ok":
         return PlannedCell(item, "done", "")
     state: State = "new" if known.status in ("unfinished", "interrupted") else "failed"

@@ -1,6 +1,7 @@
-"""How far a run is: two bars on a terminal, plain lines anywhere else."""
+"""How far a run is: bars on a terminal, plain lines anywhere else."""
 
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Protocol, Self, TextIO
@@ -9,16 +10,16 @@ from tqdm import tqdm
 
 
 class Progress(Protocol):
-    """What the executor tells while cells run."""
+    """What an executor tells while cells run; several may run at once, and be told of by several threads."""
 
     def start(self, label: str, documents: int) -> None:
         """A cell has started."""
 
-    def documents_done(self, done: int) -> None:
-        """So many documents of the current cell are finished."""
+    def documents_done(self, label: str, done: int) -> None:
+        """So many documents of a cell that has started are finished."""
 
-    def end(self, status: str) -> None:
-        """The current cell has ended."""
+    def end(self, label: str, status: str) -> None:
+        """A cell has ended; it need not have started here."""
 
     def __enter__(self) -> Self: ...
 
@@ -34,29 +35,41 @@ def progress(cells: int) -> Progress:
 
 
 class Bars:
-    """Cells overall and documents of the current cell, with the time left."""
+    """Cells overall, and documents of each cell that runs, with the time left."""
 
     def __init__(self, cells: int, stream: TextIO) -> None:
-        self._stream, self._label = stream, ""
+        self._stream, self._lock = stream, threading.RLock()
         self._cells = tqdm(total=cells, unit="cell", desc="cells", file=stream, position=0)
-        self._documents = tqdm(total=0, unit="doc", file=stream, position=1, leave=False)
+        self._running: dict[str, tqdm] = {}
+        self._idle: list[tqdm] = []
 
     def start(self, label: str, documents: int) -> None:
         """Show the cell's label on a fresh bar."""
-        self._label = label
-        self._documents.reset(total=documents)
-        self._documents.set_description(label)
+        with self._lock:
+            position = 1 + len(self._running)
+            bar = (
+                self._idle.pop() if self._idle else tqdm(unit="doc", file=self._stream, position=position, leave=False)
+            )
+            bar.reset(total=documents)
+            bar.set_description(label)
+            self._running[label] = bar
 
-    def documents_done(self, done: int) -> None:
-        """Move the lower bar."""
-        self._documents.n = done
-        self._documents.refresh()
+    def documents_done(self, label: str, done: int) -> None:
+        """Move the cell's bar."""
+        with self._lock:
+            bar = self._running[label]
+            bar.n = done
+            bar.refresh()
 
-    def end(self, status: str) -> None:
+    def end(self, label: str, status: str) -> None:
         """Move the upper bar; what did not go well stays on the screen."""
-        if status != "ok":
-            self._cells.write(f"{self._label}: {status}", file=self._stream)
-        self._cells.update()
+        with self._lock:
+            if (bar := self._running.pop(label, None)) is not None:
+                bar.clear()
+                self._idle.append(bar)
+            if status != "ok":
+                self._cells.write(f"{label}: {status}", file=self._stream)
+            self._cells.update()
 
     def __enter__(self) -> Self:
         return self
@@ -64,30 +77,37 @@ class Bars:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._documents.close()
-        self._cells.close()
+        for bar in (*self._running.values(), *self._idle, self._cells):
+            bar.close()
+
+    def _new_bar(self) -> tqdm:
+        """A bar below those of the cells that run."""
+        return tqdm(unit="doc", file=self._stream, position=1 + len(self._running), leave=False)
 
 
 class Lines:
     """One line a cell, for logs and continuous integration."""
 
     def __init__(self, cells: int, stream: TextIO) -> None:
-        self._cells, self._stream = cells, stream
-        self._ended, self._label, self._documents, self._started_s = 0, "", 0, 0.0
+        self._cells, self._stream, self._lock = cells, stream, threading.Lock()
+        self._ended = 0
+        self._running: dict[str, tuple[int, float]] = {}
 
     def start(self, label: str, documents: int) -> None:
         """Remember what runs."""
-        self._label, self._documents, self._started_s = label, documents, time.monotonic()
+        self._running[label] = (documents, time.monotonic())
 
-    def documents_done(self, done: int) -> None:
+    def documents_done(self, label: str, done: int) -> None:
         """Nothing: a line a document would drown a log."""
 
-    def end(self, status: str) -> None:
+    def end(self, label: str, status: str) -> None:
         """Write the cell's line."""
-        self._ended += 1
-        took_s = time.monotonic() - self._started_s
-        line = f"[{self._ended}/{self._cells}] {self._label} ({self._documents} documents): {status}, {took_s:.1f} s"
-        print(line, file=self._stream, flush=True)
+        with self._lock:
+            self._ended += 1
+            documents, started_s = self._running.pop(label, (0, time.monotonic()))
+            took_s = time.monotonic() - started_s
+            line = f"[{self._ended}/{self._cells}] {label} ({documents} documents): {status}, {took_s:.1f} s"
+            print(line, file=self._stream, flush=True)
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,10 @@ cluster's scheduler or a test. A worker
     {"event": "end", "cell": cell_id, "status": "ok" | "failed" | ...}
 
 * ends a cell whose dependency did not end ``ok`` as ``skipped``, with the reason;
-* on SIGINT ends the current attempt as ``interrupted``, says so in an ``end`` event, and exits with 130.
+* holds each cell while it runs (`claims`); one that has ended since it was planned gets its ``end`` event only, so that
+  a specification given again does the rest;
+* on SIGINT, SIGTERM and SIGUSR2 (a scheduler's notice) ends the current attempt as ``interrupted``, says so in an
+  ``end`` event, and exits with 130.
 """
 
 import json
@@ -67,24 +70,33 @@ class DataRequest:
 class WorkItem:
     """A cell, the line that names it in progress and logs, and where its documents come from.
 
-    ``held_out`` are the documents on which a calibration is checked; None for other cells.
+    Attributes:
+        held_out: The documents on which a calibration is checked; None for other cells.
+        seen: The last attempt that had ended when the plan was made; a worker runs what has no later one that ended.
     """
 
     cell: Cell
     label: str
     data: DataRequest
     held_out: DataRequest | None = None
+    seen: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data."""
-        held_out = self.held_out and asdict(self.held_out)
-        return {"cell": self.cell.to_json(), "label": self.label, "data": asdict(self.data), "held_out": held_out}
+        return {
+            "cell": self.cell.to_json(),
+            "label": self.label,
+            "data": asdict(self.data),
+            "held_out": self.held_out and asdict(self.held_out),
+            "seen": self.seen,
+        }
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "WorkItem":
         """Rebuild an item from its JSON."""
         held_out = record["held_out"] and DataRequest.from_json(record["held_out"])
-        return cls(Cell.from_json(record["cell"]), record["label"], DataRequest.from_json(record["data"]), held_out)
+        cell, data = Cell.from_json(record["cell"]), DataRequest.from_json(record["data"])
+        return cls(cell, record["label"], data, held_out, record["seen"])
 
 
 @dataclass(frozen=True)

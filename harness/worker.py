@@ -7,8 +7,10 @@ Run by the executor (or by hand, or by a scheduler) as ``exitbench _cell SPEC.js
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import resource
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -17,12 +19,16 @@ from typing import Any
 
 import torch
 
+from exitbench.harness.claims import claim, outcome
 from exitbench.harness.environment import environment_and_hardware
 from exitbench.harness.passes import PASSES, Session, Skip
 from exitbench.harness.spec import WorkerSpec, WorkItem
 from exitbench.results.spool import AttemptWriter
 
 Emit = Callable[[dict[str, Any]], None]
+
+INTERRUPTED = 130
+"""Exit code after a signal that asks to end."""
 
 
 def run(spec: WorkerSpec, emit: Emit) -> int:
@@ -39,17 +45,49 @@ def run(spec: WorkerSpec, emit: Emit) -> int:
         UserError: The checkpoint cannot be read.
     """
     torch.set_num_threads(spec.threads)
-    env = environment_and_hardware(spec.threads)
-    session = Session(spec)
-    for item in spec.cells:
-        emit({"event": "start", "cell": item.cell.cell_id, "label": item.label, "documents": session.units(item)})
-        try:
-            status = _attempt(session, item, env, emit)
-        except KeyboardInterrupt:
-            emit({"event": "end", "cell": item.cell.cell_id, "status": "interrupted"})
-            return 130
-        emit({"event": "end", "cell": item.cell.cell_id, "status": status})
+    work = _Work(spec, emit)
+    held: list[WorkItem] = []
+    try:
+        for item in spec.cells:
+            waits = {other.cell.cell_id for other in held} & set(item.cell.depends_on)
+            if waits or not work.end(item, wait=False):
+                held.append(item)
+        for item in held:
+            work.end(item, wait=True)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
+
+
+class _Work:
+    """The cells of a specification, one after the other; the model is loaded for the first that is to be run."""
+
+    def __init__(self, spec: WorkerSpec, emit: Emit) -> None:
+        self._spec, self._emit = spec, emit
+        self._env = environment_and_hardware(spec.threads)
+
+    @functools.cached_property
+    def _session(self) -> Session:
+        return Session(self._spec)
+
+    def end(self, item: WorkItem, *, wait: bool) -> bool:
+        """See to it that a cell has ended; False if another process holds it and `wait` is not asked for."""
+        cell_id = item.cell.cell_id
+        with claim(self._spec.spool, cell_id, wait=wait) as held:
+            if not held:
+                return False
+            status = outcome(self._spec.spool, item) or self._run(item)
+        self._emit({"event": "end", "cell": cell_id, "status": status})
+        return True
+
+    def _run(self, item: WorkItem) -> str:
+        session, cell_id = self._session, item.cell.cell_id
+        self._emit({"event": "start", "cell": cell_id, "label": item.label, "documents": session.units(item)})
+        try:
+            return _attempt(session, item, self._env, self._emit)
+        except KeyboardInterrupt:
+            self._emit({"event": "end", "cell": cell_id, "status": "interrupted"})
+            raise
 
 
 def _attempt(session: Session, item: WorkItem, env: dict[str, Any], emit: Emit) -> str:
@@ -80,6 +118,8 @@ def _attempt(session: Session, item: WorkItem, env: dict[str, Any], emit: Emit) 
 
 def main(spec_path: Path) -> int:
     """Run the cells of a SPEC.json; events go to stdout, everything else that is printed to stderr."""
+    for notice in (signal.SIGTERM, signal.SIGUSR2):  # of a scheduler that is about to end this process
+        signal.signal(notice, signal.default_int_handler)
     events = sys.stdout
 
     def emit(event: dict[str, Any]) -> None:

@@ -8,7 +8,9 @@ from exitbench.errors import UserError
 from exitbench.harness.commands.folders import Runs
 from exitbench.harness.commands.plan import planned
 from exitbench.harness.environment import available_cores
-from exitbench.harness.executor import run_group
+from exitbench.harness.executors.base import Executor
+from exitbench.harness.executors.gpus import visible_gpus
+from exitbench.harness.executors.local import LocalExecutor
 from exitbench.harness.plan import Group, Plan
 from exitbench.harness.progress import progress
 from exitbench.harness.retry import Retry
@@ -38,7 +40,7 @@ def run(arguments: Namespace) -> int:
         if group.folder is not None and group.cells:
             record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
     try:
-        statuses = _run_groups(plan, runs, arguments)
+        statuses = _run_groups(plan, runs, _executor(plan, runs), arguments)
     except KeyboardInterrupt:
         _ingest(runs)
         print("Interrupted. What is finished is kept; the same command goes on from there.", file=sys.stderr)
@@ -48,28 +50,28 @@ def run(arguments: Namespace) -> int:
     return _verdict(statuses, plan, runs, arguments.retry)
 
 
-def _run_groups(plan: Plan, runs: Runs, arguments: Namespace) -> Counter[str]:
-    statuses: Counter[str] = Counter()
+def _executor(plan: Plan, runs: Runs) -> Executor:
+    return LocalExecutor(runs.logs, visible_gpus() if plan.device == "cuda" else ())
+
+
+def _run_groups(plan: Plan, runs: Runs, executor: Executor, arguments: Namespace) -> Counter[str]:
+    threads = arguments.threads or executor.threads
+    specs = [_spec(group, plan, runs, threads, arguments) for group in plan.groups]
     with progress(plan.to_run_count(arguments.retry)) as bars:
-        for group in plan.groups:
-            spec = _spec(group, plan, runs, arguments)
-            if spec.cells:
-                statuses.update(run_group(spec, runs.logs, bars).values())
-                _ingest(runs)
-    return statuses
+        statuses = executor.run([spec for spec in specs if spec.cells], bars, lambda: _ingest(runs))
+    return Counter(statuses.values())
 
 
-def _spec(group: Group, plan: Plan, runs: Runs, arguments: Namespace) -> WorkerSpec:
+def _spec(group: Group, plan: Plan, runs: Runs, threads: int, arguments: Namespace) -> WorkerSpec:
     if group.folder is None:
         raise UserError(f"model {group.model.name!r} was trained but is not found in {runs.models}.")
-    retry: Retry = arguments.retry
     return WorkerSpec(
-        cells=group.to_run(retry),
+        cells=group.to_run(arguments.retry),
         model_path=group.folder.resolve(),
         data_dir=arguments.data_dir and arguments.data_dir.resolve(),
         spool=runs.spool.resolve(),
         device=plan.device,
-        threads=arguments.threads or available_cores(),
+        threads=threads,
     )
 
 

@@ -14,11 +14,11 @@ from exitbench.harness.progress import Bars, Lines, Progress
 def run_two_cells(progress: Progress) -> None:
     with progress:
         progress.start("one/quality", 5)
-        progress.documents_done(5)
-        progress.end("failed")
+        progress.documents_done("one/quality", 5)
+        progress.end("one/quality", "failed")
         progress.start("two/quality", 7)
-        progress.documents_done(3)
-        progress.end("ok")
+        progress.documents_done("two/quality", 3)
+        progress.end("two/quality", "ok")
 
 
 def everything(parent: int) -> str:

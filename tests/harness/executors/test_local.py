@@ -1,105 +1,24 @@
-"""The executor against workers that behave, die, run out of memory and are interrupted."""
+"""The local executor against workers that behave, die, run out of memory and are interrupted, and several GPUs."""
 
 import io
 import json
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from exitbench.harness.cell import Cell, Generation, MethodRef, ModelRef, TaskRef
-from exitbench.harness.executor import run_group
+from exitbench.harness.executors.gpus import Gpu
+from exitbench.harness.executors.local import LocalExecutor
+from exitbench.harness.locks import locked
 from exitbench.harness.progress import Lines
-from exitbench.harness.spec import DataRequest, WorkerSpec, WorkItem
-from exitbench.results.spool import latest_status, read_attempt
-
-CELL = Cell(
-    suite="suite",
-    kind="quality",
-    method=MethodRef("gate", {"threshold": 0.0}, "a" * 64),
-    kv_policy="state-copy",
-    model=ModelRef("small", "b" * 64, "c" * 64, "d" * 64, "seq2seq", 8, 4, 1000),
-    task=TaskRef("squad", "squad", "test", "builtin", 2, "e" * 64, "f" * 64, "1"),
-    generation=Generation(16),
-    dtype="float32",
-    device="cpu",
-    batch_size=1,
-    seed=0,
-)
-
-WORKER = """\
-import json, os, signal, sys, time
-from pathlib import Path
 from exitbench.harness.spec import WorkerSpec
-from exitbench.results.schema import ENV_KEYS
-from exitbench.results.spool import AttemptWriter
-
-ENV = {section: dict.fromkeys(keys) for section, keys in ENV_KEYS.items() if section}
-spec = WorkerSpec.from_json(Path(sys.argv[1]).read_text())
-
-def say(event, item, **more):
-    print(json.dumps({"event": event, "cell": item.cell.cell_id, **more}), flush=True)
-
-def run(item):
-    say("start", item, label=item.label, documents=2)
-    with AttemptWriter(spec.spool, item.cell.to_json(), ENV) as writer:
-        if item.label == HOW[0]:
-            HOW[1]()
-        say("progress", item, done=2)
-        writer.finish("ok")
-    say("end", item, status="ok")
-
-def chatter():
-    print("a library prints")
-    print("3")
-
-def wait():
-    print("waiting", file=sys.stderr, flush=True)
-    time.sleep(60)
-
-def die(code, last):
-    print(last, file=sys.stderr, flush=True)
-    os._exit(code)
-
-"""
-
-
-@pytest.fixture
-def spec(tmp_path: Path) -> WorkerSpec:
-    """Three cells, named one, two, three."""
-    items = tuple(
-        WorkItem(replace(CELL, seed=seed), label, DataRequest("squad", "builtin", "test"))
-        for seed, label in enumerate(("one", "two", "three"))
-    )
-    return WorkerSpec(items, tmp_path, None, tmp_path / "spool", "cpu", 1)
-
-
-@pytest.fixture
-def worker(tmp_path: Path) -> Callable[[str, str], tuple[str, ...]]:
-    """A worker that does something of its own in the cell of one label."""
-
-    def make(label: str, does: str) -> tuple[str, ...]:
-        body = WORKER + textwrap.dedent(f"""\
-            HOW = ({label!r}, lambda: {does})
-            try:
-                for item in spec.cells:
-                    run(item)
-            except KeyboardInterrupt:
-                say("end", item, status="interrupted")
-                sys.exit(130)
-            """)
-        path = tmp_path / "worker.py"
-        path.write_text(body)
-        return sys.executable, str(path)
-
-    return make
-
+from exitbench.results.spool import latest_status, read_attempt
 
 Worker = Callable[[str, str], tuple[str, ...]]
 
@@ -108,7 +27,7 @@ def outcome(spec: WorkerSpec, command: tuple[str, ...], tmp_path: Path) -> tuple
     """Statuses by cell in order, and what was shown."""
     shown = io.StringIO()
     with Lines(len(spec.cells), shown) as progress:
-        statuses = run_group(spec, tmp_path / "logs", progress, command)
+        statuses = LocalExecutor(tmp_path / "logs", worker=command).run([spec], progress, lambda: None)
     return [statuses[item.cell.cell_id] for item in spec.cells], shown.getvalue()
 
 
@@ -176,15 +95,17 @@ def test_exit_code_0_in_the_middle_of_a_cell_is_a_death_too(spec: WorkerSpec, wo
 INTERRUPTED = """\
 import io, sys
 from pathlib import Path
-from exitbench.harness import executor
+from exitbench.harness.executors import group
+from exitbench.harness.executors.local import LocalExecutor
 from exitbench.harness.progress import Lines
 from exitbench.harness.spec import WorkerSpec
 
-executor.GRACE_S = float(sys.argv[4])
+group.GRACE_S = float(sys.argv[4])
 spec = WorkerSpec.from_json(Path(sys.argv[1]).read_text())
 try:
     with Lines(3, sys.stdout) as progress:
-        executor.run_group(spec, Path(sys.argv[2]), progress, (sys.executable, sys.argv[3]))
+        executor = LocalExecutor(Path(sys.argv[2]), worker=(sys.executable, sys.argv[3]))
+        executor.run([spec], progress, lambda: None)
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -223,3 +144,62 @@ def test_the_specification_of_a_worker_is_kept_beside_its_log(spec: WorkerSpec, 
     outcome(spec, worker("two", "die(3, '')"), tmp_path)
     kept = [json.loads(path.read_text()) for path in sorted((tmp_path / "logs").glob("*.json"))]
     assert [[item["label"] for item in record["cells"]] for record in kept] == [["one", "two", "three"], ["three"]]
+
+
+# ------------------------------------------------------------------------------------------ several GPUs
+
+TWO_GPUS = (Gpu("uuid-a", "0"), Gpu("uuid-b", "1"))
+NOTES = "note('on', os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))"
+
+
+def groups_of(spec: WorkerSpec) -> list[WorkerSpec]:
+    """Each cell of a specification as a group of its own."""
+    return [replace(spec, cells=(item,)) for item in spec.cells]
+
+
+def run_on(gpus: tuple[Gpu, ...], specs: list[WorkerSpec], command: tuple[str, ...], tmp_path: Path) -> dict[str, str]:
+    executor = LocalExecutor(tmp_path / "logs", gpus, command, tmp_path / "gpus")
+    with Lines(len(specs), io.StringIO()) as progress:
+        return executor.run(specs, progress, lambda: None)
+
+
+def test_groups_share_the_gpus_and_each_worker_sees_one(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
+    statuses = run_on(TWO_GPUS, groups_of(spec), worker("*", f"({NOTES}, meet(2))"), tmp_path)
+    assert set(statuses.values()) == {"ok"} and len(statuses) == 3
+    used = [path.name.split("-")[1] for path in (tmp_path / "notes").glob("on-*")]
+    assert set(used) == {"0", "1"}
+
+
+def test_the_only_gpu_is_left_as_the_user_named_it_and_takes_one_group_at_a_time(
+    spec: WorkerSpec, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    statuses = run_on(TWO_GPUS[:1], groups_of(spec), worker("*", f"({NOTES}, alone())"), tmp_path)
+    assert list(statuses.values()) == ["ok"] * 3
+    assert len(list((tmp_path / "notes").glob("on-all-*"))) == 3
+
+
+def test_a_gpu_that_another_run_holds_is_left_alone(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
+    with locked(tmp_path / "gpus" / "uuid-a.lock", wait=True) as held:
+        assert held
+        run_on(TWO_GPUS, groups_of(spec), worker("*", NOTES), tmp_path)
+    assert len(list((tmp_path / "notes").glob("on-1-*"))) == 3
+    assert not list((tmp_path / "gpus").iterdir())
+
+
+def test_a_run_waits_until_a_gpu_is_free(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool, locked(tmp_path / "gpus" / "uuid-a.lock", wait=True):
+        waiting = pool.submit(run_on, TWO_GPUS[:1], [spec], worker("one", NOTES), tmp_path)
+        time.sleep(0.2)
+        assert not waiting.done() and not (tmp_path / "notes").exists()
+        Path(tmp_path / "gpus" / "uuid-a.lock").unlink()  # as if its holder let go
+        assert set(waiting.result(timeout=20).values()) == {"ok"}
+
+
+def test_cells_are_shown_by_name_while_several_run(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
+    shown = io.StringIO()
+    executor = LocalExecutor(tmp_path / "logs", TWO_GPUS, worker("*", "meet(2)"), tmp_path / "gpus")
+    with Lines(2, shown) as progress:
+        executor.run(groups_of(spec)[:2], progress, lambda: None)
+    lines = sorted(line.split(": ")[0].split("] ")[1] for line in shown.getvalue().splitlines())
+    assert lines == ["one (2 documents)", "two (2 documents)"]

@@ -1,0 +1,33 @@
+"""Which cells are taken: two runs over one spool share the work, and a repeated job goes on where it stopped.
+
+Whoever runs a cell holds a lock on it (``<spool>/locks/<cell_id>``), and looks, once it has the lock, whether the cell
+has ended since the plan was made.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from exitbench.harness.locks import locked
+from exitbench.harness.spec import WorkItem
+from exitbench.results.spool import Attempt, cell_attempts, read_status
+
+
+@contextlib.contextmanager
+def claim(spool: Path, cell_id: str, *, wait: bool) -> Iterator[bool]:
+    """Hold a cell while the context lasts; False if another process holds it and `wait` is not asked for."""
+    with locked(spool / "locks" / cell_id, wait=wait) as held:
+        yield held
+
+
+def attempts_since(spool: Path, item: WorkItem) -> list[Attempt]:
+    """Attempts at a cell that the plan did not know, by time."""
+    attempts = cell_attempts(spool, item.cell.cell_id)
+    return [attempt for attempt in attempts if item.seen is None or attempt.attempt_id > item.seen]
+
+
+def outcome(spool: Path, item: WorkItem) -> str | None:
+    """How a cell has ended since it was planned; None if it has not, or was interrupted and is to be run again."""
+    finished = [attempt for attempt in attempts_since(spool, item) if attempt.finished]
+    status = read_status(finished[-1]).status if finished else "interrupted"
+    return None if status == "interrupted" else status

@@ -1,0 +1,111 @@
+"""A group of three cells, and a worker that does what a test says."""
+
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from exitbench.harness.cell import Cell, Generation, MethodRef, ModelRef, TaskRef
+from exitbench.harness.spec import DataRequest, WorkerSpec, WorkItem
+
+CELL = Cell(
+    suite="suite",
+    kind="quality",
+    method=MethodRef("gate", {"threshold": 0.0}, "a" * 64),
+    kv_policy="state-copy",
+    model=ModelRef("small", "b" * 64, "c" * 64, "d" * 64, "seq2seq", 8, 4, 1000),
+    task=TaskRef("squad", "squad", "test", "builtin", 2, "e" * 64, "f" * 64, "1"),
+    generation=Generation(16),
+    dtype="float32",
+    device="cpu",
+    batch_size=1,
+    seed=0,
+)
+
+WORKER = """\
+import json, os, signal, sys, time
+from pathlib import Path
+from exitbench.harness.spec import WorkerSpec
+from exitbench.results.schema import ENV_KEYS
+from exitbench.results.spool import AttemptWriter
+
+ENV = {section: dict.fromkeys(keys) for section, keys in ENV_KEYS.items() if section}
+spec = WorkerSpec.from_json(Path(sys.argv[1]).read_text())
+
+def say(event, item, **more):
+    print(json.dumps({"event": event, "cell": item.cell.cell_id, **more}), flush=True)
+
+def run(item):
+    say("start", item, label=item.label, documents=2)
+    with AttemptWriter(spec.spool, item.cell.to_json(), ENV) as writer:
+        if HOW[0] in (item.label, "*"):
+            HOW[1]()
+        say("progress", item, done=2)
+        writer.finish("ok")
+    say("end", item, status="ok")
+
+def chatter():
+    print("a library prints")
+    print("3")
+
+def note(*words):
+    folder = Path(__file__).parent / "notes"
+    folder.mkdir(exist_ok=True)
+    (folder / "-".join([*words, str(os.getpid())])).touch()
+
+def meet(number):
+    # Returns once so many workers have been here.
+    note("here")
+    deadline = time.monotonic() + 20
+    while len(list((Path(__file__).parent / "notes").glob("here-*"))) < number:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+def alone():
+    (Path(__file__).parent / "busy").touch(exist_ok=False)
+    time.sleep(0.2)
+    (Path(__file__).parent / "busy").unlink()
+
+def wait():
+    print("waiting", file=sys.stderr, flush=True)
+    time.sleep(60)
+
+def die(code, last):
+    print(last, file=sys.stderr, flush=True)
+    os._exit(code)
+
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> WorkerSpec:
+    """Three cells, named one, two, three."""
+    items = tuple(
+        WorkItem(replace(CELL, seed=seed), label, DataRequest("squad", "builtin", "test"))
+        for seed, label in enumerate(("one", "two", "three"))
+    )
+    return WorkerSpec(items, tmp_path, None, tmp_path / "spool", "cpu", 1)
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Callable[[str, str], tuple[str, ...]]:
+    """A worker that does something of its own in the cell of one label."""
+
+    def make(label: str, does: str) -> tuple[str, ...]:
+        body = WORKER + textwrap.dedent(f"""\
+            HOW = ({label!r}, lambda: {does})
+            try:
+                for item in spec.cells:
+                    run(item)
+            except KeyboardInterrupt:
+                say("end", item, status="interrupted")
+                sys.exit(130)
+            """)
+        path = tmp_path / "worker.py"
+        path.write_text(body)
+        return sys.executable, str(path)
+
+    return make
