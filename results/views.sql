@@ -291,3 +291,86 @@ JOIN trainings AS t USING (weights_sha256);
 COMMENT ON VIEW training_curves IS 'One row per step, block and metric of a training''s log, each a mean over the steps since the one before. model,
 recipe, weights_sha256: as in trainings; block: NULL for the whole model; metric and its value: loss_nats, learning_rate, block_loss_nats, distillation_loss, exit_head_loss, exit_head_accuracy (agreement with the
 frozen model) or exit_head_entropy_nats.';
+
+CREATE VIEW published AS
+WITH candidate AS (
+    SELECT
+        p.published_id, r.model, r.task_label, r.split, r.documents, r.limited, r.blocks, r.batch_size, r.attempt_id,
+        v.value, v.ci_low, v.ci_high, v.n, d.source AS data_source, t.loss,
+        coalesce(a.weights_sha256 = p.weights_sha256, false) AS same_weights,
+        coalesce(d.data_sha256 = p.data_sha256, false) AND NOT r.limited AS same_data
+    FROM published_result AS p
+    JOIN runs AS r
+        ON r.task = p.our_task AND r.method = p.our_method AND json_contains(r.params, p.our_params)
+        AND r.kind = 'quality' AND NOT r.random_weights
+    JOIN metric_values AS v ON v.attempt_id = r.attempt_id AND v.metric = p.our_metric AND v.is_current
+    JOIN cell AS c ON c.cell_id = r.cell_id
+    JOIN model_artifact AS a USING (model_id)
+    JOIN dataset_artifact AS d USING (data_id)
+    LEFT JOIN trainings AS t ON t.weights_sha256 = a.weights_sha256
+    QUALIFY row_number() OVER (
+        PARTITION BY p.published_id
+        ORDER BY
+            same_weights DESC, same_data DESC, d.source = 'builtin', r.limited,
+            coalesce(t.loss = p.model_loss, false) DESC, r.documents DESC, r.attempt_id DESC
+    ) = 1
+),
+compared AS (
+    SELECT
+        p.*, m.* EXCLUDE (published_id, model, split, value), m.model AS our_model, m.split AS our_split,
+        m.value AS measured,
+        try_cast(nullif(regexp_extract(p.setting, 'batch (\d+)', 1), '') AS INTEGER) AS their_batch_size
+    FROM published_result AS p LEFT JOIN candidate AS m USING (published_id)
+),
+worded AS (
+    SELECT
+        *,
+        concat_ws(
+            '; ',
+            if(same_weights, NULL, format('model: {} there, {} here', model, our_model)),
+            if(model_blocks = blocks, NULL, format('decoder blocks: {} there, {} here', model_blocks, blocks)),
+            if(same_weights OR loss = model_loss, NULL, format(
+                'trained on: {} there, {} here', model_loss, coalesce(loss, 'what is not known')
+            )),
+            if(same_data, NULL, format(
+                'data: {}, {} there, {}, {}{} documents of {} here', dataset, coalesce(split, 'split not stated'),
+                if(data_source = 'builtin', 'generated', task_label), if(limited, 'only ', ''), documents, our_split
+            )),
+            if(coalesce(their_batch_size = batch_size, true), NULL, format(
+                'batch size: {} there, {} here', their_batch_size, batch_size
+            )),
+            caveat
+        ) AS difference
+    FROM compared
+)
+SELECT
+    published_id, source, figure_or_table, model, dataset, split, method, setting, metric, value, std, unit, note,
+    CASE
+        WHEN measured IS NULL THEN NULL
+        WHEN difference = '' THEN 'same setting'
+        WHEN data_source = 'builtin' THEN 'same method, generated data, other model'
+        WHEN same_weights THEN 'same method, task and model'
+        ELSE 'same method and task, other model'
+    END AS comparable,
+    measured / unit_factor AS our_value, ci_low / unit_factor AS our_ci_low, ci_high / unit_factor AS our_ci_high,
+    n AS our_n, our_model, our_task, our_method, our_params, our_metric,
+    if(measured IS NULL, NULL, nullif(difference, '')) AS differences,
+    CASE WHEN measured IS NULL THEN coalesce(not_comparable, 'Not measured here.') END AS reason, attempt_id
+FROM worded
+ORDER BY ordinal;
+COMMENT ON VIEW published IS 'One row per value that a paper or its authors'' files printed, beside a run of ours where one compares.
+published_id: digest of the row; source, figure_or_table: where it is printed; model, dataset, split, method, setting, metric, value, std,
+unit: as printed; note: caveats of the reading; comparable: same setting (model, data, method and parameters are the same), same
+method, task and model, same method and task, other model, or same method, generated data, other model; NULL where nothing compares:
+reason says why; our_value, our_ci_low, our_ci_high: our run''s metric and its 95% interval in the unit of value; our_n: documents;
+our_model; our_task, our_method, our_params (JSON; a run may have more), our_metric: what a run of ours must be to compare, NULL where
+none could; differences: in words, all that is known to differ; attempt_id: our run: the one that differs least, then the latest.';
+
+CREATE VIEW claims AS
+SELECT claim_id, paper, place, text, unit, direction, bound, tolerance, published, suite, caveat, evidence_sql
+FROM claim
+ORDER BY ordinal;
+COMMENT ON VIEW claims IS 'One row per claim of a paper that runs can test. claim_id; paper; place: section or figure; text: in our words; unit:
+of the evidence; direction (at_least, at_most), bound, tolerance: the claim holds if the evidence is at least bound - tolerance, or at
+most bound + tolerance; published: the paper''s own number; suite: shipped suite that measures it; caveat: how our evidence differs;
+evidence_sql: a query of one row: value, and n, the runs, documents or tokens it is from.';

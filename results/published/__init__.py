@@ -1,8 +1,8 @@
 """What papers and their authors' files printed, which of it compares with runs of ours, and what they claim.
 
-`published_results.csv` is kept as it was read: a value a row, with its source, setting and caveat. `comparable.toml` says
-for every row which run of ours compares with it, or why none does; `claims.toml` has claims and the queries that test them.
-All three are copied into the tables `published_result` and `claim` of every database.
+`published_results.csv` is kept as it was read: a value a row, with its source, setting and caveat. `comparable.toml`
+says for every row which run of ours compares with it, or why none does; `claims.toml` has claims and the queries that
+test them. All three are copied into the tables `published_result` and `claim` of every database.
 """
 
 import csv

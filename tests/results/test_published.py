@@ -1,0 +1,200 @@
+"""What papers printed is in every database as printed, with what of ours compares with it, or why nothing does."""
+
+import csv
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from exitbench.results import published
+from exitbench.results.canonical import content_id
+from exitbench.results.database import Database, open_database
+from exitbench.results.ingest import ingest
+from exitbench.results.schema import TABLES
+from exitbench.results.spool import AttemptWriter
+
+FOLDER = Path(published.__file__).parent
+RULES = tomllib.loads((FOLDER / "comparable.toml").read_text())
+LINES = list(csv.DictReader((FOLDER / "published_results.csv").read_text().splitlines()))
+PRINTED = ("source", "figure_or_table", "model", "dataset", "split", "method", "setting", "metric", "unit", "note")
+
+
+@pytest.fixture(scope="module")
+def database(example_database: Path) -> Iterator[Database]:
+    with open_database(example_database) as opened:
+        yield opened
+
+
+# ---------------------------------------------------------------------------------------------- rows, as printed
+
+
+def test_every_row_of_the_file_is_in_the_database_as_printed(database: Database) -> None:
+    rows = database.query("FROM published_result ORDER BY ordinal").to_pylist()
+    assert len(rows) == len(LINES) == 1203
+    for row, line in zip(rows, LINES, strict=True):
+        assert {name: row[name] or "" for name in PRINTED} == {name: line[name] for name in PRINTED}
+        assert row["value"] == float(line["value"])
+        assert row["std"] == (float(line["std"]) if line["std"] else None)
+        assert row["published_id"] == content_id(line)
+
+
+def test_a_value_that_is_not_a_number_is_refused_with_its_row() -> None:
+    line = {**LINES[0], "value": "~8"}
+    with pytest.raises(ValueError, match=r"published_results\.csv, row 7: value is '~8', not a number"):
+        published._published_row(7, line, RULES)
+
+
+def test_known_values_are_found_by_what_they_are_of(database: Database) -> None:
+    query = "SELECT value FROM published WHERE source = $s AND dataset = $d AND method = $m AND metric = $q"
+    asked = {"s": "MEE repo SQUAD.log", "d": "SQuAD v1.1", "m": "no early exit", "q": "f1"}
+    assert database.query(query, asked).to_pylist() == [{"value": 88.8409}]
+    low = database.query("SELECT min(value) AS v FROM published_result WHERE metric = 'lm_head_flops_per_sample'")
+    assert low.to_pylist() == [{"v": 7.27e07}]
+
+
+# ------------------------------------------------------------------------------------------ kept up to date
+
+
+def test_changed_publications_replace_those_of_an_older_version(tmp_path: Path) -> None:
+    path = tmp_path / "exitbench.duckdb"
+    with open_database(path, read_only=False) as opened, opened.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE published_source SET sha256 = 'older'")
+        connection.exec_driver_sql("DELETE FROM published_result WHERE ordinal > 10")
+        connection.exec_driver_sql("UPDATE published_result SET value = -1")
+        connection.exec_driver_sql("UPDATE claim SET text = 'older'")
+    with open_database(path) as opened:
+        rows = opened.query("SELECT count(*) AS n, min(value) AS low FROM published_result").to_pylist()
+        assert rows == [{"n": 1203, "low": 0}]
+        assert opened.query("SELECT count(*) AS n FROM claim WHERE text = 'older'").to_pylist() == [{"n": 0}]
+
+
+# ------------------------------------------------------------------------------------------ the rules themselves
+
+
+def test_every_row_compares_with_a_run_of_ours_or_says_why_not(database: Database) -> None:
+    rows = database.query("FROM published_result").to_pylist()
+    for row in rows:
+        asked = [row[name] for name in ("our_task", "our_method", "our_params", "our_metric", "unit_factor")]
+        if row["not_comparable"] is None:
+            assert None not in asked
+        else:
+            assert asked == [None] * len(asked) and row["not_comparable"].endswith(".")
+    assert sum(row["not_comparable"] is None for row in rows) == 257
+
+
+def test_every_rule_applies_to_some_row() -> None:
+    fits = [
+        next(n for n, rule in enumerate(RULES["rule"]) if published._matches(rule, line) is not None) for line in LINES
+    ]
+    assert set(fits) == set(range(len(RULES["rule"])))
+
+
+def test_parameters_come_from_the_rule_and_from_the_setting(database: Database) -> None:
+    rows = database.query(
+        "SELECT DISTINCT our_method, our_params ->> 'min_exit' AS min_exit, our_params ->> 'threshold' AS threshold, "
+        "our_params ->> 'head' AS head FROM published_result "
+        "WHERE setting = 'min exit layer 17' AND method = 'JSD + fixed pruning'"
+    ).to_pylist()
+    assert rows == [{"our_method": "contrastive-jsd", "min_exit": "17", "threshold": "0.9", "head": "pruned-fixed"}]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["samples_per_second", "lm_head_flops_per_sample", "runtime", "avg_ideal_exit_layer"],
+)
+def test_what_was_measured_by_a_broken_clock_or_counter_compares_with_nothing(database: Database, broken: str) -> None:
+    rows = database.query("SELECT count(our_method) AS n FROM published_result WHERE metric = $m", {"m": broken})
+    assert rows.to_pylist() == [{"n": 0}]
+
+
+# ------------------------------------------------------------------------------------------ beside runs of ours
+
+
+def _ours(example: Any, folder: Path, **changes: Any) -> Database:
+    """A database of one run of full depth that scored 80 points, on squad from `source`."""
+    cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.FULL, "quality")
+    cell["task"] = {**cell["task"], "source": "huggingface"} | changes.pop("task", {})
+    metrics = [{"metric": "f1", "metric_version": "1", "value": 80.0, "ci_low": 70.0, "ci_high": 90.0, "n": 8}]
+    with AttemptWriter(folder / "spool", {**cell, **changes}, example.ENV) as writer:
+        writer.write("metrics", pa.Table.from_pylist(metrics, schema=TABLES["metrics"]))
+        writer.finish("ok")
+    ingest(folder / "spool", folder / "exitbench.duckdb")
+    return open_database(folder / "exitbench.duckdb", read_only=False)
+
+
+def _published(opened: Database, method: str = "no early exit") -> dict[str, Any]:
+    query = "FROM published WHERE source = 'MEE repo SQUAD.log' AND metric = 'f1' AND method = $m"
+    (row,) = opened.query(query, {"m": method}).to_pylist()
+    return dict(row)
+
+
+def test_a_run_of_another_model_is_never_the_same_setting_and_says_what_differs(example: Any, tmp_path: Path) -> None:
+    with _ours(example, tmp_path) as opened:
+        row = _published(opened)
+    assert row["comparable"] == "same method and task, other model"
+    assert (row["our_value"], row["our_ci_low"], row["our_ci_high"], row["our_n"]) == (80, 70, 90, 8)
+    assert row["our_model"] == "world-t5" and row["reason"] is None
+    assert row["differences"].split("; ") == [
+        "model: T5-large weighted-CE (CALM) ckpt, 24 dec layers there, world-t5 here",
+        "decoder blocks: 24 there, 6 here",
+        "trained on: weighted there, what is not known here",
+        "data: SQuAD v1.1, validation (10873 features) there, squad, 8 documents of test here",
+        "batch size: 32 there, 1 here",
+        "scored over 10,873 windows of long contexts there, over documents here",
+    ]
+
+
+def test_generated_data_is_called_so_and_a_part_of_the_documents_too(example: Any, tmp_path: Path) -> None:
+    with _ours(example, tmp_path, task={"source": "builtin"}, limited=True) as opened:
+        row = _published(opened)
+    assert row["comparable"] == "same method, generated data, other model"
+    assert "validation (10873 features) there, generated, only 8 documents of test here" in row["differences"]
+
+
+def test_what_was_not_run_is_not_measured_and_random_weights_do_not_count(example: Any, tmp_path: Path) -> None:
+    with _ours(example, tmp_path, random_weights=True) as opened:
+        for method in ("no early exit", "softmax diff"):
+            row = _published(opened, method)
+            assert (row["comparable"], row["our_value"], row["differences"], row["attempt_id"]) == (None,) * 4
+            assert row["reason"] == "Not measured here."
+            assert row["our_method"] is not None
+
+
+def test_the_same_setting_needs_the_same_weights_and_data_and_no_caveat(example: Any, tmp_path: Path) -> None:
+    steps = {
+        "weights_sha256 = (SELECT weights_sha256 FROM model_artifact)": "same method, task and model",
+        "data_sha256 = (SELECT data_sha256 FROM dataset_artifact)": "same method, task and model",
+        "model_blocks = 6, setting = 'batch 1'": "same method, task and model",
+        "caveat = NULL": "same setting",
+    }
+    with _ours(example, tmp_path) as opened:
+        for change, comparable in steps.items():
+            with opened.engine.begin() as connection:
+                connection.exec_driver_sql(f"UPDATE published_result SET {change}")
+            assert _published(opened)["comparable"] == comparable, change
+        assert _published(opened)["differences"] is None
+        with opened.engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE cell SET limited = true")
+        assert _published(opened)["comparable"] == "same method, task and model"
+
+
+def test_values_are_compared_in_the_unit_they_were_printed_in(example: Any, tmp_path: Path) -> None:
+    with _ours(example, tmp_path) as opened, opened.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE published_result SET unit_factor = 100")
+    with open_database(tmp_path / "exitbench.duckdb") as opened:
+        assert _published(opened)["our_value"] == 0.8
+
+
+def test_a_run_compares_only_with_every_parameter_that_matters(example: Any, tmp_path: Path) -> None:
+    asked = {"min_exit": 1, "head": "full", "rule": "constant", "threshold": 0.7, "decay": "code", "temperature": 4.0}
+    asked |= {"every": 1, "kv_policy": "state-copy", "levels": []}
+    for number, (change, compares) in enumerate(
+        [({}, True), ({"threshold": 0.9}, False), ({"head": "pruned-fixed"}, False), ({"kv_policy": "exact"}, False)]
+    ):
+        method = example.Method("calm-softmax", {**asked, **change})
+        cell = example.cell_json(example.MODELS[0], example.TASKS[0], method, "quality")
+        with _ours(example, tmp_path / str(number), method=cell["method"], cell_id=cell["cell_id"]) as opened:
+            assert (_published(opened, "softmax diff")["our_value"] == 80) is compares, change
