@@ -29,13 +29,17 @@ from exitbench.results.catalogue import SCHEMA_VERSION, VIEW_SOURCE
 from exitbench.results.load import IngestReport, load_spool
 from exitbench.results.published import is_current as publications_are_current
 from exitbench.results.published import refresh as refresh_publications
+from exitbench.results.turns import POLL_S, Turn, holder, take_turn
 
 Result = TypeVar("Result")
 
 WAIT_S: Final = 10.0
 """How long to wait for another process to let go of the database."""
 
-_POLL_S: Final = 0.1
+_PATIENCE_S: Final = 0.5
+"""How long a writer lets newcomers wait for the readers that were there before it."""
+
+_DAMAGE: Final = ("Corrupt", "corrupt", "Could not read enough bytes", "checksum", "Failure while replaying WAL")
 _PACKAGE = "exitbench.results"
 # Rows are found by their keys, so that threads need not wait for each other to keep an order. The two compressions left
 # out shrink recorded probabilities by a sixth and cost a third of the time.
@@ -49,6 +53,10 @@ _READER_CONFIG: Final[dict[str, Any]] = {
 }
 
 
+class DamagedDatabase(UserError):
+    """The file was a database and is not whole any more."""
+
+
 @dataclass(frozen=True)
 class Database:
     """An open database; close it, or use it as a context manager.
@@ -56,10 +64,12 @@ class Database:
     Attributes:
         path: The file.
         engine: SQLAlchemy engine over the one connection.
+        turn: Ends when the database is closed.
     """
 
     path: Path
     engine: sa.Engine
+    turn: Turn
 
     def query(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> pa.Table:
         """Run one SQL query and return its rows.
@@ -78,8 +88,9 @@ class Database:
                 raise UserError(f"The query failed: {error}") from error
 
     def close(self) -> None:
-        """Close the file and release its lock."""
+        """Close the file and let others in."""
         self.engine.dispose()
+        self.turn.end()
 
     def __enter__(self) -> Self:
         return self
@@ -112,8 +123,8 @@ def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) ->
 def rebuild(spool_root: Path, path: Path, progress: Callable[[int, int], None] | None = None) -> IngestReport:
     """Build the database anew from the spool beside `path`, then put it in place of the old one.
 
-    Readers keep the old one until they open it again. What another process ingests meanwhile is found by the next
-    ingest, since the spool keeps it.
+    Readers keep the old one until they open it again; it may be damaged. What another process ingests meanwhile is
+    found by the next ingest, since the spool keeps it.
 
     Args:
         spool_root: The spool.
@@ -129,9 +140,21 @@ def rebuild(spool_root: Path, path: Path, progress: Callable[[int, int], None] |
         with open_database(beside, read_only=False) as database:
             report = load_spool(database.engine, spool_root, progress)
         # Held open while it is replaced, so that no writer is left with a log beside the new file.
-        with _connect(path, read_only=False, wait_s=WAIT_S):
+        with _connect_or_turn(path):
             beside.replace(path)
+            path.with_name(f"{path.name}.wal").unlink(missing_ok=True)
     return report
+
+
+def _connect_or_turn(path: Path) -> "Database | Turn":
+    """Hold the database alone, or the turn at it where it is too damaged to be opened."""
+    try:
+        return _connect(path, read_only=False, wait_s=WAIT_S)
+    except DamagedDatabase:
+        turn = take_turn(path, alone=True, deadline=time.monotonic() + WAIT_S)
+        if turn is None:
+            raise _in_use(path, holder(path), WAIT_S) from None
+        return turn
 
 
 def _open_reader(path: Path, wait_s: float) -> Database:
@@ -146,33 +169,63 @@ def _open_reader(path: Path, wait_s: float) -> Database:
 
 
 def _connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
+    """Open the file in one's turn; a reader's turn ends with the opening, a writer's when it closes."""
     _create_folder(path.parent)
+    deadline = time.monotonic() + wait_s
+    while True:
+        turn = take_turn(path, alone=not read_only, deadline=deadline)
+        if turn is None:
+            raise _in_use(path, holder(path), wait_s)
+        try:
+            engine = _engine(path, read_only, min(deadline, time.monotonic() + _PATIENCE_S))
+        except sa.exc.OperationalError as error:
+            turn.end()
+            message = str(error.orig)
+            if "Could not set lock" not in message:
+                raise _open_error(path, message) from error
+            if time.monotonic() >= deadline:
+                process = re.search(r"PID (\d+)", message)
+                raise _in_use(path, f"process {process[1]}" if process else "another process", wait_s) from error
+            time.sleep(_PATIENCE_S)  # others come first now, so that a long reader does not keep them waiting
+        except BaseException:
+            turn.end()
+            raise
+        else:
+            if read_only:
+                turn.end()
+            return Database(path, engine, turn)
+
+
+def _engine(path: Path, read_only: bool, deadline: float) -> sa.Engine:
+    """Return an engine over the one open connection, tried again until the deadline."""
     engine = sa.create_engine(
         sa.URL.create("duckdb", database=str(path)),
         poolclass=StaticPool,
         connect_args={"read_only": read_only, "config": _READER_CONFIG if read_only else _WRITER_CONFIG},
         json_serializer=canonical_json,
     )
-    deadline = time.monotonic() + wait_s
     while True:
         try:
             engine.connect().close()
         except sa.exc.OperationalError as error:
-            message = str(error.orig)
-            if "Could not set lock" not in message or time.monotonic() >= deadline:
-                raise _open_error(path, message, wait_s) from error
-            time.sleep(_POLL_S)
+            if "Could not set lock" not in str(error.orig) or time.monotonic() >= deadline:
+                raise
+            time.sleep(POLL_S)
         else:
-            return Database(path, engine)
+            return engine
 
 
-def _open_error(path: Path, message: str, wait_s: float) -> UserError:
-    if "Could not set lock" in message:
-        holder = re.search(r"PID (\d+)", message)
-        who = f"process {holder[1]}" if holder else "another process"
-        return UserError(f"{path} is in use by {who}; waited {wait_s:g} s. Try again when it has ended.")
+def _in_use(path: Path, who: str, wait_s: float) -> UserError:
+    return UserError(f"{path} is in use by {who}; waited {wait_s:g} s. Try again when it has ended.")
+
+
+def _open_error(path: Path, message: str) -> UserError:
     if "not a valid DuckDB database file" in message:
         return UserError(f"{path} is not a DuckDB database. Name another file, or move this one away.")
+    if any(sign in message for sign in _DAMAGE):
+        return DamagedDatabase(
+            f"{path} is damaged: {message}\nWhat is in the spool is not lost: `exitbench db rebuild` builds it anew."
+        )
     return UserError(f"{path} cannot be opened: {message}")
 
 

@@ -1,17 +1,19 @@
-"""From checked spool folders to rows: JSON through the catalogue's tables, Parquet through Arrow."""
+"""From checked spool folders to rows: JSON through the catalogue's tables, Parquet by DuckDB's own reader."""
 
-from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import duckdb
-import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from exitbench.results.arrow import insert_rows
+from exitbench.errors import UserError
+from exitbench.results.arrow import driver_connection
 from exitbench.results.canonical import canonical_json, content_id
 from exitbench.results.catalogue import (
     ATTEMPT,
@@ -22,7 +24,16 @@ from exitbench.results.catalogue import (
     HARDWARE,
     MODEL_ARTIFACT,
 )
-from exitbench.results.spool import Attempt, AttemptRecord, SpoolError, read_attempt, scan_spool
+from exitbench.results.schema import TABLES
+from exitbench.results.spool import (
+    Attempt,
+    AttemptRecord,
+    DamagedAttempt,
+    SpoolError,
+    quarantine,
+    read_attempt,
+    scan_spool,
+)
 from exitbench.results.trainings import load_trainings
 
 # Of the identity, what says how one cell differs from another that does the same work. `probe_cell_ids` is how the
@@ -51,6 +62,13 @@ _DATABASE_TABLE: Final = {
 }
 
 
+_GROUP_ATTEMPTS: Final = 64
+_GROUP_BYTES: Final = 100_000_000
+"""Attempts share a transaction up to so many, or so many bytes: a commit costs as much as the rows of a small one."""
+
+_READERS: Final = 2
+
+
 @dataclass(frozen=True)
 class IngestReport:
     """What became of the attempts in a spool.
@@ -59,7 +77,8 @@ class IngestReport:
         added: Attempts whose rows were added now.
         skipped: Attempts that the database already had.
         unfinished: Attempts without DONE: running, or killed.
-        quarantined: One message per attempt that was left out because its files are not what they should be.
+        quarantined: One message per attempt or training record that was left out because its files are not what they
+            should be.
     """
 
     added: int
@@ -68,54 +87,166 @@ class IngestReport:
     quarantined: tuple[str, ...]
 
 
-def load_spool(engine: sa.Engine, spool_root: Path, progress: Callable[[int, int], None] | None = None) -> IngestReport:
-    """Add every finished attempt and training record that the database does not have, each in a transaction of its own.
+@dataclass
+class SpoolLoader:
+    """Adds to a database what it does not have of a spool, in as many turns as are given.
 
-    Args:
-        engine: An open, writable, up-to-date database.
+    The spool is listed once, in the beginning; every turn asks anew what the database has.
+
+    Attributes:
         spool_root: The spool.
-        progress: Called with (attempts seen, attempts in the spool) after each.
+        progress: Called with (attempts seen, attempts in the spool) as they are added.
+        report: What became of the attempts seen so far.
+        done: Whether all have been seen.
     """
-    with engine.connect() as connection:
-        known = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
-    artifacts: set[str] = set()
-    attempts = sorted(scan_spool(spool_root), key=lambda attempt: attempt.attempt_id)
-    added, skipped, unfinished, quarantined = 0, 0, 0, load_trainings(engine, spool_root)
-    for seen, attempt in enumerate(attempts, start=1):
-        if attempt.attempt_id in known:
-            skipped += 1
-        elif not attempt.finished:
-            unfinished += 1
-        elif problem := _load_attempt(engine, attempt, artifacts):
-            quarantined.append(problem)
-        else:
-            added += 1
-        if progress:
-            progress(seen, len(attempts))
-    return IngestReport(added, skipped, unfinished, tuple(quarantined))
+
+    spool_root: Path
+    progress: Callable[[int, int], None] | None = None
+    report: IngestReport = field(init=False, default=IngestReport(0, 0, 0, ()))
+    done: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self._attempts = sorted(scan_spool(self.spool_root), key=lambda attempt: attempt.attempt_id)
+        self._seen = 0
+
+    def load(self, engine: sa.Engine, for_s: float | None = None) -> None:
+        """Add what is missing, whole attempts at a time, until everything is seen or ``for_s`` seconds have passed.
+
+        Args:
+            engine: An open, writable, up-to-date database.
+            for_s: None takes the time it needs.
+
+        Raises:
+            UserError: The database cannot take more (the disk is full, say); what was added before stays.
+        """
+        deadline = None if for_s is None else time.monotonic() + for_s
+        with engine.connect() as connection:
+            known = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
+        if self._seen == 0:
+            self._count(quarantined=tuple(load_trainings(engine, self.spool_root)))
+        artifacts: set[str] = set()
+        with ThreadPoolExecutor(_READERS) as pool:
+            for group in self._groups(known):
+                fresh = [attempt for attempt in group if attempt.finished and attempt.attempt_id not in known]
+                problems = _load_group(engine, fresh, artifacts, pool)
+                self._seen += len(group)
+                self._count(
+                    added=len(fresh) - len(problems),
+                    skipped=sum(attempt.attempt_id in known for attempt in group),
+                    unfinished=sum(not attempt.finished and attempt.attempt_id not in known for attempt in group),
+                    quarantined=tuple(_set_aside(self.spool_root, *problem) for problem in problems),
+                )
+                if self.progress:
+                    self.progress(self._seen, len(self._attempts))
+                if deadline is not None and time.monotonic() >= deadline:
+                    break
+        self.done = self._seen == len(self._attempts)
+
+    def _groups(self, known: Set[str]) -> Iterator[list[Attempt]]:
+        """Yield the attempts not yet seen, with the fresh ones of a group small enough for one transaction."""
+        group: list[Attempt] = []
+        fresh, n_bytes = 0, 0
+        for attempt in self._attempts[self._seen :]:
+            group.append(attempt)
+            if attempt.finished and attempt.attempt_id not in known:
+                fresh, n_bytes = fresh + 1, n_bytes + _parquet_bytes(attempt.path)
+            if fresh >= _GROUP_ATTEMPTS or n_bytes >= _GROUP_BYTES:
+                yield group
+                group, fresh, n_bytes = [], 0, 0
+        if group:
+            yield group
+
+    def _count(self, added: int = 0, skipped: int = 0, unfinished: int = 0, quarantined: tuple[str, ...] = ()) -> None:
+        known = self.report
+        self.report = IngestReport(
+            known.added + added,
+            known.skipped + skipped,
+            known.unfinished + unfinished,
+            known.quarantined + quarantined,
+        )
 
 
-def _load_attempt(engine: sa.Engine, attempt: Attempt, artifacts: set[str]) -> str | None:
-    """Add one attempt, or nothing of it; return what is wrong with it, if anything is.
+def load_spool(engine: sa.Engine, spool_root: Path, progress: Callable[[int, int], None] | None = None) -> IngestReport:
+    """Add everything finished that the database does not have, at one go (see `SpoolLoader`)."""
+    loader = SpoolLoader(spool_root, progress)
+    loader.load(engine)
+    return loader.report
 
-    `artifacts` are ids of machines, models and data known to be stored; it grows with those of this attempt.
+
+def _parquet_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.glob("*.parquet"))
+
+
+def _set_aside(spool_root: Path, attempt: Attempt, problem: Exception) -> str:
+    """Return what is wrong with an attempt; a damaged one leaves the way, so that its cell is run again."""
+    if not isinstance(problem, DamagedAttempt):
+        return str(problem)
+    return f"{problem} Moved to {quarantine(spool_root, attempt, str(problem))}; its cell will be run again."
+
+
+Problem = tuple[Attempt, SpoolError]
+
+
+def _load_group(
+    engine: sa.Engine, attempts: Sequence[Attempt], artifacts: set[str], pool: ThreadPoolExecutor
+) -> list[Problem]:
+    """Add attempts in one transaction; if one of them does not fit, each in its own, and nothing of that one.
+
+    `artifacts` are ids of machines, models and data known to be stored; it grows with those of these attempts.
     """
+    checked = list(pool.map(_read, attempts))
+    problems = [
+        (attempt, read) for attempt, read in zip(attempts, checked, strict=True) if isinstance(read, SpoolError)
+    ]
+    records = [read for read in checked if isinstance(read, AttemptRecord)]
+    if records and _load_records(engine, records, artifacts) is not None:
+        for record in records:
+            problem = _load_records(engine, [record], artifacts)
+            if problem is not None:
+                problems.append((record.attempt, problem))
+    return problems
+
+
+def _read(attempt: Attempt) -> AttemptRecord | SpoolError:
     try:
-        record = read_attempt(attempt.path)
-        with engine.begin() as connection:
-            ids = _insert_catalogue(connection, record, artifacts)
-            # A failed attempt's traces are incomplete: they stay in the spool, for whoever looks into the failure.
-            if record.status["status"] == "ok":
-                for table in record.tables:
-                    _insert_table(connection, record, table)
+        return read_attempt(attempt.path)
     except SpoolError as error:
-        return str(error)
-    except (duckdb.IntegrityError, duckdb.DataError) as error:
-        return f"{attempt.path}: does not fit the database: {error}"
-    except (KeyError, TypeError, ValueError, sa.exc.StatementError) as error:
-        return f"{attempt.path}: cell.json, env.json or status.json has a value of the wrong kind: {error}"
+        return error
+
+
+def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts: set[str]) -> SpoolError | None:
+    """Add checked attempts, or nothing of them; return what is wrong with one of them, if anything is."""
+    ids: set[str] = set()
+    where = records[-1].attempt.path
+    try:
+        with engine.begin() as connection:
+            for record in records:
+                where = record.attempt.path
+                ids |= _insert_catalogue(connection, record, artifacts | ids)
+            for table in TABLES:
+                # A failed attempt's traces are incomplete: they stay in the spool, for whoever looks into the failure.
+                _insert_files(
+                    connection, table, [r for r in records if table in r.tables and r.status["status"] == "ok"]
+                )
+    except (duckdb.IntegrityError, duckdb.DataError, duckdb.InvalidInputException, duckdb.ProgrammingError) as error:
+        return SpoolError(f"{where}: does not fit the database: {error}")
+    except (KeyError, TypeError, ValueError) as error:
+        return SpoolError(f"{where}: cell.json, env.json or status.json has a value of the wrong kind: {error}")
+    except sa.exc.StatementError as error:
+        if isinstance(error.orig, duckdb.IOException | duckdb.OutOfMemoryException | duckdb.FatalException):
+            raise _full(error.orig) from error
+        return SpoolError(f"{where}: cell.json, env.json or status.json has a value of the wrong kind: {error.orig}")
+    except (duckdb.IOException, duckdb.OutOfMemoryException, duckdb.FatalException) as error:
+        raise _full(error) from error
     artifacts |= ids
     return None
+
+
+def _full(error: BaseException) -> UserError:
+    return UserError(
+        f"The database cannot take the results: {error}\nNothing is lost: they are in the spool, and the next run or "
+        "`exitbench db rebuild` adds them."
+    )
 
 
 def _insert_catalogue(connection: sa.Connection, record: AttemptRecord, stored: Set[str]) -> set[str]:
@@ -204,12 +335,22 @@ def _utc(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC).replace(tzinfo=None)
 
 
-def _insert_table(connection: sa.Connection, record: AttemptRecord, table: str) -> None:
-    first_row = 0
-    for rows in record.batches(table):
-        if table == "metrics":
-            ordinals = pa.array(range(first_row, first_row + rows.num_rows), pa.int32())
-            scored_at = pa.array([_utc(record.status["ended_at"])] * rows.num_rows, pa.timestamp("us"))
-            rows = rows.append_column("ordinal", ordinals).append_column("scored_at", scored_at)
-        first_row += rows.num_rows
-        insert_rows(connection, _DATABASE_TABLE[table], rows, "attempt_id", record.attempt.attempt_id)
+def _insert_files(connection: sa.Connection, table: str, records: Sequence[AttemptRecord]) -> None:
+    """Add the rows of one table of several attempts; the attempt of a file is the name of its folder."""
+    if not records:
+        return
+    # A task's headline metric is the first of its own, so metrics keep their order.
+    more = ", file_row_number AS ordinal, scored_at" if table == "metrics" else ""
+    files = [str(record.attempt.path / f"{table}.parquet") for record in records]
+    driver_connection(connection).execute(
+        f"""
+        INSERT INTO {_DATABASE_TABLE[table]} BY NAME
+        SELECT rows.* EXCLUDE (filename, file_row_number) {more}
+        FROM (
+            SELECT *, string_split(filename, '/')[-2] AS attempt_id
+            FROM read_parquet($1, filename=true, file_row_number=true, union_by_name=true)
+        ) AS rows
+        JOIN (SELECT attempt_id, ended_at AS scored_at FROM attempt) USING (attempt_id)
+        """,
+        [files],
+    )

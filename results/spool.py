@@ -30,11 +30,18 @@ LOG_TAIL_LINES = 40
 _JSON_FILES = ("cell.json", "env.json", "status.json")
 _LOG_FILE = "log.txt"
 _FILES = frozenset({*_JSON_FILES, _LOG_FILE, FITTED_FILE, *(f"{table}.parquet" for table in TABLES)})
-_ROW_GROUP_ROWS = 65_536
+# Small enough that several threads share the reading of one file. Not compressed: that would halve the speed of ingest.
+_ROW_GROUP_ROWS = 16_384
+_QUARANTINE = "quarantine"
+_PREFIX_LENGTH = 2
 
 
 class SpoolError(UserError):
     """Something in the spool, or about to be written to it, is not what the contract says."""
+
+
+class DamagedAttempt(SpoolError):
+    """A finished attempt's files are not what was written."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,8 @@ class AttemptWriter:
         rows = conform(table, rows, where=f"{table}.parquet")
         if table not in self._parquet:
             path = self.path / f"{table}.parquet"
-            self._parquet[table] = pq.ParquetWriter(path, TABLES[table], compression="zstd")
+            strings = [field.name for field in TABLES[table] if pa.types.is_string(field.type)]
+            self._parquet[table] = pq.ParquetWriter(path, TABLES[table], compression="none", use_dictionary=strings)
         self._parquet[table].write_table(rows, row_group_size=_ROW_GROUP_ROWS)
 
     def finish(
@@ -199,9 +207,18 @@ def new_attempt_id() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}-{secrets.token_hex(4)}"
 
 
+def quarantine(spool_root: Path, attempt: Attempt, why: str) -> Path:
+    """Move a damaged attempt out of the way, with the reason beside its files; return where it lies now."""
+    target = spool_root / _QUARANTINE / attempt.cell_id / attempt.attempt_id
+    target.parent.mkdir(parents=True, exist_ok=True)
+    attempt.path.rename(target)
+    (target / "WHY.txt").write_text(f"{why}\n", encoding="utf-8")
+    return target
+
+
 def attempt_path(spool_root: Path, cell_id: str, attempt_id: str) -> Path:
     """Return the folder of an attempt."""
-    return spool_root / cell_id[:2] / cell_id / attempt_id
+    return spool_root / cell_id[:_PREFIX_LENGTH] / cell_id / attempt_id
 
 
 def scan_spool(spool_root: Path) -> Iterator[Attempt]:
@@ -210,13 +227,14 @@ def scan_spool(spool_root: Path) -> Iterator[Attempt]:
     A spool that does not exist yet is empty.
     """
     for prefix in _folders(spool_root):
-        for cell in _folders(prefix):
-            yield from _attempts(cell)
+        if len(prefix.name) == _PREFIX_LENGTH:  # the others are no cells: trainings, quarantine
+            for cell in _folders(prefix):
+                yield from _attempts(cell)
 
 
 def cell_attempts(spool_root: Path, cell_id: str) -> Iterator[Attempt]:
     """Yield every attempt at one cell by time."""
-    yield from _attempts(spool_root / cell_id[:2] / cell_id)
+    yield from _attempts(spool_root / cell_id[:_PREFIX_LENGTH] / cell_id)
 
 
 def latest_attempts(attempts: Iterable[Attempt]) -> Iterator[Attempt]:
@@ -269,9 +287,13 @@ def read_attempt(path: Path) -> AttemptRecord:
     """Check every file of a finished attempt against DONE and read its JSON files.
 
     Raises:
-        SpoolError: DONE is missing or unreadable, a file is missing, was changed, or lacks a key; names the file.
+        DamagedAttempt: DONE is missing or unreadable, a file is missing or was changed; names the file.
+        SpoolError: A key is missing, or a newer version wrote the files; names the file.
     """
-    digests = _read_json(path / "DONE")
+    try:
+        digests = _read_json(path / "DONE")
+    except SpoolError as error:
+        raise DamagedAttempt(str(error)) from error
     missing = set(_JSON_FILES) - digests.keys()
     if missing or not digests.keys() <= _FILES:
         raise SpoolError(f"{path / 'DONE'}: lists {sorted(digests)}; expected {', '.join(_JSON_FILES)} and the tables.")
@@ -423,9 +445,9 @@ def _write_done(path: Path) -> None:
 
 def _check_digest(path: Path, digest: str) -> None:
     if not path.exists():
-        raise SpoolError(f"{path}: is missing.")
+        raise DamagedAttempt(f"{path}: is missing.")
     if _sha256(path) != digest:
-        raise SpoolError(f"{path}: is not what was written (its SHA-256 differs from the one in DONE).")
+        raise DamagedAttempt(f"{path}: is not what was written (its SHA-256 differs from the one in DONE).")
 
 
 def _sha256(path: Path) -> str:

@@ -1,5 +1,6 @@
 """Opening, migrating and rebuilding the database; and every way in which a file can refuse."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from exitbench.results.catalogue import METADATA
 from exitbench.results.database import open_database, rebuild
 from exitbench.results.ingest import ingest
 from exitbench.results.schema import TABLES
+from exitbench.results.turns import lock_file
 
 VIEWS = {
     "runs",
@@ -204,6 +206,19 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text().startswith("not a database")
 
 
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_truncated_database_offers_to_be_rebuilt(example_spool: Path, tmp_path: Path, share: float) -> None:
+    path = tmp_path / "exitbench.duckdb"
+    ingest(example_spool, path)
+    before = _rows(path)
+    os.truncate(path, int(share * path.stat().st_size))
+    with pytest.raises(UserError, match="exitbench db rebuild"), open_database(path) as opened:
+        for table in before:
+            opened.query(f"FROM {table}")
+    rebuild(example_spool, path)
+    assert _rows(path) == before
+
+
 def test_somebody_elses_database_is_refused_and_left_alone(tmp_path: Path) -> None:
     with duckdb.connect(tmp_path / "other.duckdb") as connection:
         connection.execute("CREATE TABLE theirs (x INTEGER)")
@@ -243,7 +258,7 @@ def test_rebuilding_gives_the_same_rows_and_leaves_nothing_beside(example_spool:
     rebuild(spool, path)
     assert _rows(path) == before
     assert len(before["attempt"]) > 10
-    assert {file.name for file in tmp_path.iterdir()} == {spool.name, path.name}
+    assert {file.name for file in tmp_path.iterdir()} == {spool.name, path.name, lock_file(path).name}
 
 
 def test_rebuilding_replaces_a_database_of_a_newer_schema(path: Path, tmp_path: Path) -> None:

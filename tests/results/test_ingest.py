@@ -11,7 +11,7 @@ import pytest
 from exitbench.results.database import open_database, rebuild
 from exitbench.results.ingest import ingest
 from exitbench.results.schema import TABLES
-from exitbench.results.spool import AttemptWriter
+from exitbench.results.spool import AttemptWriter, scan_spool
 
 Json = dict[str, Any]
 Write = Callable[..., AttemptWriter]
@@ -106,16 +106,35 @@ def test_a_failed_attempt_is_a_row_without_traces(write: Write, spool: Path, pat
     ]
 
 
-def test_a_corrupt_attempt_is_named_and_the_others_are_added(write: Write, spool: Path, path: Path) -> None:
-    corrupt = write().path / "tokens.parquet"
+@pytest.mark.parametrize("name", ["tokens.parquet", "cell.json", "DONE"])
+def test_a_torn_attempt_is_named_and_moved_away_and_the_others_are_added(
+    write: Write, spool: Path, path: Path, name: str
+) -> None:
+    torn = write()
     good = write()
-    corrupt.write_bytes(corrupt.read_bytes()[:100])
+    content = (torn.path / name).read_bytes()[:100]
+    (torn.path / name).write_bytes(content)
     report = ingest(spool, path)
     assert report.added == 1
     (message,) = report.quarantined
-    assert str(corrupt) in message
+    assert str(torn.path / name) in message
     assert _query(path, "SELECT attempt_id FROM attempt") == [{"attempt_id": good.attempt_id}]
-    assert corrupt.exists()
+    kept = spool / "quarantine" / torn.cell_id / torn.attempt_id
+    assert (kept / name).read_bytes() == content
+    assert str(kept) in message
+    assert (kept / "WHY.txt").read_text(encoding="utf-8").strip() in message
+    assert [attempt.attempt_id for attempt in scan_spool(spool)] == [good.attempt_id]
+    assert ingest(spool, path).quarantined == ()
+
+
+def test_an_attempt_that_is_whole_but_does_not_fit_stays_where_it_is(
+    write: Write, spool: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("exitbench.results.spool.SCHEMA_VERSION", 99)
+        newer = write()
+    assert ["newer version" in message for message in ingest(spool, path).quarantined] == [True]
+    assert newer.path.exists()
 
 
 def _sample(**changes: Any) -> pa.Table:
@@ -181,11 +200,11 @@ def test_two_processes_are_comparable_only_on_the_same_machine(spool: Path, path
 
 
 def test_progress_counts_every_attempt(write: Write, spool: Path, path: Path) -> None:
-    write()
-    write("failed")
+    for _ in range(65):
+        write("failed", tables={})
     seen: list[tuple[int, int]] = []
     ingest(spool, path, lambda done, total: seen.append((done, total)))
-    assert seen == [(1, 2), (2, 2)]
+    assert seen == [(64, 65), (65, 65)]
 
 
 def test_metrics_keep_the_order_they_were_written_in(write: Write, spool: Path, path: Path) -> None:

@@ -1,0 +1,76 @@
+"""Turns at the database, by a lock file beside it.
+
+DuckDB lets many readers or one writer open a file; whoever comes at the wrong moment is refused at once, and where
+readers come and go all the time a writer would never find the file free. So whoever wants to open it takes a turn
+first: readers share theirs and only while they open; a writer keeps its own until it closes, for a short time.
+"""
+
+import fcntl
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Self
+
+POLL_S = 0.02
+"""How often to look whether the turn has come."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn that has come; `end` it. Where the lock file cannot be made (a read-only folder) there is none to take."""
+
+    file: IO[str] | None
+
+    def end(self) -> None:
+        """Let the others in; once is enough."""
+        if self.file is not None:
+            self.file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
+
+
+def lock_file(database: Path) -> Path:
+    """Return the lock file of a database."""
+    return database.with_name(f".{database.name}.lock")
+
+
+def take_turn(database: Path, *, alone: bool, deadline: float) -> Turn | None:
+    """Wait for a turn; None if it has not come by the deadline.
+
+    Args:
+        database: The file.
+        alone: As a writer.
+        deadline: Of `time.monotonic`; there is always one attempt.
+    """
+    try:
+        file = lock_file(database).open("a", encoding="ascii")
+    except OSError:
+        return Turn(None)
+    while True:
+        try:
+            fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() >= deadline:
+                file.close()
+                return None
+            time.sleep(POLL_S)
+        else:
+            if alone:
+                file.truncate(0)
+                file.write(str(os.getpid()))
+                file.flush()
+            return Turn(file)
+
+
+def holder(database: Path) -> str:
+    """Return who had the last turn alone, in words."""
+    try:
+        text = lock_file(database).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        text = ""
+    return f"process {text}" if text.isdecimal() else "another process"
