@@ -91,6 +91,10 @@ class WorkItem:
             "seen": self.seen,
         }
 
+    def cell_record(self) -> dict[str, Any]:
+        """Return the content of ``cell.json``: the cell, and which documents to read to score its answers again."""
+        return {**self.cell.to_json(), "data": asdict(self.data)}
+
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "WorkItem":
         """Rebuild an item from its JSON."""

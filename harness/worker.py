@@ -92,7 +92,7 @@ class _Work:
 
 def _attempt(session: Session, item: WorkItem, env: dict[str, Any], emit: Emit) -> str:
     try:
-        with AttemptWriter(session.spool, item.cell.to_json(), env) as writer:
+        with AttemptWriter(session.spool, item.cell_record(), env) as writer:
 
             def on_progress(done: int) -> None:
                 emit({"event": "progress", "cell": item.cell.cell_id, "done": done})

@@ -212,7 +212,7 @@ def _event(line: str) -> dict[str, Any] | None:
 def _record(spec: WorkerSpec, item: WorkItem, death: _Death) -> None:
     """Write the attempt that a dead worker could not finish."""
     env = environment_and_hardware(spec.threads)
-    with AttemptWriter(spec.spool, item.cell.to_json(), env) as attempt:
+    with AttemptWriter(spec.spool, item.cell_record(), env) as attempt:
         attempt.log_path.write_text(death.log_tail, encoding="utf-8")
         exit_code = None if death.signal else death.returncode
         attempt.finish(death.status, death.reason, exit_code=exit_code, signal=death.signal)
