@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from exitbench.results.canonical import content_id
@@ -159,13 +160,17 @@ class Cell:
         """``simulated`` for a replay, ``real`` for everything that ran the model."""
         return "simulated" if self.kind == "replay" else "real"
 
-    @property
+    @cached_property
     def identity(self) -> dict[str, Any]:
         """Exactly what is hashed."""
         asked: dict[str, Any] = {
             "id_version": ID_VERSION,
             "kind": self.kind,
-            "method": asdict(self.method),
+            "method": {
+                "name": self.method.name,
+                "params": dict(self.method.params),
+                "source_sha256": self.method.source_sha256,
+            },
             "kv_policy": self.kv_policy,
             "model": {
                 "weights_sha256": self.model.weights_sha256,
@@ -193,7 +198,7 @@ class Cell:
                 asked[name] = cell_id
         return asked
 
-    @property
+    @cached_property
     def cell_id(self) -> str:
         """SHA-256 (hex) of the identity."""
         return content_id(self.identity)
@@ -205,13 +210,12 @@ class Cell:
         record["depends_on"] = list(self.depends_on)
         if self.calibration is not None:
             record["calibration"]["levels"] = list(self.calibration.levels)
-        identity = self.identity
         return {
-            "cell_id": content_id(identity),
+            "cell_id": self.cell_id,
             "id_version": ID_VERSION,
             "execution": self.execution,
             **record,
-            "identity": identity,
+            "identity": self.identity,
         }
 
     @classmethod

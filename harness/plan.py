@@ -1,7 +1,7 @@
 """A plan: every cell of a suite, and whether it is new, done, stale (and why) or failed.
 
 Planning reads the spool, the documents and the digests of the weights; it loads no model and writes
-nothing but the cache of digests beside the weights.
+nothing but the caches of digests, beside the weights and beside the spool.
 """
 
 from collections import Counter
@@ -13,6 +13,7 @@ from pathlib import Path
 from exitbench.errors import UserError
 from exitbench.harness.artifact import describe_checkpoint
 from exitbench.harness.cell import Cell, Generation, Kind, MethodRef, ModelRef, TaskRef
+from exitbench.harness.corpus import Corpora
 from exitbench.harness.drafts import Draft, expand, select
 from exitbench.harness.exit_heads import read_exit_blocks
 from exitbench.harness.retry import RETRIED, Retry, State
@@ -22,9 +23,7 @@ from exitbench.harness.suite import ModelEntry, Suite, TaskEntry
 from exitbench.harness.training import Recipe, find_trained, load_recipe
 from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.registry import source_sha256
-from exitbench.results.canonical import content_id
 from exitbench.results.spool import AttemptStatus, latest_status
-from exitbench.tasks.base import documents_sha256
 from exitbench.tasks.registry import get_task
 
 
@@ -117,7 +116,8 @@ def make_plan(
             _check_model(own, recipe.n_blocks, heads.blocks(recipe.n_blocks) if heads is not None else ())
     device = resolve_device(suite.device)
     wanted = {(draft.task.label, data): (draft.task, data) for draft in drafts for data in _requests(draft)}
-    described = {key: _task_ref(task, data, data_dir) for key, (task, data) in wanted.items()}
+    corpora = Corpora(spool.parent)
+    described = {key: _task_ref(task, data, data_dir, corpora) for key, (task, data) in wanted.items()}
     builder = _Builder(suite, device, described)
     statuses, predecessors = latest_status(spool), Predecessors(spool)
     groups = []
@@ -153,10 +153,10 @@ def _requests(draft: Draft) -> list[DataRequest]:
     return [draft.data] if draft.calibration is None else [draft.data, draft.task.data]
 
 
-def _task_ref(entry: TaskEntry, data: DataRequest, data_dir: Path | None) -> TaskRef:
+def _task_ref(entry: TaskEntry, data: DataRequest, data_dir: Path | None, corpora: Corpora) -> TaskRef:
     task = get_task(data.task)
     try:
-        documents = data.load(data_dir)
+        corpus = corpora.describe(data, data_dir)
     except UserError as error:
         raise UserError(f"{entry.where}: {error}") from None
     return TaskRef(
@@ -164,9 +164,9 @@ def _task_ref(entry: TaskEntry, data: DataRequest, data_dir: Path | None) -> Tas
         label=entry.label,
         split=data.split,
         source=data.source,
-        documents=len(documents),
-        data_sha256=documents_sha256(documents),
-        prompts_sha256=content_id([task.prompt(document) for document in documents]),
+        documents=corpus.documents,
+        data_sha256=corpus.data_sha256,
+        prompts_sha256=corpus.prompts_sha256,
         metric_version=task.metric_version,
     )
 

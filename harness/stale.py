@@ -3,14 +3,19 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from exitbench.harness.cell import Cell
+from exitbench.results.canonical import canonical_json
 from exitbench.results.spool import scan_spool
 
 _SHOWN_DIGITS = 8
+
+_Name: TypeAlias = tuple[Any, ...]
+_Keys: TypeAlias = frozenset[str]
+_Identity: TypeAlias = dict[str, Any]
 
 
 class Predecessors:
@@ -18,6 +23,8 @@ class Predecessors:
 
     def __init__(self, spool: Path) -> None:
         self._spool = spool
+        # By the parameters that two versions of a method have in common, made once for each such pair.
+        self._with_params = cache(self._index)
 
     def difference(self, cell: Cell) -> str:
         """Return what differs from the nearest stored cell of the same names, or '' where there is none.
@@ -25,30 +32,43 @@ class Predecessors:
         Cells have the same names if suite, model, task label, kind, method and every parameter that
         both have agree; the nearest has the fewest differing fields, the latest attempt among equals.
         """
-        record = cell.to_json()
-        candidates = [old for old in self._by_name[_name(record)] if _same_params(old, record)]
-        differences = [_differences(old["identity"], record["identity"]) for old in candidates]
+        # As JSON gives it back: a tuple of parameters is a list there.
+        asked = json.loads(canonical_json(cell.identity))
+        differences = [_differences(old, asked) for old in self._candidates(cell, asked["method"]["params"])]
         nearest = min(differences, key=len, default=[])
         return "; ".join(nearest)
 
+    def _candidates(self, cell: Cell, params: Mapping[str, Any]) -> Iterator[_Identity]:
+        name = (cell.suite, cell.model.name, cell.task.label, cell.method.name, cell.kind, cell.limited)
+        for keys in self._by_name.get(name, ()):
+            common = keys.intersection(params)
+            yield from self._with_params(name, keys, common).get(_values(params, common), ())
+
+    def _index(self, name: _Name, keys: _Keys, common: _Keys) -> Mapping[str, list[_Identity]]:
+        index: dict[str, list[_Identity]] = defaultdict(list)
+        for identity in self._by_name[name][keys]:
+            index[_values(identity["method"]["params"], common)].append(identity)
+        return dict(index)
+
     @cached_property
-    def _by_name(self) -> Mapping[tuple[Any, ...], list[dict[str, Any]]]:
-        cells: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    def _by_name(self) -> Mapping[_Name, Mapping[_Keys, list[_Identity]]]:
+        """Identities of finished attempts, latest first, by names and by which parameters their methods had."""
+        cells: dict[_Name, dict[_Keys, list[_Identity]]] = defaultdict(lambda: defaultdict(list))
         for attempt in sorted(scan_spool(self._spool), key=lambda attempt: attempt.attempt_id, reverse=True):
             if attempt.finished:
                 record = json.loads((attempt.path / "cell.json").read_text(encoding="utf-8"))
-                cells[_name(record)].append(record)
+                identity = record["identity"]
+                cells[_name(record)][frozenset(identity["method"]["params"])].append(identity)
         return cells
 
 
-def _name(record: Mapping[str, Any]) -> tuple[Any, ...]:
+def _name(record: Mapping[str, Any]) -> _Name:
     names = (record["suite"], record["model"]["name"], record["task"]["label"], record["method"]["name"])
     return (*names, record["kind"], record["limited"])
 
 
-def _same_params(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    before, now = old["method"]["params"], new["method"]["params"]
-    return all(before[name] == now[name] for name in before.keys() & now.keys())
+def _values(params: Mapping[str, Any], names: _Keys) -> str:
+    return canonical_json({name: params[name] for name in names})
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -80,7 +80,15 @@ def _sources(path: Path, seen: set[Path]) -> set[Path]:
     if path in seen or path.name == "registry.py":  # the registry finds methods, it does not change what they compute
         return seen
     seen.add(path)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("exitbench.methods."):
-            _sources(Path(inspect.getfile(importlib.import_module(node.module))), seen)
+    for imported in _imported(path):
+        _sources(imported, seen)
     return seen
+
+
+@functools.cache
+def _imported(path: Path) -> tuple[Path, ...]:
+    """The files of this package that a source file imports from."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    modules = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    own = (module for module in modules if module.startswith("exitbench.methods."))
+    return tuple(Path(inspect.getfile(importlib.import_module(module))) for module in own)

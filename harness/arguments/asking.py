@@ -1,8 +1,8 @@
-"""Commands that show what there is: report, sql, compare, list."""
+"""Commands that show what there is: report, sql, compare, status, list."""
 
 from pathlib import Path
 
-from exitbench.harness.arguments.common import Commands, add_database, command
+from exitbench.harness.arguments.common import Commands, add_database, add_runs, command
 from exitbench.harness.commands.listing import LISTS
 
 
@@ -11,6 +11,7 @@ def add_commands(commands: Commands) -> None:
     _add_report(commands)
     _add_sql(commands)
     _add_compare(commands)
+    _add_status(commands)
     _add_list(commands)
 
 
@@ -33,6 +34,16 @@ def _add_sql(commands: Commands) -> None:
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
 
 
+def _add_status(commands: Commands) -> None:
+    examples = "  exitbench status\n  exitbench status builtin --watch"
+    about = "Show what is running, done, failed and left: from the spool, while the database is busy or absent."
+    parser = command(commands, "status", "status:status", about, examples)
+    parser.add_argument("suite", nargs="?", metavar="SUITE", help="only its cells, and the time left for all of them")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="root of the local files that the suite names")
+    add_runs(parser)
+    parser.add_argument("--watch", action="store_true", help="refresh until Ctrl-C")
+
+
 def _add_compare(commands: Commands) -> None:
     examples = (
         "  exitbench compare 'builtin-free/squad/full' 'builtin-free/squad/static:exit_layer=2'\n"
@@ -43,7 +54,9 @@ def _add_compare(commands: Commands) -> None:
     parser = command(commands, "compare", "compare:compare_runs", about, examples)
     naming = "attempt or cell id, or its beginning, or a glob over MODEL/TASK/METHOD"
     parser.add_argument("a", metavar="A", help=f"the run to compare with: {naming}")
-    parser.add_argument("b", metavar="B", help="the run to compare, or a glob of several, which are one family of tests")
+    parser.add_argument(
+        "b", metavar="B", help="the run to compare, or a glob of several, which are one family of tests"
+    )
     add_database(parser)
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
 

@@ -4,10 +4,13 @@ from argparse import Namespace
 from collections.abc import Iterator
 
 from exitbench.harness.commands.folders import Runs
+from exitbench.harness.commands.words import data_size, duration
+from exitbench.harness.estimate import estimate_plan, of_group
 from exitbench.harness.plan import Group, Plan, make_plan
 from exitbench.harness.retry import Retry
 from exitbench.harness.suite import load_suite
 from exitbench.harness.training.store import SHIPPED
+from exitbench.results.history import Estimate, total
 
 
 def planned(arguments: Namespace) -> Plan:
@@ -29,21 +32,33 @@ def planned(arguments: Namespace) -> Plan:
 
 
 def plan(arguments: Namespace) -> int:
-    """Print every cell and its state."""
-    print("\n".join(_lines(planned(arguments), arguments.retry)))
+    """Print every cell and its state, and what a run would take."""
+    made = planned(arguments)
+    estimates = estimate_plan(made, Runs(arguments.runs).spool, arguments.retry)
+    print("\n".join(_lines(made, arguments.retry, estimates)))
     return 0
 
 
-def _lines(plan: Plan, retry: Retry) -> Iterator[str]:
+def _lines(plan: Plan, retry: Retry, estimates: dict[str, Estimate]) -> Iterator[str]:
     for group in plan.groups:
         yield f"{group.model.name}: {_origin(group)}"
         if group.folder is None:
             yield from (f"  new     {label}" for label in group.labels)
         for cell in group.cells:
             yield f"  {cell.state:7} {cell.item.label}" + (f"  ({cell.why})" if cell.why else "")
+        if own := of_group(group, estimates):
+            yield f"  to run: {_cost(own)}"
     states = plan.states()
     counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()) if count)
     yield f"\n{states.total()} cells: {counted}. Runs with --retry {retry}: {plan.to_run_count(retry)}."
+    if estimates:
+        yield f"By earlier attempts, one cell after the other: {_cost(list(estimates.values()))}."
+
+
+def _cost(estimates: list[Estimate]) -> str:
+    seconds, size_bytes, unknown = total(estimates)
+    known = f"{duration(seconds)}, {data_size(size_bytes)}" if unknown < len(estimates) else "time and size unknown"
+    return known + (f"; unknown for {unknown} of {len(estimates)} cells" if 0 < unknown < len(estimates) else "")
 
 
 def _origin(group: Group) -> str:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,35 @@ def test_a_cell_whose_data_changed_is_stale_and_says_why(planner: Planner, tmp_p
     assert planned.state == "stale"
     # The English side, and so every prompt, is what it was.
     assert planned.why == f"task.data_sha256: {before[:8]} -> {after[:8]}"
+
+
+SEVERAL = """\
+[[sweep]]
+method = "calm-softmax"
+grid = { threshold = [0.2, 0.4, 0.6, 0.8] }
+kinds = ["quality"]
+"""
+
+
+def test_of_many_settings_each_is_compared_with_its_own_past(planner: Planner, tmp_path: Path) -> None:
+    """Lists among the parameters too (`levels`), which are tuples before they are stored."""
+    for planned in cells(planner(SEVERAL)):
+        attempt(tmp_path / "spool", planned.item, "ok")
+    assert {planned.state for planned in cells(planner(SEVERAL))} == {"done"}
+    suite = tmp_path / "small.toml"
+    suite.write_text(suite.read_text().replace("seed = 7", "seed = 8"))
+    plan = make_plan(load_suite(suite), tmp_path / "spool", tmp_path / "models", tmp_path / "data")
+    assert [(planned.state, planned.why) for planned in cells(plan)] == [("stale", "seed: 7 -> 8")] * 5
+
+
+def test_a_parameter_that_the_method_gained_is_what_differs(planner: Planner, tmp_path: Path) -> None:
+    planned = cells(planner())[2]
+    old = planned.item.cell
+    params = {name: value for name, value in old.method.params.items() if name != "kv_policy"}
+    before = replace(planned.item, cell=replace(old, method=replace(old.method, params=params)))
+    attempt(tmp_path / "spool", before, "ok")
+    again = cells(planner())[2]
+    assert (again.state, again.why) == ("stale", "method.params.kv_policy: absent -> state-copy")
 
 
 def test_another_threshold_is_new_and_not_stale(planner: Planner, tmp_path: Path) -> None:

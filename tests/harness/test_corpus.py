@@ -1,0 +1,79 @@
+"""Documents by content, remembered between plans: never for longer than they stay the same."""
+
+from pathlib import Path
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness import corpus
+from exitbench.harness.corpus import CACHE, Corpora
+from exitbench.harness.spec import DataRequest
+
+BUILTIN = DataRequest("squad", "builtin", "test", limit=3)
+LINES = DataRequest("wmt-en-fr", "local", "test", files=(("en", "text.en"), ("fr", "text.fr")))
+
+
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[DataRequest]:
+    """Every request whose documents are really read from now on."""
+    seen: list[DataRequest] = []
+    load = DataRequest.load
+    monkeypatch.setattr(DataRequest, "load", lambda self, data_dir: seen.append(self) or load(self, data_dir))
+    return seen
+
+
+def test_the_same_documents_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = loads(monkeypatch)
+    first = Corpora(tmp_path).describe(BUILTIN, None)
+    assert Corpora(tmp_path).describe(BUILTIN, None) == first
+    assert (first.documents, seen) == (3, [BUILTIN])
+
+
+@pytest.mark.parametrize("other", [{"limit": 4}, {"seed": 1}, {"split": "train"}, {"task": "samsum"}])
+def test_other_documents_are_read(other: dict[str, object], tmp_path: Path) -> None:
+    first = Corpora(tmp_path).describe(BUILTIN, None)
+    asked = DataRequest(**{**BUILTIN.__dict__, **other})  # type: ignore[arg-type]
+    assert Corpora(tmp_path).describe(asked, None).data_sha256 != first.data_sha256
+
+
+def test_a_file_that_changed_is_read_again(tmp_path: Path, data_dir: Path) -> None:
+    first = Corpora(tmp_path).describe(LINES, data_dir)
+    (data_dir / "text.fr").write_text("un\ndeux\ntrois\nquatre\n")
+    second = Corpora(tmp_path).describe(LINES, data_dir)
+    assert second.data_sha256 != first.data_sha256
+    assert second.prompts_sha256 == first.prompts_sha256
+
+
+def test_another_folder_is_read_even_if_its_files_look_alike(tmp_path: Path, data_dir: Path) -> None:
+    first = Corpora(tmp_path).describe(LINES, data_dir)
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("text.en", "text.fr"):
+        (other / name).write_text((data_dir / name).read_text().upper())
+    assert Corpora(tmp_path).describe(LINES, other) != first
+
+
+def test_other_sources_of_the_tasks_make_documents_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Corpora(tmp_path).describe(BUILTIN, None)
+    seen = loads(monkeypatch)
+    monkeypatch.setattr(corpus, "_sources_sha256", lambda: "other")
+    Corpora(tmp_path).describe(BUILTIN, None)
+    assert seen == [BUILTIN]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', '{"a": {"documents": 1}}'])
+def test_an_unusable_file_is_made_anew(text: str, tmp_path: Path) -> None:
+    first = Corpora(tmp_path).describe(BUILTIN, None)
+    (tmp_path / CACHE).write_text(text)
+    assert Corpora(tmp_path).describe(BUILTIN, None) == first
+
+
+def test_nothing_is_written_where_there_is_no_folder(tmp_path: Path) -> None:
+    Corpora(tmp_path / "runs").describe(BUILTIN, None)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_file_is_an_error_even_if_it_was_there_before(tmp_path: Path, data_dir: Path) -> None:
+    Corpora(tmp_path).describe(LINES, data_dir)
+    (data_dir / "text.fr").unlink()
+    with pytest.raises(UserError, match=r"text\.fr"):
+        Corpora(tmp_path).describe(LINES, data_dir)

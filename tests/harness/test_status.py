@@ -1,0 +1,80 @@
+"""`exitbench status`: what a person sees of a spool while others write it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import duckdb
+import pytest
+
+from exitbench.harness.cli import main
+from exitbench.harness.commands.words import data_size, duration
+from exitbench.harness.environment import environment_and_hardware
+from exitbench.harness.plan import make_plan
+from exitbench.harness.suite import load_suite
+from exitbench.results import owner
+from exitbench.results.spool import AttemptWriter
+
+Writer = Callable[..., Path]
+
+
+def test_counts_running_failures_and_size_while_the_database_is_busy(
+    tmp_path: Path, example: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "BEAT_S", 0.0)
+    cells = [
+        example.cell_json(
+            example.MODELS[0], example.TASKS[0], example.Method("static", {"exit_layer": layer}), "quality"
+        )
+        for layer in (1, 2, 3)
+    ]
+    for cell, outcome, reason in zip(cells, ("ok", "oom"), (None, "OutOfMemoryError: 3 GiB"), strict=False):
+        with AttemptWriter(tmp_path / "spool", cell, example.ENV) as writer:
+            writer.finish(outcome, reason)
+    writing = AttemptWriter(tmp_path / "spool", cells[2], example.ENV)
+    writing.progress(3, 12)
+    with duckdb.connect(str(tmp_path / "exitbench.duckdb")):  # a writer's lock
+        assert main(["status", "--runs", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("3 cells: 1 ok, 1 oom, 1 running; 3 attempts, ")
+    assert "running\n  world-t5/squad/static exit_layer=3/quality: " in shown
+    assert "3 of 12 done" in shown
+    assert "static exit_layer=2/quality\n    oom: OutOfMemoryError: 3 GiB" in shown
+    writing.finish("ok")
+
+
+def test_no_spool_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--runs", str(tmp_path / "none")]) == 0
+    assert capsys.readouterr().out == "0 cells: none; 0 attempts, 0 bytes\n"
+    assert not (tmp_path / "none").exists()
+
+
+def test_of_a_suite_it_tells_what_is_left(
+    write_suite: Writer, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_suite()
+    (group,) = make_plan(load_suite(path), tmp_path / "spool", tmp_path / "models", data_dir).groups
+    show = ["status", str(path), "--data-dir", str(data_dir), "--runs", str(tmp_path)]
+    assert main(show) == 0
+    assert "time left, one cell after the other: 0.0 s, and 3 cells of unknown length" in capsys.readouterr().out
+    first = group.cells[0].item.cell
+    with AttemptWriter(tmp_path / "spool", first.to_json(), environment_and_hardware(1)) as writer:
+        writer.finish("ok")
+    assert main(show) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("3 cells: 1 ok, 2 new; 1 attempts, ")
+    # The other quality cell goes by this one; nobody knows what a timing takes.
+    assert "and 1 cells of unknown length" in shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (9.5, "9.5 s"), (45, "45 s"), (725, "12 min 5 s"), (12_000, "3 h 20 min"), (187_200, "2 d 4 h")],
+)
+def test_times_are_short(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(12, "12 bytes"), (1_234, "1.23 kB"), (9.8e6, "9.8 MB"), (2e12, "2 TB")])
+def test_sizes_are_short(count: float, text: str) -> None:
+    assert data_size(count) == text

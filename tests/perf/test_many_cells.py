@@ -1,0 +1,145 @@
+"""A suite of 2,000 tiny cells: planning, looking at the spool, and what a cell costs beside its work.
+
+Seconds on the machine at hand, run by `nox -s perf`; the goals are 2 s, 1 s and 50 ms a cell.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+from exitbench.harness import worker
+from exitbench.harness.environment import environment_and_hardware
+from exitbench.harness.estimate import estimate_plan
+from exitbench.harness.plan import Plan, make_plan
+from exitbench.harness.spec import WorkerSpec, WorkItem
+from exitbench.harness.suite import load_suite
+from exitbench.results.schema import METRICS
+from exitbench.results.spool import AttemptWriter
+from exitbench.results.status import spool_status
+from exitbench.tasks.builtin.tokenizer import build_tokenizer
+
+THRESHOLDS, WORKED = 1_000, 50
+SUITE = """
+schema = 1
+name = "many"
+seed = 7
+[models.tiny]
+path = "{checkpoint}"
+random_weights = true
+[tasks]
+squad = {{ task = "squad", source = "builtin", limit = 4, max_new_tokens = 4 }}
+[[sweep]]
+method = "calm-softmax"
+grid = {{ threshold = {thresholds} }}
+kinds = ["quality", "timing"]
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A suite, its checkpoint, and a spool with an attempt at each of its cells."""
+    folder = tmp_path_factory.mktemp("many")
+    checkpoint = folder / "checkpoint"
+    config = T5Config(
+        vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_heads=4, num_layers=2, decoder_start_token_id=0, eos_token_id=1
+    )
+    T5ForConditionalGeneration(config).save_pretrained(checkpoint)
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=build_tokenizer(), **special).save_pretrained(checkpoint)
+    thresholds = [step / THRESHOLDS for step in range(THRESHOLDS)]
+    (folder / "many.toml").write_text(SUITE.format(checkpoint=checkpoint, thresholds=thresholds))
+    env = environment_and_hardware(1)
+    for item in items(plan(folder)):
+        with AttemptWriter(folder / "spool", item.cell.to_json(), env) as writer:
+            writer.write("metrics", METRIC)
+            writer.finish("ok")
+    return folder
+
+
+METRIC = pa.Table.from_pylist(
+    [{"metric": "f1", "metric_version": "1", "value": 50.0, "ci_low": 1.0, "ci_high": 99.0, "ci_method": "b", "n": 4}],
+    schema=METRICS,
+)
+
+
+def plan(runs: Path) -> Plan:
+    return make_plan(load_suite(runs / "many.toml"), runs / "spool", runs / "models", None)
+
+
+def items(plan: Plan) -> tuple[WorkItem, ...]:
+    return tuple(cell.item for group in plan.groups for cell in group.cells)
+
+
+def test_plan(benchmark: Any, runs: Path) -> None:
+    made = benchmark.pedantic(plan, (runs,), rounds=5)
+    assert made.states()["done"] == 2 * THRESHOLDS + 1
+
+
+def test_plan_of_stale_cells(benchmark: Any, runs: Path) -> None:
+    suite = runs / "many.toml"
+    text = suite.read_text()
+    try:
+        suite.write_text(text.replace("seed = 7", "seed = 8"))
+        made = benchmark.pedantic(plan, (runs,), rounds=5)
+    finally:
+        suite.write_text(text)
+    assert made.states()["stale"] == 2 * THRESHOLDS + 1
+
+
+def test_estimate(benchmark: Any, runs: Path) -> None:
+    made = plan(runs)
+    estimates = benchmark.pedantic(estimate_plan, (made, runs / "spool", "all"), rounds=5)
+    assert all(estimate.seconds is not None for estimate in estimates.values())
+
+
+def test_plan_command(benchmark: Any, runs: Path) -> None:
+    benchmark.pedantic(command, ("plan", str(runs / "many.toml"), "--runs", str(runs)), rounds=3)
+
+
+def test_status(benchmark: Any, runs: Path) -> None:
+    found = benchmark.pedantic(spool_status, (runs / "spool",), rounds=5)
+    assert found.counts["ok"] == 2 * THRESHOLDS + 1
+
+
+def test_status_command(benchmark: Any, runs: Path) -> None:
+    benchmark.pedantic(command, ("status", "--runs", str(runs)), rounds=3)
+
+
+def test_worker_without_a_model(benchmark: Any, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = items(plan(runs))[:WORKED]
+    spec = WorkerSpec(cells, runs / "checkpoint", None, tmp_path / "spool", "cpu", torch.get_num_threads())
+    monkeypatch.setattr(worker, "Session", NoModel)
+    monkeypatch.setattr(worker, "PASSES", dict.fromkeys(("quality", "timing", "probe"), one_metric))
+    events: list[dict[str, Any]] = []
+    benchmark.extra_info["cells"] = len(cells)
+    benchmark.pedantic(worker.run, (spec, events.append), rounds=3)
+    assert {event["status"] for event in events if event["event"] == "end"} == {"ok"}
+
+
+class NoModel:
+    """What the worker asks of a session, without a checkpoint."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spool = spec.spool
+
+    def units(self, item: WorkItem) -> int:
+        return item.cell.task.documents
+
+
+def one_metric(session: NoModel, item: WorkItem, writer: AttemptWriter, on_progress: Callable[[int], None]) -> None:
+    for done in range(session.units(item)):
+        on_progress(done + 1)
+    writer.write("metrics", METRIC)
+
+
+def command(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "exitbench.harness.cli", *arguments], check=True, stdout=subprocess.DEVNULL)

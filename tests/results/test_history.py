@@ -1,0 +1,108 @@
+"""What a cell will take, by attempts that were nearest to it; nothing is made up where nothing is known."""
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from exitbench.results.history import UNKNOWN, Ask, Estimate, History, total
+from exitbench.results.spool import AttemptWriter
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def ask(example: ModuleType) -> Callable[..., Json]:
+    """cell.json of a static exit over 10 documents, with keys changed."""
+
+    def make(kind: str = "quality", model: int = 0, task: int = 0, method: str = "static", **changed: Any) -> Json:
+        made = example.cell_json(example.MODELS[model], example.TASKS[task], example.Method(method, {}), kind)
+        made["task"]["documents"] = 10
+        return {**made, "timing": None, "calibration": None, **changed}
+
+    return make
+
+
+def took(spool: Path, cell: Json, env: Json, seconds: float, outcome: str = "ok") -> int:
+    """Write an attempt that took some time; returns the size of its folder."""
+    with AttemptWriter(spool, cell, env) as writer:
+        writer.finish(outcome)
+    file = writer.path / "status.json"
+    status = json.loads(file.read_text())
+    ended_at = datetime.fromisoformat(status["started_at"]) + timedelta(seconds=seconds)
+    file.write_text(json.dumps({**status, "ended_at": ended_at.isoformat()}))
+    return sum(each.stat().st_size for each in writer.path.iterdir())
+
+
+def known(spool: Path, cell: Json) -> Estimate:
+    return History(spool).estimate(Ask.from_json(cell))
+
+
+def units(cell: Json) -> int:
+    return Ask.from_json(cell).units
+
+
+def test_nothing_is_known_of_an_empty_spool(tmp_path: Path, ask: Callable[..., Json]) -> None:
+    assert known(tmp_path / "spool", ask()) == UNKNOWN
+
+
+def test_time_and_size_grow_with_the_documents(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
+    size = took(tmp_path, ask(), env, 20.0)
+    more = ask()
+    more["task"]["documents"] = 30
+    estimate = known(tmp_path, more)
+    assert estimate.seconds == pytest.approx(60.0)
+    assert estimate.size_bytes == pytest.approx(3 * size)
+
+
+def test_the_median_of_equal_cells_counts(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
+    for seconds in (10.0, 20.0, 900.0):
+        took(tmp_path, ask(), env, seconds)
+    assert known(tmp_path, ask()).seconds == pytest.approx(20.0)
+
+
+def test_the_nearest_attempts_count(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
+    took(tmp_path, ask(batch_size=8), env, 5.0)
+    took(tmp_path, ask(model=1), env, 10.0)
+    took(tmp_path, ask(model=0, task=1), env, 30.0)
+    found = {
+        "same method, model and task": ask(task=1),
+        "same method and model": ask(task=2),
+        "same kind, model and task": ask(task=1, method="full"),
+        "same kind and size of model": ask(task=2, method="full"),
+        "same kind, other number format or batch size": ask(dtype="bfloat16"),
+    }
+    assert {basis: known(tmp_path, cell).basis for basis, cell in found.items()} == {basis: basis for basis in found}
+    assert known(tmp_path, ask(task=2)).seconds == pytest.approx(30.0)
+    assert known(tmp_path, ask(model=1)).seconds == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("changed", [{"kind": "probe"}, {"device": "cuda"}])
+def test_another_kind_or_device_tells_nothing(
+    tmp_path: Path, ask: Callable[..., Json], env: Json, changed: Json
+) -> None:
+    took(tmp_path, ask(), env, 5.0)
+    assert known(tmp_path, ask(**changed)) == UNKNOWN
+
+
+def test_attempts_that_did_not_end_well_tell_nothing(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
+    took(tmp_path, ask(), env, 5.0, "failed")
+    AttemptWriter(tmp_path, ask(), env)
+    assert known(tmp_path, ask()) == UNKNOWN
+
+
+def test_work_counts_documents_rounds_and_levels(ask: Callable[..., Json]) -> None:
+    assert units(ask()) == 10
+    assert units(ask(timing={"documents": 4, "max_rounds": 3})) == 12
+    assert units(ask(timing={"documents": 40, "max_rounds": 3})) == 30
+    assert units(ask(calibration={"levels": [0.9, 0.5]})) == 30
+
+
+def test_totals_say_how_much_is_not_known(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
+    size = took(tmp_path, ask(), env, 20.0)
+    seconds, size_bytes, unknown = total([known(tmp_path, ask()), UNKNOWN, known(tmp_path, ask())])
+    assert (seconds, size_bytes, unknown) == (pytest.approx(40.0), pytest.approx(2 * size), 1)
