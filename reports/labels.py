@@ -1,12 +1,15 @@
 """Names of methods and parameters as a reader wants them: only what tells two settings apart, and never too long."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from exitbench.reports.frame import Row
+if TYPE_CHECKING:  # DuckDB is not loaded to name a cell
+    from exitbench.reports.frame import Row
 
 Setting = tuple[str, str, str]  # (method, parameters as JSON text, KV policy)
 

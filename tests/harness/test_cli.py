@@ -191,7 +191,7 @@ def test_a_database_of_a_newer_version_is_refused_before_any_work(
     with duckdb.connect(str(runs / "exitbench.duckdb")) as connection:
         connection.execute("INSERT INTO schema_version VALUES (?, now(), 'future')", [NEWER_THAN_ANY])
     assert_refused(exitbench("run", str(suite), "--data-dir", "data"), f"has schema {NEWER_THAN_ANY}")
-    assert [path.name for path in runs.iterdir()] == ["exitbench.duckdb"]
+    assert [path.name for path in runs.iterdir() if not path.name.startswith(".")] == ["exitbench.duckdb"]
 
 
 def test_ctrl_c_keeps_what_is_finished_and_exits_with_130(suite: Path, tmp_path: Path, exitbench: Command) -> None:

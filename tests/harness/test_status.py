@@ -1,5 +1,7 @@
 """`exitbench status`: what a person sees of a spool while others write it."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -41,6 +43,16 @@ def test_counts_running_failures_and_size_while_the_database_is_busy(
     assert "3 of 12 done" in shown
     assert "static exit_layer=2/quality\n    oom: OutOfMemoryError: 3 GiB" in shown
     writing.finish("ok")
+
+
+def test_it_loads_neither_torch_nor_the_database(tmp_path: Path) -> None:
+    code = (
+        "import sys; from exitbench.harness import cli\n"
+        f"cli.main(['status', '--runs', {str(tmp_path)!r}])\n"
+        "print({'torch', 'duckdb', 'transformers'} & set(sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "set()"
 
 
 def test_no_spool_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
