@@ -24,6 +24,7 @@ from exitbench.results.catalogue import (
     HARDWARE,
     MODEL_ARTIFACT,
 )
+from exitbench.results.rescores import load_rescores
 from exitbench.results.schema import TABLES
 from exitbench.results.spool import (
     Attempt,
@@ -141,6 +142,8 @@ class SpoolLoader:
                 if deadline is not None and time.monotonic() >= deadline:
                     break
         self.done = self._seen == len(self._attempts)
+        if self.done:
+            self._count(quarantined=tuple(load_rescores(engine, self.spool_root)))
 
     def _groups(self, known: Set[str]) -> Iterator[list[Attempt]]:
         """Yield the attempts not yet seen, with the fresh ones of a group small enough for one transaction."""

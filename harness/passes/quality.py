@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from exitbench.harness.decode import Generation
@@ -22,11 +19,12 @@ from exitbench.harness.passes.session import (
     full_outputs,
     write_metrics,
 )
+from exitbench.harness.scoring import score_columns, task_metrics
 from exitbench.harness.spec import WorkItem
 from exitbench.methods.base import Parts
 from exitbench.results.schema import TABLES
 from exitbench.results.spool import AttemptWriter
-from exitbench.results.statistics import Interval, aggregate_interval, ratio_interval
+from exitbench.results.statistics import Interval, ratio_interval
 from exitbench.tasks.base import Document
 from exitbench.tasks.registry import get_task
 
@@ -55,22 +53,17 @@ def quality_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_pro
             "n_prompt": answer.n_prompt,
             "n_output": len(answer.generation.token_ids),
             "stop_reason": answer.generation.stop_reason,
-            "scores": json.dumps(score.values),
-            "statistics": json.dumps(score.statistics),
+            **score_columns(score),
         }
         for document, answer, score in zip(documents, answers, scores, strict=True)
     ]
     writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
     writer.write("tokens", _token_table(session, item, documents, answers, parts.kv_policy.verifies))
-    metrics: dict[str, tuple[str, Interval]] = {}
-    for metric in task.metrics:
-        statistics = np.array([score.summands(metric) for score in scores])
-        aggregate = functools.partial(task.aggregate, metric)
-        interval = aggregate_interval(statistics, aggregate, seed=cell.seed)
+    metrics = task_metrics(task, scores, cell.seed)
+    for metric, (_, interval) in metrics.items():
         evaluated = results["results"][task.name][f"{metric},none"]
         if abs(evaluated - interval.value) > 1e-6:
             raise RuntimeError(f"lm-eval says {metric} = {evaluated}, the stored scores say {interval.value}")
-        metrics[metric] = (task.metric_version, interval)
     full = {
         document.key: FullOutput(answer.n_prompt, answer.generation.token_ids)
         for document, answer in zip(documents, answers, strict=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file
@@ -19,10 +18,11 @@ from exitbench.harness.checkpoint import load_checkpoint
 from exitbench.harness.cost import TokenPlace, answer_cost
 from exitbench.harness.decode import Generation, Request
 from exitbench.harness.lm import Answer, EarlyExitLM
+from exitbench.harness.scoring import metric_table
 from exitbench.harness.spec import DataRequest, WorkerSpec, WorkItem
 from exitbench.methods.base import NOTHING_FITTED, Cost, Method, Parts
 from exitbench.methods.registry import baseline_method, get_method
-from exitbench.results.schema import FITTED_FILE, TABLES
+from exitbench.results.schema import FITTED_FILE
 from exitbench.results.spool import AttemptWriter, attempt_status
 from exitbench.results.statistics import Interval
 from exitbench.tasks.base import Document
@@ -157,19 +157,7 @@ def document_seed(seed: int, doc_key: str) -> int:
 
 def write_metrics(writer: AttemptWriter, metrics: Mapping[str, tuple[str, Interval]]) -> None:
     """Write metric rows: value, interval and how it was found."""
-    rows = [
-        {
-            "metric": name,
-            "metric_version": version,
-            "value": interval.value,
-            "ci_low": interval.low,
-            "ci_high": interval.high,
-            "ci_method": interval.method,
-            "n": interval.n,
-        }
-        for name, (version, interval) in metrics.items()
-    ]
-    writer.write("metrics", pa.Table.from_pylist(rows, schema=TABLES["metrics"]))
+    writer.write("metrics", metric_table(metrics))
 
 
 def answer_costs(

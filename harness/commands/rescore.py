@@ -1,0 +1,38 @@
+"""``exitbench rescore``: metrics of stored answers under the tasks' current versions."""
+
+import sys
+from argparse import Namespace
+
+from tqdm import tqdm
+
+from exitbench.errors import UserError
+from exitbench.harness.commands.folders import Runs
+from exitbench.harness.rescoring import rescore
+from exitbench.results.ingest import ingest
+
+
+def rescore_runs(arguments: Namespace) -> int:
+    """Score what is not scored under the current version, then fill the database; returns 1 if something was left.
+
+    Raises:
+        UserError: A name fits nothing, or none of the runs could be scored.
+    """
+    runs = Runs(arguments.runs)
+    with tqdm(unit="run", desc="rescore", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
+
+        def on_run(done: int, total: int) -> None:
+            bar.total, bar.n = total, done
+            bar.refresh()
+
+        report = rescore(runs.spool, arguments.names, arguments.data_dir, on_run)
+    problems = [f"{len(attempts)} runs, such as {attempts[0]}: {why}" for why, attempts in report.problems.items()]
+    if problems and not report.rescored + report.current:
+        raise UserError("nothing could be scored.\n" + "\n".join(problems))
+    for problem in problems:
+        print(f"not rescored: {problem}", file=sys.stderr)
+    left_out = ingest(runs.spool, arguments.database or runs.database).quarantined
+    for problem in left_out:
+        print(f"left out of the database: {problem}", file=sys.stderr)
+    left = sum(map(len, report.problems.values()))
+    print(f"{report.rescored} runs rescored, {report.current} had the current metric version, {left} left.")
+    return 1 if left or left_out else 0

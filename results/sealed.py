@@ -1,0 +1,99 @@
+"""Folders that are complete or absent: written beside their place, sealed with the digest of every file, renamed."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, Final
+
+from exitbench.errors import UserError
+
+SEAL: Final = "DONE"
+"""JSON of every other file's SHA-256, by name."""
+
+
+def write_sealed(folder: Path, fill: Callable[[Path], None], seal: str = SEAL) -> None:
+    """Write a folder, or nothing of it; one that is there already (another process was faster) stays as it is.
+
+    Args:
+        folder: Its place; what is above it is created.
+        fill: Writes the files into an empty folder.
+        seal: Name of the file of digests.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+    partial = folder.parent / f".{folder.name[:32]}-{os.getpid()}"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        fill(partial)
+        digests = {file.name: sha256(file) for file in sorted(partial.iterdir())}
+        write_json(partial / seal, digests)
+        _to_disk(partial)
+        partial.rename(folder)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if not (folder / seal).is_file():
+            raise UserError(f"{folder}: cannot be written: {error.strerror}.") from error
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def check_sealed(folder: Path, needed: Collection[str], seal: str = SEAL) -> dict[str, str]:
+    """Check every file of a sealed folder against its digest and return the digests.
+
+    Raises:
+        UserError: A file is missing or not what was written; names it.
+    """
+    digests = read_json(folder / seal)
+    if missing := sorted(set(needed) - digests.keys()):
+        raise UserError(f"{folder / seal}: does not list {', '.join(missing)}.")
+    for name, digest in digests.items():
+        path = folder / name
+        if not path.is_file():
+            raise UserError(f"{path}: is missing.")
+        if sha256(path) != digest:
+            raise UserError(f"{path}: is not what was written (its SHA-256 differs from the one in {seal}).")
+    return digests
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object of a JSON file.
+
+    Raises:
+        UserError: It cannot be read, or is not a JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise UserError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: is not a JSON object.")
+    return value
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON file."""
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _to_disk(folder: Path) -> None:
+    """Let no power cut leave a sealed folder with files that are not there."""
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
