@@ -29,7 +29,7 @@ from exitbench.results.catalogue import SCHEMA_VERSION, VIEW_SOURCE
 from exitbench.results.load import IngestReport, load_spool
 from exitbench.results.published import is_current as publications_are_current
 from exitbench.results.published import refresh as refresh_publications
-from exitbench.results.turns import POLL_S, Turn, holder, take_turn
+from exitbench.results.turns import POLL_S, Turn, holder, is_wanted, take_turn
 
 Result = TypeVar("Result")
 
@@ -40,10 +40,14 @@ _PATIENCE_S: Final = 0.5
 """How long a writer lets newcomers wait for the readers that were there before it."""
 
 _DAMAGE: Final = ("Corrupt", "corrupt", "Could not read enough bytes", "checksum", "Failure while replaying WAL")
+_DEVICE_ERRORS: Final = (duckdb.IOException, duckdb.SerializationException, duckdb.FatalException)
 _PACKAGE = "exitbench.results"
 # Rows are found by their keys, so that threads need not wait for each other to keep an order. The two compressions left
 # out shrink recorded probabilities by a sixth and cost a third of the time.
 _WRITER_CONFIG: Final[dict[str, Any]] = {"preserve_insertion_order": False, "disabled_compression_methods": "alp,alprd"}
+# DuckDB writes what fills a row group straight into the file, and everything else twice: first into its log. A probed
+# token's lists make its default of 122,880 rows larger than most attempts.
+_ROW_GROUP_ROWS: Final = 30_720
 # A reader can neither write files nor read others than the database, nor fetch extensions.
 _READER_CONFIG: Final[dict[str, Any]] = {
     "enable_external_access": False,
@@ -85,7 +89,13 @@ class Database:
             try:
                 return driver_connection(connection).sql(sql, params=parameters).to_arrow_table()
             except duckdb.Error as error:
+                if any(sign in str(error) for sign in _DAMAGE):
+                    raise _open_error(self.path, str(error)) from error
                 raise UserError(f"The query failed: {error}") from error
+
+    def is_wanted(self) -> bool:
+        """Return whether another process waits for this one to close the database."""
+        return is_wanted(self.path)
 
     def close(self) -> None:
         """Close the file and let others in."""
@@ -178,7 +188,7 @@ def _connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
             raise _in_use(path, holder(path), wait_s)
         try:
             engine = _engine(path, read_only, min(deadline, time.monotonic() + _PATIENCE_S))
-        except sa.exc.OperationalError as error:
+        except sa.exc.DBAPIError as error:
             turn.end()
             message = str(error.orig)
             if "Could not set lock" not in message:
@@ -199,20 +209,31 @@ def _connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
 def _engine(path: Path, read_only: bool, deadline: float) -> sa.Engine:
     """Return an engine over the one open connection, tried again until the deadline."""
     engine = sa.create_engine(
-        sa.URL.create("duckdb", database=str(path)),
+        sa.URL.create("duckdb", database=str(path) if read_only else ":memory:"),
         poolclass=StaticPool,
         connect_args={"read_only": read_only, "config": _READER_CONFIG if read_only else _WRITER_CONFIG},
         json_serializer=canonical_json,
     )
     while True:
         try:
-            engine.connect().close()
-        except sa.exc.OperationalError as error:
+            with engine.connect() as connection:
+                if not read_only:
+                    _attach(connection, path)
+        except sa.exc.DBAPIError as error:
             if "Could not set lock" not in str(error.orig) or time.monotonic() >= deadline:
+                engine.dispose()
                 raise
             time.sleep(POLL_S)
         else:
             return engine
+
+
+def _attach(connection: sa.Connection, path: Path) -> None:
+    """Make the file the connection's database; only attaching it can say how many rows a row group has."""
+    quoted = str(path).replace("'", "''")
+    connection.exec_driver_sql(f"ATTACH '{quoted}' AS results (ROW_GROUP_SIZE {_ROW_GROUP_ROWS})")
+    connection.exec_driver_sql("USE results")
+    connection.commit()
 
 
 def _in_use(path: Path, who: str, wait_s: float) -> UserError:
@@ -239,8 +260,11 @@ def _create_folder(folder: Path) -> None:
 def _or_close(database: Database, action: Callable[[Database], Result]) -> Result:
     try:
         return action(database)
-    except BaseException:
+    except BaseException as error:
         database.close()
+        # A full disk, or a damaged file, as opposed to a mistake of ours.
+        if isinstance(error, sa.exc.DBAPIError) and isinstance(error.orig, _DEVICE_ERRORS):
+            raise _open_error(database.path, str(error.orig)) from error
         raise
 
 

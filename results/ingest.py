@@ -2,23 +2,19 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from exitbench.results.database import open_database
 from exitbench.results.load import IngestReport, SpoolLoader
 
 __all__ = ["IngestReport", "ingest"]
 
-TURN_S: Final = 0.5
-"""How long the database is held at a stretch, so that readers get their turn."""
-
 
 def ingest(spool_root: Path, database_path: Path, progress: Callable[[int, int], None] | None = None) -> IngestReport:
     """Add every finished attempt in the spool that the database does not have.
 
     An attempt is added whole or not at all; only one process writes at a time, by the database's file lock, and lets
-    go of it between turns; doing it again adds nothing. Damaged attempts are reported and moved to the spool's
-    quarantine.
+    go of it as soon as somebody waits; doing it again adds nothing. Damaged attempts are reported and moved to the
+    spool's quarantine.
 
     Args:
         spool_root: The spool; may be growing meanwhile.
@@ -31,5 +27,5 @@ def ingest(spool_root: Path, database_path: Path, progress: Callable[[int, int],
     loader = SpoolLoader(spool_root, progress)
     while not loader.done:
         with open_database(database_path, read_only=False) as database:
-            loader.load(database.engine, for_s=TURN_S)
+            loader.load(database.engine, until=database.is_wanted)
     return loader.report

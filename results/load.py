@@ -1,29 +1,18 @@
 """From checked spool folders to rows: JSON through the catalogue's tables, Parquet by DuckDB's own reader."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import duckdb
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
 
 from exitbench.errors import UserError
 from exitbench.results.arrow import driver_connection
-from exitbench.results.canonical import canonical_json, content_id
-from exitbench.results.catalogue import (
-    ATTEMPT,
-    ATTEMPT_FILE,
-    CELL,
-    DATASET_ARTIFACT,
-    ENVIRONMENT,
-    HARDWARE,
-    MODEL_ARTIFACT,
-)
+from exitbench.results.catalogue import ATTEMPT
+from exitbench.results.catalogue_rows import insert_catalogue
 from exitbench.results.rescores import load_rescores
 from exitbench.results.schema import TABLES
 from exitbench.results.spool import (
@@ -37,20 +26,6 @@ from exitbench.results.spool import (
 )
 from exitbench.results.trainings import load_trainings
 
-# Of the identity, what says how one cell differs from another that does the same work. `probe_cell_ids` is how the
-# first version of identities said `probe_cell_id`.
-_NOT_SETTING: Final = (
-    "kind",
-    "method",
-    "kv_policy",
-    "timing",
-    "calibration",
-    "probe_cell_id",
-    "probe_cell_ids",
-    "scores_cell_id",
-    "fit_cell_id",
-)
-
 _DATABASE_TABLE: Final = {
     "samples": "sample",
     "tokens": "token_exit",
@@ -63,8 +38,8 @@ _DATABASE_TABLE: Final = {
 }
 
 
-_GROUP_ATTEMPTS: Final = 64
-_GROUP_BYTES: Final = 100_000_000
+_GROUP_ATTEMPTS: Final = 100
+_GROUP_BYTES: Final = 250_000_000
 """Attempts share a transaction up to so many, or so many bytes: a commit costs as much as the rows of a small one."""
 
 _READERS: Final = 2
@@ -110,17 +85,16 @@ class SpoolLoader:
         self._attempts = sorted(scan_spool(self.spool_root), key=lambda attempt: attempt.attempt_id)
         self._seen = 0
 
-    def load(self, engine: sa.Engine, for_s: float | None = None) -> None:
-        """Add what is missing, whole attempts at a time, until everything is seen or ``for_s`` seconds have passed.
+    def load(self, engine: sa.Engine, until: Callable[[], bool] = lambda: False) -> None:
+        """Add what is missing, a group of attempts at a time, until everything is seen or ``until`` says so.
 
         Args:
             engine: An open, writable, up-to-date database.
-            for_s: None takes the time it needs.
+            until: Asked after each group.
 
         Raises:
             UserError: The database cannot take more (the disk is full, say); what was added before stays.
         """
-        deadline = None if for_s is None else time.monotonic() + for_s
         with engine.connect() as connection:
             known = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
         if self._seen == 0:
@@ -139,7 +113,7 @@ class SpoolLoader:
                 )
                 if self.progress:
                     self.progress(self._seen, len(self._attempts))
-                if deadline is not None and time.monotonic() >= deadline:
+                if until():
                     break
         self.done = self._seen == len(self._attempts)
         if self.done:
@@ -219,18 +193,14 @@ def _read(attempt: Attempt) -> AttemptRecord | SpoolError:
 
 def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts: set[str]) -> SpoolError | None:
     """Add checked attempts, or nothing of them; return what is wrong with one of them, if anything is."""
-    ids: set[str] = set()
-    where = records[-1].attempt.path
+    where = records[-1].attempt.path  # a wrong one is found when it is alone
     try:
         with engine.begin() as connection:
-            for record in records:
-                where = record.attempt.path
-                ids |= _insert_catalogue(connection, record, artifacts | ids)
+            ids = insert_catalogue(connection, records, artifacts)
+            # A failed attempt's traces are incomplete: they stay in the spool, for whoever looks into the failure.
+            successes = [record for record in records if record.status["status"] == "ok"]
             for table in TABLES:
-                # A failed attempt's traces are incomplete: they stay in the spool, for whoever looks into the failure.
-                _insert_files(
-                    connection, table, [r for r in records if table in r.tables and r.status["status"] == "ok"]
-                )
+                _insert_files(connection, table, [record for record in successes if table in record.tables])
     except (duckdb.IntegrityError, duckdb.DataError, duckdb.InvalidInputException, duckdb.ProgrammingError) as error:
         return SpoolError(f"{where}: does not fit the database: {error}")
     except (KeyError, TypeError, ValueError) as error:
@@ -250,92 +220,6 @@ def _full(error: BaseException) -> UserError:
         f"The database cannot take the results: {error}\nNothing is lost: they are in the spool, and the next run or "
         "`exitbench db rebuild` adds them."
     )
-
-
-def _insert_catalogue(connection: sa.Connection, record: AttemptRecord, stored: Set[str]) -> set[str]:
-    """Add the attempt, its cell, and what of its artifacts is not stored; return the ids of all its artifacts."""
-    environment, hardware = record.env["environment"], record.env["hardware"]
-    env_id, hw_id = content_id(environment), content_id(hardware)
-    model, data = _model_row(record.cell["model"]), _data_row(record.cell["task"])
-    artifacts = {
-        env_id: (ENVIRONMENT, {"env_id": env_id, **_columns_of(ENVIRONMENT, environment)}),
-        hw_id: (HARDWARE, {"hw_id": hw_id, **_columns_of(HARDWARE, hardware)}),
-        model["model_id"]: (MODEL_ARTIFACT, model),
-        data["data_id"]: (DATASET_ARTIFACT, data),
-    }
-    for artifact_id, (table, row) in artifacts.items():
-        if artifact_id not in stored:
-            connection.execute(insert(table).values(row).on_conflict_do_nothing())
-    cell = _cell_row(record, model["model_id"], data["data_id"])
-    comparable_id = content_id({"setting": cell["setting_id"], "environment": env_id, "hardware": hw_id})
-    _add_or_describe_cell(connection, cell)
-    connection.execute(ATTEMPT.insert().values(_attempt_row(record, env_id, hw_id, comparable_id)))
-    attempt_id = record.attempt.attempt_id
-    files = [{"attempt_id": attempt_id, "name": name, "sha256": digest} for name, digest in record.digests.items()]
-    connection.execute(ATTEMPT_FILE.insert(), files)
-    return set(artifacts)
-
-
-def _columns_of(table: sa.Table, value: Mapping[str, Any]) -> dict[str, Any]:
-    return {column.name: value[column.name] for column in table.columns if column.name in value}
-
-
-def _add_or_describe_cell(connection: sa.Connection, row: Mapping[str, Any]) -> None:
-    """Add the cell; its names are those of the latest attempt, in whatever order the attempts arrive."""
-    statement = insert(CELL).values(row)
-    renamed = {name: statement.excluded[name] for name in row if name != "cell_id"}
-    later = statement.excluded.described_by > CELL.c.described_by
-    connection.execute(statement.on_conflict_do_update(index_elements=["cell_id"], set_=renamed, where=later))
-
-
-def _model_row(model: Mapping[str, Any]) -> dict[str, Any]:
-    row = _columns_of(MODEL_ARTIFACT, model)
-    return {"model_id": content_id(row), **row}
-
-
-def _data_row(task: Mapping[str, Any]) -> dict[str, Any]:
-    source = task["source"]
-    row = {
-        **_columns_of(DATASET_ARTIFACT, task),
-        "task": task["name"],
-        "source": source if isinstance(source, str) else canonical_json(source),
-    }
-    return {"data_id": content_id(row), **row}
-
-
-def _cell_row(record: AttemptRecord, model_id: str, data_id: str) -> dict[str, Any]:
-    cell = record.cell
-    setting = {key: value for key, value in cell["identity"].items() if key not in _NOT_SETTING}
-    return {
-        **_columns_of(CELL, cell),
-        "method": cell["method"]["name"],
-        "method_sha256": cell["method"]["source_sha256"],
-        "params": cell["method"]["params"],
-        "method_distribution": cell["method"].get("distribution"),
-        "method_version": cell["method"].get("version"),
-        "model_id": model_id,
-        "data_id": data_id,
-        "setting_id": content_id(setting),
-        "described_by": record.attempt.attempt_id,
-    }
-
-
-def _attempt_row(record: AttemptRecord, env_id: str, hw_id: str, comparable_id: str) -> dict[str, Any]:
-    return {
-        **_columns_of(ATTEMPT, record.status),
-        "attempt_id": record.attempt.attempt_id,
-        "cell_id": record.attempt.cell_id,
-        "started_at": _utc(record.status["started_at"]),
-        "ended_at": _utc(record.status["ended_at"]),
-        "env_id": env_id,
-        "hw_id": hw_id,
-        "comparable_id": comparable_id,
-        "spool_sha256": record.done_sha256,
-    }
-
-
-def _utc(text: str) -> datetime:
-    return datetime.fromisoformat(text).astimezone(UTC).replace(tzinfo=None)
 
 
 def _insert_files(connection: sa.Connection, table: str, records: Sequence[AttemptRecord]) -> None:

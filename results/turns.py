@@ -2,7 +2,8 @@
 
 DuckDB lets many readers or one writer open a file; whoever comes at the wrong moment is refused at once, and where
 readers come and go all the time a writer would never find the file free. So whoever wants to open it takes a turn
-first: readers share theirs and only while they open; a writer keeps its own until it closes, for a short time.
+first: readers share theirs and only while they open; a writer keeps its own until it closes, and closes soon after it
+sees, by a second lock file, that somebody waits.
 """
 
 import fcntl
@@ -48,23 +49,44 @@ def take_turn(database: Path, *, alone: bool, deadline: float) -> Turn | None:
         deadline: Of `time.monotonic`; there is always one attempt.
     """
     try:
-        file = lock_file(database).open("a", encoding="ascii")
+        file, waiting = lock_file(database).open("a", encoding="ascii"), _waiting_file(database).open("a")
     except OSError:
         return Turn(None)
-    while True:
-        try:
-            fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        except OSError:
-            if time.monotonic() >= deadline:
-                file.close()
-                return None
-            time.sleep(POLL_S)
-        else:
-            if alone:
-                file.truncate(0)
-                file.write(str(os.getpid()))
-                file.flush()
-            return Turn(file)
+    how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+    with waiting:
+        if not _lock(file, how):
+            fcntl.flock(waiting, fcntl.LOCK_SH)
+            while not _lock(file, how):
+                if time.monotonic() >= deadline:
+                    file.close()
+                    return None
+                time.sleep(POLL_S)
+    if alone:
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+    return Turn(file)
+
+
+def is_wanted(database: Path) -> bool:
+    """Return whether somebody waits for a turn."""
+    try:
+        with _waiting_file(database).open("a") as waiting:
+            return not _lock(waiting, fcntl.LOCK_EX)
+    except OSError:
+        return False
+
+
+def _waiting_file(database: Path) -> Path:
+    return database.with_name(f".{database.name}.waiting")
+
+
+def _lock(file: IO[str], how: int) -> bool:
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def holder(database: Path) -> str:

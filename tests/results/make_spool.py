@@ -388,11 +388,17 @@ def _write_probe(root: Path, cell: dict[str, Any], world: World) -> None:
         "gold_token_id": world.final_id,
         "first_match": first_match,
         "stable_from": world.stable_from,
-        **{name: signals[name].tolist() for name in (*PROBE_ID_LISTS, *PROBE_FLOAT_LISTS)},
+        **{name: _lists(signals[name]) for name in (*PROBE_ID_LISTS, *PROBE_FLOAT_LISTS)},
     }
     with AttemptWriter(root, cell, ENV) as writer:
         writer.write("probe", pa.table(rows))
         writer.finish("ok")
+
+
+def _lists(values: np.ndarray) -> pa.Array:
+    """Rows of an array [N, L] as lists."""
+    offsets = np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]
+    return pa.ListArray.from_arrays(offsets, pa.array(np.ascontiguousarray(values).ravel()))
 
 
 def _write_scores(root: Path, cell: dict[str, Any], world: World) -> None:
@@ -403,8 +409,8 @@ def _write_scores(root: Path, cell: dict[str, Any], world: World) -> None:
     rows = {
         "doc_key": columns["doc_key"],
         "position": columns["position"],
-        "score": np.where(asked, world.margin, np.nan).tolist(),
-        "emitted_id": np.where(asked, world.top1_id, -1).tolist(),
+        "score": _lists(np.where(asked, world.margin, np.nan)),
+        "emitted_id": _lists(np.where(asked, world.top1_id, -1)),
     }
     with AttemptWriter(root, cell, ENV) as writer:
         writer.write("scores", pa.table(rows))

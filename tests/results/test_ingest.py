@@ -168,7 +168,7 @@ def test_what_a_broken_attempt_shares_with_a_good_one_is_kept_for_that(write: Wr
 @pytest.mark.parametrize("changes", [{"seed": "many"}, {"batch_size": None}, {"depends_on": 3}])
 def test_a_cell_with_a_value_of_the_wrong_kind_is_named(write: Write, spool: Path, path: Path, changes: Json) -> None:
     broken = write(**changes)
-    write()
+    write(cell_id="0" * 64)
     report = ingest(spool, path)
     assert report.added == 1
     assert [str(broken.path) in message for message in report.quarantined] == [True]
@@ -200,11 +200,11 @@ def test_two_processes_are_comparable_only_on_the_same_machine(spool: Path, path
 
 
 def test_progress_counts_every_attempt(write: Write, spool: Path, path: Path) -> None:
-    for _ in range(65):
+    for _ in range(101):
         write("failed", tables={})
     seen: list[tuple[int, int]] = []
     ingest(spool, path, lambda done, total: seen.append((done, total)))
-    assert seen == [(64, 65), (65, 65)]
+    assert seen == [(100, 101), (101, 101)]
 
 
 def test_metrics_keep_the_order_they_were_written_in(write: Write, spool: Path, path: Path) -> None:

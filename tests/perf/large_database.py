@@ -1,0 +1,102 @@
+"""Builds a large result database from generated attempts and times all that reads it; run by `nox -s scale`.
+
+    python tests/perf/large_database.py FOLDER [--layer-rows 100000000] [--threads 2]
+
+Everything is made up (see tests/results/make_spool.py), only larger: four models of 24 blocks on three tasks, seven
+methods and three replays each. A spool or database that is already in FOLDER is used as it is. Prints rows per second of
+ingest, bytes per row, and seconds of every view, saved query and report query, the slowest first.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from pathlib import Path
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "results"))
+import make_spool
+from exitbench.reports import figures, tables
+from exitbench.reports.render import write_report
+from exitbench.reports.sources import discover
+from exitbench.results.database import Database, open_database
+from exitbench.results.ingest import ingest
+
+BLOCKS, TOKENS, MODELS = 24, 100, 4
+
+# What somebody asks of each view: every row of a view of runs, a summary of a view of documents, tokens or layers.
+SUMMARIES = {
+    "layer_trace": "SELECT model, task, block, avg(p1), avg(entropy), count(*) FROM layer_trace GROUP BY ALL",
+    "probe_trace": "SELECT model, task, avg(stable_from), avg(p1[-1]), count(*) FROM probe_trace GROUP BY ALL",
+    "token_trace": "SELECT model, task, method, params, avg(exit_layer), count(*) FROM token_trace GROUP BY ALL",
+    "score_trace": "SELECT model, task, method, count(*) FROM score_trace GROUP BY ALL",
+}
+
+
+def make(spool: Path, layer_rows: int) -> None:
+    """Write the spool."""
+    n = layer_rows // (MODELS * len(make_spool.TASKS) * BLOCKS * TOKENS)
+    models = tuple(make_spool.Model(f"made-up-{i}", "seq2seq", BLOCKS, BLOCKS) for i in range(MODELS))
+    sizes = {"DOCUMENTS": n, "TOKENS": TOKENS, "VOCABULARY": 32_000, "MODELS": models}
+    kinds = tuple(make_spool.KINDS[i % len(make_spool.KINDS)] for i in range(TOKENS))
+    with patch.multiple(make_spool, **sizes, KINDS=kinds, _write_preparations=lambda *_: None):
+        make_spool.make_spool(spool)
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """Return how long something takes."""
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def queries(database: Database) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of everything shipped that reads the database, but queries with parameters."""
+    views = database.query("SELECT view_name AS v FROM duckdb_views() WHERE NOT internal ORDER BY 1")["v"].to_pylist()
+    yield from ((f"view {view}", SUMMARIES.get(view, f"FROM {view}")) for view in views)
+    for source in (*discover(figures), *discover(tables)):
+        yield f"report {source.name}", source.sql
+    for file in files("exitbench.results.queries").iterdir():
+        if file.name.endswith(".sql") and "$" not in file.read_text("utf-8"):
+            yield f"query {file.name[:-4]}", file.read_text("utf-8")
+
+
+def main() -> None:
+    """Build what is missing, then time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layer-rows", type=int, default=100_000_000)
+    parser.add_argument("--threads", type=int, default=2, help="cores to use")
+    parser.add_argument("--only", default="", help="time only what has this in its name")
+    arguments = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
+    spool, path = arguments.folder / "spool", arguments.folder / "exitbench.duckdb"
+    if not spool.exists() and not path.exists():
+        print(f"generated in {seconds(lambda: make(spool, arguments.layer_rows)):.0f} s", flush=True)
+    if not path.exists():
+        took_s = seconds(lambda: ingest(spool, path))
+    else:
+        took_s = float("nan")
+    with open_database(path) as database:
+        (count,) = database.query(
+            "SELECT (SELECT sum(len(p1)) FROM probe_token)::BIGINT AS layer_rows, (SELECT count(*) FROM probe_token) AS"
+            " probed, (SELECT count(*) FROM token_exit) AS tokens, (SELECT count(*) FROM sample) AS documents"
+        ).to_pylist()
+        megabytes = path.stat().st_size / 1e6
+        print(f"{count}, {megabytes:.0f} MB: {megabytes * 1e6 / count['layer_rows']:.0f} bytes a layer row")
+        print(f"ingest {took_s:.1f} s: {count['layer_rows'] / took_s / 1e6:.2f} million layer rows a second", flush=True)
+        chosen = [(name, sql) for name, sql in queries(database) if arguments.only in name]
+        times = {name: min(seconds(lambda sql=sql: database.query(sql)) for _ in range(2)) for name, sql in chosen}
+    for name, took in sorted(times.items(), key=lambda item: -item[1]):
+        print(f"{took:8.3f} s  {name}")
+    if not arguments.only:
+        out = arguments.folder / "report"
+        shutil.rmtree(out, ignore_errors=True)
+        print(f"whole report {seconds(lambda: write_report(path, out)):.1f} s")
+
+
+if __name__ == "__main__":
+    main()
