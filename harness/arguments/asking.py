@@ -25,13 +25,32 @@ def _add_report(commands: Commands) -> None:
 def _add_sql(commands: Commands) -> None:
     examples = (
         "  exitbench sql 'SELECT model, task, method, value FROM frontier'\n"
-        "  exitbench sql --format csv 'SELECT * FROM exit_histogram' > exits.csv\n"
+        "  exitbench sql 'SELECT * FROM exit_histogram' --out exits.parquet\n"
+        "  exitbench sql @hop_exit\n"
+        "  exitbench sql @threshold_for_agreement --set agreement=0.95\n"
+        "  exitbench sql --explain-view frontier\n"
         "  exitbench sql - < query.sql"
     )
     parser = command(commands, "sql", "sql:sql", "Ask the database one read-only SQL query.", examples)
-    parser.add_argument("query", metavar="QUERY", help="one DuckDB SELECT; - reads it from standard input")
+    parser.add_argument(
+        "query", nargs="?", metavar="QUERY", help="one DuckDB SELECT; @NAME: a saved one; -: from standard input"
+    )
     add_database(parser)
-    parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="value of the query's parameter $NAME"
+    )
+    parser.add_argument(
+        "--format", choices=("table", "csv", "json", "parquet"), help="table, or what the name of --out ends in"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="save the rows: csv, json or parquet")
+    parser.add_argument("--force", action="store_true", help="replace the file of --out")
+    parser.add_argument("--all", action="store_true", help="print every row of a table, not the first 200")
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--views", action="store_true", help="list the views, a line each, and stop")
+    asked.add_argument(
+        "--explain-view", metavar="NAME", help="print a view's columns, their meaning and its SQL, and stop"
+    )
+    asked.add_argument("--queries", action="store_true", help="list the saved queries, and stop")
 
 
 def _add_status(commands: Commands) -> None:

@@ -1,34 +1,109 @@
-"""Rows on standard output, in the formats that every command that answers with rows has."""
+"""Rows on standard output or in a file, in the formats that every command that answers with rows has."""
 
 import csv
 import json
+import math
+import os
 import sys
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from exitbench.errors import UserError
+
+if TYPE_CHECKING:
+    from exitbench.results.answers import Answer
 
 Row = Sequence[Any]
 
 
-def _print_table(names: Row, rows: Sequence[Row]) -> None:
+def save(answer: "Answer", path: Path, form: str, force: bool = False) -> int:
+    """Write an answer to a file, which is there whole or not at all; return the number of rows.
+
+    Args:
+        answer: Rows, read batch by batch.
+        path: The file.
+        form: csv, json or parquet.
+        force: Whether a file that is there may be replaced.
+
+    Raises:
+        UserError: The file is there already, or its folder cannot be written.
+    """
+    if path.exists() and not force:
+        raise UserError(f"{path} is there already. Name another file, or add --force to replace it.")
+    try:
+        with _in_place_when_whole(path) as beside:
+            return _save_parquet(answer, beside) if form == "parquet" else _save_text(answer, beside, form)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+@contextmanager
+def _in_place_when_whole(path: Path) -> Iterator[Path]:
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield beside
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _save_parquet(answer: "Answer", path: Path) -> int:
+    from pyarrow import parquet
+
+    written = 0
+    with parquet.ParquetWriter(path, answer.schema, compression="zstd") as writer:
+        for batch in answer.batches:
+            writer.write_batch(batch)
+            written += batch.num_rows
+    return written
+
+
+def _save_text(answer: "Answer", path: Path, form: str) -> int:
+    written = 0
+
+    def counted() -> Iterator[Row]:
+        nonlocal written
+        for row in answer.rows():
+            written += 1
+            yield row
+
+    with path.open("w", encoding="utf-8", newline="") as file:
+        FORMATS[form](answer.schema.names, counted(), file)
+    return written
+
+
+def _write_table(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
+    """Write aligned columns, for which all rows are looked at first."""
+    rows = list(rows)
     cells = [[_text(value) for value in row] for row in (names, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    numeric = [bool(rows) and all(isinstance(row[n], int | float | None) for row in rows) for n in range(len(names))]
+    numeric = [bool(rows) and all(isinstance(row[n], _NUMBERS) for row in rows) for n in range(len(names))]
     lines = [
         "  ".join(
             c.rjust(w) if right else c.ljust(w) for c, w, right in zip(line, widths, numeric, strict=True)
         ).rstrip()
         for line in cells
     ]
-    print("\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]]))
+    print("\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]]), file=file or sys.stdout)
 
 
-def _print_csv(names: Row, rows: Sequence[Row]) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerows([names, *([_csv_value(value) for value in row] for row in rows)])
+def _write_csv(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
+    writer = csv.writer(file or sys.stdout, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([_csv_value(value) for value in row] for row in rows)
 
 
-def _print_json(names: Row, rows: Sequence[Row]) -> None:
-    print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str, ensure_ascii=False, indent=1))
+def _write_json(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
+    out = file or sys.stdout
+    separator = "[\n"
+    for row in rows:
+        text = _json(dict(zip(names, row, strict=True)), indent=1)
+        out.write(separator + "\n".join(f" {line}" for line in text.split("\n")))
+        separator = ",\n"
+    out.write("[]\n" if separator == "[\n" else "\n]\n")
 
 
 def _text(value: Any) -> str:
@@ -38,7 +113,23 @@ def _text(value: Any) -> str:
 
 
 def _csv_value(value: Any) -> Any:
-    return json.dumps(value, default=str, ensure_ascii=False) if isinstance(value, list | dict) else value
+    return _json(value) if isinstance(value, list | dict) else value
 
 
-FORMATS: Final = {"table": _print_table, "csv": _print_csv, "json": _print_json}
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(_plain(value), default=str, ensure_ascii=False, indent=indent, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it, where there is no NaN and no infinity (null), and sums of integers are numbers."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+_NUMBERS: Final = int | float | Decimal | None
+FORMATS: Final = {"table": _write_table, "csv": _write_csv, "json": _write_json}

@@ -1,35 +1,116 @@
-"""``exitbench sql``: one read-only query over the result database."""
+"""``exitbench sql``: one read-only query over the result database, and what can be asked there."""
 
 import sys
 from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
 
 import duckdb
 
-from exitbench.errors import UserError
+from exitbench.errors import UserError, suggestion
 from exitbench.harness.commands.folders import Runs
-from exitbench.harness.commands.rows import FORMATS
+from exitbench.harness.commands.rows import FORMATS, save
+from exitbench.results.answers import Answer, answer
 from exitbench.results.database import open_database
+from exitbench.results.described import described_views
+from exitbench.results.queries import parameter_value, query_names, saved_query
 
-_READING = ("SELECT", "EXPLAIN")
+SHOWN_ROWS: Final = 200
+"""Rows of a table on the screen, unless all are asked for."""
+
+_READING: Final = ("SELECT", "EXPLAIN")
+_SAVED: Final = "@"
 
 
 def sql(arguments: Namespace) -> int:
-    """Print the rows of a query.
+    """Print or save the rows of a query, or say what can be asked.
 
     Raises:
-        UserError: The query is not one statement that only reads, or DuckDB does not accept it.
+        UserError: The query is not one statement that only reads, DuckDB does not accept it, there is no such saved
+            query or view, a parameter is missing or unknown, or the file cannot be written.
     """
-    query = sys.stdin.read() if arguments.query == "-" else arguments.query
-    require_reading(query)
-    with open_database(arguments.database or Runs(arguments.runs).database) as database:
-        table = database.query(query)
-    rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
-    FORMATS[arguments.format](table.column_names, rows)
+    if arguments.queries:
+        print(_saved_queries())
+    elif arguments.views:
+        print("\n".join(f"{view.name:18} {_first_sentence(view.comment)}" for view in described_views()))
+    elif arguments.explain_view is not None:
+        print(_explained(arguments.explain_view))
+    else:
+        _ask(arguments)
     return 0
 
 
-def require_reading(query: str) -> None:
+def _ask(arguments: Namespace) -> None:
+    query, parameters = _query(arguments.query, arguments.set)
+    path = arguments.database or Runs(arguments.runs).database
+    form = _format(arguments.format, arguments.out)
+    if arguments.out is not None and arguments.out.resolve() == path.resolve():
+        raise UserError(f"--out {arguments.out} is the database itself. Name another file.")
+    with open_database(path) as database, answer(database, query, parameters) as found:
+        if arguments.out is not None:
+            rows = save(found, arguments.out, form, arguments.force)
+            print(f"{arguments.out}: {rows} row{'' if rows == 1 else 's'}", file=sys.stderr)
+        elif form == "table" and not arguments.all:
+            _print_beginning(found)
+        else:
+            FORMATS[form](found.schema.names, found.rows())
+
+
+def _print_beginning(found: Answer) -> None:
+    rows = list(islice(found.rows(), SHOWN_ROWS + 1))
+    FORMATS["table"](found.schema.names, rows[:SHOWN_ROWS])
+    if len(rows) > SHOWN_ROWS:
+        sys.stdout.flush()
+        print(f"The first {SHOWN_ROWS} rows; --all prints every one, --out FILE saves them.", file=sys.stderr)
+
+
+def _query(asked: str | None, assignments: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
+    """Return the query's text and the values of its parameters."""
+    if asked is None:
+        raise UserError(
+            "There is no query. Give one, @NAME of a saved one (--queries lists them), or - for standard input."
+        )
+    saved = saved_query(asked.removeprefix(_SAVED)) if asked.startswith(_SAVED) else None
+    text = saved.sql if saved is not None else sys.stdin.read() if asked == "-" else asked
+    named = require_reading(text)
+    given = dict(map(_assignment, assignments))
+    for name in given:
+        if name not in named:
+            allowed = suggestion(name, named) if named else " The query has no parameters."
+            raise UserError(f"--set {name}: the query has no parameter ${name}.{allowed}")
+    values = {**(saved.defaults if saved is not None else {}), **given}
+    if missing := sorted(named - set(values)):
+        raise UserError(f"The query needs {', '.join(f'--set {name}=VALUE' for name in missing)}.")
+    return text, values
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise UserError(f"--set {text}: not NAME=VALUE.")
+    return name, parameter_value(value)
+
+
+def _format(asked: str | None, out: Path | None) -> str:
+    """Return the format, from the file's name where it is not asked for."""
+    if out is None:
+        if asked == "parquet":
+            raise UserError("--format parquet is not for a screen. Add --out FILE.")
+        return asked or "table"
+    files = ("csv", "json", "parquet")
+    form = asked or out.suffix.removeprefix(".")
+    if form not in files:
+        raise UserError(f"--out {out}: which format? Add --format {', '.join(files[:-1])} or {files[-1]}.")
+    return form
+
+
+def require_reading(query: str) -> set[str]:
     """Check that a query is one statement and only reads; the connection could not write anyway.
+
+    Returns:
+        The names of its parameters.
 
     Raises:
         UserError: It is not.
@@ -43,3 +124,26 @@ def require_reading(query: str) -> None:
         raise UserError(f"{len(kinds)} statements were given; exactly one is allowed.")
     if kinds[0] not in _READING:
         raise UserError(f"{kinds[0]} is refused: the database is read-only here. Allowed: {', '.join(_READING)}.")
+    return set(statements[0].named_parameters)
+
+
+def _saved_queries() -> str:
+    lines = []
+    for query in map(saved_query, query_names()):
+        lines.append(f"{_SAVED}{query.name}\n    {query.about}")
+        lines += [f"    --set {name}={value}: {query.meanings[name]}" for name, value in query.defaults.items()]
+    return "\n".join(lines)
+
+
+def _explained(name: str) -> str:
+    views = {view.name: view for view in described_views()}
+    if name not in views:
+        raise UserError(f"There is no view {name!r}.{suggestion(name, views)}")
+    view = views[name]
+    width = max(len(column.name) for column in view.columns)
+    columns = "\n".join(f"  {column.name:{width}}  {column.type}" for column in view.columns)
+    return f"{view.comment}\n\n{columns}\n\n{view.sql}"
+
+
+def _first_sentence(comment: str) -> str:
+    return comment.replace("\n", " ").partition(". ")[0].removesuffix(".") + "."

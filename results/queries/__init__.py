@@ -1,8 +1,36 @@
-"""Saved queries over the views, each one SQL file whose leading comment says what it answers."""
+"""Saved queries over the views, each one SQL file whose leading comment says what it answers.
 
+A query may have parameters, `$name`. A line `-- $name = value: meaning` of its comment gives one a default value.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any, Final
 
 from exitbench.errors import UserError, suggestion
+
+_DEFAULT: Final = re.compile(r"\$(\w+) = ([^:]+): (.+)")
+
+
+@dataclass(frozen=True)
+class SavedQuery:
+    """A query with a name.
+
+    Attributes:
+        name: The name.
+        sql: The text, its leading comment included.
+        about: What it answers, in one paragraph.
+        defaults: Values of parameters, by name.
+        meanings: What these parameters are, by name.
+    """
+
+    name: str
+    sql: str
+    about: str
+    defaults: Mapping[str, Any]
+    meanings: Mapping[str, str]
 
 
 def query_names() -> tuple[str, ...]:
@@ -12,12 +40,38 @@ def query_names() -> tuple[str, ...]:
     )
 
 
-def saved_query(name: str) -> str:
-    """Return the SQL text of the saved query `name`, its leading comment included.
+def saved_query(name: str) -> SavedQuery:
+    """Return the saved query `name`.
 
     Raises:
         UserError: No such query; says which there are.
     """
     if name not in query_names():
         raise UserError(f"There is no saved query {name!r}.{suggestion(name, query_names())}")
-    return (files(__name__) / f"{name}.sql").read_text(encoding="utf-8")
+    sql = (files(__name__) / f"{name}.sql").read_text(encoding="utf-8")
+    about: list[str] = []
+    defaults: dict[str, Any] = {}
+    meanings: dict[str, str] = {}
+    for line in sql.splitlines():
+        if not line.startswith("--"):
+            break
+        text = line.removeprefix("--").strip()
+        if parameter := _DEFAULT.fullmatch(text):
+            defaults[parameter[1]] = parameter_value(parameter[2])
+            meanings[parameter[1]] = parameter[3]
+        else:
+            about.append(text)
+    return SavedQuery(name, sql, " ".join(about), defaults, meanings)
+
+
+def parameter_value(text: str) -> Any:
+    """Return a parameter as it was meant: a number, true, false or null where it looks like one, else text."""
+    words = {"true": True, "false": False, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text

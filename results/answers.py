@@ -1,0 +1,94 @@
+"""Answers to queries, batch by batch: no more of one is in memory than is being looked at."""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any, Final, TypeVar
+
+import duckdb
+import pyarrow as pa
+
+from exitbench.errors import UserError
+from exitbench.results.arrow import driver_connection
+from exitbench.results.database import Database
+
+Result = TypeVar("Result")
+
+BATCH_ROWS: Final = 10_000
+"""Rows that are fetched at a time."""
+
+_GRACE_S: Final = 2.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The rows of a query.
+
+    Attributes:
+        schema: Names and Arrow types of the columns.
+        batches: The rows; can be gone through once.
+    """
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Go through the rows as Python values."""
+        for batch in self.batches:
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+@contextmanager
+def answer(database: Database, sql: str, parameters: Mapping[str, Any]) -> Iterator[Answer]:
+    """Run a query; its rows can be had until the context ends.
+
+    Args:
+        database: Where; open for reading.
+        sql: DuckDB SQL; `$name` stands for a parameter.
+        parameters: Their values.
+
+    Raises:
+        UserError: DuckDB does not accept the query, or fails at a row of it; carries DuckDB's message.
+        KeyboardInterrupt: At once, however long the query would have taken.
+    """
+    with database.engine.connect() as connection:
+        duck = driver_connection(connection)
+        reader = _run(duck, lambda: duck.sql(sql, params=dict(parameters)).to_arrow_reader(BATCH_ROWS))
+        try:
+            yield Answer(reader.schema, _batches(duck, reader))
+        finally:
+            reader.close()
+
+
+def _batches(duck: duckdb.DuckDBPyConnection, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    def following() -> pa.RecordBatch | None:
+        try:
+            return reader.read_next_batch()
+        except StopIteration:
+            return None
+
+    while (batch := _run(duck, following)) is not None:
+        yield batch
+
+
+def _run(duck: duckdb.DuckDBPyConnection, call: Callable[[], Result]) -> Result:
+    """Return what `call` returns. DuckDB does not look for signals, so it runs beside the thread that gets them."""
+    future: Future[Result] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    try:
+        return future.result()
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        raise UserError(f"The query failed: {error}") from error
+    except KeyboardInterrupt:
+        duck.interrupt()
+        wait([future], _GRACE_S)
+        raise

@@ -1,0 +1,304 @@
+"""`exitbench sql`: what can be asked, in which formats answers come, and that nothing but reading is possible."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from exitbench.errors import UserError
+from exitbench.harness.cli import main
+from exitbench.harness.commands.sql import SHOWN_ROWS
+from exitbench.results.answers import answer
+from exitbench.results.database import open_database
+from exitbench.results.described import described_views
+from exitbench.results.queries import query_names
+
+Command = Callable[..., Any]
+
+MANY = "SELECT range AS a, 'text ' || range AS b FROM range(25000)"
+# A reader's connection takes these: they stay within it, or have nothing to do there.
+HARMLESS = {"CHECKPOINT", "BEGIN", "VACUUM", "PREPARE q AS DELETE FROM cell", "CREATE TEMP TABLE t AS SELECT 1"}
+ENDLESS = "SELECT count(*) FROM range(10000000) AS a, range(100000) AS b WHERE a.range * b.range % 1000003 = -1"
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def exitbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run one command in the test's folder."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: Done(main(arguments), *capsys.readouterr())
+
+
+@pytest.fixture
+def ask(exitbench: Command, example_database: Path) -> Command:
+    """Run `exitbench sql` on the example's database."""
+    return lambda *arguments: exitbench("sql", "--database", str(example_database), *arguments)
+
+
+def _left(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+# ------------------------------------------------------------------------------------------ nothing but reading
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "ATTACH '{folder}/other.duckdb'",
+        "COPY (SELECT 1) TO '{folder}/out.csv'",
+        "COPY cell FROM '{folder}/secret'",
+        "EXPORT DATABASE '{folder}/all'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "PRAGMA enable_logging",
+        "SET enable_external_access = true",
+        "RESET enable_external_access",
+        "USE memory",
+        "CALL enable_logging(storage_path = '{folder}/logs')",
+        "CHECKPOINT",
+        "BEGIN",
+        "PREPARE q AS DELETE FROM cell",
+        "EXECUTE q",
+        "DELETE FROM cell",
+        "INSERT INTO view_source VALUES ('x')",
+        "UPDATE metric SET value = 0",
+        "DROP VIEW frontier",
+        "CREATE TEMP TABLE t AS SELECT 1",
+        "VACUUM",
+        "WITH gone AS (DELETE FROM cell RETURNING cell_id) SELECT * FROM gone",
+        "EXPLAIN ANALYZE DELETE FROM cell",
+        "EXPLAIN ANALYZE COPY (SELECT 1) TO '{folder}/out.csv'",
+        "FROM enable_logging(storage_path = '{folder}/logs')",
+        "FROM force_checkpoint()",
+        "FROM query('DELETE FROM cell')",
+        "FROM query('COPY (SELECT 1) TO ''{folder}/out.csv''')",
+        "FROM read_csv('/etc/passwd')",
+        "FROM read_text('{folder}/secret')",
+        "FROM read_blob('{folder}/secret')",
+        "FROM read_json('{folder}/secret')",
+        "FROM read_parquet('{folder}/secret')",
+        "FROM read_duckdb('{folder}/secret')",
+        "FROM sniff_csv('{folder}/secret')",
+        "FROM '{folder}/secret'",
+        "FROM glob('{folder}/*')",
+        "FROM read_text('http://127.0.0.1/')",
+        "FROM duckdb_secrets()",
+        "SELECT getenv('HOME')",
+        "SELECT * FROM arguments",
+    ],
+)
+def test_whatever_writes_or_looks_elsewhere_is_refused(
+    query: str, ask: Command, example_database: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("a,b\n1,2\n")
+    before = example_database.read_bytes()
+    done = ask(query.format(folder=tmp_path))
+    assert (done.returncode, done.stdout) == (2, ""), done
+    # The connection is harmless by itself as well: nothing hangs on the statement's kind being recognised.
+    with open_database(example_database) as database, suppress(UserError):
+        database.query(query.format(folder=tmp_path))
+        assert query in HARMLESS
+    assert _left(tmp_path) == {"secret"}
+    assert example_database.read_bytes() == before
+
+
+# ------------------------------------------------------------------------------------------ formats
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
+def test_a_saved_answer_has_the_rows_of_the_query(form: str, ask: Command, tmp_path: Path) -> None:
+    done = ask(MANY, "--out", f"rows.{form}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"rows.{form}: 25000 rows\n")
+    path = tmp_path / f"rows.{form}"
+    readers: dict[str, Callable[[], list[tuple[int, str]]]] = {
+        "csv": lambda: [(int(row["a"]), row["b"]) for row in csv.DictReader(path.read_text().splitlines())],
+        "json": lambda: [(row["a"], row["b"]) for row in json.loads(path.read_text())],
+        "parquet": lambda: [(row["a"], row["b"]) for row in parquet.read_table(path).to_pylist()],
+    }
+    assert readers[form]() == [(n, f"text {n}") for n in range(25000)]
+    assert _left(tmp_path) == {f"rows.{form}"}
+
+
+def test_parquet_keeps_types_and_lists(ask: Command, tmp_path: Path) -> None:
+    ask("SELECT 1::SMALLINT AS a, [0.5::FLOAT, NULL] AS b, NULL::VARCHAR AS c", "--out", "x", "--format", "parquet")
+    table = parquet.read_table(tmp_path / "x")
+    assert table.schema.types == [pa.int16(), pa.list_(table.schema.field("b").type.value_field), pa.string()]
+    assert table.to_pylist() == [{"a": 1, "b": [0.5, None], "c": None}]
+
+
+def test_json_is_json_where_values_are_not_numbers_or_are_sums(ask: Command) -> None:
+    done = ask(
+        "SELECT 'nan'::DOUBLE AS a, ['inf'::FLOAT, 1] AS b, sum(2) AS c, '2026-01-02'::DATE AS d", "--format", "json"
+    )
+    assert json.loads(done.stdout) == [{"a": None, "b": [None, 1], "c": 2, "d": "2026-01-02"}]
+    assert ask("SELECT 1 AS a WHERE false", "--format", "json").stdout == "[]\n"
+
+
+def test_a_file_that_is_there_is_kept_unless_forced(ask: Command, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("mine")
+    done = ask("SELECT 1 AS a", "--out", "rows.csv")
+    assert done.returncode == 2 and "is there already" in done.stderr
+    assert (tmp_path / "rows.csv").read_text() == "mine"
+    assert ask("SELECT 1 AS a", "--out", "rows.csv", "--force").returncode == 0
+    assert (tmp_path / "rows.csv").read_text() == "a\n1\n"
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
+def test_an_answer_that_breaks_off_leaves_no_file_and_keeps_the_old_one(
+    form: str, ask: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "rows").write_text("mine")
+    query = "SELECT CASE WHEN range = 24000 THEN error('broke') ELSE range END AS a FROM range(25000)"
+    done = ask(query, "--out", "rows", "--format", form, "--force")
+    assert done.returncode == 2 and "broke" in done.stderr
+    assert (tmp_path / "rows").read_text() == "mine"
+    assert _left(tmp_path) == {"rows"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--out", "no/rows.csv"), "no/rows.csv cannot be written: No such file or directory"),
+        (("--out", "rows.xlsx"), "--out rows.xlsx: which format? Add --format csv, json or parquet."),
+        (("--out", "rows.txt", "--format", "table"), "which format?"),
+        (("--format", "parquet"), "Add --out FILE"),
+    ],
+)
+def test_a_file_or_format_that_cannot_be_is_refused(
+    arguments: tuple[str, ...], says: str, ask: Command, tmp_path: Path
+) -> None:
+    done = ask("SELECT 1 AS a", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert not _left(tmp_path)
+
+
+def test_the_database_itself_is_never_replaced(ask: Command, example_database: Path) -> None:
+    done = ask("SELECT 1", "--out", str(example_database), "--format", "csv", "--force")
+    assert done.returncode == 2 and "is the database itself" in done.stderr
+
+
+def test_a_table_shows_the_first_rows_and_says_so(ask: Command) -> None:
+    done = ask(MANY)
+    assert len(done.stdout.splitlines()) == 2 + SHOWN_ROWS
+    assert done.stderr == f"The first {SHOWN_ROWS} rows; --all prints every one, --out FILE saves them.\n"
+    done = ask(f"{MANY} LIMIT {SHOWN_ROWS}")
+    assert (len(done.stdout.splitlines()), done.stderr) == (2 + SHOWN_ROWS, "")
+    assert len(ask(MANY, "--all").stdout.splitlines()) == 2 + 25000
+
+
+def test_a_big_answer_is_not_held_in_memory(example_database: Path) -> None:
+    pool = pa.total_allocated_bytes()
+    with open_database(example_database) as database, answer(database, "FROM range(1000000000)", {}) as found:
+        assert next(found.batches).num_rows > 0
+    assert pa.total_allocated_bytes() - pool < 1 << 20
+
+
+# ------------------------------------------------------------------------------------------ saved queries, parameters
+
+
+def test_saved_queries_are_listed_with_what_they_answer_and_run_by_name(ask: Command) -> None:
+    listed = ask("--queries").stdout
+    assert all(f"@{name}\n    " in listed for name in query_names())
+    assert "    --set agreement=0.99: share of tokens" in listed
+    done = ask("@hop_exit", "--format", "json")
+    assert {row["token_kind"] for row in json.loads(done.stdout)} == {"hop1", "hop2"}
+
+
+def test_a_parameter_has_its_default_or_what_is_set(ask: Command) -> None:
+    rows = {
+        share: json.loads(ask("@threshold_for_agreement", "--format", "json", *share).stdout)
+        for share in ((), ("--set", "agreement=0.99"), ("--set", "agreement=0"))
+    }
+    assert rows[()] == rows["--set", "agreement=0.99"]
+    assert {row["threshold"] for row in rows["--set", "agreement=0"]} == {0.01}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("7", 7), ("0.5", 0.5), ("true", True), ("null", None), ("world-t5", "world-t5"), ("a=b", "a=b"), ("", "")],
+)
+def test_parameters_are_what_they_look_like(text: str, expected: Any, ask: Command) -> None:
+    done = ask("SELECT $x AS x", "--set", f"x={text}", "--format", "json")
+    assert json.loads(done.stdout) == [{"x": expected}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("SELECT $b, $a",), "The query needs --set a=VALUE, --set b=VALUE."),
+        (("SELECT $model", "--set", "modl=1"), "--set modl: the query has no parameter $modl. Did you mean 'model'?"),
+        (("SELECT 1", "--set", "a=1"), "The query has no parameters."),
+        (("SELECT $a", "--set", "a"), "--set a: not NAME=VALUE."),
+        (("@hop_exits",), "There is no saved query 'hop_exits'. Did you mean 'hop_exit'?"),
+        ((), "There is no query."),
+    ],
+)
+def test_what_is_missing_or_unknown_is_named(arguments: tuple[str, ...], says: str, ask: Command) -> None:
+    done = ask(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+
+
+# ------------------------------------------------------------------------------------------ views
+
+
+def test_views_are_listed_with_a_sentence_each_without_any_database(exitbench: Command) -> None:
+    done = exitbench("sql", "--views")
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [view.name for view in described_views()]
+    assert all(line.endswith(".") and len(line.split()) > 3 for line in lines)
+
+
+def test_a_view_is_explained_by_comment_columns_and_sql(exitbench: Command, example_database: Path) -> None:
+    with open_database(example_database) as database:
+        comments = database.query("SELECT view_name, comment FROM duckdb_views() WHERE NOT internal").to_pylist()
+        for row in comments:
+            shown = exitbench("sql", "--explain-view", row["view_name"]).stdout
+            assert shown.startswith(row["comment"])
+            assert f"CREATE VIEW {row['view_name']} AS\n" in shown and shown.endswith(";\n")
+            for name in database.query(f"FROM {row['view_name']} LIMIT 0").column_names:
+                assert f"\n  {name} " in shown
+
+
+def test_an_unknown_view_is_refused_with_a_suggestion(exitbench: Command) -> None:
+    done = exitbench("sql", "--explain-view", "frontierr")
+    assert done.returncode == 2 and "There is no view 'frontierr'. Did you mean 'frontier'?" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------ Ctrl-C
+
+
+@pytest.mark.parametrize("out", [(), ("--out", "rows.csv")])
+def test_ctrl_c_ends_a_long_query_at_once_with_130(
+    out: tuple[str, ...], example_database: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "exitbench.harness.cli", "sql", "--database", str(example_database), ENDLESS, *out]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asked:
+        time.sleep(3)
+        assert asked.poll() is None
+        start = time.monotonic()
+        os.kill(asked.pid, signal.SIGINT)
+        stdout, stderr = asked.communicate(timeout=20)
+        assert (asked.returncode, stdout, stderr) == (130, "", "")
+        assert time.monotonic() - start < 2
+    assert not _left(tmp_path)
