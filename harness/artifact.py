@@ -18,6 +18,7 @@ from exitbench.harness.cell import ModelRef
 from exitbench.results.canonical import content_id
 
 CACHE = ".exitbench.json"
+GENERATION_CONFIG = "generation_config.json"
 
 _TOKENIZER_PATTERNS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model")
 
@@ -36,7 +37,7 @@ def describe_checkpoint(name: str, folder: Path) -> ModelRef:
     if not tokenizer:
         # transformers would make an empty tokenizer, and every prompt the same.
         raise UserError(f"{folder}: no tokenizer files ({', '.join(_TOKENIZER_PATTERNS)}).")
-    files = sorted({folder / "config.json", *tokenizer, *folder.glob("*.safetensors")})
+    files = sorted({folder / "config.json", folder / GENERATION_CONFIG, *tokenizer, *folder.glob("*.safetensors")})
     stamps = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files if path.is_file()}
     cache = folder / CACHE
     if (known := _cached(cache, stamps, name)) is not None:
@@ -69,13 +70,23 @@ def _describe(name: str, folder: Path, tokenizer: list[Path]) -> ModelRef:
         name=name,
         # One file's digest is its own, so that it can be checked with sha256sum.
         weights_sha256=digests[0] if len(digests) == 1 else content_id(digests),
-        config_sha256=_sha256(folder / "config.json"),
+        config_sha256=_config_sha256(folder),
         tokenizer_sha256=content_id({path.name: _sha256(path) for path in tokenizer if path.is_file()}),
         kind=checkpoint.kind,
         blocks=checkpoint.model.n_blocks,
         encoder_blocks=checkpoint.model.arch.encoder_blocks,
         parameters=sum(_parameters(path) for path in weights),
     )
+
+
+def _config_sha256(folder: Path) -> str:
+    """Digest of config.json, and of what generation_config.json says otherwise where it changes what is decoded."""
+    from exitbench.harness.checkpoint import GENERATION_KEYS, read_config, read_generation_config
+
+    config, generation, digest = read_config(folder), read_generation_config(folder), _sha256(folder / "config.json")
+    said = {key: generation[key] for key in GENERATION_KEYS if key in generation}
+    otherwise = {key: value for key, value in said.items() if value != config.get(key)}
+    return content_id({"config.json": digest, **otherwise}) if otherwise else digest
 
 
 def _parameters(path: Path) -> int:

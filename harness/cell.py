@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from exitbench.harness.seeds import derivations
 from exitbench.results.canonical import content_id
 
 if TYPE_CHECKING:  # numpy is not loaded to print help
@@ -33,11 +34,19 @@ INPUTS = ("probe_cell_id", "scores_cell_id", "fit_cell_id")
 
 @dataclass(frozen=True)
 class MethodRef:
-    """A method with every parameter, defaults included, and the digest of its source."""
+    """A method with every parameter, defaults included, and the digest of its source.
+
+    Attributes:
+        distribution: What brought it, by name; None where no installed distribution did. Not part of the identity,
+            the source's digest is.
+        version: Of the distribution.
+    """
 
     name: str
     params: Mapping[str, Any]
     source_sha256: str
+    distribution: str | None = None
+    version: str | None = None
 
 
 @dataclass(frozen=True)
@@ -215,6 +224,7 @@ class Cell:
             "id_version": ID_VERSION,
             "execution": self.execution,
             **record,
+            "seeds": derivations(self.seed),
             "identity": self.identity,
         }
 

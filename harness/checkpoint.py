@@ -114,6 +114,26 @@ def read_config(folder: Path) -> dict[str, Any]:
     return dict(config)
 
 
+GENERATION_KEYS = ("eos_token_id", "decoder_start_token_id", "pad_token_id")
+"""What generation_config.json may say otherwise than config.json: where decoding starts and ends."""
+
+
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """Read generation_config.json; empty where there is none.
+
+    Raises:
+        UserError: It is not a JSON object.
+    """
+    path = folder / "generation_config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON ({error}).") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: not a JSON object.")
+    return config
+
+
 def load_checkpoint(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Checkpoint:
     """Load a checkpoint folder.
 
@@ -123,8 +143,7 @@ def load_checkpoint(folder: Path, dtype: torch.dtype = torch.float32, device: st
     raw = read_config(folder)
     config = _complete(raw)
     arch, weights = READERS[raw["model_type"]](config, Tensors(folder, dtype, device))
-    generation = folder / "generation_config.json"
-    ids = {**raw, **(json.loads(generation.read_text(encoding="utf-8")) if generation.is_file() else {})}
+    ids = {**raw, **read_generation_config(folder)}
     eos = ids.get("eos_token_id", config.eos_token_id)
     eos_ids = frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos])
     start = ids.get("decoder_start_token_id", ids.get("pad_token_id", 0)) if arch.encoder_blocks else None

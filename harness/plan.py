@@ -22,8 +22,8 @@ from exitbench.harness.stale import Predecessors
 from exitbench.harness.suite import ModelEntry, Suite, TaskEntry
 from exitbench.harness.training import Recipe, find_trained, load_recipe
 from exitbench.harness.training.store import SHIPPED
-from exitbench.methods.registry import source_sha256
-from exitbench.results.spool import AttemptStatus, latest_status
+from exitbench.methods.registry import distribution, source_sha256
+from exitbench.results.spool import TO_BE_RUN, UNFINISHED, AttemptStatus, latest_status
 from exitbench.tasks.registry import get_task
 
 
@@ -199,7 +199,7 @@ class _Builder:
         return Cell(
             suite=suite.name,
             kind=draft.kind,
-            method=MethodRef(method.name, params, source_sha256(type(method))),
+            method=MethodRef(method.name, params, source_sha256(type(method)), *distribution(type(method))),
             kv_policy=method.parts(model.blocks).kv_policy.name,
             model=model,
             task=self.tasks[draft.task.label, draft.data],
@@ -222,9 +222,9 @@ def _planned(item: WorkItem, statuses: Mapping[str, AttemptStatus], predecessors
     if known is None:
         why = predecessors.difference(item.cell)
         return PlannedCell(item, "stale" if why else "new", why)
-    if known.status != "unfinished":
+    if known.status != UNFINISHED:
         item = replace(item, seen=known.attempt_id)
     if known.status == "ok":
         return PlannedCell(item, "done", "")
-    state: State = "new" if known.status in ("unfinished", "interrupted") else "failed"
+    state: State = "new" if known.status in TO_BE_RUN else "failed"
     return PlannedCell(item, state, f"{known.status}: {known.reason}" if known.reason else known.status)

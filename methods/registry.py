@@ -19,6 +19,9 @@ import exitbench.methods
 from exitbench.errors import UserError, suggestion
 from exitbench.methods.base import Method
 
+GROUP = "exitbench.methods"
+"""Entry points of other distributions, and the package of our own methods."""
+
 _methods: dict[str, type[Method]] = {}
 M = TypeVar("M", bound=type[Method])
 
@@ -39,7 +42,7 @@ def register(cls: M) -> M:
 def _discover() -> None:
     for module in pkgutil.iter_modules(exitbench.methods.__path__, "exitbench.methods."):
         importlib.import_module(module.name)
-    for point in entry_points(group="exitbench.methods"):
+    for point in entry_points(group=GROUP):
         register(point.load())
 
 
@@ -65,6 +68,17 @@ def baseline_method() -> type[Method]:
     """The method that every other is compared with."""
     _discover()
     return next(cls for cls in _methods.values() if cls.is_baseline)
+
+
+@functools.cache
+def distribution(cls: type[Method]) -> tuple[str | None, str | None]:
+    """Return name and version of the distribution that brought a method; (None, None) where none did."""
+    if cls.__module__.startswith(f"{GROUP}."):
+        return "exitbench", exitbench.__version__
+    for point in entry_points(group=GROUP):
+        if (point.module, point.attr) == (cls.__module__, cls.__qualname__) and point.dist is not None:
+            return point.dist.name, point.dist.version
+    return None, None
 
 
 @functools.cache

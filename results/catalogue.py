@@ -116,6 +116,7 @@ CELL: Final = sa.Table(
     _text("described_by"),
     _text("method_distribution", required=False),
     _text("method_version", required=False),
+    sa.Column("seeds", sa.JSON(none_as_null=True)),
 )
 
 ATTEMPT: Final = sa.Table(

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from exitbench.harness.lm import Answer
 from exitbench.harness.passes.session import METRIC_VERSION, Progress, Session, write_metrics
+from exitbench.harness.seeds import seed_for
 from exitbench.harness.spec import WorkItem
 from exitbench.methods.base import Parts
 from exitbench.results.risk_control import calibrate
@@ -37,7 +38,7 @@ def calibration_pass(session: Session, item: WorkItem, writer: AttemptWriter, on
     def losses_at(level: float) -> np.ndarray:
         early = session.answers(item, documents, _at(session, item, level), lambda n: None)
         on_progress(next(done))
-        depths[level] = _mean_exit(early, item.cell.seed).value
+        depths[level] = _mean_exit(early, seed_for("bootstrap", item.cell.seed)).value
         return losses(item, documents, full, early)
 
     path = calibrate(settings.rule, settings.levels, losses_at, settings.delta, settings.epsilon)
@@ -92,8 +93,9 @@ def _held_out(session: Session, item: WorkItem, chosen: float | None) -> dict[st
     parts = session.full_parts() if chosen is None else _at(session, item, chosen)
     early = session.answers(item, documents, parts, lambda n: None)
     statistics = np.array([[loss] for loss in losses(item, documents, full, early)])
-    loss = aggregate_interval(statistics, lambda total, n: total[..., 0] / n, seed=item.cell.seed)
-    return {"held_out_loss": loss, "held_out_mean_exit_layer": _mean_exit(early, item.cell.seed)}
+    seed = seed_for("bootstrap", item.cell.seed)
+    loss = aggregate_interval(statistics, lambda total, n: total[..., 0] / n, seed=seed)
+    return {"held_out_loss": loss, "held_out_mean_exit_layer": _mean_exit(early, seed)}
 
 
 def _at(session: Session, item: WorkItem, level: float) -> Parts:

@@ -20,6 +20,7 @@ from exitbench.harness.passes.session import (
     write_metrics,
 )
 from exitbench.harness.scoring import score_columns, task_metrics
+from exitbench.harness.seeds import seed_for
 from exitbench.harness.spec import WorkItem
 from exitbench.methods.base import Parts
 from exitbench.results.schema import TABLES
@@ -59,7 +60,7 @@ def quality_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_pro
     ]
     writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
     writer.write("tokens", _token_table(session, item, documents, answers, parts.kv_policy.verifies))
-    metrics = task_metrics(task, scores, cell.seed)
+    metrics = task_metrics(task, scores, seed_for("bootstrap", cell.seed))
     for metric, (_, interval) in metrics.items():
         evaluated = results["results"][task.name][f"{metric},none"]
         if abs(evaluated - interval.value) > 1e-6:
@@ -131,7 +132,7 @@ def _depth_metrics(
     costs = answer_costs(session, parts, made, [answer.n_prompt for answer in answers])
     full_made = [_at_full_depth(output, session.checkpoint.model) for output in outputs]
     full_costs = answer_costs(session, session.full_parts(), full_made, [output.n_prompt for output in outputs])
-    seed = item.cell.seed
+    seed = seed_for("bootstrap", item.cell.seed)
     metrics = {
         "mean_exit_layer": ratio_interval(
             [sum(generation.exit_layers) for generation in made], [len(g.token_ids) for g in made], seed=seed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import duckdb
 
 from exitbench.harness.passes.session import METRIC_VERSION, Progress, Session, write_metrics
+from exitbench.harness.seeds import seed_for
 from exitbench.harness.spec import WorkItem
 from exitbench.results.spool import AttemptWriter
 from exitbench.results.statistics import ratio_interval
@@ -47,9 +48,10 @@ def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
             """,
             [probe],
         ).fetchnumpy()
+    seed = seed_for("bootstrap", cell.seed)
     metrics = {
-        "mean_exit_layer": ratio_interval(per_document["depths"], per_document["tokens"], seed=cell.seed),
-        "token_match": ratio_interval(per_document["matches"], per_document["tokens"], seed=cell.seed),
+        "mean_exit_layer": ratio_interval(per_document["depths"], per_document["tokens"], seed=seed),
+        "token_match": ratio_interval(per_document["matches"], per_document["tokens"], seed=seed),
     }
     write_metrics(writer, {name: (METRIC_VERSION, interval) for name, interval in metrics.items()})
     on_progress(session.units(item))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,12 @@ from exitbench.harness.cost import TokenPlace, answer_cost
 from exitbench.harness.decode import Generation, Request
 from exitbench.harness.lm import Answer, EarlyExitLM
 from exitbench.harness.scoring import metric_table
+from exitbench.harness.seeds import seed_for
 from exitbench.harness.spec import DataRequest, WorkerSpec, WorkItem
 from exitbench.methods.base import NOTHING_FITTED, Cost, Method, Parts
 from exitbench.methods.registry import baseline_method, get_method
 from exitbench.results.schema import FITTED_FILE
-from exitbench.results.spool import AttemptWriter, attempt_status
+from exitbench.results.spool import AttemptWriter, SpoolError, attempt_status, read_attempt
 from exitbench.results.statistics import Interval
 from exitbench.tasks.base import Document
 from exitbench.tasks.registry import get_task
@@ -72,6 +72,7 @@ class Session:
             str(spec.model_path), local_files_only=True, trust_remote_code=False
         )
         self.documents = functools.cache(self._load)
+        self.check = functools.cache(read_attempt)  # many cells compute from one
 
     def _load(self, data: DataRequest) -> list[Document]:
         return data.load(self.data_dir)
@@ -111,7 +112,7 @@ class Session:
     def request(self, item: WorkItem, document: Document) -> Request:
         """Prompt tokens and seed of a document."""
         prompt = get_task(item.cell.task.name).prompt(document)
-        return Request(self.tokenizer(prompt)["input_ids"], document_seed(item.cell.seed, document.key))
+        return Request(self.tokenizer(prompt)["input_ids"], seed_for("decode", item.cell.seed, document.key))
 
     def kinds(self, item: WorkItem, document: Document) -> list[str]:
         """Kind of each target token of built-in data, end of sequence included; empty where it is not known."""
@@ -134,25 +135,24 @@ class Session:
 
     def lm(self, item: WorkItem, parts: Parts, on_progress: Progress) -> EarlyExitLM:
         """This model with a method, as lm-eval sees it."""
-        seed_of = functools.partial(document_seed, item.cell.seed)
+        seed_of = functools.partial(seed_for, "decode", item.cell.seed)
         return EarlyExitLM(self.checkpoint, self.tokenizer, parts, item.cell.batch_size, seed_of, on_progress)
 
     def finished(self, cell_id: str) -> Path:
         """The folder of the latest attempt at another cell.
 
         Raises:
-            Skip: That cell has not ended well.
+            Skip: That cell has not ended well, or its files are not what was written.
         """
         status = attempt_status(self.spool, cell_id)
         if status is None or status.status != "ok":
             found = "was never run" if status is None else f"ended as {status.status}"
             raise Skip(f"needs cell {cell_id[:12]}, which {found}")
+        try:
+            self.check(status.path)
+        except SpoolError as error:
+            raise Skip(f"needs cell {cell_id[:12]}, which is damaged: {error}") from error
         return status.path
-
-
-def document_seed(seed: int, doc_key: str) -> int:
-    """Seed of one document: the same for every method, batch and order."""
-    return int(hashlib.sha256(f"{seed}:{doc_key}".encode()).hexdigest()[:15], 16)
 
 
 def write_metrics(writer: AttemptWriter, metrics: Mapping[str, tuple[str, Interval]]) -> None:

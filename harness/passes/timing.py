@@ -10,6 +10,7 @@ from exitbench.harness import timing
 from exitbench.harness.cost import ideal_speedup
 from exitbench.harness.lm import check_length
 from exitbench.harness.passes.session import METRIC_VERSION, Progress, Session, answer_costs, write_metrics
+from exitbench.harness.seeds import seed_for
 from exitbench.harness.spec import WorkItem
 from exitbench.methods.base import Cost
 from exitbench.results.schema import TABLES
@@ -30,16 +31,16 @@ def timing_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
         timing.Unit(documents[start].key, tuple(requests[start : start + size]))
         for start in range(0, len(documents), size)
     ]
-    parts, full = session.parts(item), session.full_parts()
+    parts, full, seed = session.parts(item), session.full_parts(), seed_for("bootstrap", cell.seed)
     measured = timing.measure(
-        session.checkpoint, full, parts, units, cell.generation.max_new_tokens, settings, cell.seed, on_progress
+        session.checkpoint, full, parts, units, cell.generation.max_new_tokens, settings, seed, on_progress
     )
     rows = [asdict(reading) for reading in measured.readings]
     writer.write("timings", pa.Table.from_pylist(rows, schema=TABLES["timings"]))
     metrics = {
-        "speedup": timing.speedup(measured.readings, "total", cell.seed),
-        "speedup_decode": timing.speedup(measured.readings, "decode", cell.seed),
-        "aa_speedup": timing.speedup(measured.readings, "total", cell.seed, twin=True),
+        "speedup": timing.speedup(measured.readings, "total", seed),
+        "speedup_decode": timing.speedup(measured.readings, "decode", seed),
+        "aa_speedup": timing.speedup(measured.readings, "total", seed, twin=True),
     }
     for prefix, arm, generations in (("", "method", measured.method), ("full_", "full", measured.full)):
         totals = [r for r in measured.readings if r.phase == "total" and r.arm == arm and not r.twin]

@@ -10,6 +10,9 @@ CREATE TABLE attempt_file (
 ALTER TABLE cell ADD COLUMN method_distribution VARCHAR;
 ALTER TABLE cell ADD COLUMN method_version VARCHAR;
 
+-- How the seed of each axis of randomness is found, by axis; NULL where an attempt does not say.
+ALTER TABLE cell ADD COLUMN seeds JSON;
+
 -- scored_at: when the metric was computed: the attempt's end, or later for one rescored from stored outputs.
 ALTER TABLE metric RENAME TO metric_of_one_version;
 CREATE TABLE metric (

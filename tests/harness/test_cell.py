@@ -154,6 +154,8 @@ PARTS = {
 # Everything else that a cell has is asked.
 NOT_ASKED = {
     "suite",
+    "method.distribution",
+    "method.version",
     "model.name",
     "model.kind",
     "model.blocks",

@@ -1,6 +1,8 @@
 """Planning: which cells a suite asks for, and what the spool says of each."""
 
+import json
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -240,6 +242,33 @@ def test_a_description_is_kept_and_made_anew_when_a_file_changes(checkpoint: Pat
     second = describe_checkpoint("a", folder)
     assert second.weights_sha256 != first.weights_sha256
     assert second.config_sha256 == first.config_sha256
+
+
+@pytest.mark.parametrize(
+    ("said", "changes"),
+    [({"eos_token_id": 1}, False), ({"eos_token_id": [1, 5]}, True), ({"decoder_start_token_id": 3}, True)],
+    ids=["the same", "another end", "another start"],
+)
+def test_where_decoding_starts_and_ends_is_part_of_the_configuration(
+    checkpoint: Path, tmp_path: Path, said: dict[str, Any], changes: bool
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(checkpoint, folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    first = describe_checkpoint("a", folder)
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.5, **said}))
+    second = describe_checkpoint("a", folder)
+    assert (first.config_sha256 != second.config_sha256) == changes
+    assert first.weights_sha256 == second.weights_sha256
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_generation_config_that_is_none_is_refused_by_name(checkpoint: Path, tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(checkpoint, folder)
+    (folder / "generation_config.json").write_text(text)
+    with pytest.raises(UserError, match=r"generation_config\.json: not"):
+        describe_checkpoint("a", folder)
 
 
 def test_a_specification_survives_json(planner: Planner, tmp_path: Path) -> None:

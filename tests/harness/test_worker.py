@@ -11,6 +11,7 @@ import duckdb
 import pytest
 import torch
 
+from exitbench import __version__
 from exitbench.harness import worker
 from exitbench.harness.cell import Cell
 from exitbench.harness.plan import Plan, make_plan
@@ -138,6 +139,13 @@ def test_replays_are_labelled_simulated_and_have_no_time(query: Callable[[str], 
     assert set(rows) == {("quality", "real"), ("timing", "real"), ("probe", "real"), ("replay", "simulated")}
     assert query("SELECT count(*) FROM frontier WHERE execution = 'simulated' AND speedup IS NOT NULL") == [(0,)]
     assert query("SELECT DISTINCT random_weights FROM runs") == [(True,)]
+
+
+def test_a_run_says_what_brought_its_method_and_how_its_seeds_are_found(
+    query: Callable[[str], list[tuple[Any, ...]]],
+) -> None:
+    rows = query("SELECT DISTINCT method_distribution, method_version, seeds->>'bootstrap', seeds->>'decode' FROM runs")
+    assert rows == [("exitbench", __version__, "3", "int(sha256('3:' + doc_key)[:15], 16)")]
 
 
 def test_a_gate_that_never_opens_matches_full_depth_and_an_early_one_saves(

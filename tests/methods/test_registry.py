@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+import exitbench
 from exitbench.errors import UserError
 from exitbench.methods import registry
 from exitbench.methods.base import Method
-from exitbench.methods.registry import baseline_method, get_method, method_names, register, source_sha256
+from exitbench.methods.registry import baseline_method, distribution, get_method, method_names, register, source_sha256
 
 THIRD_PARTY = '''
 """A method of another distribution: exits where two blocks in a row choose the same token."""
@@ -114,6 +115,15 @@ def test_a_broken_method_fails_the_suite(install: Any, tiny: Any, prompts: Any, 
     (test,) = [test for name, test in suite.items() if name.startswith(fails)]
     with pytest.raises((AssertionError, ArithmeticError)):
         test(tiny, prompts, method, binder(tiny, prompts))
+
+
+def test_a_method_says_which_distribution_brought_it(install: Any) -> None:
+    assert distribution(install(THIRD_PARTY)) == ("exit-twice", "1.0")
+    assert distribution(baseline_method()) == ("exitbench", exitbench.__version__)
+
+
+def test_a_method_of_no_distribution_says_so(tmp_path: Path) -> None:
+    assert distribution(load(tmp_path / "loose", THIRD_PARTY)) == (None, None)
 
 
 def test_there_is_one_baseline_and_it_is_greedy() -> None:

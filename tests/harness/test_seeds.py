@@ -1,0 +1,71 @@
+"""What is drawn depends on the suite's seed and the document, never on the method, the batch or the order."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exitbench.harness.passes import Session
+from exitbench.harness.plan import make_plan
+from exitbench.harness.seeds import AXES, derivations, seed_for
+from exitbench.harness.spec import WorkerSpec
+from exitbench.harness.suite import load_suite
+
+SUITE = """
+schema = 1
+name = "seeds"
+seed = 11
+[models.tiny]
+path = "{model}"
+random_weights = true
+[tasks]
+squad = {{ task = "squad", source = "builtin", limit = 4, max_new_tokens = 4 }}
+[[sweep]]
+method = "random"
+grid = {{ mean_exit = [2.0, 3.0] }}
+kinds = ["quality", "timing"]
+[[sweep]]
+method = "static"
+kinds = ["quality"]
+"""
+
+
+def test_two_methods_draw_the_same_seeds_for_the_same_documents(worded_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "suite.toml").write_text(SUITE.format(model=worded_model))
+    (group,) = make_plan(load_suite(tmp_path / "suite.toml"), tmp_path / "spool", tmp_path, None).groups
+    items = tuple(planned.item for planned in group.cells)
+    session = Session(WorkerSpec(items, worded_model, None, tmp_path / "spool", "cpu", 1))
+    drawn = [[session.request(item, document).seed for document in session.documents(item.data)] for item in items]
+    assert {item.cell.method.name for item in items} == {"full", "random", "static"}
+    (seeds,) = {tuple(each) for each in drawn}
+    assert len(set(seeds)) == 4
+    assert len({seed_for("bootstrap", item.cell.seed) for item in items}) == 1
+
+
+def test_seeds_of_documents_never_change_by_accident() -> None:
+    """Another derivation would change stored random decodes without changing the ids of their cells."""
+    assert seed_for("decode", 7, "0123456789abcdef") == 162_453_489_397_760_616
+    assert seed_for("bootstrap", 7) == 7
+
+
+@given(first=st.tuples(st.integers(0), st.text()), second=st.tuples(st.integers(0), st.text()))
+def test_other_documents_and_other_suites_draw_otherwise(first: tuple[int, str], second: tuple[int, str]) -> None:
+    assert (seed_for("decode", *first) == seed_for("decode", *second)) == (first == second)
+
+
+def test_a_document_needs_its_key() -> None:
+    with pytest.raises(ValueError, match="not enough values"):
+        seed_for("decode", 7)
+
+
+@given(seed=st.integers(0), key=st.text("0123456789abcdef", min_size=16, max_size=16))
+def test_a_reader_can_follow_every_axis(seed: int, key: str) -> None:
+    told = derivations(seed)
+    assert set(told) == set(AXES)
+    assert told["bootstrap"] == str(seed_for("bootstrap", seed))
+    names = {"int": int, "sha256": lambda text: hashlib.sha256(text.encode()).hexdigest(), "doc_key": key}
+    assert eval(told["decode"], names) == seed_for("decode", seed, key)
