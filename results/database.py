@@ -57,6 +57,14 @@ _READER_CONFIG: Final[dict[str, Any]] = {
 }
 
 
+class DatabaseInUse(UserError):
+    """Another process has the database open; `who` says which."""
+
+    def __init__(self, path: Path, who: str, wait_s: float) -> None:
+        super().__init__(f"{path} is in use by {who}; waited {wait_s:g} s. Try again when it has ended.")
+        self.who = who
+
+
 class DamagedDatabase(UserError):
     """The file was a database and is not whole any more."""
 
@@ -163,7 +171,7 @@ def _connect_or_turn(path: Path) -> "Database | Turn":
     except DamagedDatabase:
         turn = take_turn(path, alone=True, deadline=time.monotonic() + WAIT_S)
         if turn is None:
-            raise _in_use(path, holder(path), WAIT_S) from None
+            raise DatabaseInUse(path, holder(path), WAIT_S) from None
         return turn
 
 
@@ -185,7 +193,7 @@ def _connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
     while True:
         turn = take_turn(path, alone=not read_only, deadline=deadline)
         if turn is None:
-            raise _in_use(path, holder(path), wait_s)
+            raise DatabaseInUse(path, holder(path), wait_s)
         try:
             engine = _engine(path, read_only, min(deadline, time.monotonic() + _PATIENCE_S))
         except sa.exc.DBAPIError as error:
@@ -195,7 +203,7 @@ def _connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
                 raise _open_error(path, message) from error
             if time.monotonic() >= deadline:
                 process = re.search(r"PID (\d+)", message)
-                raise _in_use(path, f"process {process[1]}" if process else "another process", wait_s) from error
+                raise DatabaseInUse(path, f"process {process[1]}" if process else "another process", wait_s) from error
             time.sleep(_PATIENCE_S)  # others come first now, so that a long reader does not keep them waiting
         except BaseException:
             turn.end()
@@ -234,10 +242,6 @@ def _attach(connection: sa.Connection, path: Path) -> None:
     connection.exec_driver_sql(f"ATTACH '{quoted}' AS results (ROW_GROUP_SIZE {_ROW_GROUP_ROWS})")
     connection.exec_driver_sql("USE results")
     connection.commit()
-
-
-def _in_use(path: Path, who: str, wait_s: float) -> UserError:
-    return UserError(f"{path} is in use by {who}; waited {wait_s:g} s. Try again when it has ended.")
 
 
 def _open_error(path: Path, message: str) -> UserError:

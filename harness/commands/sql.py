@@ -13,12 +13,15 @@ from exitbench.errors import UserError, suggestion
 from exitbench.harness.commands.folders import Runs
 from exitbench.harness.commands.rows import FORMATS, save
 from exitbench.results.answers import Answer, answer
-from exitbench.results.database import open_database
+from exitbench.results.database import WAIT_S, Database, DatabaseInUse, open_database
 from exitbench.results.described import described_views
 from exitbench.results.queries import parameter_value, query_names, saved_query
 
 SHOWN_ROWS: Final = 200
 """Rows of a table on the screen, unless all are asked for."""
+
+_SILENT_S: Final = 1.0
+"""A wait this short is not worth a word."""
 
 _READING: Final = ("SELECT", "EXPLAIN")
 _SAVED: Final = "@"
@@ -48,7 +51,7 @@ def _ask(arguments: Namespace) -> None:
     form = _format(arguments.format, arguments.out)
     if arguments.out is not None and arguments.out.resolve() == path.resolve():
         raise UserError(f"--out {arguments.out} is the database itself. Name another file.")
-    with open_database(path) as database, answer(database, query, parameters) as found:
+    with _opened(path) as database, answer(database, query, parameters) as found:
         if arguments.out is not None:
             rows = save(found, arguments.out, form, arguments.force)
             print(f"{arguments.out}: {rows} row{'' if rows == 1 else 's'}", file=sys.stderr)
@@ -56,6 +59,14 @@ def _ask(arguments: Namespace) -> None:
             _print_beginning(found)
         else:
             FORMATS[form](found.schema.names, found.rows())
+
+
+def _opened(path: Path) -> Database:
+    try:
+        return open_database(path, wait_s=_SILENT_S)
+    except DatabaseInUse as error:
+        print(f"{path} is in use by {error.who}; waiting up to {WAIT_S:g} s.", file=sys.stderr, flush=True)
+        return open_database(path)
 
 
 def _print_beginning(found: Answer) -> None:

@@ -285,7 +285,20 @@ def test_an_unknown_view_is_refused_with_a_suggestion(exitbench: Command) -> Non
     assert done.returncode == 2 and "There is no view 'frontierr'. Did you mean 'frontier'?" in done.stderr
 
 
-# ------------------------------------------------------------------------------------------ Ctrl-C
+# ------------------------------------------------------------------------------------------ waiting, Ctrl-C
+
+
+def test_whoever_has_the_database_is_named_while_waiting_and_the_answer_comes_then(
+    exitbench: Command, tmp_path: Path
+) -> None:
+    path = tmp_path / "exitbench.duckdb"
+    open_database(path, read_only=False).close()
+    script = f"import duckdb, time; c = duckdb.connect({str(path)!r}); print('open', flush=True); time.sleep(3)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "open\n"
+        done = exitbench("sql", "--database", str(path), "SELECT 1 AS a")
+    assert (done.returncode, done.stdout) == (0, "a\n-\n1\n")
+    assert done.stderr == f"{path} is in use by process {holder.pid}; waiting up to 10 s.\n"
 
 
 @pytest.mark.parametrize("out", [(), ("--out", "rows.csv")])
