@@ -1,4 +1,4 @@
-"""Commands that show what there is: report, sql, compare, status, list."""
+"""Commands that show what there is: report, sql, compare, status, env, list."""
 
 from pathlib import Path
 
@@ -12,6 +12,7 @@ def add_commands(commands: Commands) -> None:
     _add_sql(commands)
     _add_compare(commands)
     _add_status(commands)
+    _add_env(commands)
     _add_list(commands)
 
 
@@ -51,6 +52,7 @@ def _add_sql(commands: Commands) -> None:
         "--explain-view", metavar="NAME", help="print a view's columns, their meaning and its SQL, and stop"
     )
     asked.add_argument("--queries", action="store_true", help="list the saved queries, and stop")
+    asked.add_argument("--schema", action="store_true", help="print a document on all views and tables, and stop")
 
 
 def _add_status(commands: Commands) -> None:
@@ -78,6 +80,20 @@ def _add_compare(commands: Commands) -> None:
     )
     add_database(parser)
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
+
+
+def _add_env(commands: Commands) -> None:
+    examples = (
+        "  exitbench env diff 20260101T1200 20260301T1200\n"
+        "  exitbench env diff 3f9a now\n"
+        "  exitbench env show 20260101T120000"
+    )
+    about = "Compare software and machine of two attempts (exit code 1 if they differ), or show those of one."
+    parser = command(commands, "env", "env:env", about, examples)
+    parser.add_argument("action", choices=("diff", "show"))
+    naming = "beginning of the id of an attempt, cell (its latest attempt), environment or machine; now: this machine"
+    parser.add_argument("of", nargs="+", metavar="A", help=naming)
+    add_database(parser)
 
 
 def _add_list(commands: Commands) -> None:

@@ -1,0 +1,129 @@
+"""What differs between two stored attempts: software and machine, field by field."""
+
+import copy
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.cli import main
+from exitbench.results.canonical import content_id
+from exitbench.results.environments import Described, Difference, differences, find
+from exitbench.results.ingest import ingest
+from exitbench.results.spool import AttemptWriter
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def other_env(env: Json) -> Json:
+    other = copy.deepcopy(env)
+    other["environment"]["packages"] = {"torch": "2.14.0", "numpy": "2.3.0"}
+    other["environment"]["git_dirty"] = True
+    other["hardware"]["threads"] = 8
+    return other
+
+
+@pytest.fixture
+def attempts(example: ModuleType, env: Json, other_env: Json, tmp_path: Path) -> tuple[str, str, Json, Json]:
+    """Ids of two attempts in a spool, of different cells, and the cells."""
+    cells = [
+        example.cell_json(example.MODELS[0], example.TASKS[0], example.Method("static", {"exit_layer": n}), "quality")
+        for n in (1, 2)
+    ]
+    ids = []
+    for cell, each in zip(cells, (env, other_env), strict=True):
+        with AttemptWriter(tmp_path / "spool", cell, each) as writer:
+            writer.finish("ok")
+        ids.append(writer.attempt_id)
+    return ids[0], ids[1], cells[0], cells[1]
+
+
+CHANGED = [
+    Difference("environment.git_dirty", False, True),
+    Difference("environment.packages.numpy", None, "2.3.0"),
+    Difference("environment.packages.torch", "2.13.0", "2.14.0"),
+    Difference("environment.packages.transformers", "5.23.0", None),
+    Difference("hardware.threads", 2, 8),
+]
+
+
+@pytest.mark.parametrize("source", ["spool", "database"])
+def test_every_field_that_differs_is_told_and_no_other(
+    source: str, attempts: tuple[str, str, Json, Json], tmp_path: Path
+) -> None:
+    spool, database = tmp_path / "spool", tmp_path / "x.duckdb"
+    if source == "database":
+        ingest(spool, database)
+        spool = tmp_path / "gone"
+    a, b = (find(attempt_id, spool, database) for attempt_id in attempts[:2])
+    assert differences(a, b) == CHANGED
+    assert differences(b, a) == [Difference(each.field, each.b, each.a) for each in CHANGED]
+    assert differences(a, a) == []
+
+
+@pytest.mark.parametrize("source", ["spool", "database"])
+def test_cells_environments_and_machines_are_found_by_their_beginnings(
+    source: str, attempts: tuple[str, str, Json, Json], env: Json, other_env: Json, tmp_path: Path
+) -> None:
+    spool, database = tmp_path / "spool", tmp_path / "x.duckdb"
+    if source == "database":
+        ingest(spool, database)
+        spool = tmp_path / "gone"
+    cell = find(attempts[3]["cell_id"][:12], spool, database)
+    assert cell.sections == other_env
+    assert attempts[1] in cell.name
+    software = find(content_id(env["environment"])[:12], spool, database)
+    machine = find(content_id(other_env["hardware"])[:12], spool, database)
+    assert (software.sections, machine.sections) == (
+        {"environment": env["environment"]},
+        {"hardware": other_env["hardware"]},
+    )
+    assert differences(software, cell) == [each for each in CHANGED if each.field.startswith("environment")]
+
+
+def test_of_a_cell_the_latest_attempt_counts(
+    attempts: tuple[str, str, Json, Json], other_env: Json, tmp_path: Path
+) -> None:
+    with AttemptWriter(tmp_path / "spool", attempts[2], other_env) as writer:
+        writer.finish("ok")
+    assert find(attempts[2]["cell_id"], tmp_path / "spool", tmp_path / "x.duckdb").sections == other_env
+
+
+def test_what_is_not_one_thing_is_refused(attempts: tuple[str, str, Json, Json], tmp_path: Path) -> None:
+    spool, database = tmp_path / "spool", tmp_path / "x.duckdb"
+    with pytest.raises(UserError, match="at least 4 characters"):
+        find(attempts[0][:3], spool, database)
+    with pytest.raises(UserError, match=f"(?s)2 things .*{attempts[0]}.*{attempts[1]}"):
+        find(attempts[0][:8], spool, database)
+    with pytest.raises(UserError, match="No attempt, cell, environment or machine .* begins 'ffffffffffff'"):
+        find("ffffffffffff", spool, database)
+
+
+def test_software_and_a_machine_are_not_compared(env: Json) -> None:
+    software, machine = (Described(name, {name: env[name]}) for name in ("environment", "hardware"))
+    with pytest.raises(UserError, match="environment and hardware cannot be compared"):
+        differences(software, machine)
+
+
+def test_the_command_ends_as_diff_does(
+    attempts: tuple[str, str, Json, Json], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*words: str) -> tuple[int, str]:
+        code = main(["env", *words, "--runs", str(tmp_path)])
+        shown = capsys.readouterr()
+        return code, shown.out + shown.err
+
+    code, shown = run("diff", *attempts[:2])
+    assert code == 1
+    assert "  environment.packages.torch: 2.13.0 -> 2.14.0\n" in shown
+    assert "  environment.packages.numpy: absent -> 2.3.0\n" in shown
+    assert run("diff", attempts[0], attempts[0])[0] == 0
+    assert run("diff", attempts[0], "now")[0] == 1
+    assert run("diff", "now", "now")[0] == 0
+    code, shown = run("show", attempts[1])
+    assert (code, "  hardware.threads: 8\n" in shown) == (0, True)
+    assert run("diff", attempts[0])[0] == 2
+    assert run("diff", attempts[0], "nothing-like-it")[0] == 2
