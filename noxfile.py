@@ -5,6 +5,7 @@ nox -s bench -- multi30k-en-fr --data-dir ../data
 nox -s train                      the models of the built-in suite, from scratch
 nox -s report
 nox -s tests -- tests/methods -k oracle
+nox -s slurm                      the cluster's executor against a real Slurm on this machine; root, slurm-wlm and munge
 """
 
 import nox
@@ -55,6 +56,15 @@ def tests(session: nox.Session) -> None:
     """Run the test suite, without network."""
     install(session, "test")
     session.run("pytest", *session.posargs, env=OFFLINE)
+
+
+@nox.session
+def slurm(session: nox.Session) -> None:
+    """Start a Slurm of one node (needs root, slurm-wlm and munge) and run suites through it."""
+    install(session, "test")
+    if session.virtualenv.is_sandboxed:
+        session.install("--quiet", "-c", "constraints.txt", *PROJECT["project"]["optional-dependencies"]["slurm"])
+    session.run("pytest", "tests/slurm", *session.posargs, env=OFFLINE)
 
 
 @nox.session

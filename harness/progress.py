@@ -104,9 +104,12 @@ class Lines:
         """Write the cell's line."""
         with self._lock:
             self._ended += 1
-            documents, started_s = self._running.pop(label, (0, time.monotonic()))
-            took_s = time.monotonic() - started_s
-            line = f"[{self._ended}/{self._cells}] {label} ({documents} documents): {status}, {took_s:.1f} s"
+            if label in self._running:
+                documents, started_s = self._running.pop(label)
+                how = f" ({documents} documents): {status}, {time.monotonic() - started_s:.1f} s"
+            else:
+                how = f": {status}"
+            line = f"[{self._ended}/{self._cells}] {label}{how}"
             print(line, file=self._stream, flush=True)
 
     def __enter__(self) -> Self:

@@ -58,6 +58,20 @@ def add_selection(parser: Parser, kinds: tuple[str, ...] | None = None) -> None:
     )
 
 
+def add_executor(parser: Parser) -> None:
+    """Add where cells run."""
+    parser.add_argument(
+        "--executor", choices=("local", "slurm"), default="local", help="run here (local), or as jobs of Slurm (slurm)"
+    )
+    parser.add_argument(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a long option of sbatch, e.g. partition=gpu; may be repeated (docs/cluster.md)",
+    )
+
+
 def add_runs(parser: Parser) -> None:
     """Add the folder in which everything lies."""
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of all run data (runs)")

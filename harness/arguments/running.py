@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from exitbench.harness.arguments.common import Commands, add_runs, add_selection, add_threads, command
+from exitbench.harness.arguments.common import Commands, add_executor, add_runs, add_selection, add_threads, command
 
 
 def add_commands(commands: Commands) -> None:
@@ -27,11 +27,13 @@ def _add_run(commands: Commands) -> None:
     examples = (
         "  exitbench run builtin\n"
         "  exitbench run builtin --only '*/static*' --kinds quality --limit 20\n"
-        "  exitbench run multi30k-en-fr --data-dir ../data"
+        "  exitbench run multi30k-en-fr --data-dir ../data\n"
+        "  exitbench run builtin --executor slurm --slurm partition=gpu --slurm gpus-per-node=1 --slurm time=8:00:00"
     )
     about = "Run a suite: train missing models, run cells that are not done, fill the database, report."
     parser = command(commands, "run", "run:run", about, examples)
     add_selection(parser)
+    add_executor(parser)
     add_threads(parser)
 
 
@@ -55,6 +57,7 @@ def _add_fit(commands: Commands) -> None:
     about = "Fit what the methods of a suite train (classifiers, thresholds by block): its fit cells only."
     parser = command(commands, "fit", "run:run", about, examples)
     add_selection(parser, kinds=("fit",))
+    add_executor(parser)
     add_threads(parser)
 
 
@@ -63,6 +66,7 @@ def _add_calibrate(commands: Commands) -> None:
     about = "Choose thresholds with a guarantee by real decodes (Learn then Test): a suite's calibration cells only."
     parser = command(commands, "calibrate", "run:run", about, examples)
     add_selection(parser, kinds=("calibration",))
+    add_executor(parser)
     add_threads(parser)
 
 

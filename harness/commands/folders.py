@@ -39,6 +39,11 @@ class Runs:
         """What workers were given and what they printed."""
         return self.root / "logs"
 
+    @property
+    def slurm(self) -> Path:
+        """What was handed to Slurm, and what its jobs printed."""
+        return self.root / "slurm"
+
     def require_writable(self) -> None:
         """Check, before any work, that results will have a place.
 

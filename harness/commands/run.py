@@ -30,8 +30,16 @@ def run(arguments: Namespace) -> int:
         KeyboardInterrupt: The user interrupted; finished cells are in the spool and in the database.
     """
     runs = Runs(arguments.runs)
+    # Before the plan: what jobs left undone while nobody looked becomes rows, which the plan then finds.
+    slurm = _slurm(arguments, runs)
     plan = planned(arguments)
+    if slurm is not None and plan.suite.device == "auto":
+        raise UserError(
+            '--executor slurm: device = "auto" of the suite means this machine; name "cuda" or "cpu" there.'
+        )
     runs.require_writable()
+    if _ingest(runs):  # what is damaged has left the spool: those cells are to be run again
+        plan = planned(arguments)
     if plan.untrained:
         cores = arguments.threads or available_cores()
         ensure_all_trained(plan.untrained, runs.models, arguments.data_dir, cores)
@@ -40,7 +48,7 @@ def run(arguments: Namespace) -> int:
         if group.folder is not None and group.cells:
             record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
     try:
-        statuses = _run_groups(plan, runs, _executor(plan, runs), arguments)
+        statuses = _run_groups(plan, runs, slurm or _local(plan, runs), arguments)
     except KeyboardInterrupt:
         _ingest(runs)
         print("Interrupted. What is finished is kept; the same command goes on from there.", file=sys.stderr)
@@ -50,7 +58,19 @@ def run(arguments: Namespace) -> int:
     return _verdict(statuses, plan, runs, arguments.retry)
 
 
-def _executor(plan: Plan, runs: Runs) -> Executor:
+def _slurm(arguments: Namespace, runs: Runs) -> Executor | None:
+    """The Slurm executor, if that is what the arguments name."""
+    if arguments.executor == "slurm":
+        from exitbench.harness.executors.slurm import SlurmExecutor
+        from exitbench.harness.executors.slurm_options import read_options
+
+        return SlurmExecutor(runs.slurm.resolve(), read_options(arguments.slurm))
+    if arguments.slurm:
+        raise UserError(f"--slurm {arguments.slurm[0]}: only goes with --executor slurm.")
+    return None
+
+
+def _local(plan: Plan, runs: Runs) -> Executor:
     return LocalExecutor(runs.logs, visible_gpus() if plan.device == "cuda" else ())
 
 
@@ -58,7 +78,7 @@ def _run_groups(plan: Plan, runs: Runs, executor: Executor, arguments: Namespace
     threads = arguments.threads or executor.threads
     specs = [_spec(group, plan, runs, threads, arguments) for group in plan.groups]
     with progress(plan.to_run_count(arguments.retry)) as bars:
-        statuses = executor.run([spec for spec in specs if spec.cells], bars, lambda: _ingest(runs))
+        statuses = executor.run([spec for spec in specs if spec.cells], bars, lambda: _ingest_meanwhile(runs))
     return Counter(statuses.values())
 
 
@@ -75,11 +95,22 @@ def _spec(group: Group, plan: Plan, runs: Runs, threads: int, arguments: Namespa
     )
 
 
-def _ingest(runs: Runs) -> None:
+def _ingest(runs: Runs) -> bool:
+    """Fill the database with what has ended; returns whether something was left out."""
     from exitbench.results.ingest import ingest
 
-    for message in ingest(runs.spool, runs.database).quarantined:
+    left_out = ingest(runs.spool, runs.database).quarantined
+    for message in left_out:
         print(f"left out of the database: {message}", file=sys.stderr)
+    return bool(left_out)
+
+
+def _ingest_meanwhile(runs: Runs) -> None:
+    """The same while cells run, which do not end because somebody has the database open or the disk is full."""
+    try:
+        _ingest(runs)
+    except UserError as error:
+        print(f"The database is filled later: {error}", file=sys.stderr)
 
 
 def _print_results(runs: Runs) -> None:

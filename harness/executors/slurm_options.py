@@ -1,0 +1,87 @@
+"""What a user asks of Slurm: the options of ``--slurm KEY=VALUE``."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from exitbench.errors import UserError
+
+DEFAULT_TIME: Final = "4:00:00"
+MAX_TIMEOUTS: Final = 20
+"""How often a job that ran out of time is queued again."""
+
+OURS: Final = (
+    *("array", "error", "job-name", "nodes", "ntasks", "ntasks-per-node"),
+    *("open-mode", "output", "requeue", "signal", "wait", "wrap"),
+)
+"""Options of sbatch that the executor sets itself."""
+
+# minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds
+_TIME: Final = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """Options of sbatch.
+
+    Attributes:
+        minutes: Time limit of a job.
+        cpus: Cores of a job.
+        flags: Every other option by its long name; True for one without a value.
+    """
+
+    minutes: int
+    cpus: int
+    flags: Mapping[str, str | bool]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The same as submitit takes them."""
+        return {
+            "time": self.minutes,
+            "cpus_per_task": self.cpus,
+            "additional_parameters": {"requeue": True, **self.flags},
+        }
+
+
+def read_options(texts: Sequence[str]) -> SlurmOptions:
+    """Read the options of the command line.
+
+    Args:
+        texts: As `KEY=VALUE`, or `KEY` where sbatch takes no value; keys are sbatch's long names.
+
+    Raises:
+        UserError: Not of this form, given twice, not a time or a number, or an option that the executor sets itself.
+    """
+    flags: dict[str, str | bool] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not re.fullmatch(r"[a-z][a-z-]*", name) or (equals and not value):
+            raise UserError(f"--slurm {text}: expected KEY=VALUE with a long option of sbatch, e.g. partition=gpu.")
+        if name in OURS:
+            raise UserError(f"--slurm {text}: {name} is set by ExitBench; not allowed: {', '.join(OURS)}.")
+        if name in flags:
+            raise UserError(f"--slurm {text}: {name} is given twice.")
+        flags[name] = value if equals else True
+    time, cpus = str(flags.pop("time", DEFAULT_TIME)), str(flags.pop("cpus-per-task", 1))
+    if not cpus.isdecimal() or int(cpus) < 1:
+        raise UserError(f"--slurm cpus-per-task={cpus}: expected a whole number of 1 or more.")
+    return SlurmOptions(_minutes(time), int(cpus), flags)
+
+
+def _minutes(text: str) -> int:
+    """Return a time limit of sbatch in whole minutes, rounded up."""
+    match = _TIME.fullmatch(text)
+    parts = [int(part) for part in match["parts"].split(":")] if match else []
+    if match and match["days"]:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+        hours += 24 * int(match["days"])
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, minutes, seconds = 0, *(*parts, 0, 0)[:2]
+    total = hours * 60 + minutes + (seconds > 0)
+    if total < 1:
+        raise UserError(f"--slurm time={text}: expected sbatch's form, e.g. 90 (minutes), 4:00:00 or 1-12.")
+    return total

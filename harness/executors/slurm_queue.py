@@ -1,0 +1,78 @@
+"""What Slurm says of jobs."""
+
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from exitbench.errors import UserError
+
+FORGOTTEN: Final = "no longer known to Slurm"
+"""The state of a job that ended longer ago than the queue remembers."""
+
+ENDED: Final = {
+    FORGOTTEN: "interrupted",
+    "COMPLETED": "failed",
+    "CANCELLED": "interrupted",
+    "PREEMPTED": "interrupted",
+    "REVOKED": "interrupted",
+    "TIMEOUT": "timeout",
+    "DEADLINE": "timeout",
+    "OUT_OF_MEMORY": "oom",
+    "FAILED": "failed",
+    "NODE_FAIL": "failed",
+    "BOOT_FAIL": "failed",
+}
+"""States in which a job does not go on, and the spool's word for a cell that such a job has begun and not ended."""
+
+_ASK_S: Final = 60.0
+
+
+class NoAnswer(UserError):
+    """Slurm does not answer, which may pass."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of an array.
+
+    Attributes:
+        job_id: As scancel takes it: ``12_3``.
+        state: Slurm's word.
+    """
+
+    job_id: str
+    state: str
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it runs or may still run."""
+        return self.state not in ENDED
+
+
+def list_jobs(names: Iterable[str]) -> dict[tuple[str, int], Job]:
+    """Return the user's jobs of some names, by name and index in the array; those that ended minutes ago are there too.
+
+    Raises:
+        NoAnswer: Slurm does not answer.
+    """
+    wanted = sorted(names)
+    if not wanted:
+        return {}
+    command = ["squeue", "--me", "--noheader", "--array", "--states=all", "--format=%j|%F|%K|%T"]
+    try:
+        done = subprocess.run(
+            [*command, f"--name={','.join(wanted)}"], capture_output=True, text=True, check=True, timeout=_ASK_S
+        )
+    except subprocess.CalledProcessError as error:
+        raise NoAnswer(f"Slurm does not answer (squeue): {error.stderr.strip()}") from None
+    except subprocess.TimeoutExpired:
+        raise NoAnswer(f"Slurm does not answer: squeue took more than {_ASK_S:g} s.") from None
+    jobs = {}
+    for line in done.stdout.splitlines():
+        name, array_id, index, state = line.split("|")
+        # A submission of one group is no array.
+        jobs[name, int(index) if index.isdecimal() else 0] = Job(
+            f"{array_id}_{index}" if index.isdecimal() else array_id, state
+        )
+    return jobs

@@ -1,0 +1,107 @@
+"""Two runs over one spool share the work; neither runs what the other runs or has just finished."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exitbench.harness.claims import attempts_since, claim, outcome
+from exitbench.harness.locks import locked
+from exitbench.harness.plan import make_plan
+from exitbench.harness.spec import WorkItem
+from exitbench.harness.suite import load_suite
+from exitbench.results.schema import ENV_KEYS
+from exitbench.results.spool import AttemptWriter, read_attempt, scan_spool
+
+ENV = {section: dict.fromkeys(keys) for section, keys in ENV_KEYS.items() if section}
+SWEEP = """\
+[[sweep]]
+method = "static"
+grid = { exit_layer = [1] }
+kinds = ["quality"]
+[[sweep]]
+method = "calm-softmax"
+query = { threshold = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5] }
+kinds = ["quality"]
+"""
+
+
+@pytest.fixture
+def item(write_suite: Callable[..., Path], data_dir: Path, tmp_path: Path) -> WorkItem:
+    """A cell, new."""
+    plan = make_plan(load_suite(write_suite(SWEEP)), tmp_path / "spool", tmp_path / "models", data_dir)
+    return plan.groups[0].cells[0].item
+
+
+def attempt(spool: Path, item: WorkItem, status: str) -> str:
+    with AttemptWriter(spool, item.cell.to_json(), ENV) as writer:
+        writer.finish(status)
+    return writer.attempt_id
+
+
+def test_a_cell_is_held_by_one_and_free_once_that_one_is_gone(tmp_path: Path) -> None:
+    with claim(tmp_path, "a", wait=False) as first, claim(tmp_path, "a", wait=False) as second:
+        assert (first, second) == (True, False)
+    with claim(tmp_path, "a", wait=False) as again:
+        assert again
+    assert list((tmp_path / "locks").iterdir()) == []
+
+
+HOLDER = """\
+import sys, time
+from pathlib import Path
+from exitbench.harness.locks import locked
+with locked(Path(sys.argv[1]), wait=True):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_system_lets_go_of_a_lock_whose_holder_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+    with locked(path, wait=False) as held:
+        assert not held
+    holder.kill()
+    with holder, locked(path, wait=True) as held:
+        assert held
+
+
+def test_an_outcome_is_one_that_the_plan_did_not_know(item: WorkItem, tmp_path: Path) -> None:
+    assert outcome(tmp_path, item) is None
+    known = attempt(tmp_path, item, "ok")
+    assert outcome(tmp_path, item) == "ok"
+    planned = WorkItem(item.cell, item.label, item.data, seen=known)
+    assert outcome(tmp_path, planned) is None
+    assert attempts_since(tmp_path, planned) == []
+    attempt(tmp_path, item, "failed")
+    assert outcome(tmp_path, planned) == "failed"
+
+
+def test_an_interrupted_cell_is_to_be_run_again(item: WorkItem, tmp_path: Path) -> None:
+    attempt(tmp_path, item, "interrupted")
+    assert outcome(tmp_path, item) is None
+    assert len(attempts_since(tmp_path, item)) == 1
+
+
+def test_two_runs_at_once_run_every_cell_once(
+    write_suite: Callable[..., Path], checkpoint: Path, worded_model: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    suite = write_suite(SWEEP)
+    suite.write_text(suite.read_text().replace(str(checkpoint), str(worded_model)))
+    command = [sys.executable, "-m", "exitbench.harness.cli", "run", str(suite), "--data-dir", str(data_dir)]
+    command += ["--runs", str(tmp_path / "runs"), "--threads", "1"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    runs = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    shown = [run.communicate(timeout=90)[1] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], shown
+    for text in shown:
+        assert sum(": ok" in line for line in text.splitlines()) == 8
+    attempts = [read_attempt(found.path) for found in scan_spool(tmp_path / "runs" / "spool")]
+    assert len({record.attempt.cell_id for record in attempts}) == len(attempts) == 8
+    assert {record.status["status"] for record in attempts} == {"ok"}
