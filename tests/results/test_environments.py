@@ -98,7 +98,7 @@ def test_what_is_not_one_thing_is_refused(attempts: tuple[str, str, Json, Json],
         find(attempts[0][:3], spool, database)
     with pytest.raises(UserError, match=f"(?s)2 things .*{attempts[0]}.*{attempts[1]}"):
         find(attempts[0][:8], spool, database)
-    with pytest.raises(UserError, match="No attempt, cell, environment or machine .* begins 'ffffffffffff'"):
+    with pytest.raises(UserError, match=r"No attempt, cell, environment or machine .* begins 'ffffffffffff'"):
         find("ffffffffffff", spool, database)
 
 
