@@ -19,6 +19,7 @@ from torch import Tensor
 
 from exitbench.harness.checkpoint import Checkpoint
 from exitbench.harness.model import Cache, Transformer, padded
+from exitbench.results.settling import settling
 
 LOGITS_BUDGET_BYTES = 256 * 2**20
 """Most memory for the logits of all blocks at once; tokens are read out in chunks that fit."""
@@ -34,8 +35,8 @@ def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Seq
         outputs: What the model generated for each, at full depth.
 
     Returns:
-        Arrays over the N tokens in row order: ``full_token_id``, ``first_match`` and ``stable_from`` [N]; per block
-        [N, L] the columns of the spool's probe table.
+        Arrays over the N tokens in row order: ``full_token_id``, ``first_match``, ``stable_from`` and what
+        `results.settling` adds [N]; per block [N, L] the columns of the spool's probe table.
     """
     states_LND = states_of(checkpoint, prompts, outputs)
     model = checkpoint.model
@@ -105,7 +106,8 @@ def _signals(model: Transformer, states_LND: Tensor) -> dict[str, np.ndarray]:
         "jsd_previous": _jensen_shannon(log_p_LNV[:-1], log_p_LNV[1:]).T,
         "jsd_last": _jensen_shannon(log_p_LNV[1:], log_p_LNV[-1:]).T,
     }
-    return {name: value.cpu().numpy() for name, value in columns.items()}
+    arrays = {name: value.cpu().numpy() for name, value in columns.items()}
+    return {**arrays, **settling(arrays["p_final"], arrays["cosine_last"])}
 
 
 def _second(top_LN3: Tensor, first_LN: Tensor) -> Tensor:

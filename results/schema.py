@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 """Version of the spool's layout; status.json carries it. Attempts of every earlier version are read too."""
 
 STATUSES: Final = ("ok", "failed", "oom", "timeout", "skipped", "interrupted")
@@ -67,6 +67,7 @@ TOKENS: Final = pa.schema(
         _optional("score", pa.float32()),
         _required("reason", pa.string()),
         _optional("rejected", pa.int32()),
+        _optional("full_token_id", pa.int32()),
     ]
 )
 
@@ -95,6 +96,7 @@ PROBE: Final = pa.schema(
         _optional("token_kind", pa.string()),
         _required("first_match", pa.int16()),
         _required("stable_from", pa.int16()),
+        *(_optional(name, pa.int16()) for name in ("monotone_from", "first_similar", "similar_blocks", "grows_from")),
         *(_required(name, _IDS) for name in PROBE_ID_LISTS),
         *(_required(name, _FLOATS) for name in PROBE_FLOAT_LISTS),
     ]

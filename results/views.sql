@@ -168,13 +168,16 @@ COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run, or
 first generated; token_id; token_kind: kind of word in built-in data; exit_layer: where the token was emitted; blocks_run: blocks executed
 for it; score: the gate''s confidence there; reason: threshold (the gate said so) or last (no block was left); head_rows: rows of the LM
 head multiplied for it, NULL for a replay and where an older version ran; rejected: drafted tokens thrown away right before it was decided
-(it is the full model''s choice in their place), NULL where nothing is verified.';
+(it is the full model''s choice in their place), NULL where nothing is verified; full_token_id: of full depth at this position, NULL behind its end and where an older
+version ran.';
 
 CREATE VIEW probe_trace AS
 SELECT n.*, p.* EXCLUDE (attempt_id) FROM probe_token AS p JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW probe_trace IS 'One row per probed token; lists have one entry per block 1..L. doc_key; position: 1 = first generated; token_id:
 generated; full_token_id: top-1 at block L; gold_token_id: of the reference; token_kind: kind of word in built-in data; first_match:
-first block whose top-1 is full_token_id; stable_from: first block from which it stays so; top1_id, top2_id, top3_id, p1, p2, p3: the
+first block whose top-1 is full_token_id; stable_from: first block from which it stays so; monotone_from: block from which p_final falls at no further block; first_similar: first block with
+cosine_last of at least 0.9; similar_blocks: how many of blocks 1..L-1 have that; grows_from: block from which cosine_last grows with each of
+blocks 1..L-1 (these four NULL where an older version ran); top1_id, top2_id, top3_id, p1, p2, p3: the
 three most probable tokens; rank_final, p_final: rank (1 = top) and probability of full_token_id; entropy; logsumexp: of the logits;
 cosine_previous, cosine_previous_normed: with the block before (the embedding before block 1), raw and final-normed states;
 cosine_last: with block L, final-normed; jsd_previous, jsd_last: Jensen-Shannon divergence to the block before and to block L, nats.';
@@ -187,14 +190,15 @@ at block L; emitted_id: token that would be emitted there, -1 where the gate is 
 
 CREATE VIEW layer_trace AS
 SELECT
-    n.*, p.doc_key, p.position, p.token_id, p.full_token_id, p.token_kind, p.first_match, p.stable_from,
-    unnest(range(1, len(p.p1) + 1))::SMALLINT AS block, unnest(p.top1_id) AS top1_id, unnest(p.top2_id) AS top2_id,
-    unnest(p.top3_id) AS top3_id, unnest(p.p1) AS p1, unnest(p.p2) AS p2, unnest(p.p3) AS p3,
-    unnest(p.p_final) AS p_final, unnest(p.rank_final) AS rank_final, unnest(p.entropy) AS entropy,
-    unnest(p.logsumexp) AS logsumexp, unnest(p.cosine_previous) AS cosine_previous,
-    unnest(p.cosine_previous_normed) AS cosine_previous_normed, unnest(p.cosine_last) AS cosine_last,
-    unnest(p.jsd_previous) AS jsd_previous, unnest(p.jsd_last) AS jsd_last
-FROM probe_token AS p JOIN run_names AS n USING (attempt_id);
+    n.*, p.doc_key, p.position, p.token_id, p.full_token_id, p.token_kind, p.first_match, p.stable_from, p.block,
+    -- Lists are read by place and not unnested: then those that nobody asks for are not read at all.
+    p.top1_id[p.block] AS top1_id, p.top2_id[p.block] AS top2_id, p.top3_id[p.block] AS top3_id, p.p1[p.block] AS p1,
+    p.p2[p.block] AS p2, p.p3[p.block] AS p3, p.p_final[p.block] AS p_final, p.rank_final[p.block] AS rank_final,
+    p.entropy[p.block] AS entropy, p.logsumexp[p.block] AS logsumexp, p.cosine_previous[p.block] AS cosine_previous,
+    p.cosine_previous_normed[p.block] AS cosine_previous_normed, p.cosine_last[p.block] AS cosine_last,
+    p.jsd_previous[p.block] AS jsd_previous, p.jsd_last[p.block] AS jsd_last
+FROM (SELECT *, unnest(range(1, len(p1) + 1))::SMALLINT AS block FROM probe_token) AS p
+JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW layer_trace IS 'One row per probed token and block. block: 1..L; doc_key, position, token_id, full_token_id, token_kind,
 first_match, stable_from: of the token; top1_id, top2_id, top3_id, p1, p2, p3, p_final, rank_final, entropy, logsumexp, cosine_previous,
 cosine_previous_normed, cosine_last, jsd_previous, jsd_last: at this block, as in probe_trace.';
@@ -235,18 +239,18 @@ WITH probed AS (
 ),
 decoded AS (
     SELECT
-        t.attempt_id, r.kind, t.token_kind, count(*) AS n, avg(t.exit_layer) AS mean_exit_layer,
-        NULL::DOUBLE AS mean_first_match, NULL::DOUBLE AS mean_stable_from,
-        CASE WHEN any_value(r.full_depth_attempt_id) IS NOT NULL
-            THEN avg(coalesce(t.token_id = f.token_id, false)::INT) END AS share_equal_full
-    FROM token_exit AS t
-    JOIN runs AS r USING (attempt_id)
-    LEFT JOIN token_exit AS f
-        ON f.attempt_id = r.full_depth_attempt_id AND f.doc_key = t.doc_key AND f.position = t.position
-    WHERE t.token_kind IS NOT NULL GROUP BY ALL
+        t.*, r.kind, NULL::DOUBLE AS mean_first_match, NULL::DOUBLE AS mean_stable_from
+    FROM (
+        -- A token behind the end of full depth's answer equals none of it.
+        SELECT
+            attempt_id, token_kind, count(*) AS n, avg(exit_layer) AS mean_exit_layer,
+            if(count(full_token_id) = 0, NULL, count_if(token_id = full_token_id) / count(*)) AS share_equal_full
+        FROM token_exit WHERE token_kind IS NOT NULL GROUP BY ALL
+    ) AS t
+    JOIN (SELECT attempt_id, kind FROM attempt JOIN cell USING (cell_id)) AS r USING (attempt_id)
 )
 SELECT n.*, k.* EXCLUDE (attempt_id)
-FROM (FROM probed UNION ALL FROM decoded) AS k JOIN run_names AS n USING (attempt_id);
+FROM (FROM probed UNION ALL BY NAME FROM decoded) AS k JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW exit_by_kind IS 'One row per run and kind of word in built-in data. kind: of cell, probe, quality or replay; token_kind; n: tokens;
 mean_exit_layer: where tokens were emitted (quality, replay); mean_first_match, mean_stable_from: where full depth''s token first and finally
 is top-1 (probe); share_equal_full: of tokens equal to full depth''s at the same place.';

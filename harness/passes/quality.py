@@ -59,7 +59,6 @@ def quality_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_pro
         for document, answer, score in zip(documents, answers, scores, strict=True)
     ]
     writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
-    writer.write("tokens", _token_table(session, item, documents, answers, parts.kv_policy.verifies))
     metrics = task_metrics(task, scores, seed_for("bootstrap", cell.seed))
     for metric, (_, interval) in metrics.items():
         evaluated = results["results"][task.name][f"{metric},none"]
@@ -71,18 +70,25 @@ def quality_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_pro
     }
     if cell.full_depth_cell_id is not None:
         full = full_outputs(session, cell.full_depth_cell_id)
+    writer.write("tokens", _token_table(session, item, documents, answers, full, parts.kv_policy.verifies))
     for name, interval in _depth_metrics(session, item, parts, documents, answers, full).items():
         metrics[name] = (METRIC_VERSION, interval)
     write_metrics(writer, metrics)
 
 
 def _token_table(
-    session: Session, item: WorkItem, documents: Sequence[Document], answers: Sequence[Answer], verifies: bool
+    session: Session,
+    item: WorkItem,
+    documents: Sequence[Document],
+    answers: Sequence[Answer],
+    full: Mapping[str, FullOutput],
+    verifies: bool,
 ) -> pa.Table:
     depth = session.checkpoint.model.n_blocks
     rows: list[dict[str, Any]] = []
     for document, answer in zip(documents, answers, strict=True):
         kinds = session.kinds(item, document)
+        full_ids = full[document.key].token_ids
         made = answer.generation
         columns = zip(
             made.token_ids,
@@ -106,6 +112,7 @@ def _token_table(
                     "score": score,
                     "reason": "last" if exit_layer == depth else "threshold",
                     "rejected": rejected,
+                    "full_token_id": full_ids[index] if index < len(full_ids) else None,
                 }
             )
     return pa.Table.from_pylist(rows, schema=TABLES["tokens"])

@@ -32,7 +32,7 @@ def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
             f"""
             SELECT doc_key, position, {emitted_sql} AS token_id, token_kind, e AS exit_layer, e AS blocks_run,
                    NULL::INTEGER AS head_rows, NULL::FLOAT AS score,
-                   CASE WHEN e = {depth} THEN 'last' ELSE 'threshold' END AS reason
+                   CASE WHEN e = {depth} THEN 'last' ELSE 'threshold' END AS reason, full_token_id
             FROM (SELECT *, {rule} AS e FROM {source})
             ORDER BY doc_key, position
             """,
@@ -43,10 +43,9 @@ def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
         per_document = connection.execute(
             """
             SELECT sum(exit_layer) AS depths, count(*) AS tokens,
-                   sum((tokens.token_id = full_token_id)::INT) AS matches
-            FROM tokens JOIN read_parquet(?) AS probe USING (doc_key, position) GROUP BY doc_key ORDER BY doc_key
-            """,
-            [probe],
+                   sum((token_id = full_token_id)::INT) AS matches
+            FROM tokens GROUP BY doc_key ORDER BY doc_key
+            """
         ).fetchnumpy()
     seed = seed_for("bootstrap", cell.seed)
     metrics = {

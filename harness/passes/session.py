@@ -72,7 +72,7 @@ class Session:
             str(spec.model_path), local_files_only=True, trust_remote_code=False
         )
         self.documents = functools.cache(self._load)
-        self.check = functools.cache(read_attempt)  # many cells compute from one
+        self._checked = functools.cache(read_attempt)  # many cells compute from one
 
     def _load(self, data: DataRequest) -> list[Document]:
         return data.load(self.data_dir)
@@ -149,7 +149,7 @@ class Session:
             found = "was never run" if status is None else f"ended as {status.status}"
             raise Skip(f"needs cell {cell_id[:12]}, which {found}")
         try:
-            self.check(status.path)
+            self._checked(status.path)
         except SpoolError as error:
             raise Skip(f"needs cell {cell_id[:12]}, which is damaged: {error}") from error
         return status.path

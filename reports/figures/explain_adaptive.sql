@@ -9,7 +9,8 @@ WITH asked AS (
           AND params ->> 'head' IN ('pruned-fixed', 'pruned-adaptive', 'pruned-adaptive-code')
 ),
 vocabulary AS (  -- full depth reads the whole head once a token
-    SELECT attempt_id AS full_depth_attempt_id, max(head_rows) AS vocabulary FROM token_trace GROUP BY ALL
+    SELECT attempt_id AS full_depth_attempt_id, max(head_rows) AS vocabulary
+    FROM token_trace WHERE attempt_id IN (SELECT full_depth_attempt_id FROM asked) GROUP BY ALL
 ),
 trace AS (SELECT attempt_id, doc_key, position, token_id, exit_layer, head_rows FROM token_trace),
 documents AS (

@@ -1,14 +1,20 @@
 -- The token of each model that settles latest and then is surest: the probability of each of its candidates by block.
 -- A candidate is the final token, at every block, or one of the three most probable, at blocks that give it more than
 -- 0.1. Outputs of different models do not align, so each model has its own token.
-WITH chosen AS (
-    SELECT *
+WITH late AS (
+    SELECT model, task_label, attempt_id, doc_key, position, p_final[-1] AS sureness
     FROM probe_trace
+    JOIN (SELECT model, max(first_match) AS first_match FROM probe_trace WHERE NOT random_weights GROUP BY model)
+        USING (model, first_match)
     WHERE NOT random_weights
-    QUALIFY row_number() OVER (
-        PARTITION BY model
-        ORDER BY first_match DESC, p_final[len(p_final)] DESC, task_label, doc_key, position, attempt_id
-    ) = 1
+    QUALIFY rank() OVER (PARTITION BY model ORDER BY sureness DESC) = 1
+),
+first_of_equals AS (
+    SELECT model, attempt_id, doc_key, position FROM late
+    QUALIFY row_number() OVER (PARTITION BY model ORDER BY task_label, doc_key, position, attempt_id) = 1
+),
+chosen AS (
+    SELECT * FROM probe_trace SEMI JOIN first_of_equals USING (attempt_id, doc_key, position)
 ),
 blocks AS (
     SELECT *, unnest(range(1, len(p_final) + 1)) AS block FROM chosen

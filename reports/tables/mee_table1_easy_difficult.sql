@@ -1,19 +1,11 @@
 -- Easy and difficult documents: how similar the states of their tokens are to the last block's, s(l), 1 <= l < L.
 -- One row a model, task and class; a class is a quarter of the documents, by the mean of s over tokens and blocks.
 -- Rounded where the last digits of a sum depend on the order in which threads add.
-WITH tokens AS (
-    SELECT model, task_label AS task, attempt_id, doc_key, len(cosine_last) AS blocks,
-           cosine_last[:-2] AS s, list_avg(cosine_last[:-2]) AS mean_s
+WITH measured AS (
+    SELECT model, task_label AS task, attempt_id, doc_key, len(cosine_last) AS blocks, first_similar, similar_blocks,
+           grows_from, list_avg(cosine_last[:-2]) AS mean_s
     FROM probe_trace
-    WHERE NOT random_weights AND len(cosine_last) > 1
-),
--- grows_from: the first block from which s grows strictly with each block.
-measured AS (
-    SELECT *,
-           coalesce(list_filter(range(1, blocks), lambda l: s[l] >= 0.9)[1], blocks) AS first_similar,
-           len(list_filter(s, lambda x: x >= 0.9)) AS similar_blocks,
-           1 + coalesce(list_max(list_filter(range(1, blocks - 1), lambda l: s[l + 1] <= s[l])), 0) AS grows_from
-    FROM tokens
+    WHERE NOT random_weights AND len(cosine_last) > 1 AND first_similar IS NOT NULL
 ),
 documents AS (
     SELECT model, task, attempt_id, doc_key, round(avg(mean_s), 9) AS mean_s, count(*) AS length

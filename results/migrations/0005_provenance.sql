@@ -63,3 +63,11 @@ CREATE TABLE perf_sample (
     git_dirty BOOLEAN, machine JSON NOT NULL, params JSON, extra JSON, median_s DOUBLE NOT NULL, data DOUBLE[] NOT NULL,
     PRIMARY KEY (perf_run_id, benchmark)
 );
+
+-- What full depth emitted at the same position, and when blocks agree on a probed token (see results/settling.py); so that
+-- questions about all tokens need neither a join of two traces nor a walk over lists.
+ALTER TABLE token_exit ADD COLUMN full_token_id INTEGER;
+ALTER TABLE probe_token ADD COLUMN monotone_from SMALLINT;
+ALTER TABLE probe_token ADD COLUMN first_similar SMALLINT;
+ALTER TABLE probe_token ADD COLUMN similar_blocks SMALLINT;
+ALTER TABLE probe_token ADD COLUMN grows_from SMALLINT;

@@ -3,8 +3,8 @@
     python tests/perf/large_database.py FOLDER [--layer-rows 100000000] [--threads 2]
 
 Everything is made up (see tests/results/make_spool.py), only larger: four models of 24 blocks on three tasks, seven
-methods and three replays each. A spool or database that is already in FOLDER is used as it is. Prints rows per second of
-ingest, bytes per row, and seconds of every view, saved query and report query, the slowest first.
+methods and three replays each. A spool or database that is already in FOLDER is used as it is. Prints how fast rows are
+ingested, their size, and seconds of every view, saved query and report query, the slowest first.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "results"))
 import make_spool
+
 from exitbench.reports import figures, tables
 from exitbench.reports.render import write_report
 from exitbench.reports.sources import discover
@@ -76,10 +77,7 @@ def main() -> None:
     spool, path = arguments.folder / "spool", arguments.folder / "exitbench.duckdb"
     if not spool.exists() and not path.exists():
         print(f"generated in {seconds(lambda: make(spool, arguments.layer_rows)):.0f} s", flush=True)
-    if not path.exists():
-        took_s = seconds(lambda: ingest(spool, path))
-    else:
-        took_s = float("nan")
+    took_s = float("nan") if path.exists() else seconds(lambda: ingest(spool, path))
     with open_database(path) as database:
         (count,) = database.query(
             "SELECT (SELECT sum(len(p1)) FROM probe_token)::BIGINT AS layer_rows, (SELECT count(*) FROM probe_token) AS"
@@ -87,7 +85,7 @@ def main() -> None:
         ).to_pylist()
         megabytes = path.stat().st_size / 1e6
         print(f"{count}, {megabytes:.0f} MB: {megabytes * 1e6 / count['layer_rows']:.0f} bytes a layer row")
-        print(f"ingest {took_s:.1f} s: {count['layer_rows'] / took_s / 1e6:.2f} million layer rows a second", flush=True)
+        print(f"ingest {took_s:.1f} s: {count['layer_rows'] / took_s / 1e6:.2f} million layer rows/s", flush=True)
         chosen = [(name, sql) for name, sql in queries(database) if arguments.only in name]
         times = {name: min(seconds(lambda sql=sql: database.query(sql)) for _ in range(2)) for name, sql in chosen}
     for name, took in sorted(times.items(), key=lambda item: -item[1]):

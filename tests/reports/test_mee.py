@@ -24,6 +24,7 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.sources import discover
 from exitbench.reports.style import LIGHT, lay_out, series_styles, theme
 from exitbench.results.schema import PROBE_FLOAT_LISTS, PROBE_ID_LISTS
+from exitbench.results.settling import settling
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 
@@ -65,6 +66,7 @@ class Probed:
                 "token_kind": ["copy"] * n,
                 "first_match": self.agrees.argmax(1) + 1,
                 "stable_from": self.stable_from,
+                **settling(lists["p_final"], lists["cosine_last"]),
                 **{name: values.tolist() for name, values in lists.items()},
             }
         )

@@ -21,6 +21,7 @@ from exitbench.results import spool
 from exitbench.results.canonical import content_id
 from exitbench.results.risk_control import calibrate
 from exitbench.results.schema import FITTED_FILE, PROBE_FLOAT_LISTS, PROBE_ID_LISTS
+from exitbench.results.settling import settling
 from exitbench.results.spool import AttemptWriter
 from exitbench.results.statistics import Interval, mean_interval, ratio_interval
 
@@ -294,6 +295,7 @@ def _write_tokens(
         "head_rows": pa.nulls(len(exits), pa.int32()) if head_rows is None else head_rows,
         "score": pa.nulls(len(exits), pa.float32()) if score is None else score,
         "reason": np.where(exits == world.margin.shape[1], "last", "threshold"),
+        "full_token_id": world.final_id,
     }
     writer.write("tokens", pa.table(rows))
 
@@ -388,6 +390,7 @@ def _write_probe(root: Path, cell: dict[str, Any], world: World) -> None:
         "gold_token_id": world.final_id,
         "first_match": first_match,
         "stable_from": world.stable_from,
+        **settling(signals["p_final"], signals["cosine_last"]),
         **{name: _lists(signals[name]) for name in (*PROBE_ID_LISTS, *PROBE_FLOAT_LISTS)},
     }
     with AttemptWriter(root, cell, ENV) as writer:

@@ -15,6 +15,7 @@ from exitbench.results import database
 from exitbench.results.catalogue import METADATA
 from exitbench.results.database import open_database, rebuild
 from exitbench.results.ingest import ingest
+from exitbench.results.migrations import migration_scripts
 from exitbench.results.schema import TABLES
 
 VIEWS = {
@@ -32,7 +33,7 @@ VIEWS = {
     "fit_curves",
     "calibrations",
 }
-VERSION = len(database._migrations())
+VERSION = len(migration_scripts())
 COLUMNS = "SELECT column_name, data_type, is_nullable FROM duckdb_columns() WHERE table_name = ? ORDER BY column_name"
 KEYS = """
     SELECT constraint_column_names FROM duckdb_constraints()
@@ -147,8 +148,8 @@ def test_a_newer_schema_is_refused_with_both_versions(path: Path) -> None:
 
 
 def test_an_older_schema_is_migrated_even_for_a_reader(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripts = [*database._migrations(), "CREATE TABLE later (x INTEGER)"]
-    monkeypatch.setattr(database, "_migrations", lambda: scripts)
+    scripts = [*migration_scripts(), "CREATE TABLE later (x INTEGER)"]
+    monkeypatch.setattr(database, "migration_scripts", lambda: scripts)
     with open_database(path) as opened:
         assert opened.query("SELECT max(version) AS v, (SELECT count(*) FROM later) AS n FROM schema_version")[
             "v"
@@ -158,7 +159,7 @@ def test_an_older_schema_is_migrated_even_for_a_reader(path: Path, monkeypatch: 
 def test_a_database_of_version_1_keeps_its_rows_and_gains_what_came_after(tmp_path: Path) -> None:
     path = tmp_path / "exitbench.duckdb"
     with duckdb.connect(path) as connection:
-        connection.execute(database._migrations()[0])
+        connection.execute(migration_scripts()[0])
         connection.execute("INSERT INTO schema_version VALUES (1, now()::TIMESTAMP, 'earlier')")
         connection.execute("INSERT INTO token_exit VALUES ('attempt', 'a', 1, 7, NULL, 2, 2, 0.5, 'threshold')")
         connection.execute("CREATE VIEW token_trace AS SELECT * FROM token_exit")
@@ -176,9 +177,9 @@ def test_a_database_of_version_1_keeps_its_rows_and_gains_what_came_after(tmp_pa
 
 
 def test_a_migration_that_fails_leaves_the_older_schema(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripts = [*database._migrations(), "CREATE TABLE half (x INTEGER); SELECT error('no')"]
+    scripts = [*migration_scripts(), "CREATE TABLE half (x INTEGER); SELECT error('no')"]
     with monkeypatch.context() as patched:
-        patched.setattr(database, "_migrations", lambda: scripts)
+        patched.setattr(database, "migration_scripts", lambda: scripts)
         with pytest.raises(sa.exc.DBAPIError):
             open_database(path, read_only=False)
     with open_database(path) as opened:

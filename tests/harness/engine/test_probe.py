@@ -82,8 +82,14 @@ def expected(family: Any, states_LD: np.ndarray) -> dict[str, Any]:
     final = top1[-1]
     agrees = [choice == final for choice in top1]
     ordered = [np.sort(shares)[::-1] for shares in p[1:]]
+    p_final = [float(shares[final]) for shares in p[1:]]
+    s = [cosine(normed[block], normed[depth]) for block in range(1, depth + 1)]
     return {
         "full_token_id": final,
+        "monotone_from": 1 + max((k for k in range(1, depth) if p_final[k] < p_final[k - 1]), default=0),
+        "first_similar": next((k for k in range(1, depth) if s[k - 1] >= 0.9), depth),
+        "similar_blocks": sum(value >= 0.9 for value in s[:-1]),
+        "grows_from": 1 + max((k for k in range(1, depth - 1) if s[k] <= s[k - 1]), default=0),
         "first_match": 1 + agrees.index(True),
         "stable_from": next(block for block in range(1, depth + 1) if all(agrees[block - 1 :])),
         "top1_id": top1,
