@@ -10,7 +10,7 @@ from pathlib import Path
 
 from exitbench.harness.locks import locked
 from exitbench.harness.spec import WorkItem
-from exitbench.results.spool import Attempt, cell_attempts, read_status
+from exitbench.results.spool import TO_BE_RUN, UNFINISHED, Attempt, cell_attempts, read_status
 
 
 @contextlib.contextmanager
@@ -27,7 +27,7 @@ def attempts_since(spool: Path, item: WorkItem) -> list[Attempt]:
 
 
 def outcome(spool: Path, item: WorkItem) -> str | None:
-    """How a cell has ended since it was planned; None if it has not, or was interrupted and is to be run again."""
+    """How a cell has ended since it was planned; None if it has not, or is to be run again."""
     finished = [attempt for attempt in attempts_since(spool, item) if attempt.finished]
-    status = read_status(finished[-1]).status if finished else "interrupted"
-    return None if status == "interrupted" else status
+    status = read_status(finished[-1]).status if finished else UNFINISHED
+    return None if status in TO_BE_RUN else status

@@ -55,11 +55,19 @@ class Predecessors:
         """Identities of finished attempts, latest first, by names and by which parameters their methods had."""
         cells: dict[_Name, dict[_Keys, list[_Identity]]] = defaultdict(lambda: defaultdict(list))
         for attempt in sorted(scan_spool(self._spool), key=lambda attempt: attempt.attempt_id, reverse=True):
-            if attempt.finished:
-                record = json.loads((attempt.path / "cell.json").read_text(encoding="utf-8"))
+            if attempt.finished and (record := _record(attempt.path / "cell.json")):
                 identity = record["identity"]
                 cells[_name(record)][frozenset(identity["method"]["params"])].append(identity)
         return cells
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """What a cell.json says; nothing if it is damaged, which ingest reports."""
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record
 
 
 def _name(record: Mapping[str, Any]) -> _Name:

@@ -27,6 +27,11 @@ from exitbench.results.owner import OWNER_FILE, OwnerLock
 from exitbench.results.schema import CELL_KEYS, ENV_KEYS, FITTED_FILE, SCHEMA_VERSION, STATUSES, TABLES
 
 LOG_TAIL_LINES = 40
+UNFINISHED = "unfinished"
+DAMAGED = "damaged"
+TO_BE_RUN = frozenset({UNFINISHED, DAMAGED, "interrupted"})
+"""What a cell's latest attempt says of one that has no outcome yet."""
+
 _JSON_FILES = ("cell.json", "env.json", "status.json")
 _LOG_FILE = "log.txt"
 _FILES = frozenset({*_JSON_FILES, _LOG_FILE, FITTED_FILE, *(f"{table}.parquet" for table in TABLES)})
@@ -56,7 +61,11 @@ class Attempt:
 
 @dataclass(frozen=True)
 class AttemptStatus:
-    """How an attempt ended. `status` is one of `schema.STATUSES`, or 'unfinished' where DONE is missing."""
+    """How an attempt ended.
+
+    `status` is one of `schema.STATUSES`, 'unfinished' where DONE is missing, or 'damaged' where status.json cannot be
+    read; `reason` says then why.
+    """
 
     cell_id: str
     attempt_id: str
@@ -254,33 +263,28 @@ def latest_attempts(attempts: Iterable[Attempt]) -> Iterator[Attempt]:
 
 
 def latest_status(spool_root: Path) -> dict[str, AttemptStatus]:
-    """Return how the latest attempt at each cell ended, by cell id.
-
-    Raises:
-        SpoolError: A status.json that cannot be read.
-    """
+    """Return how the latest attempt at each cell ended, by cell id."""
     return {attempt.cell_id: read_status(attempt) for attempt in latest_attempts(scan_spool(spool_root))}
 
 
 def attempt_status(spool_root: Path, cell_id: str) -> AttemptStatus | None:
-    """Return how the latest attempt at one cell ended; None if there is none. Reads that cell's folders only.
-
-    Raises:
-        SpoolError: A status.json that cannot be read.
-    """
+    """Return how the latest attempt at one cell ended; None if there is none. Reads that cell's folders only."""
     return next((read_status(attempt) for attempt in latest_attempts(cell_attempts(spool_root, cell_id))), None)
 
 
 def read_status(attempt: Attempt) -> AttemptStatus:
-    """Return how an attempt ended.
-
-    Raises:
-        SpoolError: Its status.json cannot be read.
-    """
-    status: Mapping[str, Any] = {"status": "unfinished", "reason": None}
+    """Return how an attempt ended."""
+    status: Any = UNFINISHED
+    reason: Any = None
     if attempt.finished:
-        status = _read_json(attempt.path / "status.json")
-    return AttemptStatus(attempt.cell_id, attempt.attempt_id, attempt.path, status["status"], status["reason"])
+        try:
+            content = _read_json(attempt.path / "status.json")
+            status, reason = content["status"], content["reason"]
+        except SpoolError as error:
+            status, reason = DAMAGED, str(error)
+        except KeyError as error:
+            status, reason = DAMAGED, f"{attempt.path / 'status.json'}: key {error} is missing."
+    return AttemptStatus(attempt.cell_id, attempt.attempt_id, attempt.path, status, reason)
 
 
 def read_attempt(path: Path) -> AttemptRecord:

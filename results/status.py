@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from exitbench.results.owner import Owner, owner_of
-from exitbench.results.spool import Attempt, AttemptStatus, SpoolError, latest_attempts, read_status, scan_spool
+from exitbench.results.spool import DAMAGED, Attempt, AttemptStatus, latest_attempts, read_status, scan_spool
 
 SHOWN_FAILURES: Final = 5
 RUNNING: Final = "running"
@@ -88,10 +88,9 @@ def spool_status(spool_root: Path, wanted: Callable[[str], bool] = lambda cell_i
         if not attempt.finished:
             states[attempt.cell_id] = RUNNING if attempt.cell_id in live else LOST
             continue
-        try:
-            status = read_status(attempt)
-        except SpoolError as error:
-            damaged.append(str(error))
+        status = read_status(attempt)
+        if status.status == DAMAGED:
+            damaged.append(str(status.reason))
             continue
         states[attempt.cell_id] = status.status
         if status.status != "ok":
@@ -125,7 +124,7 @@ def _running(attempt: Attempt) -> Running | None:
 def _cell(path: Path) -> dict[str, Any]:
     """cell.json; nothing where it is not written yet, or torn."""
     try:
-        record: dict[str, Any] = json.loads((path / "cell.json").read_text(encoding="utf-8"))
+        record = json.loads((path / "cell.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return record
+    return record if isinstance(record, dict) else {}

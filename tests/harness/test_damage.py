@@ -1,0 +1,113 @@
+"""Torn, emptied and overwritten files of the spool: nothing that reads it gives up, and the cell is run again."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from exitbench.harness.claims import outcome
+from exitbench.harness.cli import main
+from exitbench.harness.plan import PlannedCell, make_plan
+from exitbench.harness.suite import load_suite
+from exitbench.results.ingest import ingest
+from exitbench.results.schema import ENV_KEYS, TABLES
+from exitbench.results.spool import AttemptWriter, scan_spool
+
+ENV = {section: dict.fromkeys(keys) for section, keys in ENV_KEYS.items() if section}
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "torn": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "garbage": lambda content: bytes(255 - byte for byte in content),
+}
+FILES = ("DONE", "cell.json", "env.json", "status.json", "metrics.parquet")
+SUITE = '[[sweep]]\nmethod = "static"\ngrid = { exit_layer = [1] }\nkinds = ["quality"]\n'
+METRIC = {"metric": "f1", "metric_version": "1", "value": 1.0, "n": 4}
+
+
+@pytest.fixture
+def suite(write_suite: Callable[..., Path], data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A suite of one cell; runs lie below the working folder."""
+    monkeypatch.chdir(tmp_path)
+    return write_suite(SUITE)
+
+
+@pytest.fixture
+def plan(suite: Path, data_dir: Path, tmp_path: Path) -> Callable[[], PlannedCell]:
+    """What is planned for the cell."""
+
+    def make() -> PlannedCell:
+        return (
+            make_plan(load_suite(suite), tmp_path / "runs" / "spool", tmp_path / "models", data_dir).groups[0].cells[0]
+        )
+
+    return make
+
+
+@pytest.fixture(params=[(file, damage) for file in FILES for damage in DAMAGES], ids="-".join)
+def damaged(request: pytest.FixtureRequest, plan: Callable[[], PlannedCell], tmp_path: Path) -> Iterator[Path]:
+    """The damaged file of the one attempt, which had ended well."""
+    file, damage = request.param
+    with AttemptWriter(tmp_path / "runs" / "spool", plan().item.cell_record(), ENV) as writer:
+        writer.write("metrics", pa.Table.from_pylist([METRIC], schema=TABLES["metrics"]))
+        writer.finish("ok")
+    assert plan().state == "done"
+    path = writer.path / file
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    yield path
+
+
+def test_commands_that_read_a_damaged_spool_go_on(damaged: Path, suite: Path) -> None:
+    for command in (
+        ["plan", str(suite), "--data-dir", "data"],
+        ["status"],
+        ["status", str(suite), "--data-dir", "data"],
+    ):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            assert main(command) == 0
+        if damaged.name == "status.json":
+            assert str(damaged.relative_to(Path.cwd())) in printed.getvalue()
+
+
+def test_a_damaged_outcome_is_none(damaged: Path, plan: Callable[[], PlannedCell], tmp_path: Path) -> None:
+    if damaged.name == "status.json":
+        assert plan().state == "new"
+        assert outcome(tmp_path / "runs" / "spool", plan().item) is None
+
+
+def test_after_ingest_the_cell_is_new(damaged: Path, plan: Callable[[], PlannedCell], tmp_path: Path) -> None:
+    spool = tmp_path / "runs" / "spool"
+    (message,) = ingest(spool, tmp_path / "runs" / "exitbench.duckdb").quarantined
+    assert str(damaged) in message
+    assert plan().state == "new"
+
+
+def test_why_a_cell_is_stale_is_told_without_the_damaged(
+    damaged: Path, plan: Callable[[], PlannedCell], suite: Path
+) -> None:
+    suite.write_text(suite.read_text().replace("max_new_tokens = 4", "max_new_tokens = 3"))
+    assert plan().state == ("new" if damaged.name == "cell.json" else "stale")
+
+
+def test_one_run_finds_what_is_damaged_and_runs_it_again(
+    suite: Path, checkpoint: Path, worded_model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    suite.write_text(suite.read_text().replace(str(checkpoint), str(worded_model)))
+    command = ["run", str(suite), "--data-dir", "data"]
+    assert main(command) == 0
+    before = {attempt.cell_id: attempt for attempt in scan_spool(Path("runs/spool"))}
+    cell_id, torn = before.popitem()
+    Path("runs/exitbench.duckdb").unlink()
+    (torn.path / "samples.parquet").write_bytes((torn.path / "samples.parquet").read_bytes()[:100])
+    capfd.readouterr()
+    assert main(command) == 0
+    assert "samples.parquet: is not what was written" in capfd.readouterr().err
+    after = {attempt.cell_id: attempt for attempt in scan_spool(Path("runs/spool"))}
+    assert after.pop(cell_id).attempt_id > torn.attempt_id
+    assert after == before
+    assert main(command) == 0
+    assert "Nothing to run" in capfd.readouterr().err
