@@ -34,8 +34,12 @@ def progress(cells: int) -> Progress:
     return Bars(cells, stream) if stream.isatty() else Lines(cells, stream)
 
 
+MAX_BARS = 8
+"""Cells that have a bar of their own at the same time."""
+
+
 class Bars:
-    """Cells overall, and documents of each cell that runs, with the time left."""
+    """Cells overall, and documents of cells that run, with the time left."""
 
     def __init__(self, cells: int, stream: TextIO) -> None:
         self._stream, self._lock = stream, threading.RLock()
@@ -44,12 +48,11 @@ class Bars:
         self._idle: list[tqdm] = []
 
     def start(self, label: str, documents: int) -> None:
-        """Show the cell's label on a fresh bar."""
+        """Show the cell's label on a fresh bar, if there is room."""
         with self._lock:
-            position = 1 + len(self._running)
-            bar = (
-                self._idle.pop() if self._idle else tqdm(unit="doc", file=self._stream, position=position, leave=False)
-            )
+            if len(self._running) == MAX_BARS:
+                return
+            bar = self._idle.pop() if self._idle else self._new_bar()
             bar.reset(total=documents)
             bar.set_description(label)
             self._running[label] = bar
@@ -57,9 +60,9 @@ class Bars:
     def documents_done(self, label: str, done: int) -> None:
         """Move the cell's bar."""
         with self._lock:
-            bar = self._running[label]
-            bar.n = done
-            bar.refresh()
+            if (bar := self._running.get(label)) is not None:
+                bar.n = done
+                bar.refresh()
 
     def end(self, label: str, status: str) -> None:
         """Move the upper bar; what did not go well stays on the screen."""

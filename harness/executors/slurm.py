@@ -124,7 +124,9 @@ class SlurmExecutor:
         except KeyboardInterrupt:
             jobs = " ".join(sorted({job.job_id.split("_")[0] for _, job in self._live}))
             if jobs:
-                print(f"The jobs go on; the same command follows them again. To end them: scancel {jobs}")
+                print(
+                    f"The jobs go on; the same command follows them again. To end them: scancel {jobs}", file=sys.stderr
+                )
             raise
         return followed.statuses
 

@@ -8,7 +8,7 @@ import struct
 import termios
 from pathlib import Path
 
-from exitbench.harness.progress import Bars, Lines, Progress
+from exitbench.harness.progress import MAX_BARS, Bars, Lines, Progress
 
 
 def run_two_cells(progress: Progress) -> None:
@@ -40,6 +40,28 @@ def test_a_terminal_shows_cells_and_documents_and_keeps_what_went_wrong() -> Non
     assert "one/quality: failed\r\n" in shown
     assert "two/quality:  43%" in shown and "3/7 [" in shown
     assert "cells: 100%" in shown and "2/2 [" in shown
+
+
+def test_a_terminal_shows_a_bar_for_each_of_the_first_cells_that_run_at_once() -> None:
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    labels = [f"cell-{number}" for number in range(MAX_BARS + 1)]
+    with os.fdopen(child, "w") as terminal, Bars(len(labels), terminal) as progress:
+        for label in labels:
+            progress.start(label, 4)
+            progress.documents_done(label, 3)
+        for label in labels:
+            progress.end(label, "ok")
+    shown = everything(parent)
+    os.close(parent)
+    assert all(f"{label}:  75%" in shown for label in labels[:-1]) and labels[-1] not in shown
+    assert f"{len(labels)}/{len(labels)} [" in shown
+
+
+def test_a_cell_that_ended_elsewhere_has_a_line_without_time(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log, Lines(1, log) as progress:
+        progress.end("one/quality", "ok")
+    assert (tmp_path / "log").read_text() == "[1/1] one/quality: ok\n"
 
 
 def test_a_log_gets_one_line_a_cell(tmp_path: Path) -> None:
