@@ -14,6 +14,7 @@ from exitbench.harness import cli
 from exitbench.harness.conformance import verdict
 from exitbench.methods import registry
 from exitbench.results.database import open_database
+from exitbench.results.described import schema_markdown
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,3 +69,8 @@ def test_the_readmes_other_commands_are_commands() -> None:
 def test_ci_runs_the_readmes_test_command() -> None:
     (command,) = [line for line in readme_commands() if line.endswith("nox -s tests")]
     assert command in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_document_on_the_schema_is_up_to_date() -> None:
+    again = "exitbench sql --schema > docs/schema.md"
+    assert (ROOT / "docs" / "schema.md").read_text(encoding="utf-8") == schema_markdown(), again

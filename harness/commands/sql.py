@@ -14,7 +14,7 @@ from exitbench.harness.commands.folders import Runs
 from exitbench.harness.commands.rows import FORMATS, save
 from exitbench.results.answers import Answer, answer
 from exitbench.results.database import WAIT_S, Database, DatabaseInUse, open_database
-from exitbench.results.described import described_views
+from exitbench.results.described import described_views, schema_markdown
 from exitbench.results.queries import parameter_value, query_names, saved_query
 
 SHOWN_ROWS: Final = 200
@@ -40,6 +40,8 @@ def sql(arguments: Namespace) -> int:
         print("\n".join(f"{view.name:18} {_first_sentence(view.comment)}" for view in described_views()))
     elif arguments.explain_view is not None:
         print(_explained(arguments.explain_view))
+    elif arguments.schema:
+        print(schema_markdown(), end="")
     else:
         _ask(arguments)
     return 0

@@ -1,0 +1,40 @@
+"""The schema describes itself: every table and view with its comment and columns, and what refers to what."""
+
+from pathlib import Path
+
+from exitbench.results.database import open_database
+from exitbench.results.described import described_tables, described_views, schema_markdown
+
+
+def test_every_table_and_view_of_a_database_is_described(tmp_path: Path) -> None:
+    with open_database(tmp_path / "exitbench.duckdb", read_only=False) as opened:
+        tables = opened.query("SELECT table_name FROM duckdb_tables() ORDER BY ALL")["table_name"].to_pylist()
+        views = opened.query("SELECT view_name FROM duckdb_views() WHERE NOT internal")["view_name"].to_pylist()
+        assert [table.name for table in described_tables()] == tables
+        assert {view.name for view in described_views()} == set(views)
+        for relation in (*described_tables(), *described_views()):
+            columns = opened.query(f"FROM {relation.name} LIMIT 0").column_names
+            assert [column.name for column in relation.columns] == columns
+            assert relation.comment.endswith("."), relation.name
+            assert f"### {relation.name}\n\n{' '.join(relation.comment.split())}\n" in schema_markdown()
+
+
+def test_keys_and_columns_that_must_not_be_null_are_known() -> None:
+    (sample,) = [table for table in described_tables() if table.name == "sample"]
+    assert [column.name for column in sample.columns if column.key] == ["attempt_id", "doc_key"]
+    assert not any(column.nullable for column in sample.columns)
+    (attempt,) = [table for table in described_tables() if table.name == "attempt"]
+    assert {"reason", "log_tail"} < {column.name for column in attempt.columns if column.nullable}
+
+
+def test_the_picture_has_what_refers_to_what_and_nothing_else() -> None:
+    picture = schema_markdown().partition("erDiagram\n")[2].partition("\n```")[0]
+    lines = [line.strip() for line in picture.splitlines()]
+    assert {"cell ||--o{ attempt : cell_id", "attempt ||--o{ token_exit : attempt_id"} < set(lines)
+    assert not [line for line in lines if "source" in line or line.startswith(("schema", "claim"))]
+
+
+def test_columns_that_most_views_begin_with_are_told_once() -> None:
+    frontier = schema_markdown().partition("### frontier\n")[2].partition("###")[0]
+    assert "First the columns of `run_names`, then:" in frontier
+    assert "| mean_exit_layer | DOUBLE |" in frontier and "| suite |" not in frontier
