@@ -36,4 +36,5 @@ def settling(p_final_NL: NDArray[np.floating], cosine_last_NL: NDArray[np.floati
 def _after_last(broken_NK: NDArray[np.bool_]) -> NDArray[np.int_]:
     """Return the block after the last step (from block k to k + 1, k = 1..K) at which something is broken, else 1."""
     steps = np.arange(1, broken_NK.shape[1] + 1)
-    return 1 + np.max(np.where(broken_NK, steps, 0), axis=1, initial=0)
+    last_N: NDArray[np.int_] = np.max(np.where(broken_NK, steps, 0), axis=1, initial=0)
+    return 1 + last_N
