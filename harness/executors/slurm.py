@@ -7,6 +7,7 @@ folder, finds the jobs again by asking the queue. SUBMITTED holds the number of 
 of its jobs is left and every cell has a row.
 """
 
+import contextlib
 import json
 import shutil
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Final
 
 from exitbench.errors import UserError
@@ -151,9 +153,11 @@ class SlurmExecutor:
         self._live, statuses = [], {}
         for submission in submissions:
             tasks = self._tasks(submission)
-            if not (submission / _SUBMITTED).exists() and not any((submission.name, t.index) in jobs for t in tasks):
-                shutil.rmtree(submission)  # its controller was killed before Slurm had the jobs
-                continue
+            if not (submission / _SUBMITTED).exists():  # its controller was killed
+                if not (ours := [job for (name, _), job in jobs.items() if name == submission.name]):
+                    shutil.rmtree(submission)  # before Slurm had the jobs
+                    continue
+                _note_array(submission, ours[0].job_id)
             known = [(task, jobs.get((submission.name, task.index)) or task.unknown_job) for task in tasks]
             live = [(task, job) for task, job in known if job.is_live]
             for task, job in known:
@@ -196,7 +200,7 @@ class SlurmExecutor:
         except submitit.core.utils.FailedJobError as error:
             shutil.rmtree(submission)
             raise UserError(f"Slurm does not take the jobs: {error}") from None
-        (submission / _SUBMITTED).write_text(jobs[0].job_id.split("_")[0], encoding="utf-8")
+        _note_array(submission, jobs[0].job_id)
 
 
 def _require_slurm() -> None:
@@ -204,6 +208,10 @@ def _require_slurm() -> None:
         raise UserError("--executor slurm needs submitit, which is not installed: pip install 'exitbench[slurm]'.")
     if missing := [command for command in ("sbatch", "squeue", "srun") if shutil.which(command) is None]:
         raise UserError(f"--executor slurm: {missing[0]} is not found. Run this where jobs are handed to Slurm.")
+
+
+def _note_array(submission: Path, job_id: str) -> None:
+    (submission / _SUBMITTED).write_text(job_id.split("_")[0], encoding="utf-8")
 
 
 def _note(followed: _Followed, spool: Path) -> None:
@@ -219,6 +227,9 @@ def _note(followed: _Followed, spool: Path) -> None:
 
 def _settle(task: _Task, job: Job) -> dict[str, str]:
     """Write an attempt for each cell that a job was given and did not end; returns the status of every cell."""
+    for item in task.spec.cells:
+        if outcome(task.spec.spool, item) is None:
+            _look_again(task.spec.spool, item.cell.cell_id)
     attempts = {item.cell.cell_id: attempts_since(task.spec.spool, item) for item in task.spec.cells}
     how = ENDED[job.state]
     statuses = {}
@@ -239,6 +250,14 @@ def _settle(task: _Task, job: Job) -> dict[str, str]:
             row.log_path.write_text(_job_log(task, job), encoding="utf-8")
             row.finish(status, reason)
     return statuses
+
+
+def _look_again(spool: Path, cell_id: str) -> None:
+    """Make a network file system look anew into the folders of a cell: it remembers them until one writes there."""
+    cell = spool / cell_id[:2] / cell_id
+    for folder in (spool, cell.parent, cell, *cell.glob("*/")):
+        with contextlib.suppress(OSError):
+            NamedTemporaryFile(dir=folder).close()
 
 
 def _read_env(attempt: Path) -> dict[str, Any] | None:

@@ -3,13 +3,17 @@
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from exitbench.harness.executors.group import GroupRun
 from exitbench.harness.progress import Lines
 from exitbench.harness.spec import WorkerSpec
+
+LAST_S: Final = 180.0
+"""How long a job that was asked to end waits for Slurm to end it."""
 
 
 class SlurmTask:
@@ -34,6 +38,9 @@ class SlurmTask:
         signal.signal(signal.SIGTERM, self._end)
         self._thread.start()
         self._thread.join()
+        if self._group.interrupted:
+            # Slurm decides whether the job is cancelled or queued again; one that ends by itself has just ended.
+            time.sleep(LAST_S)
 
     def checkpoint(self) -> Any:
         """End the current attempt; returns what is to be done when the job runs again."""

@@ -206,3 +206,14 @@ def test_a_submission_that_never_reached_slurm_leaves_nothing(
     SlurmExecutor(submission.parent, OPTIONS)
     assert ended(spec) == [None] * 3
     assert not submission.exists()
+
+
+def test_a_controller_killed_after_slurm_had_the_jobs_is_followed_by_the_next(
+    spec: WorkerSpec, submission: Path, squeue: Answer
+) -> None:
+    (submission / "SUBMITTED").unlink()
+    squeue("echo 'run-a|12|0|RUNNING'")
+    SlurmExecutor(submission.parent, OPTIONS)
+    squeue("true")
+    SlurmExecutor(submission.parent, OPTIONS)
+    assert ended(spec) == [("interrupted", "Slurm job 12_0: no longer known to Slurm")] * 3
