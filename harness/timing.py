@@ -16,6 +16,7 @@ import torch
 from exitbench.harness.cell import TimingSettings
 from exitbench.harness.checkpoint import Checkpoint
 from exitbench.harness.decode import Generation, Request, decode, prefill
+from exitbench.harness.device_readings import DeviceReading, read_device
 from exitbench.methods.base import Parts
 from exitbench.methods.gates import Scheduled
 from exitbench.results.statistics import Interval, ratio_interval
@@ -49,6 +50,7 @@ class Timing:
     """All readings of a cell and why it stopped reading more: ``precise`` or ``rounds`` (budget spent)."""
 
     readings: list[Reading]
+    device: list[DeviceReading]
     stop_reason: str
     full: list[Generation]
     method: list[Generation]
@@ -94,7 +96,10 @@ def measure(
     for unit in units[: settings.warm_up]:
         run(full, unit), run(method, unit)
     readings: list[Reading] = []
+    device: list[DeviceReading] = []
+    kind = checkpoint.model.device.type
     for round_ in range(settings.max_rounds):
+        device.append(read_device(kind, round_, "start"))
         for index, unit in enumerate(units):
             for position, (arm, twin) in enumerate(ORDER):
                 for phase, wall_ns, device_ns, n_tokens in _timed(checkpoint, arms[arm], unit, max_new_tokens):
@@ -102,12 +107,13 @@ def measure(
                         Reading(unit.doc_key, round_, position, arm, twin, phase, n_tokens, wall_ns, device_ns)
                     )
             on_unit(round_ * len(units) + index + 1)
+        device.append(read_device(kind, round_, "end"))
         estimate = speedup(readings, "total", seed)
         if estimate.low is not None and estimate.high is not None:
             half_width = (estimate.high - estimate.low) / 2 / estimate.value
             if half_width <= settings.target_half_width:
-                return Timing(readings, "precise", full_outputs, outputs)
-    return Timing(readings, "rounds", full_outputs, outputs)
+                return Timing(readings, device, "precise", full_outputs, outputs)
+    return Timing(readings, device, "rounds", full_outputs, outputs)
 
 
 def speedup(readings: Sequence[Reading], phase: str, seed: int, *, twin: bool = False) -> Interval:

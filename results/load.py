@@ -35,6 +35,7 @@ _DATABASE_TABLE: Final = {
     "calibration": "calibration_step",
     "metrics": "metric",
     "timings": "timing_sample",
+    "device": "device_sample",
 }
 
 

@@ -163,6 +163,20 @@ TIMINGS: Final = pa.schema(
     ]
 )
 
+DEVICE: Final = pa.schema(
+    [
+        _required("round", pa.int32()),
+        _required("moment", pa.string()),
+        _required("device", pa.string()),
+        _optional("clock_mhz", pa.float32()),
+        _optional("power_w", pa.float32()),
+        _optional("temperature_c", pa.float32()),
+        _optional("throttle", pa.string()),
+        _optional("load_average", pa.float32()),
+    ]
+)
+"""Readings of the device before (`moment` start) and after (end) each round of a timing."""
+
 TABLES: Final[dict[str, pa.Schema]] = {
     "samples": SAMPLES,
     "tokens": TOKENS,
@@ -172,6 +186,7 @@ TABLES: Final[dict[str, pa.Schema]] = {
     "calibration": CALIBRATION,
     "metrics": METRICS,
     "timings": TIMINGS,
+    "device": DEVICE,
 }
 """Schema of each Parquet file by its name without the ending. A column that may be NULL may be left out."""
 

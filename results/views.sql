@@ -162,6 +162,101 @@ of tokens equal to full depth''s; n: documents; is_full_depth: the reference its
 timing of the same weights, data, method, source, fit, parameters, generation, dtype, batch and seed, all of one setting on one machine:
 the one timed last; timing_cpu, timing_gpu: that machine.';
 
+CREATE VIEW device_readings AS
+SELECT n.*, d.* EXCLUDE (attempt_id) FROM device_sample AS d JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW device_readings IS 'One row per reading of the device around a round of a timing run, never during a decode. round: from 0; moment: start or end of the
+round; device: cpu or cuda; clock_mhz: mean over cores, or of the GPU''s multiprocessors; power_w; temperature_c; throttle: what holds the clock
+down, or none; load_average: of the machine over the last minute; all NULL where the hardware does not tell.';
+
+CREATE VIEW qc AS
+WITH clocks AS (
+    SELECT attempt_id, count(*) AS readings,
+        count(*) FILTER (apart_ns > greatest(0.02 * wall_ns, 200_000)) AS apart,
+        max(apart_ns / wall_ns) FILTER (apart_ns > greatest(0.02 * wall_ns, 200_000)) AS worst
+    FROM (SELECT *, abs(wall_ns - device_ns) AS apart_ns FROM timing_sample WHERE device_ns IS NOT NULL)
+    GROUP BY attempt_id
+),
+outputs AS (
+    SELECT a.cell_id, a.attempt_id, a.hw_id, e.packages ->> 'pyarrow' AS writer, f.name, f.sha256
+    FROM attempt AS a
+    JOIN attempt_file AS f USING (attempt_id)
+    JOIN environment AS e USING (env_id)
+    WHERE a.status = 'ok' AND f.name IN ('samples.parquet', 'tokens.parquet', 'probe.parquet', 'scores.parquet')
+),
+repeated AS (
+    SELECT l.attempt_id, l.hw_id = o.hw_id AS same_machine, string_agg(DISTINCT l.name, ', ' ORDER BY l.name) AS names,
+        count(DISTINCT o.attempt_id) AS others
+    FROM outputs AS l
+    JOIN outputs AS o ON o.cell_id = l.cell_id AND o.attempt_id <> l.attempt_id AND o.name = l.name
+        AND o.writer IS NOT DISTINCT FROM l.writer AND o.sha256 <> l.sha256
+    SEMI JOIN run_names AS n ON n.attempt_id = l.attempt_id
+    GROUP BY ALL
+),
+usual_clock AS (
+    SELECT a.hw_id, d.device, median(d.clock_mhz) AS mhz
+    FROM device_sample AS d JOIN attempt AS a USING (attempt_id)
+    WHERE d.moment = 'end' GROUP BY ALL
+),
+slow AS (
+    SELECT d.attempt_id, count(*) AS readings, min(d.clock_mhz) AS lowest, any_value(u.mhz) AS usual
+    FROM device_sample AS d
+    JOIN attempt AS a USING (attempt_id)
+    JOIN usual_clock AS u USING (hw_id, device)
+    WHERE d.moment = 'end' AND d.clock_mhz < 0.9 * u.mhz GROUP BY d.attempt_id
+),
+throttled AS (
+    SELECT attempt_id, count(*) AS readings, string_agg(DISTINCT throttle, '; ' ORDER BY throttle) AS reasons
+    FROM device_sample WHERE throttle LIKE '%slowdown%' OR throttle LIKE '%cap%' OR throttle LIKE '%brake%' GROUP BY attempt_id
+),
+untraced AS (
+    SELECT s.attempt_id, count(*) AS documents
+    FROM sample AS s
+    JOIN run_names AS n USING (attempt_id)
+    JOIN cell AS c ON c.cell_id = n.cell_id AND c.kind = 'quality'
+    LEFT JOIN (SELECT attempt_id, doc_key, count(*) AS tokens FROM token_exit GROUP BY ALL) AS t USING (attempt_id, doc_key)
+    WHERE coalesce(t.tokens, 0) <> s.n_output GROUP BY s.attempt_id
+),
+findings AS (
+    SELECT attempt_id, 'clocks_disagree' AS rule, 2 AS severity, printf(
+        'wall clock and device clock differ by more than 2%% and 0.2 ms in %d of %d timed phases, by up to %.1f%%', apart,
+        readings, 100 * worst) AS message
+    FROM clocks WHERE apart > 0
+    UNION ALL
+    SELECT attempt_id, 'not_repeatable', if(same_machine, 3, 1), printf(
+        '%s differs from that of %d other attempt(s) at the same cell on %s', names, others,
+        if(same_machine, 'the same machine', 'another machine'))
+    FROM repeated
+    UNION ALL
+    SELECT attempt_id, 'noise_floor', 2, printf(
+        'full depth against itself is not 1: %.4f, 95%% interval %.4f to %.4f', value, ci_low, ci_high)
+    FROM metric WHERE metric = 'aa_speedup' AND NOT 1 BETWEEN ci_low AND ci_high
+    UNION ALL
+    SELECT attempt_id, 'throttled', 3, printf('the clock was held down at %d readings: %s', readings, reasons) FROM throttled
+    UNION ALL
+    SELECT attempt_id, 'slow_clock', 2, printf(
+        'the clock was as low as %.0f MHz after %d round(s); usual on this machine: %.0f MHz', lowest, readings, usual)
+    FROM slow
+    UNION ALL
+    SELECT attempt_id, 'trace_incomplete', 3, printf(
+        'traced tokens are not as many as the answer''s in %d document(s)', documents)
+    FROM untraced
+    UNION ALL
+    SELECT attempt_id, 'dirty_commit', 1, 'tracked files differed from commit ' || coalesce(e.git_commit[:12], 'unknown')
+    FROM attempt JOIN environment AS e USING (env_id) WHERE e.git_dirty
+    UNION ALL
+    SELECT attempt_id, 'random_weights', 1, 'the weights were never trained: its scores and depths mean nothing'
+    FROM run_names WHERE random_weights
+    UNION ALL
+    SELECT n.attempt_id, 'limited', 1, 'only a part of the documents: ' || d.documents
+    FROM run_names AS n JOIN cell AS c ON c.cell_id = n.cell_id JOIN dataset_artifact AS d USING (data_id) WHERE c.limited
+)
+SELECT n.*, c.kind, f.severity, f.rule, f.message
+FROM findings AS f JOIN run_names AS n USING (attempt_id) JOIN cell AS c ON c.cell_id = n.cell_id;
+COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should know. kind: of cell; severity: 1 a remark, 2 look before you cite it, 3 do not cite
+it; rule: clocks_disagree, not_repeatable, noise_floor, throttled, slow_clock, trace_incomplete, dirty_commit, random_weights or limited;
+message: what was found. not_repeatable has severity 1 where the other attempt ran on another machine, and compares files of one version of
+their writer only; slow_clock: below 90% of the median over all rounds on that machine.';
+
 CREATE VIEW token_trace AS
 SELECT n.*, t.* EXCLUDE (attempt_id) FROM token_exit AS t JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run, or probed token of a replay. doc_key: document; position: 1 =

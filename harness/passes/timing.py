@@ -35,8 +35,8 @@ def timing_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
     measured = timing.measure(
         session.checkpoint, full, parts, units, cell.generation.max_new_tokens, settings, seed, on_progress
     )
-    rows = [asdict(reading) for reading in measured.readings]
-    writer.write("timings", pa.Table.from_pylist(rows, schema=TABLES["timings"]))
+    for table, rows in (("timings", measured.readings), ("device", measured.device)):
+        writer.write(table, pa.Table.from_pylist([asdict(row) for row in rows], schema=TABLES[table]))
     metrics = {
         "speedup": timing.speedup(measured.readings, "total", seed),
         "speedup_decode": timing.speedup(measured.readings, "decode", seed),

@@ -141,6 +141,19 @@ def test_replays_are_labelled_simulated_and_have_no_time(query: Callable[[str], 
     assert query("SELECT DISTINCT random_weights FROM runs") == [(True,)]
 
 
+def test_the_device_is_read_before_and_after_every_round_of_a_timing(
+    query: Callable[[str], list[tuple[Any, ...]]],
+) -> None:
+    rows = query(
+        """SELECT DISTINCT kind, list(moment ORDER BY d.rowid) FROM device_sample AS d
+           JOIN attempt USING (attempt_id) JOIN cell USING (cell_id) GROUP BY kind, attempt_id, round"""
+    )
+    assert rows == [("timing", ["start", "end"])]
+    rounds = "SELECT attempt_id, max(round) FROM {} GROUP BY attempt_id ORDER BY attempt_id"
+    assert query(rounds.format("device_sample")) == query(rounds.format("timing_sample"))
+    assert query("SELECT count(*) FROM device_readings WHERE device <> 'cpu' OR load_average IS NULL") == [(0,)]
+
+
 def test_a_run_says_what_brought_its_method_and_how_its_seeds_are_found(
     query: Callable[[str], list[tuple[Any, ...]]],
 ) -> None:

@@ -1,0 +1,139 @@
+"""What the device says of itself around each round of a timing cell: clock, power, temperature, throttling, load.
+
+Read between timed decodes, never during one. A value that the hardware does not tell is None.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Moment = Literal["start", "end"]
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_THERMAL = Path("/sys/class/thermal")
+_GPU_QUERY = ("clocks.sm", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
+_WAIT_S = 10.0
+
+# NVML's reasons for a clock below what was asked for, by bit; an idle GPU is not throttled.
+_REASONS = {
+    0x2: "application clocks",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+
+
+@dataclass(frozen=True)
+class DeviceReading:
+    """One reading; a row of the spool's ``device`` table.
+
+    Attributes:
+        clock_mhz: Mean over the cores, or of the GPU's multiprocessors.
+        throttle: Why the clock is held down: reasons separated by commas, or ``none``.
+        load_average: Of the machine over the last minute: processes that run or want to.
+    """
+
+    round: int
+    moment: Moment
+    device: str
+    clock_mhz: float | None
+    power_w: float | None
+    temperature_c: float | None
+    throttle: str | None
+    load_average: float | None
+
+
+def read_device(device: str, round_: int, moment: Moment) -> DeviceReading:
+    """Read what there is.
+
+    Args:
+        device: ``cpu`` or ``cuda``, as torch names it.
+        round_: Of the timing, from 0.
+        moment: Before or after its decodes.
+    """
+    clock_mhz, power_w, temperature_c, throttle = _gpu() if device.startswith("cuda") else _cpu()
+    return DeviceReading(round_, moment, device, clock_mhz, power_w, temperature_c, throttle, _load())
+
+
+_Values = tuple[float | None, float | None, float | None, str | None]
+
+
+def _cpu() -> _Values:
+    return cpu_clock_mhz(_text(_CPU_INFO)), None, hottest_c(_THERMAL), None
+
+
+def cpu_clock_mhz(cpu_info: str) -> float | None:
+    """Return the mean clock of the cores, of the text of /proc/cpuinfo."""
+    clocks = [float(clock) for clock in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", cpu_info, re.MULTILINE)]
+    return sum(clocks) / len(clocks) if clocks else None
+
+
+def hottest_c(folder: Path) -> float | None:
+    """Return the highest temperature of the kernel's thermal zones, in degrees Celsius."""
+    texts = [_text(zone).strip() for zone in folder.glob("thermal_zone*/temp")]
+    return max((int(text) / 1000 for text in texts if text.lstrip("-").isdigit()), default=None)
+
+
+def _gpu() -> _Values:
+    command = ["nvidia-smi", f"--query-gpu={','.join(_GPU_QUERY)}", "--format=csv,noheader,nounits", *_gpu_id()]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_WAIT_S)
+    except (OSError, subprocess.SubprocessError):
+        return None, None, None, None
+    return gpu_values(done.stdout)
+
+
+def gpu_values(answer: str) -> _Values:
+    """Return clock, power, temperature and throttling of one line of nvidia-smi's answer to `_GPU_QUERY`."""
+    fields = [field.strip() for field in answer.partition("\n")[0].split(",")]
+    if len(fields) != len(_GPU_QUERY):
+        return None, None, None, None
+    clock_mhz, power_w, temperature_c = (_number(field) for field in fields[:3])
+    return clock_mhz, power_w, temperature_c, _reasons(fields[3])
+
+
+def _gpu_id() -> Sequence[str]:
+    """The GPU that torch computes on: nvidia-smi does not heed CUDA_VISIBLE_DEVICES."""
+    import torch
+
+    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+    return [] if uuid is None else [f"--id=GPU-{uuid}"]
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:  # [N/A]
+        return None
+
+
+def _reasons(mask: str) -> str | None:
+    try:
+        bits = int(mask, 16)
+    except ValueError:
+        return None
+    return ", ".join(reason for bit, reason in _REASONS.items() if bits & bit) or "none"
+
+
+def _load() -> float | None:
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""

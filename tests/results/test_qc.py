@@ -1,0 +1,204 @@
+"""Findings about runs: each rule breaks once, and says nothing of a run that is fine."""
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from exitbench.results.database import open_database
+from exitbench.results.ingest import ingest
+from exitbench.results.schema import TABLES
+from exitbench.results.spool import AttemptWriter
+
+Json = dict[str, Any]
+Rows = Mapping[str, list[Json]]
+
+MS = 1_000_000
+
+
+def timing(wall_ns: int, device_ns: int | None) -> Json:
+    return {
+        "doc_key": "a",
+        "round": 0,
+        "position": 0,
+        "arm": "full",
+        "twin": False,
+        "phase": "total",
+        "n_tokens": 5,
+        "wall_ns": wall_ns,
+        "device_ns": device_ns,
+    }
+
+
+def reading(round_: int = 0, moment: str = "end", **values: Any) -> Json:
+    unknown = dict.fromkeys(("clock_mhz", "power_w", "temperature_c", "throttle", "load_average"))
+    return {**unknown, "round": round_, "moment": moment, "device": "cuda", **values}
+
+
+def sample(n_output: int, key: str = "a") -> Json:
+    return {
+        "doc_key": key,
+        "output_text": "x",
+        "output_ids": list(range(n_output)),
+        "n_prompt": 3,
+        "n_output": n_output,
+        "stop_reason": "eos",
+        "scores": "{}",
+        "statistics": "{}",
+    }
+
+
+def token(position: int, token_id: int = 7, key: str = "a") -> Json:
+    return {
+        "doc_key": key,
+        "position": position,
+        "token_id": token_id,
+        "token_kind": None,
+        "exit_layer": 2,
+        "blocks_run": 2,
+        "head_rows": 100,
+        "score": 0.5,
+        "reason": "threshold",
+        "rejected": None,
+    }
+
+
+def noise(low: float, high: float) -> Json:
+    return {
+        "metric": "aa_speedup",
+        "metric_version": "1",
+        "value": (low + high) / 2,
+        "ci_low": low,
+        "ci_high": high,
+        "ci_method": "bootstrap",
+        "n": 8,
+    }
+
+
+@pytest.fixture
+def found(example: ModuleType, env: Json, tmp_path: Path) -> Callable[..., list[tuple[str, int, str]]]:
+    """Write attempts at one cell and return the findings about it: rule, severity, message."""
+
+    def write(
+        *attempts: Rows, kind: str = "quality", envs: list[Json] | None = None, **cell_keys: Any
+    ) -> list[tuple[str, int, str]]:
+        cell = {**example.cell_json(example.MODELS[0], example.TASKS[0], example.FULL, kind), **cell_keys}
+        for rows, each in zip(attempts, envs or [env] * len(attempts), strict=True):
+            with AttemptWriter(tmp_path / "spool", cell, each) as writer:
+                for table, own in rows.items():
+                    writer.write(table, pa.Table.from_pylist(own, schema=TABLES[table]))
+                writer.finish("ok")
+        ingest(tmp_path / "spool", tmp_path / "x.duckdb")
+        with open_database(tmp_path / "x.duckdb") as database:
+            rows_found = database.query("SELECT rule, severity, message FROM qc ORDER BY rule").to_pylist()
+        return [(row["rule"], row["severity"], row["message"]) for row in rows_found]
+
+    return write
+
+
+FINE: dict[str, tuple[str, Rows]] = {
+    "clocks that agree": ("timing", {"timings": [timing(100 * MS, 99 * MS), timing(MS, MS - 190_000)]}),
+    "no device clock": ("timing", {"timings": [timing(100 * MS, None)]}),
+    "noise around 1": ("timing", {"metrics": [noise(0.99, 1.01)]}),
+    "an idle GPU": ("timing", {"device": [reading(0, "start", throttle="none", clock_mhz=345.0), reading(0)]}),
+    "a steady clock": ("timing", {"device": [reading(n, clock_mhz=1980.0 - 20 * n) for n in range(3)]}),
+    "a whole trace": ("quality", {"samples": [sample(2)], "tokens": [token(1), token(2)]}),
+    "a probe": ("probe", {"samples": [sample(2)]}),
+}
+
+
+@pytest.mark.parametrize("what", FINE)
+def test_a_run_that_is_fine_has_no_findings(what: str, found: Callable[..., Any]) -> None:
+    kind, rows = FINE[what]
+    assert found(rows, kind=kind) == []
+
+
+BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
+    "clocks": (
+        "timing",
+        {"timings": [timing(100 * MS, 95 * MS), timing(100 * MS, 100 * MS)]},
+        (
+            "clocks_disagree",
+            2,
+            "wall clock and device clock differ by more than 2% and 0.2 ms in 1 of 2 timed phases, by up to 5.0%",
+        ),
+    ),
+    "noise above": (
+        "timing",
+        {"metrics": [noise(1.01, 1.03)]},
+        ("noise_floor", 2, "full depth against itself is not 1: 1.0200, 95% interval 1.0100 to 1.0300"),
+    ),
+    "noise below": (
+        "timing",
+        {"metrics": [noise(0.96, 0.98)]},
+        ("noise_floor", 2, "full depth against itself is not 1: 0.9700, 95% interval 0.9600 to 0.9800"),
+    ),
+    "throttling": (
+        "timing",
+        {"device": [reading(0, throttle="none"), reading(1, "start", throttle="power cap, thermal slowdown")]},
+        ("throttled", 3, "the clock was held down at 1 readings: power cap, thermal slowdown"),
+    ),
+    "a slow round": (
+        "timing",
+        {"device": [reading(n, clock_mhz=clock) for n, clock in enumerate((1980.0, 1980.0, 1700.0))]},
+        ("slow_clock", 2, "the clock was as low as 1700 MHz after 1 round(s); usual on this machine: 1980 MHz"),
+    ),
+    "a trace too short": (
+        "quality",
+        {"samples": [sample(2), sample(1, "b")], "tokens": [token(1), token(1, key="b")]},
+        ("trace_incomplete", 3, "traced tokens are not as many as the answer's in 1 document(s)"),
+    ),
+    "no trace": (
+        "quality",
+        {"samples": [sample(2)]},
+        ("trace_incomplete", 3, "traced tokens are not as many as the answer's in 1 document(s)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_wrong_is_found(what: str, found: Callable[..., Any]) -> None:
+    kind, rows, finding = BROKEN[what]
+    assert found(rows, kind=kind) == [finding]
+
+
+ONE: Rows = {"samples": [sample(1)], "tokens": [token(1)]}
+OTHER: Rows = {"samples": [sample(1)], "tokens": [token(1, token_id=8)]}
+
+
+def test_two_attempts_at_one_cell_give_the_same(found: Callable[..., Any]) -> None:
+    assert found(ONE, ONE) == []
+
+
+def test_two_attempts_that_differ_are_found(found: Callable[..., Any]) -> None:
+    message = "tokens.parquet differs from that of 1 other attempt(s) at the same cell on the same machine"
+    assert found(ONE, OTHER) == [("not_repeatable", 3, message)]
+
+
+def test_another_machine_may_differ(found: Callable[..., Any], env: Json) -> None:
+    other = copy.deepcopy(env)
+    other["hardware"]["cpu"] = "another"
+    message = "tokens.parquet differs from that of 1 other attempt(s) at the same cell on another machine"
+    assert found(ONE, OTHER, envs=[env, other]) == [("not_repeatable", 1, message)]
+
+
+def test_files_of_another_writer_are_not_compared(found: Callable[..., Any], env: Json) -> None:
+    other = copy.deepcopy(env)
+    other["environment"]["packages"]["pyarrow"] = "99.0"
+    assert found(ONE, OTHER, envs=[env, other]) == []
+
+
+def test_remarks(found: Callable[..., Any], env: Json) -> None:
+    dirty = copy.deepcopy(env)
+    dirty["environment"]["git_dirty"] = True
+    rules = found(ONE, envs=[dirty], random_weights=True, limited=True)
+    assert [(rule, severity) for rule, severity, _ in rules] == [
+        ("dirty_commit", 1),
+        ("limited", 1),
+        ("random_weights", 1),
+    ]
+    assert rules[0][2] == "tracked files differed from commit 0123456789ab"
