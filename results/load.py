@@ -13,6 +13,7 @@ from exitbench.errors import UserError
 from exitbench.results.arrow import driver_connection
 from exitbench.results.catalogue import ATTEMPT
 from exitbench.results.catalogue_rows import insert_catalogue
+from exitbench.results.imports import load_imports
 from exitbench.results.rescores import load_rescores
 from exitbench.results.schema import TABLES
 from exitbench.results.spool import (
@@ -118,7 +119,8 @@ class SpoolLoader:
                     break
         self.done = self._seen == len(self._attempts)
         if self.done:
-            self._count(quarantined=tuple(load_rescores(engine, self.spool_root)))
+            added, left_out = load_imports(engine, self.spool_root)
+            self._count(added=added, quarantined=(*left_out, *load_rescores(engine, self.spool_root)))
 
     def _groups(self, known: Set[str]) -> Iterator[list[Attempt]]:
         """Yield the attempts not yet seen, with the fresh ones of a group small enough for one transaction."""

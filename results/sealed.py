@@ -14,13 +14,31 @@ SEAL: Final = "DONE"
 """JSON of every other file's SHA-256, by name."""
 
 
-def write_sealed(folder: Path, fill: Callable[[Path], None], seal: str = SEAL) -> None:
-    """Write a folder, or nothing of it; one that is there already (another process was faster) stays as it is.
+def write_sealed(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Write a folder with a seal; one that is there already (another process was faster) stays as it is.
 
     Args:
         folder: Its place; what is above it is created.
         fill: Writes the files into an empty folder.
-        seal: Name of the file of digests.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+
+    def fill_and_seal(partial: Path) -> None:
+        fill(partial)
+        write_json(partial / SEAL, {file.name: sha256(file) for file in sorted(partial.iterdir())})
+
+    if not (folder / SEAL).is_file():
+        write_whole(folder, fill_and_seal)
+
+
+def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Write a folder, or nothing of it.
+
+    Args:
+        folder: Its place, empty so far; what is above it is created.
+        fill: Writes the files into an empty folder beside it, which is then renamed.
 
     Raises:
         UserError: The folder cannot be written.
@@ -30,35 +48,41 @@ def write_sealed(folder: Path, fill: Callable[[Path], None], seal: str = SEAL) -
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         fill(partial)
-        digests = {file.name: sha256(file) for file in sorted(partial.iterdir())}
-        write_json(partial / seal, digests)
         _to_disk(partial)
         partial.rename(folder)
     except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}.") from error
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        if not (folder / seal).is_file():
-            raise UserError(f"{folder}: cannot be written: {error.strerror}.") from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
-def check_sealed(folder: Path, needed: Collection[str], seal: str = SEAL) -> dict[str, str]:
-    """Check every file of a sealed folder against its digest and return the digests.
+def check_sealed(folder: Path, needed: Collection[str]) -> None:
+    """Check every file of a sealed folder against its digest.
+
+    Args:
+        folder: The folder.
+        needed: Names of files that must be among them.
 
     Raises:
         UserError: A file is missing or not what was written; names it.
     """
-    digests = read_json(folder / seal)
+    digests = read_json(folder / SEAL)
     if missing := sorted(set(needed) - digests.keys()):
-        raise UserError(f"{folder / seal}: does not list {', '.join(missing)}.")
+        raise UserError(f"{folder / SEAL}: does not list {', '.join(missing)}.")
     for name, digest in digests.items():
-        path = folder / name
-        if not path.is_file():
-            raise UserError(f"{path}: is missing.")
-        if sha256(path) != digest:
-            raise UserError(f"{path}: is not what was written (its SHA-256 differs from the one in {seal}).")
-    return digests
+        check_digest(folder / name, digest)
+
+
+def check_digest(path: Path, digest: str) -> None:
+    """Check one file.
+
+    Raises:
+        UserError: It is missing or not what was written; names it.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: is missing.")
+    if sha256(path) != digest:
+        raise UserError(f"{path}: is not what was written (its SHA-256 is another).")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -91,7 +115,7 @@ def sha256(path: Path) -> str:
 
 def _to_disk(folder: Path) -> None:
     """Let no power cut leave a sealed folder with files that are not there."""
-    for path in (*folder.iterdir(), folder):
+    for path in (*folder.rglob("*"), folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

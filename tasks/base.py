@@ -97,6 +97,8 @@ class Task(ABC):
         consistency_metric: The metric, of `metrics`, by which two texts are compared in calibrations.
         default_max_new_tokens: Budget of generated tokens when the suite gives none.
         local_roles: The sets of roles that `Source.files` may consist of.
+        redistributable: Whether the licence of its local and hub records lets anybody hand on their texts, without more
+            ado; exports leave them out otherwise. Generated records are anybody's.
     """
 
     name: ClassVar[str]
@@ -105,6 +107,7 @@ class Task(ABC):
     consistency_metric: ClassVar[str]
     default_max_new_tokens: ClassVar[int]
     local_roles: ClassVar[tuple[frozenset[str], ...]]
+    redistributable: ClassVar[bool] = False
 
     def load(self, source: Source, split: str, limit: int | None, seed: int = 0) -> list[Document]:
         """Read the documents of a split, in file order.

@@ -1,4 +1,4 @@
-"""Commands that look after what there is: db, rescore."""
+"""Commands that look after what there is: db, rescore, export, import."""
 
 from pathlib import Path
 
@@ -9,6 +9,8 @@ def add_commands(commands: Commands) -> None:
     """Add the commands of this file."""
     _add_db(commands)
     _add_rescore(commands)
+    _add_export(commands)
+    _add_import(commands)
 
 
 def _add_db(commands: Commands) -> None:
@@ -29,4 +31,45 @@ def _add_rescore(commands: Commands) -> None:
     naming = "suites (name or TOML file), attempt or cell ids, or globs over MODEL/TASK/METHOD; everything without any"
     parser.add_argument("names", nargs="*", metavar="RUN|SUITE", help=naming)
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="root of the local files that were answered")
+    add_database(parser)
+
+
+def _add_export(commands: Commands) -> None:
+    examples = (
+        "  exitbench export results-2026-03\n"
+        "  exitbench export to-colleagues --with-texts\n"
+        "  exitbench export records --format every-eval-ever --organization 'Example University'"
+    )
+    about = "Write the results into a new folder: Parquet with checksums, or records that other tools read."
+    parser = command(commands, "export", "export:export", about, examples)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder to write; must not exist")
+    parser.add_argument(
+        "--format",
+        choices=("parquet", "every-eval-ever"),
+        default="parquet",
+        help="a Parquet file a table (parquet), or a JSON record a run in a schema that frameworks share",
+    )
+    parser.add_argument(
+        "--with-texts", action="store_true", help="keep outputs and references of data sets that may be licensed"
+    )
+    parser.add_argument("--organization", default="unknown", metavar="NAME", help="records: who hands them on")
+    parser.add_argument(
+        "--relationship",
+        choices=("first_party", "third_party", "collaborative", "other"),
+        default="other",
+        help="records: of who evaluated to who made the models",
+    )
+    add_database(parser)
+
+
+def _add_import(commands: Commands) -> None:
+    examples = (
+        "  exitbench import ../other/runs/spool\n"
+        "  exitbench import colleague.duckdb\n"
+        "  exitbench import results-2026-03\n"
+        "  exitbench import .benchmarks/Linux-CPython-3.11-64bit/0001_perf.json"
+    )
+    about = "Add results from elsewhere: a spool, a database, a folder written by export, or pytest-benchmark's JSON."
+    parser = command(commands, "import", "merge:import_results", about, examples)
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="what it is, is seen from its content")
     add_database(parser)

@@ -1,0 +1,29 @@
+"""``exitbench export``: results to hand on, as a snapshot of the database or as records that others' tools read."""
+
+from argparse import Namespace
+
+from exitbench.harness.commands.folders import Runs
+from exitbench.results.database import open_database
+from exitbench.results.every_eval_ever import write_every_eval_ever
+from exitbench.results.snapshot import write_snapshot
+from exitbench.tasks.registry import get_task, task_names
+
+
+def export(arguments: Namespace) -> int:
+    """Write a folder.
+
+    Raises:
+        UserError: There is no database, or the folder exists or cannot be written.
+    """
+    redistributable = (
+        None if arguments.with_texts else [name for name in task_names() if get_task(name).redistributable]
+    )
+    with open_database(arguments.database or Runs(arguments.runs).database) as database:
+        if arguments.format == "every-eval-ever":
+            count = write_every_eval_ever(database, arguments.folder, arguments.organization, arguments.relationship)
+            print(f"{arguments.folder}: {count} records.")
+        else:
+            tables = write_snapshot(database.engine, arguments.folder, redistributable)
+            texts = f" Texts left out: {', '.join(tables.texts_left_out_of)}." if tables.texts_left_out_of else ""
+            print(f"{arguments.folder}: {sum(tables.rows.values())} rows in {len(tables.rows)} tables.{texts}")
+    return 0

@@ -1,0 +1,117 @@
+"""What the spool keeps of other places: snapshots of attempts whose spool is not here, and pytest-benchmark's results.
+
+    <spool>/imports/<digest>/       a snapshot (`results.snapshot`)
+    <spool>/perf/<digest>.json      as pytest-benchmark wrote it: one run of benchmarks
+
+A database can only be rebuilt from what the spool has, so that imports are kept as they came.
+"""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import sqlalchemy as sa
+
+from exitbench.errors import UserError
+from exitbench.results.arrow import driver_connection, insert_rows
+from exitbench.results.sealed import read_json
+from exitbench.results.snapshot import KEYED, load_snapshot
+
+IMPORTS: Final = "imports"
+PERF: Final = "perf"
+KEYS: Final = {"attempt": "attempt_id", **KEYED}
+"""What tells whether a row of a snapshot is new, by table."""
+_BENCHMARKS: Final = pa.schema(
+    [
+        ("benchmark", pa.string()),
+        ("measured_at", pa.timestamp("us")),
+        ("git_commit", pa.string()),
+        ("git_dirty", pa.bool_()),
+        ("machine", pa.string()),
+        ("params", pa.string()),
+        ("extra", pa.string()),
+        ("median_s", pa.float64()),
+        ("data", pa.list_(pa.float64())),
+    ]
+)
+
+
+def load_imports(engine: sa.Engine, spool_root: Path) -> tuple[int, list[str]]:
+    """Add every import that the database does not have; return the attempts added, and what is wrong with others."""
+    added, problems = 0, []
+    for folder in sorted((spool_root / IMPORTS).glob("[!.]*")):
+        try:
+            if not _is_loaded(engine, folder):
+                added += load_snapshot(engine, folder)
+        except (UserError, duckdb.Error, sa.exc.DBAPIError, KeyError, TypeError) as error:
+            problems.append(f"{folder}: {error}")
+    known = known_keys(engine, "perf_sample")
+    for path in sorted((spool_root / PERF).glob("[!.]*.json")):
+        if path.stem not in known:
+            try:
+                rows = benchmark_rows(path)
+                with engine.begin() as connection:
+                    insert_rows(connection, "perf_sample", rows, "perf_run_id", path.stem)
+            except (UserError, duckdb.Error, sa.exc.DBAPIError) as error:
+                problems.append(f"{path}: {error}")
+    return added, problems
+
+
+def known_keys(engine: sa.Engine, table: str) -> frozenset[str]:
+    """Return the keys (`KEYS`) of a table's rows."""
+    with engine.connect() as connection:
+        rows = driver_connection(connection).execute(f"SELECT DISTINCT {KEYS[table]} FROM {table}").fetchall()
+    return frozenset(key for (key,) in rows)
+
+
+def benchmark_rows(path: Path) -> pa.Table:
+    """Return a file of pytest-benchmark as rows of `perf_sample`, without their run.
+
+    Raises:
+        UserError: It is not what pytest-benchmark writes.
+    """
+    told = read_json(path)
+    try:
+        commit = told.get("commit_info", {})
+        common = {
+            "measured_at": _utc(told["datetime"]),
+            "git_commit": commit.get("id"),
+            "git_dirty": commit.get("dirty"),
+            "machine": json.dumps(told["machine_info"]),
+        }
+        rows = [{**common, **_benchmark_row(benchmark)} for benchmark in told["benchmarks"]]
+        return pa.Table.from_pylist(rows, schema=_BENCHMARKS)
+    except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
+        raise UserError(f"{path}: is not what pytest-benchmark writes: {type(error).__name__}: {error}") from error
+
+
+def _benchmark_row(benchmark: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "benchmark": benchmark["fullname"],
+        "params": json.dumps(benchmark["params"]),
+        "extra": json.dumps(benchmark["extra_info"]),
+        "median_s": benchmark["stats"]["median"],
+        # Only kept by pytest-benchmark where it was asked to (--benchmark-save-data).
+        "data": benchmark["stats"].get("data", []),
+    }
+
+
+def _utc(text: str) -> datetime:
+    """A time as pytest-benchmark writes it: UTC, which older versions do not say."""
+    time = datetime.fromisoformat(text)
+    return (time if time.tzinfo is None else time.astimezone(UTC)).replace(tzinfo=None)
+
+
+def _is_loaded(engine: sa.Engine, folder: Path) -> bool:
+    """Whether the database has every key of a snapshot; what cannot be read is left to `load_snapshot` to name."""
+    try:
+        return all(
+            set(pq.read_table(folder / f"{table}.parquet", columns=[key])[key].to_pylist()) <= known_keys(engine, table)
+            for table, key in KEYS.items()
+        )
+    except (OSError, KeyError, pa.ArrowException):
+        return False

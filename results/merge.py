@@ -1,0 +1,237 @@
+"""Bringing results from elsewhere into the spool, from which the database is filled."""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, Literal
+
+import duckdb
+import pyarrow as pa
+import sqlalchemy as sa
+
+from exitbench.errors import UserError
+from exitbench.results.arrow import driver_connection
+from exitbench.results.database import open_database
+from exitbench.results.imports import IMPORTS, KEYS, PERF, benchmark_rows, known_keys
+from exitbench.results.ingest import ingest
+from exitbench.results.sealed import read_json, sha256
+from exitbench.results.snapshot import MANIFEST, is_snapshot, load_snapshot, write_snapshot
+from exitbench.results.spool import Attempt, attempt_path, read_attempt, scan_spool
+
+Kind = Literal["spool", "snapshot", "database", "benchmarks"]
+
+_RECORDS: Final = ("trainings/*", "rescores/*/*", "imports/*", "perf/*.json")
+"""What a spool keeps beside its attempts, each complete or absent."""
+_DIGITS: Final = 16
+_MAGIC_AT, _MAGIC = 8, b"DUCK"
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What a source brought.
+
+    Attributes:
+        kind: What the source is.
+        added: Attempts (of benchmarks: files) that are new.
+        known: Attempts that were here already.
+        problems: What of the source, or of the spool as it is now, was left out, and why.
+    """
+
+    kind: Kind
+    added: int
+    known: int
+    problems: tuple[str, ...]
+
+
+def kind_of(source: Path) -> Kind:
+    """Return what a file or folder is, by its content.
+
+    Raises:
+        UserError: It is nothing that can be imported.
+    """
+    if source.is_dir():
+        if is_snapshot(source):
+            return "snapshot"
+        if next(scan_spool(source), None) or any(next(source.glob(record), None) for record in _RECORDS):
+            return "spool"
+    elif source.is_file():
+        with source.open("rb") as file:
+            start = file.read(_MAGIC_AT + len(_MAGIC))
+        if start[_MAGIC_AT:] == _MAGIC:
+            return "database"
+        if start.lstrip()[:1] == b"{" and read_json(source).keys() >= {"benchmarks", "machine_info"}:
+            return "benchmarks"
+    what = "is nothing that can be imported" if source.exists() else "does not exist"
+    hint = f" Did you mean {source / 'spool'}?" if (source / "spool").is_dir() else ""
+    raise UserError(
+        f"{source} {what}.{hint} Allowed: a result database, a spool folder (RUNS/spool), a folder that `exitbench export` "
+        "wrote as Parquet, or a JSON file of pytest-benchmark."
+    )
+
+
+def merge(source: Path, spool_root: Path, database_path: Path) -> MergeReport:
+    """Bring a source into the spool, then fill the database from it.
+
+    Args:
+        source: What to import.
+        spool_root: The spool; created when missing.
+        database_path: The database; created when missing.
+
+    Raises:
+        UserError: The source is nothing that can be imported or is damaged, or has an attempt that is here with other
+            files: then nothing is merged.
+    """
+    kind = kind_of(source)
+    spool_root.mkdir(parents=True, exist_ok=True)
+    ingest(spool_root, database_path)
+    with open_database(database_path) as database:
+        ours = _digests(database.engine)
+        keys = {table: known_keys(database.engine, table) for table in KEYS}
+    problems: tuple[str, ...] = ()
+    if kind == "spool":
+        added, known, problems = _merge_spool(source, spool_root, ours)
+    elif kind == "benchmarks":
+        added, known = _merge_benchmarks(source, spool_root), 0
+    else:
+        added, known = _merge_rows(source, kind, spool_root, ours, keys)
+    left_out = ingest(spool_root, database_path).quarantined
+    return MergeReport(kind, added, known, (*problems, *left_out))
+
+
+def _digests(engine: sa.Engine) -> dict[str, str]:
+    """Digest of the DONE of every attempt."""
+    with engine.connect() as connection:
+        rows = driver_connection(connection).execute("SELECT attempt_id, spool_sha256 FROM attempt").fetchall()
+    return dict(rows)
+
+
+def _require_equal(source: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    differ = sorted(key for key in theirs.keys() & ours.keys() if theirs[key] != ours[key])
+    if differ:
+        raise UserError(
+            f"{source}: {len(differ)} attempts are here already with other files, such as {differ[0]}: one of the two "
+            "was changed. Nothing was merged."
+        )
+
+
+def _merge_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> tuple[int, int, tuple[str, ...]]:
+    attempts = [attempt for attempt in scan_spool(source) if attempt.finished]
+    _require_equal(source, {attempt.attempt_id: sha256(attempt.path / "DONE") for attempt in attempts}, ours)
+    added, problems = 0, []
+    for attempt in attempts:
+        target = attempt_path(spool_root, attempt.cell_id, attempt.attempt_id)
+        if not target.exists():
+            try:
+                _copy_attempt(attempt, target, spool_root)
+            except UserError as error:
+                problems.append(str(error))
+            else:
+                added += attempt.attempt_id not in ours
+    for record in _RECORDS:
+        for path in sorted(source.glob(record)):
+            target = spool_root / path.relative_to(source)
+            if not path.name.startswith(".") and not target.exists():
+                _copy(path, target, spool_root)
+    return added, len(attempts) - added - len(problems), tuple(problems)
+
+
+def _copy_attempt(attempt: Attempt, target: Path, spool_root: Path) -> None:
+    """Copy one attempt, whole or not at all; what arrives is checked against its DONE."""
+    read_attempt(attempt.path)
+    _copy(attempt.path, target, spool_root)
+
+
+def _copy(path: Path, target: Path, spool_root: Path) -> None:
+    """Copy a file or folder into its place by rename."""
+    partial = spool_root / f".importing-{os.getpid()}"
+    try:
+        if path.is_dir():
+            shutil.copytree(path, partial)
+        else:
+            shutil.copyfile(path, partial)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.rename(target)
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written: {error.strerror}.") from error
+    finally:
+        if partial.is_dir():
+            shutil.rmtree(partial)
+        else:
+            partial.unlink(missing_ok=True)
+
+
+def _merge_benchmarks(source: Path, spool_root: Path) -> int:
+    benchmark_rows(source)
+    target = spool_root / PERF / f"{sha256(source)[:_DIGITS]}.json"
+    if target.exists():
+        return 0
+    _copy(source, target, spool_root)
+    return 1
+
+
+def _merge_rows(
+    source: Path, kind: Kind, spool_root: Path, ours: Mapping[str, str], keys: Mapping[str, frozenset[str]]
+) -> tuple[int, int]:
+    """Keep what is new of a database or snapshot as a snapshot; return how many attempts are new, and known."""
+    with _as_database(source, kind, spool_root) as engine:
+        theirs = _digests(engine)
+        _require_equal(source, theirs, ours)
+        _delete_known(engine, keys)
+        if any(known_keys(engine, table) for table in KEYS):
+            folder = spool_root / IMPORTS
+            new = folder / f".new-{os.getpid()}"
+            write_snapshot(engine, new)
+            target = folder / sha256(new / MANIFEST)[:_DIGITS]
+            if target.exists():
+                shutil.rmtree(new)
+            else:
+                new.rename(target)
+    known = len(theirs.keys() & ours.keys())
+    return len(theirs) - known, known
+
+
+@contextmanager
+def _as_database(source: Path, kind: Kind, spool_root: Path) -> Iterator[sa.Engine]:
+    """Yield a database of this schema with what a source has, which may be changed: it is a copy."""
+    with TemporaryDirectory(dir=spool_root, prefix=".import-") as folder:
+        copy = Path(folder) / "source.duckdb"
+        if kind == "database":
+            _copy_database(source, copy)
+        try:
+            with open_database(copy, read_only=False) as database:
+                if kind == "snapshot":
+                    load_snapshot(database.engine, source)
+                yield database.engine
+        except UserError as error:
+            raise UserError(str(error).replace(str(copy), str(source))) from error
+
+
+def _copy_database(source: Path, copy: Path) -> None:
+    try:
+        # Held open, so that nobody writes it meanwhile.
+        with duckdb.connect(str(source), read_only=True):
+            shutil.copyfile(source, copy)
+            log = source.with_name(f"{source.name}.wal")
+            if log.exists():
+                shutil.copyfile(log, copy.with_name(f"{copy.name}.wal"))
+    except duckdb.Error as error:
+        raise UserError(f"{source} cannot be opened: {error}") from error
+
+
+def _delete_known(engine: sa.Engine, keys: Mapping[str, frozenset[str]]) -> None:
+    """Delete what is known elsewhere, and the cells that are left without attempts."""
+    by_attempt = "SELECT table_name FROM duckdb_columns() WHERE column_name = 'attempt_id' AND NOT internal"
+    with engine.begin() as connection:
+        duck = driver_connection(connection)
+        views = {name for (name,) in duck.execute("SELECT view_name FROM duckdb_views()").fetchall()}
+        tables = {name: "attempt" for (name,) in duck.execute(by_attempt).fetchall() if name not in views}
+        for table, keyed in {**tables, **{table: table for table in KEYS}}.items():
+            known = pa.table({"key": pa.array(sorted(keys[keyed]), pa.string())})
+            duck.register("known_keys", known)
+            duck.execute(f"DELETE FROM {table} WHERE {KEYS[keyed]} IN (SELECT key FROM known_keys)")
+            duck.unregister("known_keys")
+        duck.execute("DELETE FROM cell WHERE cell_id NOT IN (SELECT cell_id FROM attempt)")

@@ -1,0 +1,54 @@
+"""``exitbench export`` and ``exitbench import`` as commands: what they say and their exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exitbench.harness.cli import main
+from exitbench.results.database import open_database
+
+
+def test_an_export_is_imported_elsewhere(
+    example_database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, runs = tmp_path / "out", tmp_path / "runs"
+    assert main(["export", str(folder), "--database", str(example_database)]) == 0
+    assert capsys.readouterr().out.startswith(f"{folder}: ")
+    assert main(["import", str(folder), "--runs", str(runs)]) == 0
+    assert capsys.readouterr().out.endswith("attempts are new, 0 were here already.\n")
+    assert main(["import", str(folder), "--runs", str(runs)]) == 0
+    assert ": an export; 0 attempts are new, " in capsys.readouterr().out
+    query = "SELECT * FROM frontier ORDER BY ALL"
+    with open_database(example_database) as there, open_database(runs / "exitbench.duckdb") as here:
+        assert here.query(query).to_pylist() == there.query(query).to_pylist()
+
+
+@pytest.mark.parametrize(("options", "left_out"), [([], True), (["--with-texts"], False)])
+def test_texts_of_files_stay_unless_asked_for(
+    options: list[str], left_out: bool, example_spool: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    assert main(["import", str(example_spool), "--runs", str(runs)]) == 0
+    with open_database(runs / "exitbench.duckdb", read_only=False) as database, database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE dataset_artifact SET source = 'hub' WHERE label = 'samsum'")
+    assert main(["export", str(tmp_path / "out"), "--runs", str(runs), *options]) == 0
+    assert ("Texts left out: samsum." in capsys.readouterr().out) == left_out
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["texts_left_out_of"] == ["samsum"] * left_out
+
+
+def test_records_are_counted(example_database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["export", str(tmp_path / "out"), "--format", "every-eval-ever", "--database", str(example_database)]
+    assert main(command) == 0
+    count = len(list((tmp_path / "out").rglob("*.json")))
+    assert capsys.readouterr().out == f"{tmp_path / 'out'}: {count} records.\n"
+    assert main(command) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_an_import_of_nothing_ends_with_2_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["import", str(tmp_path / "missing"), "--runs", str(tmp_path / "runs")]) == 2
+    assert "does not exist. Allowed: a result database" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,120 @@
+"""Records of Every Eval Ever: the keys that its schema 0.2.2 requires, and values that are those of the database."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.results.database import open_database
+from exitbench.results.every_eval_ever import write_every_eval_ever
+
+REQUIRED = {
+    "schema_version",
+    "evaluation_id",
+    "retrieved_timestamp",
+    "source_metadata",
+    "model_info",
+    "eval_library",
+    "evaluation_results",
+}
+ALLOWED = REQUIRED | {"evaluation_timestamp", "dedupe_identity", "detailed_evaluation_results"}
+DETAILS = ("additional_details", "details")
+
+
+@pytest.fixture(scope="module")
+def records(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("records") / "out"
+    with open_database(example_database) as database:
+        count = write_every_eval_ever(database, folder, "Example University", "third_party")
+    found = {path.relative_to(folder): json.loads(path.read_text()) for path in folder.rglob("*.json")}
+    assert len(found) == count
+    return found
+
+
+def test_a_record_has_what_the_schema_requires_and_no_other_key(records: dict[Path, dict[str, Any]]) -> None:
+    for record in records.values():
+        assert REQUIRED <= record.keys() <= ALLOWED
+        assert record["schema_version"] == "0.2.2"
+        assert record["source_metadata"] == {
+            "source_type": "evaluation_run",
+            "source_organization_name": "Example University",
+            "evaluator_relationship": "third_party",
+        }
+        assert record["eval_library"].keys() >= {"name", "version"}
+        assert record["model_info"].keys() >= {"name", "id"}
+        for result in record["evaluation_results"]:
+            assert result.keys() >= {"evaluation_name", "source_data", "metric_config", "score_details"}
+            assert result["source_data"].keys() >= {"dataset_name", "source_type"}
+            config = result["metric_config"]
+            assert config["score_type"] == "continuous" and config["lower_is_better"] is False
+            assert config["min_score"] <= result["score_details"]["score"] <= config["max_score"]
+            assert isinstance(result["generation_config"]["generation_args"]["max_tokens"], int)
+
+
+def free_fields(value: Any) -> list[Any]:
+    if isinstance(value, list):
+        return [field for item in value for field in free_fields(item)]
+    if not isinstance(value, dict):
+        return []
+    own = [field for name in DETAILS for field in value.get(name, {}).values()]
+    return own + [field for name, item in value.items() if name not in DETAILS for field in free_fields(item)]
+
+
+def test_free_fields_are_texts_as_the_schema_has_it(records: dict[Path, dict[str, Any]]) -> None:
+    fields = [field for record in records.values() for field in free_fields(record)]
+    assert len(fields) > 100
+    assert all(isinstance(field, str) for field in fields)
+
+
+def test_every_quality_run_is_a_record_with_its_tasks_metrics(
+    records: dict[Path, dict[str, Any]], example_database: Path
+) -> None:
+    with open_database(example_database) as database:
+        stored = database.query(
+            "SELECT attempt_id, metric, value, ci_low, model, task_label FROM metric_values WHERE kind = 'quality' "
+            "AND metric IN ('f1', 'em', 'rougeL', 'rouge1', 'bleu', 'chrf')"
+        ).to_pylist()
+    told = {
+        result["evaluation_result_id"]: (
+            result["score_details"]["score"],
+            result["score_details"]["uncertainty"]["confidence_interval"]["lower"],
+            record["model_info"]["name"],
+            result["source_data"]["dataset_name"],
+        )
+        for record in records.values()
+        for result in record["evaluation_results"]
+    }
+    assert told == {
+        f"{row['attempt_id']}/{row['metric']}": (row["value"], row["ci_low"], row["model"], row["task_label"])
+        for row in stored
+    }
+    ids = [record["evaluation_id"] for record in records.values()]
+    assert len(set(ids)) == len(ids)
+
+
+def test_records_lie_where_a_collection_of_them_has_them(records: dict[Path, dict[str, Any]]) -> None:
+    for path, record in records.items():
+        data, label, harness, model, _file = path.parts
+        assert (data, harness, model) == ("data", "exitbench", record["model_info"]["name"])
+        assert label == record["evaluation_results"][0]["source_data"]["dataset_name"]
+
+
+def test_method_speed_and_depth_are_told(records: dict[Path, dict[str, Any]]) -> None:
+    (static,) = [
+        result
+        for record in records.values()
+        for result in record["evaluation_results"]
+        if result["metric_config"]["metric_name"] == "f1"
+        and result["generation_config"]["additional_details"]["method"] == "static"
+        and record["model_info"]["name"] == "world-t5"
+    ]
+    assert json.loads(static["generation_config"]["additional_details"]["params"]) == {"exit_layer": 2}
+    assert float(static["score_details"]["details"]["mean_exit_layer"]) == 2
+    assert float(static["score_details"]["details"]["speedup"]) > 1
+
+
+def test_a_folder_that_exists_is_not_written_over(example_database: Path, tmp_path: Path) -> None:
+    with open_database(example_database) as database, pytest.raises(UserError, match="exists already"):
+        write_every_eval_ever(database, tmp_path, "x", "other")

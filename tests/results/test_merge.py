@@ -1,0 +1,292 @@
+"""Merging results from elsewhere: everything arrives once, survives a rebuild, and contradictions stop it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+import sqlalchemy as sa
+
+from exitbench.errors import UserError
+from exitbench.results.catalogue import ATTEMPT, CELL
+from exitbench.results.database import open_database, rebuild
+from exitbench.results.ingest import ingest
+from exitbench.results.merge import kind_of, merge
+from exitbench.results.migrations import migration_scripts
+from exitbench.results.snapshot import OF_EVERY_DATABASE, write_snapshot
+from exitbench.results.spool import scan_spool
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    return tmp_path / "here" / "spool"
+
+
+@pytest.fixture
+def path(spool: Path) -> Path:
+    return spool.parent / "exitbench.duckdb"
+
+
+def rows(path: Path) -> dict[str, list[str]]:
+    """Every row, as text, of every table that databases have from each other."""
+    with open_database(path) as database:
+        names = database.query("SELECT table_name FROM duckdb_tables()")["table_name"].to_pylist()
+        return {
+            name: [str(row) for row in database.query(f"SELECT * FROM {name} ORDER BY ALL").to_pylist()]
+            for name in names
+            if name not in OF_EVERY_DATABASE
+        }
+
+
+@pytest.fixture(params=["spool", "database", "snapshot"])
+def source(request: pytest.FixtureRequest, example_spool: Path, example_database: Path, tmp_path: Path) -> Path:
+    """The example in each of the forms that can be imported."""
+    if request.param == "spool":
+        return example_spool
+    if request.param == "database":
+        return example_database
+    with open_database(example_database) as database:
+        write_snapshot(database.engine, tmp_path / "exported")
+    return tmp_path / "exported"
+
+
+def test_a_source_is_known_by_its_content(
+    example_spool: Path, example_database: Path, tmp_path: Path, benchmarks: Path
+) -> None:
+    with open_database(example_database) as database:
+        write_snapshot(database.engine, tmp_path / "any.name")
+    shutil.copyfile(example_database, tmp_path / "results.json")
+    sources = (example_spool, tmp_path / "results.json", tmp_path / "any.name", benchmarks)
+    assert [kind_of(one) for one in sources] == ["spool", "database", "snapshot", "benchmarks"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "does not exist"), ("{}", "is nothing that"), ("", "is nothing that")]
+)
+def test_anything_else_is_refused(content: str | None, says: str, tmp_path: Path, spool: Path, path: Path) -> None:
+    if content is not None:
+        (tmp_path / "source").write_text(content)
+    with pytest.raises(UserError, match=f"{says}.* Allowed: a result database, a spool folder"):
+        merge(tmp_path / "source", spool, path)
+    assert not spool.exists()
+
+
+def test_a_folder_of_runs_is_told_where_its_spool_is(example_spool: Path, spool: Path, path: Path) -> None:
+    with pytest.raises(UserError, match=f"Did you mean {example_spool}"):
+        merge(example_spool.parent, spool, path)
+
+
+def test_everything_arrives_once_and_a_rebuilt_database_has_it(
+    source: Path, spool: Path, path: Path, example_database: Path
+) -> None:
+    expected = rows(example_database)
+    report = merge(source, spool, path)
+    assert (report.added, report.known, report.problems) == (len(expected["attempt"]), 0, ())
+    assert rows(path) == expected
+    report = merge(source, spool, path)
+    assert (report.added, report.known, report.problems) == (0, len(expected["attempt"]), ())
+    rebuild(spool, path)
+    assert rows(path) == expected
+    assert [entry.name for entry in spool.iterdir() if entry.name.startswith(".")] == []
+
+
+def copy_some(example_spool: Path, spool: Path, every: int) -> int:
+    attempts = list(scan_spool(example_spool))[::every]
+    for attempt in attempts:
+        shutil.copytree(attempt.path, spool / attempt.path.relative_to(example_spool))
+    return len(attempts)
+
+
+def test_what_is_here_already_is_not_brought_again(
+    source: Path, spool: Path, path: Path, example_spool: Path, example_database: Path
+) -> None:
+    here = copy_some(example_spool, spool, every=3)  # not yet in a database
+    expected = rows(example_database)
+    report = merge(source, spool, path)
+    assert (report.added, report.known) == (len(expected["attempt"]) - here, here)
+    assert rows(path) == expected
+    for kept in (spool / "imports").glob("*"):
+        with duckdb.connect() as connection:
+            (count,) = connection.execute(f"SELECT count(*) FROM '{kept}/attempt.parquet'").fetchone() or (None,)
+        assert count == report.added
+    rebuild(spool, path)
+    assert rows(path) == expected
+
+
+def test_an_attempt_with_other_files_stops_everything(
+    source: Path, spool: Path, path: Path, example_spool: Path
+) -> None:
+    copy_some(example_spool, spool, every=10)
+    attempt = next(scan_spool(spool))
+    done = attempt.path / "DONE"
+    done.write_text(json.dumps(json.loads(done.read_text()), indent=4))  # as valid, and not the same
+    ingest(spool, path)
+    before = rows(path)
+    with pytest.raises(UserError, match=f"1 attempts are here already with other files, such as {attempt.attempt_id}"):
+        merge(source, spool, path)
+    assert rows(path) == before
+
+
+def test_an_attempt_of_a_spool_that_is_damaged_or_unfinished_stays_where_it_is(
+    example_spool: Path, spool: Path, path: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(example_spool, other)
+    damaged, unfinished, *rest = scan_spool(other)
+    (damaged.path / "cell.json").write_text("{}")
+    (unfinished.path / "DONE").unlink()
+    report = merge(other, spool, path)
+    assert report.added == len(rest)
+    (problem,) = report.problems
+    assert str(damaged.path) in problem
+    assert not (spool / damaged.path.relative_to(other)).exists()
+
+
+def test_records_beside_the_attempts_come_along(example_spool: Path, spool: Path, path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    copy_some(example_spool, other, every=20)
+    (other / "trainings" / "abc").mkdir(parents=True)
+    (other / "trainings" / "abc" / "card.json").write_text('{"recipe": {"name": "small"}}')
+    (other / "trainings" / "abc" / "training_log.csv").write_text("step,block,metric,value\n10,,loss_nats,2.5\n")
+    merge(other, spool, path)
+    assert len(rows(path)["training_log"]) == 1
+
+
+def test_a_database_of_an_earlier_schema_is_migrated_in_a_copy(
+    tmp_path: Path, spool: Path, path: Path, example_database: Path
+) -> None:
+    old = tmp_path / "old.duckdb"
+    with duckdb.connect(str(old)) as connection:
+        for version, script in enumerate(migration_scripts()[:4], start=1):
+            connection.execute(script)
+            connection.execute("INSERT INTO schema_version VALUES (?, now()::TIMESTAMP, 'test')", [version])
+        connection.execute(f"ATTACH '{example_database}' AS now (READ_ONLY)")
+        for table in ("environment", "hardware", "model_artifact", "dataset_artifact", "cell", "attempt"):
+            names = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})").fetchall()]
+            connection.execute(f"INSERT INTO {table} BY NAME SELECT {', '.join(names)} FROM now.{table}")
+    before = old.read_bytes()
+    assert merge(old, spool, path).added == len(rows(example_database)["attempt"])
+    assert rows(path)["attempt"] == rows(example_database)["attempt"]
+    assert old.read_bytes() == before
+
+
+def test_a_database_that_is_not_ours_or_newer_is_refused_by_its_own_name(
+    tmp_path: Path, spool: Path, path: Path, example_database: Path
+) -> None:
+    foreign, newer = tmp_path / "foreign.duckdb", tmp_path / "newer.duckdb"
+    with duckdb.connect(str(foreign)) as connection:
+        connection.execute("CREATE TABLE t (x INTEGER)")
+    shutil.copyfile(example_database, newer)
+    with duckdb.connect(str(newer)) as connection:
+        connection.execute("INSERT INTO schema_version VALUES (10000, now()::TIMESTAMP, 'test')")
+    for other, says in ((foreign, "not one of ExitBench"), (newer, "has schema 10000")):
+        with pytest.raises(UserError, match=says) as told:
+            merge(other, spool, path)
+        assert str(other) in str(told.value)
+    assert not (spool / "imports").exists()
+
+
+def test_a_database_in_use_by_a_writer_is_not_copied(
+    example_database: Path, tmp_path: Path, spool: Path, path: Path
+) -> None:
+    busy = tmp_path / "busy.duckdb"
+    shutil.copyfile(example_database, busy)
+    with duckdb.connect(str(busy)), pytest.raises(UserError, match="cannot be opened"):
+        merge(busy, spool, path)
+
+
+def test_the_latest_attempt_names_a_cell_wherever_it_is_from(
+    example_database: Path, tmp_path: Path, spool: Path, path: Path, example_spool: Path
+) -> None:
+    other = tmp_path / "other.duckdb"
+    shutil.copyfile(example_database, other)
+    attempt = next(scan_spool(example_spool))
+    renamed = {"suite": "renamed", "described_by": "99990101T000000000000Z-00000000"}
+    with open_database(other, read_only=False) as database, database.engine.begin() as connection:
+        connection.execute(CELL.update().where(CELL.c.cell_id == attempt.cell_id).values(**renamed))
+        (row,) = connection.execute(sa.select(ATTEMPT).where(ATTEMPT.c.attempt_id == attempt.attempt_id)).mappings()
+        connection.execute(ATTEMPT.insert().values({**row, "attempt_id": renamed["described_by"]}))
+    shutil.copytree(attempt.path, spool / attempt.path.relative_to(example_spool))
+    assert merge(other, spool, path).known == 1
+    rebuild(spool, path)
+    with open_database(path) as database:
+        suites = database.query("SELECT suite FROM cell WHERE cell_id = ?", [attempt.cell_id])["suite"].to_pylist()
+    assert suites == ["renamed"]
+
+
+def test_a_damaged_import_is_left_out_of_a_rebuild_with_a_message(
+    example_database: Path, spool: Path, path: Path
+) -> None:
+    merge(example_database, spool, path)
+    (kept,) = (spool / "imports").iterdir()
+    (kept / "metric.parquet").write_bytes(b"torn")
+    (problem,) = rebuild(spool, path).quarantined
+    assert "metric.parquet: is not what was written" in problem
+    assert rows(path)["attempt"] == []
+
+
+def benchmark_json(median: float, when: str = "2026-01-02T03:04:05.000006+00:00", **stats: Any) -> dict[str, Any]:
+    return {
+        "machine_info": {"node": "test", "cpu": {"count": 2}},
+        "commit_info": {"id": "0123", "dirty": False, "branch": "main"},
+        "benchmarks": [
+            {
+                "group": None,
+                "name": "test_ingest[5]",
+                "fullname": "tests/perf/test_ingest.py::test_ingest[5]",
+                "params": {"n": 5},
+                "param": "5",
+                "extra_info": {"rows": 10},
+                "options": {},
+                "stats": {"median": median, "rounds": 3, **stats},
+            }
+        ],
+        "datetime": when,
+        "version": "5.3.1",
+    }
+
+
+@pytest.fixture
+def benchmarks(tmp_path: Path) -> Path:
+    path = tmp_path / "0001_perf.json"
+    path.write_text(json.dumps(benchmark_json(0.5, data=[0.4, 0.5, 0.6])))
+    return path
+
+
+def test_several_runs_of_a_benchmark_stay_apart(benchmarks: Path, spool: Path, path: Path) -> None:
+    assert merge(benchmarks, spool, path).added == 1
+    assert merge(benchmarks, spool, path).added == 0
+    benchmarks.write_text(json.dumps(benchmark_json(0.25, when="2026-01-03T03:04:05")))
+    assert merge(benchmarks, spool, path).added == 1
+    rebuild(spool, path)
+    with open_database(path) as database:
+        found = database.query(
+            "SELECT benchmark, median_s, data, git_commit, params ->> 'n' AS n, extra ->> 'rows' AS r, "
+            "measured_at::VARCHAR AS at FROM perf_sample ORDER BY measured_at"
+        ).to_pylist()
+        runs = database.query("SELECT count(DISTINCT perf_run_id) AS n FROM perf_sample")["n"].to_pylist()
+    name = "tests/perf/test_ingest.py::test_ingest[5]"
+    assert [tuple(row.values()) for row in found] == [
+        (name, 0.5, [0.4, 0.5, 0.6], "0123", "5", "10", "2026-01-02 03:04:05.000006"),
+        (name, 0.25, [], "0123", "5", "10", "2026-01-03 03:04:05"),
+    ]
+    assert runs == [2]
+
+
+@pytest.mark.parametrize("change", [{"datetime": "yesterday"}, {"benchmarks": [{}]}, {"benchmarks": 3}])
+def test_benchmarks_of_another_form_are_refused(
+    change: dict[str, Any], tmp_path: Path, spool: Path, path: Path
+) -> None:
+    (tmp_path / "odd.json").write_text(json.dumps({**benchmark_json(1.0), **change}))
+    with pytest.raises(UserError, match=r"odd\.json: is not what pytest-benchmark writes"):
+        merge(tmp_path / "odd.json", spool, path)
+    assert not (spool / "perf").exists()
+
+
+def test_benchmarks_of_another_database_come_along(benchmarks: Path, spool: Path, path: Path, tmp_path: Path) -> None:
+    merge(benchmarks, spool, path)
+    there = tmp_path / "there"
+    merge(path, there / "spool", there / "exitbench.duckdb")
+    assert rows(there / "exitbench.duckdb") == rows(path)

@@ -1,0 +1,204 @@
+"""Snapshots: what goes in comes out, licensed texts stay behind, what is damaged or contradicts is refused."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.results import snapshot
+from exitbench.results.catalogue import ATTEMPT
+from exitbench.results.database import Database, open_database
+from exitbench.results.migrations import migration_scripts
+from exitbench.results.snapshot import KEYED, MANIFEST, OF_EVERY_DATABASE, Manifest, load_snapshot, write_snapshot
+
+VERSION = len(migration_scripts())
+TABLES = "SELECT table_name FROM duckdb_tables() ORDER BY ALL"
+COLUMNS = """
+    SELECT column_name FROM duckdb_columns()
+    WHERE table_name = ? AND database_name <> 'now' ORDER BY column_index
+"""
+
+
+def rows(database: Database) -> dict[str, list[str]]:
+    """Every row, as text (NaN equals NaN then), of every table that databases have from each other."""
+    names = [name for name in database.query(TABLES)["table_name"].to_pylist() if name not in OF_EVERY_DATABASE]
+    return {
+        name: [str(row) for row in database.query(f"SELECT * FROM {name} ORDER BY ALL").to_pylist()] for name in names
+    }
+
+
+@pytest.fixture
+def taken(example_database: Path, tmp_path: Path) -> Path:
+    """A snapshot of the example."""
+    with open_database(example_database) as database:
+        write_snapshot(database.engine, tmp_path / "taken")
+    return tmp_path / "taken"
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Database:
+    return open_database(tmp_path / "other.duckdb", read_only=False)
+
+
+def test_every_table_is_known_to_hang_on_attempts_or_on_something_else(empty: Database) -> None:
+    with empty:
+        tables = set(empty.query(TABLES)["table_name"].to_pylist())
+        by_attempt = set(
+            empty.query("SELECT table_name FROM duckdb_columns() WHERE column_name = 'attempt_id'")[
+                "table_name"
+            ].to_pylist()
+        )
+    artifacts = {"environment", "hardware", "model_artifact", "dataset_artifact", "cell"}
+    assert tables == (by_attempt & tables) | artifacts | set(KEYED) | set(OF_EVERY_DATABASE)
+
+
+def test_the_manifest_counts_and_digests_every_table(taken: Path) -> None:
+    told = json.loads((taken / MANIFEST).read_text())
+    assert told["schema_version"] == VERSION
+    assert {path.stem for path in taken.glob("*.parquet")} == set(told["tables"])
+    for name, table in told["tables"].items():
+        path = taken / f"{name}.parquet"
+        assert table["rows"] == pq.read_metadata(path).num_rows
+        assert table["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert told["tables"]["attempt"]["rows"] > 0
+
+
+def test_a_database_filled_from_a_snapshot_has_the_same_rows(
+    taken: Path, empty: Database, example_database: Path
+) -> None:
+    with open_database(example_database) as database:
+        expected = rows(database)
+    with empty:
+        assert load_snapshot(empty.engine, taken) == len(expected["attempt"])
+        assert rows(empty) == expected
+        assert load_snapshot(empty.engine, taken) == 0
+        assert rows(empty) == expected
+
+
+@pytest.fixture
+def licensed(example_database: Path, tmp_path: Path) -> Database:
+    """The example, as if SAMSum and SQuAD had been read from files."""
+    path = tmp_path / "licensed.duckdb"
+    shutil.copyfile(example_database, path)
+    database = open_database(path, read_only=False)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE dataset_artifact SET source = 'local' WHERE task IN ('samsum', 'squad')")
+    return database
+
+
+@pytest.mark.parametrize(
+    ("redistributable", "without"), [((), {"samsum", "squad"}), (("squad",), {"samsum"}), (None, set())]
+)
+def test_texts_of_data_that_may_be_licensed_are_left_out(
+    redistributable: tuple[str, ...] | None, without: set[str], licensed: Database, empty: Database, tmp_path: Path
+) -> None:
+    with licensed:
+        told = write_snapshot(licensed.engine, tmp_path / "taken", redistributable)
+    assert set(told.texts_left_out_of) == without
+    of_task = "JOIN attempt USING (attempt_id) JOIN cell USING (cell_id) JOIN dataset_artifact USING (data_id)"
+    with empty:
+        load_snapshot(empty.engine, tmp_path / "taken")
+        texts = empty.query(f"SELECT DISTINCT task FROM sample {of_task} WHERE output_text = ''")["task"].to_pylist()
+        golds = empty.query(f"SELECT DISTINCT task FROM probe_token {of_task} WHERE gold_token_id IS NULL")
+        logs = empty.query("SELECT count(*) AS n FROM attempt WHERE log_tail IS NOT NULL")
+        kept = empty.query("SELECT count(*) AS n FROM sample WHERE len(output_ids) > 0")
+    assert set(texts) == set(golds["task"].to_pylist()) == without
+    assert logs["n"].to_pylist() == [0 if "squad" in without else 1]  # the failing cell of the example is SQuAD's
+    assert kept["n"].to_pylist()[0] > 0
+
+
+def test_a_folder_that_exists_is_not_written_over(taken: Path, example_database: Path) -> None:
+    with open_database(example_database) as database, pytest.raises(UserError, match="exists already"):
+        write_snapshot(database.engine, taken)
+
+
+def test_a_full_disk_leaves_no_folder(example_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Path] = []
+
+    def write_two(_duck: Any, _query: str, path: Path) -> int:
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+        path.write_bytes(b"")
+        written.append(path)
+        return 0
+
+    monkeypatch.setattr(snapshot, "_write_table", write_two)
+    (tmp_path / "out").mkdir()
+    with open_database(example_database) as database, pytest.raises(UserError, match="No space left on device"):
+        write_snapshot(database.engine, tmp_path / "out" / "taken")
+    assert len(written) == 2
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda folder: damage(folder / "metric.parquet"), "metric.parquet: is not what was written"),
+        (lambda folder: (folder / "cell.parquet").unlink(), "cell.parquet: is missing"),
+        (lambda folder: (folder / MANIFEST).write_text('{"format": "other"}'), "format is 'other'"),
+        (lambda folder: (folder / MANIFEST).write_text("{"), "is not JSON"),
+    ],
+)
+def test_a_damaged_snapshot_is_refused_whole(
+    change: Callable[[Path], None], says: str, taken: Path, empty: Database
+) -> None:
+    change(taken)
+    with empty:
+        with pytest.raises(UserError, match=says):
+            load_snapshot(empty.engine, taken)
+        assert not any(rows(empty).values())
+
+
+def test_an_attempt_that_is_here_with_other_files_is_refused_and_nothing_is_added(taken: Path, empty: Database) -> None:
+    with empty:
+        load_snapshot(empty.engine, taken)
+        with empty.engine.begin() as connection:
+            (attempt_id,) = connection.exec_driver_sql("SELECT min(attempt_id) FROM attempt").one()
+            connection.exec_driver_sql("DELETE FROM attempt WHERE attempt_id > (SELECT min(attempt_id) FROM attempt)")
+            connection.execute(ATTEMPT.update().values(spool_sha256="0" * 64))
+        with pytest.raises(UserError, match=f"1 attempts are here already with other files, such as {attempt_id}"):
+            load_snapshot(empty.engine, taken)
+        assert len(rows(empty)["attempt"]) == 1
+
+
+def test_a_snapshot_of_an_earlier_schema_is_migrated(example_database: Path, tmp_path: Path, empty: Database) -> None:
+    earlier, folder = 4, tmp_path / "earlier"
+    folder.mkdir()
+    with duckdb.connect(str(tmp_path / "earlier.duckdb")) as old:
+        for script in migration_scripts()[:earlier]:
+            old.execute(script)
+        tables = [name for (name,) in old.execute(TABLES).fetchall()]
+        old.execute(f"ATTACH '{example_database}' AS now (READ_ONLY)")
+        told = {}
+        for table in set(tables) - set(OF_EVERY_DATABASE):
+            names = ", ".join(name for (name,) in old.execute(COLUMNS, [table]).fetchall())
+            path = folder / f"{table}.parquet"
+            old.execute(f"COPY (SELECT {names} FROM now.{table}) TO '{path}'")
+            told[table] = {"rows": 0, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    manifest = {"format": "exitbench-snapshot-1", "schema_version": earlier, "texts_left_out_of": [], "tables": told}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with open_database(example_database) as database:
+        expected = rows(database)
+    with empty:
+        assert load_snapshot(empty.engine, folder) == len(expected["attempt"])
+        assert rows(empty)["metric"] == expected["metric"]  # with scored_at, which the earlier schema did not have
+        assert rows(empty)["sample"] == expected["sample"]
+        assert len(rows(empty)["token_exit"]) == len(expected["token_exit"])
+
+
+def test_a_snapshot_of_a_later_schema_is_refused(taken: Path) -> None:
+    told = json.loads((taken / MANIFEST).read_text())
+    (taken / MANIFEST).write_text(json.dumps({**told, "schema_version": VERSION + 1}))
+    with pytest.raises(UserError, match=f"knows up to {VERSION}. Use the newer version"):
+        Manifest.read(taken)
