@@ -22,7 +22,10 @@ pairs AS (
     FROM asked AS b JOIN asked AS c USING (task, model, setting, min_exit)
     WHERE b.method = 'calm-softmax' AND c.method = 'contrastive-jsd'
 ),
-documents AS (SELECT attempt_id, doc_key, count(*) AS tokens, sum(exit_layer) AS depth FROM token_trace GROUP BY ALL),
+documents AS (
+    SELECT attempt_id, doc_key, count(*) AS tokens, sum(exit_layer) AS depth
+    FROM token_trace WHERE attempt_id IN (SELECT attempt_id FROM asked) GROUP BY ALL
+),
 totals AS (SELECT attempt_id, sum(tokens) AS tokens, sum(depth) / sum(tokens) AS depth FROM documents GROUP BY ALL),
 influences AS (  -- of one document on a mean exit layer
     SELECT d.attempt_id, d.doc_key, (d.depth - t.depth * d.tokens) / t.tokens AS influence

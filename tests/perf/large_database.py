@@ -30,7 +30,7 @@ BLOCKS, TOKENS, MODELS = 24, 100, 4
 
 # What somebody asks of each view: every row of a view of runs, a summary of a view of documents, tokens or layers.
 SUMMARIES = {
-    "layer_trace": "SELECT model, task, block, avg(p1), avg(entropy), count(*) FROM layer_trace GROUP BY ALL",
+    "layer_trace": "SELECT model, task, block, avg(p1), count(*) FROM layer_trace GROUP BY ALL",
     "probe_trace": "SELECT model, task, avg(stable_from), avg(p1[-1]), count(*) FROM probe_trace GROUP BY ALL",
     "token_trace": "SELECT model, task, method, params, avg(exit_layer), count(*) FROM token_trace GROUP BY ALL",
     "score_trace": "SELECT model, task, method, count(*) FROM score_trace GROUP BY ALL",

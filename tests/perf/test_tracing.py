@@ -1,4 +1,4 @@
-"""What a traced decode pays for its trace, run by `nox -s perf`: seconds of writing over seconds of decoding, in one pass.
+"""What a traced decode pays for its trace, run by `nox -s perf`: seconds of writing over seconds of decoding.
 
 A real quality pass of a shipped model, whose tokens are the cheapest there are, so that the share is the largest.
 """
