@@ -27,6 +27,7 @@ from exitbench.results.arrow import driver_connection
 from exitbench.results.canonical import canonical_json
 from exitbench.results.catalogue import SCHEMA_VERSION, VIEW_SOURCE
 from exitbench.results.load import IngestReport, load_spool
+from exitbench.results.migrations import migration_scripts
 from exitbench.results.published import is_current as publications_are_current
 from exitbench.results.published import refresh as refresh_publications
 from exitbench.results.turns import POLL_S, Turn, holder, is_wanted, take_turn
@@ -275,7 +276,7 @@ def _or_close(database: Database, action: Callable[[Database], Result]) -> Resul
 def _is_up_to_date(database: Database) -> bool:
     with database.engine.connect() as connection:
         return (
-            _version(database, connection) == len(_migrations())
+            _version(database, connection) == len(migration_scripts())
             and _views_are_current(connection)
             and publications_are_current(connection)
         )
@@ -284,7 +285,7 @@ def _is_up_to_date(database: Database) -> bool:
 def _bring_up_to_date(database: Database) -> None:
     with database.engine.connect() as connection:
         version = _version(database, connection)
-    for number, script in enumerate(_migrations()[version:], start=version + 1):
+    for number, script in enumerate(migration_scripts()[version:], start=version + 1):
         with database.engine.begin() as connection:
             connection.exec_driver_sql(script)
             applied_at = datetime.now(UTC).replace(tzinfo=None)
@@ -305,18 +306,12 @@ def _version(database: Database, connection: sa.Connection) -> int:
     if SCHEMA_VERSION.name not in tables:
         raise UserError(f"{database.path} is a DuckDB database, but not one of ExitBench. Name another file.")
     version: int = connection.execute(sa.select(sa.func.max(SCHEMA_VERSION.c.version))).scalar_one()
-    if version > len(_migrations()):
+    if version > len(migration_scripts()):
         raise UserError(
-            f"{database.path} has schema {version}; this version of ExitBench knows up to {len(_migrations())}. "
+            f"{database.path} has schema {version}; this version of ExitBench knows up to {len(migration_scripts())}. "
             "Use the newer version, or rebuild the database from its spool."
         )
     return version
-
-
-def _migrations() -> list[str]:
-    """Return the migrations' scripts; the one at index i leads from schema i to i + 1."""
-    scripts = [file for file in files(f"{_PACKAGE}.migrations").iterdir() if file.name.endswith(".sql")]
-    return [file.read_text(encoding="utf-8") for file in sorted(scripts, key=lambda file: file.name)]
 
 
 def _views_script() -> str:
