@@ -30,6 +30,7 @@ from exitbench.results.load import IngestReport, load_spool
 from exitbench.results.migrations import migration_scripts
 from exitbench.results.published import is_current as publications_are_current
 from exitbench.results.published import refresh as refresh_publications
+from exitbench.results.trouble import driver_error, is_damage, is_trouble
 from exitbench.results.turns import POLL_S, Turn, holder, is_wanted, take_turn
 
 Result = TypeVar("Result")
@@ -40,8 +41,9 @@ WAIT_S: Final = 10.0
 _PATIENCE_S: Final = 0.5
 """How long a writer lets newcomers wait for the readers that were there before it."""
 
-_DAMAGE: Final = ("Corrupt", "corrupt", "Could not read enough bytes", "checksum", "Failure while replaying WAL")
-_DEVICE_ERRORS: Final = (duckdb.IOException, duckdb.SerializationException, duckdb.FatalException)
+_SMALLEST_BYTES: Final = 16
+"""A file shorter than this does not even say that it is DuckDB's."""
+
 _PACKAGE = "exitbench.results"
 # Rows are found by their keys, so that threads need not wait for each other to keep an order. The two compressions left
 # out shrink recorded probabilities by a sixth and cost a third of the time.
@@ -98,8 +100,6 @@ class Database:
             try:
                 return driver_connection(connection).sql(sql, params=parameters).to_arrow_table()
             except duckdb.Error as error:
-                if any(sign in str(error) for sign in _DAMAGE):
-                    raise _open_error(self.path, str(error)) from error
                 raise UserError(f"The query failed: {error}") from error
 
     def is_wanted(self) -> bool:
@@ -118,6 +118,8 @@ class Database:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+        if error is not None and is_damage(error):
+            raise _damaged(self.path, str(driver_error(error))) from error
 
 
 def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) -> Database:
@@ -201,7 +203,7 @@ def _connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
             turn.end()
             message = str(error.orig)
             if "Could not set lock" not in message:
-                raise _open_error(path, message) from error
+                raise _open_error(path, error) from error
             if time.monotonic() >= deadline:
                 process = re.search(r"PID (\d+)", message)
                 raise DatabaseInUse(path, f"process {process[1]}" if process else "another process", wait_s) from error
@@ -245,14 +247,19 @@ def _attach(connection: sa.Connection, path: Path) -> None:
     connection.commit()
 
 
-def _open_error(path: Path, message: str) -> UserError:
+def _open_error(path: Path, error: BaseException) -> UserError:
+    message = str(driver_error(error))
     if "not a valid DuckDB database file" in message:
+        if path.stat().st_size < _SMALLEST_BYTES:
+            return _damaged(path, "it is empty.")
         return UserError(f"{path} is not a DuckDB database. Name another file, or move this one away.")
-    if any(sign in message for sign in _DAMAGE):
-        return DamagedDatabase(
-            f"{path} is damaged: {message}\nWhat is in the spool is not lost: `exitbench db rebuild` builds it anew."
-        )
-    return UserError(f"{path} cannot be opened: {message}")
+    return _damaged(path, message) if is_damage(error) else UserError(f"{path} cannot be opened: {message}")
+
+
+def _damaged(path: Path, message: str) -> DamagedDatabase:
+    return DamagedDatabase(
+        f"{path} is damaged: {message}\nWhat is in the spool is not lost: `exitbench db rebuild` builds it anew."
+    )
 
 
 def _create_folder(folder: Path) -> None:
@@ -267,9 +274,8 @@ def _or_close(database: Database, action: Callable[[Database], Result]) -> Resul
         return action(database)
     except BaseException as error:
         database.close()
-        # A full disk, or a damaged file, as opposed to a mistake of ours.
-        if isinstance(error, sa.exc.DBAPIError) and isinstance(error.orig, _DEVICE_ERRORS):
-            raise _open_error(database.path, str(error.orig)) from error
+        if is_trouble(error):
+            raise _open_error(database.path, error) from error
         raise
 
 

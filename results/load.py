@@ -26,6 +26,7 @@ from exitbench.results.spool import (
     scan_spool,
 )
 from exitbench.results.trainings import load_trainings
+from exitbench.results.trouble import driver_error, is_damage, is_trouble
 
 _DATABASE_TABLE: Final = {
     "samples": "sample",
@@ -204,16 +205,15 @@ def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts
             successes = [record for record in records if record.status["status"] == "ok"]
             for table in TABLES:
                 _insert_files(connection, table, [record for record in successes if table in record.tables])
-    except (duckdb.IntegrityError, duckdb.DataError, duckdb.InvalidInputException, duckdb.ProgrammingError) as error:
-        return SpoolError(f"{where}: does not fit the database: {error}")
-    except (KeyError, TypeError, ValueError) as error:
-        return SpoolError(f"{where}: cell.json, env.json or status.json has a value of the wrong kind: {error}")
-    except sa.exc.StatementError as error:
-        if isinstance(error.orig, duckdb.IOException | duckdb.OutOfMemoryException | duckdb.FatalException):
-            raise _full(error.orig) from error
-        return SpoolError(f"{where}: cell.json, env.json or status.json has a value of the wrong kind: {error.orig}")
-    except (duckdb.IOException, duckdb.OutOfMemoryException, duckdb.FatalException) as error:
-        raise _full(error) from error
+    except (duckdb.Error, sa.exc.StatementError, KeyError, TypeError, ValueError) as error:
+        cause = driver_error(error)
+        if is_damage(cause):
+            raise
+        if is_trouble(cause):
+            raise _full(cause) from error
+        if isinstance(error, duckdb.Error):
+            return SpoolError(f"{where}: does not fit the database: {cause}")
+        return SpoolError(f"{where}: cell.json, env.json or status.json has a value of the wrong kind: {cause}")
     artifacts |= ids
     return None
 

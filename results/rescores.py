@@ -24,6 +24,7 @@ from exitbench.results.catalogue import ATTEMPT
 from exitbench.results.schema import SAMPLES
 from exitbench.results.sealed import check_sealed, read_json, write_json, write_sealed
 from exitbench.results.spool import conform
+from exitbench.results.trouble import is_trouble
 
 _FOLDER: Final = "rescores"
 _QUARANTINE: Final = "quarantine"
@@ -92,6 +93,8 @@ def load_rescores(engine: sa.Engine, spool_root: Path) -> list[str]:
             try:
                 _load(engine, folder)
             except (UserError, duckdb.Error, sa.exc.DBAPIError, pa.ArrowException, KeyError, ValueError) as error:
+                if is_trouble(error):
+                    raise
                 problems.append(f"{folder}: {error} Moved to {_set_aside(spool_root, folder)}; rescore again.")
     return problems
 

@@ -20,6 +20,7 @@ from exitbench.results.arrow import insert_rows
 from exitbench.results.catalogue import TRAINING_RUN
 from exitbench.results.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE
 from exitbench.results.spool import SpoolError
+from exitbench.results.trouble import is_trouble
 
 _FOLDER = "trainings"
 _LOG_COLUMNS = csv.ConvertOptions(column_types=TRAINING_LOG, include_columns=TRAINING_LOG.names)
@@ -60,6 +61,8 @@ def load_trainings(engine: sa.Engine, spool_root: Path) -> list[str]:
             try:
                 _load(engine, folder)
             except (SpoolError, duckdb.Error, sa.exc.StatementError) as error:
+                if is_trouble(error):
+                    raise
                 problems.append(f"{folder}: {error}")
     return problems
 

@@ -111,3 +111,24 @@ def test_one_run_finds_what_is_damaged_and_runs_it_again(
     assert after == before
     assert main(command) == 0
     assert "Nothing to run" in capfd.readouterr().err
+
+
+def test_every_command_that_opens_a_damaged_database_says_how_to_rebuild_it(
+    suite: Path, plan: Callable[[], PlannedCell], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with AttemptWriter(Path("runs/spool"), plan().item.cell_record(), ENV) as writer:
+        writer.finish("failed")
+    database = Path("runs/exitbench.duckdb")
+    ingest(Path("runs/spool"), database)
+    with database.open("r+b") as file:
+        file.truncate(database.stat().st_size // 2)
+    query = ["sql", "SELECT count(*) AS n FROM failures", "--format", "csv"]
+    for command in (query, ["report"], ["compare", "a", "b"], ["run", str(suite), "--data-dir", "data"]):
+        assert main(command) == 2, command
+        message = capfd.readouterr().err
+        assert "is damaged" in message, command
+        assert "exitbench db rebuild" in message, command
+    assert main(["db", "rebuild"]) == 0
+    capfd.readouterr()
+    assert main(query) == 0
+    assert capfd.readouterr().out.split() == ["n", "1"]

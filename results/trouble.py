@@ -1,0 +1,35 @@
+"""What an error of DuckDB means: the file is damaged, the machine has no room, or neither."""
+
+from typing import Final
+
+import duckdb
+import pyarrow as pa
+import sqlalchemy as sa
+
+_DAMAGE: Final = ("Corrupt", "corrupt", "Could not read enough bytes", "checksum", "Failure while replaying WAL")
+_NO_ROOM: Final = (
+    duckdb.IOException,
+    duckdb.OutOfMemoryException,
+    duckdb.FatalException,
+    duckdb.SerializationException,
+)
+
+
+def driver_error(error: BaseException) -> BaseException:
+    """Return DuckDB's own error beneath SQLAlchemy's, or beneath the words that one was put into."""
+    if isinstance(error, sa.exc.StatementError) and error.orig is not None:
+        return error.orig
+    if isinstance(error.__cause__, duckdb.Error | pa.ArrowException):
+        return error.__cause__
+    return error
+
+
+def is_damage(error: BaseException) -> bool:
+    """Return whether an error says that the database is not what was written."""
+    error = driver_error(error)
+    return isinstance(error, duckdb.Error | pa.ArrowException) and any(sign in str(error) for sign in _DAMAGE)
+
+
+def is_trouble(error: BaseException) -> bool:
+    """Return whether an error is the file's or the machine's, and says nothing of what was to be written."""
+    return isinstance(driver_error(error), _NO_ROOM) or is_damage(error)

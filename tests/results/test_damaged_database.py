@@ -1,0 +1,139 @@
+"""A database file that is not whole: whoever opens it is told to rebuild it, and rebuilding gives every row back."""
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exitbench.results.database import DamagedDatabase, open_database, rebuild
+from exitbench.results.ingest import ingest
+from exitbench.results.rescores import Rescore, record_rescore
+
+HEADERS = 3 * 4096
+
+KILLED_WRITER = """
+import os, sys
+from pathlib import Path
+from exitbench.results.database import open_database
+from exitbench.results.load import load_spool
+database = open_database(Path(sys.argv[1]), read_only=False)
+with database.engine.connect() as connection:
+    connection.exec_driver_sql("SET checkpoint_threshold = '1GB'")
+    connection.commit()
+load_spool(database.engine, Path(sys.argv[2]))
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture
+def path(example_database: Path, tmp_path: Path) -> Path:
+    """A database with every row."""
+    return shutil.copyfile(example_database, tmp_path / "exitbench.duckdb")
+
+
+def read_all(path: Path) -> dict[str, list[str]]:
+    with open_database(path) as opened:
+        names = opened.query("SELECT table_name AS t FROM duckdb_tables() WHERE t <> 'schema_version'")["t"].to_pylist()
+        # As text: NaN equals nothing.
+        return {name: list(map(str, opened.query(f"FROM {name} ORDER BY ALL").to_pylist())) for name in names}
+
+
+def write(path: Path) -> None:
+    open_database(path, read_only=False).close()
+
+
+def overwrite(path: Path, start: int, size: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(start)
+        content = file.read(size)
+        file.seek(start)
+        file.write(bytes(255 - byte for byte in content))
+
+
+@pytest.mark.parametrize("action", [read_all, write], ids=["reader", "writer"])
+def test_a_database_cut_short_anywhere_offers_to_be_rebuilt(
+    path: Path, example_spool: Path, action: Callable[[Path], object]
+) -> None:
+    before, content = read_all(path), path.read_bytes()
+    rng = random.Random(5)
+    for size in (0, 1, 8, 100, 4096, 12288, *(rng.randrange(int(0.9 * len(content))) for _ in range(6))):
+        path.write_bytes(content[:size])
+        with pytest.raises(DamagedDatabase, match="exitbench db rebuild"):
+            action(path)
+    rebuild(example_spool, path)
+    assert read_all(path) == before
+
+
+def test_a_block_that_was_overwritten_is_never_read_as_rows(path: Path, example_spool: Path) -> None:
+    before, content = read_all(path), path.read_bytes()
+    part = (len(content) - HEADERS) // 8
+    offered = 0
+    for index in range(8):
+        path.write_bytes(content)
+        overwrite(path, HEADERS + index * part, part)
+        try:
+            assert read_all(path) == before  # the blocks are free
+            ingest(example_spool, path)
+        except DamagedDatabase:
+            offered += 1
+    assert offered > 1
+    rebuild(example_spool, path)
+    assert read_all(path) == before
+
+
+@pytest.fixture
+def log(example_spool: Path, tmp_path: Path) -> Path:
+    """The log beside a database whose writer was killed, with the rows of every attempt."""
+    path = tmp_path / "exitbench.duckdb"
+    killed = subprocess.run([sys.executable, "-c", KILLED_WRITER, path, example_spool], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    log = path.with_name(f"{path.name}.wal")
+    assert log.stat().st_size > 100_000
+    return log
+
+
+def test_what_a_killed_writer_had_not_finished_is_ingested_again(log: Path, example_spool: Path) -> None:
+    path = log.with_suffix("")
+    content, database = log.read_bytes(), path.read_bytes()
+    expected = read_all(path)
+    rng = random.Random(6)
+    for size in (0, rng.randrange(len(content)), len(content) - 1):
+        path.write_bytes(database)
+        log.write_bytes(content[:size])
+        ingest(example_spool, path)
+        assert read_all(path) == expected, size
+
+
+def test_a_log_that_was_overwritten_offers_to_rebuild(log: Path, example_spool: Path) -> None:
+    path = log.with_suffix("")
+    expected = read_all(path)
+    overwrite(log, log.stat().st_size // 2, 64)
+    for action in (read_all, write):
+        with pytest.raises(DamagedDatabase, match="exitbench db rebuild"):
+            action(path)
+    rebuild(example_spool, path)
+    assert not log.exists()
+    assert read_all(path) == expected
+
+
+def test_a_damaged_database_does_not_make_good_rescores_leave_the_spool(
+    path: Path, example_spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_database(path) as opened:
+        (attempt,) = opened.query("SELECT attempt_id FROM sample LIMIT 1")["attempt_id"].to_pylist()
+        samples = opened.query("SELECT doc_key, scores, statistics FROM sample WHERE attempt_id = ?", [attempt])
+        metrics = opened.query("SELECT * EXCLUDE (attempt_id, ordinal, scored_at) FROM metric LIMIT 1")
+    record_rescore(tmp_path / "spool", Rescore(attempt, "later", samples, metrics))
+    with monkeypatch.context() as patched:
+        corrupt = "SELECT error('Corrupt database file')"
+        patched.setattr("exitbench.results.rescores.insert_rows", lambda c, *_: c.exec_driver_sql(corrupt))
+        with pytest.raises(DamagedDatabase):
+            ingest(tmp_path / "spool", path)
+    assert list((tmp_path / "spool" / "rescores").glob("*/*/DONE"))
+    ingest(tmp_path / "spool", path)
+    assert len(read_all(path)["sample_rescore"]) == len(samples)
