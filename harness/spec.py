@@ -92,8 +92,9 @@ class WorkItem:
         }
 
     def cell_record(self) -> dict[str, Any]:
-        """Return the content of ``cell.json``: the cell, and which documents to read to score its answers again."""
-        return {**self.cell.to_json(), "data": asdict(self.data)}
+        """Return the content of ``cell.json``: the cell, and which documents to read to score or run it again."""
+        held_out = self.held_out and asdict(self.held_out)
+        return {**self.cell.to_json(), "data": asdict(self.data), "held_out": held_out}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "WorkItem":

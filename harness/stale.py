@@ -70,6 +70,11 @@ def _record(path: Path) -> dict[str, Any]:
     return record
 
 
+def identity_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return a line for each field in which two identities differ, as they are or as JSON gives them back."""
+    return _differences(json.loads(canonical_json(old)), json.loads(canonical_json(new)))
+
+
 def _name(record: Mapping[str, Any]) -> _Name:
     names = (record["suite"], record["model"]["name"], record["task"]["label"], record["method"]["name"])
     return (*names, record["kind"], record["limited"])

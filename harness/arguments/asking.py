@@ -1,8 +1,8 @@
-"""Commands that show what there is: report, sql, compare, status, env, list."""
+"""Commands that show what there is: report, sql, compare, status, env, verify, list."""
 
 from pathlib import Path
 
-from exitbench.harness.arguments.common import Commands, add_database, add_runs, command
+from exitbench.harness.arguments.common import Commands, add_database, add_runs, command, positive
 from exitbench.harness.commands.listing import LISTS
 
 
@@ -13,6 +13,7 @@ def add_commands(commands: Commands) -> None:
     _add_compare(commands)
     _add_status(commands)
     _add_env(commands)
+    _add_verify(commands)
     _add_list(commands)
 
 
@@ -94,6 +95,23 @@ def _add_env(commands: Commands) -> None:
     naming = "beginning of the id of an attempt, cell (its latest attempt), environment or machine; now: this machine"
     parser.add_argument("of", nargs="+", metavar="A", help=naming)
     add_database(parser)
+
+
+def _add_verify(commands: Commands) -> None:
+    examples = (
+        "  exitbench verify 20260101T120000\n"
+        "  exitbench verify 'builtin-vanilla/squad/full'\n"
+        "  exitbench verify 3f9a12c4 --model checkpoints/mine --data-dir ../data"
+    )
+    about = "Run a stored cell again, compare every answer and token with what was stored (exit code 1: they differ)."
+    parser = command(commands, "verify", "verify:verify_run", about, examples)
+    parser.add_argument(
+        "run", metavar="RUN", help="attempt or cell id or its beginning, or a glob of MODEL/TASK/METHOD"
+    )
+    parser.add_argument("--model", type=Path, metavar="DIR", help="checkpoint (default: found by the weights' digest)")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="root of the local files that were answered")
+    add_runs(parser)
+    parser.add_argument("--threads", type=positive, metavar="N", help="threads of torch (default: as the stored run)")
 
 
 def _add_list(commands: Commands) -> None:

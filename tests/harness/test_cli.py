@@ -82,7 +82,7 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
     assert float(seconds) < 0.3
 
 
-@pytest.mark.parametrize("command", ["plan", "run", "train", "report", "sql", "status", "env", "list"])
+@pytest.mark.parametrize("command", ["plan", "run", "train", "report", "sql", "status", "env", "verify", "list"])
 def test_every_command_explains_itself_with_examples(command: str, exitbench: Command) -> None:
     done = exitbench(command, "--help")
     assert done.returncode == 0

@@ -1,0 +1,56 @@
+"""``exitbench verify``: a stored run once more, and whether it gives the same."""
+
+import sys
+from argparse import Namespace
+
+from exitbench.errors import UserError
+from exitbench.harness.commands.env import difference_lines, this_machine
+from exitbench.harness.commands.folders import Runs
+from exitbench.harness.verify import Verdict, find_checkpoint, find_stored, verify
+from exitbench.results.environments import Described, differences
+from exitbench.results.ingest import ingest
+from exitbench.results.repeats import Compared
+
+
+def verify_run(arguments: Namespace) -> int:
+    """Run a stored cell again; returns 0 if it gives what was stored, else 1.
+
+    Raises:
+        UserError: The run, its model or its documents are not found, or are others by now.
+    """
+    runs = Runs(arguments.runs)
+    if not runs.spool.exists():
+        raise UserError(f"There is no spool at {runs.spool}: what is not there cannot be repeated.")
+    stored = find_stored(runs.spool, arguments.run)
+    threads = arguments.threads or int(stored.env["hardware"]["threads"])
+    folder = arguments.model or find_checkpoint(stored, runs.models, runs.logs)
+    print(f"repeating attempt {stored.attempt.attempt_id} on {folder}, {threads} thread(s)", file=sys.stderr)
+    verdict = verify(stored, runs.spool, folder, arguments.data_dir, threads)
+    if runs.database.exists():
+        ingest(runs.spool, runs.database)
+    for line in _lines(verdict):
+        print(line)
+    then = Described(f"attempt {stored.attempt.attempt_id}", stored.env)
+    changed = difference_lines(differences(then, this_machine(threads)))
+    print("software and machine: " + ("the same" if not changed else "they differ, then -> now"))
+    print("\n".join(changed), end="\n" if changed else "")
+    return 0 if verdict.equal else 1
+
+
+def _lines(verdict: Verdict) -> list[str]:
+    if verdict.status != "ok":
+        return [f"not repeated: the new attempt ended as {verdict.status}: {verdict.reason or 'no reason given'}"]
+    lines = [_line(compared) for compared in verdict.compared]
+    lines.append("equal" if verdict.equal else f"differs; the new attempt is {verdict.repeated}")
+    return lines
+
+
+def _line(compared: Compared) -> str:
+    if compared.first is None:
+        return f"{compared.file}: equal" + ("" if compared.rows is None else f", {compared.rows} rows")
+    if compared.rows is None:
+        return f"{compared.file}: {compared.first}"
+    return (
+        f"{compared.file}: {compared.differing_rows} of {compared.rows} rows differ, in {compared.differing_documents} "
+        f"documents or steps; first {compared.first}"
+    )

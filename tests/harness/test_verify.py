@@ -1,0 +1,176 @@
+"""`exitbench verify`: a stored run again, with a real model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from exitbench.harness import verify as verifying
+from exitbench.harness import worker
+from exitbench.harness.cli import main
+from exitbench.harness.plan import make_plan
+from exitbench.harness.spec import WorkerSpec
+from exitbench.harness.suite import load_suite
+from exitbench.results.ingest import ingest
+from exitbench.results.spool import Attempt, cell_attempts, latest_status, scan_spool
+
+SUITE = """
+schema = 1
+name = "again"
+seed = 3
+[models.tiny]
+path = "{model}"
+random_weights = true
+[tasks]
+squad = {{ task = "squad", source = "builtin", limit = 4, max_new_tokens = 6 }}
+[timing]
+documents = 2
+max_rounds = 1
+[[sweep]]
+method = "calm-softmax"
+grid = {{ threshold = [0.002] }}
+kinds = ["quality", "timing", "replay"]
+[[sweep]]
+method = "random"
+grid = {{ mean_exit = [2.0] }}
+kinds = ["quality"]
+"""
+
+Show = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def finished(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs whose suite is done; its log names the checkpoint, as that of `run` does."""
+    runs = tmp_path_factory.mktemp("again")
+    (runs / "suite.toml").write_text(SUITE.format(model=worded_model))
+    (group,) = make_plan(load_suite(runs / "suite.toml"), runs / "spool", runs / "models", None).groups
+    spec = WorkerSpec(tuple(cell.item for cell in group.cells), worded_model, None, runs / "spool", "cpu", 1)
+    (runs / "logs").mkdir()
+    (runs / "logs" / "one.json").write_text(spec.to_json())
+    assert worker.run(spec, lambda event: None) == 0
+    assert {status.status for status in latest_status(runs / "spool").values()} == {"ok"}
+    return runs
+
+
+@pytest.fixture
+def runs(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "runs"))
+
+
+@pytest.fixture
+def show(runs: Path, capsys: pytest.CaptureFixture[str]) -> Show:
+    """Verify, and return exit code and what was printed."""
+
+    def run(*words: str) -> tuple[int, str]:
+        code = main(["verify", *words, "--runs", str(runs)])
+        shown = capsys.readouterr()
+        return code, shown.out + shown.err
+
+    return run
+
+
+def stored(runs: Path, kind: str, method: str) -> Attempt:
+    for attempt in scan_spool(runs / "spool"):
+        cell = json.loads((attempt.path / "cell.json").read_text())
+        if (cell["kind"], cell["method"]["name"]) == (kind, method):
+            return attempt
+    raise LookupError(kind, method)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "files"),
+    [
+        ("quality", "random", ["samples", "tokens"]),
+        ("quality", "calm-softmax", ["samples", "tokens"]),
+        ("probe", "full", ["probe"]),
+        ("replay", "calm-softmax", ["tokens"]),
+    ],
+)
+def test_a_run_gives_what_it_gave(kind: str, method: str, files: list[str], runs: Path, show: Show) -> None:
+    attempt = stored(runs, kind, method)
+    code, shown = show(attempt.attempt_id)
+    assert (code, shown.count(": equal, ")) == (0, len(files))
+    assert all(f"{file}.parquet: equal, " in shown for file in files)
+    assert "\nequal\nsoftware and machine: " in shown
+    assert len(list(cell_attempts(runs / "spool", attempt.cell_id))) == 2
+
+
+def test_a_difference_is_told_and_ends_with_1(runs: Path, show: Show) -> None:
+    attempt = stored(runs, "quality", "full")
+    ingest(runs / "spool", runs / "exitbench.duckdb")
+    _rewrite(attempt.path, "SELECT * REPLACE (if(position = 1, exit_layer - 1, exit_layer)::SMALLINT AS exit_layer)")
+    code, shown = show(attempt.cell_id[:16])
+    assert code == 1
+    assert "samples.parquet: equal, 4 rows" in shown
+    assert "tokens.parquet: 4 of " in shown
+    assert "rows differ, in 4 documents or steps; first document " in shown
+    assert "position 1: exit_layer 3 -> 4" in shown
+    with duckdb.connect(str(runs / "exitbench.duckdb"), read_only=True) as connection:
+        assert connection.execute("SELECT count(*) FROM attempt WHERE cell_id = ?", [attempt.cell_id]).fetchone() == (
+            2,
+        )
+
+
+def test_what_differs_in_software_is_told_beside_it(runs: Path, show: Show) -> None:
+    attempt = stored(runs, "quality", "full")
+    env = json.loads((attempt.path / "env.json").read_text())
+    env["environment"]["packages"]["torch"] = "1.0.0"
+    (attempt.path / "env.json").write_text(json.dumps(env))
+    _seal(attempt.path)
+    code, shown = show(attempt.attempt_id)
+    assert code == 0
+    assert "they differ, then -> now\n" in shown
+    assert "  environment.packages.torch: 1.0.0 -> 2" in shown
+
+
+def test_another_source_of_the_method_is_refused_before_anything_runs(
+    runs: Path, show: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = stored(runs, "quality", "full")
+    monkeypatch.setattr(verifying, "source_sha256", lambda cls: "0" * 64)
+    code, shown = show(attempt.attempt_id)
+    assert code == 2
+    assert "something else would be asked" in shown
+    assert "method.source_sha256: " in shown
+    assert len(list(cell_attempts(runs / "spool", attempt.cell_id))) == 1
+
+
+def test_another_checkpoint_is_refused(runs: Path, show: Show, checkpoint: Path) -> None:
+    code, shown = show(stored(runs, "quality", "full").attempt_id, "--model", str(checkpoint))
+    assert (code, "model.weights_sha256: " in shown) == (2, True)
+
+
+def test_a_checkpoint_that_is_not_found_must_be_named(runs: Path, show: Show, worded_model: Path) -> None:
+    attempt = stored(runs, "quality", "full")
+    (runs / "logs" / "one.json").unlink()
+    code, shown = show(attempt.attempt_id)
+    assert (code, "Name its folder by --model" in shown) == (2, True)
+    assert show(attempt.attempt_id, "--model", str(worded_model))[0] == 0
+
+
+def test_a_timing_cannot_be_repeated(runs: Path, show: Show) -> None:
+    code, shown = show(stored(runs, "timing", "calm-softmax").attempt_id)
+    assert (code, "no repeatable run is named" in shown) == (2, True)
+
+
+def _rewrite(folder: Path, select: str) -> None:
+    """Change the tokens of an attempt as if it had been so from the beginning."""
+    tokens, beside = folder / "tokens.parquet", folder.parent / "tokens.parquet"
+    with duckdb.connect() as connection:
+        connection.execute(f"COPY ({select} FROM '{tokens}') TO '{beside}' (FORMAT parquet)")
+    beside.replace(tokens)
+    _seal(folder)
+
+
+def _seal(folder: Path) -> None:
+    """Write DONE anew."""
+    done = folder / "DONE"
+    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in json.loads(done.read_text())}
+    done.write_text(json.dumps(digests))

@@ -1,0 +1,104 @@
+"""Two attempts at one cell: equal, or where they differ first."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.results.repeats import Compared, compare
+from exitbench.results.schema import FITTED_FILE, TABLES
+from exitbench.results.spool import AttemptWriter, SpoolError
+
+Json = dict[str, Any]
+Rows = Mapping[str, list[Json]]
+
+
+@pytest.fixture
+def attempt(cell: Json, env: Json, tmp_path: Path) -> Callable[..., Path]:
+    """Write an attempt; returns its folder."""
+
+    def write(rows: Rows, fitted: bytes | None = None) -> Path:
+        with AttemptWriter(tmp_path / "spool", cell, env) as writer:
+            for table, own in rows.items():
+                writer.write(table, pa.Table.from_pylist(own, schema=TABLES[table]))
+            if fitted is not None:
+                (writer.path / FITTED_FILE).write_bytes(fitted)
+            writer.finish("ok")
+        return writer.path
+
+    return write
+
+
+def token(position: int, token_id: int = 7, key: str = "a", **changed: Any) -> Json:
+    row = {"doc_key": key, "position": position, "token_id": token_id, "token_kind": None, "exit_layer": 2}
+    return {**row, "blocks_run": 2, "head_rows": 100, "score": 0.5, "reason": "threshold", "rejected": None, **changed}
+
+
+def score(position: int, *scores: float) -> Json:
+    return {"doc_key": "a", "position": position, "score": list(scores), "emitted_id": [3] * len(scores)}
+
+
+THREE = [token(1), token(2), token(1, key="b")]
+
+
+def test_equal_attempts_are_equal_in_any_order_of_rows(attempt: Callable[..., Path]) -> None:
+    (compared,) = compare(attempt({"tokens": THREE}), attempt({"tokens": THREE[::-1]}))
+    assert compared == Compared("tokens.parquet", 3, 0, 0, None)
+    assert compared.equal
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        ([token(1), token(2, 8), token(1, key="b")], (3, 1, 1, "document a, position 2: token_id 7 -> 8")),
+        (
+            [token(1), token(2), token(1, 9, "b", exit_layer=1)],
+            (3, 1, 1, "document b, position 1: exit_layer 2 -> 1; token_id 7 -> 9"),
+        ),
+        ([token(1), token(1, key="b")], (3, 1, 1, "document a, position 2: only in the stored attempt")),
+        ([*THREE, token(2, key="b")], (4, 1, 1, "document b, position 2: only in the repetition")),
+        ([token(1, 1), token(2, 1), token(1, 1, "b")], (3, 3, 2, "document a, position 1: token_id 7 -> 1")),
+        ([token(1, score=None), *THREE[1:]], (3, 1, 1, "document a, position 1: score 0.5 -> None")),
+    ],
+)
+def test_the_first_difference_is_told(
+    attempt: Callable[..., Path], now: list[Json], expected: tuple[int, int, int, str]
+) -> None:
+    (compared,) = compare(attempt({"tokens": THREE}), attempt({"tokens": now}))
+    assert compared == Compared("tokens.parquet", *expected)
+    assert not compared.equal
+
+
+def test_of_lists_the_entry_that_differs_is_told_and_not_asked_equals_not_asked(attempt: Callable[..., Path]) -> None:
+    old = attempt({"scores": [score(1, 0.5, 0.25, math.nan), score(2, 0.5, 0.5, math.nan)]})
+    new = attempt({"scores": [score(1, 0.5, 0.25, math.nan), score(2, 0.5, 0.75, math.nan)]})
+    (compared,) = compare(old, new)
+    assert (compared.differing_rows, compared.first) == (1, "document a, position 2: score[2] 0.5 -> 0.75")
+
+
+def test_fitted_tensors_are_equal_or_not(attempt: Callable[..., Path]) -> None:
+    old, same, other = attempt({}, b"tensors"), attempt({}, b"tensors"), attempt({}, b"others!")
+    assert [one.first for one in compare(old, same)] == [None]
+    assert [one.first for one in compare(old, other)] == ["other tensors"]
+
+
+def test_a_table_that_one_does_not_have_is_a_difference(attempt: Callable[..., Path]) -> None:
+    old, new = attempt({"tokens": THREE}), attempt({})
+    (compared,) = compare(old, new)
+    assert compared.first == f"{new} has no such file"
+
+
+def test_attempts_without_anything_repeatable_are_refused(attempt: Callable[..., Path]) -> None:
+    with pytest.raises(UserError, match="left nothing that a repetition must equal"):
+        compare(attempt({}), attempt({}))
+
+
+def test_files_that_were_changed_are_not_compared(attempt: Callable[..., Path]) -> None:
+    old, new = attempt({"tokens": THREE}), attempt({"tokens": THREE})
+    (old / "tokens.parquet").write_bytes(b"torn")
+    with pytest.raises(SpoolError, match="is not what was written"):
+        compare(old, new)
