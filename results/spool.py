@@ -11,9 +11,10 @@ import hashlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -38,6 +39,7 @@ _FILES = frozenset({*_JSON_FILES, _LOG_FILE, FITTED_FILE, *(f"{table}.parquet" f
 # Small enough that several threads share the reading of one file. Not compressed: that would halve the speed of ingest.
 _ROW_GROUP_ROWS = 16_384
 _QUARANTINE = "quarantine"
+_ID_TIME = "%Y%m%dT%H%M%S%fZ"
 _PREFIX_LENGTH = 2
 
 
@@ -124,14 +126,14 @@ class AttemptWriter:
         _require_keys(cell, CELL_KEYS, "cell.json")
         _require_keys(env, ENV_KEYS, "env.json")
         self.cell_id: str = cell["cell_id"]
-        self.attempt_id = new_attempt_id()
+        self.attempt_id = _following_id(spool_root, self.cell_id)
         self.path = attempt_path(spool_root, self.cell_id, self.attempt_id)
         try:
             self.path.mkdir(parents=True)
             self._owner = OwnerLock(self.path)
         except OSError as error:
             raise UserError(f"The spool folder {self.path} cannot be created: {error.strerror}.") from error
-        self._started_at = _utc_now()
+        self._started_at, self._start_s = _utc_now(), time.monotonic()
         self._parquet: dict[str, pq.ParquetWriter] = {}
         self._finished = False
         _write_json(self.path / "cell.json", dict(cell))
@@ -187,7 +189,7 @@ class AttemptWriter:
                 "status": status,
                 "reason": reason,
                 "started_at": self._started_at,
-                "ended_at": _utc_now(),
+                "ended_at": self._ended_at(),
                 "exit_code": exit_code,
                 "signal": signal,
                 "peak_rss_bytes": peak_rss_bytes,
@@ -196,6 +198,13 @@ class AttemptWriter:
         )
         _write_done(self.path)
         self._owner.release()
+
+    def _ended_at(self) -> str:
+        """Now; or, if the clock was set back since the start, what it would say."""
+        started, now = datetime.fromisoformat(self._started_at), _utc_now()
+        if datetime.fromisoformat(now) >= started:
+            return now
+        return (started + timedelta(seconds=time.monotonic() - self._start_s)).isoformat(timespec="microseconds")
 
     def __enter__(self) -> Self:
         return self
@@ -213,7 +222,20 @@ class AttemptWriter:
 
 def new_attempt_id() -> str:
     """Return a new attempt id: UTC time to the microsecond, then 32 random bits; ids sort by time."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}-{secrets.token_hex(4)}"
+    return _id_of(datetime.now(UTC))
+
+
+def _id_of(moment: datetime) -> str:
+    return f"{moment:{_ID_TIME}}-{secrets.token_hex(4)}"
+
+
+def _following_id(spool_root: Path, cell_id: str) -> str:
+    """Return a new id that sorts after every attempt at the cell, even if the clock was set back meanwhile."""
+    new = new_attempt_id()
+    latest = max((attempt.attempt_id for attempt in cell_attempts(spool_root, cell_id)), default="")
+    if latest < new:
+        return new
+    return _id_of(datetime.strptime(latest.partition("-")[0], _ID_TIME) + timedelta(microseconds=1))
 
 
 def quarantine(spool_root: Path, attempt: Attempt, why: str) -> Path:

@@ -4,8 +4,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -141,7 +142,7 @@ def test_a_spool_that_is_a_file_is_refused(tmp_path: Path, cell: Json, env: Json
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file"):
         list(scan_spool(tmp_path / "file"))
-    with pytest.raises(UserError, match="cannot be created"):
+    with pytest.raises(UserError, match="file"):
         AttemptWriter(tmp_path / "file", cell, env)
 
 
@@ -272,3 +273,29 @@ def test_numbers_out_of_range_are_refused(tmp_path: Path, cell: Json, env: Json,
         with pytest.raises(SpoolError, match="'exit_layer'"):
             writer.write("tokens", deep)
         writer.finish("ok")
+
+
+class _Clock(datetime):
+    """A clock that is set back by an hour at every reading."""
+
+    readings = 0
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        cls.readings += 1
+        return cls(2026, 1, 2, 23 - cls.readings, tzinfo=tz)
+
+
+def test_attempts_keep_their_order_when_the_clock_is_set_back(
+    tmp_path: Path, cell: Json, env: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exitbench.results.spool.datetime", _Clock)
+    written = []
+    for status in ("failed", "failed", "ok"):
+        with AttemptWriter(tmp_path, cell, env) as writer:
+            writer.finish(status)
+        written.append(writer.attempt_id)
+        record = read_attempt(writer.path)
+        assert record.status["started_at"] <= record.status["ended_at"]
+    assert sorted(written) == written
+    assert latest_status(tmp_path)[cell["cell_id"]].status == "ok"
