@@ -1,16 +1,23 @@
 -- The smallest threshold of the softmax-gap gate at which a share of the tokens is full depth's, by replay over every
 -- probe, and how deep tokens go there. Simulated: in a real run an early exit changes later keys and tokens.
 -- $agreement = 0.99: share of tokens that must equal full depth's
-WITH thresholds AS (
-    SELECT unnest(range(1, 100)) / 100 AS threshold
+-- $documents = 200: documents of each probe to replay, the first by key; all of many millions of tokens take a while
+WITH chosen AS (
+    SELECT attempt_id, doc_key FROM (SELECT DISTINCT attempt_id, doc_key FROM probe_trace)
+    QUALIFY row_number() OVER (PARTITION BY attempt_id ORDER BY doc_key) <= $documents
+),
+thresholds AS (
+    SELECT unnest(range(5, 100, 5)) / 100 AS threshold
+),
+probed AS (
+    SELECT
+        model, task_label, top1_id, full_token_id, len(p1) AS blocks,
+        list_transform(list_zip(p1, p2), lambda top: top[1] - top[2]) AS gap
+    FROM probe_trace SEMI JOIN chosen USING (attempt_id, doc_key)
 ),
 replayed AS (
-    SELECT
-        model, task_label, threshold, top1_id, full_token_id,
-        coalesce(
-            list_position(list_transform(list_zip(p1, p2), lambda top: top[1] - top[2] > threshold), true), len(p1)
-        ) AS exit_layer
-    FROM probe_trace CROSS JOIN thresholds
+    SELECT *, coalesce(list_position(list_transform(gap, lambda x: x > threshold), true), blocks) AS exit_layer
+    FROM probed CROSS JOIN thresholds
 ),
 agreed AS (
     SELECT

@@ -1,16 +1,22 @@
 -- Replay of the softmax-gap gate over every probe: exit at the first block where p1 - p2 exceeds the threshold, else at
 -- the last. One row a model, task and threshold. Simulated: in a real run an early exit changes later keys and tokens.
-WITH thresholds AS (
+-- $documents = 200: documents of each probe to replay, the first by key; all of many millions of tokens take a while
+WITH chosen AS (
+    SELECT attempt_id, doc_key FROM (SELECT DISTINCT attempt_id, doc_key FROM probe_trace WHERE NOT random_weights)
+    QUALIFY row_number() OVER (PARTITION BY attempt_id ORDER BY doc_key) <= $documents
+),
+thresholds AS (
     SELECT unnest(range(5, 100, 5)) / 100 AS threshold
 ),
-replayed AS (
+probed AS (
     SELECT
-        model, task_label, threshold, top1_id, full_token_id, len(p1) AS blocks,
-        coalesce(
-            list_position(list_transform(list_zip(p1, p2), lambda top: top[1] - top[2] > threshold), true), len(p1)
-        ) AS exit_layer
-    FROM probe_trace CROSS JOIN thresholds
-    WHERE NOT random_weights
+        model, task_label, top1_id, full_token_id, len(p1) AS blocks,
+        list_transform(list_zip(p1, p2), lambda top: top[1] - top[2]) AS gap
+    FROM probe_trace SEMI JOIN chosen USING (attempt_id, doc_key)
+),
+replayed AS (
+    SELECT *, coalesce(list_position(list_transform(gap, lambda x: x > threshold), true), blocks) AS exit_layer
+    FROM probed CROSS JOIN thresholds
 )
 SELECT
     model, task_label, threshold, avg(exit_layer) AS mean_exit_layer, any_value(blocks) AS blocks,

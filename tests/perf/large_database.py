@@ -12,9 +12,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from importlib.resources import files
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "results"))
@@ -25,6 +25,7 @@ from exitbench.reports.render import write_report
 from exitbench.reports.sources import discover
 from exitbench.results.database import Database, open_database
 from exitbench.results.ingest import ingest
+from exitbench.results.queries import query_names, saved_query
 
 BLOCKS, TOKENS, MODELS = 24, 100, 4
 
@@ -54,15 +55,14 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def queries(database: Database) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of everything shipped that reads the database, but queries with parameters."""
+def queries(database: Database) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield name, text and parameters of everything shipped that reads the database."""
     views = database.query("SELECT view_name AS v FROM duckdb_views() WHERE NOT internal ORDER BY 1")["v"].to_pylist()
-    yield from ((f"view {view}", SUMMARIES.get(view, f"FROM {view}")) for view in views)
+    yield from ((f"view {view}", SUMMARIES.get(view, f"FROM {view}"), {}) for view in views)
     for source in (*discover(figures), *discover(tables)):
-        yield f"report {source.name}", source.sql
-    for file in files("exitbench.results.queries").iterdir():
-        if file.name.endswith(".sql") and "$" not in file.read_text("utf-8"):
-            yield f"query {file.name[:-4]}", file.read_text("utf-8")
+        yield f"report {source.name}", source.sql, {}
+    for query in map(saved_query, query_names()):
+        yield f"query {query.name}", query.sql, query.defaults
 
 
 def main() -> None:
@@ -86,8 +86,8 @@ def main() -> None:
         megabytes = path.stat().st_size / 1e6
         print(f"{count}, {megabytes:.0f} MB: {megabytes * 1e6 / count['layer_rows']:.0f} bytes a layer row")
         print(f"ingest {took_s:.1f} s: {count['layer_rows'] / took_s / 1e6:.2f} million layer rows/s", flush=True)
-        chosen = [(name, sql) for name, sql in queries(database) if arguments.only in name]
-        times = {name: min(seconds(lambda sql=sql: database.query(sql)) for _ in range(2)) for name, sql in chosen}
+        chosen = [query for query in queries(database) if arguments.only in query[0]]
+        times = {name: min(seconds(lambda q=query: database.query(*q)) for _ in range(2)) for name, *query in chosen}
     for name, took in sorted(times.items(), key=lambda item: -item[1]):
         print(f"{took:8.3f} s  {name}")
     if not arguments.only:
