@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -70,6 +72,26 @@ def test_the_system_lets_go_of_a_lock_whose_holder_is_killed(tmp_path: Path) -> 
     holder.kill()
     with holder, locked(path, wait=True) as held:
         assert held
+
+
+def test_who_waited_for_a_lock_holds_it_against_those_who_come_later(tmp_path: Path) -> None:
+    held, done = Event(), Event()
+
+    def wait() -> None:
+        with locked(tmp_path / "lock", wait=True):
+            held.set()
+            done.wait(20)
+
+    waiter = Thread(target=wait)
+    with locked(tmp_path / "lock", wait=True):
+        waiter.start()
+        time.sleep(0.2)
+        assert not held.is_set()
+    assert held.wait(20)
+    with locked(tmp_path / "lock", wait=False) as later:
+        assert not later
+    done.set()
+    waiter.join()
 
 
 def test_an_outcome_is_one_that_the_plan_did_not_know(item: WorkItem, tmp_path: Path) -> None:
