@@ -68,8 +68,8 @@ def kind_of(source: Path) -> Kind:
     what = "is nothing that can be imported" if source.exists() else "does not exist"
     hint = f" Did you mean {source / 'spool'}?" if (source / "spool").is_dir() else ""
     raise UserError(
-        f"{source} {what}.{hint} Allowed: a result database, a spool folder (RUNS/spool), a folder that `exitbench export` "
-        "wrote as Parquet, or a JSON file of pytest-benchmark."
+        f"{source} {what}.{hint} Allowed: a result database, a spool folder (RUNS/spool), a folder that "
+        "`exitbench export` wrote as Parquet, or a JSON file of pytest-benchmark."
     )
 
 
@@ -124,13 +124,14 @@ def _merge_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> tup
     added, problems = 0, []
     for attempt in attempts:
         target = attempt_path(spool_root, attempt.cell_id, attempt.attempt_id)
-        if not target.exists():
-            try:
-                _copy_attempt(attempt, target, spool_root)
-            except UserError as error:
-                problems.append(str(error))
-            else:
-                added += attempt.attempt_id not in ours
+        if (target / "DONE").is_file():
+            continue
+        try:
+            _copy_attempt(attempt, target, spool_root)
+        except UserError as error:
+            problems.append(str(error))
+        else:
+            added += attempt.attempt_id not in ours
     for record in _RECORDS:
         for path in sorted(source.glob(record)):
             target = spool_root / path.relative_to(source)
@@ -140,7 +141,9 @@ def _merge_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> tup
 
 
 def _copy_attempt(attempt: Attempt, target: Path, spool_root: Path) -> None:
-    """Copy one attempt, whole or not at all; what arrives is checked against its DONE."""
+    """Copy one attempt that is what its DONE says, whole or not at all."""
+    if target.exists():
+        raise UserError(f"{target}: the attempt is here without DONE: still running, or its process was killed.")
     read_attempt(attempt.path)
     _copy(attempt.path, target, spool_root)
 

@@ -144,6 +144,16 @@ def test_an_attempt_of_a_spool_that_is_damaged_or_unfinished_stays_where_it_is(
     assert not (spool / damaged.path.relative_to(other)).exists()
 
 
+def test_an_attempt_that_is_unfinished_here_is_not_touched(example_spool: Path, spool: Path, path: Path) -> None:
+    copy_some(example_spool, spool, every=30)
+    attempt = next(scan_spool(spool))
+    (attempt.path / "DONE").unlink()
+    report = merge(example_spool, spool, path)
+    (problem,) = report.problems
+    assert problem.startswith(f"{attempt.path}: the attempt is here without DONE")
+    assert not (attempt.path / "DONE").exists()
+
+
 def test_records_beside_the_attempts_come_along(example_spool: Path, spool: Path, path: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     copy_some(example_spool, other, every=20)
