@@ -1,7 +1,7 @@
 """From checked spool folders to rows: JSON through the catalogue's tables, Parquet by DuckDB's own reader."""
 
-from collections.abc import Callable, Iterator, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -28,7 +28,7 @@ from exitbench.results.spool import (
 from exitbench.results.trainings import load_trainings
 from exitbench.results.trouble import driver_error, is_damage, is_trouble
 
-_DATABASE_TABLE: Final = {
+DATABASE_TABLE: Final = {
     "samples": "sample",
     "tokens": "token_exit",
     "probe": "probe_token",
@@ -104,12 +104,11 @@ class SpoolLoader:
             self._count(quarantined=tuple(load_trainings(engine, self.spool_root)))
         artifacts: set[str] = set()
         with ThreadPoolExecutor(_READERS) as pool:
-            for group in self._groups(known):
-                fresh = [attempt for attempt in group if attempt.finished and attempt.attempt_id not in known]
-                problems = _load_group(engine, fresh, artifacts, pool)
+            for group, checked in self._checked_groups(known, pool):
+                problems = _load_group(engine, checked, artifacts)
                 self._seen += len(group)
                 self._count(
-                    added=len(fresh) - len(problems),
+                    added=len(checked) - len(problems),
                     skipped=sum(attempt.attempt_id in known for attempt in group),
                     unfinished=sum(not attempt.finished and attempt.attempt_id not in known for attempt in group),
                     quarantined=tuple(_set_aside(self.spool_root, *problem) for problem in problems),
@@ -122,6 +121,20 @@ class SpoolLoader:
         if self.done:
             added, left_out = load_imports(engine, self.spool_root)
             self._count(added=added, quarantined=(*left_out, *load_rescores(engine, self.spool_root)))
+
+    def _checked_groups(
+        self, known: Set[str], pool: ThreadPoolExecutor
+    ) -> Iterator[tuple[list[Attempt], dict[Attempt, "Future[AttemptRecord | SpoolError]"]]]:
+        """Yield each group, and the checks of its fresh attempts, which go on while the group before is added."""
+        before: tuple[list[Attempt], dict[Attempt, Future[AttemptRecord | SpoolError]]] | None = None
+        for group in self._groups(known):
+            fresh = [attempt for attempt in group if attempt.finished and attempt.attempt_id not in known]
+            checks = {attempt: pool.submit(_read, attempt) for attempt in fresh}
+            if before is not None:
+                yield before
+            before = group, checks
+        if before is not None:
+            yield before
 
     def _groups(self, known: Set[str]) -> Iterator[list[Attempt]]:
         """Yield the attempts not yet seen, with the fresh ones of a group small enough for one transaction."""
@@ -169,17 +182,15 @@ Problem = tuple[Attempt, SpoolError]
 
 
 def _load_group(
-    engine: sa.Engine, attempts: Sequence[Attempt], artifacts: set[str], pool: ThreadPoolExecutor
+    engine: sa.Engine, checked: Mapping[Attempt, "Future[AttemptRecord | SpoolError]"], artifacts: set[str]
 ) -> list[Problem]:
     """Add attempts in one transaction; if one of them does not fit, each in its own, and nothing of that one.
 
     `artifacts` are ids of machines, models and data known to be stored; it grows with those of these attempts.
     """
-    checked = list(pool.map(_read, attempts))
-    problems = [
-        (attempt, read) for attempt, read in zip(attempts, checked, strict=True) if isinstance(read, SpoolError)
-    ]
-    records = [read for read in checked if isinstance(read, AttemptRecord)]
+    reads = {attempt: check.result() for attempt, check in checked.items()}
+    problems = [(attempt, read) for attempt, read in reads.items() if isinstance(read, SpoolError)]
+    records = [read for read in reads.values() if isinstance(read, AttemptRecord)]
     if records and _load_records(engine, records, artifacts) is not None:
         for record in records:
             problem = _load_records(engine, [record], artifacts)
@@ -229,18 +240,16 @@ def _insert_files(connection: sa.Connection, table: str, records: Sequence[Attem
     """Add the rows of one table of several attempts; the attempt of a file is the name of its folder."""
     if not records:
         return
-    # A task's headline metric is the first of its own, so metrics keep their order.
-    more = ", file_row_number AS ordinal, scored_at" if table == "metrics" else ""
+    more = ""
+    if table == "metrics":  # in the order they were written: a task's headline metric is the first of its own
+        ended_at = "(SELECT ended_at FROM attempt WHERE attempt.attempt_id = string_split(filename, '/')[-2])"
+        more = f", file_row_number AS ordinal, {ended_at} AS scored_at"
     files = [str(record.attempt.path / f"{table}.parquet") for record in records]
     driver_connection(connection).execute(
         f"""
-        INSERT INTO {_DATABASE_TABLE[table]} BY NAME
-        SELECT rows.* EXCLUDE (filename, file_row_number) {more}
-        FROM (
-            SELECT *, string_split(filename, '/')[-2] AS attempt_id
-            FROM read_parquet($1, filename=true, file_row_number=true, union_by_name=true)
-        ) AS rows
-        JOIN (SELECT attempt_id, ended_at AS scored_at FROM attempt) USING (attempt_id)
+        INSERT INTO {DATABASE_TABLE[table]} BY NAME
+        SELECT string_split(filename, '/')[-2] AS attempt_id, * EXCLUDE (filename, file_row_number) {more}
+        FROM read_parquet($1, filename=true, file_row_number=true, union_by_name=true)
         """,
         [files],
     )

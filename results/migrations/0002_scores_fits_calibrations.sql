@@ -4,8 +4,8 @@ ALTER TABLE token_exit ADD COLUMN head_rows INTEGER;
 
 -- One list entry per block 1..L, as in probe_token.
 CREATE TABLE score_token (
-    attempt_id VARCHAR NOT NULL, doc_key VARCHAR NOT NULL, position INTEGER NOT NULL, score FLOAT[] NOT NULL,
-    emitted_id INTEGER[] NOT NULL
+    attempt_id VARCHAR NOT NULL, doc_key VARCHAR NOT NULL, position INTEGER NOT NULL,
+    score FLOAT[] USING COMPRESSION uncompressed NOT NULL, emitted_id INTEGER[] NOT NULL
 );
 
 CREATE TABLE fit_curve (
