@@ -3,7 +3,7 @@
 The migrations create the tables; this is their description for Python, and a test compares the two.
 Traces that are only ever written through Arrow (`token_exit`, `probe_token`, `score_token`, `fit_curve`,
 `calibration_step`,
-`training_log`, `sample_rescore`, `device_sample`, `perf_sample`) are not described here.
+`training_log`, `token_text`, `sample_rescore`, `device_sample`, `perf_sample`) are not described here.
 """
 
 from typing import Final

@@ -35,6 +35,7 @@ _ABOUT: Final = {
     "fit_curve": "One row per attempt and epoch of a fit.",
     "calibration_step": "One row per attempt and level tried.",
     "training_run": "One row per trained model: its recipe and training card.",
+    "token_text": "One row per tokenizer and token id.",
     "training_log": "One row per step, block (NULL: the whole model) and metric of a training.",
 }
 _COLUMNS: Final = """

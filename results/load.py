@@ -27,6 +27,7 @@ from exitbench.results.spool import (
 )
 from exitbench.results.trainings import load_trainings
 from exitbench.results.trouble import driver_error, is_damage, is_trouble
+from exitbench.results.vocabularies import load_vocabularies
 
 DATABASE_TABLE: Final = {
     "samples": "sample",
@@ -101,7 +102,8 @@ class SpoolLoader:
         with engine.connect() as connection:
             known = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
         if self._seen == 0:
-            self._count(quarantined=tuple(load_trainings(engine, self.spool_root)))
+            beside = (*load_trainings(engine, self.spool_root), *load_vocabularies(engine, self.spool_root))
+            self._count(quarantined=beside)
         artifacts: set[str] = set()
         with ThreadPoolExecutor(_READERS) as pool:
             for group, checked in self._checked_groups(known, pool):

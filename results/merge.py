@@ -24,7 +24,7 @@ from exitbench.results.spool import Attempt, attempt_path, read_attempt, scan_sp
 
 Kind = Literal["spool", "snapshot", "database", "benchmarks"]
 
-_RECORDS: Final = ("trainings/*", "rescores/*/*", "imports/*", "perf/*.json")
+_RECORDS: Final = ("trainings/*", "vocabularies/*", "rescores/*/*", "imports/*", "perf/*.json")
 """What a spool keeps beside its attempts, each complete or absent."""
 _DIGITS: Final = 16
 _MAGIC_AT, _MAGIC = 8, b"DUCK"

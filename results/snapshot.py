@@ -28,7 +28,12 @@ MANIFEST: Final = "manifest.json"
 _FORMAT: Final = "exitbench-snapshot-1"
 _BATCH_ROWS: Final = 65_536
 _ARTIFACTS: Final = ("environment", "hardware", "model_artifact", "dataset_artifact")
-KEYED: Final = {"training_run": "weights_sha256", "training_log": "weights_sha256", "perf_sample": "perf_run_id"}
+KEYED: Final = {
+    "training_run": "weights_sha256",
+    "training_log": "weights_sha256",
+    "token_text": "tokenizer_sha256",
+    "perf_sample": "perf_run_id",
+}
 """Tables that hang on something else than an attempt, and what on."""
 OF_EVERY_DATABASE: Final = ("schema_version", "view_source", "published_source", "published_result", "claim")
 """Tables that no database has from another."""

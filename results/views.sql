@@ -20,10 +20,10 @@ so its quality means nothing; suite: who asked; cell_id: what was asked; attempt
 CREATE VIEW runs AS
 SELECT
     n.*, c.kind, d.split, d.documents, c.limited, m.kind AS model_kind, m.blocks, m.encoder_blocks, m.parameters,
-    c.dtype, c.device, c.batch_size, c.generation, c.seeds, c.method_distribution, c.method_version, a.started_at,
-    epoch(a.ended_at) - epoch(a.started_at) AS seconds, a.peak_rss_bytes, e.git_commit AS commit,
+    m.tokenizer_sha256, c.dtype, c.device, c.batch_size, c.generation, c.seeds, c.method_distribution, c.method_version,
+    a.started_at, epoch(a.ended_at) - epoch(a.started_at) AS seconds, a.peak_rss_bytes, e.git_commit AS commit,
     e.git_dirty AS dirty, h.cpu, h.gpu, h.threads, c.setting_id, a.comparable_id,
-    coalesce(c.full_depth_cell_id, if(c.kind = 'quality', c.cell_id, NULL)) AS full_depth_cell_id,
+    coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END) AS full_depth_cell_id,
     f.attempt_id AS full_depth_attempt_id,
     c.full_depth_cell_id IS NULL AND c.kind = 'quality' AS is_full_depth
 FROM run_names AS n
@@ -33,11 +33,11 @@ JOIN model_artifact AS m USING (model_id)
 JOIN dataset_artifact AS d USING (data_id)
 JOIN environment AS e USING (env_id)
 JOIN hardware AS h USING (hw_id)
-LEFT JOIN run_names AS f ON f.cell_id = coalesce(c.full_depth_cell_id, if(c.kind = 'quality', c.cell_id, NULL));
+LEFT JOIN run_names AS f ON f.cell_id = coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END);
 COMMENT ON VIEW runs IS 'One row per run, with where and when it ran. kind: quality, timing, probe, scores, replay, fit or calibration;
 split, documents: the data; limited: only a part of the documents; model_kind: seq2seq or causal; blocks: decoder blocks L; encoder_blocks;
-parameters: weights; dtype, device, batch_size, generation (JSON); seeds (JSON): by axis of randomness, how each seed is
-found; method_distribution, method_version: what brought the method; started_at: UTC; seconds: wall time; peak_rss_bytes; commit, dirty: of
+parameters: weights; tokenizer_sha256: as in vocabulary; dtype, device, batch_size, generation (JSON); seeds (JSON): by axis of
+randomness, how each seed is found; method_distribution, method_version: what brought the method; started_at: UTC; seconds: wall time; peak_rss_bytes; commit, dirty: of
 the code; cpu, gpu, threads; setting_id: equal for cells that differ only in method and kind; comparable_id: setting, software and machine:
 equal where times may be compared; full_depth_cell_id, full_depth_attempt_id: full depth on the same documents (itself for full depth, no
 attempt where it has not run, NULL where nothing is compared with it); is_full_depth: this run is that reference.';
@@ -133,8 +133,8 @@ speed AS (
 SELECT
     n.*, r.limited, r.dtype, r.device, r.batch_size, r.blocks, coalesce(own.metric, full_headline.metric) AS metric,
     v.value, v.ci_low, v.ci_high, f.value AS full_value, v.value - f.value AS delta, shared.mean_exit_layer,
-    if(r.is_full_depth, 1.0, s.speedup) AS speedup, if(r.is_full_depth, 1.0, s.speedup_low) AS speedup_low,
-    if(r.is_full_depth, 1.0, s.speedup_high) AS speedup_high, s.aa_low, s.aa_high, shared.ideal_speedup_bytes,
+    CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup END AS speedup, CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_low END AS speedup_low,
+    CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_high END AS speedup_high, s.aa_low, s.aa_high, shared.ideal_speedup_bytes,
     shared.ideal_speedup_flops, s.realised_fraction, shared.token_match, coalesce(v.n, shared.n) AS n, r.is_full_depth,
     s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu
 FROM run_names AS n
@@ -222,9 +222,9 @@ findings AS (
         readings, 100 * worst) AS message
     FROM clocks WHERE apart > 0
     UNION ALL
-    SELECT attempt_id, 'not_repeatable', if(same_machine, 3, 1), printf(
+    SELECT attempt_id, 'not_repeatable', CASE WHEN same_machine THEN 3 ELSE 1 END, printf(
         '%s differs from that of %d other attempt(s) at the same cell on %s', names, others,
-        if(same_machine, 'the same machine', 'another machine'))
+        CASE WHEN same_machine THEN 'the same machine' ELSE 'another machine' END)
     FROM repeated
     UNION ALL
     SELECT attempt_id, 'noise_floor', 2, printf(
@@ -265,6 +265,12 @@ for it; score: the gate''s confidence there; reason: threshold (the gate said so
 head multiplied for it, NULL for a replay and where an older version ran; rejected: drafted tokens thrown away right before it was decided
 (it is the full model''s choice in their place), NULL where nothing is verified; full_token_id: of full depth at this position, NULL behind its end and where an older
 version ran.';
+
+CREATE VIEW vocabulary AS
+SELECT tokenizer_sha256, token_id, text, begins_word FROM token_text;
+COMMENT ON VIEW vocabulary IS 'One row per tokenizer and token id; token_trace JOIN runs USING (attempt_id) JOIN vocabulary USING (tokenizer_sha256,
+token_id) spells tokens out. tokenizer_sha256: as in runs; token_id; text: as the tokenizer spells it, with its marks of spaces; begins_word:
+whether it is the first piece of a word (every token, where a tokenizer marks no spaces), NULL for tokens that are no text.';
 
 CREATE VIEW probe_trace AS
 SELECT n.*, p.* EXCLUDE (attempt_id) FROM probe_token AS p JOIN run_names AS n USING (attempt_id);
@@ -339,7 +345,7 @@ decoded AS (
         -- A token behind the end of full depth's answer equals none of it.
         SELECT
             attempt_id, token_kind, count(*) AS n, avg(exit_layer) AS mean_exit_layer,
-            if(count(full_token_id) = 0, NULL, count_if(token_id = full_token_id) / count(*)) AS share_equal_full
+            CASE WHEN NOT coalesce(count(full_token_id) = 0, false) THEN count_if(token_id = full_token_id) / count(*) END AS share_equal_full
         FROM token_exit WHERE token_kind IS NOT NULL GROUP BY ALL
     ) AS t
     JOIN (SELECT attempt_id, kind FROM attempt JOIN cell USING (cell_id)) AS r USING (attempt_id)
@@ -427,18 +433,18 @@ worded AS (
         *,
         concat_ws(
             '; ',
-            if(same_weights, NULL, format('model: {} there, {} here', model, our_model)),
-            if(model_blocks = blocks, NULL, format('decoder blocks: {} there, {} here', model_blocks, blocks)),
-            if(same_weights OR loss = model_loss, NULL, format(
+            CASE WHEN NOT coalesce(same_weights, false) THEN format('model: {} there, {} here', model, our_model) END,
+            CASE WHEN NOT coalesce(model_blocks = blocks, false) THEN format('decoder blocks: {} there, {} here', model_blocks, blocks) END,
+            CASE WHEN NOT coalesce(same_weights OR loss = model_loss, false) THEN format(
                 'trained on: {} there, {} here', model_loss, coalesce(loss, 'what is not known')
-            )),
-            if(same_data, NULL, format(
+            ) END,
+            CASE WHEN NOT coalesce(same_data, false) THEN format(
                 'data: {}, {} there, {}, {}{} documents of {} here', dataset, coalesce(split, 'split not stated'),
-                if(data_source = 'builtin', 'generated', task_label), if(limited, 'only ', ''), documents, our_split
-            )),
-            if(coalesce(their_batch_size = batch_size, true), NULL, format(
+                CASE WHEN data_source = 'builtin' THEN 'generated' ELSE task_label END, CASE WHEN limited THEN 'only ' ELSE '' END, documents, our_split
+            ) END,
+            CASE WHEN NOT coalesce(coalesce(their_batch_size = batch_size, true), false) THEN format(
                 'batch size: {} there, {} here', their_batch_size, batch_size
-            )),
+            ) END,
             caveat
         ) AS difference
     FROM compared
@@ -454,7 +460,7 @@ SELECT
     END AS comparable,
     measured / unit_factor AS our_value, ci_low / unit_factor AS our_ci_low, ci_high / unit_factor AS our_ci_high,
     n AS our_n, our_model, our_task, our_method, our_params, our_metric,
-    if(measured IS NULL, NULL, nullif(difference, '')) AS differences,
+    CASE WHEN NOT coalesce(measured IS NULL, false) THEN nullif(difference, '') END AS differences,
     CASE WHEN measured IS NULL THEN coalesce(not_comparable, 'Not measured here.') END AS reason, attempt_id
 FROM worded
 ORDER BY ordinal;

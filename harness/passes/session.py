@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from exitbench.errors import UserError
 from exitbench.harness.checkpoint import load_checkpoint
 from exitbench.harness.cost import TokenPlace, answer_cost
 from exitbench.harness.decode import Generation, Request
@@ -25,6 +27,7 @@ from exitbench.methods.registry import baseline_method, get_method
 from exitbench.results.schema import FITTED_FILE
 from exitbench.results.spool import AttemptWriter, SpoolError, attempt_status, read_attempt
 from exitbench.results.statistics import Interval
+from exitbench.results.vocabularies import record_vocabulary
 from exitbench.tasks.base import Document
 from exitbench.tasks.registry import get_task
 
@@ -71,8 +74,16 @@ class Session:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(
             str(spec.model_path), local_files_only=True, trust_remote_code=False
         )
+        self._record_vocabulary(spec.cells[0].cell.model.tokenizer_sha256)
         self.documents = functools.cache(self._load)
         self._checked = functools.cache(read_attempt)  # many cells compute from one
+
+    def _record_vocabulary(self, tokenizer_sha256: str) -> None:
+        texts = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
+        try:
+            record_vocabulary(self.spool, tokenizer_sha256, texts, self.tokenizer.all_special_ids)
+        except UserError as error:  # no cell needs it
+            print(f"The tokens' spellings were not stored: {error}", file=sys.stderr)
 
     def _load(self, data: DataRequest) -> list[Document]:
         return data.load(self.data_dir)

@@ -64,6 +64,12 @@ CREATE TABLE perf_sample (
     PRIMARY KEY (perf_run_id, benchmark)
 );
 
+-- What token ids are spelled by a tokenizer; begins_word: NULL for tokens that are no text.
+CREATE TABLE token_text (
+    tokenizer_sha256 VARCHAR NOT NULL, token_id INTEGER NOT NULL, text VARCHAR NOT NULL, begins_word BOOLEAN,
+    PRIMARY KEY (tokenizer_sha256, token_id)
+);
+
 -- What full depth emitted at the same position, and when blocks agree on a probed token (see results/settling.py); so that
 -- questions about all tokens need neither a join of two traces nor a walk over lists.
 ALTER TABLE token_exit ADD COLUMN full_token_id INTEGER;

@@ -239,3 +239,18 @@ def test_a_failure_is_a_row_with_its_traceback_and_the_next_cell_runs(
     for status in latest_status(tmp_path).values():
         assert status.status == "failed" and "the lamp went out" in str(status.reason)
         assert "in broken" in json.loads((status.path / "status.json").read_text())["log_tail"]
+
+
+def test_the_workers_tokens_can_be_spelled_out(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
+    spelled = """
+        SELECT s.output_text, string_agg(v.text, ' ' ORDER BY t.position) FILTER (v.begins_word)
+        FROM token_trace AS t
+        JOIN runs AS r USING (attempt_id)
+        JOIN sample AS s USING (attempt_id, doc_key)
+        JOIN vocabulary AS v USING (tokenizer_sha256, token_id)
+        WHERE r.is_full_depth AND t.task = 'squad' GROUP BY s.doc_key, s.output_text
+    """
+    rows = query(spelled)
+    assert len(rows) == 5
+    for text, words in rows:
+        assert text.replace(" ", "") == words.replace(" ", "")

@@ -1,0 +1,98 @@
+"""What token ids are spelled, once per tokenizer, kept in the spool beside the attempts.
+
+<spool>/vocabularies/<tokenizer_sha256>/{token_text.parquet, DONE}
+"""
+
+import re
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Final
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import sqlalchemy as sa
+
+from exitbench.errors import UserError
+from exitbench.results.arrow import insert_rows
+from exitbench.results.imports import known_keys
+from exitbench.results.sealed import check_sealed, write_sealed
+from exitbench.results.trouble import is_trouble
+
+_FOLDER: Final = "vocabularies"
+_QUARANTINE: Final = "quarantine"
+_FILE: Final = "token_text.parquet"
+_SCHEMA: Final = pa.schema(
+    [
+        pa.field("token_id", pa.int32(), nullable=False),
+        pa.field("text", pa.string(), nullable=False),
+        pa.field("begins_word", pa.bool_()),
+    ]
+)
+_WORD_MARKS: Final = ("\u2581", "\u0120\u010a\u0109")
+"""What begins a word: SentencePiece's space; byte-level BPE's space, line feed and tab."""
+_GOES_ON: Final = "##"
+"""What begins a piece of WordPiece that goes on with a word."""
+
+
+def record_vocabulary(
+    spool_root: Path, tokenizer_sha256: str, texts: Sequence[str | None], special_ids: Collection[int]
+) -> None:
+    """Write a vocabulary into the spool; nothing to do if it is there.
+
+    Args:
+        spool_root: The spool.
+        tokenizer_sha256: Digest of the tokenizer, as cells have it.
+        texts: Every token as the tokenizer spells it, by id; None where an id stands for nothing.
+        special_ids: Tokens that are no text (end of sequence and so on).
+
+    Raises:
+        UserError: The spool cannot be written.
+    """
+    marks = begins_word(texts)
+    ids = [token_id for token_id, text in enumerate(texts) if text is not None]
+    rows = {
+        "token_id": ids,
+        "text": [texts[token_id] for token_id in ids],
+        "begins_word": [None if token_id in special_ids else marks[token_id] for token_id in ids],
+    }
+    table = pa.table(rows, schema=_SCHEMA)
+    write_sealed(
+        spool_root / _FOLDER / tokenizer_sha256,
+        lambda folder: pq.write_table(table, folder / _FILE, compression="zstd"),
+    )
+
+
+def begins_word(texts: Sequence[str | None]) -> list[bool]:
+    """Return which tokens begin a word, by the marks of their spelling; without any mark every token is a word."""
+    for marks in _WORD_MARKS:
+        if any(text is not None and len(text) > 1 and text[0] in marks for text in texts):
+            return [text is not None and re.match(f"[{marks}]", text) is not None for text in texts]
+    return [text is not None and (text == _GOES_ON or not text.startswith(_GOES_ON)) for text in texts]
+
+
+def load_vocabularies(engine: sa.Engine, spool_root: Path) -> list[str]:
+    """Add every vocabulary that the database lacks, each whole or not at all; return what is wrong with others."""
+    known = known_keys(engine, "token_text")
+    problems = []
+    for folder in sorted((spool_root / _FOLDER).glob("[!.]*")):
+        if folder.name not in known:
+            try:
+                check_sealed(folder, [_FILE])
+                rows = pq.read_table(folder / _FILE).cast(_SCHEMA)
+                with engine.begin() as connection:
+                    insert_rows(connection, "token_text", rows, "tokenizer_sha256", folder.name)
+            except (UserError, duckdb.Error, sa.exc.DBAPIError, pa.ArrowException, ValueError) as error:
+                if is_trouble(error):
+                    raise
+                problems.append(f"{folder}: {error} Moved to {_set_aside(spool_root, folder)}; the next run writes it.")
+    return problems
+
+
+def _set_aside(spool_root: Path, folder: Path) -> Path:
+    """Move a damaged vocabulary out of the way of a new one."""
+    aside = spool_root / _QUARANTINE / _FOLDER / folder.name
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(aside, ignore_errors=True)
+    return folder.rename(aside)

@@ -1,0 +1,70 @@
+"""Spellings of tokens: which begin a word, and their way through the spool into the database."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.results.database import open_database, rebuild
+from exitbench.results.ingest import ingest
+from exitbench.results.merge import merge
+from exitbench.results.vocabularies import begins_word, record_vocabulary
+
+TEXTS = ["<pad>", "▁the", "ory", None, "▁"]
+
+
+def ask(path: Path) -> list[tuple[Any, ...]]:
+    with open_database(path) as database:
+        rows = database.query("FROM vocabulary ORDER BY ALL").to_pylist()
+    return [tuple(row.values()) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("texts", "begin"),
+    [
+        (["▁the", "ory", "▁", "."], [True, False, True, False]),
+        (["Ġthe", "ory", "ĊĊ", "."], [True, False, True, False]),
+        (["the", "##ory", "##", "▁"], [True, False, True, True]),
+        (["the", "theory", None], [True, True, False]),
+    ],
+    ids=["SentencePiece", "byte-level", "WordPiece", "words"],
+)
+def test_the_marks_of_a_tokenizer_say_which_pieces_begin_a_word(texts: list[str | None], begin: list[bool]) -> None:
+    assert begins_word(texts) == begin
+
+
+def test_a_vocabulary_is_stored_once_and_special_tokens_are_neither(tmp_path: Path) -> None:
+    spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
+    record_vocabulary(spool, "abc", TEXTS, {0})
+    record_vocabulary(spool, "abc", ["other"], ())
+    assert ingest(spool, path).quarantined == ()
+    assert ingest(spool, path).quarantined == ()
+    rows = [
+        ("abc", 0, "<pad>", None),
+        ("abc", 1, "▁the", True),
+        ("abc", 2, "ory", False),
+        ("abc", 4, "▁", True),
+    ]
+    assert ask(path) == rows
+    rebuild(spool, path)
+    assert ask(path) == rows
+
+
+def test_a_damaged_one_is_named_and_written_again_by_the_next_run(tmp_path: Path) -> None:
+    spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
+    record_vocabulary(spool, "abc", TEXTS, {0})
+    with (spool / "vocabularies" / "abc" / "token_text.parquet").open("ab") as file:
+        file.write(b"x")
+    (problem,) = ingest(spool, path).quarantined
+    assert "token_text.parquet: is not what was written" in problem and "quarantine" in problem
+    assert ask(path) == []
+    record_vocabulary(spool, "abc", TEXTS, {0})
+    assert ingest(spool, path).quarantined == ()
+    assert len(ask(path)) == 4
+
+
+def test_a_merged_spool_brings_its_vocabularies(tmp_path: Path) -> None:
+    theirs, spool, path = tmp_path / "theirs", tmp_path / "spool", tmp_path / "exitbench.duckdb"
+    record_vocabulary(theirs, "abc", TEXTS, {0})
+    merge(theirs, spool, path)
+    assert len(ask(path)) == 4
