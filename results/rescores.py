@@ -91,11 +91,14 @@ def load_rescores(engine: sa.Engine, spool_root: Path) -> list[str]:
         attempt_id = folder.parent.name
         if attempt_id in attempts and (attempt_id, folder.name) not in known:
             try:
-                _load(engine, folder)
-            except (UserError, duckdb.Error, sa.exc.DBAPIError, pa.ArrowException, KeyError, ValueError) as error:
-                if is_trouble(error):
-                    raise
+                rescore, scored_at = _read(folder)
+            except (UserError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
                 problems.append(f"{folder}: {error} Moved to {_set_aside(spool_root, folder)}; rescore again.")
+                continue
+            try:
+                _insert(engine, rescore, scored_at)
+            except (duckdb.Error, sa.exc.DBAPIError) as error:
+                problems.append(f"{folder}: does not fit the database: {error}")
     return problems
 
 
@@ -107,7 +110,8 @@ def _set_aside(spool_root: Path, folder: Path) -> Path:
     return folder.rename(aside)
 
 
-def _load(engine: sa.Engine, folder: Path) -> None:
+def _read(folder: Path) -> tuple[Rescore, datetime]:
+    """Return a record that is what was written, and when (UTC) it was scored."""
     check_sealed(folder, _FILES)
     status = read_json(folder / "status.json")
     if status["format"] > _FORMAT:
@@ -117,12 +121,17 @@ def _load(engine: sa.Engine, folder: Path) -> None:
     scored_at = datetime.fromisoformat(status["scored_at"]).astimezone(UTC).replace(tzinfo=None)
     samples, metrics = pq.read_table(folder / "samples.parquet"), pq.read_table(folder / "metrics.parquet")
     metrics = conform("metrics", metrics, where=str(folder / "metrics.parquet"))
-    samples = _with(samples.cast(_SAMPLES), "metric_version", [status["metric_version"]] * len(samples), pa.string())
-    metrics = _with(metrics, "ordinal", range(len(metrics)), pa.int32())
+    return Rescore(status["attempt_id"], status["metric_version"], samples.cast(_SAMPLES), metrics), scored_at
+
+
+def _insert(engine: sa.Engine, rescore: Rescore, scored_at: datetime) -> None:
+    n = len(rescore.samples)
+    samples = _with(rescore.samples, "metric_version", [rescore.metric_version] * n, pa.string())
+    metrics = _with(rescore.metrics, "ordinal", range(len(rescore.metrics)), pa.int32())
     with engine.begin() as connection:
         for table, rows in (("sample_rescore", samples), ("metric", metrics)):
             rows = _with(rows, "scored_at", [scored_at] * len(rows), pa.timestamp("us"))
-            insert_rows(connection, table, rows, "attempt_id", status["attempt_id"])
+            insert_rows(connection, table, rows, "attempt_id", rescore.attempt_id)
 
 
 def _with(rows: pa.Table, name: str, values: Sequence[object], kind: pa.DataType) -> pa.Table:

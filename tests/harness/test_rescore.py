@@ -213,3 +213,17 @@ def test_no_torch_is_needed(write: Write, runs: Path) -> None:
         "sys.exit(code or ('torch' in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+def test_a_record_that_does_not_fit_the_database_stays_in_the_spool(
+    write: Write, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempt_id = write()
+    assert main(["rescore", "--runs", str(runs)]) == 0
+    with open_database(runs / "exitbench.duckdb", read_only=False) as database, database.engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM sample_rescore")  # its metrics are still there: keys clash
+    assert main(["rescore", "--runs", str(runs)]) == 1
+    assert "does not fit the database" in capsys.readouterr().err
+    assert len(list((runs / "spool" / "rescores" / attempt_id).iterdir())) == 1
+    assert main(["db", "rebuild", "--runs", str(runs)]) == 0
+    assert ask(runs, "SELECT count(*) FROM sample_rescore") == [(6,)]
