@@ -79,7 +79,8 @@ def benchmark_rows(path: Path) -> pa.Table:
         commit = told.get("commit_info", {})
         common = {
             "measured_at": _utc(told["datetime"]),
-            "git_commit": commit.get("id"),
+            # What it writes outside of a repository.
+            "git_commit": None if commit.get("id") == "unversioned" else commit.get("id"),
             "git_dirty": commit.get("dirty"),
             "machine": json.dumps(told["machine_info"]),
         }
