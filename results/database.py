@@ -50,6 +50,8 @@ _WRITER_CONFIG: Final[dict[str, Any]] = {"preserve_insertion_order": False}
 # DuckDB writes what fills a row group straight into the file, and everything else twice: first into its log. A probed
 # token's lists make its default of 122,880 rows larger than most attempts.
 _ROW_GROUP_ROWS: Final = 30_720
+# The oldest DuckDB that can read a new database: people have older command lines than we have libraries.
+_STORAGE_VERSION: Final = "v1.2.0"
 # A reader can neither write files nor read others than the database, nor fetch extensions.
 _READER_CONFIG: Final[dict[str, Any]] = {
     "enable_external_access": False,
@@ -239,9 +241,10 @@ def _engine(path: Path, read_only: bool, deadline: float) -> sa.Engine:
 
 
 def _attach(connection: sa.Connection, path: Path) -> None:
-    """Make the file the connection's database; only attaching it can say how many rows a row group has."""
+    """Make the file the connection's database; only attaching it can say how it is stored."""
     quoted = str(path).replace("'", "''")
-    connection.exec_driver_sql(f"ATTACH '{quoted}' AS results (ROW_GROUP_SIZE {_ROW_GROUP_ROWS})")
+    stored = f"ROW_GROUP_SIZE {_ROW_GROUP_ROWS}, STORAGE_VERSION '{_STORAGE_VERSION}'"
+    connection.exec_driver_sql(f"ATTACH '{quoted}' AS results ({stored})")
     connection.exec_driver_sql("USE results")
     connection.commit()
 

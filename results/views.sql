@@ -33,7 +33,8 @@ JOIN model_artifact AS m USING (model_id)
 JOIN dataset_artifact AS d USING (data_id)
 JOIN environment AS e USING (env_id)
 JOIN hardware AS h USING (hw_id)
-LEFT JOIN run_names AS f ON f.cell_id = coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END);
+LEFT JOIN run_names AS f
+    ON f.cell_id = coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END);
 COMMENT ON VIEW runs IS 'One row per run, with where and when it ran. kind: quality, timing, probe, scores, replay, fit or calibration;
 split, documents: the data; limited: only a part of the documents; model_kind: seq2seq or causal; blocks: decoder blocks L; encoder_blocks;
 parameters: weights; tokenizer_sha256: as in vocabulary; dtype, device, batch_size, generation (JSON); seeds (JSON): by axis of
@@ -133,7 +134,8 @@ speed AS (
 SELECT
     n.*, r.limited, r.dtype, r.device, r.batch_size, r.blocks, coalesce(own.metric, full_headline.metric) AS metric,
     v.value, v.ci_low, v.ci_high, f.value AS full_value, v.value - f.value AS delta, shared.mean_exit_layer,
-    CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup END AS speedup, CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_low END AS speedup_low,
+    CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup END AS speedup,
+    CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_low END AS speedup_low,
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_high END AS speedup_high, s.aa_low, s.aa_high, shared.ideal_speedup_bytes,
     shared.ideal_speedup_flops, s.realised_fraction, shared.token_match, coalesce(v.n, shared.n) AS n, r.is_full_depth,
     s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu
@@ -345,7 +347,7 @@ decoded AS (
         -- A token behind the end of full depth's answer equals none of it.
         SELECT
             attempt_id, token_kind, count(*) AS n, avg(exit_layer) AS mean_exit_layer,
-            CASE WHEN NOT coalesce(count(full_token_id) = 0, false) THEN count_if(token_id = full_token_id) / count(*) END AS share_equal_full
+            CASE WHEN count(full_token_id) > 0 THEN count_if(token_id = full_token_id) / count(*) END AS share_equal_full
         FROM token_exit WHERE token_kind IS NOT NULL GROUP BY ALL
     ) AS t
     JOIN (SELECT attempt_id, kind FROM attempt JOIN cell USING (cell_id)) AS r USING (attempt_id)
@@ -440,9 +442,10 @@ worded AS (
             ) END,
             CASE WHEN NOT coalesce(same_data, false) THEN format(
                 'data: {}, {} there, {}, {}{} documents of {} here', dataset, coalesce(split, 'split not stated'),
-                CASE WHEN data_source = 'builtin' THEN 'generated' ELSE task_label END, CASE WHEN limited THEN 'only ' ELSE '' END, documents, our_split
+                CASE WHEN data_source = 'builtin' THEN 'generated' ELSE task_label END,
+                CASE WHEN limited THEN 'only ' ELSE '' END, documents, our_split
             ) END,
-            CASE WHEN NOT coalesce(coalesce(their_batch_size = batch_size, true), false) THEN format(
+            CASE WHEN their_batch_size <> batch_size THEN format(
                 'batch size: {} there, {} here', their_batch_size, batch_size
             ) END,
             caveat
@@ -460,7 +463,7 @@ SELECT
     END AS comparable,
     measured / unit_factor AS our_value, ci_low / unit_factor AS our_ci_low, ci_high / unit_factor AS our_ci_high,
     n AS our_n, our_model, our_task, our_method, our_params, our_metric,
-    CASE WHEN NOT coalesce(measured IS NULL, false) THEN nullif(difference, '') END AS differences,
+    CASE WHEN measured IS NOT NULL THEN nullif(difference, '') END AS differences,
     CASE WHEN measured IS NULL THEN coalesce(not_comparable, 'Not measured here.') END AS reason, attempt_id
 FROM worded
 ORDER BY ordinal;
