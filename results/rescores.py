@@ -50,6 +50,10 @@ class Rescore:
     metrics: pa.Table
 
 
+class _NewerRecordError(UserError):
+    """A record that only a later version of ExitBench can read; nothing is wrong with it."""
+
+
 def is_rescored(spool_root: Path, attempt_id: str, metric_version: str) -> bool:
     """Return whether the spool has an attempt's scores under a version."""
     return (_place(spool_root, attempt_id, metric_version) / "DONE").is_file()
@@ -92,6 +96,9 @@ def load_rescores(engine: sa.Engine, spool_root: Path) -> list[str]:
         if attempt_id in attempts and (attempt_id, folder.name) not in known:
             try:
                 rescore, scored_at = _read(folder)
+            except _NewerRecordError as error:
+                problems.append(f"{folder}: {error}")
+                continue
             except (UserError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
                 problems.append(f"{folder}: {error} Moved to {_set_aside(spool_root, folder)}; rescore again.")
                 continue
@@ -115,7 +122,7 @@ def _read(folder: Path) -> tuple[Rescore, datetime]:
     check_sealed(folder, _FILES)
     status = read_json(folder / "status.json")
     if status["format"] > _FORMAT:
-        raise UserError(f"written by a newer version (format {status['format']}, this one reads up to {_FORMAT}).")
+        raise _NewerRecordError(f"written by a newer version (format {status['format']}, this one reads up to {_FORMAT}).")
     if status["attempt_id"] != folder.parent.name:
         raise UserError(f"status.json is of attempt {status['attempt_id']}.")
     scored_at = datetime.fromisoformat(status["scored_at"]).astimezone(UTC).replace(tzinfo=None)

@@ -1,5 +1,6 @@
 """``exitbench rescore``: stored answers, today's metric version, the documents they were of, and no model."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -227,3 +228,19 @@ def test_a_record_that_does_not_fit_the_database_stays_in_the_spool(
     assert len(list((runs / "spool" / "rescores" / attempt_id).iterdir())) == 1
     assert main(["db", "rebuild", "--runs", str(runs)]) == 0
     assert ask(runs, "SELECT count(*) FROM sample_rescore") == [(6,)]
+
+
+def test_a_record_of_a_later_version_is_left_alone(
+    write: Write, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempt_id = write()
+    main(["rescore", "--runs", str(runs)])
+    (record,) = (runs / "spool" / "rescores" / attempt_id).iterdir()
+    status = json.loads((record / "status.json").read_text())
+    (record / "status.json").write_text(json.dumps({**status, "format": 99}))
+    digests = json.loads((record / "DONE").read_text())
+    digests["status.json"] = hashlib.sha256((record / "status.json").read_bytes()).hexdigest()
+    (record / "DONE").write_text(json.dumps(digests))
+    assert main(["db", "rebuild", "--runs", str(runs)]) == 1
+    assert "written by a newer version (format 99" in capsys.readouterr().err
+    assert record.is_dir()
