@@ -122,7 +122,7 @@ def _read(folder: Path) -> tuple[Rescore, datetime]:
     check_sealed(folder, _FILES)
     status = read_json(folder / "status.json")
     if status["format"] > _FORMAT:
-        raise _NewerRecordError(f"written by a newer version (format {status['format']}, this one reads up to {_FORMAT}).")
+        raise _NewerRecordError(f"written by a newer version (format {status['format']}; this one: {_FORMAT}).")
     if status["attempt_id"] != folder.parent.name:
         raise UserError(f"status.json is of attempt {status['attempt_id']}.")
     scored_at = datetime.fromisoformat(status["scored_at"]).astimezone(UTC).replace(tzinfo=None)
