@@ -20,6 +20,7 @@ from exitbench.errors import UserError
 from exitbench.results.arrow import driver_connection, insert_rows
 from exitbench.results.sealed import read_json
 from exitbench.results.snapshot import KEYED, load_snapshot
+from exitbench.results.trouble import is_trouble
 
 IMPORTS: Final = "imports"
 PERF: Final = "perf"
@@ -48,6 +49,8 @@ def load_imports(engine: sa.Engine, spool_root: Path) -> tuple[int, list[str]]:
             if not _is_loaded(engine, folder):
                 added += load_snapshot(engine, folder)
         except (UserError, duckdb.Error, sa.exc.DBAPIError, KeyError, TypeError) as error:
+            if is_trouble(error):
+                raise
             problems.append(f"{folder}: {error}")
     known = known_keys(engine, "perf_sample")
     for path in sorted((spool_root / PERF).glob("[!.]*.json")):
@@ -57,6 +60,8 @@ def load_imports(engine: sa.Engine, spool_root: Path) -> tuple[int, list[str]]:
                 with engine.begin() as connection:
                     insert_rows(connection, "perf_sample", rows, "perf_run_id", path.stem)
             except (UserError, duckdb.Error, sa.exc.DBAPIError) as error:
+                if is_trouble(error):
+                    raise
                 problems.append(f"{path}: {error}")
     return added, problems
 

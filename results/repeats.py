@@ -57,6 +57,10 @@ def compare(stored: Path, repeated: Path) -> list[Compared]:
         UserError: A file of one is missing or is not what was written, or nothing of theirs can be compared.
     """
     old, new = read_attempt(stored), read_attempt(repeated)
+    if old.freed:
+        raise UserError(
+            f"{stored}: its {', '.join(old.freed)} were removed by `exitbench gc`; nothing to compare with."
+        )
     names = [*(f"{table}.parquet" for table in KEYS), FITTED_FILE]
     names = [name for name in names if name in old.digests or name in new.digests]
     if not names:

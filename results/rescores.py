@@ -23,11 +23,10 @@ from exitbench.results.canonical import content_id
 from exitbench.results.catalogue import ATTEMPT
 from exitbench.results.schema import SAMPLES
 from exitbench.results.sealed import check_sealed, read_json, write_json, write_sealed
-from exitbench.results.spool import conform
+from exitbench.results.spool import QUARANTINE, conform
 from exitbench.results.trouble import is_trouble
 
-_FOLDER: Final = "rescores"
-_QUARANTINE: Final = "quarantine"
+RESCORES: Final = "rescores"
 _FORMAT: Final = 1
 _VERSION_DIGITS: Final = 16
 _SAMPLES: Final = pa.schema([SAMPLES.field(name) for name in ("doc_key", "scores", "statistics")])
@@ -91,7 +90,7 @@ def load_rescores(engine: sa.Engine, spool_root: Path) -> list[str]:
             for attempt_id, version in connection.exec_driver_sql(_KNOWN)
         }
     problems = []
-    for folder in sorted((spool_root / _FOLDER).glob("*/[!.]*")):
+    for folder in sorted((spool_root / RESCORES).glob("*/[!.]*")):
         attempt_id = folder.parent.name
         if attempt_id in attempts and (attempt_id, folder.name) not in known:
             try:
@@ -105,16 +104,29 @@ def load_rescores(engine: sa.Engine, spool_root: Path) -> list[str]:
             try:
                 _insert(engine, rescore, scored_at)
             except (duckdb.Error, sa.exc.DBAPIError) as error:
+                if is_trouble(error):
+                    raise
                 problems.append(f"{folder}: does not fit the database: {error}")
     return problems
 
 
 def _set_aside(spool_root: Path, folder: Path) -> Path:
     """Move a damaged record out of the way of a new one."""
-    aside = spool_root / _QUARANTINE / _FOLDER / f"{folder.parent.name}-{folder.name}"
+    aside = spool_root / QUARANTINE / RESCORES / f"{folder.parent.name}-{folder.name}"
     aside.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(aside, ignore_errors=True)
     return folder.rename(aside)
+
+
+def check_rescores(spool_root: Path) -> list[str]:
+    """Return what is wrong with records, each checked against its digests."""
+    problems = []
+    for folder in sorted((spool_root / RESCORES).glob("*/[!.]*")):
+        try:
+            check_sealed(folder, _FILES)
+        except UserError as error:
+            problems.append(f"{folder}: {error} The next ingest moves it to the quarantine; rescore again.")
+    return problems
 
 
 def _read(folder: Path) -> tuple[Rescore, datetime]:
@@ -147,4 +159,4 @@ def _with(rows: pa.Table, name: str, values: Sequence[object], kind: pa.DataType
 
 def _place(spool_root: Path, attempt_id: str, metric_version: str) -> Path:
     """Versions name settings and packages in full, which no folder's name could."""
-    return spool_root / _FOLDER / attempt_id / content_id(metric_version)[:_VERSION_DIGITS]
+    return spool_root / RESCORES / attempt_id / content_id(metric_version)[:_VERSION_DIGITS]

@@ -4,7 +4,7 @@
 
 DONE is the JSON of every other file's SHA-256 and is written last, by rename: a folder without it was not finished
 (it is running, which a lock on its file RUNNING tells, or its process was killed), and a folder with it can be checked
-years later.
+years later. Where tables were freed, because a database has their rows, FREED says how many rows they had.
 """
 
 import hashlib
@@ -35,10 +35,11 @@ TO_BE_RUN = frozenset({UNFINISHED, DAMAGED, "interrupted"})
 
 _JSON_FILES = ("cell.json", "env.json", "status.json")
 _LOG_FILE = "log.txt"
+_FREED = "FREED"
 _FILES = frozenset({*_JSON_FILES, _LOG_FILE, FITTED_FILE, *(f"{table}.parquet" for table in TABLES)})
 # Small enough that several threads share the reading of one file. Not compressed: that would halve the speed of ingest.
 _ROW_GROUP_ROWS = 16_384
-_QUARANTINE = "quarantine"
+QUARANTINE = "quarantine"
 _ID_TIME = "%Y%m%dT%H%M%S%fZ"
 _PREFIX_LENGTH = 2
 
@@ -78,7 +79,13 @@ class AttemptStatus:
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """A finished attempt whose files have been found to be what DONE says; `digests` are DONE's, by file name."""
+    """A finished attempt whose files have been found to be what DONE says.
+
+    Attributes:
+        tables: Those whose file is here.
+        digests: DONE's, by file name.
+        freed: Rows of the tables whose file was removed (`free_tables`), since a database has them.
+    """
 
     attempt: Attempt
     cell: dict[str, Any]
@@ -87,6 +94,7 @@ class AttemptRecord:
     tables: tuple[str, ...]
     digests: dict[str, str]
     done_sha256: str
+    freed: dict[str, int]
 
     def batches(self, table: str) -> Iterator[pa.Table]:
         """Yield the rows of `table` (a name in `tables`) one Parquet row group at a time, in the schema's types.
@@ -240,7 +248,7 @@ def _following_id(spool_root: Path, cell_id: str) -> str:
 
 def quarantine(spool_root: Path, attempt: Attempt, why: str) -> Path:
     """Move a damaged attempt out of the way, with the reason beside its files; return where it lies now."""
-    target = spool_root / _QUARANTINE / attempt.cell_id / attempt.attempt_id
+    target = spool_root / QUARANTINE / attempt.cell_id / attempt.attempt_id
     target.parent.mkdir(parents=True, exist_ok=True)
     attempt.path.rename(target)
     (target / "WHY.txt").write_text(f"{why}\n", encoding="utf-8")
@@ -323,8 +331,10 @@ def read_attempt(path: Path) -> AttemptRecord:
     missing = set(_JSON_FILES) - digests.keys()
     if missing or not digests.keys() <= _FILES:
         raise SpoolError(f"{path / 'DONE'}: lists {sorted(digests)}; expected {', '.join(_JSON_FILES)} and the tables.")
+    freed = freed_tables(path)
     for name, digest in digests.items():
-        _check_digest(path / name, digest)
+        if name.removesuffix(".parquet") not in freed:
+            _check_digest(path / name, digest)
     cell, env, status = (_read_json(path / name) for name in _JSON_FILES)
     _require_keys(cell, CELL_KEYS, str(path / "cell.json"))
     _require_keys(env, ENV_KEYS, str(path / "env.json"))
@@ -340,10 +350,38 @@ def read_attempt(path: Path) -> AttemptRecord:
         cell=cell,
         env=env,
         status=status,
-        tables=tuple(table for table in TABLES if f"{table}.parquet" in digests),
+        tables=tuple(table for table in TABLES if f"{table}.parquet" in digests and table not in freed),
         digests=digests,
         done_sha256=_sha256(path / "DONE"),
+        freed=freed,
     )
+
+
+def free_tables(path: Path, rows: Mapping[str, int]) -> None:
+    """Remove files of tables from a finished attempt and note how many rows they had.
+
+    Args:
+        path: The attempt's folder.
+        rows: By table; with those that were freed before.
+    """
+    _write_json(path / f"{_FREED}.partial", rows)
+    (path / f"{_FREED}.partial").rename(path / _FREED)
+    for table in rows:
+        (path / f"{table}.parquet").unlink(missing_ok=True)
+
+
+def freed_tables(path: Path) -> dict[str, int]:
+    """Return rows by table of what was removed from an attempt's folder.
+
+    Raises:
+        DamagedAttempt: The note of it cannot be read.
+    """
+    if not (path / _FREED).exists():
+        return {}
+    try:
+        return _read_json(path / _FREED)
+    except SpoolError as error:
+        raise DamagedAttempt(str(error)) from error
 
 
 def conform(table: str, rows: pa.Table, *, where: str) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Commands that look after what there is: db, rescore, export, import."""
+"""Commands that look after what there is: db, gc, rescore, export, import."""
 
 from pathlib import Path
 
@@ -8,15 +8,37 @@ from exitbench.harness.arguments.common import Commands, add_database, command
 def add_commands(commands: Commands) -> None:
     """Add the commands of this file."""
     _add_db(commands)
+    _add_gc(commands)
     _add_rescore(commands)
     _add_export(commands)
     _add_import(commands)
 
 
 def _add_db(commands: Commands) -> None:
-    examples = "  exitbench db rebuild\n  exitbench db rebuild --runs other-runs"
-    parser = command(commands, "db", "db:db", "Look after the database: rebuild it from the spool.", examples)
-    parser.add_argument("action", choices=("rebuild",), help="rebuild: anew from the spool, put in place when complete")
+    examples = "  exitbench db check\n  exitbench db rebuild\n  exitbench db rebuild --runs other-runs"
+    about = "Look after the database: check every file and row, or rebuild it from the spool."
+    parser = command(commands, "db", "db:db", about, examples)
+    actions = (
+        "check: compare every file with its digest and every row with its file; "
+        "rebuild: anew from the spool, put in place when complete"
+    )
+    parser.add_argument("action", choices=("check", "rebuild"), help=actions)
+    parser.add_argument("--force", action="store_true", help="rebuild even if the spool has less than the database")
+    add_database(parser)
+
+
+def _add_gc(commands: Commands) -> None:
+    examples = "  exitbench gc\n  exitbench gc --yes\n  exitbench gc --superseded --spool --yes"
+    about = "Say what can be freed (killed and quarantined attempts, half-written folders), and free it with --yes."
+    parser = command(commands, "gc", "gc:gc", about, examples)
+    superseded = "also attempts that a later one at the same cell replaced, and their rows in the database"
+    parser.add_argument("--superseded", action="store_true", help=superseded)
+    traces = (
+        "also the spool's traces (tokens, probes, scores, timings) of which the database has every row: it cannot "
+        "be rebuilt then, and cells that compute from them need them run again"
+    )
+    parser.add_argument("--spool", action="store_true", help=traces)
+    parser.add_argument("--yes", action="store_true", help="do it")
     add_database(parser)
 
 

@@ -2,29 +2,61 @@
 
 import sys
 from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from tqdm import tqdm
 
+from exitbench.errors import UserError
 from exitbench.harness.commands.folders import Runs
+from exitbench.results.check import check, require_whole_spool
 from exitbench.results.database import rebuild
 
 
 def db(arguments: Namespace) -> int:
-    """Rebuild the database from the spool; returns 1 if some attempt was left out.
+    """Check the database, or rebuild it from the spool; returns 1 if something is wrong or was left out.
 
     Raises:
-        UserError: The database is in use or cannot be written.
+        UserError: The database is in use or cannot be written, or would lose rows.
     """
     runs = Runs(arguments.runs)
     path = arguments.database or runs.database
-    with tqdm(unit="attempt", desc="rebuild", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
+    if arguments.action == "check":
+        if arguments.force:
+            raise UserError("--force: only goes with rebuild.")
+        return _check(runs.spool, path)
+    if not arguments.force:
+        require_whole_spool(runs.spool, path)
+    return _rebuild(runs.spool, path)
+
+
+def _check(spool: Path, path: Path) -> int:
+    with counting("check") as on_attempt:
+        report = check(spool, path, on_attempt)
+    for problem in report.problems:
+        print(problem, file=sys.stderr)
+    found = f"{len(report.problems)} problems" if report.problems else "no problem"
+    print(f"{path}: {report.rows} rows; {spool}: {report.attempts} attempts, {report.files} files; {found}.")
+    return 1 if report.problems else 0
+
+
+def _rebuild(spool: Path, path: Path) -> int:
+    with counting("rebuild") as on_attempt:
+        report = rebuild(spool, path, on_attempt)
+    for message in report.quarantined:
+        print(f"left out of the database: {message}", file=sys.stderr)
+    print(f"{path}: {report.added} attempts, {report.unfinished} unfinished, {len(report.quarantined)} left out.")
+    return 1 if report.quarantined else 0
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on a terminal; gives what is to be called with (seen, total)."""
+    with tqdm(unit="attempt", desc=what, file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
 
         def on_attempt(seen: int, total: int) -> None:
             bar.total, bar.n = total, seen
             bar.refresh()
 
-        report = rebuild(runs.spool, path, on_attempt)
-    for message in report.quarantined:
-        print(f"left out of the database: {message}", file=sys.stderr)
-    print(f"{path}: {report.added} attempts, {report.unfinished} unfinished, {len(report.quarantined)} left out.")
-    return 1 if report.quarantined else 0
+        yield on_attempt

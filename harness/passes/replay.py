@@ -18,11 +18,11 @@ def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
     """
     cell, depth, parts = item.cell, session.checkpoint.model.n_blocks, session.parts(item)
     assert cell.probe_cell_id is not None, "the planner gives every replay its probe"
-    probe = str(session.finished(cell.probe_cell_id) / "probe.parquet")
+    probe = str(session.file_of(cell.probe_cell_id, "probe.parquet"))
     source, params = "read_parquet($probe) AS probe", {"probe": probe}
     score_sql, emitted_sql = parts.score_sql(depth), "top1_id[e]"
     if cell.scores_cell_id is not None:
-        params["scores"] = str(session.finished(cell.scores_cell_id) / "scores.parquet")
+        params["scores"] = str(session.file_of(cell.scores_cell_id, "scores.parquet"))
         source = f"{source} JOIN read_parquet($scores) AS scores USING (doc_key, position)"
         score_sql, emitted_sql = "score[l]", "emitted_id[e]"
     assert score_sql is not None, "the planner gives every replay that a probe cannot score its scores"

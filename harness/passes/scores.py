@@ -24,7 +24,7 @@ from exitbench.results.spool import AttemptWriter
 def scores_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
     """Read full depth's answers from the probe, and score them teacher-forced."""
     assert item.cell.probe_cell_id is not None, "the planner gives every scores cell its probe"
-    path = session.finished(item.cell.probe_cell_id) / "probe.parquet"
+    path = session.file_of(item.cell.probe_cell_id, "probe.parquet")
     outputs: dict[str, list[int]] = defaultdict(list)
     for row in pq.read_table(path, columns=["doc_key", "position", "token_id"]).to_pylist():
         outputs[row["doc_key"]].append(row["token_id"])

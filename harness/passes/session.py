@@ -53,7 +53,7 @@ class FullOutput:
 
 def full_outputs(session: Session, cell_id: str) -> dict[str, FullOutput]:
     """What full depth's quality cell answered, by document key."""
-    path = session.finished(cell_id) / "samples.parquet"
+    path = session.file_of(cell_id, "samples.parquet")
     rows = pq.read_table(path, columns=["doc_key", "n_prompt", "output_ids"]).to_pylist()
     return {row["doc_key"]: FullOutput(row["n_prompt"], row["output_ids"]) for row in rows}
 
@@ -112,7 +112,7 @@ class Session:
         """What the cell's method was fitted to; nothing for most."""
         if item.cell.fit_cell_id is None:
             return NOTHING_FITTED
-        path = self.finished(item.cell.fit_cell_id) / FITTED_FILE
+        path = self.file_of(item.cell.fit_cell_id, FITTED_FILE)
         tensors: dict[str, Tensor] = load_file(path, device=str(self.checkpoint.model.device))
         return tensors
 
@@ -149,21 +149,23 @@ class Session:
         seed_of = functools.partial(seed_for, "decode", item.cell.seed)
         return EarlyExitLM(self.checkpoint, self.tokenizer, parts, item.cell.batch_size, seed_of, on_progress)
 
-    def finished(self, cell_id: str) -> Path:
-        """The folder of the latest attempt at another cell.
+    def file_of(self, cell_id: str, name: str) -> Path:
+        """A file of the latest attempt at another cell.
 
         Raises:
-            Skip: That cell has not ended well, or its files are not what was written.
+            Skip: That cell has not ended well, or its files are not what was written, or are no longer there.
         """
         status = attempt_status(self.spool, cell_id)
         if status is None or status.status != "ok":
             found = "was never run" if status is None else f"ended as {status.status}"
             raise Skip(f"needs cell {cell_id[:12]}, which {found}")
         try:
-            self._checked(status.path)
+            freed = self._checked(status.path).freed
         except SpoolError as error:
             raise Skip(f"needs cell {cell_id[:12]}, which is damaged: {error}") from error
-        return status.path
+        if name.removesuffix(".parquet") in freed:
+            raise Skip(f"needs {name} of cell {cell_id[:12]}, which `exitbench gc` removed; run that cell again")
+        return status.path / name
 
 
 def write_metrics(writer: AttemptWriter, metrics: Mapping[str, tuple[str, Interval]]) -> None:

@@ -1,0 +1,35 @@
+"""``exitbench gc``: free what nobody needs any more."""
+
+from argparse import Namespace
+from collections import Counter
+
+from exitbench.harness.commands.db import counting
+from exitbench.harness.commands.folders import Runs
+from exitbench.harness.commands.words import data_size
+from exitbench.results.gc import find_garbage, free
+
+
+def gc(arguments: Namespace) -> int:
+    """Say what can be freed, and free it if that is asked for.
+
+    Raises:
+        UserError: The database is in use or cannot be read, or something cannot be removed.
+    """
+    runs = Runs(arguments.runs)
+    path = arguments.database or runs.database
+    garbage = find_garbage(runs.spool, path, superseded=arguments.superseded, traces=arguments.spool)
+    counts, sizes = Counter[str](), Counter[str]()
+    for item in garbage:
+        counts[item.kind] += 1
+        sizes[item.kind] += item.size_bytes
+        print(f"{data_size(item.size_bytes):>10}  {item.kind:18}  {item.path}")
+    found = "; ".join(f"{kind}: {counts[kind]}, {data_size(sizes[kind])}" for kind in sorted(counts))
+    if not garbage:
+        print("Nothing to free.")
+    elif not arguments.yes:
+        print(f"\nTo free: {found}. Nothing was removed; the same command with --yes does it.")
+    else:
+        with counting("free") as on_item:
+            free(garbage, path, on_item)
+        print(f"\nFreed: {found}.")
+    return 0

@@ -1,0 +1,258 @@
+"""Whether spool and database are what was written, and say the same."""
+
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import sqlalchemy as sa
+
+from exitbench.errors import UserError
+from exitbench.results.catalogue import ATTEMPT, ATTEMPT_FILE
+from exitbench.results.database import DamagedDatabase, Database, DatabaseInUse, open_database
+from exitbench.results.imports import IMPORTS
+from exitbench.results.load import DATABASE_TABLE
+from exitbench.results.rescores import check_rescores
+from exitbench.results.snapshot import Manifest
+from exitbench.results.spool import AttemptRecord, SpoolError, freed_tables, read_attempt, scan_spool
+
+_REBUILD: Final = "`exitbench db rebuild` builds the database anew."
+_KEYS: Final = {
+    "token_exit": "attempt_id, doc_key, position",
+    "probe_token": "attempt_id, doc_key, position",
+    "score_token": "attempt_id, doc_key, position",
+    "timing_sample": "attempt_id, doc_key, round, position, twin, phase",
+    "device_sample": "attempt_id, round, moment, device",
+    "training_log": "weights_sha256, step, block, metric",
+}
+"""What tells rows apart where no primary key sees to it."""
+_REFERENCES: Final = (
+    ("attempt", "cell_id", "cell"),
+    ("attempt", "env_id", "environment"),
+    ("attempt", "hw_id", "hardware"),
+    ("cell", "model_id", "model_artifact"),
+    ("cell", "data_id", "dataset_artifact"),
+    ("training_log", "weights_sha256", "training_run"),
+)
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What was looked at, and what is wrong.
+
+    Attributes:
+        attempts: Finished attempts in the spool.
+        files: Files whose digest was computed.
+        rows: Rows of the database that were read.
+        problems: In words, each with what is wrong, where, and what to do.
+    """
+
+    attempts: int
+    files: int
+    rows: int
+    problems: tuple[str, ...]
+
+
+@dataclass
+class _Stored:
+    """What the database has of attempts, by id."""
+
+    done: dict[str, str] = field(default_factory=dict)
+    files: dict[str, dict[str, str]] = field(default_factory=dict)
+    rows: dict[str, dict[str, int]] = field(default_factory=dict)
+    total: int = 0
+
+
+def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | None = None) -> CheckReport:
+    """Compare every file of the spool with its digest, every row of the database with its file.
+
+    Args:
+        spool_root: The spool; attempts that end meanwhile are not looked at.
+        path: The database.
+        progress: Called with (attempts seen, attempts in the spool).
+
+    Raises:
+        UserError: There is no database, or it is in use.
+    """
+    attempts = [attempt for attempt in scan_spool(spool_root) if attempt.finished]
+    stored = _Stored()
+    problems: list[str] = []
+    try:
+        with open_database(path) as database:
+            problems += _rows_without_owner(database)
+            problems += _rows_twice(database)
+            stored = _read_all(database)
+    except DamagedDatabase as error:
+        problems.append(str(error))
+    n_files = 0
+    damaged = bool(problems) and not stored.done
+    for seen, attempt in enumerate(attempts, start=1):
+        try:
+            record = read_attempt(attempt.path)
+        except SpoolError as error:
+            problems.append(f"{error} The next run moves it to the quarantine if the database does not have it.")
+        else:
+            n_files += len(record.digests) - len(record.freed)
+            if not damaged:
+                problems += _differences(record, stored)
+        if progress:
+            progress(seen, len(attempts))
+    if not damaged:
+        here = {attempt.attempt_id for attempt in attempts} | _imported(spool_root)
+        problems += _nowhere_else(stored.done.keys() - here, path)
+    problems += [*check_rescores(spool_root), *_damaged_imports(spool_root)]
+    return CheckReport(len(attempts), n_files, stored.total, tuple(problems))
+
+
+def counted_rows(record: AttemptRecord) -> dict[str, int]:
+    """Return how many rows of an attempt the database should have, by table; a failed one's stay in the spool.
+
+    Raises:
+        SpoolError: A file is not Parquet.
+    """
+    if record.status["status"] != "ok":
+        return {}
+    counts = {DATABASE_TABLE[table]: rows for table, rows in record.freed.items()}
+    for table in record.tables:
+        path = record.attempt.path / f"{table}.parquet"
+        try:
+            counts[DATABASE_TABLE[table]] = pq.read_metadata(path).num_rows
+        except (OSError, pa.ArrowException) as error:
+            raise SpoolError(f"{path}: cannot be read as Parquet: {error}") from error
+    return {table: rows for table, rows in counts.items() if rows}
+
+
+def stored_rows(database: Database) -> dict[str, dict[str, int]]:
+    """Return how many rows of each attempt the database has, by attempt and table; rescored metrics do not count."""
+    counts: dict[str, dict[str, int]] = {}
+    for table in DATABASE_TABLE.values():
+        own = "JOIN attempt USING (attempt_id) WHERE scored_at = ended_at" if table == "metric" else ""
+        query = f"SELECT attempt_id, count(*) AS n FROM {table} {own} GROUP BY attempt_id"
+        for row in database.query(query).to_pylist():
+            counts.setdefault(row["attempt_id"], {})[table] = row["n"]
+    return counts
+
+
+def _read_all(database: Database) -> _Stored:
+    """Read every value, since a block that was changed shows when it is read."""
+    stored = _Stored(rows=stored_rows(database))
+    for table in _tables(database):
+        row = database.query(f"SELECT count(*) AS n, bit_xor(hash(t)) FROM {table} AS t").to_pylist()[0]
+        stored.total += row["n"]
+    with database.engine.connect() as connection:
+        done = connection.execute(sa.select(ATTEMPT.c.attempt_id, ATTEMPT.c.spool_sha256))
+        stored.done.update({attempt_id: digest for attempt_id, digest in done})
+        for attempt_id, name, digest in connection.execute(sa.select(ATTEMPT_FILE)):
+            stored.files.setdefault(attempt_id, {})[name] = digest
+    return stored
+
+
+def _tables(database: Database) -> list[str]:
+    names: list[str] = database.query("SELECT table_name AS t FROM duckdb_tables() ORDER BY t")["t"].to_pylist()
+    return names
+
+
+def _differences(record: AttemptRecord, stored: _Stored) -> Iterator[str]:
+    """Say where the database has something else than a checked attempt."""
+    attempt_id, where = record.attempt.attempt_id, record.attempt.path
+    if attempt_id not in stored.done:
+        yield f"{where}: is not in the database; the next run adds it."
+        return
+    if stored.done[attempt_id] != record.done_sha256:
+        yield f"{where / 'DONE'}: is not what the database was filled from. {_REBUILD}"
+    known = stored.files.get(attempt_id)
+    # Attempts that were ingested before the database listed files have none.
+    if known is not None and known != record.digests:
+        names = sorted(name for name in known.keys() | record.digests if known.get(name) != record.digests.get(name))
+        yield f"{where}: attempt_file has other digests of {', '.join(names)}. {_REBUILD}"
+    try:
+        expected = counted_rows(record)
+    except SpoolError as error:
+        yield str(error)
+        return
+    found = stored.rows.get(attempt_id, {})
+    for table in sorted(expected.keys() | found):
+        if expected.get(table, 0) != found.get(table, 0):
+            yield (
+                f"{where}: {table} has {found.get(table, 0)} rows of it, its file {expected.get(table, 0)}. {_REBUILD}"
+            )
+
+
+def _rows_without_owner(database: Database) -> Iterator[str]:
+    own = database.query(
+        "SELECT table_name AS t FROM duckdb_columns() WHERE column_name = 'attempt_id' AND NOT internal"
+    )
+    tables = set(_tables(database)) & set(own["t"].to_pylist()) - {"attempt"}
+    references = (*((table, "attempt_id", "attempt") for table in sorted(tables)), *_REFERENCES)
+    for table, column, owner in references:
+        query = f"SELECT {column} AS id, count(*) AS n FROM {table} ANTI JOIN {owner} USING ({column}) GROUP BY id"
+        rows = database.query(query).to_pylist()
+        if rows:
+            n = sum(row["n"] for row in rows)
+            yield f"{table}: {n} rows of a {column} that {owner} does not have, such as {rows[0]['id']}. {_REBUILD}"
+
+
+def _rows_twice(database: Database) -> Iterator[str]:
+    for table, key in _KEYS.items():
+        query = f"SELECT {key}, count(*) AS n FROM {table} GROUP BY ALL HAVING n > 1"
+        rows = database.query(query).to_pylist()
+        if rows:
+            which = ", ".join(f"{name} {value}" for name, value in rows[0].items() if name != "n")
+            yield f"{table}: {len(rows)} rows are there more than once, such as {which}. {_REBUILD}"
+
+
+def _nowhere_else(attempt_ids: Set[str], path: Path) -> Iterator[str]:
+    if attempt_ids:
+        yield (
+            f"{path}: has {len(attempt_ids)} attempts that the spool lacks, such as {min(attempt_ids)}: a rebuilt "
+            "database would not have them. `exitbench export` saves them."
+        )
+
+
+def _imported(spool_root: Path) -> set[str]:
+    """Attempts of which a snapshot was imported."""
+    found: set[str] = set()
+    for path in (spool_root / IMPORTS).glob("[!.]*/attempt.parquet"):
+        try:
+            found.update(pq.read_table(path, columns=["attempt_id"])["attempt_id"].to_pylist())
+        except (OSError, KeyError, pa.ArrowException):
+            continue  # named by `_damaged_imports`
+    return found
+
+
+def _damaged_imports(spool_root: Path) -> Iterator[str]:
+    for folder in sorted((spool_root / IMPORTS).glob("[!.]*")):
+        try:
+            Manifest.read(folder)
+        except (UserError, KeyError, TypeError) as error:
+            yield f"{folder}: {error}"
+
+
+def require_whole_spool(spool_root: Path, path: Path) -> None:
+    """Check that a database rebuilt from the spool would have every row that this one has, or had.
+
+    Raises:
+        UserError: It would not, or the database is in use.
+    """
+    attempts = list(scan_spool(spool_root))
+    freed = sum(bool(freed_tables(attempt.path)) for attempt in attempts)
+    if freed:
+        raise UserError(
+            f"{spool_root}: `exitbench gc` removed the traces of {freed} attempts, since {path} has them; a rebuilt "
+            "database would not. Add --force to do without them."
+        )
+    try:
+        with open_database(path) as database:
+            known = set(database.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
+    except DatabaseInUse:
+        raise
+    except UserError:
+        return  # there is none, or nothing can be read from it
+    missing = known - {attempt.attempt_id for attempt in attempts} - _imported(spool_root)
+    if missing:
+        raise UserError(
+            f"{path} has {len(missing)} attempts that {spool_root} lacks, such as {min(missing)}; a rebuilt database "
+            "would not have them. `exitbench export` saves them; add --force to do without them."
+        )

@@ -1,0 +1,164 @@
+"""`db check`: every kind of damage to spool or database is named, and nothing else."""
+
+import json
+import shutil
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.results.check import check, require_whole_spool
+from exitbench.results.database import open_database, rebuild
+from exitbench.results.ingest import ingest
+from exitbench.results.rescores import Rescore, record_rescore
+from exitbench.results.spool import free_tables, read_attempt, read_status, scan_spool
+
+
+@pytest.fixture(scope="session")
+def whole(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A runs folder with a spool of some cells, one rescored, and its database."""
+    runs = tmp_path_factory.mktemp("whole")
+    for prefix in sorted(example_spool.iterdir())[:20]:
+        shutil.copytree(prefix, runs / "spool" / prefix.name)
+    ingest(runs / "spool", runs / "exitbench.duckdb")
+    with open_database(runs / "exitbench.duckdb") as opened:
+        (attempt,) = opened.query("SELECT attempt_id AS a FROM sample ORDER BY a LIMIT 1")["a"].to_pylist()
+        samples = opened.query("SELECT doc_key, scores, statistics FROM sample WHERE attempt_id = ?", [attempt])
+        metrics = opened.query("SELECT * EXCLUDE (attempt_id, ordinal, scored_at) FROM metric LIMIT 1")
+    record_rescore(runs / "spool", Rescore(attempt, "later", samples, metrics))
+    ingest(runs / "spool", runs / "exitbench.duckdb")
+    return runs
+
+
+@pytest.fixture
+def runs(whole: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(whole, tmp_path / "runs"))
+
+
+def problems(runs: Path) -> tuple[str, ...]:
+    return check(runs / "spool", runs / "exitbench.duckdb").problems
+
+
+def traced(runs: Path) -> Path:
+    """The folder of a good attempt with token rows."""
+    attempts = (a for a in scan_spool(runs / "spool") if a.finished and read_status(a).status == "ok")
+    return next(attempt.path for attempt in attempts if (attempt.path / "tokens.parquet").exists())
+
+
+def change(runs: Path, sql: str) -> None:
+    with duckdb.connect(runs / "exitbench.duckdb") as connection:
+        connection.execute(sql.format(id=traced(runs).name))
+
+
+def test_nothing_is_wrong_with_what_was_written(runs: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    report = check(runs / "spool", runs / "exitbench.duckdb", lambda *counts: seen.append(counts))
+    assert report.problems == ()
+    finished = [attempt for attempt in scan_spool(runs / "spool") if attempt.finished]
+    assert report.attempts == len(finished)
+    assert seen[-1] == (len(finished), len(finished))
+    assert report.files == sum(len(read_attempt(attempt.path).digests) for attempt in finished)
+    with open_database(runs / "exitbench.duckdb") as opened:
+        names = opened.query("SELECT table_name AS t FROM duckdb_tables()")["t"].to_pylist()
+        assert report.rows == sum(opened.query(f"FROM {name}").num_rows for name in names)
+
+
+@pytest.mark.parametrize("name", ["tokens.parquet", "samples.parquet", "cell.json", "env.json", "status.json", "DONE"])
+def test_a_file_that_was_changed(runs: Path, name: str) -> None:
+    path = traced(runs) / name
+    path.write_bytes(path.read_bytes()[:-20])
+    (problem,) = problems(runs)
+    assert str(path) in problem
+
+
+def test_a_file_that_was_changed_together_with_its_digest(runs: Path) -> None:
+    done = traced(runs) / "DONE"
+    digests = json.loads(done.read_text())
+    del digests["tokens.parquet"]
+    done.write_text(json.dumps(digests))
+    named = problems(runs)
+    assert all("exitbench db rebuild" in problem for problem in named)
+    assert ["DONE: is not what" in named[0], "other digests of tokens.parquet" in named[1], len(named)] == [
+        True,
+        True,
+        3,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sql", "told"),
+    [
+        ("DELETE FROM token_exit WHERE attempt_id = '{id}' AND position = 1", "token_exit has "),
+        ("DELETE FROM metric WHERE attempt_id = '{id}' AND ordinal = 0", "metric has "),
+        ("UPDATE attempt SET spool_sha256 = 'x' WHERE attempt_id = '{id}'", "is not what the database was filled from"),
+        ("UPDATE attempt_file SET sha256 = 'x' WHERE attempt_id = '{id}' AND name = 'env.json'", "digests of env.json"),
+        (
+            "INSERT INTO token_exit SELECT * REPLACE ('nobody' AS attempt_id) FROM token_exit LIMIT 3",
+            "token_exit: 3 rows",
+        ),
+        ("UPDATE cell SET model_id = 'nobody'", "of a model_id that model_artifact does not have, such as nobody"),
+        ("UPDATE attempt SET env_id = 'nobody'", "of a env_id that environment does not have"),
+    ],
+)
+def test_rows_that_are_not_what_the_files_say(runs: Path, sql: str, told: str) -> None:
+    change(runs, sql)
+    (problem,) = problems(runs)
+    assert told in problem
+    assert "exitbench db rebuild" in problem
+    rebuild(runs / "spool", runs / "exitbench.duckdb")
+    assert problems(runs) == ()
+
+
+def test_a_row_that_is_there_twice(runs: Path) -> None:
+    change(runs, "INSERT INTO token_exit FROM token_exit WHERE attempt_id = '{id}' AND position = 1 LIMIT 1")
+    twice, more = problems(runs)
+    assert f"such as attempt_id {traced(runs).name}" in twice
+    assert "token_exit has" in more
+
+
+def test_an_attempt_that_only_one_of_the_two_has(runs: Path) -> None:
+    folder = traced(runs)
+    folder.rename(runs / "away")
+    (problem,) = problems(runs)
+    assert f"1 attempts that the spool lacks, such as {folder.name}" in problem
+    with pytest.raises(UserError, match=r"would not have them.*--force"):
+        require_whole_spool(runs / "spool", runs / "exitbench.duckdb")
+    rebuild(runs / "spool", runs / "exitbench.duckdb")
+    (runs / "away").rename(folder)
+    require_whole_spool(runs / "spool", runs / "exitbench.duckdb")
+    (problem,) = problems(runs)
+    assert problem == f"{folder}: is not in the database; the next run adds it."
+
+
+def test_a_damaged_rescore(runs: Path) -> None:
+    (path,) = (runs / "spool" / "rescores").glob("*/*/samples.parquet")
+    path.write_bytes(path.read_bytes()[:-20])
+    (problem,) = problems(runs)
+    assert str(path) in problem
+
+
+def test_a_database_with_a_block_that_was_changed(runs: Path) -> None:
+    path = runs / "exitbench.duckdb"
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(12288)
+        file.write(bytes(size - 12288))
+    (problem,) = problems(runs)
+    assert "is damaged" in problem
+    assert "exitbench db rebuild" in problem
+
+
+def test_traces_that_were_freed_are_counted_against_the_note_of_them(runs: Path) -> None:
+    folder = traced(runs)
+    rows = sum(batch.num_rows for batch in read_attempt(folder).batches("tokens"))
+    free_tables(folder, {"tokens": rows})
+    assert not (folder / "tokens.parquet").exists()
+    assert problems(runs) == ()
+    with pytest.raises(UserError, match=r"removed the traces of 1 attempts.*--force"):
+        require_whole_spool(runs / "spool", runs / "exitbench.duckdb")
+    with duckdb.connect(runs / "exitbench.duckdb") as connection:
+        connection.execute("DELETE FROM token_exit WHERE attempt_id = ?", [folder.name])
+    (problem,) = problems(runs)
+    assert f"token_exit has 0 rows of it, its file {rows}" in problem

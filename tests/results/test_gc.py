@@ -1,0 +1,144 @@
+"""`gc`: only what nobody needs is freed, and a database that can no longer be rebuilt is not lost to a rebuild."""
+
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.results.check import check, require_whole_spool
+from exitbench.results.database import open_database, rebuild
+from exitbench.results.gc import TRACES, Garbage, find_garbage, free
+from exitbench.results.ingest import ingest
+from exitbench.results.owner import OWNER_FILE
+from exitbench.results.spool import AttemptWriter, latest_status, scan_spool
+
+Json = dict[str, Any]
+
+
+def old(folder: Path) -> None:
+    os.utime(folder, (0, 0))
+
+
+@pytest.fixture
+def runs(tmp_path: Path, cell: Json, env: Json, tokens: pa.Table) -> Path:
+    """One cell: killed, ok, quarantined, failed, ok, failed, running; and what a killed rebuild left."""
+    spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
+
+    def attempt(status: str) -> AttemptWriter:
+        with AttemptWriter(spool, cell, env) as writer:
+            writer.write("tokens", tokens)
+            writer.finish(status)
+        return writer
+
+    killed = AttemptWriter(spool, cell, env)
+    (killed.path / OWNER_FILE).unlink()
+    old(killed.path)
+    attempt("ok")
+    (attempt("ok").path / "tokens.parquet").unlink()
+    for status in ("failed", "ok", "failed"):
+        attempt(status)
+    ingest(spool, path)
+    (tmp_path / ".exitbench.duckdb.abc").mkdir()
+    old(tmp_path / ".exitbench.duckdb.abc")
+    return tmp_path
+
+
+@pytest.fixture
+def running(runs: Path, cell: Json, env: Json) -> AttemptWriter:
+    writer = AttemptWriter(runs / "spool", cell, env)
+    old(writer.path)
+    return writer
+
+
+def find(runs: Path, *, superseded: bool = False, traces: bool = False) -> list[Garbage]:
+    return find_garbage(runs / "spool", runs / "exitbench.duckdb", superseded=superseded, traces=traces)
+
+
+def kinds(garbage: list[Garbage]) -> Counter[str]:
+    return Counter(item.kind for item in garbage)
+
+
+def is_whole(runs: Path) -> bool:
+    return check(runs / "spool", runs / "exitbench.duckdb").problems == ()
+
+
+def all_rows(runs: Path) -> dict[str, list[str]]:
+    with open_database(runs / "exitbench.duckdb") as opened:
+        names = opened.query("SELECT table_name AS t FROM duckdb_tables() WHERE t <> 'schema_version'")["t"].to_pylist()
+        return {name: list(map(str, opened.query(f"FROM {name} ORDER BY ALL").to_pylist())) for name in names}
+
+
+def test_what_killed_processes_left_is_found_and_freed(runs: Path, running: AttemptWriter) -> None:
+    before = all_rows(runs)
+    garbage = find(runs)
+    assert kinds(garbage) == {"killed attempt": 1, "quarantined attempt": 1, "leftover": 1}
+    assert all(item.path.exists() for item in garbage)
+    free(garbage, runs / "exitbench.duckdb")
+    assert not any(item.path.exists() for item in garbage)
+    assert running.path.exists()
+    assert find(runs) == []
+    assert is_whole(runs)
+    rebuild(runs / "spool", runs / "exitbench.duckdb")
+    assert all_rows(runs) == before
+
+
+def test_superseded_attempts_leave_spool_and_database_alike(runs: Path) -> None:
+    states = latest_status(runs / "spool")
+    garbage = [item for item in find(runs, superseded=True) if item.kind == "superseded attempt"]
+    assert len(garbage) == 2
+    free(garbage, runs / "exitbench.duckdb")
+    assert latest_status(runs / "spool") == states
+    assert len([attempt for attempt in scan_spool(runs / "spool") if attempt.finished]) == 2
+    assert is_whole(runs)
+    before = all_rows(runs)
+    assert (len(before["attempt"]), len(before["token_exit"])) == (2, 3)
+    rebuild(runs / "spool", runs / "exitbench.duckdb")
+    assert all_rows(runs) == before
+
+
+def test_traces_are_freed_where_the_database_has_every_row(runs: Path) -> None:
+    before, states = all_rows(runs), latest_status(runs / "spool")
+    garbage = [item for item in find(runs, traces=True) if item.kind == "traces"]
+    assert len(garbage) == 2  # those of failed attempts are in no database
+    free(garbage, runs / "exitbench.duckdb")
+    assert sum(1 for _ in (runs / "spool").glob("??/*/*/tokens.parquet")) == 2
+    assert (all_rows(runs), latest_status(runs / "spool")) == (before, states)
+    assert is_whole(runs)
+    assert kinds(find(runs, traces=True))["traces"] == 0
+    assert ingest(runs / "spool", runs / "exitbench.duckdb").quarantined == ()
+    with pytest.raises(UserError, match="removed the traces of 2 attempts"):
+        require_whole_spool(runs / "spool", runs / "exitbench.duckdb")
+    rebuild(runs / "spool", runs / "exitbench.duckdb")  # as --force does
+    after = all_rows(runs)
+    assert (after["attempt"], after["token_exit"]) == (before["attempt"], [])
+
+
+@pytest.mark.parametrize(
+    "change", ["DELETE FROM token_exit WHERE position = 1", "UPDATE attempt SET spool_sha256 = 'x'"]
+)
+def test_traces_that_are_not_safely_in_stay(runs: Path, change: str) -> None:
+    with open_database(runs / "exitbench.duckdb", read_only=False) as opened, opened.engine.begin() as connection:
+        connection.exec_driver_sql(change)
+    assert kinds(find(runs, traces=True))["traces"] == 0
+
+
+def test_damaged_traces_stay(runs: Path) -> None:
+    for path in (runs / "spool").glob("??/*/*/tokens.parquet"):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert kinds(find(runs, traces=True))["traces"] == 0
+
+
+def test_every_kind_of_cell_can_lose_its_traces(example_spool: Path, tmp_path: Path) -> None:
+    spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
+    for prefix in sorted(example_spool.iterdir())[:30]:
+        shutil.copytree(prefix, spool / prefix.name)
+    ingest(spool, path)
+    free(find_garbage(spool, path, superseded=False, traces=True), path)
+    left = {file.stem for file in spool.glob("??/*/*/*.parquet")}
+    assert left & {"samples", "metrics"} and not left & set(TRACES)
+    assert check(spool, path).problems == ()
