@@ -84,6 +84,13 @@ def types(session: nox.Session) -> None:
 
 
 @nox.session
+def scale(session: nox.Session) -> None:
+    """Build a database of 100 million rows by layer from made-up attempts, and time all that reads it."""
+    install(session, "test")
+    session.run("python", "tests/perf/large_database.py", *(session.posargs or ["runs/scale"]), env=OFFLINE)
+
+
+@nox.session
 def perf(session: nox.Session) -> None:
     """Benchmark the engine against transformers and against its own ideal."""
     install(session, "perf")

@@ -3,7 +3,7 @@
     python tests/perf/large_database.py FOLDER [--layer-rows 100000000] [--threads 2]
 
 Everything is made up (see tests/results/make_spool.py), only larger: four models of 24 blocks on three tasks, seven
-methods and three replays each. A spool or database that is already in FOLDER is used as it is. Prints how fast rows are
+methods and three replays each. A database that is already in FOLDER is used as it is. Prints how fast rows are
 ingested, their size, and seconds of every view, saved query and report query, the slowest first.
 """
 
@@ -38,14 +38,41 @@ SUMMARIES = {
 }
 
 
-def make(spool: Path, layer_rows: int) -> None:
-    """Write the spool."""
+def make(spool: Path, layer_rows: int, *, probes: bool) -> None:
+    """Write the attempts of the probes, or all others."""
     n = layer_rows // (MODELS * len(make_spool.TASKS) * BLOCKS * TOKENS)
     models = tuple(make_spool.Model(f"made-up-{i}", "seq2seq", BLOCKS, BLOCKS) for i in range(MODELS))
     sizes = {"DOCUMENTS": n, "TOKENS": TOKENS, "VOCABULARY": 32_000, "MODELS": models}
     kinds = tuple(make_spool.KINDS[i % len(make_spool.KINDS)] for i in range(TOKENS))
-    with patch.multiple(make_spool, **sizes, KINDS=kinds, _write_preparations=lambda *_: None):
+    others = ("_write_quality", "_write_timing", "_write_replay", "_write_troubles")
+    left_out = {name: lambda *_: None for name in ("_write_preparations", *(others if probes else ("_write_probe",)))}
+    with patch.multiple(make_spool, **sizes, KINDS=kinds, **left_out):
         make_spool.make_spool(spool)
+
+
+def build(spool: Path, path: Path, layer_rows: int) -> None:
+    """Generate and ingest, probes first, and print how fast each is ingested."""
+    for probes, table, rows in ((True, "probe_token", "sum(len(p1))"), (False, "token_exit", "count(*)")):
+        generated_s = seconds(lambda probes=probes: make(spool, layer_rows, probes=probes))
+        ingested_s = seconds(lambda: ingest(spool, path))
+        with open_database(path) as database:
+            (n,) = database.query(f"SELECT {rows}::BIGINT AS n FROM {table}")["n"].to_pylist()
+        what = "layer rows" if probes else "tokens"
+        print(
+            f"{n / 1e6:.1f} million {what}: generated in {generated_s:.0f} s, ingested in {ingested_s:.1f} s:"
+            f" {n / ingested_s / 1e6:.2f} million/s",
+            flush=True,
+        )
+
+
+def sizes(database: Database) -> Iterator[str]:
+    """Yield bytes per row of the large tables."""
+    for table in ("probe_token", "token_exit", "sample"):
+        (row,) = database.query(
+            f"SELECT (SELECT count(DISTINCT block_id) FROM pragma_storage_info('{table}')) * 262144 AS bytes,"
+            f" (SELECT count(*) FROM {table}) AS rows"
+        ).to_pylist()
+        yield f"{table}: {row['rows'] / 1e6:.1f} million rows of {row['bytes'] / row['rows']:.0f} bytes"
 
 
 def seconds(action: Callable[[], object]) -> float:
@@ -75,17 +102,10 @@ def main() -> None:
     arguments = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
     spool, path = arguments.folder / "spool", arguments.folder / "exitbench.duckdb"
-    if not spool.exists() and not path.exists():
-        print(f"generated in {seconds(lambda: make(spool, arguments.layer_rows)):.0f} s", flush=True)
-    took_s = float("nan") if path.exists() else seconds(lambda: ingest(spool, path))
+    if not path.exists():
+        build(spool, path, arguments.layer_rows)
     with open_database(path) as database:
-        (count,) = database.query(
-            "SELECT (SELECT sum(len(p1)) FROM probe_token)::BIGINT AS layer_rows, (SELECT count(*) FROM probe_token) AS"
-            " probed, (SELECT count(*) FROM token_exit) AS tokens, (SELECT count(*) FROM sample) AS documents"
-        ).to_pylist()
-        megabytes = path.stat().st_size / 1e6
-        print(f"{count}, {megabytes:.0f} MB: {megabytes * 1e6 / count['layer_rows']:.0f} bytes a layer row")
-        print(f"ingest {took_s:.1f} s: {count['layer_rows'] / took_s / 1e6:.2f} million layer rows/s", flush=True)
+        print("\n".join(sizes(database)), flush=True)
         chosen = [query for query in queries(database) if arguments.only in query[0]]
         times = {name: min(seconds(lambda q=query: database.query(*q)) for _ in range(2)) for name, *query in chosen}
     for name, took in sorted(times.items(), key=lambda item: -item[1]):
