@@ -144,7 +144,10 @@ def _copy_attempt(attempt: Attempt, target: Path, spool_root: Path) -> None:
     """Copy one attempt that is what its DONE says, whole or not at all."""
     if target.exists():
         raise UserError(f"{target}: the attempt is here without DONE: still running, or its process was killed.")
-    read_attempt(attempt.path)
+    if freed := read_attempt(attempt.path).freed:
+        raise UserError(
+            f"{attempt.path}: its {', '.join(freed)} were removed by `exitbench gc`. Import the database that has them."
+        )
     _copy(attempt.path, target, spool_root)
 
 

@@ -16,7 +16,7 @@ from exitbench.results.ingest import ingest
 from exitbench.results.merge import kind_of, merge
 from exitbench.results.migrations import migration_scripts
 from exitbench.results.snapshot import OF_EVERY_DATABASE, write_snapshot
-from exitbench.results.spool import scan_spool
+from exitbench.results.spool import free_tables, scan_spool
 
 
 @pytest.fixture
@@ -142,6 +142,17 @@ def test_an_attempt_of_a_spool_that_is_damaged_or_unfinished_stays_where_it_is(
     (problem,) = report.problems
     assert str(damaged.path) in problem
     assert not (spool / damaged.path.relative_to(other)).exists()
+
+
+def test_an_attempt_whose_traces_were_freed_is_told_where_they_are(
+    example_spool: Path, spool: Path, path: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    copy_some(example_spool, other, every=30)
+    attempt = next(one for one in scan_spool(other) if (one.path / "tokens.parquet").exists())
+    free_tables(attempt.path, {"tokens": 40})
+    (problem,) = merge(other, spool, path).problems
+    assert "its tokens were removed by `exitbench gc`. Import the database that has them" in problem
 
 
 def test_an_attempt_that_is_unfinished_here_is_not_touched(example_spool: Path, spool: Path, path: Path) -> None:
