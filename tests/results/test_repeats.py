@@ -80,6 +80,12 @@ def test_of_lists_the_entry_that_differs_is_told_and_not_asked_equals_not_asked(
     assert (compared.differing_rows, compared.first) == (1, "document a, position 2: score[2] 0.5 -> 0.75")
 
 
+def test_of_a_row_only_the_columns_that_differ_are_told(attempt: Callable[..., Path]) -> None:
+    old, new = score(1, 0.5, math.nan), {**score(1, 0.5, math.nan), "emitted_id": [3, 4]}
+    (compared,) = compare(attempt({"scores": [old]}), attempt({"scores": [new]}))
+    assert compared.first == "document a, position 1: emitted_id[2] 3 -> 4"
+
+
 def test_fitted_tensors_are_equal_or_not(attempt: Callable[..., Path]) -> None:
     old, same, other = attempt({}, b"tensors"), attempt({}, b"tensors"), attempt({}, b"others!")
     assert [one.first for one in compare(old, same)] == [None]
