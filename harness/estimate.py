@@ -17,8 +17,10 @@ def estimate_plan(plan: Plan, spool: Path, retry: Retry) -> dict[str, Estimate]:
         spool: Root of the spool.
         retry: As `run` is given it.
     """
+    cells = [item.cell for group in plan.groups for item in group.to_run(retry)]
+    if not cells:
+        return {}
     history = History(spool)
-    cells = (item.cell for group in plan.groups for item in group.to_run(retry))
     return {cell.cell_id: history.estimate(_ask(cell)) for cell in cells}
 
 

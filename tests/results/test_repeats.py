@@ -11,7 +11,7 @@ import pytest
 from exitbench.errors import UserError
 from exitbench.results.repeats import Compared, compare
 from exitbench.results.schema import FITTED_FILE, TABLES
-from exitbench.results.spool import AttemptWriter, SpoolError
+from exitbench.results.spool import AttemptWriter, SpoolError, free_tables
 
 Json = dict[str, Any]
 Rows = Mapping[str, list[Json]]
@@ -90,6 +90,13 @@ def test_fitted_tensors_are_equal_or_not(attempt: Callable[..., Path]) -> None:
     old, same, other = attempt({}, b"tensors"), attempt({}, b"tensors"), attempt({}, b"others!")
     assert [one.first for one in compare(old, same)] == [None]
     assert [one.first for one in compare(old, other)] == ["other tensors"]
+
+
+def test_of_rows_that_were_freed_the_digest_is_compared(attempt: Callable[..., Path]) -> None:
+    old, same, other = (attempt({"tokens": rows}) for rows in (THREE, THREE, THREE[:2]))
+    free_tables(old, {"tokens": 3})
+    assert [one.first for one in compare(old, same)] == [None]
+    assert [one.first for one in compare(old, other)] == ["other bytes, and gc removed the rows that say where"]
 
 
 def test_a_table_that_one_does_not_have_is_a_difference(attempt: Callable[..., Path]) -> None:
