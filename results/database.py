@@ -243,7 +243,9 @@ def _engine(path: Path, read_only: bool, deadline: float) -> sa.Engine:
 def _attach(connection: sa.Connection, path: Path) -> None:
     """Make the file the connection's database; only attaching it can say how it is stored."""
     quoted = str(path).replace("'", "''")
-    stored = f"ROW_GROUP_SIZE {_ROW_GROUP_ROWS}, STORAGE_VERSION '{_STORAGE_VERSION}'"
+    stored = f"ROW_GROUP_SIZE {_ROW_GROUP_ROWS}"
+    if not path.exists():  # one that exists keeps its version, which cannot be lowered
+        stored += f", STORAGE_VERSION '{_STORAGE_VERSION}'"
     connection.exec_driver_sql(f"ATTACH '{quoted}' AS results ({stored})")
     connection.exec_driver_sql("USE results")
     connection.commit()

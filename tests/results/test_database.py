@@ -276,3 +276,13 @@ def _rows(path: Path) -> dict[str, list[str]]:
         ].to_pylist()
         # As text: NaN equals nothing.
         return {table: list(map(str, opened.query(f"FROM {table} ORDER BY ALL").to_pylist())) for table in tables}
+
+
+def test_a_database_that_a_later_duckdb_stored_is_still_written(tmp_path: Path) -> None:
+    path = tmp_path / "stored.duckdb"
+    with duckdb.connect(str(path)) as connection:  # this DuckDB's own storage, which is later than ours
+        for version, script in enumerate(migration_scripts(), start=1):
+            connection.execute(script)
+            connection.execute("INSERT INTO schema_version VALUES (?, now()::TIMESTAMP, 'test')", [version])
+    with open_database(path, read_only=False) as opened:
+        assert opened.query("SELECT count(*) AS n FROM runs")["n"].to_pylist() == [0]
