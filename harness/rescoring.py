@@ -162,7 +162,7 @@ class _Scorer:
     def _documents(self, stored: _Stored) -> Mapping[str, Document]:
         """The documents that a run answered, by key; that they are the same is known by their digest."""
         told = stored.cell["task"]
-        request = self._request(stored)
+        request = data_request(stored.cell, self._suites)
         if request.source == "local" and self._data_dir is None:
             paths = ", ".join(path for _, path in request.files)
             raise UserError(f"{told['label']} was read from {paths}: name the folder that holds them by --data-dir.")
@@ -179,25 +179,35 @@ class _Scorer:
         documents = request.load(self._data_dir)
         return {document.key: document for document in documents}, documents_sha256(documents)
 
-    def _request(self, stored: _Stored) -> DataRequest:
-        """Where a run's documents come from: as recorded, else as its suite says, else all that a task has."""
-        if "data" in stored.cell:
-            return DataRequest.from_json(stored.cell["data"])
-        told = stored.cell["task"]
-        try:
-            return self._of_suite(stored.cell)
-        except UserError:
-            if told["source"] != "local":
-                return DataRequest(told["name"], told["source"], told["split"], limit=told["documents"])
-            raise UserError(
-                f"an earlier version wrote it, which did not note the files of {told['label']!r}. "
-                f"Give the TOML file of suite {stored.cell['suite']!r} instead of its name."
-            ) from None
 
-    def _of_suite(self, cell: Mapping[str, Any]) -> DataRequest:
-        from exitbench.harness.suite import load_suite
+def data_request(cell: Mapping[str, Any], suites: Mapping[str, Path]) -> DataRequest:
+    """Where a run's documents come from: as recorded, else as its suite says, else all that a task has.
 
-        told = cell["task"]
-        data = load_suite(self._suites.get(cell["suite"], cell["suite"])).task(told["label"]).data
-        # Of any limit the first documents by hash are kept, so that their number says which they are.
-        return DataRequest(data.task, data.source, data.split, data.files, told["documents"], data.seed)
+    Args:
+        cell: The content of cell.json.
+        suites: Files of suites that are not shipped, by the suite's name.
+
+    Raises:
+        UserError: An earlier version wrote it, and its suite is not known.
+    """
+    if "data" in cell:
+        return DataRequest.from_json(cell["data"])
+    told = cell["task"]
+    try:
+        return _of_suite(cell, suites)
+    except UserError:
+        if told["source"] != "local":
+            return DataRequest(told["name"], told["source"], told["split"], limit=told["documents"])
+        raise UserError(
+            f"an earlier version wrote it, which did not note the files of {told['label']!r}. "
+            f"Give the TOML file of suite {cell['suite']!r} instead of its name."
+        ) from None
+
+
+def _of_suite(cell: Mapping[str, Any], suites: Mapping[str, Path]) -> DataRequest:
+    from exitbench.harness.suite import load_suite
+
+    told = cell["task"]
+    data = load_suite(suites.get(cell["suite"], cell["suite"])).task(told["label"]).data
+    # Of any limit the first documents by hash are kept, so that their number says which they are.
+    return DataRequest(data.task, data.source, data.split, data.files, told["documents"], data.seed)

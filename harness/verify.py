@@ -11,6 +11,7 @@ from exitbench.harness import worker
 from exitbench.harness.artifact import describe_checkpoint
 from exitbench.harness.cell import Cell, ModelRef
 from exitbench.harness.corpus import Corpora, Corpus
+from exitbench.harness.rescoring import data_request
 from exitbench.harness.spec import DataRequest, WorkerSpec, WorkItem
 from exitbench.harness.stale import identity_differences
 from exitbench.harness.training.store import SHIPPED
@@ -160,9 +161,7 @@ def _item(stored: Stored, spool: Path, folder: Path, data_dir: Path | None) -> W
     Raises:
         UserError: It is another; says what differs.
     """
-    if "data" not in stored.cell:
-        raise UserError(f"{stored.attempt.path}: an earlier version wrote it, which did not note its documents.")
-    data = DataRequest.from_json(stored.cell["data"])
+    data = data_request(stored.cell, {})
     held_out = stored.cell.get("held_out") and DataRequest.from_json(stored.cell["held_out"])
     corpora = Corpora(spool.parent)
     corpus = corpora.describe(data, data_dir)
