@@ -95,3 +95,10 @@ def perf(session: nox.Session) -> None:
     """Benchmark the engine against transformers and against its own ideal."""
     install(session, "perf")
     session.run("pytest", "tests/perf", *session.posargs, env=OFFLINE)
+
+
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Kill processes, fill the disk, read while writing: takes a while; some of it needs root to mount file systems."""
+    install(session, "test")
+    session.run("pytest", "tests/faults", *session.posargs, env=OFFLINE)

@@ -4,6 +4,7 @@ Hashing gigabytes takes longer than planning a suite, so the description is kept
 the size and time of every file it was made from.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -106,4 +107,5 @@ def _write(cache: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
         partial.replace(cache)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)

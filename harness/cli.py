@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from exitbench import __version__
-from exitbench.errors import UserError
+from exitbench.errors import UserError, no_room
 from exitbench.harness.arguments import asking, keeping, running
 
 INTERRUPTED = 130
@@ -29,12 +29,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"exitbench: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:
         # The reader of a pipe (head, less) has left; keep the interpreter from complaining while it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if (cause := no_room(error)) is None:
+            raise
+        where = f"{cause.filename}: " if cause.filename else ""
+        print(
+            f"exitbench: {where}{cause.strerror}. What is finished is kept; the same command goes on.", file=sys.stderr
+        )
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def console() -> NoReturn:

@@ -4,6 +4,7 @@ Kept only where nothing but sources and files decides what the documents are, wi
 time of the latter; what comes from a hub is read every time.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -104,4 +105,5 @@ def _write(cache: Path, known: Mapping[str, Any]) -> None:
         partial.write_text(json.dumps(known, indent=1), encoding="utf-8")
         partial.replace(cache)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from exitbench.harness.cell import Cell
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from exitbench.tasks.base import Document
 
 SourceKind = Literal["builtin", "local", "hub"]
+
+NO_ROOM: Final = 74
+"""Exit code of a worker that cannot write to the spool: the disk is full (EX_IOERR of sysexits.h)."""
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
+from exitbench.errors import UserError, no_room
 from exitbench.harness.claims import claim, outcome
 from exitbench.harness.environment import environment_and_hardware
 from exitbench.harness.passes import PASSES, Session, Skip
-from exitbench.harness.spec import WorkerSpec, WorkItem
+from exitbench.harness.spec import NO_ROOM, WorkerSpec, WorkItem
 from exitbench.results.spool import AttemptWriter
 
 Emit = Callable[[dict[str, Any]], None]
@@ -39,7 +40,7 @@ def run(spec: WorkerSpec, emit: Emit) -> int:
         emit: Receives the events of `harness.spec`.
 
     Returns:
-        The exit code: 0, or 130 after an interrupt. A failed cell is not a failed worker.
+        The exit code: 0, 130 after an interrupt, 74 if the disk is full. A failed cell is not a failed worker.
 
     Raises:
         UserError: The checkpoint cannot be read.
@@ -56,6 +57,11 @@ def run(spec: WorkerSpec, emit: Emit) -> int:
             work.end(item, wait=True)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except (OSError, UserError) as error:
+        if (cause := no_room(error)) is None:
+            raise
+        print(f"{cause.filename or spec.spool}: {cause.strerror}", file=sys.stderr)
+        return NO_ROOM
     return 0
 
 
@@ -112,6 +118,8 @@ def _attempt(session: Session, item: WorkItem, env: dict[str, Any], emit: Emit) 
     except (MemoryError, torch.OutOfMemoryError):
         return "oom"
     except Exception as error:
+        if no_room(error) is not None:
+            raise  # no other cell would fare better
         print(f"{item.label}: {type(error).__name__}: {error}", file=sys.stderr)
         return "failed"
 

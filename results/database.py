@@ -121,6 +121,8 @@ class Database:
         self.close()
         if error is not None and is_damage(error):
             raise _damaged(self.path, str(driver_error(error))) from error
+        if error is not None and is_trouble(error) and not isinstance(error, UserError):
+            raise _open_error(self.path, error) from error
 
 
 def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) -> Database:
@@ -161,11 +163,37 @@ def rebuild(spool_root: Path, path: Path, progress: Callable[[int, int], None] |
         beside = Path(folder) / path.name
         with open_database(beside, read_only=False) as database:
             report = load_spool(database.engine, spool_root, progress)
+        _require_complete(beside)
         # Held open while it is replaced, so that no writer is left with a log beside the new file.
         with _connect_or_turn(path):
+            _log(path).unlink(missing_ok=True)
             beside.replace(path)
-            path.with_name(f"{path.name}.wal").unlink(missing_ok=True)
     return report
+
+
+def _log(path: Path) -> Path:
+    """DuckDB's log of what is not in the file yet; there is none beside a file that was closed in order."""
+    return path.with_name(f"{path.name}.wal")
+
+
+def _require_complete(path: Path) -> None:
+    if _log(path).exists():
+        raise UserError(f"{path} cannot be written: No space left on device, or something like it.")
+
+
+def _create(path: Path) -> None:
+    """Make an empty database, whole or not at all; in a turn of one's own."""
+    beside = path.with_name(f".{path.name}.new")
+    for left in (beside, _log(beside), _log(path)):
+        left.unlink(missing_ok=True)
+    try:
+        with Database(beside, _engine(beside, False, 0.0), Turn(None)) as database:
+            _bring_up_to_date(database)
+        _require_complete(beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+        _log(beside).unlink(missing_ok=True)
 
 
 def _connect_or_turn(path: Path) -> "Database | Turn":
@@ -199,6 +227,8 @@ def _connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
         if turn is None:
             raise DatabaseInUse(path, holder(path), wait_s)
         try:
+            if not read_only and not path.exists():
+                _create(path)
             engine = _engine(path, read_only, min(deadline, time.monotonic() + _PATIENCE_S))
         except sa.exc.DBAPIError as error:
             turn.end()
@@ -257,7 +287,7 @@ def _open_error(path: Path, error: BaseException) -> UserError:
         if path.stat().st_size < _SMALLEST_BYTES:
             return _damaged(path, "it is empty.")
         return UserError(f"{path} is not a DuckDB database. Name another file, or move this one away.")
-    return _damaged(path, message) if is_damage(error) else UserError(f"{path} cannot be opened: {message}")
+    return _damaged(path, message) if is_damage(error) else UserError(f"{path} cannot be opened or written: {message}")
 
 
 def _damaged(path: Path, message: str) -> DamagedDatabase:

@@ -32,4 +32,7 @@ def is_damage(error: BaseException) -> bool:
 
 def is_trouble(error: BaseException) -> bool:
     """Return whether an error is the file's or the machine's, and says nothing of what was to be written."""
-    return isinstance(driver_error(error), _NO_ROOM) or is_damage(error)
+    cause = driver_error(error)
+    # A commit fails for want of room, or because a key is there twice.
+    at_commit = isinstance(cause, duckdb.TransactionException) and "onstraint" not in str(cause)
+    return isinstance(cause, _NO_ROOM) or at_commit or is_damage(error)

@@ -6,6 +6,7 @@ first: readers share theirs and only while they open; a writer keeps its own unt
 sees, by a second lock file, that somebody waits.
 """
 
+import contextlib
 import fcntl
 import os
 import time
@@ -62,10 +63,15 @@ def take_turn(database: Path, *, alone: bool, deadline: float) -> Turn | None:
                     return None
                 time.sleep(POLL_S)
     if alone:
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        _note_holder(file)
     return Turn(file)
+
+
+def _note_holder(file: IO[str]) -> None:
+    # A full disk costs the name in a message, not the turn.
+    with contextlib.suppress(OSError):
+        os.ftruncate(file.fileno(), 0)
+        os.write(file.fileno(), str(os.getpid()).encode())
 
 
 def is_wanted(database: Path) -> bool:

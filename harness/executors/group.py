@@ -16,9 +16,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from exitbench.errors import UserError
 from exitbench.harness.environment import environment_and_hardware
 from exitbench.harness.progress import Progress
-from exitbench.harness.spec import WorkerSpec, WorkItem
+from exitbench.harness.spec import NO_ROOM, WorkerSpec, WorkItem
 from exitbench.results.spool import LOG_TAIL_LINES, AttemptWriter
 
 WORKER: Final = (sys.executable, "-m", "exitbench.harness.worker")
@@ -115,11 +116,17 @@ class GroupRun:
 
         Returns:
             Status by cell id: of every cell, unless interrupted.
+
+        Raises:
+            UserError: The spool cannot be written: the disk is full.
         """
         watch = self._watch
         while not self.interrupted and (remaining := self._remaining()):
             before = len(watch.statuses)
             death = self._run_worker(replace(self._spec, cells=remaining), variables or {})
+            if death.returncode == NO_ROOM:
+                last = death.log_tail.splitlines()[-1:] or [f"{self._spec.spool}: No space left on device"]
+                raise UserError(f"{last[0]}. What is finished is kept; the same command goes on.")
             if watch.current is not None:
                 lost = [item for item in remaining if item.cell.cell_id == watch.current]
             elif len(watch.statuses) == before and not death.interrupted:

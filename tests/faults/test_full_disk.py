@@ -1,0 +1,123 @@
+"""A disk that is full at any moment: said in a few lines, nothing finished is lost, and the same command goes on."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from exitbench.results.migrations import migration_scripts
+
+DISK_BYTES = 64 << 20
+KILOBYTE = 1 << 10
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("file systems cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def whole(bench: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A runs folder where the suite has run undisturbed."""
+    runs = tmp_path_factory.mktemp("whole") / "runs"
+    assert bench.run(runs).returncode == 0
+    return runs
+
+
+def fill(disk: Path, free_bytes: int) -> Path:
+    """Leave so much room; returns the file that takes the rest."""
+    ballast = disk / "ballast"
+    room = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, room - free_bytes)
+    return ballast
+
+
+def is_said_in_a_few_lines(done: "subprocess.CompletedProcess[str]") -> bool:
+    print(done.returncode, done.stderr[-1500:])
+    told = done.stdout + done.stderr
+    return "Traceback" not in told and "No space left" in told and len(done.stderr.splitlines()) < 25
+
+
+def goes_on(bench: Any, disk: Path, whole: Path, free_kilobytes: int) -> None:
+    runs = disk / "runs"
+    ballast = fill(disk, free_kilobytes * KILOBYTE)
+    first = bench.run(runs)
+    assert first.returncode in (1, 2), first.stdout
+    assert is_said_in_a_few_lines(first)
+    finished = bench.digests(runs)
+    ballast.unlink()
+    second = bench.run(runs)
+    assert second.returncode == 0, second.stderr
+    assert bench.digests(runs) == bench.digests(whole)  # one good attempt a cell: what was finished was not run again
+    assert finished.items() <= bench.digests(runs).items()
+    bench.check(runs)
+
+
+@pytest.mark.parametrize("free_kilobytes", [0, 8, 40, 160, 1000, 3000, 6000, 7000, 8000])
+def test_a_run_that_finds_no_room_goes_on_once_there_is_some(
+    bench: Any, disk: Path, whole: Path, free_kilobytes: int
+) -> None:
+    goes_on(bench, disk, whole, free_kilobytes)
+
+
+@pytest.mark.parametrize("free_kilobytes", [0, 36, 48, 64, 80, 100, 150, 200])
+def test_a_worker_that_finds_no_room_for_its_files_loses_only_its_cell(
+    bench: Any, disk: Path, whole: Path, free_kilobytes: int
+) -> None:
+    assert bench.do("db", "rebuild", "--runs", disk / "runs").returncode == 0
+    goes_on(bench, disk, whole, free_kilobytes)
+
+
+@pytest.mark.parametrize("free_kilobytes", [0, 100, 2000])
+def test_a_rebuild_that_finds_no_room_leaves_the_database_as_it_was(
+    bench: Any, disk: Path, whole: Path, free_kilobytes: int
+) -> None:
+    runs = Path(shutil.copytree(whole, disk / "runs"))
+    before = bench.tables(runs)
+    ballast = fill(disk, free_kilobytes * KILOBYTE)
+    done = bench.do("db", "rebuild", "--runs", runs)
+    assert done.returncode == 2
+    assert is_said_in_a_few_lines(done)
+    assert bench.tables(runs) == before
+    ballast.unlink()
+    bench.check(runs)
+
+
+@pytest.mark.parametrize("free_kilobytes", [0, 100, 400])
+def test_a_migration_that_finds_no_room_is_done_later(bench: Any, disk: Path, free_kilobytes: int) -> None:
+    path = disk / "exitbench.duckdb"
+    with duckdb.connect(path) as connection:
+        connection.execute(migration_scripts()[0])
+        connection.execute("INSERT INTO schema_version VALUES (1, now()::TIMESTAMP, 'earlier')")
+    ballast = fill(disk, free_kilobytes * KILOBYTE)
+    query = ("sql", "SELECT count(*) AS n FROM runs", "--database", path)
+    done = bench.do(*query)
+    assert done.returncode == 2
+    assert is_said_in_a_few_lines(done)
+    ballast.unlink()
+    assert bench.do(*query).returncode == 0
+
+
+@pytest.mark.parametrize("free_kilobytes", [0, 20, 80])
+def test_a_report_that_finds_no_room_is_written_later(bench: Any, disk: Path, whole: Path, free_kilobytes: int) -> None:
+    ballast = fill(disk, free_kilobytes * KILOBYTE)
+    report = ("report", "--database", whole / "exitbench.duckdb", "--out", disk / "report")
+    done = bench.do(*report)
+    assert done.returncode == 2
+    assert is_said_in_a_few_lines(done)
+    ballast.unlink()
+    assert bench.do(*report).returncode == 0
+    assert (disk / "report" / "index.html").exists()
