@@ -13,6 +13,7 @@ import pytest
 from exitbench.harness import cli
 from exitbench.harness.conformance import verdict
 from exitbench.methods import registry
+from exitbench.results.cookbook import cookbook_markdown
 from exitbench.results.database import open_database
 from exitbench.results.described import schema_markdown
 
@@ -75,3 +76,8 @@ def test_ci_runs_the_readmes_test_command() -> None:
 def test_the_document_on_the_schema_is_up_to_date() -> None:
     again = "exitbench sql --schema > docs/schema.md"
     assert (ROOT / "docs" / "schema.md").read_text(encoding="utf-8") == schema_markdown(), again
+
+
+def test_the_cookbook_is_up_to_date() -> None:
+    again = "exitbench sql --cookbook > docs/sql.md"
+    assert (ROOT / "docs" / "sql.md").read_text(encoding="utf-8") == cookbook_markdown(), again

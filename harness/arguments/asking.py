@@ -29,6 +29,7 @@ def _add_sql(commands: Commands) -> None:
         "  exitbench sql 'SELECT model, task, method, value FROM frontier'\n"
         "  exitbench sql 'SELECT * FROM exit_histogram' --out exits.parquet\n"
         "  exitbench sql @hop_exit\n"
+        "  exitbench sql @near_ties --set margin=0.01 --set 'method=calm-*'\n"
         "  exitbench sql @threshold_for_agreement --set agreement=0.95\n"
         "  exitbench sql --explain-view frontier\n"
         "  exitbench sql - < query.sql"
@@ -54,6 +55,9 @@ def _add_sql(commands: Commands) -> None:
     )
     asked.add_argument("--queries", action="store_true", help="list the saved queries, and stop")
     asked.add_argument("--schema", action="store_true", help="print a document on all views and tables, and stop")
+    asked.add_argument(
+        "--cookbook", action="store_true", help="print questions and the SQL that answers them, and stop"
+    )
 
 
 def _add_status(commands: Commands) -> None:

@@ -3,7 +3,7 @@
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,9 +13,10 @@ from exitbench.errors import UserError, suggestion
 from exitbench.harness.commands.folders import Runs
 from exitbench.harness.commands.rows import FORMATS, save
 from exitbench.results.answers import Answer, answer
+from exitbench.results.cookbook import SECTIONS, cookbook_markdown
 from exitbench.results.database import WAIT_S, Database, DatabaseInUse, open_database
 from exitbench.results.described import described_views, schema_markdown
-from exitbench.results.queries import parameter_value, query_names, saved_query
+from exitbench.results.queries import parameter_text, parameter_value, query_names, saved_query
 
 SHOWN_ROWS: Final = 200
 """Rows of a table on the screen, unless all are asked for."""
@@ -42,6 +43,8 @@ def sql(arguments: Namespace) -> int:
         print(_explained(arguments.explain_view))
     elif arguments.schema:
         print(schema_markdown(), end="")
+    elif arguments.cookbook:
+        print(cookbook_markdown(), end="")
     else:
         _ask(arguments)
     return 0
@@ -142,10 +145,17 @@ def require_reading(query: str) -> set[str]:
 
 def _saved_queries() -> str:
     lines = []
-    for query in map(saved_query, query_names()):
-        lines.append(f"{_SAVED}{query.name}\n    {query.about}")
-        lines += [f"    --set {name}={value}: {query.meanings[name]}" for name, value in query.defaults.items()]
-    return "\n".join(lines)
+    queries = sorted(map(saved_query, query_names()), key=lambda query: SECTIONS.index(query.section))
+    for section, members in groupby(queries, key=lambda query: query.section):
+        lines.append(f"{section}\n")
+        for query in members:
+            lines.append(f"{_SAVED}{query.name}\n    {query.question} {query.reading}")
+            lines += [
+                f"    --set {name}={parameter_text(value)}: {query.meanings[name]}"
+                for name, value in query.defaults.items()
+            ]
+        lines.append("")
+    return "\n".join(lines[:-1])
 
 
 def _explained(name: str) -> str:

@@ -1,5 +1,11 @@
 """Saved queries over the views, each one SQL file whose leading comment says what it answers.
 
+The comment's first line is the section of `docs/sql.md` and a question, the next say how to read the answer:
+
+    -- Exits: Do later tokens exit earlier?
+    -- How deep tokens go by their position in the output.
+    -- $documents = 100: documents of each run, the first by key
+
 A query may have parameters, `$name`. A line `-- $name = value: meaning` of its comment gives one a default value.
 """
 
@@ -12,6 +18,7 @@ from typing import Any, Final
 from exitbench.errors import UserError, suggestion
 
 _DEFAULT: Final = re.compile(r"\$(\w+) = ([^:]+): (.+)")
+_PARAMETER: Final = re.compile(r"\$(\w+)")
 
 
 @dataclass(frozen=True)
@@ -21,16 +28,25 @@ class SavedQuery:
     Attributes:
         name: The name.
         sql: The text, its leading comment included.
-        about: What it answers, in one paragraph.
+        section: Where it stands among the others.
+        question: What it answers.
+        reading: How to read the answer, in one paragraph.
         defaults: Values of parameters, by name.
         meanings: What these parameters are, by name.
     """
 
     name: str
     sql: str
-    about: str
+    section: str
+    question: str
+    reading: str
     defaults: Mapping[str, Any]
     meanings: Mapping[str, str]
+
+    def with_defaults(self) -> str:
+        """Return the statement without its comment, each parameter replaced by its default value."""
+        statement = re.sub(r"\A(--.*\n)*", "", self.sql)
+        return _PARAMETER.sub(lambda parameter: _literal(self.defaults[parameter[1]]), statement)
 
 
 def query_names() -> tuple[str, ...]:
@@ -49,7 +65,7 @@ def saved_query(name: str) -> SavedQuery:
     if name not in query_names():
         raise UserError(f"There is no saved query {name!r}.{suggestion(name, query_names())}")
     sql = (files(__name__) / f"{name}.sql").read_text(encoding="utf-8")
-    about: list[str] = []
+    comment: list[str] = []
     defaults: dict[str, Any] = {}
     meanings: dict[str, str] = {}
     for line in sql.splitlines():
@@ -60,8 +76,9 @@ def saved_query(name: str) -> SavedQuery:
             defaults[parameter[1]] = parameter_value(parameter[2])
             meanings[parameter[1]] = parameter[3]
         else:
-            about.append(text)
-    return SavedQuery(name, sql, " ".join(about), defaults, meanings)
+            comment.append(text)
+    section, _, question = comment[0].partition(": ")
+    return SavedQuery(name, sql, section, question, " ".join(comment[1:]), defaults, meanings)
 
 
 def parameter_value(text: str) -> Any:
@@ -75,3 +92,15 @@ def parameter_value(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def parameter_text(value: Any) -> str:
+    """Return a value as `parameter_value` reads it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _literal(value: Any) -> str:
+    """Return a value as SQL spells it."""
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return "NULL" if value is None else str(value)

@@ -1,3 +1,4 @@
+-- Confidence: Which level did each calibration choose, and how did the walk get there?
 -- Every calibration, level by level from the most conservative: loss, p-value, whether the level passed, how deep
 -- tokens go there, and which level was chosen (none where the first failed: full depth is used then).
 SELECT

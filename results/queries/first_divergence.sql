@@ -1,5 +1,6 @@
--- Faithfulness of every real run: share of documents whose output equals full depth's, and the mean position of the
--- first token that differs in the others (a shorter or longer output differs where one of the two has ended).
+-- Agreement: How many outputs are full depth's to the last token, and where do the others depart?
+-- Of every real run: share of documents whose output equals full depth's, and the mean position of the first token
+-- that differs in the others (a shorter or longer output differs where one of the two has ended).
 WITH pairs AS (
     SELECT r.*, s.doc_key, s.output_ids, f.output_ids AS full_ids
     FROM runs AS r
@@ -16,8 +17,8 @@ compared AS (
     FROM pairs
 )
 SELECT
-    model, task_label, method, params, seed, avg((first_difference IS NULL)::INT) AS share_identical,
+    model, task_label, method, params, kv_policy, seed, avg((first_difference IS NULL)::INT) AS share_identical,
     avg(first_difference) AS mean_first_difference, count(*) AS documents
 FROM compared
-GROUP BY model, task_label, method, params, seed, cell_id
-ORDER BY model, task_label, method, params, seed, cell_id;
+GROUP BY model, task_label, method, params, kv_policy, seed, cell_id
+ORDER BY model, task_label, method, params, kv_policy, seed, cell_id;

@@ -1,3 +1,4 @@
+-- Agreement: Which threshold is needed for 99% agreement, by task?
 -- The smallest threshold of the softmax-gap gate at which a share of the tokens is full depth's, by replay over every
 -- probe, and how deep tokens go there. Simulated: in a real run an early exit changes later keys and tokens.
 -- $agreement = 0.99: share of tokens that must equal full depth's

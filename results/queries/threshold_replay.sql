@@ -1,5 +1,7 @@
--- Replay of the softmax-gap gate over every probe: exit at the first block where p1 - p2 exceeds the threshold, else at
--- the last. One row a model, task and threshold. Simulated: in a real run an early exit changes later keys and tokens.
+-- Agreement: How do depth and agreement go with the threshold?
+-- Replay of the softmax-gap gate over every probe: exit at the first block where p1 - p2 exceeds the threshold, else
+-- at the last. One row a model, task and threshold. Simulated: in a real run an early exit changes later keys and
+-- tokens.
 -- $documents = 200: documents of each probe to replay, the first by key; all of many millions of tokens take a while
 WITH chosen AS (
     SELECT attempt_id, doc_key FROM (SELECT DISTINCT attempt_id, doc_key FROM probe_trace WHERE NOT random_weights)

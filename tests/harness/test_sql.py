@@ -230,7 +230,7 @@ def test_a_parameter_has_its_default_or_what_is_set(ask: Command) -> None:
         for share in ((), ("--set", "agreement=0.99"), ("--set", "agreement=0"))
     }
     assert rows[()] == rows["--set", "agreement=0.99"]
-    assert {row["threshold"] for row in rows["--set", "agreement=0"]} == {0.01}
+    assert {row["threshold"] for row in rows["--set", "agreement=0"]} == {0.05}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""docs/sql.md: questions that researchers of early exit ask, and the saved queries that answer them."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from exitbench.results.queries import SavedQuery, parameter_text, query_names, saved_query
+
+SECTIONS: Final = ("Exits", "Agreement", "Confidence", "Cost and speed", "Quality", "Provenance", "Published")
+_OPENING: Final = """# Questions and the SQL that answers them
+
+Made by `exitbench sql --cookbook`; do not edit. Every query here is a saved one: `exitbench sql @NAME` runs it,
+`--set NAME=VALUE` gives a parameter another value, `--out rows.parquet` saves the rows.
+
+    exitbench sql @near_ties --set margin=0.01 --set 'method=calm-*'
+
+Below parameters stand with their default values, so that a query can be pasted into anything that reads DuckDB files:
+
+    duckdb -readonly runs/exitbench.duckdb < query.sql
+
+Patterns are globs: `*` anything, `?` a letter, `[ab]` one of these. Queries that walk over tokens take the first
+documents of each run by key, the same of every run; raise `documents` for tighter numbers. `docs/schema.md` explains
+the views; blocks and positions are numbered from 1, `exit_layer` is the number of blocks executed."""
+
+
+def cookbook_markdown() -> str:
+    """Return the document."""
+    queries = [saved_query(name) for name in query_names()]
+    parts = [_OPENING, _contents(queries)]
+    for section in SECTIONS:
+        parts += [f"## {section}", *(_chapter(query) for query in _of(section, queries))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _of(section: str, queries: Sequence[SavedQuery]) -> list[SavedQuery]:
+    return [query for query in queries if query.section == section]
+
+
+def _contents(queries: Sequence[SavedQuery]) -> str:
+    return "\n\n".join(
+        "\n".join([f"**{section}**", "", *(f"- [{query.question}](#{query.name})" for query in _of(section, queries))])
+        for section in SECTIONS
+    )
+
+
+def _chapter(query: SavedQuery) -> str:
+    lines = [f'### <a id="{query.name}"></a>{query.question}', "", f"`exitbench sql @{query.name}`", "", query.reading]
+    if query.defaults:
+        lines += ["", "| parameter | default | |", "|---|---|---|"]
+        lines += [
+            f"| {name} | `{parameter_text(value)}` | {query.meanings[name]} |" for name, value in query.defaults.items()
+        ]
+    return "\n".join([*lines, "", "```sql", query.with_defaults().strip(), "```"])

@@ -1,0 +1,30 @@
+-- Exits: Do deep tokens come in runs?
+-- correlation: of a token's exit layer with that of the token before it in the same output, over all pairs. Near 0,
+-- depth is a matter of the single token; high, of the passage, and then a decaying threshold or a batch of alike rows
+-- pays. full_after_early: of tokens that follow an early exit, the share that ran all blocks: those find keys and
+-- values missing.
+-- $model = *: models, a pattern
+-- $method = *: methods, a pattern
+-- $documents = 100: documents of each run, the first by key
+WITH chosen AS (
+    SELECT r.attempt_id, r.blocks, s.doc_key
+    FROM runs AS r JOIN sample AS s USING (attempt_id)
+    WHERE NOT r.is_full_depth AND r.model GLOB $model AND r.method GLOB $method
+    QUALIFY row_number() OVER (PARTITION BY r.attempt_id ORDER BY s.doc_key) <= $documents
+),
+pairs AS (
+    SELECT
+        t.*, c.blocks,
+        lag(t.exit_layer) OVER (PARTITION BY t.attempt_id, t.doc_key ORDER BY t.position) AS exit_layer_before
+    FROM token_trace AS t JOIN chosen AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
+)
+SELECT
+    model, task_label, method, params, kv_policy, seed,
+    CASE
+        WHEN stddev_pop(exit_layer) > 0 AND stddev_pop(exit_layer_before) > 0 THEN corr(exit_layer, exit_layer_before)
+    END AS correlation,
+    avg((exit_layer = blocks)::INTEGER) FILTER (exit_layer_before < blocks) AS full_after_early, count(*) AS pairs
+FROM pairs
+WHERE exit_layer_before IS NOT NULL
+GROUP BY model, task_label, method, params, kv_policy, seed, cell_id
+ORDER BY model, task_label, method, params, kv_policy, seed, cell_id;

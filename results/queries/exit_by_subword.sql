@@ -1,0 +1,40 @@
+-- Exits: Do the first pieces of words run deeper than the pieces that continue them?
+-- One row a run and kind of piece. If continuations leave much earlier, a speed-up on this tokenizer does not carry
+-- over to one with longer pieces. token_match: share equal to full depth's token at that place. The first token of an
+-- output counts as a first piece; where a tokenizer does not mark spaces, every token does; unknown: no vocabulary is
+-- stored.
+-- $model = *: models, a pattern
+-- $method = *: methods, a pattern
+-- $documents = 100: documents of each run, the first by key
+WITH spelled AS (
+    SELECT
+        tokenizer_sha256, token_id, begins_word, CASE
+            WHEN begins_word IS NULL THEN 'no text'
+            WHEN regexp_full_match(text, '[▁Ġ]?\pP+') THEN 'punctuation'
+        END AS apart
+    FROM vocabulary
+),
+chosen AS (
+    SELECT r.attempt_id, r.tokenizer_sha256, s.doc_key
+    FROM runs AS r JOIN sample AS s USING (attempt_id)
+    WHERE NOT r.is_full_depth AND r.model GLOB $model AND r.method GLOB $method
+    QUALIFY row_number() OVER (PARTITION BY r.attempt_id ORDER BY s.doc_key) <= $documents
+),
+pieces AS (
+    SELECT
+        t.*, CASE
+            WHEN v.token_id IS NULL THEN 'unknown'
+            WHEN v.apart IS NOT NULL THEN v.apart
+            WHEN v.begins_word OR t.position = 1 THEN 'first piece'
+            ELSE 'continuation'
+        END AS piece
+    FROM token_trace AS t
+    JOIN chosen AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
+    LEFT JOIN spelled AS v ON v.tokenizer_sha256 = c.tokenizer_sha256 AND v.token_id = t.token_id
+)
+SELECT
+    model, task_label, method, params, kv_policy, seed, piece, avg(exit_layer) AS mean_exit_layer,
+    count_if(token_id = full_token_id) / count(*) AS token_match, count(*) AS n
+FROM pieces
+GROUP BY model, task_label, method, params, kv_policy, seed, cell_id, piece
+ORDER BY model, task_label, method, params, kv_policy, seed, cell_id, piece;

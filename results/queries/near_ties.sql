@@ -1,0 +1,42 @@
+-- Agreement: How many divergences are near-ties, where full depth itself could as well have said something else?
+-- Each document counts once, where its output first differs. near_tie: full depth's two best tokens lie less than
+-- $margin nats apart there (the difference of their logits), by the probe. said_second: what the run said was full
+-- depth's second choice. behind_end: the run went on where full depth had ended, which is no near-tie.
+-- $margin = 0.1: nats; rounding alone moves logits by far less
+-- $model = *: models, a pattern
+-- $method = *: methods, a pattern
+-- $documents = 100: documents of each run, the first by key
+WITH chosen AS (
+    SELECT r.attempt_id, p.attempt_id AS probe_id, s.doc_key
+    FROM runs AS r
+    JOIN runs AS p ON p.kind = 'probe' AND p.full_depth_cell_id = r.full_depth_cell_id
+    JOIN sample AS s ON s.attempt_id = r.attempt_id
+    WHERE NOT r.is_full_depth AND r.model GLOB $model AND r.method GLOB $method
+    QUALIFY dense_rank() OVER (PARTITION BY r.attempt_id ORDER BY s.doc_key) <= $documents
+),
+first_difference AS (
+    SELECT
+        t.attempt_id, c.probe_id, t.doc_key, min(t.position) FILTER (differs) AS position,
+        arg_min(t.token_id, t.position) FILTER (differs) AS token_id
+    FROM (SELECT *, token_id IS DISTINCT FROM full_token_id AS differs FROM token_trace) AS t
+    JOIN chosen AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
+    GROUP BY t.attempt_id, c.probe_id, t.doc_key
+    -- Traces of older versions do not say what full depth emitted.
+    HAVING count(t.full_token_id) > 0 AND count_if(differs) > 0
+),
+probed AS (
+    SELECT attempt_id, doc_key, position, ln(p1[-1]) - ln(p2[-1]) AS margin, top2_id[-1] AS second_id
+    FROM probe_trace
+    SEMI JOIN first_difference AS f
+        ON f.probe_id = probe_trace.attempt_id AND f.doc_key = probe_trace.doc_key AND f.position = probe_trace.position
+)
+SELECT
+    r.model, r.task_label, r.method, r.params, r.kv_policy, r.seed, count(*) AS divergences,
+    count(*) FILTER (p.margin < $margin) / count(*) AS share_near_tie,
+    count(*) FILTER (p.second_id = f.token_id) / count(*) AS share_said_second, median(p.margin) AS median_margin,
+    count_if(p.margin IS NULL) / count(*) AS share_behind_end
+FROM first_difference AS f
+JOIN runs AS r USING (attempt_id)
+LEFT JOIN probed AS p ON p.attempt_id = f.probe_id AND p.doc_key = f.doc_key AND p.position = f.position
+GROUP BY r.model, r.task_label, r.method, r.params, r.kv_policy, r.seed, r.cell_id
+ORDER BY r.model, r.task_label, r.method, r.params, r.kv_policy, r.seed, r.cell_id;

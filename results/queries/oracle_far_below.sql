@@ -1,0 +1,40 @@
+-- Exits: At which tokens does a method run much deeper than it had to?
+-- The oracle's layer is the first block whose most probable token is full depth's (oracle_layer), or from which it
+-- stays so (settled_at), in the probe. Only tokens before a run's output leaves full depth's, where both read the
+-- same text. The deepest waste first; many of one token or kind point at a gate that mistrusts it for no reason.
+-- $model = *: models, a pattern
+-- $task = *: tasks as the suite labels them, a pattern
+-- $method = *: methods, a pattern
+-- $blocks = 2: at least so many blocks too many
+-- $documents = 20: documents of each run, the first by key
+-- $rows = 100: tokens to list
+WITH chosen AS (
+    SELECT r.attempt_id, p.attempt_id AS probe_id, r.tokenizer_sha256, s.doc_key
+    FROM runs AS r
+    JOIN runs AS p ON p.kind = 'probe' AND p.full_depth_cell_id = r.full_depth_cell_id
+    JOIN sample AS s ON s.attempt_id = r.attempt_id
+    WHERE NOT r.is_full_depth AND r.model GLOB $model AND r.task_label GLOB $task AND r.method GLOB $method
+    QUALIFY dense_rank() OVER (PARTITION BY r.attempt_id ORDER BY s.doc_key) <= $documents
+),
+emitted AS (
+    SELECT
+        t.attempt_id, t.doc_key, t.position, t.token_id, t.token_kind, t.exit_layer, c.probe_id, c.tokenizer_sha256,
+        min(t.position) FILTER (t.token_id IS DISTINCT FROM t.full_token_id) OVER document AS differs_at
+    FROM token_trace AS t JOIN chosen AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
+    WINDOW document AS (PARTITION BY t.attempt_id, c.probe_id, t.doc_key)
+    -- Traces of older versions do not say what full depth emitted.
+    QUALIFY count(t.full_token_id) OVER document > 0
+)
+SELECT
+    r.model, r.task_label, r.method, r.params, r.kv_policy, r.seed, e.doc_key, e.position, e.token_id, v.text,
+    e.token_kind, e.exit_layer, p.first_match AS oracle_layer, p.stable_from AS settled_at,
+    e.exit_layer - p.first_match AS blocks_too_many
+FROM emitted AS e
+JOIN run_names AS r USING (attempt_id)
+JOIN probe_trace AS p ON p.attempt_id = e.probe_id AND p.doc_key = e.doc_key AND p.position = e.position
+LEFT JOIN vocabulary AS v ON v.tokenizer_sha256 = e.tokenizer_sha256 AND v.token_id = e.token_id
+WHERE coalesce(e.position < e.differs_at, true) AND e.exit_layer - p.first_match >= $blocks
+ORDER BY
+    blocks_too_many DESC, r.model, r.task_label, r.method, r.params, r.kv_policy, r.seed, r.cell_id, e.doc_key,
+    e.position
+LIMIT $rows;

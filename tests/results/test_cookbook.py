@@ -1,0 +1,639 @@
+"""The questions of docs/sql.md: each query runs, has an answer, and agrees with a slow computation from the spool.
+
+The example is extended by what it lacks: another seed and KV policy, rejected drafts, a vocabulary, a training and
+another environment.
+"""
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from exitbench.results.cookbook import SECTIONS, cookbook_markdown
+from exitbench.results.database import Database, open_database
+from exitbench.results.ingest import ingest
+from exitbench.results.queries import query_names, saved_query
+from exitbench.results.schema import TABLES
+from exitbench.results.spool import AttemptWriter
+from exitbench.results.trainings import record_training
+from exitbench.results.vocabularies import record_vocabulary
+
+Row = Mapping[str, Any]
+BLOCKS = 4
+DRAFTS = {
+    "name": "self-speculation",
+    "params": {"exit_layer": 1},
+    "source_sha256": "0" * 64,
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the spool says of one finished attempt, read without the database."""
+
+    told: Row
+    path: Path
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What answers are told apart by."""
+        told = self.told
+        return (told["model"]["name"], told["task"]["label"], told["method"]["name"], _text(told["method"]["params"]))
+
+    @property
+    def is_full_depth(self) -> bool:
+        return bool(self.told["full_depth_cell_id"] is None)
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = pq.read_table(self.path / f"{table}.parquet").to_pylist()
+        return rows
+
+    def outputs(self) -> dict[str, list[dict[str, Any]]]:
+        """The traced tokens of each document by position."""
+        documents = defaultdict(list)
+        for row in self.rows("tokens"):
+            documents[row["doc_key"]].append(row)
+        return {key: sorted(rows, key=lambda row: int(row["position"])) for key, rows in documents.items()}
+
+
+@pytest.fixture(scope="module")
+def spool(example: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("cookbook") / "spool"
+    example.make_spool(root)
+    _extend(example, root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def database(spool: Path) -> Iterator[Database]:
+    path = spool.parent / "exitbench.duckdb"
+    assert ingest(spool, path).quarantined == ()
+    with open_database(path) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def cells(spool: Path) -> list[Cell]:
+    """The latest good attempt at every cell."""
+    found = {}
+    for done in sorted(spool.glob("??/*/*/DONE"), key=lambda path: path.parent.name):
+        if json.loads((done.parent / "status.json").read_text())["status"] == "ok":
+            found[done.parent.parent.name] = Cell(json.loads((done.parent / "cell.json").read_text()), done.parent)
+    return list(found.values())
+
+
+def _extend(example: Any, root: Path) -> None:
+    model, task = example.MODELS[1], example.TASKS[0]
+    full = example.cell_json(model, task, example.FULL, "quality")
+    world = example._world(model, task)
+    for method in (example.Method("static", {"exit_layer": 2}, "exact"), example.CALM[0]):
+        cell = example.cell_json(model, task, method, "quality", full["cell_id"])
+        if method is example.CALM[0]:
+            cell = _other(example, cell, seed=8)
+        example._write_quality(root, cell, task, world, example._exits(method, world))
+    _write_drafts(example, root, _other(example, deepcopy(full), method=DRAFTS, full_depth_cell_id=full["cell_id"]))
+    for model in example.MODELS:
+        digest = example.cell_json(model, task, example.FULL, "quality")["model"]["tokenizer_sha256"]
+        texts = [_spelling(token_id) for token_id in range(example.VOCABULARY)]
+        record_vocabulary(root, digest, texts, {0})
+    (root.parent / "trained").mkdir()
+    (root.parent / "trained" / "card.json").write_text('{"recipe": {"name": "small"}}')
+    log = ["step,block,metric,value", "0,,loss_nats,9", "0,1,loss,8", "4,,loss_nats,5", "5,1,loss,3"]
+    log += ["10,,loss_nats,1", "10,1,loss,2\n"]
+    (root.parent / "trained" / "training_log.csv").write_text("\n".join(log))
+    record_training(root, "abc", root.parent / "trained")
+
+
+def _other(example: Any, cell: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The cell with other fields, which are part of its identity."""
+    changed = {**cell, **changes}
+    changed["identity"] = {**cell["identity"], **{name: changes[name] for name in changes if name in cell["identity"]}}
+    return {**changed, "cell_id": example.content_id(changed["identity"])}
+
+
+def _spelling(token_id: int) -> str:
+    """Every third token begins a word; every tenth is punctuation."""
+    return "." if token_id % 10 == 5 else f"\u2581w{token_id}" if token_id % 3 == 0 else f"w{token_id}"
+
+
+def _write_drafts(example: Any, root: Path, cell: dict[str, Any]) -> None:
+    """Two documents: one goes on behind full depth's end (position 6); some tokens follow rejected drafts."""
+    keys = example._doc_keys()
+    tokens = [
+        {"doc_key": keys[document], "position": position, "token_id": token_id, "full_token_id": full_id}
+        | {"exit_layer": layer, "blocks_run": BLOCKS, "head_rows": 150, "reason": "threshold", "rejected": rejected}
+        for document, position, token_id, full_id, layer, rejected in (
+            (0, 1, 3, 3, 1, 0),
+            (0, 2, 4, 4, 4, 2),
+            (0, 6, 7, None, 4, 1),
+            (1, 1, 9, 9, 1, 0),
+        )
+    ]
+    samples = [
+        {"doc_key": keys[document], "output_text": "t", "output_ids": ids, "n_prompt": 1, "n_output": len(ids)}
+        | {"stop_reason": "length", "scores": '{"f1": 0.0, "em": 0}', "statistics": "{}"}
+        for document, ids in enumerate(([3, 4, 7], [9]))
+    ]
+    env = deepcopy(example.ENV)
+    env["environment"]["packages"] |= {"torch": "2.14.0", "numpy": "2.0.0"}
+    env["environment"]["git_dirty"] = True
+    env["hardware"]["threads"] = 4
+    with AttemptWriter(root, cell, env) as writer:
+        writer.write("tokens", pa.Table.from_pylist(tokens, schema=TABLES["tokens"]))
+        writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
+        metrics = {"acceptance_rate": example._plain(40.0), "token_match": example._plain(0.75)}
+        example._write_metrics(writer, metrics)
+        writer.finish("ok")
+
+
+def _text(params: Row) -> str:
+    return json.dumps(params, sort_keys=True)
+
+
+def _answer(database: Database, name: str, **parameters: Any) -> list[dict[str, Any]]:
+    query = saved_query(name)
+    rows: list[dict[str, Any]] = database.query(query.sql, {**query.defaults, **parameters} or None).to_pylist()
+    return rows
+
+
+def _told(row: Row) -> str:
+    """A row as text; sums of floats differ in their last digits with the order in which threads add."""
+    return str([f"{value:.6g}" if isinstance(value, float) else value for value in row.values()])
+
+
+def _key(row: Row) -> tuple[str, ...]:
+    return (row["model"], row["task_label"], row["method"], _text(json.loads(row["params"])))
+
+
+def _quality(cells: Iterable[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell.told["kind"] == "quality" and not cell.is_full_depth]
+
+
+def _probe_of(cell: Cell, cells: Iterable[Cell]) -> dict[tuple[str, int], Row]:
+    full = cell.told["full_depth_cell_id"]
+    (probe,) = [c for c in cells if c.told["kind"] == "probe" and c.told["full_depth_cell_id"] == full]
+    return {(row["doc_key"], row["position"]): row for row in probe.rows("probe")}
+
+
+def _differs_at(tokens: Iterable[Row]) -> float:
+    """First position with another token than full depth's."""
+    return min((row["position"] for row in tokens if row["token_id"] != row["full_token_id"]), default=math.inf)
+
+
+def _grouped(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
+    groups = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return dict(groups)
+
+
+@pytest.mark.parametrize("name", query_names())
+def test_a_query_is_explained_and_answers_here_and_as_it_stands_in_the_document(database: Database, name: str) -> None:
+    query = saved_query(name)
+    assert query.section in SECTIONS
+    assert query.question.endswith("?") and query.question.count("?") == 1
+    assert query.reading.endswith(".")
+    assert set(re.findall(r"\$(\w+)", query.sql)) == set(query.defaults)
+    rows = _answer(database, name)
+    assert rows
+    told = [_told(row) for row in rows]
+    assert len(told) == len(set(told)), "a row that occurs twice"
+    assert told == [_told(row) for row in database.query(query.with_defaults()).to_pylist()]
+
+
+def test_the_document_has_every_query_below_its_section() -> None:
+    document = cookbook_markdown()
+    assert len(query_names()) >= 20
+    for name in query_names():
+        query = saved_query(name)
+        chapter = document.partition(f'<a id="{name}"></a>{query.question}\n')[2].partition("\n### ")[0]
+        assert f"exitbench sql @{name}" in chapter and query.with_defaults().strip() in chapter
+        before = document.partition(f'<a id="{name}"></a>')[0]
+        assert re.findall(r"^## (.+)$", before, re.MULTILINE)[-1] == query.section
+
+
+def test_pieces_of_words_are_told_by_their_spelling(database: Database, cells: list[Cell]) -> None:
+    def piece(row: Row) -> str:
+        token_id = row["token_id"]
+        if token_id == 0:
+            return "no text"
+        if _spelling(token_id) == ".":
+            return "punctuation"
+        return "first piece" if token_id % 3 == 0 or row["position"] == 1 else "continuation"
+
+    expected = _grouped(
+        ((cell.key, cell.told["seed"], cell.told["kv_policy"], piece(row)), row)
+        for cell in _quality(cells)
+        for row in cell.rows("tokens")
+    )
+    depths = sorted(
+        (key[0], key[3], mean(row["exit_layer"] for row in rows), len(rows)) for key, rows in expected.items()
+    )
+    answer = _answer(database, "exit_by_subword")
+    assert {row["piece"] for row in answer} == {"no text", "punctuation", "first piece", "continuation"}
+    found = sorted((_key(row), row["piece"], row["mean_exit_layer"], row["n"]) for row in answer)
+    assert found == [(*key, pytest.approx(depth), n) for *key, depth, n in depths]
+
+
+def test_the_oracle_is_asked_only_where_both_read_the_same_text(database: Database, cells: list[Cell]) -> None:
+    expected = []
+    for cell in _quality(cells):
+        probe = _probe_of(cell, cells)
+        for doc_key, tokens in cell.outputs().items():
+            end = _differs_at(tokens)
+            for row in tokens:
+                if row["position"] < end:
+                    waste = row["exit_layer"] - probe[doc_key, row["position"]]["first_match"]
+                    if waste >= 2:
+                        expected.append((*cell.key, doc_key, row["position"], waste, _spelling(row["token_id"])))
+    answer = _answer(database, "oracle_far_below", rows=10_000)
+    found = [(*_key(row), row["doc_key"], row["position"], row["blocks_too_many"], row["text"]) for row in answer]
+    assert sorted(found) == sorted(expected)
+    assert [row["blocks_too_many"] for row in answer] == sorted(
+        (row["blocks_too_many"] for row in answer), reverse=True
+    )
+    assert len(_answer(database, "oracle_far_below", rows=3, method="calm-*")) == 3
+
+
+def test_near_ties_are_judged_at_the_first_difference_of_a_document(database: Database, cells: list[Cell]) -> None:
+    margin = 2.0
+    expected = {}
+    for cell in _quality(cells):
+        probe = _probe_of(cell, cells)
+        margins = []
+        said_second = 0
+        for doc_key, tokens in cell.outputs().items():
+            end = _differs_at(tokens)
+            for row in tokens:
+                if row["position"] == end:
+                    seen = probe.get((doc_key, row["position"]))
+                    margins.append(math.nan if seen is None else math.log(seen["p1"][-1]) - math.log(seen["p2"][-1]))
+                    said_second += seen is not None and seen["top2_id"][-1] == row["token_id"]
+        if margins:
+            known = [value for value in margins if not math.isnan(value)]
+            shares = (sum(value < margin for value in known), said_second, len(margins) - len(known))
+            middle = median(known) if known else -1
+            expected[cell.told["cell_id"]] = (
+                *(cell.key, cell.told["seed"], cell.told["kv_policy"], len(margins)),
+                *(share / len(margins) for share in shares),
+                middle,
+            )
+    answer = _answer(database, "near_ties", margin=margin)
+    names = ("kv_policy", "divergences", "share_near_tie", "share_said_second", "share_behind_end")
+    found = sorted(
+        (
+            _key(row),
+            row["seed"],
+            *(row[name] for name in names),
+            -1 if row["median_margin"] is None else row["median_margin"],
+        )
+        for row in answer
+    )
+    assert found == [(*row[:3], *map(pytest.approx, row[3:])) for row in sorted(expected.values())]
+    assert {row["share_behind_end"] for row in answer} == {0, 1}
+    assert 0 < mean(row["share_near_tie"] for row in answer) < 1
+
+
+def test_departures_are_counted_at_the_layer_of_the_first_token_that_differs(
+    database: Database, cells: list[Cell]
+) -> None:
+    expected = []
+    for cell in _quality(cells):
+        seen: dict[int, list[bool]] = defaultdict(list)
+        for tokens in cell.outputs().values():
+            end = _differs_at(tokens)
+            for row in tokens:
+                if row["position"] <= end:
+                    seen[row["exit_layer"]].append(row["position"] == end)
+        expected += [(cell.key, cell.told["seed"], layer, len(ends), sum(ends)) for layer, ends in seen.items()]
+    answer = _answer(database, "divergence_by_layer")
+    found = [(_key(row), row["seed"], row["exit_layer"], row["tokens"], row["departures"]) for row in answer]
+    assert sorted(found) == sorted(expected)
+
+
+def test_score_groups_of_exits_are_equal_and_go_up_to_the_first_difference(
+    database: Database, cells: list[Cell]
+) -> None:
+    expected = {}
+    for cell in _quality(cells):
+        kept = []
+        for tokens in cell.outputs().values():
+            end = _differs_at(tokens)
+            kept += [row for row in tokens if row["position"] <= end and row["reason"] == "threshold"]
+        scores = [row["score"] for row in kept]
+        if scores and None not in scores and min(scores) < max(scores):
+            expected[cell.key, cell.told["seed"]] = kept
+    groups = _grouped(((_key(row), row["seed"]), row) for row in _answer(database, "exit_reliability"))
+    assert groups.keys() == expected.keys()
+    for key, rows in groups.items():
+        kept = sorted(expected[key], key=lambda row: float(row["score"]))
+        assert [row["tenth"] for row in rows] == list(range(1, min(10, len(kept)) + 1))
+        assert max(row["n"] for row in rows) - min(row["n"] for row in rows) <= 1
+        assert all(one["score_to"] <= other["score_from"] for one, other in pairwise(rows))
+        first = kept[: rows[0]["n"]]
+        assert rows[0]["agreement"] == mean(row["token_id"] == row["full_token_id"] for row in first)
+        assert sum(row["n"] for row in rows) == len(kept)
+
+
+def _blocks(cells: Iterable[Cell]) -> dict[tuple[str, str], list[Row]]:
+    """Tokens of each probe."""
+    return {cell.key[:2]: cell.rows("probe") for cell in cells if cell.told["kind"] == "probe"}
+
+
+def test_gaps_of_all_blocks_but_the_last_are_put_beside_agreement(database: Database, cells: list[Cell]) -> None:
+    answer = _answer(database, "gap_reliability")
+    found = {(row["model"], row["task_label"], round(10 * row["gap_from"])): row for row in answer}
+    seen = _grouped(
+        ((*key, min(math.floor(10 * (p1 - p2)), 9)), (p1 - p2, top1 == row["full_token_id"]))
+        for key, tokens in _blocks(cells).items()
+        for row in tokens
+        for p1, p2, top1 in list(zip(row["p1"], row["p2"], row["top1_id"], strict=True))[:-1]
+    )
+    # Gaps are computed in single precision there, so that one at the very edge of a step may fall beside it.
+    assert sum(row["n"] for row in answer) == sum(map(len, seen.values()))
+    assert sum(abs(len(pairs) - found[key]["n"]) for key, pairs in seen.items()) <= 4
+    close = [key for key, pairs in seen.items() if len(pairs) == found[key]["n"]]
+    assert len(close) > 0.9 * len(seen)
+    for key in close:
+        assert found[key]["mean_gap"] == pytest.approx(mean(gap for gap, _ in seen[key]), abs=1e-3)
+        assert found[key]["agreement"] == pytest.approx(mean(agrees for _, agrees in seen[key]), abs=0.1)
+
+
+def test_the_calibration_error_is_weighted_by_the_tokens_of_each_step(database: Database, cells: list[Cell]) -> None:
+    probes = _blocks(cells)
+    for row in _answer(database, "confidence_error_by_block"):
+        tokens = probes[row["model"], row["task_label"]]
+        at = row["block"] - 1
+        steps = _grouped(
+            (
+                min(math.floor(10 * token["p1"][at]), 9),
+                (token["p1"][at], token["top1_id"][at] == token["full_token_id"]),
+            )
+            for token in tokens
+        )
+        error = sum(abs(sum(p for p, _ in step) - sum(agrees for _, agrees in step)) for step in steps.values())
+        assert row["calibration_error"] == pytest.approx(error / len(tokens), rel=1e-4)
+        assert row["mean_p1"] == pytest.approx(mean(token["p1"][at] for token in tokens))
+        assert row["n"] == len(tokens)
+
+
+def test_the_area_is_the_share_of_pairs_in_the_right_order(database: Database, cells: list[Cell]) -> None:
+    signals: dict[str, Callable[[Row, int], float]] = {
+        "p1": lambda token, at: float(token["p1"][at]),
+        "entropy": lambda token, at: -float(token["entropy"][at]),
+        "cosine_previous": lambda token, at: float(token["cosine_previous"][at]),
+    }
+    probes = _blocks(cells)
+    answer = _answer(database, "signal_quality", documents=8)
+    assert {row["signal"] for row in answer} == {*signals, "gap"}
+    for row in answer:
+        if row["signal"] in signals:
+            at = row["block"] - 1
+            values = _grouped(
+                (token["top1_id"][at] == token["full_token_id"], signals[row["signal"]](token, at))
+                for token in probes[row["model"], row["task_label"]]
+            )
+            pairs = [(a > b) + (a == b) / 2 for a in values[True] for b in values[False]]
+            assert row["area"] == pytest.approx(mean(pairs))
+            assert (row["agreeing"], row["other"]) == (len(values[True]), len(values[False]))
+
+
+def test_block_curves_are_means_over_tokens(database: Database, cells: list[Cell]) -> None:
+    probes = _blocks(cells)
+    for row in _answer(database, "block_curves"):
+        tokens = probes[row["model"], row["task_label"]]
+        for name in ("p_final", "entropy", "cosine_previous", "cosine_last", "jsd_last"):
+            assert row[name] == pytest.approx(mean(token[name][row["block"] - 1] for token in tokens), rel=1e-5)
+
+
+def test_tokens_that_are_lost_again_were_first_right_before_they_settled(database: Database, cells: list[Cell]) -> None:
+    probes = _blocks(cells)
+    for row in _answer(database, "lost_again"):
+        tokens = probes[row["model"], row["task_label"]]
+        lost = [t["stable_from"] - t["first_match"] for t in tokens if t["first_match"] < t["stable_from"]]
+        assert row["share_lost"] == len(lost) / len(tokens) > 0
+        assert row["blocks_between"] == pytest.approx(mean(lost))
+        assert row["share_only_last"] == sum(t["stable_from"] == row["blocks"] for t in tokens) / len(tokens)
+
+
+def test_a_tokens_frequency_is_that_in_its_own_run(database: Database, cells: list[Cell]) -> None:
+    expected = []
+    for cell in _quality(cells):
+        groups = _grouped((row["token_id"], row["exit_layer"]) for row in cell.rows("tokens"))
+        by_frequency = _grouped(("1" if len(group) == 1 else "2..9", group) for group in groups.values())
+        for frequency, members in by_frequency.items():
+            layers = [layer for group in members for layer in group]
+            expected.append((cell.key, cell.told["seed"], frequency, len(members), len(layers), mean(layers)))
+    answer = _answer(database, "exit_by_frequency")
+    names = ("seed", "frequency", "different_tokens", "n", "mean_exit_layer")
+    found = sorted((_key(row), *(row[name] for name in names)) for row in answer)
+    assert found == [(*row[:-1], pytest.approx(row[-1])) for row in sorted(expected)]
+
+
+def test_the_earliest_tokens_come_first_and_are_spelled_out(database: Database, cells: list[Cell]) -> None:
+    answer = _answer(database, "earliest_tokens", times=2, rows=3)
+    runs = _grouped(((_key(row), row["seed"]), row) for row in answer)
+    for cell in _quality(cells):
+        groups = _grouped((row["token_id"], row["exit_layer"]) for row in cell.rows("tokens"))
+        depths = sorted(mean(group) for group in groups.values() if len(group) >= 2)[:3]
+        mine = [
+            row for row in runs.get((cell.key, cell.told["seed"]), []) if len(runs[cell.key, cell.told["seed"]]) <= 3
+        ]
+        if mine:
+            assert [row["mean_exit_layer"] for row in mine] == pytest.approx(depths)
+            assert all(row["text"] == _spelling(row["token_id"]) for row in mine)
+    assert len(runs) > 20
+
+
+def test_depths_are_paired_with_the_token_before(database: Database, cells: list[Cell]) -> None:
+    answer = {(_key(row), row["seed"]): row for row in _answer(database, "depth_follows_depth")}
+    calm = [cell for cell in _quality(cells) if cell.key[2] == "calm-softmax"]
+    for cell in calm:
+        layers = [[row["exit_layer"] for row in tokens] for tokens in cell.outputs().values()]
+        pairs = [pair for document in layers for pair in pairwise(document)]
+        row = answer[cell.key, cell.told["seed"]]
+        left, right = zip(*pairs, strict=True)
+        product = mean((a - mean(left)) * (b - mean(right)) for a, b in pairs)
+        spread = math.sqrt(mean((a - mean(left)) ** 2 for a in left) * mean((b - mean(right)) ** 2 for b in right))
+        assert row["correlation"] == (pytest.approx(product / spread) if spread else None)
+        early = [b == cell.told["model"]["blocks"] for a, b in pairs if a < cell.told["model"]["blocks"]]
+        assert row["full_after_early"] == (pytest.approx(mean(early)) if early else None)
+        assert row["pairs"] == len(pairs)
+
+
+def test_tokens_that_the_gate_never_lets_go(database: Database, cells: list[Cell]) -> None:
+    answer = {(_key(row), row["seed"], row["n"]): row for row in _answer(database, "gate_never_opens")}
+    for cell in _quality(cells):
+        rows = cell.rows("tokens")
+        assert answer[cell.key, cell.told["seed"], len(rows)]["share_last"] == mean(r["reason"] == "last" for r in rows)
+
+
+def test_lost_documents_say_how_far_back_the_early_exit_was(database: Database, cells: list[Cell]) -> None:
+    expected = []
+    full = {cell.told["cell_id"]: cell for cell in cells if cell.is_full_depth and cell.told["kind"] == "quality"}
+    for cell in _quality(cells):
+        reference = {row["doc_key"]: row for row in full[cell.told["full_depth_cell_id"]].rows("samples")}
+        outputs = cell.outputs()
+        for row in cell.rows("samples"):
+            best, score = (json.loads(sample["scores"]) for sample in (reference[row["doc_key"]], row))
+            metric = next(iter(best))
+            if score[metric] < best[metric]:
+                tokens = outputs[row["doc_key"]]
+                end = _differs_at(tokens)
+                early = [t["position"] for t in tokens if t["exit_layer"] < cell.told["model"]["blocks"]]
+                back = [end - position for position in early if position <= end < math.inf]
+                at = None if end == math.inf else end
+                expected.append((*cell.key, row["doc_key"], metric, at or 0, min(back, default=-1)))
+    answer = _answer(database, "lost_documents", rows=10_000)
+    found = []
+    for row in answer:
+        back = -1 if row["tokens_since_exit"] is None else row["tokens_since_exit"]
+        found.append((*_key(row), row["doc_key"], row["metric"], row["differs_at"] or 0, back))
+    assert sorted(found) == sorted(expected)
+    assert {row[-1] for row in expected} > {0, -1}
+    assert [row["loss"] for row in answer] == sorted((row["loss"] for row in answer), reverse=True)
+
+
+def test_a_replay_stands_beside_the_real_run_of_the_same_parameters(database: Database) -> None:
+    answer = _answer(database, "replay_against_real")
+    assert len(answer) == 19
+    # The example's real decodes follow the probe, so that nothing is off; two seeds share one replay.
+    assert {row["method"] for row in answer} == {"calm-softmax"}
+    assert {(row["exit_layer_off"], row["match_off"]) for row in answer} == {(0, 0)}
+
+
+def test_kv_policies_are_compared_at_equal_method_and_parameters(database: Database) -> None:
+    (row,) = _answer(database, "kv_policy_effect")
+    assert (row["model"], row["task_label"], row["method"], row["kv_policy"]) == (
+        "world-gpt",
+        "squad",
+        "static",
+        "exact",
+    )
+    assert (row["exit_layer_more"], row["match_more"], row["value_more"]) == (0, 0, 0)
+    assert len(_answer(database, "kv_policy_effect", reference="exact")) == 1
+
+
+def test_only_runs_of_several_seeds_vary_over_seeds(database: Database) -> None:
+    (row,) = _answer(database, "seed_variation")
+    assert (row["seeds"], row["which"], json.loads(row["params"])["threshold"]) == (2, [7, 8], 0.3)
+    assert row["sd_value"] == stdev([row["mean_value"]] * 2) == 0
+
+
+def test_speed_ups_per_request_and_token_differ_by_the_length_of_outputs(database: Database) -> None:
+    for row in _answer(database, "tokens_per_request"):
+        assert row["tokens_per_request"] == pytest.approx(5)
+        assert row["speedup_per_request"] == pytest.approx(row["speedup_per_token"] * row["length_factor"])
+
+
+def test_a_speed_up_counts_only_outside_the_noise_floor(database: Database) -> None:
+    answer = _answer(database, "speed_beyond_noise")
+    for row in answer:
+        faster, slower = row["speedup_low"] > row["aa_high"], row["speedup_high"] < row["aa_low"]
+        assert row["verdict"] == ("faster" if faster else "slower" if slower else "not to be told apart")
+    assert {row["verdict"] for row in answer} >= {"faster"}
+
+
+def test_realised_speed_is_measured_over_allowed(database: Database) -> None:
+    for row in _answer(database, "cost_against_time"):
+        assert row["realised"] == pytest.approx(row["speedup"] / row["ideal_speedup_bytes"])
+        assert row["ideal_speedup_bytes"] == pytest.approx(1 / row["share_of_blocks"])
+
+
+def test_the_fastest_of_those_that_lose_little_is_full_depth_where_all_lose_much(database: Database) -> None:
+    frontier = database.query("SELECT * FROM frontier WHERE execution = 'real' AND speedup IS NOT NULL").to_pylist()
+    for loss in (0.5, 1000):
+        for row in _answer(database, "fastest_within_loss", loss=loss):
+            others = [o for o in frontier if (o["model"], o["task_label"]) == (row["model"], row["task_label"])]
+            assert row["speedup"] == max(o["speedup"] for o in others if o["delta"] >= -loss)
+
+
+def test_drafts_thrown_away_are_counted_where_something_is_verified(database: Database) -> None:
+    (row,) = _answer(database, "rejected_drafts")
+    assert (row["method"], row["n"], row["rejected"], row["acceptance_rate"]) == ("self-speculation", 4, 3, 40.0)
+    assert (row["rejected_per_token"], row["share_corrected"]) == (0.75, 0.5)
+
+
+def test_blocks_run_beyond_the_exit_are_work_caught_up(database: Database) -> None:
+    rows = {row["method"]: row for row in _answer(database, "work_caught_up")}
+    assert rows["static"]["blocks_caught_up"] == rows["static"]["share_of_skipped"] == 0
+    # Exits at 1, 4, 4 and 1 of 4 blocks, all of which were run.
+    assert (rows["self-speculation"]["blocks_caught_up"], rows["self-speculation"]["share_of_skipped"]) == (1.5, 1)
+
+
+def test_heads_are_counted_in_full_depths_heads(database: Database) -> None:
+    for row in _answer(database, "head_work"):
+        expected = {"calm-softmax": row["blocks_per_token"], "self-speculation": 1.5}.get(row["method"], 1)
+        assert row["heads_per_token"] == pytest.approx(expected)
+
+
+def test_outputs_of_another_length_or_at_the_limit_are_counted(database: Database) -> None:
+    (row,) = [row for row in _answer(database, "stop_reasons") if row["method"] == "self-speculation"]
+    assert (row["documents"], row["mean_tokens"], row["full_mean_tokens"], row["length_factor"]) == (2, 2, 5, 0.4)
+    assert (row["share_of_other_length"], row["share_at_limit"], row["full_share_at_limit"]) == (1, 1, 0)
+
+
+def test_environments_differ_by_what_is_not_the_same_on_both_sides(database: Database, cells: list[Cell]) -> None:
+    drafts, other = (
+        next(cell.path.name for cell in cells if (cell.key[2] == "self-speculation") is wanted)
+        for wanted in (True, False)
+    )
+    expected = {("package", "torch", "2.13.0", "2.14.0"), ("package", "numpy", None, "2.0.0")}
+    expected |= {
+        ("machine and interpreter", "threads", "2", "4"),
+        ("machine and interpreter", "dirty", "false", "true"),
+    }
+    for parameters in ({}, {"a": other, "b": drafts[:-4]}):
+        rows = _answer(database, "environment_differences", **parameters)
+        sides = {(row["part"], row["name"], row["a"], row["b"]) for row in rows}
+        assert sides in (expected, {(part, name, b, a) for part, name, a, b in expected})
+    assert sides == expected
+    assert not database.query(saved_query("environment_differences").sql, {"a": other, "b": other}).to_pylist()
+
+
+def test_failed_cells_end_with_the_last_line_of_their_log(database: Database) -> None:
+    rows = {row["status"]: row for row in _answer(database, "failed_cells")}
+    assert rows["oom"]["last_line"] == "allocating"
+    assert rows["failed"]["signal"] == 9
+
+
+def test_hours_of_all_attempts_are_counted(database: Database, spool: Path) -> None:
+    answer = _answer(database, "time_by_kind")
+    assert sum(row["attempts"] for row in answer) == len(list(spool.glob("??/*/*/DONE")))
+    assert {row["status"] for row in answer} == {"ok", "oom", "failed"}
+
+
+def test_losses_are_those_of_the_first_step_half_way_and_the_last(database: Database) -> None:
+    values = [
+        (row["metric"], row["block"], row["first_value"], row["value_half_way"], row["last_value"])
+        for row in _answer(database, "training_loss")
+    ]
+    assert values == [("loss", 1, 8, 3, 2), ("loss_nats", None, 9, 1, 1)]
+
+
+def test_traces_that_do_not_say_what_full_depth_emitted_count_as_no_difference(example: Any, tmp_path: Path) -> None:
+    cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.CALM[0], "quality", "0" * 64)
+    token = {"doc_key": "a", "position": 1, "token_id": 7, "exit_layer": 2, "blocks_run": 2, "score": 0.5}
+    sample = {"doc_key": "a", "output_text": "t", "output_ids": [7], "n_prompt": 1, "n_output": 1, "stop_reason": "eos"}
+    with AttemptWriter(tmp_path / "spool", cell, example.ENV) as writer:
+        rows = [token | {"reason": "threshold"}]
+        writer.write("tokens", pa.Table.from_pylist(rows, schema=TABLES["tokens"]))
+        rows = [sample | {"scores": "{}", "statistics": "{}"}]
+        writer.write("samples", pa.Table.from_pylist(rows, schema=TABLES["samples"]))
+        writer.finish("ok")
+    ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
+    with open_database(tmp_path / "exitbench.duckdb") as opened:
+        assert len(_answer(opened, "gate_never_opens")) == 1
+        for name in ("divergence_by_layer", "near_ties", "exit_reliability", "oracle_far_below"):
+            assert _answer(opened, name) == []
