@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -610,7 +611,13 @@ def test_failed_cells_end_with_the_last_line_of_their_log(database: Database) ->
 
 def test_hours_of_all_attempts_are_counted(database: Database, spool: Path) -> None:
     answer = _answer(database, "time_by_kind")
-    assert sum(row["attempts"] for row in answer) == len(list(spool.glob("??/*/*/DONE")))
+    attempts = [json.loads((done.parent / "status.json").read_text()) for done in spool.glob("??/*/*/DONE")]
+    took = [
+        (datetime.fromisoformat(told["ended_at"]) - datetime.fromisoformat(told["started_at"])).total_seconds()
+        for told in attempts
+    ]
+    assert sum(row["attempts"] for row in answer) == len(attempts)
+    assert 3600 * sum(row["hours"] for row in answer) == pytest.approx(sum(took))
     assert {row["status"] for row in answer} == {"ok", "oom", "failed"}
 
 
