@@ -17,6 +17,7 @@ from exitbench.results.load import DATABASE_TABLE
 from exitbench.results.rescores import check_rescores
 from exitbench.results.snapshot import Manifest
 from exitbench.results.spool import AttemptRecord, SpoolError, freed_tables, read_attempt, scan_spool
+from exitbench.results.vocabularies import check_vocabularies
 
 _REBUILD: Final = "`exitbench db rebuild` builds the database anew."
 _KEYS: Final = {
@@ -102,7 +103,7 @@ def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | N
     if not damaged:
         here = {attempt.attempt_id for attempt in attempts} | _imported(spool_root)
         problems += _nowhere_else(stored.done.keys() - here, path)
-    problems += [*check_rescores(spool_root), *_damaged_imports(spool_root)]
+    problems += [*check_rescores(spool_root), *check_vocabularies(spool_root), *_damaged_imports(spool_root)]
     return CheckReport(len(attempts), n_files, stored.total, tuple(problems))
 
 

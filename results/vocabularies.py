@@ -90,6 +90,17 @@ def load_vocabularies(engine: sa.Engine, spool_root: Path) -> list[str]:
     return problems
 
 
+def check_vocabularies(spool_root: Path) -> list[str]:
+    """Return what is wrong with vocabularies, each checked against its digest."""
+    problems = []
+    for folder in sorted((spool_root / _FOLDER).glob("[!.]*")):
+        try:
+            check_sealed(folder, [_FILE])
+        except UserError as error:
+            problems.append(f"{folder}: {error} The next ingest moves it to the quarantine; the next run writes it.")
+    return problems
+
+
 def _set_aside(spool_root: Path, folder: Path) -> Path:
     """Move a damaged vocabulary out of the way of a new one."""
     aside = spool_root / _QUARANTINE / _FOLDER / folder.name

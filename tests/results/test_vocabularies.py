@@ -8,7 +8,7 @@ import pytest
 from exitbench.results.database import open_database, rebuild
 from exitbench.results.ingest import ingest
 from exitbench.results.merge import merge
-from exitbench.results.vocabularies import begins_word, record_vocabulary
+from exitbench.results.vocabularies import begins_word, check_vocabularies, record_vocabulary
 
 TEXTS = ["<pad>", "▁the", "ory", None, "▁"]
 
@@ -55,9 +55,12 @@ def test_a_damaged_one_is_named_and_written_again_by_the_next_run(tmp_path: Path
     record_vocabulary(spool, "abc", TEXTS, {0})
     with (spool / "vocabularies" / "abc" / "token_text.parquet").open("ab") as file:
         file.write(b"x")
+    (found,) = check_vocabularies(spool)
+    assert "token_text.parquet: is not what was written" in found
     (problem,) = ingest(spool, path).quarantined
     assert "token_text.parquet: is not what was written" in problem and "quarantine" in problem
     assert ask(path) == []
+    assert check_vocabularies(spool) == []
     record_vocabulary(spool, "abc", TEXTS, {0})
     assert ingest(spool, path).quarantined == ()
     assert len(ask(path)) == 4
