@@ -131,7 +131,10 @@ def main(spec_path: Path) -> int:
     events = sys.stdout
 
     def emit(event: dict[str, Any]) -> None:
-        print(json.dumps(event), file=events, flush=True)
+        try:
+            print(json.dumps(event), file=events, flush=True)
+        except BrokenPipeError:  # whoever started this worker was killed, and would not see to the rest
+            raise KeyboardInterrupt from None
 
     with contextlib.redirect_stdout(sys.stderr):
         return run(WorkerSpec.from_json(spec_path.read_text(encoding="utf-8")), emit)

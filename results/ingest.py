@@ -5,6 +5,7 @@ from pathlib import Path
 
 from exitbench.results.database import open_database
 from exitbench.results.load import IngestReport, SpoolLoader
+from exitbench.results.turns import let_others
 
 __all__ = ["IngestReport", "ingest"]
 
@@ -28,4 +29,5 @@ def ingest(spool_root: Path, database_path: Path, progress: Callable[[int, int],
     while not loader.done:
         with open_database(database_path, read_only=False) as database:
             loader.load(database.engine, until=database.is_wanted)
+        let_others(database_path)
     return loader.report

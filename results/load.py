@@ -43,8 +43,10 @@ DATABASE_TABLE: Final = {
 
 
 _GROUP_ATTEMPTS: Final = 100
-_GROUP_BYTES: Final = 250_000_000
-"""Attempts share a transaction up to so many, or so many bytes: a commit costs as much as the rows of a small one."""
+_GROUP_BYTES: Final = 64_000_000
+"""Attempts share a transaction up to so many, or so many bytes: a commit costs as much as the rows of a small one.
+
+Who waits for the database waits for a group."""
 
 _READERS: Final = 2
 

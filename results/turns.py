@@ -17,6 +17,8 @@ from typing import IO, Self
 POLL_S = 0.02
 """How often to look whether the turn has come."""
 
+_LONGEST_S = 1.0
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -81,6 +83,13 @@ def is_wanted(database: Path) -> bool:
             return not _lock(waiting, fcntl.LOCK_EX)
     except OSError:
         return False
+
+
+def let_others(database: Path) -> None:
+    """Wait until those who wait have had their turn, for a bounded time; they look only now and then."""
+    deadline = time.monotonic() + _LONGEST_S
+    while is_wanted(database) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
 
 
 def _waiting_file(database: Path) -> Path:
