@@ -90,6 +90,8 @@ class SpoolLoader:
     def __post_init__(self) -> None:
         self._attempts = sorted(scan_spool(self.spool_root), key=lambda attempt: attempt.attempt_id)
         self._seen = 0
+        self._pool = ThreadPoolExecutor(_READERS)
+        self._checks: dict[Attempt, Future[AttemptRecord | SpoolError]] = {}
 
     def load(self, engine: sa.Engine, until: Callable[[], bool] = lambda: False) -> None:
         """Add what is missing, a group of attempts at a time, until everything is seen or ``until`` says so.
@@ -107,33 +109,37 @@ class SpoolLoader:
             beside = (*load_trainings(engine, self.spool_root), *load_vocabularies(engine, self.spool_root))
             self._count(quarantined=beside)
         artifacts: set[str] = set()
-        with ThreadPoolExecutor(_READERS) as pool:
-            for group, checked in self._checked_groups(known, pool):
-                problems = _load_group(engine, checked, artifacts)
-                self._seen += len(group)
-                self._count(
-                    added=len(checked) - len(problems),
-                    skipped=sum(attempt.attempt_id in known for attempt in group),
-                    unfinished=sum(not attempt.finished and attempt.attempt_id not in known for attempt in group),
-                    quarantined=tuple(_set_aside(self.spool_root, *problem) for problem in problems),
-                )
-                if self.progress:
-                    self.progress(self._seen, len(self._attempts))
-                if until():
-                    break
+        for group, checked in self._checked_groups(known):
+            problems = _load_group(engine, checked, artifacts)
+            self._seen += len(group)
+            self._count(
+                added=len(checked) - len(problems),
+                skipped=sum(attempt.attempt_id in known for attempt in group),
+                unfinished=sum(not attempt.finished and attempt.attempt_id not in known for attempt in group),
+                quarantined=tuple(_set_aside(self.spool_root, *problem) for problem in problems),
+            )
+            if self.progress:
+                self.progress(self._seen, len(self._attempts))
+            if until():
+                break
         self.done = self._seen == len(self._attempts)
         if self.done:
+            self._pool.shutdown()
             added, left_out = load_imports(engine, self.spool_root)
             self._count(added=added, quarantined=(*left_out, *load_rescores(engine, self.spool_root)))
 
     def _checked_groups(
-        self, known: Set[str], pool: ThreadPoolExecutor
+        self, known: Set[str]
     ) -> Iterator[tuple[list[Attempt], dict[Attempt, "Future[AttemptRecord | SpoolError]"]]]:
-        """Yield each group, and the checks of its fresh attempts, which go on while the group before is added."""
+        """Yield each group, and the checks of its fresh attempts, which go on while the group before is added.
+
+        Those of the group after go on between turns, while others have the database.
+        """
         before: tuple[list[Attempt], dict[Attempt, Future[AttemptRecord | SpoolError]]] | None = None
         for group in self._groups(known):
             fresh = [attempt for attempt in group if attempt.finished and attempt.attempt_id not in known]
-            checks = {attempt: pool.submit(_read, attempt) for attempt in fresh}
+            checks = {attempt: self._checks.get(attempt) or self._pool.submit(_read, attempt) for attempt in fresh}
+            self._checks = checks
             if before is not None:
                 yield before
             before = group, checks

@@ -10,8 +10,9 @@ import pytest
 
 from exitbench.results.database import open_database, rebuild
 from exitbench.results.ingest import ingest
+from exitbench.results.load import SpoolLoader
 from exitbench.results.schema import TABLES
-from exitbench.results.spool import AttemptWriter, scan_spool
+from exitbench.results.spool import AttemptRecord, AttemptWriter, read_attempt, scan_spool
 
 Json = dict[str, Any]
 Write = Callable[..., AttemptWriter]
@@ -269,3 +270,26 @@ def test_times_are_utc(spool: Path, path: Path, cell: Json, env: Json, monkeypat
     ingest(spool, path)
     (row,) = _query(path, "SELECT started_at::VARCHAR AS at, seconds FROM runs")
     assert row == {"at": "2026-01-01 00:00:00.5", "seconds": 1.5}
+
+
+def test_a_check_that_was_begun_in_one_turn_serves_the_next(
+    write: Write, spool: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(5):
+        write()
+    checked: list[Path] = []
+
+    def counting(folder: Path) -> AttemptRecord:
+        checked.append(folder)
+        return read_attempt(folder)
+
+    monkeypatch.setattr("exitbench.results.load._GROUP_ATTEMPTS", 1)
+    monkeypatch.setattr("exitbench.results.load.read_attempt", counting)
+    loader = SpoolLoader(spool)
+    turns = 0
+    while not loader.done:
+        with open_database(path, read_only=False) as database:
+            loader.load(database.engine, until=lambda: True)
+        turns += 1
+    assert (turns, loader.report.added) == (5, 5)
+    assert sorted(checked) == sorted(attempt.path for attempt in scan_spool(spool))

@@ -1,0 +1,54 @@
+"""Turns at the database: one writer or several readers, and who waits is not overtaken for ever."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from exitbench.results.turns import Turn, is_wanted, let_others, take_turn
+
+
+def now(path: Path, *, alone: bool) -> Turn | None:
+    return take_turn(path, alone=alone, deadline=time.monotonic())
+
+
+def test_readers_share_a_turn_and_a_writer_has_it_alone(tmp_path: Path) -> None:
+    path = tmp_path / "x.duckdb"
+    first, second = now(path, alone=False), now(path, alone=False)
+    assert first is not None and second is not None
+    assert now(path, alone=True) is None
+    first.end()
+    second.end()
+    writer = now(path, alone=True)
+    assert writer is not None
+    assert now(path, alone=False) is None
+    writer.end()
+
+
+def test_a_writer_that_comes_again_at_once_lets_a_waiting_reader_go_first(tmp_path: Path) -> None:
+    path = tmp_path / "x.duckdb"
+    for _ in range(5):
+        came: list[Turn | None] = []
+        writer = now(path, alone=True)
+        assert writer is not None
+        reader = threading.Thread(
+            target=lambda: came.append(take_turn(path, alone=False, deadline=time.monotonic() + 5))  # noqa: B023
+        )
+        reader.start()
+        while not is_wanted(path):
+            time.sleep(0.001)
+        writer.end()
+        let_others(path)
+        assert len(came) == 1 or not is_wanted(path)
+        reader.join()
+        assert came[0] is not None
+        came[0].end()
+
+
+def test_those_who_never_go_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exitbench.results.turns._LONGEST_S", 0.1)
+    monkeypatch.setattr("exitbench.results.turns.is_wanted", lambda path: True)
+    started = time.monotonic()
+    let_others(tmp_path / "x.duckdb")
+    assert 0.1 <= time.monotonic() - started < 2
