@@ -1,9 +1,13 @@
 """Rows into DuckDB through Arrow, which SQLAlchemy does not know."""
 
+import glob
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
+
+from exitbench.errors import UserError
 
 
 def driver_connection(connection: sa.Connection) -> Any:
@@ -17,3 +21,17 @@ def insert_rows(connection: sa.Connection, table: str, rows: pa.Table, key: str,
     duck.register("incoming_rows", rows)
     duck.execute(f"INSERT INTO {table} BY NAME SELECT $1::VARCHAR AS {key}, * FROM incoming_rows", [value])
     duck.unregister("incoming_rows")
+
+
+def parquet_path(path: Path) -> str:
+    """Return the pattern that matches one file only, for ``read_parquet``, which takes patterns and not paths.
+
+    It also takes folders such as ``a=1`` for columns, unless it is told ``hive_partitioning=false``.
+
+    Raises:
+        UserError: DuckDB has no pattern for such a path.
+    """
+    pattern = glob.escape(str(path))
+    if "\\" in pattern and pattern != str(path):
+        raise UserError(f"{path}: DuckDB cannot read files of a path with both a backslash and one of * ? [.")
+    return pattern

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from exitbench import __version__
 from exitbench.errors import UserError
-from exitbench.results.arrow import driver_connection
+from exitbench.results.arrow import driver_connection, parquet_path
 from exitbench.results.catalogue import CELL
 from exitbench.results.migrations import migration_scripts
 from exitbench.results.sealed import check_digest, read_json, sha256, write_json, write_whole
@@ -165,7 +165,10 @@ def _digests(connection: sa.Connection, attempts: str) -> dict[str, str]:
 def _of_this_schema(engine: sa.Engine, folder: Path, manifest: Manifest) -> Iterator[dict[str, str]]:
     """Yield what to select every table's rows from, at the schema of this version."""
     scripts = migration_scripts()
-    files = {table: f"read_parquet({_quoted(folder / f'{table}.parquet')})" for table in manifest.tables}
+    files = {
+        table: f"read_parquet({_quoted(parquet_path(folder / f'{table}.parquet'))}, hive_partitioning=false)"
+        for table in manifest.tables
+    }
     if manifest.schema_version == len(scripts):
         yield files
         return
@@ -186,7 +189,7 @@ def _of_this_schema(engine: sa.Engine, folder: Path, manifest: Manifest) -> Iter
 @contextmanager
 def _attached(engine: sa.Engine, path: Path) -> Iterator[None]:
     with engine.connect() as connection:
-        driver_connection(connection).execute(f"ATTACH {_quoted(path)} AS incoming (READ_ONLY)")
+        driver_connection(connection).execute(f"ATTACH {_quoted(str(path))} AS incoming (READ_ONLY)")
     try:
         yield
     finally:
@@ -194,8 +197,8 @@ def _attached(engine: sa.Engine, path: Path) -> Iterator[None]:
             driver_connection(connection).execute("DETACH incoming")
 
 
-def _quoted(path: Path) -> str:
-    return "'" + str(path).replace("'", "''") + "'"
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _write_tables(engine: sa.Engine, folder: Path, redistributable: Collection[str] | None) -> None:
@@ -232,7 +235,7 @@ def _licensed(duck: Any, redistributable: Collection[str] | None) -> frozenset[s
 def _select(table: str, licensed: Collection[str]) -> str:
     if table not in _QUOTING or not licensed:
         return f"SELECT * FROM {table}"
-    labels = ", ".join("'" + label.replace("'", "''") + "'" for label in sorted(licensed))
+    labels = ", ".join(map(_quoted, sorted(licensed)))
     quoting = f"""
         SELECT a.attempt_id FROM attempt AS a JOIN cell USING (cell_id) JOIN dataset_artifact AS d USING (data_id)
         WHERE d.source <> 'builtin' AND d.label IN ({labels})

@@ -47,6 +47,17 @@ def empty(tmp_path: Path) -> Database:
     return open_database(tmp_path / "other.duckdb", read_only=False)
 
 
+@pytest.mark.parametrize("name", ["a=1", "r[1]", "star*", "it's one"])
+def test_a_snapshot_is_read_from_any_folder_and_from_no_other(
+    name: str, taken: Path, empty: Database, tmp_path: Path
+) -> None:
+    for other in ("r1", "starring"):
+        shutil.copytree(taken, tmp_path / other)
+    with empty:
+        added = load_snapshot(empty.engine, taken.rename(tmp_path / name))
+        assert len(rows(empty)["attempt"]) == len(set(rows(empty)["attempt"])) == added
+
+
 def test_every_table_is_known_to_hang_on_attempts_or_on_something_else(empty: Database) -> None:
     with empty:
         tables = set(empty.query(TABLES)["table_name"].to_pylist())

@@ -1,0 +1,33 @@
+"""Files that DuckDB reads by name: the one that is named, whatever its name."""
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.results.arrow import parquet_path
+
+NAMES = ("a=1", "r[1]", "r1", "r[[]1]", "star*", "starring", "who?", "whom", "**", "two words", "it's", "{a,b}", "b\\c")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in NAMES:
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"name": [name]}), tmp_path / name / "t.parquet")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_character_of_a_path_is_a_pattern(name: str, folder: Path) -> None:
+    file = folder / name / "t.parquet"
+    read = "SELECT * FROM read_parquet($1, filename=true, hive_partitioning=false)"
+    assert duckdb.execute(read, [parquet_path(file)]).fetchall() == [(name, str(file))]
+
+
+def test_a_path_that_no_pattern_matches_is_refused() -> None:
+    with pytest.raises(UserError, match="backslash"):
+        parquet_path(Path("b\\c/r[1]/t.parquet"))
