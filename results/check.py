@@ -101,7 +101,7 @@ def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | N
         if progress:
             progress(seen, len(attempts))
     if not damaged:
-        here = {attempt.attempt_id for attempt in attempts} | _imported(spool_root)
+        here = {attempt.attempt_id for attempt in attempts} | imported_attempts(spool_root)
         problems += _nowhere_else(stored.done.keys() - here, path)
     problems += [*check_rescores(spool_root), *check_vocabularies(spool_root), *_damaged_imports(spool_root)]
     return CheckReport(len(attempts), n_files, stored.total, tuple(problems))
@@ -134,6 +134,17 @@ def stored_rows(database: Database) -> dict[str, dict[str, int]]:
         for row in database.query(query).to_pylist():
             counts.setdefault(row["attempt_id"], {})[table] = row["n"]
     return counts
+
+
+def imported_attempts(spool_root: Path) -> set[str]:
+    """Return the attempts of which a snapshot was imported; a damaged import has none."""
+    found: set[str] = set()
+    for path in (spool_root / IMPORTS).glob("[!.]*/attempt.parquet"):
+        try:
+            found.update(pq.read_table(path, columns=["attempt_id"])["attempt_id"].to_pylist())
+        except (OSError, KeyError, pa.ArrowException):
+            continue  # named by `_damaged_imports`
+    return found
 
 
 def _read_all(database: Database) -> _Stored:
@@ -188,20 +199,20 @@ def _rows_without_owner(database: Database) -> Iterator[str]:
     tables = set(_tables(database)) & set(own["t"].to_pylist()) - {"attempt"}
     references = (*((table, "attempt_id", "attempt") for table in sorted(tables)), *_REFERENCES)
     for table, column, owner in references:
-        query = f"SELECT {column} AS id, count(*) AS n FROM {table} ANTI JOIN {owner} USING ({column}) GROUP BY id"
-        rows = database.query(query).to_pylist()
-        if rows:
-            n = sum(row["n"] for row in rows)
-            yield f"{table}: {n} rows of a {column} that {owner} does not have, such as {rows[0]['id']}. {_REBUILD}"
+        query = f"SELECT min({column}) AS id, count(*) AS n FROM {table} ANTI JOIN {owner} USING ({column})"
+        row = database.query(query).to_pylist()[0]
+        if row["n"]:
+            yield f"{table}: {row['n']} rows of a {column} that {owner} does not have, such as {row['id']}. {_REBUILD}"
 
 
 def _rows_twice(database: Database) -> Iterator[str]:
     for table, key in _KEYS.items():
-        query = f"SELECT {key}, count(*) AS n FROM {table} GROUP BY ALL HAVING n > 1"
-        rows = database.query(query).to_pylist()
+        repeated = f"SELECT {key} FROM {table} GROUP BY ALL HAVING count(*) > 1"
+        rows = database.query(f"SELECT *, count(*) OVER () AS n FROM ({repeated}) LIMIT 1").to_pylist()
         if rows:
-            which = ", ".join(f"{name} {value}" for name, value in rows[0].items() if name != "n")
-            yield f"{table}: {len(rows)} rows are there more than once, such as {which}. {_REBUILD}"
+            n = rows[0].pop("n")
+            which = ", ".join(f"{name} {value}" for name, value in rows[0].items())
+            yield f"{table}: {n} rows are there more than once, such as {which}. {_REBUILD}"
 
 
 def _nowhere_else(attempt_ids: Set[str], path: Path) -> Iterator[str]:
@@ -210,17 +221,6 @@ def _nowhere_else(attempt_ids: Set[str], path: Path) -> Iterator[str]:
             f"{path}: has {len(attempt_ids)} attempts that the spool lacks, such as {min(attempt_ids)}: a rebuilt "
             "database would not have them. `exitbench export` saves them."
         )
-
-
-def _imported(spool_root: Path) -> set[str]:
-    """Attempts of which a snapshot was imported."""
-    found: set[str] = set()
-    for path in (spool_root / IMPORTS).glob("[!.]*/attempt.parquet"):
-        try:
-            found.update(pq.read_table(path, columns=["attempt_id"])["attempt_id"].to_pylist())
-        except (OSError, KeyError, pa.ArrowException):
-            continue  # named by `_damaged_imports`
-    return found
 
 
 def _damaged_imports(spool_root: Path) -> Iterator[str]:
@@ -251,7 +251,7 @@ def require_whole_spool(spool_root: Path, path: Path) -> None:
         raise
     except UserError:
         return  # there is none, or nothing can be read from it
-    missing = known - {attempt.attempt_id for attempt in attempts} - _imported(spool_root)
+    missing = known - {attempt.attempt_id for attempt in attempts} - imported_attempts(spool_root)
     if missing:
         raise UserError(
             f"{path} has {len(missing)} attempts that {spool_root} lacks, such as {min(missing)}; a rebuilt database "

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,16 @@ from exitbench.results.check import check, require_whole_spool
 from exitbench.results.database import open_database, rebuild
 from exitbench.results.gc import TRACES, Garbage, find_garbage, free
 from exitbench.results.ingest import ingest
+from exitbench.results.merge import merge
 from exitbench.results.owner import OWNER_FILE
-from exitbench.results.spool import AttemptWriter, latest_status, scan_spool
+from exitbench.results.spool import AttemptWriter, latest_status, read_status, scan_spool
 
 Json = dict[str, Any]
 
 
-def old(folder: Path) -> None:
-    os.utime(folder, (0, 0))
+def old(path: Path) -> None:
+    for entry in (*path.rglob("*"), path):
+        os.utime(entry, (0, 0))
 
 
 @pytest.fixture
@@ -53,6 +56,19 @@ def running(runs: Path, cell: Json, env: Json) -> AttemptWriter:
     writer = AttemptWriter(runs / "spool", cell, env)
     old(writer.path)
     return writer
+
+
+@pytest.fixture
+def gone() -> int:
+    """The id of a process that has ended."""
+    with subprocess.Popen(["true"]) as process:
+        pass
+    return process.pid
+
+
+def execute(runs: Path, sql: str) -> None:
+    with open_database(runs / "exitbench.duckdb", read_only=False) as opened, opened.engine.begin() as connection:
+        connection.exec_driver_sql(sql)
 
 
 def find(runs: Path, *, superseded: bool = False, traces: bool = False) -> list[Garbage]:
@@ -101,6 +117,80 @@ def test_superseded_attempts_leave_spool_and_database_alike(runs: Path) -> None:
     assert all_rows(runs) == before
 
 
+def superseded(runs: Path) -> list[Path]:
+    return [item.path for item in find(runs, superseded=True) if item.kind == "superseded attempt"]
+
+
+def good_attempts(runs: Path) -> list[Path]:
+    """The two that ended well."""
+    return [a.path for a in scan_spool(runs / "spool") if a.finished and read_status(a).status == "ok"]
+
+
+def test_a_damaged_attempt_supersedes_nothing(runs: Path) -> None:
+    first, latest = good_attempts(runs)
+    (latest / "tokens.parquet").write_bytes(b"")
+    assert superseded(runs) == []
+    rebuild(runs / "spool", runs / "exitbench.duckdb")
+    assert first.name in str(all_rows(runs)["attempt"])
+
+
+@pytest.mark.parametrize("sql", ["DELETE FROM token_exit", "UPDATE attempt SET spool_sha256 = 'x'"])
+def test_an_attempt_that_is_not_safely_in_supersedes_nothing(sql: str, runs: Path) -> None:
+    execute(runs, sql)
+    assert superseded(runs) == []
+
+
+def test_what_supersedes_is_only_known_with_a_database(runs: Path) -> None:
+    (runs / "exitbench.duckdb").unlink()
+    with pytest.raises(UserError, match=r"exitbench\.duckdb"):
+        find(runs, superseded=True)
+    assert find(runs) != []
+
+
+def test_attempts_that_an_import_would_bring_back_stay(runs: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    merge(runs / "exitbench.duckdb", there / "spool", there / "exitbench.duckdb")
+    merge(runs / "spool", there / "spool", there / "exitbench.duckdb")
+    assert len(superseded(runs)) == 2
+    assert superseded(there) == []
+
+
+@pytest.mark.parametrize(
+    "name", [".importing-{pid}", ".import-abc", "vocabularies/.0123-{pid}", "imports/.new-{pid}", "trainings/.x-{pid}"]
+)
+def test_what_is_half_written_is_freed_when_its_process_is_gone_and_nothing_in_it_is_young(
+    name: str, runs: Path, gone: int
+) -> None:
+    def left(pid: int) -> Path:
+        folder = runs / "spool" / name.format(pid=pid)
+        folder.mkdir(parents=True)
+        (folder / "source.duckdb").write_bytes(bytes(1000))
+        old(folder)
+        return folder
+
+    folder = left(gone)
+    before = len(find(runs))
+    os.utime(folder / "source.duckdb")
+    assert len(find(runs)) == before - 1
+    old(folder)
+    (item,) = [item for item in find(runs) if item.path == folder]
+    assert (item.kind, item.size_bytes) == ("leftover", 1000)
+    free([item], runs / "exitbench.duckdb")
+    assert not folder.exists()
+    if "{pid}" in name:
+        running = left(os.getpid())
+        assert running not in [item.path for item in find(runs)]
+
+
+def test_a_half_copied_file_is_freed(runs: Path, gone: int) -> None:
+    file = runs / "spool" / f".importing-{gone}"
+    file.write_bytes(bytes(10))
+    old(file)
+    (item,) = [item for item in find(runs) if item.path == file]
+    free([item], runs / "exitbench.duckdb")
+    assert (item.size_bytes, file.exists()) == (10, False)
+
+
 def test_traces_are_freed_where_the_database_has_every_row(runs: Path) -> None:
     before, states = all_rows(runs), latest_status(runs / "spool")
     garbage = [item for item in find(runs, traces=True) if item.kind == "traces"]
@@ -122,8 +212,7 @@ def test_traces_are_freed_where_the_database_has_every_row(runs: Path) -> None:
     "change", ["DELETE FROM token_exit WHERE position = 1", "UPDATE attempt SET spool_sha256 = 'x'"]
 )
 def test_traces_that_are_not_safely_in_stay(runs: Path, change: str) -> None:
-    with open_database(runs / "exitbench.duckdb", read_only=False) as opened, opened.engine.begin() as connection:
-        connection.exec_driver_sql(change)
+    execute(runs, change)
     assert kinds(find(runs, traces=True))["traces"] == 0
 
 
