@@ -1,6 +1,5 @@
 """Bringing results from elsewhere into the spool, from which the database is filled."""
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from exitbench.results.arrow import driver_connection
 from exitbench.results.database import open_database
 from exitbench.results.imports import IMPORTS, KEYS, PERF, benchmark_rows, known_keys
 from exitbench.results.ingest import ingest
-from exitbench.results.sealed import read_json, sha256
+from exitbench.results.sealed import own_name, read_json, sha256
 from exitbench.results.snapshot import MANIFEST, is_snapshot, load_snapshot, write_snapshot
 from exitbench.results.spool import Attempt, attempt_path, read_attempt, scan_spool
 
@@ -153,7 +152,7 @@ def _copy_attempt(attempt: Attempt, target: Path, spool_root: Path) -> None:
 
 def _copy(path: Path, target: Path, spool_root: Path) -> None:
     """Copy a file or folder into its place by rename."""
-    partial = spool_root / f".importing-{os.getpid()}"
+    partial = spool_root / own_name(".importing")
     try:
         if path.is_dir():
             shutil.copytree(path, partial)
@@ -189,7 +188,7 @@ def _merge_rows(
         _delete_known(engine, keys)
         if any(known_keys(engine, table) for table in KEYS):
             folder = spool_root / IMPORTS
-            new = folder / f".new-{os.getpid()}"
+            new = folder / own_name(".new")
             write_snapshot(engine, new)
             target = folder / sha256(new / MANIFEST)[:_DIGITS]
             if target.exists():

@@ -1,8 +1,10 @@
 """Folders that are complete or absent: written beside their place, sealed with the digest of every file, renamed."""
 
+import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -29,8 +31,13 @@ def write_sealed(folder: Path, fill: Callable[[Path], None]) -> None:
         fill(partial)
         write_json(partial / SEAL, {file.name: sha256(file) for file in sorted(partial.iterdir())})
 
-    if not (folder / SEAL).is_file():
-        write_whole(folder, fill_and_seal)
+    if (folder / SEAL).is_file():
+        return
+    try:
+        _write_beside(folder, fill_and_seal)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not (folder / SEAL).is_file():
+            raise _cannot_write(folder, error) from error
 
 
 def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
@@ -43,17 +50,18 @@ def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
     Raises:
         UserError: The folder cannot be written.
     """
-    partial = folder.parent / f".{folder.name[:32]}-{os.getpid()}"
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        fill(partial)
-        _to_disk(partial)
-        partial.rename(folder)
+        _write_beside(folder, fill)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror}.") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        raise _cannot_write(folder, error) from error
+
+
+def own_name(stem: str) -> str:
+    """Return a name that no other process has, on this machine or another one that shares the folder.
+
+    It ends with the number of the process, by which `exitbench gc` sees that it is alive.
+    """
+    return f"{stem}-{secrets.token_hex(8)}-{os.getpid()}"
 
 
 def check_sealed(folder: Path, needed: Collection[str]) -> None:
@@ -111,6 +119,21 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_beside(folder: Path, fill: Callable[[Path], None]) -> None:
+    partial = folder.parent / own_name(f".{folder.name[:32]}")
+    try:
+        partial.mkdir(parents=True)
+        fill(partial)
+        _to_disk(partial)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _cannot_write(folder: Path, error: OSError) -> UserError:
+    return UserError(f"{folder}: cannot be written: {error.strerror}.")
 
 
 def _to_disk(folder: Path) -> None:

@@ -7,7 +7,6 @@ model).
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from sqlalchemy.dialects.postgresql import insert
 from exitbench.results.arrow import insert_rows
 from exitbench.results.catalogue import TRAINING_RUN
 from exitbench.results.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE
+from exitbench.results.sealed import own_name
 from exitbench.results.spool import SpoolError
 from exitbench.results.trouble import is_trouble
 
@@ -39,8 +39,8 @@ def record_training(spool_root: Path, weights_sha256: str, model_folder: Path) -
     if final.is_dir() or not all(path.is_file() for path in files):
         return
     final.parent.mkdir(parents=True, exist_ok=True)
-    partial = final.parent / f".{weights_sha256[:16]}-{os.getpid()}"
-    partial.mkdir(exist_ok=True)
+    partial = final.parent / own_name(f".{weights_sha256[:16]}")
+    partial.mkdir()
     try:
         for path in files:
             shutil.copyfile(path, partial / path.name)

@@ -53,6 +53,7 @@ def test_a_snapshot_is_read_from_any_folder_and_from_no_other(
 ) -> None:
     for other in ("r1", "starring"):
         shutil.copytree(taken, tmp_path / other)
+        damage(tmp_path / other / "attempt.parquet")
     with empty:
         added = load_snapshot(empty.engine, taken.rename(tmp_path / name))
         assert len(rows(empty)["attempt"]) == len(set(rows(empty)["attempt"])) == added
