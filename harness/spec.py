@@ -114,6 +114,7 @@ class WorkerSpec:
     Attributes:
         device: Resolved device, e.g. ``cpu`` or ``cuda``.
         threads: Threads of torch's intra-op pool.
+        inputs: Spool of the cells that these depend on; None: ``spool``.
     """
 
     cells: tuple[WorkItem, ...]
@@ -122,6 +123,7 @@ class WorkerSpec:
     spool: Path
     device: str
     threads: int
+    inputs: Path | None = None
 
     def to_json(self) -> str:
         """Return the text of SPEC.json."""

@@ -72,12 +72,15 @@ def find_stored(spool: Path, name: str) -> Stored:
     return Stored(record.attempt, record.cell, record.env)
 
 
-def verify(stored: Stored, spool: Path, folder: Path, data_dir: Path | None, threads: int) -> Verdict:
+def verify(
+    stored: Stored, spool: Path, repetitions: Path, folder: Path, data_dir: Path | None, threads: int
+) -> Verdict:
     """Run a stored cell again and compare.
 
     Args:
         stored: What to repeat.
-        spool: Where it lies, with the cells that it depends on; the new attempt goes there.
+        spool: Where it lies, with the cells that it depends on.
+        repetitions: Spool of the new attempt: in the first, it would take the place of what it is compared with.
         folder: Its checkpoint.
         data_dir: Root of the local files that its documents were read from.
         threads: Of torch.
@@ -85,11 +88,11 @@ def verify(stored: Stored, spool: Path, folder: Path, data_dir: Path | None, thr
     Raises:
         UserError: What is here is not what was asked then: weights, documents, source of the method.
     """
-    item = _item(stored, spool, folder, data_dir)
-    spec = WorkerSpec((item,), folder.resolve(), data_dir, spool, item.cell.device, threads)
+    item = _item(stored, repetitions, folder, data_dir)
+    spec = WorkerSpec((item,), folder.resolve(), data_dir, repetitions, item.cell.device, threads, inputs=spool)
     if worker.run(spec, lambda event: None) == worker.INTERRUPTED:
         raise KeyboardInterrupt
-    status = attempt_status(spool, item.cell.cell_id)
+    status = attempt_status(repetitions, item.cell.cell_id)
     if status is None or status.attempt_id == item.seen:
         raise UserError(f"cell {item.cell.cell_id[:12]} was not run again.")
     compared = compare(stored.attempt.path, status.path) if status.status == "ok" else []
@@ -155,7 +158,7 @@ def _json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _item(stored: Stored, spool: Path, folder: Path, data_dir: Path | None) -> WorkItem:
+def _item(stored: Stored, repetitions: Path, folder: Path, data_dir: Path | None) -> WorkItem:
     """The stored cell as it would be asked here and now, which must be the same cell.
 
     Raises:
@@ -163,7 +166,7 @@ def _item(stored: Stored, spool: Path, folder: Path, data_dir: Path | None) -> W
     """
     data = data_request(stored.cell, {})
     held_out = stored.cell.get("held_out") and DataRequest.from_json(stored.cell["held_out"])
-    corpora = Corpora(spool.parent)
+    corpora = Corpora(repetitions.parent)
     corpus = corpora.describe(data, data_dir)
     held_out_sha256 = corpora.describe(held_out, data_dir).data_sha256 if held_out else ""
     cell = _as_of_now(stored.cell, describe_checkpoint(stored.cell["model"]["name"], folder), corpus, held_out_sha256)
@@ -173,7 +176,7 @@ def _item(stored: Stored, spool: Path, folder: Path, data_dir: Path | None) -> W
             f"attempt {stored.attempt.attempt_id} cannot be repeated here, something else would be asked "
             f"(it ran at commit {commit[:12]}):\n  " + "\n  ".join(changed)
         )
-    status = attempt_status(spool, cell.cell_id)
+    status = attempt_status(repetitions, cell.cell_id)
     label = f"{cell.model.name}/{cell.task.label}/{cell.method.name}/{cell.kind}"
     return WorkItem(cell, label, data, held_out, seen=status.attempt_id if status else None)
 

@@ -39,11 +39,15 @@ WAIT_S: Final = 10.0
 """How long to wait for another process to let go of the database."""
 
 _PATIENCE_S: Final = 0.5
-"""How long a writer lets newcomers wait for the readers that were there before it."""
+"""How long a writer lets newcomers wait for the readers that were there before it; twice as long with each attempt."""
+
+_LONGEST_PATIENCE_S: Final = 2.0
+_REBUILD_WAIT_S: Final = 60.0
 
 _SMALLEST_BYTES: Final = 16
 """A file shorter than this does not even say that it is DuckDB's."""
 
+_SHOWN: Final = 5
 _PACKAGE = "exitbench.results"
 # Rows are found by their keys, so that threads need not wait for each other to keep an order.
 _WRITER_CONFIG: Final[dict[str, Any]] = {"preserve_insertion_order": False}
@@ -144,7 +148,9 @@ def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) ->
     return database
 
 
-def rebuild(spool_root: Path, path: Path, progress: Callable[[int, int], None] | None = None) -> IngestReport:
+def rebuild(
+    spool_root: Path, path: Path, progress: Callable[[int, int], None] | None = None, *, forget: bool = False
+) -> IngestReport:
     """Build the database anew from the spool beside `path`, then put it in place of the old one.
 
     Readers keep the old one until they open it again; it may be damaged. What another process ingests meanwhile is
@@ -154,9 +160,10 @@ def rebuild(spool_root: Path, path: Path, progress: Callable[[int, int], None] |
         spool_root: The spool.
         path: The database; need not exist, and may be of a newer schema.
         progress: Called with (attempts seen, attempts in the spool).
+        forget: Whether the new database may lack attempts that the old one has.
 
     Raises:
-        UserError: As `open_database`.
+        UserError: As `open_database`; or the new database would lack attempts, and the old one stays.
     """
     _create_folder(path.parent)
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
@@ -165,10 +172,28 @@ def rebuild(spool_root: Path, path: Path, progress: Callable[[int, int], None] |
             report = load_spool(database.engine, spool_root, progress)
         _require_complete(beside)
         # Held open while it is replaced, so that no writer is left with a log beside the new file.
-        with _connect_or_turn(path):
+        with _connect_or_turn(path) as old:
+            if isinstance(old, Database) and not forget:
+                _require_all(old, beside, report)
             _log(path).unlink(missing_ok=True)
             beside.replace(path)
     return report
+
+
+def _require_all(old: Database, new: Path, report: IngestReport) -> None:
+    """Check that no attempt is lost: one that was read well when it was ingested may be damaged in the spool by now."""
+    try:
+        known = set(old.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
+    except UserError:
+        return  # empty
+    with open_database(new) as database:
+        lost = known - set(database.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
+    if lost:
+        why = "\n  ".join(report.quarantined[:_SHOWN])
+        raise UserError(
+            f"{old.path} is kept: it has {len(lost)} attempts that cannot be read from the spool any more, such as "
+            f"{min(lost)}. Add --force to do without them." + (f"\n  {why}" if why else "")
+        )
 
 
 def _log(path: Path) -> Path:
@@ -199,7 +224,7 @@ def _create(path: Path) -> None:
 def _connect_or_turn(path: Path) -> "Database | Turn":
     """Hold the database alone, or the turn at it where it is too damaged to be opened."""
     try:
-        return _connect(path, read_only=False, wait_s=WAIT_S)
+        return _connect(path, read_only=False, wait_s=_REBUILD_WAIT_S)
     except DamagedDatabase:
         turn = take_turn(path, alone=True, deadline=time.monotonic() + WAIT_S)
         if turn is None:
@@ -221,7 +246,7 @@ def _open_reader(path: Path, wait_s: float) -> Database:
 def _connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
     """Open the file in one's turn; a reader's turn ends with the opening, a writer's when it closes."""
     _create_folder(path.parent)
-    deadline = time.monotonic() + wait_s
+    deadline, patience_s = time.monotonic() + wait_s, _PATIENCE_S
     while True:
         turn = take_turn(path, alone=not read_only, deadline=deadline)
         if turn is None:
@@ -229,7 +254,7 @@ def _connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
         try:
             if not read_only and not path.exists():
                 _create(path)
-            engine = _engine(path, read_only, min(deadline, time.monotonic() + _PATIENCE_S))
+            engine = _engine(path, read_only, min(deadline, time.monotonic() + patience_s))
         except sa.exc.DBAPIError as error:
             turn.end()
             message = str(error.orig)
@@ -239,6 +264,7 @@ def _connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
                 process = re.search(r"PID (\d+)", message)
                 raise DatabaseInUse(path, f"process {process[1]}" if process else "another process", wait_s) from error
             time.sleep(_PATIENCE_S)  # others come first now, so that a long reader does not keep them waiting
+            patience_s = min(2 * patience_s, _LONGEST_PATIENCE_S)
         except BaseException:
             turn.end()
             raise

@@ -10,7 +10,7 @@ import duckdb
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
-from exitbench.results.arrow import driver_connection
+from exitbench.results.arrow import driver_connection, parquet_path
 from exitbench.results.catalogue import ATTEMPT
 from exitbench.results.catalogue_rows import insert_catalogue
 from exitbench.results.imports import load_imports
@@ -254,12 +254,12 @@ def _insert_files(connection: sa.Connection, table: str, records: Sequence[Attem
     if table == "metrics":  # in the order they were written: a task's headline metric is the first of its own
         ended_at = "(SELECT ended_at FROM attempt WHERE attempt.attempt_id = string_split(filename, '/')[-2])"
         more = f", file_row_number AS ordinal, {ended_at} AS scored_at"
-    files = [str(record.attempt.path / f"{table}.parquet") for record in records]
+    files = [parquet_path(record.attempt.path / f"{table}.parquet") for record in records]
     driver_connection(connection).execute(
         f"""
         INSERT INTO {DATABASE_TABLE[table]} BY NAME
         SELECT string_split(filename, '/')[-2] AS attempt_id, * EXCLUDE (filename, file_row_number) {more}
-        FROM read_parquet($1, filename=true, file_row_number=true, union_by_name=true)
+        FROM read_parquet($1, filename=true, file_row_number=true, union_by_name=true, hive_partitioning=false)
         """,
         [files],
     )

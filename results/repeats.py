@@ -8,6 +8,7 @@ from typing import Any, Final
 import duckdb
 
 from exitbench.errors import UserError
+from exitbench.results.arrow import parquet_path
 from exitbench.results.schema import FITTED_FILE
 from exitbench.results.spool import read_attempt
 
@@ -82,7 +83,7 @@ def _tables(name: str, stored: Path, repeated: Path) -> Compared:
     keys = KEYS[name.removesuffix(".parquet")]
     with duckdb.connect() as connection:
         for side, folder in (("old", stored), ("new", repeated)):
-            connection.read_parquet(str(folder / name)).create_view(side)
+            connection.read_parquet(parquet_path(folder / name), hive_partitioning=False).create_view(side)
         columns = _columns(connection, keys)
         differs = " OR ".join(f'o."{column}" IS DISTINCT FROM n."{column}"' for column in columns)
         matched = ", ".join(keys)

@@ -30,7 +30,8 @@ from exitbench.results.schema import CELL_KEYS, ENV_KEYS, FITTED_FILE, SCHEMA_VE
 LOG_TAIL_LINES = 40
 UNFINISHED = "unfinished"
 DAMAGED = "damaged"
-TO_BE_RUN = frozenset({UNFINISHED, DAMAGED, "interrupted"})
+NO_OUTCOME = frozenset({UNFINISHED, "interrupted"})
+TO_BE_RUN = NO_OUTCOME | {DAMAGED}
 """What a cell's latest attempt says of one that has no outcome yet."""
 
 _JSON_FILES = ("cell.json", "env.json", "status.json")
@@ -248,8 +249,12 @@ def _following_id(spool_root: Path, cell_id: str) -> str:
 
 def quarantine(spool_root: Path, attempt: Attempt, why: str) -> Path:
     """Move a damaged attempt out of the way, with the reason beside its files; return where it lies now."""
-    target = spool_root / QUARANTINE / attempt.cell_id / attempt.attempt_id
-    target.parent.mkdir(parents=True, exist_ok=True)
+    places = spool_root / QUARANTINE / attempt.cell_id
+    target = places / attempt.attempt_id
+    number = 2
+    while target.exists():  # it was there before, and came back from a copy
+        target, number = places / f"{attempt.attempt_id}.{number}", number + 1
+    places.mkdir(parents=True, exist_ok=True)
     attempt.path.rename(target)
     (target / "WHY.txt").write_text(f"{why}\n", encoding="utf-8")
     return target
@@ -276,30 +281,31 @@ def cell_attempts(spool_root: Path, cell_id: str) -> Iterator[Attempt]:
     yield from _attempts(spool_root / cell_id[:_PREFIX_LENGTH] / cell_id)
 
 
-def latest_attempts(attempts: Iterable[Attempt]) -> Iterator[Attempt]:
-    """Yield the attempt that decides each cell's state: the latest finished one, else the latest.
+def deciding_statuses(attempts: Iterable[Attempt]) -> Iterator[AttemptStatus]:
+    """Yield the status that decides each cell's state: of its latest attempt with an outcome, else of its latest.
 
-    A finished attempt counts before an unfinished one, so a cell that is being repeated keeps its last outcome.
+    An attempt that was interrupted or has not finished has no outcome, so a cell that is being repeated keeps its last.
 
     Args:
         attempts: Those of a cell by time.
     """
-    latest: dict[str, Attempt] = {}
+    by_cell: dict[str, list[Attempt]] = {}
     for attempt in attempts:
-        known = latest.get(attempt.cell_id)
-        if known is None or attempt.finished or not known.finished:
-            latest[attempt.cell_id] = attempt
-    yield from latest.values()
+        by_cell.setdefault(attempt.cell_id, []).append(attempt)
+    for own in by_cell.values():
+        latest = read_status(own[-1])
+        earlier = (status for status in map(read_status, reversed(own)) if status.status not in NO_OUTCOME)
+        yield next(earlier, latest)
 
 
 def latest_status(spool_root: Path) -> dict[str, AttemptStatus]:
-    """Return how the latest attempt at each cell ended, by cell id."""
-    return {attempt.cell_id: read_status(attempt) for attempt in latest_attempts(scan_spool(spool_root))}
+    """Return how the latest attempt at each cell that has an outcome ended, by cell id (see `deciding_statuses`)."""
+    return {status.cell_id: status for status in deciding_statuses(scan_spool(spool_root))}
 
 
 def attempt_status(spool_root: Path, cell_id: str) -> AttemptStatus | None:
-    """Return how the latest attempt at one cell ended; None if there is none. Reads that cell's folders only."""
-    return next((read_status(attempt) for attempt in latest_attempts(cell_attempts(spool_root, cell_id))), None)
+    """Return the same of one cell; None if there is no attempt. Reads that cell's folders only."""
+    return next(deciding_statuses(cell_attempts(spool_root, cell_id)), None)
 
 
 def read_status(attempt: Attempt) -> AttemptStatus:
@@ -324,10 +330,7 @@ def read_attempt(path: Path) -> AttemptRecord:
         DamagedAttempt: DONE is missing or unreadable, a file is missing or was changed; names the file.
         SpoolError: A key is missing, or a newer version wrote the files; names the file.
     """
-    try:
-        digests = _read_json(path / "DONE")
-    except SpoolError as error:
-        raise DamagedAttempt(str(error)) from error
+    digests = _read_json(path / "DONE")
     missing = set(_JSON_FILES) - digests.keys()
     if missing or not digests.keys() <= _FILES:
         raise SpoolError(f"{path / 'DONE'}: lists {sorted(digests)}; expected {', '.join(_JSON_FILES)} and the tables.")
@@ -488,12 +491,14 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DamagedAttempt(f"{path}: is missing.") from error
     except OSError as error:
         raise SpoolError(f"{path}: cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise SpoolError(f"{path}: is not JSON: {error}") from error
+        raise DamagedAttempt(f"{path}: is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise SpoolError(f"{path}: is not a JSON object.")
+        raise DamagedAttempt(f"{path}: is not a JSON object.")
     return value
 
 
@@ -508,9 +513,13 @@ def _write_done(path: Path) -> None:
 
 
 def _check_digest(path: Path, digest: str) -> None:
-    if not path.exists():
-        raise DamagedAttempt(f"{path}: is missing.")
-    if _sha256(path) != digest:
+    try:
+        found = _sha256(path)
+    except FileNotFoundError as error:
+        raise DamagedAttempt(f"{path}: is missing.") from error
+    except OSError as error:  # the device's fault, perhaps for a moment
+        raise SpoolError(f"{path}: cannot be read: {error.strerror}.") from error
+    if found != digest:
         raise DamagedAttempt(f"{path}: is not what was written (its SHA-256 differs from the one in DONE).")
 
 

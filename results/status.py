@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from exitbench.results.owner import Owner, owner_of
-from exitbench.results.spool import DAMAGED, Attempt, AttemptStatus, latest_attempts, read_status, scan_spool
+from exitbench.results.spool import DAMAGED, UNFINISHED, Attempt, AttemptStatus, deciding_statuses, scan_spool
 
 SHOWN_FAILURES: Final = 5
 RUNNING: Final = "running"
@@ -84,15 +84,14 @@ def spool_status(spool_root: Path, wanted: Callable[[str], bool] = lambda cell_i
     running = [found for attempt in attempts if not attempt.finished and (found := _running(attempt))]
     live = {found.attempt.cell_id for found in running}
     states, bad, damaged = {}, [], []
-    for attempt in latest_attempts(attempts):
-        if not attempt.finished:
-            states[attempt.cell_id] = RUNNING if attempt.cell_id in live else LOST
+    for status in deciding_statuses(attempts):
+        if status.status == UNFINISHED:
+            states[status.cell_id] = RUNNING if status.cell_id in live else LOST
             continue
-        status = read_status(attempt)
         if status.status == DAMAGED:
             damaged.append(str(status.reason))
             continue
-        states[attempt.cell_id] = status.status
+        states[status.cell_id] = status.status
         if status.status != "ok":
             bad.append(status)
     bad.sort(key=lambda status: status.attempt_id, reverse=True)

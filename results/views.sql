@@ -75,16 +75,16 @@ CREATE VIEW frontier AS
 WITH current_metric AS (
     SELECT * FROM metric QUALIFY scored_at = max(scored_at) OVER (PARTITION BY attempt_id, metric)
 ),
-own_metric AS (
-    SELECT attempt_id, metric, value, ci_low, ci_high, n
-    FROM current_metric
+task_metric AS (
+    SELECT * FROM metric
     WHERE metric NOT IN (
         'mean_exit_layer', 'token_match', 'ideal_speedup_bytes', 'ideal_speedup_flops', 'acceptance_rate'
     )
 ),
+-- Of the version computed last alone: an older one may have metrics that are no more.
 headline AS (
-    SELECT attempt_id, arg_min(metric, ordinal) AS metric FROM current_metric SEMI JOIN own_metric USING (attempt_id, metric)
-    GROUP BY attempt_id
+    SELECT * FROM task_metric
+    QUALIFY row_number() OVER (PARTITION BY attempt_id ORDER BY scored_at DESC, ordinal) = 1
 ),
 shared AS (
     SELECT
@@ -132,7 +132,7 @@ speed AS (
     GROUP BY ALL
 )
 SELECT
-    n.*, r.limited, r.dtype, r.device, r.batch_size, r.blocks, coalesce(own.metric, full_headline.metric) AS metric,
+    n.*, r.limited, r.dtype, r.device, r.batch_size, r.blocks, coalesce(v.metric, full_headline.metric) AS metric,
     v.value, v.ci_low, v.ci_high, f.value AS full_value, v.value - f.value AS delta, shared.mean_exit_layer,
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup END AS speedup,
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_low END AS speedup_low,
@@ -144,11 +144,11 @@ JOIN newest USING (attempt_id)
 JOIN runs AS r USING (attempt_id)
 JOIN cell AS c ON c.cell_id = n.cell_id
 LEFT JOIN shared ON shared.attempt_id = n.attempt_id
-LEFT JOIN headline AS own ON own.attempt_id = n.attempt_id
+LEFT JOIN headline AS v ON v.attempt_id = n.attempt_id
 LEFT JOIN headline AS full_headline ON full_headline.attempt_id = r.full_depth_attempt_id
-LEFT JOIN own_metric AS v ON v.attempt_id = n.attempt_id AND v.metric = own.metric
-LEFT JOIN own_metric AS f
-    ON f.attempt_id = r.full_depth_attempt_id AND f.metric = coalesce(own.metric, full_headline.metric)
+LEFT JOIN task_metric AS f
+    ON f.attempt_id = r.full_depth_attempt_id AND f.metric = coalesce(v.metric, full_headline.metric)
+    AND f.metric_version = coalesce(v.metric_version, full_headline.metric_version)
 LEFT JOIN speed AS s
     ON c.kind = 'quality' AND s.setting_id = c.setting_id AND s.method = c.method
     AND s.method_sha256 = c.method_sha256 AND s.params = c.params AND s.kv_policy IS NOT DISTINCT FROM c.kv_policy
@@ -156,7 +156,7 @@ LEFT JOIN speed AS s
 LEFT JOIN hardware AS h ON h.hw_id = s.hw_id;
 COMMENT ON VIEW frontier IS 'Quality against speed: one row per quality or replay run; of runs that differ only in the method''s source, or
 in what it was fitted or replayed on, the newest. limited, dtype, device, batch_size; blocks: L; metric: the task''s headline metric;
-value, ci_low, ci_high: its value and 95% interval, NULL for a replay; full_value: of full depth on the same documents; delta: value -
+value, ci_low, ci_high: its value and 95% interval, NULL for a replay; full_value: of full depth on the same documents, NULL where it was not scored under the same version of the metric; delta: value -
 full_value; mean_exit_layer: blocks run per token; speedup, speedup_low, speedup_high: full depth''s time over the method''s, measured in
 the same process, with 95% interval (1 for full depth itself, NULL where not timed); aa_low, aa_high: full depth against itself in that
 session: the noise floor; ideal_speedup_bytes, ideal_speedup_flops: cost model; realised_fraction: speedup over ideal; token_match: share

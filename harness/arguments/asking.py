@@ -107,7 +107,7 @@ def _add_verify(commands: Commands) -> None:
         "  exitbench verify 'builtin-vanilla/squad/full'\n"
         "  exitbench verify 3f9a12c4 --model checkpoints/mine --data-dir ../data"
     )
-    about = "Run a stored cell again, compare every answer and token with what was stored (exit code 1: they differ)."
+    about = "Run a stored cell again, aside, and compare every answer and token (exit code 1: they differ)."
     parser = command(commands, "verify", "verify:verify_run", about, examples)
     parser.add_argument(
         "run", metavar="RUN", help="attempt or cell id or its beginning, or a glob of MODEL/TASK/METHOD"

@@ -9,7 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from exitbench.errors import UserError
-from exitbench.harness.commands.folders import Runs
+from exitbench.harness.commands.folders import existing_runs
 from exitbench.results.check import check, require_whole_spool
 from exitbench.results.database import rebuild
 
@@ -20,7 +20,7 @@ def db(arguments: Namespace) -> int:
     Raises:
         UserError: The database is in use or cannot be written, or would lose rows.
     """
-    runs = Runs(arguments.runs)
+    runs = existing_runs(arguments.runs)
     path = arguments.database or runs.database
     if arguments.action == "check":
         if arguments.force:
@@ -28,7 +28,7 @@ def db(arguments: Namespace) -> int:
         return _check(runs.spool, path)
     if not arguments.force:
         require_whole_spool(runs.spool, path)
-    return _rebuild(runs.spool, path)
+    return _rebuild(runs.spool, path, arguments.force)
 
 
 def _check(spool: Path, path: Path) -> int:
@@ -41,9 +41,9 @@ def _check(spool: Path, path: Path) -> int:
     return 1 if report.problems else 0
 
 
-def _rebuild(spool: Path, path: Path) -> int:
+def _rebuild(spool: Path, path: Path, forget: bool) -> int:
     with counting("rebuild") as on_attempt:
-        report = rebuild(spool, path, on_attempt)
+        report = rebuild(spool, path, on_attempt, forget=forget)
     for message in report.quarantined:
         print(f"left out of the database: {message}", file=sys.stderr)
     print(f"{path}: {report.added} attempts, {report.unfinished} unfinished, {len(report.quarantined)} left out.")

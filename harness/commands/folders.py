@@ -1,6 +1,7 @@
 """Where the data of runs lies, below one folder."""
 
 import os
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -40,6 +41,11 @@ class Runs:
         return self.root / "logs"
 
     @property
+    def repetitions(self) -> Path:
+        """Spool of what `verify` ran again."""
+        return self.root / "repetitions"
+
+    @property
     def slurm(self) -> Path:
         """What was handed to Slurm, and what its jobs printed."""
         return self.root / "slurm"
@@ -61,3 +67,24 @@ class Runs:
             from exitbench.results.database import open_database
 
             open_database(self.database, read_only=False).close()
+
+
+def existing_runs(root: Path) -> Runs:
+    """Return the folder of ``--runs`` for a command that shows or looks after what is there: it makes no new one.
+
+    Raises:
+        UserError: There is no such folder.
+    """
+    if not root.is_dir():
+        raise UserError(f"--runs {root}: there is no such folder. `exitbench run` and `exitbench import` make it.")
+    return Runs(root)
+
+
+def existing_database(arguments: Namespace) -> Path:
+    """Return the path of ``--database``, or else of the database in the folder of ``--runs``.
+
+    Raises:
+        UserError: No database is named, and there is no such folder.
+    """
+    named: Path | None = arguments.database
+    return named or existing_runs(arguments.runs).database

@@ -5,10 +5,9 @@ from argparse import Namespace
 
 from exitbench.errors import UserError
 from exitbench.harness.commands.env import difference_lines, this_machine
-from exitbench.harness.commands.folders import Runs
+from exitbench.harness.commands.folders import existing_runs
 from exitbench.harness.verify import Verdict, find_checkpoint, find_stored, verify
 from exitbench.results.environments import Described, differences
-from exitbench.results.ingest import ingest
 from exitbench.results.repeats import Compared
 
 
@@ -18,16 +17,14 @@ def verify_run(arguments: Namespace) -> int:
     Raises:
         UserError: The run, its model or its documents are not found, or are others by now.
     """
-    runs = Runs(arguments.runs)
+    runs = existing_runs(arguments.runs)
     if not runs.spool.exists():
         raise UserError(f"There is no spool at {runs.spool}: what is not there cannot be repeated.")
     stored = find_stored(runs.spool, arguments.run)
     threads = arguments.threads or int(stored.env["hardware"]["threads"])
     folder = arguments.model or find_checkpoint(stored, runs.models, runs.logs)
     print(f"repeating attempt {stored.attempt.attempt_id} on {folder}, {threads} thread(s)", file=sys.stderr)
-    verdict = verify(stored, runs.spool, folder, arguments.data_dir, threads)
-    if runs.database.exists():
-        ingest(runs.spool, runs.database)
+    verdict = verify(stored, runs.spool, runs.repetitions, folder, arguments.data_dir, threads)
     for line in _lines(verdict):
         print(line)
     then = Described(f"attempt {stored.attempt.attempt_id}", stored.env)
@@ -41,7 +38,7 @@ def _lines(verdict: Verdict) -> list[str]:
     if verdict.status != "ok":
         return [f"not repeated: the new attempt ended as {verdict.status}: {verdict.reason or 'no reason given'}"]
     lines = [_line(compared) for compared in verdict.compared]
-    lines.append("equal" if verdict.equal else f"differs; the new attempt is {verdict.repeated}")
+    lines += ["equal" if verdict.equal else "differs", f"the repetition is {verdict.repeated}"]
     return lines
 
 

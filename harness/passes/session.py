@@ -69,7 +69,7 @@ class Session:
         dtypes = {item.cell.dtype for item in spec.cells}
         if len(dtypes) != 1:
             raise ValueError(f"one worker loads one number format, not {sorted(dtypes)}")
-        self.spool, self.data_dir = spec.spool, spec.data_dir
+        self.spool, self.inputs, self.data_dir = spec.spool, spec.inputs or spec.spool, spec.data_dir
         self.checkpoint = load_checkpoint(spec.model_path, getattr(torch, dtypes.pop()), spec.device)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(
             str(spec.model_path), local_files_only=True, trust_remote_code=False
@@ -155,7 +155,7 @@ class Session:
         Raises:
             Skip: That cell has not ended well, or its files are not what was written, or are no longer there.
         """
-        status = attempt_status(self.spool, cell_id)
+        status = attempt_status(self.inputs, cell_id)
         if status is None or status.status != "ok":
             found = "was never run" if status is None else f"ended as {status.status}"
             raise Skip(f"needs cell {cell_id[:12]}, which {found}")

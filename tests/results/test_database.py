@@ -262,6 +262,21 @@ def test_rebuilding_gives_the_same_rows_and_leaves_nothing_beside(example_spool:
     assert not list(tmp_path.glob(".*/"))
 
 
+def test_rebuilding_does_not_lose_what_the_spool_had_once(example_spool: Path, tmp_path: Path) -> None:
+    spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
+    for prefix in sorted(example_spool.iterdir())[:5]:
+        shutil.copytree(prefix, spool / prefix.name)
+    ingest(spool, path)
+    before = _rows(path)
+    done = next(spool.glob("*/*/*/DONE"))
+    done.write_text("x")
+    with pytest.raises(UserError, match=rf"kept: it has 1 attempts.*{done.parent.name}(.|\n)*DONE"):
+        rebuild(spool, path)
+    assert _rows(path) == before
+    rebuild(spool, path, forget=True)
+    assert len(_rows(path)["attempt"]) == len(before["attempt"]) - 1
+
+
 def test_rebuilding_replaces_a_database_of_a_newer_schema(path: Path, tmp_path: Path) -> None:
     with duckdb.connect(path) as connection:
         connection.execute("INSERT INTO schema_version VALUES (7, now()::TIMESTAMP, 'later')")

@@ -1,6 +1,7 @@
 """Ingest: every finished attempt once, whole or not at all, whatever happened to the others."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,31 @@ def test_a_torn_attempt_is_named_and_moved_away_and_the_others_are_added(
     assert (kept / "WHY.txt").read_text(encoding="utf-8").strip() in message
     assert [attempt.attempt_id for attempt in scan_spool(spool)] == [good.attempt_id]
     assert ingest(spool, path).quarantined == ()
+
+
+def test_what_comes_back_damaged_from_a_copy_is_moved_away_again(write: Write, spool: Path, path: Path) -> None:
+    torn = write()
+    (torn.path / "DONE").write_text("x")
+    kept = spool.parent / "copy"
+    shutil.copytree(torn.path, kept)
+    ingest(spool, path)
+    shutil.copytree(kept, torn.path)
+    assert len(ingest(spool, path).quarantined) == 1
+    assert len(list((spool / "quarantine" / torn.cell_id).iterdir())) == 2
+
+
+@pytest.mark.parametrize("name", ["lr=0.1", "r[1]", "star*", "what?", "it's here"])
+def test_a_spool_may_lie_anywhere(write: Write, spool: Path, path: Path, name: str, tokens: pa.Table) -> None:
+    """DuckDB reads paths as patterns, and folders with = in their names as columns."""
+    write()
+    place = spool.parent / name
+    shutil.copytree(spool, place / "spool")
+    # What the pattern would match besides has twice the tokens.
+    beside = spool.parent / {"r[1]": "r1", "star*": "starfish", "what?": "whats"}.get(name, "other")
+    write(tables={"tokens": pa.concat_tables([tokens, tokens])})
+    shutil.copytree(spool, beside / "spool")
+    assert ingest(place / "spool", path).quarantined == ()
+    assert _query(path, "SELECT count(*) AS n FROM token_exit") == [{"n": 3}]
 
 
 def test_an_attempt_that_is_whole_but_does_not_fit_stays_where_it_is(

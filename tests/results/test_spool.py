@@ -14,7 +14,15 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.results.schema import FITTED_FILE, METRICS, PROBE, TABLES
-from exitbench.results.spool import AttemptWriter, SpoolError, attempt_status, latest_status, read_attempt, scan_spool
+from exitbench.results.spool import (
+    AttemptWriter,
+    DamagedAttempt,
+    SpoolError,
+    attempt_status,
+    latest_status,
+    read_attempt,
+    scan_spool,
+)
 
 Json = dict[str, Any]
 
@@ -245,6 +253,27 @@ def test_a_score_is_nan_where_the_gate_is_not_asked(tmp_path: Path, cell: Json, 
         writer.finish("ok")
     (rows,) = read_attempt(writer.path).batches("scores")
     assert str(rows["score"].to_pylist()) == "[[nan, 0.5, nan]]"
+
+
+def test_an_interrupted_repetition_leaves_the_outcome_before_it(tmp_path: Path, cell: Json, env: Json) -> None:
+    for status in ("failed", "ok", "interrupted"):
+        with AttemptWriter(tmp_path, cell, env) as writer:
+            writer.finish(status)
+    assert latest_status(tmp_path)[cell["cell_id"]].status == "ok"
+    AttemptWriter(tmp_path, cell, env)
+    assert latest_status(tmp_path)[cell["cell_id"]].status == "ok"
+
+
+def test_what_the_device_cannot_read_is_no_damage(tmp_path: Path, cell: Json, env: Json, tokens: pa.Table) -> None:
+    with AttemptWriter(tmp_path, cell, env) as writer:
+        writer.write("tokens", tokens)
+        writer.finish("ok")
+    for name in ("tokens.parquet", "DONE"):
+        (writer.path / name).unlink()
+        (writer.path / name).symlink_to("/proc/self/mem")  # reading it is an error of the device
+        with pytest.raises(SpoolError, match=f"{name}: cannot be read") as raised:
+            read_attempt(writer.path)
+        assert not isinstance(raised.value, DamagedAttempt)
 
 
 def test_the_latest_outcome_of_one_cell_is_that_among_all(tmp_path: Path, cell: Json, env: Json) -> None:

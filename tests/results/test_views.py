@@ -2,12 +2,14 @@
 
 import json
 import math
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -392,3 +394,32 @@ def test_other_kinds_leave_views_of_tokens_and_quality_alone(database: Database)
         "JOIN runs USING (attempt_id)",
     )
     assert [tuple(row.values()) for row in rows] == [(False, None, None)]
+
+
+def test_frontier_compares_values_of_one_version_of_a_metric(example_database: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rescored.duckdb"
+    shutil.copyfile(example_database, path)
+    with open_database(path) as database:
+        before = {row["attempt_id"]: row for row in _query(database, "FROM frontier WHERE value IS NOT NULL")}
+    (one, full) = next(
+        (row["attempt_id"], r["full_depth_attempt_id"])
+        for row in before.values()
+        if not row["is_full_depth"]
+        for r in [_run(path, row["attempt_id"])]
+    )
+    later = """
+        INSERT INTO metric BY NAME SELECT * REPLACE ('later' AS metric_version, value * 2 AS value,
+            scored_at + INTERVAL 1 DAY AS scored_at) FROM metric WHERE attempt_id = ? AND metric = ?"""
+    for rescored, delta in ((one, None), (full, 2 * before[one]["delta"])):
+        with duckdb.connect(path) as connection:
+            connection.execute(later, [rescored, before[one]["metric"]])
+        with open_database(path) as database:
+            (row,) = _query(database, "FROM frontier WHERE attempt_id = $id", id=one)
+        assert row["value"] == 2 * before[one]["value"]
+        assert row["delta"] == (delta if delta is None else pytest.approx(delta))
+
+
+def _run(path: Path, attempt_id: str) -> Json:
+    with open_database(path) as database:
+        (row,) = _query(database, "FROM runs WHERE attempt_id = $id", id=attempt_id)
+    return row
