@@ -5,7 +5,7 @@ from argparse import Namespace
 from dataclasses import asdict
 from functools import partial
 
-from exitbench.harness.commands.folders import Runs
+from exitbench.harness.commands.folders import existing_database
 from exitbench.harness.commands.rows import FORMATS
 from exitbench.results.comparison import Comparison, compare
 from exitbench.results.database import open_database
@@ -18,7 +18,7 @@ def compare_runs(arguments: Namespace) -> int:
     Raises:
         UserError: A name fits no run or too many, or the runs are of different documents.
     """
-    with open_database(arguments.database or Runs(arguments.runs).database) as database:
+    with open_database(existing_database(arguments)) as database:
         found = compare(database, arguments.a, arguments.b, _aggregate)
     for warning in found.warnings:
         print(f"warning: {warning}", file=sys.stderr)

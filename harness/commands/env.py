@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from exitbench.errors import UserError
-from exitbench.harness.commands.folders import Runs
+from exitbench.harness.commands.folders import Runs, existing_database
 from exitbench.results.environments import Described, Difference, differences, find
 
 NOW = "now"
@@ -53,9 +53,8 @@ def this_machine(threads: int) -> Described:
 
 
 def _described(name: str, arguments: Namespace) -> Described:
-    runs = Runs(arguments.runs)
     if name != NOW:
-        return find(name, runs.spool, arguments.database or runs.database)
+        return find(name, Runs(arguments.runs).spool, existing_database(arguments))
     from exitbench.harness.environment import available_cores
 
     return this_machine(available_cores())

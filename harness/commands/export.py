@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 
-from exitbench.harness.commands.folders import Runs
+from exitbench.harness.commands.folders import existing_database
 from exitbench.results.database import open_database
 from exitbench.results.every_eval_ever import write_every_eval_ever
 from exitbench.results.snapshot import write_snapshot
@@ -18,7 +18,7 @@ def export(arguments: Namespace) -> int:
     redistributable = (
         None if arguments.with_texts else [name for name in task_names() if get_task(name).redistributable]
     )
-    with open_database(arguments.database or Runs(arguments.runs).database) as database:
+    with open_database(existing_database(arguments)) as database:
         if arguments.format == "every-eval-ever":
             count = write_every_eval_ever(database, arguments.folder, arguments.organization, arguments.relationship)
             print(f"{arguments.folder}: {count} records.")

@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections import Counter
 
 from exitbench.harness.commands.db import counting
-from exitbench.harness.commands.folders import Runs
+from exitbench.harness.commands.folders import existing_runs
 from exitbench.harness.commands.words import data_size
 from exitbench.results.gc import find_garbage, free
 
@@ -15,7 +15,7 @@ def gc(arguments: Namespace) -> int:
     Raises:
         UserError: The database is in use or cannot be read, or something cannot be removed.
     """
-    runs = Runs(arguments.runs)
+    runs = existing_runs(arguments.runs)
     path = arguments.database or runs.database
     garbage = find_garbage(runs.spool, path, superseded=arguments.superseded, traces=arguments.spool)
     counts, sizes = Counter[str](), Counter[str]()

@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 
-from exitbench.harness.commands.folders import Runs
+from exitbench.harness.commands.folders import existing_database, existing_runs
 
 
 def report(arguments: Namespace) -> int:
@@ -13,8 +13,8 @@ def report(arguments: Namespace) -> int:
     """
     from exitbench.reports.render import write_report
 
-    runs = Runs(arguments.runs)
-    summary = write_report(arguments.database or runs.database, arguments.out or runs.report)
+    out = arguments.out or existing_runs(arguments.runs).report
+    summary = write_report(existing_database(arguments), out)
     print(f"Report  {summary.index_html}")
     if summary.empty:
         print(f"Without data: {', '.join(summary.empty)}")

@@ -6,7 +6,7 @@ from argparse import Namespace
 from tqdm import tqdm
 
 from exitbench.errors import UserError
-from exitbench.harness.commands.folders import Runs
+from exitbench.harness.commands.folders import existing_runs
 from exitbench.harness.rescoring import rescore
 from exitbench.results.ingest import ingest
 
@@ -17,7 +17,7 @@ def rescore_runs(arguments: Namespace) -> int:
     Raises:
         UserError: A name fits nothing, or none of the runs could be scored.
     """
-    runs = Runs(arguments.runs)
+    runs = existing_runs(arguments.runs)
     with tqdm(unit="run", desc="rescore", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
 
         def on_run(done: int, total: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import duckdb
 
 from exitbench.errors import UserError, suggestion
-from exitbench.harness.commands.folders import Runs
+from exitbench.harness.commands.folders import existing_database
 from exitbench.harness.commands.rows import FORMATS, save
 from exitbench.results.answers import Answer, answer
 from exitbench.results.cookbook import SECTIONS, cookbook_markdown
@@ -52,7 +52,7 @@ def sql(arguments: Namespace) -> int:
 
 def _ask(arguments: Namespace) -> None:
     query, parameters = _query(arguments.query, arguments.set)
-    path = arguments.database or Runs(arguments.runs).database
+    path = existing_database(arguments)
     form = _format(arguments.format, arguments.out)
     if arguments.out is not None and arguments.out.resolve() == path.resolve():
         raise UserError(f"--out {arguments.out} is the database itself. Name another file.")

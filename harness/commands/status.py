@@ -5,7 +5,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Set
 from typing import Any
 
-from exitbench.harness.commands.folders import Runs
+from exitbench.harness.commands.folders import existing_runs
 from exitbench.harness.commands.words import data_size, duration
 from exitbench.reports.labels import describe, shorten
 from exitbench.results.status import Running, SpoolStatus, spool_status
@@ -24,7 +24,7 @@ def status(arguments: Namespace) -> int:
         UserError: The spool cannot be listed, or the suite is not usable.
     """
     suite = None if arguments.suite is None else _Suite(arguments)
-    runs = Runs(arguments.runs)
+    runs = existing_runs(arguments.runs)
 
     def text() -> str:
         if suite is None:
@@ -52,7 +52,7 @@ class _Suite:
         from exitbench.harness.plan import make_plan
         from exitbench.harness.suite import load_suite
 
-        runs = Runs(arguments.runs)
+        runs = existing_runs(arguments.runs)
         plan = make_plan(load_suite(arguments.suite), runs.spool, runs.models, arguments.data_dir)
         self._untrained = sum(len(group.labels) for group in plan.groups if group.folder is None)
         self._estimates = estimate_plan(plan, runs.spool, "all")

@@ -268,5 +268,41 @@ def test_list_names_what_exists(what: str, expected: str, exitbench: Command) ->
     assert any(line.startswith(expected) for line in done.stdout.splitlines())
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("status",),
+        ("status", "builtin"),
+        ("db", "check"),
+        ("db", "rebuild"),
+        ("db", "rebuild", "--database", "other.duckdb"),
+        ("gc",),
+        ("rescore",),
+        ("compare", "a", "b"),
+        ("env", "show", "a"),
+        ("verify", "a"),
+        ("export", "folder"),
+        ("report",),
+        ("report", "--database", "other.duckdb"),
+        ("sql", "SELECT 1"),
+    ],
+    ids=" ".join,
+)
+def test_a_folder_of_runs_that_is_not_there_is_not_taken_for_an_empty_one(
+    command: tuple[str, ...], exitbench: Command, tmp_path: Path
+) -> None:
+    assert_refused(exitbench(*command, "--runs", "typo"), "--runs typo: there is no such folder.")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [("sql", "SELECT 1"), ("export", "folder"), ("report", "--out", "folder")])
+def test_a_database_that_is_named_needs_no_folder_of_runs(
+    command: tuple[str, ...], exitbench: Command, example_database: Path
+) -> None:
+    done = exitbench(*command, "--database", str(example_database))
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_report_needs_a_database(exitbench: Command) -> None:
+    Path("runs").mkdir()
     assert_refused(exitbench("report"), "There is no database at runs/exitbench.duckdb")

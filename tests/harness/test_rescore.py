@@ -98,6 +98,7 @@ def test_answers_are_scored_under_the_current_version_beside_the_old_scores(writ
 def test_nothing_remaining_is_said_and_changes_nothing(
     write: Write, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    runs.mkdir()
     assert main(["rescore", "--runs", str(runs)]) == 0
     write()
     assert main(["rescore", "--runs", str(runs)]) == 0
