@@ -88,24 +88,3 @@ def existing_database(arguments: Namespace) -> Path:
     """
     named: Path | None = arguments.database
     return named or existing_runs(arguments.runs).database
-
-
-def existing_runs(root: Path) -> Runs:
-    """Return the folder of ``--runs`` for a command that shows or looks after what is there: it makes no new one.
-
-    Raises:
-        UserError: There is no such folder.
-    """
-    if not root.is_dir():
-        raise UserError(f"--runs {root}: there is no such folder. `exitbench run` and `exitbench import` make it.")
-    return Runs(root)
-
-
-def existing_database(arguments: Namespace) -> Path:
-    """Return the path of ``--database``, or else of the database in the folder of ``--runs``.
-
-    Raises:
-        UserError: No database is named, and there is no such folder.
-    """
-    named: Path | None = arguments.database
-    return named or existing_runs(arguments.runs).database
