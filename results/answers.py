@@ -1,9 +1,10 @@
 """Answers to queries, batch by batch: no more of one is in memory than is being looked at."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from threading import Thread
 from typing import Any, Final, TypeVar
 
@@ -27,7 +28,7 @@ class Answer:
     """The rows of a query.
 
     Attributes:
-        schema: Names and Arrow types of the columns.
+        schema: Names and Arrow types of the columns; of columns with one name the second is NAME_1, and so on.
         batches: The rows; can be gone through once.
     """
 
@@ -57,12 +58,24 @@ def answer(database: Database, sql: str, parameters: Mapping[str, Any]) -> Itera
         duck = driver_connection(connection)
         reader = _run(duck, lambda: duck.sql(sql, params=dict(parameters)).to_arrow_reader(BATCH_ROWS))
         try:
-            yield Answer(reader.schema, _batches(duck, reader))
+            schema = pa.schema(map(pa.Field.with_name, reader.schema, _distinct(reader.schema.names)))
+            yield Answer(schema, _batches(duck, reader, schema))
         finally:
             reader.close()
 
 
-def _batches(duck: duckdb.DuckDBPyConnection, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names that can be keys: what has a name already taken gets a number."""
+    distinct: list[str] = []
+    for name in names:
+        numbered = (f"{name}_{n}" for n in count(1))
+        distinct.append(name if name not in distinct else next(n for n in numbered if n not in {*names, *distinct}))
+    return distinct
+
+
+def _batches(
+    duck: duckdb.DuckDBPyConnection, reader: pa.RecordBatchReader, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     def following() -> pa.RecordBatch | None:
         try:
             return reader.read_next_batch()
@@ -70,7 +83,7 @@ def _batches(duck: duckdb.DuckDBPyConnection, reader: pa.RecordBatchReader) -> I
             return None
 
     while (batch := _run(duck, following)) is not None:
-        yield batch
+        yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
 def _run(duck: duckdb.DuckDBPyConnection, call: Callable[[], Result]) -> Result:

@@ -74,12 +74,11 @@ def _add_export(commands: Commands) -> None:
     parser.add_argument(
         "--with-texts", action="store_true", help="keep outputs and references of data sets that may be licensed"
     )
-    parser.add_argument("--organization", default="unknown", metavar="NAME", help="records: who hands them on")
+    parser.add_argument("--organization", metavar="NAME", help="records: who hands them on (unknown)")
     parser.add_argument(
         "--relationship",
         choices=("first_party", "third_party", "collaborative", "other"),
-        default="other",
-        help="records: of who evaluated to who made the models",
+        help="records: of who evaluated to who made the models (other)",
     )
     add_database(parser)
 

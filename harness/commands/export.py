@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 
+from exitbench.errors import UserError
 from exitbench.harness.commands.folders import existing_database
 from exitbench.results.database import open_database
 from exitbench.results.every_eval_ever import write_every_eval_ever
@@ -13,17 +14,28 @@ def export(arguments: Namespace) -> int:
     """Write a folder.
 
     Raises:
-        UserError: There is no database, or the folder exists or cannot be written.
+        UserError: There is no database, the folder exists or cannot be written, or an option is of the other format.
     """
+    records = arguments.format == "every-eval-ever"
+    _require_used(arguments, records)
     redistributable = (
         None if arguments.with_texts else [name for name in task_names() if get_task(name).redistributable]
     )
     with open_database(existing_database(arguments)) as database:
-        if arguments.format == "every-eval-ever":
-            count = write_every_eval_ever(database, arguments.folder, arguments.organization, arguments.relationship)
+        if records:
+            organization, relationship = arguments.organization or "unknown", arguments.relationship or "other"
+            count = write_every_eval_ever(database, arguments.folder, organization, relationship)
             print(f"{arguments.folder}: {count} records.")
         else:
             tables = write_snapshot(database.engine, arguments.folder, redistributable)
             texts = f" Texts left out: {', '.join(tables.texts_left_out_of)}." if tables.texts_left_out_of else ""
             print(f"{arguments.folder}: {sum(tables.rows.values())} rows in {len(tables.rows)} tables.{texts}")
     return 0
+
+
+def _require_used(arguments: Namespace, records: bool) -> None:
+    used_by = {"--organization": True, "--relationship": True, "--with-texts": False}
+    for option, by_records in used_by.items():
+        if getattr(arguments, option[2:].replace("-", "_")) and by_records != records:
+            only = "every-eval-ever" if by_records else "parquet"
+            raise UserError(f"{option}: only goes with --format {only}.")

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 Row = Sequence[Any]
 
+_CUT: Final = 40
+"""Characters of a cell, where a table is too wide for the terminal."""
+
 
 def save(answer: "Answer", path: Path, form: str, force: bool = False) -> int:
     """Write an answer to a file, which is there whole or not at all; return the number of rows.
@@ -29,8 +33,10 @@ def save(answer: "Answer", path: Path, form: str, force: bool = False) -> int:
         force: Whether a file that is there may be replaced.
 
     Raises:
-        UserError: The file is there already, or its folder cannot be written.
+        UserError: The file is there already, its folder cannot be written, or Parquet has no such type.
     """
+    from pyarrow import ArrowException
+
     if path.exists() and not force:
         raise UserError(f"{path} is there already. Name another file, or add --force to replace it.")
     try:
@@ -38,6 +44,8 @@ def save(answer: "Answer", path: Path, form: str, force: bool = False) -> int:
             return _save_parquet(answer, beside) if form == "parquet" else _save_text(answer, beside, form)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+    except ArrowException as error:
+        raise UserError(f"{path} cannot be written as {form}: {error}. A cast in the query helps, or csv.") from error
 
 
 @contextmanager
@@ -76,10 +84,20 @@ def _save_text(answer: "Answer", path: Path, form: str) -> int:
 
 
 def _write_table(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
-    """Write aligned columns, for which all rows are looked at first."""
-    rows = list(rows)
+    """Write aligned columns, for which all rows are looked at first.
+
+    Where that is too wide for a terminal, long cells are cut; where it still is, every value gets a line of its own.
+    """
+    rows, out = list(rows), file or sys.stdout
+    room = shutil.get_terminal_size().columns if out.isatty() else math.inf
     cells = [[_text(value) for value in row] for row in (names, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    if _width(cells) > room:
+        cut = [[text if len(text) <= _CUT else f"{text[: _CUT - 1]}…" for text in line] for line in cells]
+        if rows and _width(cut) > room:
+            _write_records(cells, out)
+            return
+        cells = cut
+    widths = _widths(cells)
     numeric = [bool(rows) and all(isinstance(row[n], _NUMBERS) for row in rows) for n in range(len(names))]
     lines = [
         "  ".join(
@@ -87,7 +105,26 @@ def _write_table(names: Row, rows: Iterable[Row], file: TextIO | None = None) ->
         ).rstrip()
         for line in cells
     ]
-    print("\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]]), file=file or sys.stdout)
+    print("\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]]), file=out)
+
+
+def _widths(cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*cells, strict=True)]
+
+
+def _width(cells: Sequence[Sequence[str]]) -> int:
+    """Characters of a line, with what parts its columns."""
+    widths = _widths(cells)
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _write_records(cells: Sequence[Sequence[str]], out: TextIO) -> None:
+    names, *rows = cells
+    width = max(map(len, names)) + 1
+    for number, row in enumerate(rows, start=1):
+        print(f"-- {number} --", file=out)
+        for name, text in zip(names, row, strict=True):
+            print(f"{name + ':':{width}} {text}".rstrip(), file=out)
 
 
 def _write_csv(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:

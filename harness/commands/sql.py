@@ -24,6 +24,9 @@ SHOWN_ROWS: Final = 200
 _SILENT_S: Final = 1.0
 """A wait this short is not worth a word."""
 
+_INSTEAD: Final = ("views", "explain_view", "queries", "schema", "cookbook")
+"""Options that show something else than a query's answer."""
+_OF_A_QUERY: Final = ("query", "set", "format", "out", "force", "all")
 _READING: Final = ("SELECT", "EXPLAIN")
 _SAVED: Final = "@"
 
@@ -33,8 +36,10 @@ def sql(arguments: Namespace) -> int:
 
     Raises:
         UserError: The query is not one statement that only reads, DuckDB does not accept it, there is no such saved
-            query or view, a parameter is missing or unknown, or the file cannot be written.
+            query or view, a parameter is missing or unknown, an argument would have no effect, or the file cannot be
+            written.
     """
+    _require_used(arguments)
     if arguments.queries:
         print(_saved_queries())
     elif arguments.views:
@@ -48,6 +53,18 @@ def sql(arguments: Namespace) -> int:
     else:
         _ask(arguments)
     return 0
+
+
+def _require_used(arguments: Namespace) -> None:
+    """Refuse arguments that would have no effect."""
+    given = [name for name, value in vars(arguments).items() if value not in (None, False, [])]
+    instead = [name for name in given if name in _INSTEAD]
+    unused = [name for name in given if name in _OF_A_QUERY]
+    if instead and unused:
+        option = instead[0].replace("_", "-")
+        raise UserError(f"--{option}: takes neither a query nor its options; given: {', '.join(unused)}.")
+    if arguments.force and arguments.out is None:
+        raise UserError("--force: only goes with --out.")
 
 
 def _ask(arguments: Namespace) -> None:
@@ -91,7 +108,11 @@ def _query(asked: str | None, assignments: Sequence[str]) -> tuple[str, Mapping[
     saved = saved_query(asked.removeprefix(_SAVED)) if asked.startswith(_SAVED) else None
     text = saved.sql if saved is not None else sys.stdin.read() if asked == "-" else asked
     named = require_reading(text)
-    given = dict(map(_assignment, assignments))
+    given: dict[str, Any] = {}
+    for name, value in map(_assignment, assignments):
+        if name in given:
+            raise UserError(f"--set {name}: is given more than once.")
+        given[name] = value
     for name in given:
         if name not in named:
             allowed = suggestion(name, named) if named else " The query has no parameters."

@@ -303,6 +303,21 @@ def test_a_database_that_is_named_needs_no_folder_of_runs(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--organization", "X"), "--organization: only goes with --format every-eval-ever."),
+        (("--relationship", "other"), "--relationship: only goes with --format every-eval-ever."),
+        (("--format", "every-eval-ever", "--with-texts"), "--with-texts: only goes with --format parquet."),
+    ],
+)
+def test_an_option_of_another_format_of_export_is_refused(
+    arguments: tuple[str, ...], says: str, exitbench: Command, example_database: Path, tmp_path: Path
+) -> None:
+    assert_refused(exitbench("export", "folder", "--database", str(example_database), *arguments), says)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_report_needs_a_database(exitbench: Command) -> None:
     Path("runs").mkdir()
     assert_refused(exitbench("report"), "There is no database at runs/exitbench.duckdb")

@@ -1,6 +1,7 @@
 """`exitbench sql`: what can be asked, in which formats answers come, and that nothing but reading is possible."""
 
 import csv
+import io
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from pyarrow import parquet
 
 from exitbench.errors import UserError
 from exitbench.harness.cli import main
+from exitbench.harness.commands.rows import FORMATS
 from exitbench.harness.commands.sql import SHOWN_ROWS
 from exitbench.results.answers import answer
 from exitbench.results.database import open_database
@@ -153,6 +155,25 @@ def test_json_is_json_where_values_are_not_numbers_or_are_sums(ask: Command) -> 
     assert ask("SELECT 1 AS a WHERE false", "--format", "json").stdout == "[]\n"
 
 
+@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
+def test_columns_of_one_name_are_numbered_in_every_format(form: str, ask: Command, tmp_path: Path) -> None:
+    path = tmp_path / f"rows.{form}"
+    assert ask("SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a", "--out", path.name).returncode == 0
+    readers: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "csv": lambda: [{name: int(n) for name, n in row.items()} for row in csv.DictReader(path.open())],
+        "json": lambda: json.loads(path.read_text()),
+        "parquet": lambda: parquet.read_table(path).to_pylist(),
+    }
+    assert readers[form]() == [{"a": 1, "a_2": 2, "a_1": 3, "a_3": 4}]
+
+
+def test_a_type_that_parquet_lacks_is_refused(ask: Command, tmp_path: Path) -> None:
+    done = ask("SELECT INTERVAL 1 DAY AS i", "--out", "rows.parquet")
+    assert (done.returncode, _left(tmp_path)) == (2, set())
+    assert done.stderr.startswith("exitbench: rows.parquet cannot be written as parquet: ")
+    assert ask("SELECT INTERVAL 1 DAY AS i", "--out", "rows.csv").returncode == 0
+
+
 def test_a_file_that_is_there_is_kept_unless_forced(ask: Command, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("mine")
     done = ask("SELECT 1 AS a", "--out", "rows.csv")
@@ -206,6 +227,38 @@ def test_a_table_shows_the_first_rows_and_says_so(ask: Command) -> None:
     assert len(ask(MANY, "--all").stdout.splitlines()) == 2 + 25000
 
 
+class Terminal(io.StringIO):
+    """What is shown on a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (54, [" a  b", f"--  {'-' * 50}", f" 1  {'x' * 50}", "22  y"]),
+        (44, [" a  b", f"--  {'-' * 40}", f" 1  {'x' * 39}…", "22  y"]),
+        (43, ["-- 1 --", "a: 1", f"b: {'x' * 50}", "-- 2 --", "a: 22", "b: y"]),
+    ],
+    ids=["fits", "cut", "a line each"],
+)
+def test_a_terminal_shows_a_table_that_fits_it(columns: int, shown: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    terminal, pipe = Terminal(), io.StringIO()
+    for out in (terminal, pipe):
+        FORMATS["table"](["a", "b"], [[1, "x" * 50], [22, "y"]], out)
+    assert terminal.getvalue().splitlines() == shown
+    assert "x" * 50 in pipe.getvalue()
+
+
+def test_a_wide_table_without_rows_shows_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "5")
+    terminal = Terminal()
+    FORMATS["table"](["one", "two"], [], terminal)
+    assert terminal.getvalue() == "one  two\n---  ---\n"
+
+
 def test_a_big_answer_is_not_held_in_memory(example_database: Path) -> None:
     pool = pa.total_allocated_bytes()
     with open_database(example_database) as database, answer(database, "FROM range(1000000000)", {}) as found:
@@ -249,6 +302,14 @@ def test_parameters_are_what_they_look_like(text: str, expected: Any, ask: Comma
         (("SELECT $model", "--set", "modl=1"), "--set modl: the query has no parameter $modl. Did you mean 'model'?"),
         (("SELECT 1", "--set", "a=1"), "The query has no parameters."),
         (("SELECT $a", "--set", "a"), "--set a: not NAME=VALUE."),
+        (("SELECT $a", "--set", "a=1", "--set", "a=2"), "--set a: is given more than once."),
+        (("SELECT 1", "--force"), "--force: only goes with --out."),
+        (("--views", "SELECT 1"), "--views: takes neither a query nor its options; given: query."),
+        (
+            ("--explain-view", "runs", "--set", "a=1", "--all"),
+            "--explain-view: takes neither a query nor its",
+        ),
+        (("--queries", "--out", "x.csv"), "--queries: takes neither a query nor its options; given: out."),
         (("@hop_exits",), "There is no saved query 'hop_exits'. Did you mean 'hop_exit'?"),
         ((), "There is no query."),
     ],
