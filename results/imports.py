@@ -7,25 +7,23 @@ A database can only be rebuilt from what the spool has, so that imports are kept
 """
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
 from exitbench.results.arrow import driver_connection, insert_rows
 from exitbench.results.sealed import read_json
-from exitbench.results.snapshot import KEYED, load_snapshot
+from exitbench.results.snapshot import KEYS, load_snapshot, new_rows, table_file
 from exitbench.results.trouble import is_trouble
 
 IMPORTS: Final = "imports"
 PERF: Final = "perf"
-KEYS: Final = {"attempt": "attempt_id", **KEYED}
-"""What tells whether a row of a snapshot is new, by table."""
 _BENCHMARKS: Final = pa.schema(
     [
         ("benchmark", pa.string()),
@@ -43,15 +41,7 @@ _BENCHMARKS: Final = pa.schema(
 
 def load_imports(engine: sa.Engine, spool_root: Path) -> tuple[int, list[str]]:
     """Add every import that the database does not have; return the attempts added, and what is wrong with others."""
-    added, problems = 0, []
-    for folder in sorted((spool_root / IMPORTS).glob("[!.]*")):
-        try:
-            if not _is_loaded(engine, folder):
-                added += load_snapshot(engine, folder)
-        except (UserError, duckdb.Error, sa.exc.DBAPIError, KeyError, TypeError) as error:
-            if is_trouble(error):
-                raise
-            problems.append(f"{folder}: {error}")
+    added, problems = _load_snapshots(engine, sorted((spool_root / IMPORTS).glob("[!.]*")))
     known = known_keys(engine, "perf_sample")
     for path in sorted((spool_root / PERF).glob("[!.]*.json")):
         if path.stem not in known:
@@ -66,11 +56,36 @@ def load_imports(engine: sa.Engine, spool_root: Path) -> tuple[int, list[str]]:
     return added, problems
 
 
-def known_keys(engine: sa.Engine, table: str) -> frozenset[str]:
-    """Return the keys (`KEYS`) of a table's rows."""
+def _load_snapshots(engine: sa.Engine, folders: Sequence[Path]) -> tuple[int, list[str]]:
+    added, problems, loaded = 0, [], []
+    for folder in folders:
+        try:
+            if not _is_loaded(engine, folder):
+                added += load_snapshot(engine, folder)
+            loaded.append(folder)
+        except (UserError, duckdb.Error, sa.exc.DBAPIError, KeyError, TypeError) as error:
+            if is_trouble(error):
+                raise
+            problems.append(f"{folder}: {error}")
+    for folder in loaded:
+        # Scores of attempts that a folder further on brought.
+        if not _is_loaded(engine, folder):
+            load_snapshot(engine, folder)
+    return added, problems
+
+
+def key_rows(engine: sa.Engine, table: str) -> pa.Table:
+    """Return the keys (`KEYS`) of a table's rows, each once."""
     with engine.connect() as connection:
-        rows = driver_connection(connection).execute(f"SELECT DISTINCT {KEYS[table]} FROM {table}").fetchall()
-    return frozenset(key for (key,) in rows)
+        duck = driver_connection(connection)
+        keys: pa.Table = duck.sql(f"SELECT DISTINCT {', '.join(KEYS[table])} FROM {table}").to_arrow_table()
+    return keys
+
+
+def known_keys(engine: sa.Engine, table: str) -> frozenset[str]:
+    """Return the keys of the rows of a table that has one column of them."""
+    (column,) = KEYS[table]
+    return frozenset(key_rows(engine, table)[column].to_pylist())
 
 
 def benchmark_rows(path: Path) -> pa.Table:
@@ -113,11 +128,15 @@ def _utc(text: str) -> datetime:
 
 
 def _is_loaded(engine: sa.Engine, folder: Path) -> bool:
-    """Whether the database has every key of a snapshot; what cannot be read is left to `load_snapshot` to name."""
-    try:
-        return all(
-            set(pq.read_table(folder / f"{table}.parquet", columns=[key])[key].to_pylist()) <= known_keys(engine, table)
-            for table, key in KEYS.items()
-        )
-    except (OSError, KeyError, pa.ArrowException):
-        return False
+    """Whether the database has all of a snapshot; what cannot be read is left to `load_snapshot` to name."""
+    with engine.connect() as connection:
+        duck = driver_connection(connection)
+        try:
+            return not any(
+                duck.execute(f"SELECT 1 {new_rows(table, table_file(folder, table))} LIMIT 1").fetchone()
+                for table in KEYS
+            )
+        except (UserError, duckdb.Error) as error:
+            if is_trouble(error):
+                raise
+            return False

@@ -15,15 +15,16 @@ import sqlalchemy as sa
 from exitbench.errors import UserError
 from exitbench.results.arrow import driver_connection
 from exitbench.results.database import open_database
-from exitbench.results.imports import IMPORTS, KEYS, PERF, benchmark_rows, known_keys
+from exitbench.results.imports import IMPORTS, PERF, benchmark_rows, key_rows
 from exitbench.results.ingest import ingest
 from exitbench.results.sealed import own_name, read_json, sha256
-from exitbench.results.snapshot import MANIFEST, is_snapshot, load_snapshot, write_snapshot
+from exitbench.results.snapshot import KEYS, MANIFEST, SCORES, is_snapshot, load_snapshot, write_snapshot
 from exitbench.results.spool import Attempt, attempt_path, read_attempt, scan_spool
 
 Kind = Literal["spool", "snapshot", "database", "benchmarks"]
 
-_RECORDS: Final = ("trainings/*", "vocabularies/*", "rescores/*/*", "imports/*", "perf/*.json")
+_RESCORES: Final = "rescores/*/*"
+_RECORDS: Final = ("trainings/*", "vocabularies/*", _RESCORES, "imports/*", "perf/*.json")
 """What a spool keeps beside its attempts, each complete or absent."""
 _DIGITS: Final = 16
 _MAGIC_AT, _MAGIC = 8, b"DUCK"
@@ -37,12 +38,14 @@ class MergeReport:
         kind: What the source is.
         added: Attempts (of benchmarks: files) that are new.
         known: Attempts that were here already.
+        rescored: Metric versions of known attempts that are new.
         problems: What of the source, or of the spool as it is now, was left out, and why.
     """
 
     kind: Kind
     added: int
     known: int
+    rescored: int
     problems: tuple[str, ...]
 
 
@@ -89,16 +92,16 @@ def merge(source: Path, spool_root: Path, database_path: Path) -> MergeReport:
     ingest(spool_root, database_path)
     with open_database(database_path) as database:
         ours = _digests(database.engine)
-        keys = {table: known_keys(database.engine, table) for table in KEYS}
+        keys = {table: key_rows(database.engine, table) for table in KEYS}
     problems: tuple[str, ...] = ()
     if kind == "spool":
-        added, known, problems = _merge_spool(source, spool_root, ours)
+        added, known, rescored, problems = _merge_spool(source, spool_root, ours)
     elif kind == "benchmarks":
-        added, known = _merge_benchmarks(source, spool_root), 0
+        added, known, rescored = _merge_benchmarks(source, spool_root), 0, 0
     else:
-        added, known = _merge_rows(source, kind, spool_root, ours, keys)
+        added, known, rescored = _merge_rows(source, kind, spool_root, ours, keys)
     left_out = ingest(spool_root, database_path).quarantined
-    return MergeReport(kind, added, known, (*problems, *left_out))
+    return MergeReport(kind, added, known, rescored, (*problems, *left_out))
 
 
 def _digests(engine: sa.Engine) -> dict[str, str]:
@@ -117,7 +120,7 @@ def _require_equal(source: Path, theirs: Mapping[str, str], ours: Mapping[str, s
         )
 
 
-def _merge_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> tuple[int, int, tuple[str, ...]]:
+def _merge_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> tuple[int, int, int, tuple[str, ...]]:
     attempts = [attempt for attempt in scan_spool(source) if attempt.finished]
     _require_equal(source, {attempt.attempt_id: sha256(attempt.path / "DONE") for attempt in attempts}, ours)
     added, problems = 0, []
@@ -131,12 +134,14 @@ def _merge_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> tup
             problems.append(str(error))
         else:
             added += attempt.attempt_id not in ours
+    rescored = 0
     for record in _RECORDS:
         for path in sorted(source.glob(record)):
             target = spool_root / path.relative_to(source)
             if not path.name.startswith(".") and not target.exists():
                 _copy(path, target, spool_root)
-    return added, len(attempts) - added - len(problems), tuple(problems)
+                rescored += record == _RESCORES and path.parent.name in ours
+    return added, len(attempts) - added - len(problems), rescored, tuple(problems)
 
 
 def _copy_attempt(attempt: Attempt, target: Path, spool_root: Path) -> None:
@@ -179,14 +184,15 @@ def _merge_benchmarks(source: Path, spool_root: Path) -> int:
 
 
 def _merge_rows(
-    source: Path, kind: Kind, spool_root: Path, ours: Mapping[str, str], keys: Mapping[str, frozenset[str]]
-) -> tuple[int, int]:
-    """Keep what is new of a database or snapshot as a snapshot; return how many attempts are new, and known."""
+    source: Path, kind: Kind, spool_root: Path, ours: Mapping[str, str], keys: Mapping[str, pa.Table]
+) -> tuple[int, int, int]:
+    """Keep what is new of a database or snapshot as a snapshot; return `added`, `known` and `rescored`."""
     with _as_database(source, kind, spool_root) as engine:
         theirs = _digests(engine)
         _require_equal(source, theirs, ours)
         _delete_known(engine, keys)
-        if any(known_keys(engine, table) for table in KEYS):
+        new_scores = {tuple(key.values()) for table in SCORES for key in key_rows(engine, table).to_pylist()}
+        if any(len(key_rows(engine, table)) for table in KEYS):
             folder = spool_root / IMPORTS
             new = folder / own_name(".new")
             write_snapshot(engine, new)
@@ -196,7 +202,8 @@ def _merge_rows(
             else:
                 new.rename(target)
     known = len(theirs.keys() & ours.keys())
-    return len(theirs) - known, known
+    rescored = sum(attempt_id in ours for attempt_id, _version in new_scores)
+    return len(theirs) - known, known, rescored
 
 
 @contextmanager
@@ -227,7 +234,7 @@ def _copy_database(source: Path, copy: Path) -> None:
         raise UserError(f"{source} cannot be opened: {error}") from error
 
 
-def _delete_known(engine: sa.Engine, keys: Mapping[str, frozenset[str]]) -> None:
+def _delete_known(engine: sa.Engine, keys: Mapping[str, pa.Table]) -> None:
     """Delete what is known elsewhere, and the cells that are left without attempts."""
     by_attempt = "SELECT table_name FROM duckdb_columns() WHERE column_name = 'attempt_id' AND NOT internal"
     with engine.begin() as connection:
@@ -235,8 +242,8 @@ def _delete_known(engine: sa.Engine, keys: Mapping[str, frozenset[str]]) -> None
         views = {name for (name,) in duck.execute("SELECT view_name FROM duckdb_views()").fetchall()}
         tables = {name: "attempt" for (name,) in duck.execute(by_attempt).fetchall() if name not in views}
         for table, keyed in {**tables, **{table: table for table in KEYS}}.items():
-            known = pa.table({"key": pa.array(sorted(keys[keyed]), pa.string())})
-            duck.register("known_keys", known)
-            duck.execute(f"DELETE FROM {table} WHERE {KEYS[keyed]} IN (SELECT key FROM known_keys)")
+            equal = " AND ".join(f"known_keys.{key} = {table}.{key}" for key in KEYS[keyed])
+            duck.register("known_keys", keys[keyed])
+            duck.execute(f"DELETE FROM {table} WHERE EXISTS (SELECT 1 FROM known_keys WHERE {equal})")
             duck.unregister("known_keys")
         duck.execute("DELETE FROM cell WHERE cell_id NOT IN (SELECT cell_id FROM attempt)")

@@ -29,12 +29,18 @@ _FORMAT: Final = "exitbench-snapshot-1"
 _BATCH_ROWS: Final = 65_536
 _ARTIFACTS: Final = ("environment", "hardware", "model_artifact", "dataset_artifact")
 KEYED: Final = {
-    "training_run": "weights_sha256",
-    "training_log": "weights_sha256",
-    "token_text": "tokenizer_sha256",
-    "perf_sample": "perf_run_id",
+    "training_run": ("weights_sha256",),
+    "training_log": ("weights_sha256",),
+    "token_text": ("tokenizer_sha256",),
+    "perf_sample": ("perf_run_id",),
+    "metric": ("attempt_id", "metric_version"),
+    "sample_rescore": ("attempt_id", "metric_version"),
 }
-"""Tables that hang on something else than an attempt, and what on."""
+"""Tables that hang on something else than an attempt, or on more, and what on."""
+KEYS: Final = {"attempt": ("attempt_id",), **KEYED}
+"""What tells whether a row of a snapshot is new, by table; what hangs on an attempt is as new as that."""
+SCORES: Final = ("metric", "sample_rescore")
+"""Tables to which a known attempt may get more rows: its scores under another metric version."""
 OF_EVERY_DATABASE: Final = ("schema_version", "view_source", "published_source", "published_result", "claim")
 """Tables that no database has from another."""
 _QUOTING: Final = {
@@ -132,14 +138,27 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
                 f"{folder}: {len(differ)} attempts are here already with other files, such as {differ[0]}. "
                 "One of the two was changed; nothing is merged."
             )
-        for table in sorted(source, key=lambda table: table == "attempt"):
+        for table in sorted(source, key=_turn):
             if table not in OF_EVERY_DATABASE:
                 connection.exec_driver_sql(_insert(table, source[table]))
     return len(theirs.keys() - ours.keys())
 
 
+def new_rows(table: str, rows: str) -> str:
+    """Return SQL that selects what a database lacks, and has a place for, of rows of one of its tables."""
+    keys, known = (", ".join(KEYS[table]), table) if table in KEYS else ("attempt_id", "attempt")
+    # Scores of attempts that are not here (any more) stay out.
+    placed = "SEMI JOIN attempt USING (attempt_id)" if table in SCORES else ""
+    return f"FROM {rows} AS incoming ANTI JOIN (SELECT DISTINCT {keys} FROM {known}) AS known USING ({keys}) {placed}"
+
+
+def _turn(table: str) -> int:
+    """Attempts say which of their rows are new until they are in, and whose scores have a place from then on."""
+    return 2 if table in SCORES else int(table == "attempt")
+
+
 def _insert(table: str, rows: str) -> str:
-    """SQL that adds what a table does not have; the attempts come last, since until then they say which are new."""
+    """SQL that adds what a table does not have."""
     if table in _ARTIFACTS:
         return f"INSERT INTO {table} BY NAME FROM {rows} ON CONFLICT DO NOTHING"
     if table == CELL.name:
@@ -151,10 +170,7 @@ def _insert(table: str, rows: str) -> str:
             f"INSERT INTO {table} BY NAME FROM {rows} ON CONFLICT (cell_id) DO UPDATE SET {renamed} "
             f"WHERE excluded.described_by > {table}.described_by"
         )
-    key, known = (KEYED[table], table) if table in KEYED else ("attempt_id", "attempt")
-    return (
-        f"INSERT INTO {table} BY NAME FROM {rows} ANTI JOIN (SELECT DISTINCT {key} FROM {known}) AS known USING ({key})"
-    )
+    return f"INSERT INTO {table} BY NAME {new_rows(table, rows)}"
 
 
 def _digests(connection: sa.Connection, attempts: str) -> dict[str, str]:
@@ -165,10 +181,7 @@ def _digests(connection: sa.Connection, attempts: str) -> dict[str, str]:
 def _of_this_schema(engine: sa.Engine, folder: Path, manifest: Manifest) -> Iterator[dict[str, str]]:
     """Yield what to select every table's rows from, at the schema of this version."""
     scripts = migration_scripts()
-    files = {
-        table: f"read_parquet({_quoted(parquet_path(folder / f'{table}.parquet'))}, hive_partitioning=false)"
-        for table in manifest.tables
-    }
+    files = {table: table_file(folder, table) for table in manifest.tables}
     if manifest.schema_version == len(scripts):
         yield files
         return
@@ -195,6 +208,11 @@ def _attached(engine: sa.Engine, path: Path) -> Iterator[None]:
     finally:
         with engine.connect() as connection:
             driver_connection(connection).execute("DETACH incoming")
+
+
+def table_file(folder: Path, table: str) -> str:
+    """Return what to select a table of a snapshot from, in SQL."""
+    return f"read_parquet({_quoted(parquet_path(folder / f'{table}.parquet'))}, hive_partitioning=false)"
 
 
 def _quoted(text: str) -> str:

@@ -21,5 +21,6 @@ def import_results(arguments: Namespace) -> int:
         print(f"left out: {problem}", file=sys.stderr)
     what = "files" if report.kind == "benchmarks" else "attempts"
     known = "" if report.kind == "benchmarks" else f", {report.known} were here already"
-    print(f"{arguments.source}: {_KINDS[report.kind]}; {report.added} {what} are new{known}.")
+    scores = f"; {report.rescored} rescores of those are new" if report.rescored else ""
+    print(f"{arguments.source}: {_KINDS[report.kind]}; {report.added} {what} are new{known}{scores}.")
     return 1 if report.problems else 0

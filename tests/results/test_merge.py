@@ -15,7 +15,7 @@ from exitbench.results.database import open_database, rebuild
 from exitbench.results.ingest import ingest
 from exitbench.results.merge import kind_of, merge
 from exitbench.results.migrations import migration_scripts
-from exitbench.results.snapshot import OF_EVERY_DATABASE, write_snapshot
+from exitbench.results.snapshot import OF_EVERY_DATABASE, Manifest, write_snapshot
 from exitbench.results.spool import free_tables, scan_spool
 
 
@@ -90,6 +90,61 @@ def test_everything_arrives_once_and_a_rebuilt_database_has_it(
     rebuild(spool, path)
     assert rows(path) == expected
     assert [entry.name for entry in spool.iterdir() if entry.name.startswith(".")] == []
+
+
+VERSION = "qa-2(other)"
+
+
+def rescored(example_database: Path, path: Path) -> Path:
+    """A copy of the example with two attempts' scores under another metric version."""
+    shutil.copyfile(example_database, path)
+    with open_database(path, read_only=False) as database, database.engine.begin() as connection:
+        two = "WHERE attempt_id IN (SELECT DISTINCT attempt_id FROM metric ORDER BY 1 LIMIT 2)"
+        renamed = f"'{VERSION}' AS metric_version, TIMESTAMP '2026-05-05' AS scored_at"
+        connection.exec_driver_sql(
+            "INSERT INTO sample_rescore BY NAME "
+            f"SELECT attempt_id, doc_key, scores, statistics, {renamed} FROM sample {two}"
+        )
+        connection.exec_driver_sql(f"INSERT INTO metric SELECT * REPLACE ({renamed}) FROM metric {two}")
+    return path
+
+
+@pytest.mark.parametrize("form", ["database", "snapshot"])
+def test_new_metric_versions_of_known_attempts_are_taken(
+    form: str, example_database: Path, tmp_path: Path, spool: Path, path: Path
+) -> None:
+    other = rescored(example_database, tmp_path / "rescored.duckdb")
+    expected, source = rows(other), other
+    if form == "snapshot":
+        source = tmp_path / "rescored"
+        with open_database(other) as database:
+            write_snapshot(database.engine, source)
+    merge(example_database, spool, path)
+    report = merge(source, spool, path)
+    assert (report.added, report.known, report.rescored) == (0, len(expected["attempt"]), 2)
+    assert rows(path) == expected
+    assert merge(source, spool, path).rescored == 0
+    kept = sorted((spool / "imports").iterdir(), key=lambda folder: Manifest.read(folder).rows["attempt"])
+    assert [Manifest.read(folder).rows["attempt"] for folder in kept] == [0, len(expected["attempt"])]
+    for name, folder in zip(("0", "1"), kept, strict=True):  # read in this order: scores before their attempts
+        folder.rename(folder.with_name(name))
+    rebuild(spool, path)
+    assert rows(path) == expected
+
+
+def test_scores_of_attempts_that_are_not_here_any_more_stay_out(
+    example_spool: Path, example_database: Path, tmp_path: Path, spool: Path, path: Path
+) -> None:
+    shutil.copytree(example_spool, spool)
+    merge(rescored(example_database, tmp_path / "rescored.duckdb"), spool, path)
+    with open_database(path) as database:
+        (gone, _kept) = database.query(
+            f"SELECT DISTINCT attempt_id AS a FROM metric WHERE metric_version = '{VERSION}'"
+        )["a"].to_pylist()
+    shutil.rmtree(next(attempt.path for attempt in scan_spool(spool) if attempt.attempt_id == gone))
+    rebuild(spool, path, forget=True)
+    assert not any(gone in row for name in ("metric", "sample_rescore", "attempt") for row in rows(path)[name])
+    assert len({row for row in rows(path)["metric"] if VERSION in row}) > 0
 
 
 def copy_some(example_spool: Path, spool: Path, every: int) -> int:
@@ -243,7 +298,7 @@ def test_a_damaged_import_is_left_out_of_a_rebuild_with_a_message(
     merge(example_database, spool, path)
     (kept,) = (spool / "imports").iterdir()
     (kept / "metric.parquet").write_bytes(b"torn")
-    (problem,) = rebuild(spool, path).quarantined
+    (problem,) = rebuild(spool, path, forget=True).quarantined
     assert "metric.parquet: is not what was written" in problem
     assert rows(path)["attempt"] == []
 
