@@ -5,7 +5,7 @@ outputs, tests exchange the two outputs of a document (it does not matter, under
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Final
 
@@ -18,6 +18,7 @@ EXACT_DOCUMENTS: Final = 16
 DRAWS: Final = 20_000
 """Exchanges considered beyond that: the observed one and random ones, so that p is a multiple of 1 / DRAWS."""
 POWER: Final = 0.8
+NOTHING_DIFFERS: Final = "no document differs"
 _BLOCK_ENTRIES: Final = 4_000_000
 _ROUNDING: Final = 1e-9
 
@@ -31,9 +32,9 @@ class Difference:
         b: Value of run B.
         delta: b - a with its paired percentile-bootstrap interval.
         p: Two-sided p-value of no difference.
-        test: How p was found.
+        test: How p was found, or `NOTHING_DIFFERS`.
         detectable: Smallest true difference that a two-sided test at 5% finds with 80% power, at the spread seen here;
-            None for a single document.
+            None for a single document, and where no document differs, since there is no spread then.
     """
 
     a: float
@@ -66,6 +67,8 @@ def difference(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, seed: in
     if n > 1:
         resampled = resamples(both, delta, seed=seed, n_boot=n_boot)
         interval, detectable = percentile_interval(b - a, resampled, n), detectable_effect(float(np.nanstd(resampled)))
+    if np.array_equal(rows_a, rows_b):
+        return Difference(a, b, interval, 1.0, NOTHING_DIFFERS, None)
     p, test = permutation_test(rows_a, rows_b, aggregate, seed=seed)
     return Difference(a, b, interval, p, test, detectable)
 
@@ -78,8 +81,10 @@ def binary_difference(right_a: Floats, right_b: Floats, *, seed: int, n_boot: in
         return value
 
     found = difference(right_a[:, None], right_b[:, None], mean, seed=seed, n_boot=n_boot)
+    if found.test == NOTHING_DIFFERS:
+        return found
     p = mcnemar(int((right_a < right_b).sum()), int((right_a > right_b).sum()))
-    return Difference(found.a, found.b, found.delta, p, "McNemar, exact", found.detectable)
+    return replace(found, p=p, test="McNemar, exact")
 
 
 def mcnemar(gained: int, lost: int) -> float:

@@ -106,6 +106,7 @@ def test_a_run_compared_with_itself_differs_in_nothing(example_database: Path) -
     with open_database(example_database) as database:
         found = by_quantity(compare(database, STATIC, STATIC, mean))
     assert (found["f1"].estimate, found["f1"].low, found["f1"].high, found["f1"].p) == (0, 0, 0, 1)
+    assert {(found[metric].detectable, found[metric].how) for metric in ("f1", "em")} == {(None, "no document differs")}
     assert (found["equal_tokens"].estimate, found["equal_answers"].estimate, found["tokens_per_answer"].estimate) == (
         1,
         1,
@@ -168,14 +169,14 @@ def test_runs_that_were_not_timed_or_are_of_other_settings_say_why_there_is_no_s
 
 def test_answers_are_compared_token_by_token(write: Write, opened: Callable[[], Database]) -> None:
     a = write(1, {"x": (0, [1, 2, 3]), "y": (0, [1, 2]), "z": (100, [5])})
-    b = write(2, {"z": (100, [5]), "y": (0, [1, 2, 9]), "x": (0, [7, 2, 3])})
+    b = write(2, {"z": (100, [5]), "y": (0, [1, 2, 9]), "x": (100, [7, 2, 3])})
     with opened() as database:
         found = by_quantity(compare(database, a, b, mean))
     assert found["equal_tokens"].estimate == pytest.approx((2 + 2 + 1) / 6)
     assert found["equal_answers"].estimate == pytest.approx(1 / 3)
     assert (found["first_divergence"].estimate, found["first_divergence"].n) == ((1 + 3) / 2, 2)
     assert (found["tokens_per_answer"].a, found["tokens_per_answer"].b) == (2, pytest.approx(7 / 3))
-    assert (found["em"].estimate, found["em"].how) == (0, "McNemar, exact")
+    assert (found["em"].estimate, found["em"].how) == (pytest.approx(100 / 3), "McNemar, exact")
 
 
 def test_a_corpus_metric_is_made_of_its_statistics(write: Write, opened: Callable[[], Database]) -> None:

@@ -75,7 +75,7 @@ def test_the_test_of_a_corpus_metric_aggregates_every_exchange_anew(rows: list[t
 def test_mcnemar_is_the_sign_flip_test_of_all_or_nothing(pairs: list[tuple[bool, bool]]) -> None:
     a, b = (100.0 * np.array(column) for column in zip(*pairs, strict=True))
     found = binary_difference(a, b, seed=0, n_boot=N_BOOT)
-    assert found.test == "McNemar, exact"
+    assert found.test == ("no document differs" if (a == b).all() else "McNemar, exact")
     assert found.p == pytest.approx(permutation_test(a[:, None], b[:, None], mean, seed=0)[0])
 
 
@@ -109,7 +109,14 @@ def test_a_run_does_not_differ_from_itself(pairs: list[tuple[int, int]]) -> None
     rows, _ = columns(pairs)
     found = difference(rows, rows, mean, seed=0, n_boot=N_BOOT)
     assert (found.delta.value, found.p) == (0, 1)
+    assert (found.test, found.detectable) == ("no document differs", None)
     assert {found.delta.low, found.delta.high} in ({0}, {None})
+
+
+def test_all_or_nothing_that_does_not_differ_says_so() -> None:
+    right = np.array([0.0, 100.0, 100.0])
+    found = binary_difference(right, right, seed=0, n_boot=N_BOOT)
+    assert (found.p, found.test, found.detectable) == (1, "no document differs", None)
 
 
 def test_many_documents_are_tested_by_draws_and_say_how_finely() -> None:
