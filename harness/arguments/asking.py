@@ -43,7 +43,9 @@ def _add_sql(commands: Commands) -> None:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="value of the query's parameter $NAME"
     )
     parser.add_argument(
-        "--format", choices=("table", "csv", "json", "parquet"), help="table, or what the name of --out ends in"
+        "--format",
+        choices=("table", "csv", "json", "parquet"),
+        help="table (on a terminal too narrow for it: a line a value), or what the name of --out ends in",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the rows: csv, json or parquet")
     parser.add_argument("--force", action="store_true", help="replace the file of --out")

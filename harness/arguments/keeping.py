@@ -31,7 +31,7 @@ def _add_gc(commands: Commands) -> None:
     examples = "  exitbench gc\n  exitbench gc --yes\n  exitbench gc --superseded --spool --yes"
     about = "Say what can be freed (killed and quarantined attempts, half-written folders), and free it with --yes."
     parser = command(commands, "gc", "gc:gc", about, examples)
-    superseded = "also attempts that a later one at the same cell replaced, and their rows in the database"
+    superseded = "also attempts that a later one, whole in spool and database, replaced at their cell, and their rows"
     parser.add_argument("--superseded", action="store_true", help=superseded)
     traces = (
         "also the spool's traces (tokens, probes, scores, timings) of which the database has every row: it cannot "

@@ -13,7 +13,8 @@ def gc(arguments: Namespace) -> int:
     """Say what can be freed, and free it if that is asked for.
 
     Raises:
-        UserError: The database is in use or cannot be read, or something cannot be removed.
+        UserError: There is no such folder of runs, the database is missing, in use or cannot be read, or something
+            cannot be removed.
     """
     runs = existing_runs(arguments.runs)
     path = arguments.database or runs.database
