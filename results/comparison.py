@@ -41,7 +41,7 @@ _VERSIONS: Final = """
 """
 _SAMPLES: Final = """
     SELECT
-        s.doc_key, s.output_ids, coalesce(r.scores, s.scores) AS scores,
+        s.doc_key, s.output_ids, s.n_output, coalesce(r.scores, s.scores) AS scores,
         coalesce(r.statistics, s.statistics) AS statistics
     FROM sample AS s
     LEFT JOIN sample_rescore AS r
@@ -117,6 +117,7 @@ class _Samples:
 
     keys: list[str]
     output_ids: list[list[int]]
+    lengths: list[int]
     scores: list[dict[str, float]]
     statistics: list[dict[str, list[float]]]
 
@@ -125,9 +126,9 @@ class _Samples:
         pairs = zip(self.statistics, self.scores, strict=True)
         return np.array([own.get(metric, [values[metric]]) for own, values in pairs], dtype=np.float64)
 
-    def lengths(self) -> list[int]:
-        """Tokens of every answer."""
-        return [len(ids) for ids in self.output_ids]
+    def has_ids(self) -> bool:
+        """Whether the token ids are here: exports leave those of licensed data out."""
+        return [len(ids) for ids in self.output_ids] == self.lengths
 
 
 def compare(database: Database, name_a: str, name_b: str, aggregates: Aggregates) -> Comparison:
@@ -211,6 +212,7 @@ class _Comparer:
         return _Samples(
             keys=[row["doc_key"] for row in rows],
             output_ids=[row["output_ids"] for row in rows],
+            lengths=[row["n_output"] for row in rows],
             scores=[json.loads(row["scores"]) for row in rows],
             statistics=[json.loads(row["statistics"]) for row in rows],
         )
@@ -243,15 +245,18 @@ class _Comparer:
 
     def _answers(self, blank: Contrast, run_a: Run, a: _Samples, run_b: Run, b: _Samples, seed: int) -> list[Contrast]:
         """How far the answers are the same, token by token and as a whole, and how long they are."""
-        lengths_a, lengths_b, n = a.lengths(), b.lengths(), len(a.keys)
+        lengths_a, lengths_b, n = a.lengths, b.lengths, len(a.keys)
         longer = ratio_interval(lengths_b, lengths_a, seed=seed)
         length = replace(
             _of_interval(replace(blank, quantity="tokens_per_answer", contrast="b / a"), longer),
             a=sum(lengths_a) / n,
             b=sum(lengths_b) / n,
         )
+        why_not = "" if a.has_ids() and b.has_ids() else "token ids were left out of an export"
         if len({self._facts[run.attempt_id]["tokenizer_sha256"] for run in (run_a, run_b)}) > 1:
-            return [replace(blank, quantity="equal_tokens", contrast="share", how="different tokenizers"), length]
+            why_not = "different tokenizers"
+        if why_not:
+            return [replace(blank, quantity="equal_tokens", contrast="share", how=why_not), length]
         pairs = list(zip(a.output_ids, b.output_ids, strict=True))
         equal = [sum(x == y for x, y in zip(first, second, strict=False)) for first, second in pairs]
         parted = [_first_divergence(first, second) for first, second in pairs if first != second]

@@ -1,7 +1,8 @@
 """Results as records of Every Eval Ever, a schema that several evaluation frameworks share (its version 0.2.2).
 
 One JSON file a quality run of a model, `data/TASK_LABEL/exitbench/MODEL/UUID.json`. The method and its parameters are
-details of generation, so that a model keeps one name; depth and speed are details of the score.
+details of generation, so that a model keeps one name; depth and speed are details of the score. No record quotes a
+document, an answer or a token, so that licences of data do not matter.
 """
 
 import json

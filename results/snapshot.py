@@ -44,11 +44,14 @@ SCORES: Final = ("metric", "sample_rescore")
 OF_EVERY_DATABASE: Final = ("schema_version", "view_source", "published_source", "published_result", "claim")
 """Tables that no database has from another."""
 _QUOTING: Final = {
-    "sample": "'' AS output_text",
-    "probe_token": "NULL::INTEGER AS gold_token_id",
-    "attempt": "NULL::VARCHAR AS log_tail",
+    "sample": {"output_text": "''", "output_ids": "[]::INTEGER[]"},
+    "probe_token": {"gold_token_id": "NULL::INTEGER"},
+    "attempt": {"log_tail": "NULL::VARCHAR"},
 }
-"""What quotes records of a data set, or may: answers, references, and what a failing cell printed."""
+"""What quotes records of a data set, or may: answers, references, what a failing cell printed; and what stands there
+instead."""
+_SPELLING: Final = "token_text"
+"""With it, the ids in traces of tokens are texts."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Manifest:
         schema_version: Schema of the database that it is of.
         tables: Digest of every table's file.
         rows: Rows of every table.
-        texts_left_out_of: Labels of the data sets whose texts it does not have.
+        texts_left_out_of: Labels of the data sets whose texts it does not have. If there is one, no token is spelled.
     """
 
     schema_version: int
@@ -101,6 +104,15 @@ def is_snapshot(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
+def left_out(labels: Collection[str]) -> str:
+    """Return what a snapshot lacks, and why, if the licences of these data sets are not known to allow it."""
+    columns = ", ".join(f"{table}.{column}" for table, replaced in _QUOTING.items() for column in replaced)
+    return (
+        f"Texts left out, since {', '.join(sorted(labels))} may not be handed on: {columns} of their runs, and "
+        f"{_SPELLING} of every tokenizer, which would spell the token ids of traces."
+    )
+
+
 def write_snapshot(engine: sa.Engine, folder: Path, redistributable: Collection[str] | None = None) -> Manifest:
     """Write every table of a database; the folder is complete or absent.
 
@@ -108,7 +120,7 @@ def write_snapshot(engine: sa.Engine, folder: Path, redistributable: Collection[
         engine: An open, up-to-date database.
         folder: Where; must not exist.
         redistributable: Tasks whose records may be handed on. What quotes records of others is left out, but of
-            generated data, which is anybody's. None leaves nothing out.
+            generated data, which is anybody's; and with it what tokens are spelled. None leaves nothing out.
 
     Raises:
         UserError: The folder exists or cannot be written.
@@ -234,6 +246,7 @@ def _write_tables(engine: sa.Engine, folder: Path, redistributable: Collection[s
         "exitbench": __version__,
         "schema_version": len(migration_scripts()),
         "texts_left_out_of": sorted(licensed),
+        "left_out": left_out(licensed) if licensed else None,
         "tables": tables,
     }
     write_json(folder / MANIFEST, manifest)
@@ -251,6 +264,8 @@ def _licensed(duck: Any, redistributable: Collection[str] | None) -> frozenset[s
 
 
 def _select(table: str, licensed: Collection[str]) -> str:
+    if licensed and table == _SPELLING:
+        return f"SELECT * FROM {table} WHERE false"
     if table not in _QUOTING or not licensed:
         return f"SELECT * FROM {table}"
     labels = ", ".join(map(_quoted, sorted(licensed)))
@@ -258,8 +273,10 @@ def _select(table: str, licensed: Collection[str]) -> str:
         SELECT a.attempt_id FROM attempt AS a JOIN cell USING (cell_id) JOIN dataset_artifact AS d USING (data_id)
         WHERE d.source <> 'builtin' AND d.label IN ({labels})
     """
-    replaced, column = _QUOTING[table].split(" AS ")
-    kept = f"if(attempt_id IN ({quoting}), {replaced}, {column}) AS {column}"
+    kept = ", ".join(
+        f"if(attempt_id IN ({quoting}), {replaced}, {column}) AS {column}"
+        for column, replaced in _QUOTING[table].items()
+    )
     return f"SELECT * REPLACE ({kept}) FROM {table}"
 
 

@@ -6,7 +6,7 @@ from exitbench.errors import UserError
 from exitbench.harness.commands.folders import existing_database
 from exitbench.results.database import open_database
 from exitbench.results.every_eval_ever import write_every_eval_ever
-from exitbench.results.snapshot import write_snapshot
+from exitbench.results.snapshot import left_out, write_snapshot
 from exitbench.tasks.registry import get_task, task_names
 
 
@@ -28,8 +28,9 @@ def export(arguments: Namespace) -> int:
             print(f"{arguments.folder}: {count} records.")
         else:
             tables = write_snapshot(database.engine, arguments.folder, redistributable)
-            texts = f" Texts left out: {', '.join(tables.texts_left_out_of)}." if tables.texts_left_out_of else ""
-            print(f"{arguments.folder}: {sum(tables.rows.values())} rows in {len(tables.rows)} tables.{texts}")
+            print(f"{arguments.folder}: {sum(tables.rows.values())} rows in {len(tables.rows)} tables.")
+            if tables.texts_left_out_of:
+                print(f"{left_out(tables.texts_left_out_of)} --with-texts keeps all of it.")
     return 0
 
 

@@ -1,12 +1,13 @@
 -- Agreement: How many outputs are full depth's to the last token, and where do the others depart?
 -- Of every real run: share of documents whose output equals full depth's, and the mean position of the first token
--- that differs in the others (a shorter or longer output differs where one of the two has ended).
+-- that differs in the others (a shorter or longer output differs where one of the two has ended). Runs of which an
+-- export left the ids out are left out.
 WITH pairs AS (
     SELECT r.*, s.doc_key, s.output_ids, f.output_ids AS full_ids
     FROM runs AS r
     JOIN sample AS s USING (attempt_id)
     JOIN sample AS f ON f.attempt_id = r.full_depth_attempt_id AND f.doc_key = s.doc_key
-    WHERE NOT r.is_full_depth
+    WHERE NOT r.is_full_depth AND len(s.output_ids) = s.n_output AND len(f.output_ids) = f.n_output
 ),
 compared AS (
     SELECT

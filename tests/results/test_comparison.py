@@ -240,3 +240,17 @@ def test_scores_of_one_version_are_compared_the_latest_that_both_have(
         rescored(database, b, "3", 50)
         contrast = by_quantity(compare(database, a, b, mean))["em"]
         assert (contrast.a, contrast.b) == (40, 50)
+
+
+def test_answers_whose_ids_an_export_left_out_are_not_called_equal(
+    write: Write, opened: Callable[[], Database]
+) -> None:
+    a, b = write(1, {"x": (0, [1, 2])}), write(2, {"x": (0, [1, 3, 4])})
+    with opened() as database:
+        with database.engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE sample SET output_ids = []")
+        found = by_quantity(compare(database, a, b, mean))
+    assert found["equal_tokens"].estimate is None
+    assert found["equal_tokens"].how == "token ids were left out of an export"
+    assert "equal_answers" not in found
+    assert (found["tokens_per_answer"].a, found["tokens_per_answer"].b) == (2, 3)

@@ -115,6 +115,14 @@ def test_method_speed_and_depth_are_told(records: dict[Path, dict[str, Any]]) ->
     assert float(static["score_details"]["details"]["speedup"]) > 1
 
 
+def test_no_answer_and_no_token_is_in_a_record(records: dict[Path, dict[str, Any]], example_database: Path) -> None:
+    with open_database(example_database) as database:
+        answers = database.query("SELECT DISTINCT output_text AS t, output_ids AS ids FROM sample").to_pylist()
+    told = json.dumps(list(records.values()))
+    assert len(answers) > 10
+    assert not any(json.dumps(row["t"]) in told or json.dumps(row["ids"]) in told for row in answers if row["t"])
+
+
 def test_a_folder_that_exists_is_not_written_over(example_database: Path, tmp_path: Path) -> None:
     with open_database(example_database) as database, pytest.raises(UserError, match="exists already"):
         write_every_eval_ever(database, tmp_path, "x", "other")

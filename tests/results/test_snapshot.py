@@ -16,6 +16,7 @@ from exitbench.results import snapshot
 from exitbench.results.catalogue import ATTEMPT
 from exitbench.results.database import Database, open_database
 from exitbench.results.migrations import migration_scripts
+from exitbench.results.queries import saved_query
 from exitbench.results.snapshot import KEYED, MANIFEST, OF_EVERY_DATABASE, Manifest, load_snapshot, write_snapshot
 
 VERSION = len(migration_scripts())
@@ -102,7 +103,20 @@ def licensed(example_database: Path, tmp_path: Path) -> Database:
     database = open_database(path, read_only=False)
     with database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE dataset_artifact SET source = 'local' WHERE task IN ('samsum', 'squad')")
+        connection.exec_driver_sql("INSERT INTO token_text VALUES ('0123', 7, '_the', true)")
     return database
+
+
+def test_answers_whose_ids_were_left_out_are_not_called_identical(
+    licensed: Database, empty: Database, tmp_path: Path
+) -> None:
+    query = saved_query("first_divergence").sql
+    with licensed:
+        told = set(licensed.query(query)["task_label"].to_pylist())
+        write_snapshot(licensed.engine, tmp_path / "taken", ())
+    with empty:
+        load_snapshot(empty.engine, tmp_path / "taken")
+        assert set(empty.query(query)["task_label"].to_pylist()) == told - {"squad", "samsum"} != told
 
 
 @pytest.mark.parametrize(
@@ -120,10 +134,13 @@ def test_texts_of_data_that_may_be_licensed_are_left_out(
         texts = empty.query(f"SELECT DISTINCT task FROM sample {of_task} WHERE output_text = ''")["task"].to_pylist()
         golds = empty.query(f"SELECT DISTINCT task FROM probe_token {of_task} WHERE gold_token_id IS NULL")
         logs = empty.query("SELECT count(*) AS n FROM attempt WHERE log_tail IS NOT NULL")
-        kept = empty.query("SELECT count(*) AS n FROM sample WHERE len(output_ids) > 0")
-    assert set(texts) == set(golds["task"].to_pylist()) == without
+        ids = empty.query(f"SELECT DISTINCT task FROM sample {of_task} WHERE len(output_ids) < n_output")
+        spelled = empty.query("SELECT count(*) AS n FROM token_text WHERE tokenizer_sha256 = '0123'")
+        traced = empty.query(f"SELECT DISTINCT task FROM token_exit {of_task} WHERE token_id IS NOT NULL")
+    assert set(texts) == set(golds["task"].to_pylist()) == set(ids["task"].to_pylist()) == without
+    assert spelled["n"].to_pylist() == [0 if without else 1]
+    assert set(traced["task"].to_pylist()) >= without
     assert logs["n"].to_pylist() == [0 if "squad" in without else 1]  # the failing cell of the example is SQuAD's
-    assert kept["n"].to_pylist()[0] > 0
 
 
 def test_a_folder_that_exists_is_not_written_over(taken: Path, example_database: Path) -> None:
