@@ -125,7 +125,7 @@ def test_an_attempt_that_only_one_of_the_two_has(runs: Path) -> None:
     assert f"1 attempts that the spool lacks, such as {folder.name}" in problem
     with pytest.raises(UserError, match=r"would not have them.*--force"):
         require_whole_spool(runs / "spool", runs / "exitbench.duckdb")
-    rebuild(runs / "spool", runs / "exitbench.duckdb")
+    rebuild(runs / "spool", runs / "exitbench.duckdb", forget=True)
     (runs / "away").rename(folder)
     require_whole_spool(runs / "spool", runs / "exitbench.duckdb")
     (problem,) = problems(runs)
