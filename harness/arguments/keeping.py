@@ -72,7 +72,9 @@ def _add_export(commands: Commands) -> None:
         help="a Parquet file a table (parquet), or a JSON record a run in a schema that frameworks share",
     )
     parser.add_argument(
-        "--with-texts", action="store_true", help="keep outputs and references of data sets that may be licensed"
+        "--with-texts",
+        action="store_true",
+        help="keep outputs and references of data sets that may be licensed, and what tokens are spelled",
     )
     parser.add_argument("--organization", metavar="NAME", help="records: who hands them on (unknown)")
     parser.add_argument(

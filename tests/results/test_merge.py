@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
@@ -15,6 +16,7 @@ from exitbench.results.database import open_database, rebuild
 from exitbench.results.ingest import ingest
 from exitbench.results.merge import kind_of, merge
 from exitbench.results.migrations import migration_scripts
+from exitbench.results.rescores import Rescore, record_rescore
 from exitbench.results.snapshot import OF_EVERY_DATABASE, Manifest, write_snapshot
 from exitbench.results.spool import free_tables, scan_spool
 
@@ -130,6 +132,21 @@ def test_new_metric_versions_of_known_attempts_are_taken(
         folder.rename(folder.with_name(name))
     rebuild(spool, path)
     assert rows(path) == expected
+
+
+def test_new_metric_versions_come_along_with_a_spool(
+    example_spool: Path, tmp_path: Path, spool: Path, path: Path
+) -> None:
+    copy_some(example_spool, spool, every=30)
+    other = tmp_path / "other"
+    shutil.copytree(spool, other)
+    attempt = next(one for one in scan_spool(other) if (one.path / "samples.parquet").exists())
+    samples, metrics = (pq.read_table(attempt.path / f"{name}.parquet") for name in ("samples", "metrics"))
+    record_rescore(other, Rescore(attempt.attempt_id, VERSION, samples, metrics))
+    report = merge(other, spool, path)
+    assert (report.added, report.rescored) == (0, 1)
+    assert len(rows(path)["sample_rescore"]) == len(samples)
+    assert merge(other, spool, path).rescored == 0
 
 
 def test_scores_of_attempts_that_are_not_here_any_more_stay_out(
