@@ -137,14 +137,16 @@ def test_new_metric_versions_of_known_attempts_are_taken(
 def test_new_metric_versions_come_along_with_a_spool(
     example_spool: Path, tmp_path: Path, spool: Path, path: Path
 ) -> None:
-    copy_some(example_spool, spool, every=30)
+    copy_some(example_spool, spool, every=2)
     other = tmp_path / "other"
     shutil.copytree(spool, other)
     attempt = next(one for one in scan_spool(other) if (one.path / "samples.parquet").exists())
     samples, metrics = (pq.read_table(attempt.path / f"{name}.parquet") for name in ("samples", "metrics"))
+    column = metrics.schema.get_field_index("metric_version")
+    metrics = metrics.set_column(column, metrics.schema.field(column), [[VERSION] * len(metrics)])
     record_rescore(other, Rescore(attempt.attempt_id, VERSION, samples, metrics))
     report = merge(other, spool, path)
-    assert (report.added, report.rescored) == (0, 1)
+    assert (report.added, report.rescored, report.problems) == (0, 1, ())
     assert len(rows(path)["sample_rescore"]) == len(samples)
     assert merge(other, spool, path).rescored == 0
 
