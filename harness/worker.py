@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from exitbench.errors import UserError, no_room
-from exitbench.harness.claims import claim, outcome
 from exitbench.harness.environment import environment_and_hardware
+from exitbench.harness.holding import hold, outcome
 from exitbench.harness.passes import PASSES, Session, Skip
 from exitbench.harness.spec import NO_ROOM, WorkerSpec, WorkItem
 from exitbench.results.spool import AttemptWriter
@@ -79,7 +79,7 @@ class _Work:
     def end(self, item: WorkItem, *, wait: bool) -> bool:
         """See to it that a cell has ended; False if another process holds it and `wait` is not asked for."""
         cell_id = item.cell.cell_id
-        with claim(self._spec.spool, cell_id, wait=wait) as held:
+        with hold(self._spec.spool, cell_id, wait=wait) as held:
             if not held:
                 return False
             status = outcome(self._spec.spool, item) or self._run(item)

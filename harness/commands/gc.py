@@ -30,7 +30,7 @@ def gc(arguments: Namespace) -> int:
     elif not arguments.yes:
         print(f"\nTo free: {found}. Nothing was removed; the same command with --yes does it.")
     else:
-        with counting("free") as on_item:
+        with counting("freeing") as on_item:
             free(garbage, path, on_item)
         print(f"\nFreed: {found}.")
     return 0

@@ -20,11 +20,11 @@ from tempfile import NamedTemporaryFile
 from typing import Any, Final
 
 from exitbench.errors import UserError
-from exitbench.harness.claims import attempts_since, outcome
 from exitbench.harness.environment import environment_and_hardware
 from exitbench.harness.executors.slurm_options import MAX_TIMEOUTS, SlurmOptions
 from exitbench.harness.executors.slurm_queue import ENDED, FORGOTTEN, Job, NoAnswer, list_jobs
 from exitbench.harness.executors.slurm_task import SlurmTask
+from exitbench.harness.holding import attempts_since, outcome
 from exitbench.harness.locks import locked
 from exitbench.harness.progress import Progress
 from exitbench.harness.spec import WorkerSpec, WorkItem

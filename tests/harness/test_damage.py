@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from exitbench.harness.claims import outcome
 from exitbench.harness.cli import main
+from exitbench.harness.holding import outcome
 from exitbench.harness.plan import PlannedCell, make_plan
 from exitbench.harness.suite import load_suite
 from exitbench.results.ingest import ingest

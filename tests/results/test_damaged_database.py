@@ -127,7 +127,10 @@ def test_a_damaged_database_does_not_make_good_rescores_leave_the_spool(
     with open_database(path) as opened:
         (attempt,) = opened.query("SELECT attempt_id FROM sample LIMIT 1")["attempt_id"].to_pylist()
         samples = opened.query("SELECT doc_key, scores, statistics FROM sample WHERE attempt_id = ?", [attempt])
-        metrics = opened.query("SELECT * EXCLUDE (attempt_id, ordinal, scored_at) FROM metric LIMIT 1")
+        one = (
+            "SELECT * EXCLUDE (attempt_id, ordinal, scored_at) REPLACE ('later' AS metric_version) FROM metric LIMIT 1"
+        )
+        metrics = opened.query(one)
     record_rescore(tmp_path / "spool", Rescore(attempt, "later", samples, metrics))
     with monkeypatch.context() as patched:
         corrupt = "SELECT error('Corrupt database file')"
@@ -135,5 +138,5 @@ def test_a_damaged_database_does_not_make_good_rescores_leave_the_spool(
         with pytest.raises(DamagedDatabase):
             ingest(tmp_path / "spool", path)
     assert list((tmp_path / "spool" / "rescores").glob("*/*/DONE"))
-    ingest(tmp_path / "spool", path)
+    assert ingest(tmp_path / "spool", path).quarantined == ()
     assert len(read_all(path)["sample_rescore"]) == len(samples)

@@ -14,7 +14,7 @@ from exitbench.results.spool import TO_BE_RUN, UNFINISHED, Attempt, cell_attempt
 
 
 @contextlib.contextmanager
-def claim(spool: Path, cell_id: str, *, wait: bool) -> Iterator[bool]:
+def hold(spool: Path, cell_id: str, *, wait: bool) -> Iterator[bool]:
     """Hold a cell while the context lasts; False if another process holds it and `wait` is not asked for."""
     with locked(spool / "locks" / cell_id, wait=wait) as held:
         yield held

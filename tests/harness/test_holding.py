@@ -11,7 +11,7 @@ from threading import Event, Thread
 
 import pytest
 
-from exitbench.harness.claims import attempts_since, claim, outcome
+from exitbench.harness.holding import attempts_since, hold, outcome
 from exitbench.harness.locks import locked
 from exitbench.harness.plan import make_plan
 from exitbench.harness.spec import WorkItem
@@ -46,9 +46,9 @@ def attempt(spool: Path, item: WorkItem, status: str) -> str:
 
 
 def test_a_cell_is_held_by_one_and_free_once_that_one_is_gone(tmp_path: Path) -> None:
-    with claim(tmp_path, "a", wait=False) as first, claim(tmp_path, "a", wait=False) as second:
+    with hold(tmp_path, "a", wait=False) as first, hold(tmp_path, "a", wait=False) as second:
         assert (first, second) == (True, False)
-    with claim(tmp_path, "a", wait=False) as again:
+    with hold(tmp_path, "a", wait=False) as again:
         assert again
     assert list((tmp_path / "locks").iterdir()) == []
 
