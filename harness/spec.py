@@ -11,8 +11,8 @@ cluster's scheduler or a test. A worker
     {"event": "end", "cell": cell_id, "status": "ok" | "failed" | ...}
 
 * ends a cell whose dependency did not end ``ok`` as ``skipped``, with the reason;
-* holds each cell while it runs (`holding`); one that has ended since it was planned gets its ``end`` event only, so that
-  a specification given again does the rest;
+* holds each cell while it runs (`holding`); one that has ended since it was planned gets its ``end`` event only, so
+  that a specification given again does the rest;
 * on SIGINT, SIGTERM and SIGUSR2 (a scheduler's notice) ends the current attempt as ``interrupted``, says so in an
   ``end`` event, and exits with 130.
 """
