@@ -67,8 +67,14 @@ def find_stored(spool: Path, name: str) -> Stored:
         UserError: It is none or several, or its files are not what was written.
     """
     attempts = {attempt.attempt_id: attempt for attempt in scan_spool(spool) if attempt.finished}
-    run = Runs(filter(None, map(_run, attempts.values())), what="repeatable run").find_one(name)
-    record = read_attempt(attempts[run.attempt_id].path)
+    runs = Runs(filter(None, map(_run, attempts.values())), what="repeatable run")
+    found = runs.find(name)
+    # What a model answered goes by the name alone, other kinds of cells by their ids; a cell stands for its latest.
+    answers = [run for run in found if run.about == "quality"] or found
+    latest = list({run.cell_id: run for run in answers}.values())
+    if len(latest) > 1:
+        raise UserError(f"{name!r} names {len(latest)} repeatable runs, one is needed:\n{runs.listing(latest)}")
+    record = read_attempt(attempts[latest[0].attempt_id].path)
     return Stored(record.attempt, record.cell, record.env)
 
 

@@ -117,6 +117,16 @@ def test_a_run_gives_what_it_gave(kind: str, method: str, files: list[str], runs
     assert len(list(cell_attempts(runs / "repetitions", attempt.cell_id))) == 1
 
 
+def test_a_name_means_the_latest_answers_of_a_cell(runs: Path, show: Show) -> None:
+    """Full depth has a quality cell and a probe of one name."""
+    first = stored(runs, "quality", "full")
+    latest = first.path.with_name("99991231T000000000000Z-00000000")
+    shutil.copytree(first.path, latest)
+    code, shown = show("*/*/full")
+    assert code == 0
+    assert latest.name in shown
+
+
 def test_a_difference_is_told_and_ends_with_1(runs: Path, show: Show) -> None:
     attempt = stored(runs, "quality", "full")
     ingest(runs / "spool", runs / "exitbench.duckdb")
