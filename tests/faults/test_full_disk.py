@@ -77,6 +77,7 @@ def test_a_run_that_finds_no_room_goes_on_once_there_is_some(
 def test_a_worker_that_finds_no_room_for_its_files_loses_only_its_cell(
     bench: Any, disk: Path, whole: Path, free_kilobytes: int
 ) -> None:
+    (disk / "runs").mkdir()
     assert bench.do("db", "rebuild", "--runs", disk / "runs").returncode == 0
     goes_on(bench, disk, whole, free_kilobytes)
 
