@@ -39,9 +39,12 @@ WAIT_S: Final = 10.0
 """How long to wait for another process to let go of the database."""
 
 _PATIENCE_S: Final = 0.5
-"""How long a writer lets newcomers wait for the readers that were there before it; twice as long with each attempt."""
+"""How long a writer lets newcomers wait for the readers that were there before it."""
 
-_LONGEST_PATIENCE_S: Final = 2.0
+_STARVED_S: Final = 5.0
+_LAST_PATIENCE_S: Final = 2.0
+"""How long it does so once it has waited for `_STARVED_S` itself, since readers of long queries leave no gap."""
+
 _REBUILD_WAIT_S: Final = 60.0
 
 _SMALLEST_BYTES: Final = 16
@@ -246,8 +249,10 @@ def _open_reader(path: Path, wait_s: float) -> Database:
 def _connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
     """Open the file in one's turn; a reader's turn ends with the opening, a writer's when it closes."""
     _create_folder(path.parent)
-    deadline, patience_s = time.monotonic() + wait_s, _PATIENCE_S
+    started_s = time.monotonic()
+    deadline = started_s + wait_s
     while True:
+        patience_s = _PATIENCE_S if time.monotonic() - started_s < _STARVED_S else _LAST_PATIENCE_S
         turn = take_turn(path, alone=not read_only, deadline=deadline)
         if turn is None:
             raise DatabaseInUse(path, holder(path), wait_s)
@@ -264,7 +269,6 @@ def _connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
                 process = re.search(r"PID (\d+)", message)
                 raise DatabaseInUse(path, f"process {process[1]}" if process else "another process", wait_s) from error
             time.sleep(_PATIENCE_S)  # others come first now, so that a long reader does not keep them waiting
-            patience_s = min(2 * patience_s, _LONGEST_PATIENCE_S)
         except BaseException:
             turn.end()
             raise
