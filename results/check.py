@@ -15,8 +15,9 @@ from exitbench.results.database import DamagedDatabase, Database, DatabaseInUse,
 from exitbench.results.imports import IMPORTS
 from exitbench.results.load import DATABASE_TABLE
 from exitbench.results.rescores import check_rescores
+from exitbench.results.sealed import SpoolError
 from exitbench.results.snapshot import Manifest
-from exitbench.results.spool import AttemptRecord, SpoolError, freed_tables, read_attempt, scan_spool
+from exitbench.results.spool import AttemptRecord, freed_tables, read_attempt, scan_spool
 from exitbench.results.vocabularies import check_vocabularies
 
 _REBUILD: Final = "`exitbench db rebuild` builds the database anew."

@@ -16,11 +16,11 @@ from exitbench.results.database import open_database
 from exitbench.results.load import DATABASE_TABLE
 from exitbench.results.owner import owner_of
 from exitbench.results.rescores import RESCORES
+from exitbench.results.sealed import SpoolError
 from exitbench.results.spool import (
     QUARANTINE,
     Attempt,
     AttemptRecord,
-    SpoolError,
     free_tables,
     freed_tables,
     read_attempt,

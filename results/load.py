@@ -16,11 +16,10 @@ from exitbench.results.catalogue_rows import insert_catalogue
 from exitbench.results.imports import load_imports
 from exitbench.results.rescores import load_rescores
 from exitbench.results.schema import TABLES
+from exitbench.results.sealed import DamagedFile, SpoolError
 from exitbench.results.spool import (
     Attempt,
     AttemptRecord,
-    DamagedAttempt,
-    SpoolError,
     quarantine,
     read_attempt,
     scan_spool,
@@ -183,7 +182,7 @@ def _parquet_bytes(path: Path) -> int:
 
 def _set_aside(spool_root: Path, attempt: Attempt, problem: Exception) -> str:
     """Return what is wrong with an attempt; a damaged one leaves the way, so that its cell is run again."""
-    if not isinstance(problem, DamagedAttempt):
+    if not isinstance(problem, DamagedFile):
         return str(problem)
     return f"{problem} Moved to {quarantine(spool_root, attempt, str(problem))}; its cell will be run again."
 

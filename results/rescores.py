@@ -22,7 +22,7 @@ from exitbench.results.arrow import insert_rows
 from exitbench.results.canonical import content_id
 from exitbench.results.catalogue import ATTEMPT
 from exitbench.results.schema import SAMPLES
-from exitbench.results.sealed import check_sealed, read_json, write_json, write_sealed
+from exitbench.results.sealed import DamagedFile, SpoolError, check_sealed, read_json, write_json, write_sealed
 from exitbench.results.spool import QUARANTINE, conform
 from exitbench.results.trouble import is_trouble
 
@@ -47,10 +47,6 @@ class Rescore:
     metric_version: str
     samples: pa.Table
     metrics: pa.Table
-
-
-class _NewerRecordError(UserError):
-    """A record that only a later version of ExitBench can read; nothing is wrong with it."""
 
 
 def is_rescored(spool_root: Path, attempt_id: str, metric_version: str) -> bool:
@@ -95,10 +91,10 @@ def load_rescores(engine: sa.Engine, spool_root: Path) -> list[str]:
         if attempt_id in attempts and (attempt_id, folder.name) not in known:
             try:
                 rescore, scored_at = _read(folder)
-            except _NewerRecordError as error:
-                problems.append(f"{folder}: {error}")
-                continue
             except (UserError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+                if isinstance(error, SpoolError) and not isinstance(error, DamagedFile):
+                    problems.append(f"{folder}: {error}")  # nothing is wrong with it
+                    continue
                 problems.append(f"{folder}: {error} Moved to {_set_aside(spool_root, folder)}; rescore again.")
                 continue
             try:
@@ -134,7 +130,7 @@ def _read(folder: Path) -> tuple[Rescore, datetime]:
     check_sealed(folder, _FILES)
     status = read_json(folder / "status.json")
     if status["format"] > _FORMAT:
-        raise _NewerRecordError(f"written by a newer version (format {status['format']}; this one: {_FORMAT}).")
+        raise SpoolError(f"written by a newer version (format {status['format']}; this one: {_FORMAT}).")
     if status["attempt_id"] != folder.parent.name:
         raise UserError(f"status.json is of attempt {status['attempt_id']}.")
     scored_at = datetime.fromisoformat(status["scored_at"]).astimezone(UTC).replace(tzinfo=None)

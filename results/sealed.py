@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,14 @@ from exitbench.errors import UserError
 
 SEAL: Final = "DONE"
 """JSON of every other file's SHA-256, by name."""
+
+
+class SpoolError(UserError):
+    """Something in the spool, or about to be written to it, is not what the contract says."""
+
+
+class DamagedFile(SpoolError):
+    """A file is not what was written; one that the device cannot read at the moment is none."""
 
 
 def write_sealed(folder: Path, fill: Callable[[Path], None]) -> None:
@@ -85,32 +93,40 @@ def check_digest(path: Path, digest: str) -> None:
     """Check one file.
 
     Raises:
-        UserError: It is missing or not what was written; names it.
+        DamagedFile: It is missing or not what was written; names it.
+        SpoolError: It cannot be read.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: is missing.")
-    if sha256(path) != digest:
-        raise UserError(f"{path}: is not what was written (its SHA-256 is another).")
+    try:
+        found = sha256(path)
+    except FileNotFoundError as error:
+        raise DamagedFile(f"{path}: is missing.") from error
+    except OSError as error:
+        raise SpoolError(f"{path}: cannot be read: {error.strerror}.") from error
+    if found != digest:
+        raise DamagedFile(f"{path}: is not what was written (its SHA-256 differs from the one in {SEAL}).")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object of a JSON file.
 
     Raises:
-        UserError: It cannot be read, or is not a JSON object.
+        DamagedFile: It is missing, or not a JSON object.
+        SpoolError: It cannot be read.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DamagedFile(f"{path}: is missing.") from error
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
+        raise SpoolError(f"{path}: cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise UserError(f"{path}: is not JSON: {error}") from error
+        raise DamagedFile(f"{path}: is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise UserError(f"{path}: is not a JSON object.")
+        raise DamagedFile(f"{path}: is not a JSON object.")
     return value
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file."""
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
 

@@ -7,7 +7,6 @@ DONE is the JSON of every other file's SHA-256 and is written last, by rename: a
 years later. Where tables were freed, because a database has their rows, FREED says how many rows they had.
 """
 
-import hashlib
 import json
 import os
 import secrets
@@ -26,6 +25,7 @@ import pyarrow.parquet as pq
 from exitbench.errors import UserError, suggestion
 from exitbench.results.owner import OWNER_FILE, OwnerLock
 from exitbench.results.schema import CELL_KEYS, ENV_KEYS, FITTED_FILE, SCHEMA_VERSION, STATUSES, TABLES
+from exitbench.results.sealed import SpoolError, check_digest, read_json, sha256, write_json
 
 LOG_TAIL_LINES = 40
 UNFINISHED = "unfinished"
@@ -43,14 +43,6 @@ _ROW_GROUP_ROWS = 16_384
 QUARANTINE = "quarantine"
 _ID_TIME = "%Y%m%dT%H%M%S%fZ"
 _PREFIX_LENGTH = 2
-
-
-class SpoolError(UserError):
-    """Something in the spool, or about to be written to it, is not what the contract says."""
-
-
-class DamagedAttempt(SpoolError):
-    """A finished attempt's files are not what was written."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +137,8 @@ class AttemptWriter:
         self._started_at, self._start_s = _utc_now(), time.monotonic()
         self._parquet: dict[str, pq.ParquetWriter] = {}
         self._finished = False
-        _write_json(self.path / "cell.json", dict(cell))
-        _write_json(self.path / "env.json", dict(env))
+        write_json(self.path / "cell.json", dict(cell))
+        write_json(self.path / "env.json", dict(env))
 
     @property
     def log_path(self) -> Path:
@@ -191,7 +183,7 @@ class AttemptWriter:
         self._finished = True
         for writer in self._parquet.values():
             writer.close()
-        _write_json(
+        write_json(
             self.path / "status.json",
             {
                 "schema_version": SCHEMA_VERSION,
@@ -314,7 +306,7 @@ def read_status(attempt: Attempt) -> AttemptStatus:
     reason: Any = None
     if attempt.finished:
         try:
-            content = _read_json(attempt.path / "status.json")
+            content = read_json(attempt.path / "status.json")
             status, reason = content["status"], content["reason"]
         except SpoolError as error:
             status, reason = DAMAGED, str(error)
@@ -327,18 +319,18 @@ def read_attempt(path: Path) -> AttemptRecord:
     """Check every file of a finished attempt against DONE and read its JSON files.
 
     Raises:
-        DamagedAttempt: DONE is missing or unreadable, a file is missing or was changed; names the file.
+        DamagedFile: DONE is missing or unreadable, a file is missing or was changed; names the file.
         SpoolError: A key is missing, or a newer version wrote the files; names the file.
     """
-    digests = _read_json(path / "DONE")
+    digests = read_json(path / "DONE")
     missing = set(_JSON_FILES) - digests.keys()
     if missing or not digests.keys() <= _FILES:
         raise SpoolError(f"{path / 'DONE'}: lists {sorted(digests)}; expected {', '.join(_JSON_FILES)} and the tables.")
     freed = freed_tables(path)
     for name, digest in digests.items():
         if name.removesuffix(".parquet") not in freed:
-            _check_digest(path / name, digest)
-    cell, env, status = (_read_json(path / name) for name in _JSON_FILES)
+            check_digest(path / name, digest)
+    cell, env, status = (read_json(path / name) for name in _JSON_FILES)
     _require_keys(cell, CELL_KEYS, str(path / "cell.json"))
     _require_keys(env, ENV_KEYS, str(path / "env.json"))
     if cell["cell_id"] != path.parent.name:
@@ -355,7 +347,7 @@ def read_attempt(path: Path) -> AttemptRecord:
         status=status,
         tables=tuple(table for table in TABLES if f"{table}.parquet" in digests and table not in freed),
         digests=digests,
-        done_sha256=_sha256(path / "DONE"),
+        done_sha256=sha256(path / "DONE"),
         freed=freed,
     )
 
@@ -367,7 +359,7 @@ def free_tables(path: Path, rows: Mapping[str, int]) -> None:
         path: The attempt's folder.
         rows: By table; with those that were freed before.
     """
-    _write_json(path / f"{_FREED}.partial", rows)
+    write_json(path / f"{_FREED}.partial", rows)
     (path / f"{_FREED}.partial").rename(path / _FREED)
     for table in rows:
         (path / f"{table}.parquet").unlink(missing_ok=True)
@@ -377,14 +369,10 @@ def freed_tables(path: Path) -> dict[str, int]:
     """Return rows by table of what was removed from an attempt's folder.
 
     Raises:
-        DamagedAttempt: The note of it cannot be read.
+        DamagedFile: The note of it is not what was written.
+        SpoolError: It cannot be read.
     """
-    if not (path / _FREED).exists():
-        return {}
-    try:
-        return _read_json(path / _FREED)
-    except SpoolError as error:
-        raise DamagedAttempt(str(error)) from error
+    return read_json(path / _FREED) if (path / _FREED).exists() else {}
 
 
 def conform(table: str, rows: pa.Table, *, where: str) -> pa.Table:
@@ -484,45 +472,11 @@ def _log_tail(path: Path) -> str | None:
     return "\n".join(lines[-LOG_TAIL_LINES:])
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DamagedAttempt(f"{path}: is missing.") from error
-    except OSError as error:
-        raise SpoolError(f"{path}: cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise DamagedAttempt(f"{path}: is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise DamagedAttempt(f"{path}: is not a JSON object.")
-    return value
-
-
 def _write_done(path: Path) -> None:
-    digests = {file.name: _sha256(file) for file in sorted(path.iterdir()) if file.name != OWNER_FILE}
+    digests = {file.name: sha256(file) for file in sorted(path.iterdir()) if file.name != OWNER_FILE}
     partial = path / "DONE.partial"
     with partial.open("w", encoding="utf-8") as file:
         json.dump(digests, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     partial.rename(path / "DONE")
-
-
-def _check_digest(path: Path, digest: str) -> None:
-    try:
-        found = _sha256(path)
-    except FileNotFoundError as error:
-        raise DamagedAttempt(f"{path}: is missing.") from error
-    except OSError as error:  # the device's fault, perhaps for a moment
-        raise SpoolError(f"{path}: cannot be read: {error.strerror}.") from error
-    if found != digest:
-        raise DamagedAttempt(f"{path}: is not what was written (its SHA-256 differs from the one in DONE).")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -18,8 +18,7 @@ from sqlalchemy.dialects.postgresql import insert
 from exitbench.results.arrow import insert_rows
 from exitbench.results.catalogue import TRAINING_RUN
 from exitbench.results.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE
-from exitbench.results.sealed import own_name
-from exitbench.results.spool import SpoolError
+from exitbench.results.sealed import SpoolError, own_name
 from exitbench.results.trouble import is_trouble
 
 _FOLDER = "trainings"

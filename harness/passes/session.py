@@ -25,7 +25,8 @@ from exitbench.harness.spec import DataRequest, WorkerSpec, WorkItem
 from exitbench.methods.base import NOTHING_FITTED, Cost, Method, Parts
 from exitbench.methods.registry import baseline_method, get_method
 from exitbench.results.schema import FITTED_FILE
-from exitbench.results.spool import AttemptWriter, SpoolError, attempt_status, read_attempt
+from exitbench.results.sealed import SpoolError
+from exitbench.results.spool import AttemptWriter, attempt_status, read_attempt
 from exitbench.results.statistics import Interval
 from exitbench.results.vocabularies import record_vocabulary
 from exitbench.tasks.base import Document

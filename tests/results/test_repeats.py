@@ -11,7 +11,8 @@ import pytest
 from exitbench.errors import UserError
 from exitbench.results.repeats import Compared, compare
 from exitbench.results.schema import FITTED_FILE, TABLES
-from exitbench.results.spool import AttemptWriter, SpoolError, free_tables
+from exitbench.results.sealed import SpoolError
+from exitbench.results.spool import AttemptWriter, free_tables
 
 Json = dict[str, Any]
 Rows = Mapping[str, list[Json]]

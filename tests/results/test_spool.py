@@ -14,10 +14,9 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.results.schema import FITTED_FILE, METRICS, PROBE, TABLES
+from exitbench.results.sealed import DamagedFile, SpoolError
 from exitbench.results.spool import (
     AttemptWriter,
-    DamagedAttempt,
-    SpoolError,
     attempt_status,
     latest_status,
     read_attempt,
@@ -273,7 +272,7 @@ def test_what_the_device_cannot_read_is_no_damage(tmp_path: Path, cell: Json, en
         (writer.path / name).symlink_to("/proc/self/mem")  # reading it is an error of the device
         with pytest.raises(SpoolError, match=f"{name}: cannot be read") as raised:
             read_attempt(writer.path)
-        assert not isinstance(raised.value, DamagedAttempt)
+        assert not isinstance(raised.value, DamagedFile)
 
 
 def test_the_latest_outcome_of_one_cell_is_that_among_all(tmp_path: Path, cell: Json, env: Json) -> None:
