@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.sealed import check_sealed, own_name, write_sealed
+from exitbench.results.sealed import (
+    DamagedFile,
+    SpoolError,
+    check_digest,
+    check_sealed,
+    own_name,
+    read_json,
+    write_sealed,
+)
 
 
 def write(text: str) -> Callable[[Path], None]:
@@ -63,3 +71,12 @@ def test_what_others_have_begun_is_not_touched(tmp_path: Path) -> None:
     write_sealed(tmp_path / "one", write("first"))
     assert begun.is_dir()
     assert own_name("x") != own_name("x")
+
+
+def test_what_the_device_cannot_read_is_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    path.symlink_to("/proc/self/mem")  # reading it is an error of the device
+    for look in (read_json, lambda path: check_digest(path, "0" * 64)):
+        with pytest.raises(SpoolError, match="cannot be read") as raised:
+            look(path)
+        assert not isinstance(raised.value, DamagedFile)
