@@ -14,6 +14,9 @@ from exitbench.results.migrations import migration_scripts
 
 _PACKAGE: Final = "exitbench.results"
 _VIEW: Final = re.compile(r"^CREATE VIEW (\w+) AS\n.*?;$(?=\nCOMMENT)", re.MULTILINE | re.DOTALL)
+_MACRO: Final = re.compile(
+    r"^CREATE OR REPLACE MACRO (\w+\(.*?\)) AS\n.*?^COMMENT ON MACRO \w+ IS '(.*?[^'])';$", re.MULTILINE | re.DOTALL
+)
 _TABLE: Final = re.compile(r"((?:^--.*\n)*)^CREATE TABLE (\w+) \(", re.MULTILINE)
 _ABOUT: Final = {
     "schema_version": "One row per migration that was applied.",
@@ -89,6 +92,12 @@ def described_views() -> tuple[Relation, ...]:
     return tuple(found[name] for name in created)
 
 
+def described_macros() -> dict[str, str]:
+    """Return what every macro that goes with the views does, by its name and parameters."""
+    script = (files(_PACKAGE) / "views.sql").read_text(encoding="utf-8")
+    return {match[1]: " ".join(match[2].replace("''", "'").split()) for match in _MACRO.finditer(script)}
+
+
 @cache
 def described_tables() -> tuple[Relation, ...]:
     """Return every table, by name; its comment is what is known below and what stands above it in the migrations."""
@@ -115,6 +124,8 @@ def schema_markdown() -> str:
         "```mermaid\nerDiagram\n" + "\n".join(f"    {line}" for line in _references(tables)) + "\n```",
         "## Views",
         *(_chapter(view, shared) for view in views),
+        "## Macros",
+        *(f"`{name}`: {comment}" for name, comment in described_macros().items()),
         "## Tables",
         *(_chapter(table, []) for table in tables),
     ]

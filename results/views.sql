@@ -291,6 +291,27 @@ COMMENT ON VIEW score_trace IS 'One row per probed token of a scores run: the me
 left before; lists have one entry per block 1..L. doc_key; position: 1 = first generated; score: of the gate, NaN where it is not asked and
 at block L; emitted_id: token that would be emitted there, -1 where the gate is not asked.';
 
+CREATE VIEW sublayer_trace AS
+SELECT n.*, t.* EXCLUDE (attempt_id) FROM sublayer_token AS t JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW sublayer_trace IS 'One row per probed token, block and read-out, of probes asked to record sublayers (a run of its own beside the plain probe, of
+few documents). doc_key; position: 1 = first generated; token_id: generated; block: 1..L; read_out: what the final norm and the LM head are applied to:
+self-attention, cross-attention (encoder-decoder only) or feed-forward: what that sub-layer alone adds to the residual stream; after-self-attention
+(encoder-decoder only): the stream once self-attention is added; after-attention: the stream once all attention of the block is added (self-attention, and
+cross-attention where there is one): what the feed-forward''s output is added to; block: the stream after the block; top_ids, top_p: the ten most probable
+tokens and their probabilities, falling; entropy: of the whole distribution, nats.';
+
+CREATE VIEW layer_pairs AS
+SELECT n.*, p.* EXCLUDE (attempt_id) FROM layer_pair AS p JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW layer_pairs IS 'One row per document and pair of blocks, both ways round and with itself, of probes asked to record layer-pairs (a run of its own beside
+the plain probe, of few documents). doc_key; block_a, block_b: 1..L; cosine: of the final-normed states after the two blocks; jsd: Jensen-Shannon divergence of
+their read-outs, nats, 0 to ln 2; both means over the document''s probed tokens; n: tokens.';
+
+CREATE VIEW token_tags AS
+SELECT n.*, t.* EXCLUDE (attempt_id) FROM token_tag AS t JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW token_tags IS 'One row per token of full depth''s answers that belongs to a word, and tagger: `exitbench annotate upos` makes them. doc_key; position: 1 = first
+generated, as in token_trace of the same attempt_id, and in probe_trace of the probe whose setting_id (see runs) is the same; upos: universal part of speech of
+the word, which all its pieces have; tagger: library, model and versions.';
+
 CREATE VIEW layer_trace AS
 SELECT
     n.*, p.doc_key, p.position, p.token_id, p.full_token_id, p.token_kind, p.first_match, p.stable_from, p.block,
@@ -312,6 +333,42 @@ FROM (SELECT attempt_id, exit_layer, count(*) AS tokens FROM token_exit GROUP BY
 JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW exit_histogram IS 'One row per quality or replay run and exit layer that occurred. exit_layer; tokens: how many exited there; share: of all
 tokens of the run.';
+
+CREATE OR REPLACE MACRO half_width(s, c) AS
+    CASE WHEN count(*) > 1 THEN
+        1.96 / sum(c) * sqrt(greatest(0, count(*) / (count(*) - 1) * (
+            sum(s * s) - 2 * sum(s) / sum(c) * sum(s * c) + (sum(s) / sum(c)) ** 2 * sum(c * c)
+        )))
+    END;
+COMMENT ON MACRO half_width IS 'Half the width of the 95% interval of sum(s) / sum(c) over grouped rows, one a document: s is a sum over the
+document''s tokens and c their number, so that tokens of one document do not count as independent. NULL where there is one document. (The linearised
+variance of a ratio; Cochran, Sampling Techniques, 1977, section 6.4.)';
+
+CREATE VIEW probe_by_document AS
+SELECT n.*, d.* EXCLUDE (attempt_id)
+FROM (
+    SELECT
+        attempt_id, doc_key, block, count(*) AS n,
+        count(*) FILTER (first_match = block) AS first_matches, count(*) FILTER (stable_from <= block) AS settled,
+        count(*) FILTER (rank_final = 1) AS equal_full, sum(p1) AS p1, sum(p1 - p2) AS gap, sum(p_final) AS p_final,
+        sum(p_final * p_final) AS p_final_squared, sum(entropy) AS entropy, sum(cosine_previous) AS cosine_previous,
+        sum(cosine_last) AS cosine_last, sum(jsd_last) AS jsd_last
+    FROM (
+        -- Lists are read by place and not unnested: then those that nobody asks for are not read at all.
+        SELECT
+            attempt_id, doc_key, block, first_match, stable_from, rank_final[block] AS rank_final,
+            p1[block]::DOUBLE AS p1, p2[block]::DOUBLE AS p2, p_final[block]::DOUBLE AS p_final,
+            entropy[block]::DOUBLE AS entropy, cosine_previous[block]::DOUBLE AS cosine_previous,
+            cosine_last[block]::DOUBLE AS cosine_last, jsd_last[block]::DOUBLE AS jsd_last
+        FROM (SELECT *, unnest(range(1, len(p1) + 1))::SMALLINT AS block FROM probe_token)
+    )
+    GROUP BY ALL
+) AS d
+JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW probe_by_document IS 'One row per probe run, document and block; everything but n is a count or a sum over the document''s probed tokens, so that
+sum(p1) / sum(n) over grouped rows is a mean and half_width(p1, n) half its 95% interval. doc_key; block: 1..L; n: tokens; first_matches: tokens whose first_match is
+this block; settled: tokens with stable_from <= block; equal_full: tokens whose top-1 here is full depth''s; p1; gap: p1 - p2; p_final; p_final_squared: sum of
+squares; entropy; cosine_previous; cosine_last; jsd_last: as in probe_trace. The last digits of sums depend on the order in which threads add.';
 
 CREATE VIEW no_change AS
 WITH settled AS (

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from exitbench.results.database import open_database
-from exitbench.results.described import described_tables, described_views, schema_markdown
+from exitbench.results.described import described_macros, described_tables, described_views, schema_markdown
 
 
 def test_every_table_and_view_of_a_database_is_described(tmp_path: Path) -> None:
@@ -38,3 +38,10 @@ def test_columns_that_most_views_begin_with_are_told_once() -> None:
     frontier = schema_markdown().partition("### frontier\n")[2].partition("###")[0]
     assert "First the columns of `run_names`, then:" in frontier
     assert "| mean_exit_layer | DOUBLE |" in frontier and "| suite |" not in frontier
+
+
+def test_every_macro_is_described(tmp_path: Path) -> None:
+    with open_database(tmp_path / "exitbench.duckdb", read_only=False) as opened:
+        macros = opened.query("SELECT function_name FROM duckdb_functions() WHERE NOT internal")["function_name"]
+    assert {name.partition("(")[0] for name in described_macros()} == set(macros.to_pylist())
+    assert all(f"`{name}`: {comment}" in schema_markdown() for name, comment in described_macros().items())

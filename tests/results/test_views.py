@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -423,3 +424,40 @@ def _run(path: Path, attempt_id: str) -> Json:
     with open_database(path) as database:
         (row,) = _query(database, "FROM runs WHERE attempt_id = $id", id=attempt_id)
     return row
+
+
+def test_probe_by_document_sums_what_the_probe_says_of_each_document(
+    database: Database, records: list[AttemptRecord]
+) -> None:
+    rows = _query(database, "FROM probe_by_document")
+    expected = {
+        (record.cell_id, key, block): [token for token in _rows(record, "probe") if token["doc_key"] == key]
+        for record in _ok(records, "probe")
+        for key in {token["doc_key"] for token in _rows(record, "probe")}
+        for block in range(1, record.cell["model"]["blocks"] + 1)
+    }
+    assert {(row["cell_id"], row["doc_key"], row["block"]) for row in rows} == set(expected)
+    assert len(rows) == len(expected)
+    for row in rows:
+        block, tokens = row["block"], expected[row["cell_id"], row["doc_key"], row["block"]]
+        assert row["n"] == len(tokens)
+        assert row["first_matches"] == sum(token["first_match"] == block for token in tokens)
+        assert row["settled"] == sum(token["stable_from"] <= block for token in tokens)
+        assert row["equal_full"] == sum(token["top1_id"][block - 1] == token["full_token_id"] for token in tokens)
+        for name in ("p1", "p_final", "entropy", "cosine_previous", "cosine_last", "jsd_last"):
+            assert row[name] == pytest.approx(sum(token[name][block - 1] for token in tokens))
+        assert row["gap"] == pytest.approx(sum(token["p1"][block - 1] - token["p2"][block - 1] for token in tokens))
+        assert row["p_final_squared"] == pytest.approx(sum(token["p_final"][block - 1] ** 2 for token in tokens))
+
+
+def test_half_width_is_the_bootstraps_over_documents(database: Database) -> None:
+    rng = np.random.default_rng(0)
+    c = rng.integers(1, 40, 300)
+    s = rng.binomial(c, rng.beta(2, 2, 300)).astype(float)
+    values = ", ".join(f"({a}, {b})" for a, b in zip(s, c, strict=True))
+    (row,) = _query(database, f"SELECT half_width(s, c) AS half FROM (VALUES {values}) AS document (s, c)")
+    weights = rng.multinomial(300, np.full(300, 1 / 300), size=4000)
+    low, high = np.quantile((weights @ s) / (weights @ c), [0.025, 0.975])
+    assert row["half"] == pytest.approx((high - low) / 2, rel=0.05)
+    (single,) = _query(database, "SELECT half_width(1.0, 2) AS half FROM (VALUES (1))")
+    assert single["half"] is None
