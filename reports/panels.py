@@ -102,6 +102,26 @@ def simulated_entry() -> Line2D:
     return Line2D([], [], color=MUTED, linestyle="--", marker="o", markerfacecolor=paper, label="simulated (replay)")
 
 
+def draw_published(axes: Axes, x: Sequence[float], y: Sequence[float], *, connect: bool = False) -> None:
+    """Draw what a paper printed, in grey crosses that no run of ours looks like; `connect` joins a curve by x."""
+    order = sorted(range(len(x)), key=lambda i: x[i])
+    axes.plot(
+        [x[i] for i in order],
+        [y[i] for i in order],
+        linestyle=":" if connect else "none",
+        linewidth=0.9,
+        color=MUTED,
+        marker="x",
+        markersize=4.5,
+        zorder=2.2,
+    )
+
+
+def published_entry() -> Line2D:
+    """Return the legend's entry for published values."""
+    return Line2D([], [], color=MUTED, linestyle=":", marker="x", label="published")
+
+
 def _legend_label(name: str) -> str:
     # matplotlib leaves entries out whose label starts with an underscore
     return shorten(f" {name}" if name.startswith("_") else name, 26)

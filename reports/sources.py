@@ -6,20 +6,39 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from exitbench.reports.labels import natural_key
+
+OURS = "ours"
+SECTIONS = {
+    OURS: "What early exit costs and gives",
+    "mee": "Monotonic Early Exiting (MEE)",
+    "prune": "Vocabulary pruning and contrastive decoding (PRUNE)",
+    "natcap": "Early Exit Is a Natural Capability (NATCAP)",
+    "heads": "Self-Supervised Early Exits (HEADS)",
+    "explain": "Why published numbers come out as they do",
+}
+"""Sections of the report, in order, by the prefix of a source's name; all other names are ours."""
+
 
 @dataclass(frozen=True)
 class Source:
     """One figure or table: its query and the module that draws or formats the rows.
 
     Attributes:
-        name: Stem of both files; names the written files too.
+        name: Stem of both files, `<paper>_<fig or table><number>_<what it shows>`; names the written files too.
         sql: The query, over the documented views of the database only.
-        module: Holds ORDER (place on the page), TITLE, CAPTION, EMPTY (said without rows) and `plot` or `COLUMNS`.
+        module: Holds TITLE, CAPTION, EMPTY (said without rows), `plot` or `COLUMNS`, and of ours ORDER (place).
     """
 
     name: str
     sql: str
     module: ModuleType
+
+    @property
+    def section(self) -> str:
+        """Key of SECTIONS under which it is shown."""
+        prefix = self.name.partition("_")[0]
+        return prefix if prefix in SECTIONS else OURS
 
 
 def discover(package: ModuleType) -> tuple[Source, ...]:
@@ -31,4 +50,10 @@ def discover(package: ModuleType) -> tuple[Source, ...]:
         for name in names
         if (folder / f"{name}.sql").exists()
     )
-    return tuple(sorted(sources, key=lambda source: (source.module.ORDER, source.name)))
+    return tuple(sorted(sources, key=_place))
+
+
+def _place(source: Source) -> tuple[int, float, list[tuple[str, float]]]:
+    """Sort ours by ORDER, those of papers as they are numbered there."""
+    order = source.module.ORDER if source.section == OURS else 0
+    return list(SECTIONS).index(source.section), order, natural_key(source.name)

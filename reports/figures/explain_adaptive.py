@@ -9,9 +9,8 @@ from exitbench.reports.labels import count
 from exitbench.reports.panels import grid_of_panels, legend_of_series, panel_titles
 from exitbench.reports.style import series_styles
 
-__all__ = ["CAPTION", "EMPTY", "ORDER", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
 
-ORDER = 210
 TITLE = "Published claim: adaptive pruning. As published it is fixed pruning"
 CAPTION = (
     "Adaptive pruning should read fewer rows of the LM head the surer the gate was. The published code keeps the "

@@ -19,9 +19,8 @@ from exitbench.reports.panels import (
 )
 from exitbench.reports.style import MUTED, SeriesStyle, series_styles
 
-__all__ = ["CAPTION", "EMPTY", "ORDER", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
 
-ORDER = 230
 TITLE = "Published claim: trained exit classifiers. Their labels were one block off"
 CAPTION = (
     "One exit network (two layers, shared by all blocks), trained on the same states with three losses; each line is a "

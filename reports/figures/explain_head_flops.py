@@ -12,9 +12,8 @@ from exitbench.reports.labels import count
 from exitbench.reports.panels import grid_of_panels, panel_titles
 from exitbench.reports.style import series_styles
 
-__all__ = ["CAPTION", "EMPTY", "ORDER", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
 
-ORDER = 220
 TITLE = "Published claim: FLOPs saved by pruning. The full head at the start layer was not counted"
 CAPTION = (
     "FLOPs of the LM head under the softmax gate, whole vocabulary over pruned (times less; a row of the head "

@@ -13,9 +13,8 @@ from exitbench.reports.labels import count
 from exitbench.reports.panels import draw_intervals, grid_of_panels, panel_titles
 from exitbench.reports.style import MUTED, SeriesStyle, series_styles
 
-__all__ = ["CAPTION", "EMPTY", "ORDER", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
 
-ORDER = 240
 TITLE = "Published claim: the contrastive gate exits earlier. Means over settings hide what the gain costs"
 CAPTION = (
     "Left: blocks that the contrastive gate (JSD) saves over the softmax gate, for each first block asked, and "

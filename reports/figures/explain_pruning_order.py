@@ -9,9 +9,8 @@ from exitbench.reports.labels import count
 from exitbench.reports.panels import grid_of_panels, legend_of_series, panel_titles
 from exitbench.reports.style import MUTED, SeriesStyle, series_styles
 
-__all__ = ["CAPTION", "EMPTY", "ORDER", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
 
-ORDER = 200
 TITLE = "Published claim: decaying pruning. The list was cut by token id, not by rank"
 CAPTION = (
     "The softmax gate over pruned heads. Fixed pruning keeps the k best tokens of the first block asked; decaying "

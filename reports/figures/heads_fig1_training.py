@@ -12,7 +12,6 @@ from exitbench.reports.labels import shorten
 from exitbench.reports.panels import grid_of_panels, legend_of_series
 from exitbench.reports.style import SeriesStyle, series_styles
 
-ORDER = 50
 TITLE = "How exit heads learn"
 CAPTION = (
     "Left: share of training tokens for which an exit head finds the same token most likely as the model that it "

@@ -5,9 +5,8 @@ from matplotlib.figure import Figure
 from exitbench.reports.figures.mee_parts import EMPTY, share_by_block
 from exitbench.reports.frame import Frame
 
-__all__ = ["CAPTION", "EMPTY", "ORDER", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
 
-ORDER = 40
 TITLE = "When predictions stop changing"
 CAPTION = (
     "Share of tokens whose most likely next token is already the final one and stays so through all later blocks, "

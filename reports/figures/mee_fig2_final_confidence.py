@@ -9,9 +9,8 @@ from exitbench.reports.figures.mee_parts import EMPTY, panels_by_task
 from exitbench.reports.frame import Frame
 from exitbench.reports.style import SeriesStyle
 
-__all__ = ["CAPTION", "EMPTY", "ORDER", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
 
-ORDER = 41
 TITLE = "How probable the final token is at each block"
 CAPTION = (
     "Probability that a block, read out through the final norm and the LM head, gives to the token that the last block "

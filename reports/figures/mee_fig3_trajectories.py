@@ -9,9 +9,8 @@ from exitbench.reports.labels import shorten
 from exitbench.reports.panels import grid_of_panels
 from exitbench.reports.style import MUTED, SeriesStyle, series_styles
 
-__all__ = ["CAPTION", "EMPTY", "ORDER", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
 
-ORDER = 42
 TITLE = "What a late token was taken for at each block"
 CAPTION = (
     "One token of each model: of those whose final prediction becomes the most likely at the latest block, the one "

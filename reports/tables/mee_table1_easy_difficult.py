@@ -3,7 +3,6 @@
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import Cell, Column, number, text
 
-ORDER = 25
 TITLE = "Easy and difficult documents"
 CAPTION = (
     "Similarity s of a block's state to that of the last block L: cosine of the final-normed states, at blocks 1 to "

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from exitbench.reports import figures, tables
-from exitbench.reports.sources import discover
+from exitbench.reports.sources import OURS, discover
 
 
 @pytest.mark.parametrize("package", [figures, tables])
@@ -20,7 +20,8 @@ def test_every_query_has_its_module(package: ModuleType) -> None:
 @pytest.mark.parametrize("package", [figures, tables])
 def test_every_source_is_complete(package: ModuleType) -> None:
     for source in discover(package):
-        assert all(getattr(source.module, name) for name in ("ORDER", "TITLE", "CAPTION", "EMPTY")), source.name
+        assert all(getattr(source.module, name) for name in ("TITLE", "CAPTION", "EMPTY")), source.name
+        assert hasattr(source.module, "ORDER") == (source.section == OURS), source.name
         assert hasattr(source.module, "plot") != hasattr(source.module, "COLUMNS"), source.name
 
 
@@ -32,15 +33,14 @@ def test_every_query_has_one_possible_order(package: ModuleType) -> None:
 def test_a_new_pair_is_found_and_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "new_figures"
     folder.mkdir()
-    for name, order in (("__init__", None), ("added", 2), ("begun", 1), ("helper", 0)):
-        (folder / f"{name}.py").write_text(f"ORDER = {order}\n")
-    for name in ("added", "begun"):
+    ours, numbered = {"__init__": 0, "added": 2, "begun": 1, "helper": 0}, ("heads_fig1_a", "mee_fig10_b", "mee_fig9_c")
+    for name in (*ours, *numbered):
+        (folder / f"{name}.py").write_text(f"ORDER = {ours[name]}\n" if name in ours else "")
+    for name in ("added", "begun", *numbered):
         (folder / f"{name}.sql").write_text(f"SELECT '{name}'")
     monkeypatch.syspath_prepend(tmp_path)
     sources = discover(import_module("new_figures"))
-    assert [(source.name, source.sql) for source in sources] == [
-        ("begun", "SELECT 'begun'"),
-        ("added", "SELECT 'added'"),
-    ]
+    assert [source.name for source in sources] == ["begun", "added", "mee_fig9_c", "mee_fig10_b", "heads_fig1_a"]
+    assert all(source.sql == f"SELECT '{source.name}'" for source in sources)
     for name in [name for name in sys.modules if name.startswith("new_figures")]:
         del sys.modules[name]

@@ -431,15 +431,15 @@ def test_probe_by_document_sums_what_the_probe_says_of_each_document(
 ) -> None:
     rows = _query(database, "FROM probe_by_document")
     expected = {
-        (record.cell_id, key, block): [token for token in _rows(record, "probe") if token["doc_key"] == key]
+        (record.attempt.attempt_id, key, block): [token for token in _rows(record, "probe") if token["doc_key"] == key]
         for record in _ok(records, "probe")
         for key in {token["doc_key"] for token in _rows(record, "probe")}
         for block in range(1, record.cell["model"]["blocks"] + 1)
     }
-    assert {(row["cell_id"], row["doc_key"], row["block"]) for row in rows} == set(expected)
+    assert {(row["attempt_id"], row["doc_key"], row["block"]) for row in rows} == set(expected)
     assert len(rows) == len(expected)
     for row in rows:
-        block, tokens = row["block"], expected[row["cell_id"], row["doc_key"], row["block"]]
+        block, tokens = row["block"], expected[row["attempt_id"], row["doc_key"], row["block"]]
         assert row["n"] == len(tokens)
         assert row["first_matches"] == sum(token["first_match"] == block for token in tokens)
         assert row["settled"] == sum(token["stable_from"] <= block for token in tokens)
