@@ -1,6 +1,6 @@
 """One SQL file and one plot function a figure; putting a pair here puts it into the report.
 
-Names begin with the paper and the figure's number there (`mee_fig1_...`), which place it on the page; figures of our own
+Names begin with the paper and the figure's number there (`mee_fig1_...`), which place it on the page; our own figures
 have plain names and ORDER. A module holds TITLE, CAPTION, EMPTY (said when there is no row: which command fills it) and
 ``plot(frame) -> Figure``, which is only called with at least one row.
 """
