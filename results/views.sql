@@ -344,6 +344,14 @@ COMMENT ON MACRO half_width IS 'Half the width of the 95% interval of sum(s) / s
 document''s tokens and c their number, so that tokens of one document do not count as independent. NULL where there is one document. (The linearised
 variance of a ratio; Cochran, Sampling Techniques, 1977, section 6.4.)';
 
+CREATE OR REPLACE MACRO mean_half_width(x) AS
+    stddev_samp(x) / sqrt(count(x)) * coalesce(
+        [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228][count(x) - 1],
+        1.96 + 2.3724 / (count(x) - 1) + 2.8225 / (count(x) - 1) ** 2
+    );
+COMMENT ON MACRO mean_half_width IS 'Half the width of the 95% interval of avg(x) over independent rows, such as runs, by Student''s t, so that few rows make
+it wide. NULL where there is one row. (Quantiles from tables, behind ten degrees of freedom by Abramowitz and Stegun, 26.7.5.)';
+
 CREATE VIEW probe_by_document AS
 SELECT n.*, d.* EXCLUDE (attempt_id)
 FROM (
