@@ -27,6 +27,7 @@ _NOT_SETTING: Final = (
     "kv_policy",
     "timing",
     "calibration",
+    "record",
     "probe_cell_id",
     "probe_cell_ids",
     "scores_cell_id",

@@ -24,6 +24,9 @@ _REBUILD: Final = "`exitbench db rebuild` builds the database anew."
 _KEYS: Final = {
     "token_exit": "attempt_id, doc_key, position",
     "probe_token": "attempt_id, doc_key, position",
+    "sublayer_token": "attempt_id, doc_key, position, block, read_out",
+    "layer_pair": "attempt_id, doc_key, block_a, block_b",
+    "token_tag": "attempt_id, doc_key, position, tagger",
     "score_token": "attempt_id, doc_key, position",
     "timing_sample": "attempt_id, doc_key, round, position, twin, phase",
     "device_sample": "attempt_id, round, moment, device",

@@ -31,7 +31,7 @@ from exitbench.results.status import folder_bytes
 
 Kind = Literal["killed attempt", "quarantined attempt", "leftover", "superseded attempt", "traces"]
 
-TRACES: Final = ("tokens", "probe", "scores", "timings", "device")
+TRACES: Final = ("tokens", "probe", "sublayers", "layer_pairs", "scores", "timings", "device")
 """Tables whose files are large and that only a database needs. Outputs and fitted tensors serve other cells."""
 _BEGINNING_S: Final = 10.0
 _LEFT_S: Final = 3600.0

@@ -32,6 +32,8 @@ DATABASE_TABLE: Final = {
     "samples": "sample",
     "tokens": "token_exit",
     "probe": "probe_token",
+    "sublayers": "sublayer_token",
+    "layer_pairs": "layer_pair",
     "scores": "score_token",
     "fit_curve": "fit_curve",
     "calibration": "calibration_step",

@@ -16,6 +16,8 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "samples": ("doc_key",),
     "tokens": ("doc_key", "position"),
     "probe": ("doc_key", "position"),
+    "sublayers": ("doc_key", "position", "block", "read_out"),
+    "layer_pairs": ("doc_key", "block_a", "block_b"),
     "scores": ("doc_key", "position"),
     "fit_curve": ("epoch",),
     "calibration": ("step",),

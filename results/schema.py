@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 """Version of the spool's layout; status.json carries it. Attempts of every earlier version are read too."""
 
 STATUSES: Final = ("ok", "failed", "oom", "timeout", "skipped", "interrupted")
@@ -102,6 +102,32 @@ PROBE: Final = pa.schema(
     ]
 )
 
+SUBLAYERS: Final = pa.schema(
+    [
+        _required("doc_key", pa.string()),
+        _required("position", pa.int32()),
+        _required("token_id", pa.int32()),
+        _required("block", pa.int16()),
+        _required("read_out", pa.string()),
+        _required("top_ids", _IDS),
+        _required("top_p", _FLOATS),
+        _required("entropy", pa.float32()),
+    ]
+)
+"""One row a probed token, block and read-out of the inside of the block; its most probable tokens, the first first."""
+
+LAYER_PAIRS: Final = pa.schema(
+    [
+        _required("doc_key", pa.string()),
+        _required("block_a", pa.int16()),
+        _required("block_b", pa.int16()),
+        _required("cosine", pa.float64()),
+        _required("jsd", pa.float64()),
+        _required("n", pa.int32()),
+    ]
+)
+"""One row a document and pair of blocks, both ways round and with itself; means over its `n` probed tokens."""
+
 SCORES: Final = pa.schema(
     [
         _required("doc_key", pa.string()),
@@ -181,6 +207,8 @@ TABLES: Final[dict[str, pa.Schema]] = {
     "samples": SAMPLES,
     "tokens": TOKENS,
     "probe": PROBE,
+    "sublayers": SUBLAYERS,
+    "layer_pairs": LAYER_PAIRS,
     "scores": SCORES,
     "fit_curve": FIT_CURVE,
     "calibration": CALIBRATION,

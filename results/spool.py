@@ -396,7 +396,7 @@ def conform(table: str, rows: pa.Table, *, where: str) -> pa.Table:
             raise SpoolError(f"{where}: unknown column {name!r}.{suggestion(name, schema.names)}")
     columns = [_conform_column(rows, field, where) for field in schema]
     conformed = pa.Table.from_arrays(columns, schema=schema)
-    if table in ("probe", "scores"):
+    if table in ("probe", "sublayers", "scores"):
         _check_list_lengths(conformed, where)
     if table == "metrics" and not pc.all(pc.is_finite(conformed["value"]), min_count=0).as_py():
         raise SpoolError(f"{where}: column 'value' has entries that are not finite; leave undefined metrics out.")
@@ -419,7 +419,7 @@ def _conform_column(rows: pa.Table, field: pa.Field, where: str) -> pa.ChunkedAr
 
 
 def _check_list_lengths(rows: pa.Table, where: str) -> None:
-    """Every list of a probed token has one entry per block, so all are equally long."""
+    """Lists of one row belong together entry by entry, so all are equally long."""
     lists = [field.name for field in rows.schema if pa.types.is_list(field.type)]
     for name in lists[1:]:
         expected, found = (pc.list_value_length(rows[column]) for column in (lists[0], name))
