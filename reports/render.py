@@ -16,7 +16,7 @@ from exitbench.reports.sources import Source, discover
 from exitbench.reports.tables.columns import Cell, Column
 from exitbench.results.database import open_database
 
-_HERE = Path(__file__).parent
+_PAGE = Path(__file__).parent / "page"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _fill(source: Source, frame: Frame, folder: Path) -> _FilledTable:
 
 def _page(drawn: list[DrawnFigure], filled: list[_FilledTable]) -> str:
     environment = Environment(
-        loader=FileSystemLoader(_HERE),
+        loader=FileSystemLoader(_PAGE),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -110,7 +110,7 @@ def _page(drawn: list[DrawnFigure], filled: list[_FilledTable]) -> str:
         keep_trailing_newline=True,
     )
     environment.filters["marked"] = _marked
-    style, script = ((_HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    style, script = ((_PAGE / name).read_text("utf-8") for name in ("page.css", "page.js"))
     first, *others = filled
     return environment.get_template("page.html").render(
         style=Markup(style),  # our own files, not data: the only text that is not escaped
