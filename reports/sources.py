@@ -10,14 +10,20 @@ from exitbench.reports.labels import natural_key
 
 OURS = "ours"
 SECTIONS = {
+    "findings": "Before you cite",
+    "results": "Results",
     OURS: "What early exit costs and gives",
     "mee": "Monotonic Early Exiting (MEE)",
     "prune": "Vocabulary pruning and contrastive decoding (PRUNE)",
     "natcap": "Early Exit Is a Natural Capability (NATCAP)",
     "heads": "Self-Supervised Early Exits (HEADS)",
     "explain": "Why published numbers come out as they do",
+    "provenance": "Where the numbers are from",
 }
-"""Sections of the report, in order, by the prefix of a source's name; all other names are ours."""
+"""Sections of the report, in order: by a module's SECTION, else by the prefix of the source's name, else ours."""
+
+PAPERS = ("mee", "prune", "natcap", "heads")
+"""Sections that regenerate a paper's figures and tables."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,8 @@ class Source:
     Attributes:
         name: Stem of both files, `<paper>_<fig or table><number>_<what it shows>`; names the written files too.
         sql: The query, over the documented views of the database only.
-        module: Holds TITLE, CAPTION, EMPTY (said without rows), `plot` or `COLUMNS`, and of ours ORDER (place).
+        module: Holds TITLE, CAPTION, EMPTY (said without rows), `plot` or `COLUMNS`; ORDER (place) where the name has no
+            number; SECTION where it is neither ours nor a paper's.
     """
 
     name: str
@@ -38,7 +45,8 @@ class Source:
     def section(self) -> str:
         """Key of SECTIONS under which it is shown."""
         prefix = self.name.partition("_")[0]
-        return prefix if prefix in SECTIONS else OURS
+        section: str = getattr(self.module, "SECTION", prefix)
+        return section if section in SECTIONS else OURS
 
 
 def discover(package: ModuleType) -> tuple[Source, ...]:
@@ -54,6 +62,6 @@ def discover(package: ModuleType) -> tuple[Source, ...]:
 
 
 def _place(source: Source) -> tuple[int, float, list[tuple[str, float]]]:
-    """Sort ours by ORDER, those of papers as they are numbered there."""
-    order = source.module.ORDER if source.section == OURS else 0
+    """Sort by ORDER where there is one, those of papers as they are numbered there."""
+    order = getattr(source.module, "ORDER", 0)
     return list(SECTIONS).index(source.section), order, natural_key(source.name)

@@ -3,6 +3,7 @@
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import Cell, Column, number, text
 
+SECTION = "provenance"
 ORDER = 50
 TITLE = "Weights and documents"
 CAPTION = "SHA-256 of what was measured: of a model's weights, and of the canonical form of a task's documents."

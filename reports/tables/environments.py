@@ -3,6 +3,7 @@
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import ABSENT, Cell, Column, number, parameters, text
 
+SECTION = "provenance"
 ORDER = 40
 TITLE = "Environments"
 CAPTION = "One row an environment and machine that attempts ran on. Times are UTC."

@@ -2,6 +2,7 @@
 
 from exitbench.reports.tables.columns import parameters, text
 
+SECTION = "provenance"
 ORDER = 30
 TITLE = "Failures"
 CAPTION = "Cells whose latest attempt did not end well."

@@ -12,6 +12,7 @@ from exitbench.reports.tables.columns import (
     written,
 )
 
+SECTION = "results"
 ORDER = 10
 TITLE = "Results"
 CAPTION = (
