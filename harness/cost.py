@@ -7,6 +7,7 @@ large batches.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,39 @@ def answer_cost(
     """
     block_costs = [block_cost(model.arch, place) for place in places]
     return parts.cost(model, exit_layers, head_rows, block_costs, rejected, wasted)
+
+
+def answer_parts(
+    model: Transformer,
+    parts: Parts,
+    exit_layers: Sequence[int],
+    head_rows: Sequence[int],
+    places: Sequence[TokenPlace],
+    rejected: Sequence[int] = (),
+    wasted: Sequence[int] = (),
+) -> dict[str, Cost]:
+    """Where the work of `answer_cost` goes: blocks, heads, gates, kv and, of methods that verify, verification.
+
+    Verification is what drafts thrown away cost, less what reading drafts out together saves: it may be below zero.
+    """
+    block_costs = [block_cost(model.arch, place) for place in places]
+    asked = parts.asked(model.n_blocks)
+    by_part = {
+        "blocks": sum((cost * layer for cost, layer in zip(block_costs, exit_layers, strict=True)), Cost()),
+        "heads": parts.head.cost(model, sum(head_rows)),
+        "gates": sum(
+            (
+                parts.gate.cost(model, [block for block in asked if block <= layer]) * tokens
+                for layer, tokens in Counter(exit_layers).items()
+            ),
+            Cost(),
+        ),
+        "kv": parts.kv_policy.cost(model, exit_layers, block_costs),
+    }
+    if not parts.kv_policy.verifies:
+        return by_part
+    total = parts.cost(model, exit_layers, head_rows, block_costs, rejected, wasted)
+    return {**by_part, "verification": total + sum(by_part.values(), Cost()) * -1}
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ JOIN model_artifact AS m USING (model_id)
 JOIN dataset_artifact AS d USING (data_id)
 WHERE a.status <> 'ok' AND a.attempt_id IN (
     SELECT max(attempt_id) FROM attempt JOIN cell USING (cell_id)
-    GROUP BY setting_id, kind, method, params, kv_policy, identity -> 'calibration'
+    GROUP BY setting_id, kind, method, params, kv_policy, identity -> 'calibration', identity -> 'record'
 );
 COMMENT ON VIEW failures IS 'One row per cell whose latest attempt did not succeed; cells that differ only in the method''s source, or in what it
 was fitted or replayed on, count as one. kind: of cell; status: failed, oom, timeout, skipped or
@@ -78,7 +78,8 @@ WITH current_metric AS (
 task_metric AS (
     SELECT * FROM metric
     WHERE metric NOT IN (
-        'mean_exit_layer', 'token_match', 'ideal_speedup_bytes', 'ideal_speedup_flops', 'acceptance_rate'
+        'mean_exit_layer', 'token_match', 'ideal_speedup_bytes', 'ideal_speedup_flops', 'acceptance_rate',
+        'cost_blocks_bytes', 'cost_heads_bytes', 'cost_gates_bytes', 'cost_kv_bytes', 'cost_verification_bytes'
     )
 ),
 -- Of the version computed last alone: an older one may have metrics that are no more.

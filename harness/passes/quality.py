@@ -16,6 +16,7 @@ from exitbench.harness.passes.session import (
     Progress,
     Session,
     answer_costs,
+    answer_costs_by_part,
     full_outputs,
     write_metrics,
 )
@@ -126,9 +127,9 @@ def _depth_metrics(
     answers: Sequence[Answer],
     full: Mapping[str, FullOutput],
 ) -> dict[str, Interval]:
-    """Mean exit layer, agreement with full depth, ideal speed-ups and, of drafts that are verified, the share kept.
+    """Mean exit layer, agreement with full depth, cost by part and, of drafts that are verified, the share kept.
 
-    Each is a ratio of sums over documents.
+    Costs are ideal speed-ups, and shares of full depth's bytes. Each is a ratio of sums over documents.
     """
     made = [answer.generation for answer in answers]
     outputs = [full[document.key] for document in documents]
@@ -136,7 +137,9 @@ def _depth_metrics(
         sum(a == b for a, b in zip(generation.token_ids, output.token_ids, strict=False))
         for generation, output in zip(made, outputs, strict=True)
     ]
-    costs = answer_costs(session, parts, made, [answer.n_prompt for answer in answers])
+    lengths = [answer.n_prompt for answer in answers]
+    costs = answer_costs(session, parts, made, lengths)
+    by_part = answer_costs_by_part(session, parts, made, lengths)
     full_made = [_at_full_depth(output, session.checkpoint.model) for output in outputs]
     full_costs = answer_costs(session, session.full_parts(), full_made, [output.n_prompt for output in outputs])
     seed = seed_for("bootstrap", item.cell.seed)
@@ -154,6 +157,10 @@ def _depth_metrics(
             seed=seed,
         ),
     }
+    full_bytes = [cost.read_numel for cost in full_costs]
+    for part in by_part[0] if by_part else ():
+        read = [cost[part].read_numel for cost in by_part]
+        metrics[f"cost_{part}_bytes"] = ratio_interval(read, full_bytes, seed=seed)
     if parts.kv_policy.verifies:
         accepted = [sum(layer < session.checkpoint.model.n_blocks for layer in g.exit_layers) for g in made]
         drafts = [kept + sum(generation.rejected) for kept, generation in zip(accepted, made, strict=True)]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from exitbench.errors import UserError
 from exitbench.harness.checkpoint import load_checkpoint
-from exitbench.harness.cost import TokenPlace, answer_cost
+from exitbench.harness.cost import TokenPlace, answer_cost, answer_parts
 from exitbench.harness.decode import Generation, Request
 from exitbench.harness.lm import Answer, EarlyExitLM
 from exitbench.harness.scoring import metric_table
@@ -94,6 +94,8 @@ class Session:
         documents = len(self.documents(item.data))
         if item.cell.calibration is not None:
             return documents * (1 + len(item.cell.calibration.levels))
+        if item.cell.record is not None:
+            return min(documents, item.cell.record.documents)
         settings = item.cell.timing
         if settings is None:
             return documents
@@ -179,19 +181,28 @@ def answer_costs(
 ) -> list[Cost]:
     """Decode cost of each document."""
     model = session.checkpoint.model
-    before, after = (0, 1) if session.checkpoint.kind == "seq2seq" else (1, 0)
     return [
-        answer_cost(
-            model,
-            parts,
-            generation.exit_layers,
-            generation.head_rows,
-            [
-                TokenPlace(context=before * n_prompt + position, source=after * n_prompt)
-                for position in range(1, len(generation.token_ids) + 1)
-            ],
-            generation.rejected,
-            generation.wasted,
-        )
+        answer_cost(model, parts, *_work(session, generation, n_prompt))
         for generation, n_prompt in zip(generations, prompt_lengths, strict=True)
     ]
+
+
+def answer_costs_by_part(
+    session: Session, parts: Parts, generations: Sequence[Generation], prompt_lengths: Sequence[int]
+) -> list[dict[str, Cost]]:
+    """Decode cost of each document, by the part of the work."""
+    model = session.checkpoint.model
+    return [
+        answer_parts(model, parts, *_work(session, generation, n_prompt))
+        for generation, n_prompt in zip(generations, prompt_lengths, strict=True)
+    ]
+
+
+def _work(session: Session, generation: Generation, n_prompt: int) -> tuple[Any, ...]:
+    """What the cost of an answer depends on, in the order of `answer_cost`."""
+    before, after = (0, 1) if session.checkpoint.kind == "seq2seq" else (1, 0)
+    places = [
+        TokenPlace(context=before * n_prompt + position, source=after * n_prompt)
+        for position in range(1, len(generation.token_ids) + 1)
+    ]
+    return generation.exit_layers, generation.head_rows, places, generation.rejected, generation.wasted

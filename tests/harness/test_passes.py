@@ -310,6 +310,22 @@ def test_a_replay_over_scores_is_compared_with_full_depths_tokens(ran: Run) -> N
         assert ran.metrics(cell.cell_id)["token_match"] == pytest.approx(sum(same) / len(full))
 
 
+# ------------------------------------------------------------------------------------------ cost
+
+
+def test_the_parts_of_the_cost_add_up_to_what_the_ideal_speedup_says(ran: Run) -> None:
+    verified = set()
+    for cell in ran.cells("quality"):
+        metrics = ran.metrics(cell.cell_id)
+        parts = {name: value for name, value in metrics.items() if name.startswith("cost_")}
+        assert sum(parts.values()) == pytest.approx(1 / metrics["ideal_speedup_bytes"])
+        verified.add(("cost_verification_bytes" in parts, "acceptance_rate" in metrics))
+        if cell.method.name == "full":
+            assert parts["cost_gates_bytes"] == parts["cost_kv_bytes"] == 0
+            assert parts["cost_blocks_bytes"] > parts["cost_heads_bytes"] > 0
+    assert verified == {(True, True), (False, False)}
+
+
 # ------------------------------------------------------------------------------------------ calibration
 
 
