@@ -27,6 +27,9 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 Consistency = Literal["textual", "risk"]
 CONSISTENCIES: tuple[Consistency, ...] = get_args(Consistency)
 
+Record = Literal["sublayers", "layer-pairs"]
+RECORDS: tuple[Record, ...] = get_args(Record)
+
 
 INPUTS = ("probe_cell_id", "scores_cell_id", "fit_cell_id")
 """Cells whose rows a cell computes from: part of what it asks."""
@@ -125,12 +128,26 @@ class CalibrationSettings:
 
 
 @dataclass(frozen=True)
+class RecordSettings:
+    """What a probe records of the inside of blocks, in place of every block's signals (`harness.inside_blocks`).
+
+    Attributes:
+        what: Names of `RECORDS`, in their order.
+        documents: Documents of which it is recorded, taken in order.
+    """
+
+    what: tuple[Record, ...]
+    documents: int
+
+
+@dataclass(frozen=True)
 class Cell:
     """One method with parameters on one model, one task, one seed, of one kind.
 
     Attributes:
         timing: Only for timing cells; part of what was asked.
         calibration: Only for calibration cells; likewise.
+        record: Only for probe cells that record the inside of blocks; likewise.
         full_depth_cell_id: Quality cell of full depth on the same model and documents; None for itself.
         probe_cell_id: What a scores or replay cell reads.
         scores_cell_id: What a replay reads besides, where the probe cannot tell the method's score.
@@ -152,6 +169,7 @@ class Cell:
     limited: bool = False
     timing: TimingSettings | None = None
     calibration: CalibrationSettings | None = None
+    record: RecordSettings | None = None
     full_depth_cell_id: str | None = None
     probe_cell_id: str | None = None
     scores_cell_id: str | None = None
@@ -202,6 +220,8 @@ class Cell:
             asked["timing"] = asdict(self.timing)
         if self.calibration is not None:
             asked["calibration"] = {**asdict(self.calibration), "levels": list(self.calibration.levels)}
+        if self.record is not None:
+            asked["record"] = {**asdict(self.record), "what": list(self.record.what)}
         for name in INPUTS:
             if (cell_id := getattr(self, name)) is not None:
                 asked[name] = cell_id
@@ -219,6 +239,8 @@ class Cell:
         record["depends_on"] = list(self.depends_on)
         if self.calibration is not None:
             record["calibration"]["levels"] = list(self.calibration.levels)
+        if self.record is not None:
+            record["record"]["what"] = list(self.record.what)
         return {
             "cell_id": self.cell_id,
             "id_version": ID_VERSION,
@@ -232,6 +254,7 @@ class Cell:
     def from_json(cls, record: Mapping[str, Any]) -> Cell:
         """Rebuild a cell from ``cell.json``; derived keys (id, execution, identity) are computed anew."""
         generation, timing, calibration = record["generation"], record["timing"], record["calibration"]
+        recorded = record.get("record")  # earlier versions did not ask
         return cls(
             suite=record["suite"],
             kind=cast(Kind, record["kind"]),
@@ -248,6 +271,7 @@ class Cell:
             limited=record["limited"],
             timing=None if timing is None else TimingSettings(**timing),
             calibration=calibration and CalibrationSettings(**{**calibration, "levels": tuple(calibration["levels"])}),
+            record=recorded and RecordSettings(tuple(recorded["what"]), recorded["documents"]),
             full_depth_cell_id=record["full_depth_cell_id"],
             **{name: record[name] for name in INPUTS},
         )

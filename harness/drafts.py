@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from exitbench.errors import UserError
-from exitbench.harness.cell import CalibrationSettings, Kind
+from exitbench.harness.cell import CalibrationSettings, Kind, RecordSettings
 from exitbench.harness.spec import DataRequest
 from exitbench.harness.suite import CalibrationEntry, ModelEntry, Suite, TaskEntry, point_label
 from exitbench.methods.base import Method
@@ -27,6 +27,7 @@ class Draft:
         baseline: Label of full depth's quality cell; None for itself, and for what is not compared with it.
         inputs: Labels of the cells that it computes from, by the name of the `Cell` field that holds their ids.
         calibration: Settings of a calibration; its choice is checked on the task's own documents.
+        record: What a probe records of the inside of blocks.
     """
 
     label: str
@@ -39,6 +40,7 @@ class Draft:
     baseline: str | None = None
     inputs: Mapping[str, str] = field(default_factory=dict)
     calibration: CalibrationSettings | None = None
+    record: RecordSettings | None = None
 
     def check(self, n_blocks: int, exit_blocks: tuple[int, ...] | None = None) -> None:
         """Check what depends on the model.
@@ -115,6 +117,8 @@ def _of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator[Draft
         yield pair.full(sweep.where)
         if "probe" in sweep.kinds:
             yield pair.probe(sweep.where)
+        if sweep.record is not None:
+            yield pair.recording(sweep.where, sweep.record)
         for point in sweep.points:
             method = get_method(sweep.method).from_params(dict(point.params), sweep.where)
             for kind in sweep.kinds:
@@ -145,6 +149,12 @@ class _Pair:
     def probe(self, where: str) -> Draft:
         full = self.full(where)
         return replace(full, label=self.label(full.method.name, "probe"), kind="probe", baseline=full.label)
+
+    def recording(self, where: str, record: RecordSettings) -> Draft:
+        """A probe that records the inside of blocks; the plain one stays what others compute from."""
+        probe = self.probe(where)
+        about = f"{probe.method.name}:record={';'.join(record.what)},documents={record.documents}"
+        return replace(probe, label=self.label(about, "probe"), record=record)
 
     def fit(self, where: str, method: Method) -> Draft:
         """What the method is fitted to: the same for all settings that do not change it."""

@@ -31,9 +31,10 @@ def of_group(group: Group, estimates: Mapping[str, Estimate]) -> list[Estimate]:
 
 
 def _ask(cell: Cell) -> Ask:
-    model, timing, calibration = cell.model, cell.timing, cell.calibration
+    model, timing, calibration, record = cell.model, cell.timing, cell.calibration, cell.record
     return Ask(
         kind=cell.kind,
+        record=record.what if record else (),
         method=cell.method.name,
         weights_sha256=model.weights_sha256,
         shape=(model.kind, model.blocks, model.parameters),
@@ -45,5 +46,6 @@ def _ask(cell: Cell) -> Ask:
             cell.task.documents,
             levels=len(calibration.levels) if calibration else 0,
             timed=(timing.documents, timing.max_rounds) if timing else None,
+            recorded=record.documents if record else None,
         ),
     )

@@ -471,6 +471,20 @@ class Transformer:
         Returns:
             The residual stream after the block, [A, T, D].
         """
+        hidden = hidden_ATD + self.self_attention(block, hidden_ATD, cache, rows_A, places)
+        if cache.cross_kv is not None:
+            hidden = hidden + self.cross_attention(block, hidden, cache, rows_A)
+        return hidden + self.feed_forward(block, hidden)
+
+    def self_attention(
+        self,
+        block: int,
+        hidden_ATD: Tensor,
+        cache: Cache,
+        rows_A: Tensor | None = None,
+        places: Places | None = None,
+    ) -> Tensor:
+        """What the self-attention of a block adds to the residual stream before it, [A, T, D]; see `block`."""
         weights = self.weights.blocks[block - 1]
         end = cache.length + (hidden_ATD.shape[1] if places is None else 1)
         if places is None:
@@ -491,13 +505,20 @@ class Transformer:
         else:
             cached[:, rows_A, :, cache.length : end] = kv
         k, v = (cached[side, :, :, :end] if rows_A is None else cached[side, rows_A, :, :end] for side in (0, 1))
-        hidden = hidden_ATD + weights.attention_out(self._attend(q, k, v, bias))
-        if weights.cross_q is not None and weights.cross_out is not None and cache.cross_kv is not None:
-            q = weights.cross_q(self.normalise(hidden))
-            q = q.view(*q.shape[:2], -1, self.arch.head_dim).transpose(1, 2)
-            k, v = _rows(cache.cross_kv[block - 1, 0], rows_A), _rows(cache.cross_kv[block - 1, 1], rows_A)
-            hidden = hidden + weights.cross_out(self._attend(q, k, v, _rows(cache.source_mask, rows_A)))
-        return hidden + self._mlp(self.normalise(hidden), weights)
+        return weights.attention_out(self._attend(q, k, v, bias))
+
+    def cross_attention(self, block: int, hidden_ATD: Tensor, cache: Cache, rows_A: Tensor | None = None) -> Tensor:
+        """What the cross-attention of a block adds to the stream after its self-attention, [A, T, D]."""
+        weights = self.weights.blocks[block - 1]
+        assert weights.cross_q is not None and weights.cross_out is not None and cache.cross_kv is not None
+        q = weights.cross_q(self.normalise(hidden_ATD))
+        q = q.view(*q.shape[:2], -1, self.arch.head_dim).transpose(1, 2)
+        k, v = _rows(cache.cross_kv[block - 1, 0], rows_A), _rows(cache.cross_kv[block - 1, 1], rows_A)
+        return weights.cross_out(self._attend(q, k, v, _rows(cache.source_mask, rows_A)))
+
+    def feed_forward(self, block: int, hidden_ATD: Tensor) -> Tensor:
+        """What the feed-forward network of a block adds to the stream after its attention, [A, T, D]."""
+        return self._mlp(self.normalise(hidden_ATD), self.weights.blocks[block - 1])
 
     # ------------------------------------------------------------- positions
 

@@ -212,6 +212,7 @@ class _Builder:
             limited=draft.kind != "fit" and draft.task.data.limit != suite.task(draft.task.label).data.limit,
             timing=suite.timing if draft.kind == "timing" else None,
             calibration=calibration,
+            record=draft.record,
             full_depth_cell_id=ids[draft.baseline] if draft.baseline else None,
             **{name: ids[label] for name, label in draft.inputs.items()},
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,27 @@ def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Seq
 
 def states_of(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Tensor:
     """States after the embedding and after every block, at the positions that predict outputs: [L+1, N, D]."""
+    fed = teacher_forced(checkpoint, prompts, outputs)
+    return torch.stack([hidden[fed.predicts_BT] for hidden in _forward(checkpoint.model, fed)])
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What the decoder is given to see all of its own output at once.
+
+    Attributes:
+        tokens_BT: Tokens fed.
+        cache: Of the batch, with what the encoder says; no position is filled.
+        predicts_BT: Where an output token is predicted; N of them.
+    """
+
+    tokens_BT: Tensor
+    cache: Cache
+    predicts_BT: Tensor
+
+
+def teacher_forced(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Fed:
+    """Prepare one pass over prompts and the outputs that follow them."""
     model = checkpoint.model
     if checkpoint.start_id is not None:
         fed = [[checkpoint.start_id, *output[:-1]] for output in outputs]
@@ -62,14 +84,14 @@ def states_of(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs:
         lengths_B = torch.tensor([len(output) for output in outputs], device=model.device)
         places = torch.arange(tokens.shape[1], device=model.device)
         predicts = places[None, :] >= tokens.shape[1] - lengths_B[:, None]
-    return torch.stack([hidden[predicts] for hidden in _forward(model, tokens, cache)])
+    return Fed(tokens, cache, predicts)
 
 
-def _forward(model: Transformer, tokens: Tensor, cache: Cache) -> Iterator[Tensor]:
-    hidden = model.embed(tokens, cache)
+def _forward(model: Transformer, fed: Fed) -> Iterator[Tensor]:
+    hidden = model.embed(fed.tokens_BT, fed.cache)
     yield hidden
     for block in range(1, model.n_blocks + 1):
-        hidden = model.block(block, hidden, cache)
+        hidden = model.block(block, hidden, fed.cache)
         yield hidden
 
 
@@ -103,8 +125,8 @@ def _signals(model: Transformer, states_LND: Tensor) -> dict[str, np.ndarray]:
         "cosine_previous": F.cosine_similarity(raw_LND[:-1], raw_LND[1:], dim=-1).T,
         "cosine_previous_normed": F.cosine_similarity(normed_LND[:-1], normed_LND[1:], dim=-1).T,
         "cosine_last": F.cosine_similarity(normed_LND[1:], normed_LND[-1:], dim=-1).T,
-        "jsd_previous": _jensen_shannon(log_p_LNV[:-1], log_p_LNV[1:]).T,
-        "jsd_last": _jensen_shannon(log_p_LNV[1:], log_p_LNV[-1:]).T,
+        "jsd_previous": jensen_shannon(log_p_LNV[:-1], log_p_LNV[1:]).T,
+        "jsd_last": jensen_shannon(log_p_LNV[1:], log_p_LNV[-1:]).T,
     }
     arrays = {name: value.cpu().numpy() for name, value in columns.items()}
     return {**arrays, **settling(arrays["p_final"], arrays["cosine_last"])}
@@ -115,7 +137,7 @@ def _second(top_LN3: Tensor, first_LN: Tensor) -> Tensor:
     return torch.where(top_LN3[..., 0] == first_LN, top_LN3[..., 1], top_LN3[..., 0])
 
 
-def _jensen_shannon(log_p: Tensor, log_q: Tensor) -> Tensor:
+def jensen_shannon(log_p: Tensor, log_q: Tensor) -> Tensor:
     """Jensen-Shannon divergence in nats over the last dimension, between 0 and ln 2."""
     log_m = torch.logaddexp(log_p, log_q.expand_as(log_p)) - math.log(2.0)
     to_m = (log_p.exp() * (log_p - log_m)).sum(-1) + (log_q.exp() * (log_q - log_m)).sum(-1)

@@ -29,8 +29,9 @@ class Predecessors:
     def difference(self, cell: Cell) -> str:
         """Return what differs from the nearest stored cell of the same names, or '' where there is none.
 
-        Cells have the same names if suite, model, task label, kind, method and every parameter that
-        both have agree; the nearest has the fewest differing fields, the latest attempt among equals.
+        Cells have the same names if suite, model, task label, kind (a probe that records the inside of blocks
+        counts as one of its own), method and every parameter that both have agree; the nearest has the
+        fewest differing fields, the latest attempt among equals.
         """
         # As JSON gives it back: a tuple of parameters is a list there.
         asked = json.loads(canonical_json(cell.identity))
@@ -39,7 +40,8 @@ class Predecessors:
         return "; ".join(nearest)
 
     def _candidates(self, cell: Cell, params: Mapping[str, Any]) -> Iterator[_Identity]:
-        name = (cell.suite, cell.model.name, cell.task.label, cell.method.name, cell.kind, cell.limited)
+        names = (cell.suite, cell.model.name, cell.task.label, cell.method.name)
+        name = (*names, cell.kind, cell.record is not None, cell.limited)
         for keys in self._by_name.get(name, ()):
             common = keys.intersection(params)
             yield from self._with_params(name, keys, common).get(_values(params, common), ())
@@ -77,7 +79,7 @@ def identity_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list
 
 def _name(record: Mapping[str, Any]) -> _Name:
     names = (record["suite"], record["model"]["name"], record["task"]["label"], record["method"]["name"])
-    return (*names, record["kind"], record["limited"])
+    return (*names, record["kind"], record.get("record") is not None, record["limited"])
 
 
 def _values(params: Mapping[str, Any], names: _Keys) -> str:

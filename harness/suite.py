@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from exitbench.errors import UserError, suggestion
-from exitbench.harness.cell import CONSISTENCIES, KINDS, CalibrationSettings, Consistency, Kind, TimingSettings
+from exitbench.harness.cell import (
+    CONSISTENCIES,
+    KINDS,
+    RECORDS,
+    CalibrationSettings,
+    Consistency,
+    Kind,
+    RecordSettings,
+    TimingSettings,
+)
 from exitbench.harness.spec import DataRequest, SourceKind
 from exitbench.harness.toml import Table
 from exitbench.results.risk_control import RULES, Rule
@@ -25,6 +34,8 @@ SHIPPED = Path(__file__).parent / "suites"
 
 FIT_DOCUMENTS = 256
 CALIBRATION_DOCUMENTS = 100
+RECORD_DOCUMENTS = 4
+"""A probed token leaves about 110 bytes for each block and read-out: at 32 blocks and 60 tokens, 1 MB a document."""
 
 Params = Mapping[str, Any]
 Files = tuple[tuple[str, str], ...]
@@ -88,7 +99,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """``[[sweep]]``: models x tasks x grid x query, query innermost, without what ``exclude`` matches."""
+    """``[[sweep]]``: models x tasks x grid x query, query innermost, without what ``exclude`` matches.
+
+    ``record``: what probes record of the inside of blocks besides, in a cell of its own.
+    """
 
     where: str
     models: tuple[str, ...]
@@ -96,6 +110,7 @@ class Sweep:
     method: str
     points: tuple[Point, ...]
     kinds: tuple[Kind, ...]
+    record: RecordSettings | None = None
 
 
 @dataclass(frozen=True)
@@ -283,16 +298,32 @@ def _timing(table: Table) -> TimingSettings:
 def _sweep(table: Table, models: list[str], tasks: list[str], kinds: tuple[Kind, ...]) -> Sweep:
     from exitbench.methods.registry import method_names
 
-    table.allow("models", "tasks", "method", "grid", "query", "exclude", "kinds")
+    table.allow("models", "tasks", "method", "grid", "query", "exclude", "kinds", "record", "record_documents")
     method = table.choose("method", table.get("method", str), method_names(), "method")
+    own_kinds = _kinds(table, kinds)
     return Sweep(
         where=table.where("method"),
         models=_chosen(table, "models", models),
         tasks=_chosen(table, "tasks", tasks),
         method=method,
         points=tuple(_points(table, method)),
-        kinds=_kinds(table, kinds),
+        kinds=own_kinds,
+        record=_record(table, own_kinds),
     )
+
+
+def _record(table: Table, kinds: tuple[Kind, ...]) -> RecordSettings | None:
+    words = table.strings("record", ())
+    for word in words:
+        table.choose("record", word, RECORDS, "record")
+    if words and "probe" not in kinds:
+        raise table.error("record", f"is what probes record, but 'kinds' has no \"probe\": {', '.join(kinds)}.")
+    if not words:
+        if "record_documents" in table.values:
+            raise table.error("record_documents", "goes with 'record', which is empty.")
+        return None
+    what = tuple(record for record in RECORDS if record in words)
+    return RecordSettings(what, table.positive("record_documents", RECORD_DOCUMENTS))
 
 
 def _calibration(table: Table, models: list[str], tasks: list[str]) -> CalibrationEntry:

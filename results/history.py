@@ -36,11 +36,14 @@ class Ask:
     """What of a cell tells how long it takes.
 
     Attributes:
+        kind: Of cell.
+        record: What a probe records of the inside of blocks; nothing for others.
         shape: Kind of model, decoder blocks, parameters.
         units: Documents, times the levels of a calibration or the rounds of a timing (`units`).
     """
 
     kind: str
+    record: tuple[str, ...]
     method: str
     weights_sha256: str
     shape: tuple[str, int, int]
@@ -54,9 +57,10 @@ class Ask:
     def from_json(cls, cell: Mapping[str, Any]) -> "Ask":
         """Read what counts from the content of cell.json."""
         model, task = cell["model"], cell["task"]
-        timing, calibration = cell.get("timing"), cell.get("calibration")
+        timing, calibration, record = cell.get("timing"), cell.get("calibration"), cell.get("record")
         return cls(
             kind=cell["kind"],
+            record=tuple(record["what"]) if record else (),
             method=cell["method"]["name"],
             weights_sha256=model["weights_sha256"],
             shape=(model["kind"], model["blocks"], model["parameters"]),
@@ -68,6 +72,7 @@ class Ask:
                 task["documents"],
                 levels=len(calibration["levels"]) if calibration else 0,
                 timed=(timing["documents"], timing["max_rounds"]) if timing else None,
+                recorded=record["documents"] if record else None,
             ),
         )
 
@@ -127,29 +132,32 @@ def total(estimates: Sequence[Estimate]) -> tuple[float, float, int]:
     )
 
 
-def units(documents: int, *, levels: int = 0, timed: tuple[int, int] | None = None) -> int:
+def units(documents: int, *, levels: int = 0, timed: tuple[int, int] | None = None, recorded: int | None = None) -> int:
     """Return how much a cell does.
 
     Args:
         documents: Of its task.
         levels: Of a calibration, each decoded on all documents, and the chosen one on others.
         timed: Documents and rounds of a timing, at most.
+        recorded: Documents of which a probe records the inside of blocks, at most.
     """
     if timed is not None:
         return min(documents, timed[0]) * timed[1]
+    if recorded is not None:
+        return min(documents, recorded)
     return documents * (1 + levels)
 
 
 def _keys(ask: Ask) -> tuple[Hashable, ...]:
     """One key a level, nearest first; what ran on another device tells nothing."""
-    shared = (ask.kind, ask.dtype, ask.device, ask.batch_size)
+    shared = (ask.kind, ask.record, ask.dtype, ask.device, ask.batch_size)
     return (
         ("method task", *shared, ask.method, ask.weights_sha256, ask.task),
         ("method", *shared, ask.method, ask.weights_sha256),
         ("task", *shared, ask.weights_sha256, ask.task),
         ("shape", *shared, ask.shape),
         ("kind", *shared),
-        ("loosely", ask.kind, ask.device),
+        ("loosely", ask.kind, ask.record, ask.device),
     )
 
 

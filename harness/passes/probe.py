@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from exitbench.harness.decode import decode, prefill
 from exitbench.harness.lm import check_length
+from exitbench.harness.passes.recording import recording_pass
 from exitbench.harness.passes.session import BATCH_ROWS, Progress, Session
 from exitbench.harness.probe import probe
 from exitbench.harness.spec import WorkItem
@@ -20,6 +21,8 @@ from exitbench.tasks.base import Document
 
 def probe_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
     """Decode at full depth, then read every block's opinion on every token in one teacher-forced pass."""
+    if item.cell.record is not None:
+        return recording_pass(session, item, item.cell.record, writer, on_progress)
     documents = session.documents(item.data)
     requests = [session.request(item, document) for document in documents]
     max_new_tokens = item.cell.generation.max_new_tokens

@@ -1,0 +1,131 @@
+"""Parts of blocks against hooks in transformers, and pairs of blocks against a slow reference in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from exitbench.harness import inside_blocks
+from exitbench.harness.decode import Request, decode, prefill
+from exitbench.harness.inside_blocks import layer_pairs, sublayer_read_outs, sublayer_states
+from exitbench.harness.probe import teacher_forced
+from exitbench.methods.registry import baseline_method
+
+
+def answered(family: Any, prompts: list[list[int]]) -> tuple[list[int], list[int]]:
+    """A prompt and its longest greedy answer."""
+    parts = baseline_method()().parts(family.checkpoint.model.n_blocks)
+    batch = prefill(family.checkpoint.model, [Request(prompt) for prompt in prompts], 9)
+    outputs = [made.token_ids for made in decode(family.checkpoint, batch, parts)]
+    return max(zip(prompts, outputs, strict=True), key=lambda pair: len(pair[1]))
+
+
+def hooked_blocks(reference: Any) -> list[dict[str, Any]]:
+    """Modules of every block by part: an output alone, or what takes the stream in and gives it out."""
+    if reference.config.is_encoder_decoder:
+        return [
+            {
+                "self-attention": (block.layer[0].SelfAttention, "out"),
+                "after-self-attention": (block.layer[1], "in"),
+                "cross-attention": (block.layer[1].EncDecAttention, "out"),
+                "after-attention": (block.layer[2], "in"),
+                "feed-forward": (block.layer[2].DenseReluDense, "out"),
+                "block": (block, "out"),
+            }
+            for block in reference.decoder.block
+        ]
+    gpt2 = hasattr(reference, "transformer")
+    blocks = reference.transformer.h if gpt2 else reference.model.layers
+    return [
+        {
+            "self-attention": (block.attn if gpt2 else block.self_attn, "out"),
+            "after-attention": (block.ln_2 if gpt2 else block.post_attention_layernorm, "in"),
+            "feed-forward": (block.mlp, "out"),
+            "block": (block, "out"),
+        }
+        for block in blocks
+    ]
+
+
+def reference_states(family: Any, prompt: list[int], output: list[int]) -> list[dict[str, Tensor]]:
+    """By block and part, the states at the positions that predict, [N, D]."""
+    found: list[dict[str, Tensor]] = []
+    hooks = []
+    for modules in hooked_blocks(family.reference):
+        found.append(own := dict.fromkeys(modules))
+        for part, (module, side) in modules.items():
+
+            def keep(_module: Any, args: Any, out: Any, own: Any = own, part: str = part, side: str = side) -> None:
+                state = args[0] if side == "in" else out
+                own[part] = (state[0] if isinstance(state, tuple) else state)[0, -len(output) :]
+
+            hooks.append(module.register_forward_hook(keep))
+    family.reference_logits(prompt, output)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def test_parts_of_every_block_are_what_hooks_in_transformers_see(family: Any, prompts: list[list[int]]) -> None:
+    prompt, output = answered(family, prompts[:8])
+    model, expected = family.checkpoint.model, reference_states(family, prompt, output)
+    fed = teacher_forced(family.checkpoint, [prompt], [output])
+    hidden = model.embed(fed.tokens_BT, fed.cache)
+    for block in range(1, model.n_blocks + 1):
+        parts = sublayer_states(model, block, hidden, fed.cache)
+        assert list(parts) == list(expected[block - 1])
+        for part, state in parts.items():
+            torch.testing.assert_close(state[fed.predicts_BT], expected[block - 1][part], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(parts["block"], model.block(block, hidden, fed.cache))
+        hidden = parts["block"]
+
+
+def test_read_outs_are_the_models_own_final_norm_and_head(family: Any, prompts: list[list[int]]) -> None:
+    prompt, output = answered(family, prompts[:8])
+    expected = reference_states(family, prompt, output)
+    read_outs = list(sublayer_read_outs(family.checkpoint, prompt, output))
+    assert [(r.block, r.part) for r in read_outs] == [(b, p) for b, parts in enumerate(expected, 1) for p in parts]
+    for read_out in read_outs:
+        logits = reference_head(family.reference, expected[read_out.block - 1][read_out.part])
+        p_NV = torch.softmax(logits.double(), dim=-1).numpy()
+        ids = np.argsort(-p_NV, axis=-1)[:, : inside_blocks.KEPT]
+        np.testing.assert_allclose(read_out.top_p_NK, np.take_along_axis(p_NV, ids, -1), atol=1e-5)
+        np.testing.assert_allclose(np.take_along_axis(p_NV, read_out.top_ids_NK, -1), read_out.top_p_NK, atol=1e-5)
+        np.testing.assert_allclose(read_out.entropy_N, -(p_NV * np.log(p_NV)).sum(-1), atol=1e-4)
+
+
+def reference_normed(reference: Any, states: Tensor) -> Tensor:
+    if reference.config.is_encoder_decoder:
+        return reference.decoder.final_layer_norm(states)
+    return (reference.transformer.ln_f if hasattr(reference, "transformer") else reference.model.norm)(states)
+
+
+def reference_head(reference: Any, states: Tensor) -> Tensor:
+    scaled = reference.config.is_encoder_decoder and reference.config.scale_decoder_outputs
+    normed = reference_normed(reference, states)
+    return reference.lm_head(normed * reference.config.d_model**-0.5 if scaled else normed)
+
+
+@pytest.mark.parametrize("budget", [1, 2**28])
+def test_pairs_of_blocks_are_means_over_the_tokens(
+    family: Any, prompts: list[list[int]], budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inside_blocks, "LOGITS_BUDGET_BYTES", budget)
+    prompt, output = answered(family, prompts[:8])
+    states = [parts["block"] for parts in reference_states(family, prompt, output)]
+    normed = [reference_normed(family.reference, state).double().numpy() for state in states]
+    p = [torch.softmax(reference_head(family.reference, state).double(), dim=-1).numpy() for state in states]
+    found_cosine, found_jsd = layer_pairs(family.checkpoint, prompt, output)
+    for a in range(len(states)):
+        for b in range(len(states)):
+            cosines, divergences = [], []
+            for u, v, pu, pv in zip(normed[a], normed[b], p[a], p[b], strict=True):
+                cosines.append(u @ v / np.linalg.norm(u) / np.linalg.norm(v))
+                m = (pu + pv) / 2
+                divergences.append(((pu * np.log(pu / m)).sum() + (pv * np.log(pv / m)).sum()) / 2)
+            np.testing.assert_allclose(found_cosine[a, b], np.mean(cosines), atol=1e-5)
+            np.testing.assert_allclose(found_jsd[a, b], np.mean(divergences), atol=1e-5)
