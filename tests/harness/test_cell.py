@@ -15,11 +15,13 @@ from exitbench.harness.cell import (
     ID_VERSION,
     INPUTS,
     KINDS,
+    RECORDS,
     CalibrationSettings,
     Cell,
     Generation,
     MethodRef,
     ModelRef,
+    RecordSettings,
     TaskRef,
     TimingSettings,
 )
@@ -40,6 +42,7 @@ CELL = Cell(
     seed=7,
 )
 
+RECORD = RecordSettings(("sublayers", "layer-pairs"), 4)
 CALIBRATION = CalibrationSettings((0.9, 0.5), 0.1, 0.05, "textual", "hoeffding-bentkus", "1" * 64)
 
 ASKED: dict[str, Any] = {
@@ -69,6 +72,9 @@ ASKED: dict[str, Any] = {
     "epsilon": replace(CELL, calibration=replace(CALIBRATION, epsilon=0.2)),
     "consistency": replace(CELL, calibration=replace(CALIBRATION, consistency="risk")),
     "rule": replace(CELL, calibration=replace(CALIBRATION, rule="naive")),
+    "record": replace(CELL, record=RECORD),
+    "what is recorded": replace(CELL, record=RecordSettings(("sublayers",), 4)),
+    "documents recorded": replace(CELL, record=RecordSettings(("sublayers", "layer-pairs"), 5)),
     "held-out documents": replace(CELL, calibration=replace(CALIBRATION, held_out_sha256="0" * 64)),
 }
 
@@ -137,6 +143,7 @@ LEAVES: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "str | None": st.none() | DIGESTS,
     "tuple[str, ...]": st.lists(st.text()).map(tuple),
+    "tuple[Record, ...]": st.lists(st.sampled_from(RECORDS)).map(tuple),
     "tuple[float, ...]": st.lists(NUMBERS).map(tuple),
     "Mapping[str, Any]": PARAMS,
     "Kind": st.sampled_from(KINDS),
@@ -150,6 +157,7 @@ PARTS = {
     "Generation": Generation,
     "TimingSettings": TimingSettings,
     "CalibrationSettings": CalibrationSettings,
+    "RecordSettings": RecordSettings,
 }
 # Everything else that a cell has is asked.
 NOT_ASKED = {
@@ -225,9 +233,10 @@ def test_no_change_of_names_is_another_cell(cell: Cell, data: st.DataObject) -> 
 
 
 @settings(deadline=None)
-@given(cell=CELLS, part=st.sampled_from([TimingSettings(), CALIBRATION]))
+@given(cell=CELLS, part=st.sampled_from([TimingSettings(), CALIBRATION, RECORD]))
 def test_settings_that_are_there_are_another_cell_than_none(cell: Cell, part: Any) -> None:
-    name = "timing" if isinstance(part, TimingSettings) else "calibration"
+    names = {TimingSettings: "timing", CalibrationSettings: "calibration", RecordSettings: "record"}
+    name = names[type(part)]
     assert replace(cell, **{name: part}).cell_id != replace(cell, **{name: None}).cell_id
 
 
@@ -253,6 +262,11 @@ def test_a_cell_survives_json(cell: Cell) -> None:
     assert back.cell_id == cell.cell_id
 
 
+def test_a_cell_of_a_version_that_recorded_nothing_is_read() -> None:
+    record = {name: value for name, value in CELL.to_json().items() if name != "record"}
+    assert Cell.from_json(record) == CELL
+
+
 def test_the_version_of_identities_is_part_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exitbench.harness.cell.ID_VERSION", ID_VERSION + 1)
     assert replace(CELL).cell_id != CELL.cell_id
@@ -272,6 +286,10 @@ GOLDEN = {
     "replay": (
         replace(CELL, kind="replay", probe_cell_id="2" * 64, scores_cell_id="3" * 64),
         "117d061cba6e023654900658561f9911cd3691fed8fc751217e633415f799723",
+    ),
+    "recording": (
+        replace(CELL, kind="probe", record=RECORD),
+        "6492b086470aa04f22d9d5fe1d823d171b3229e8e0144b64d903bf6877922661",
     ),
     "fitted": (replace(CELL, fit_cell_id="4" * 64), "e1fa737091708151f56ebae708018f92e07115fe53b1deb4de3904046e0dcc4e"),
     "other letters": (

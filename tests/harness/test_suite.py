@@ -10,6 +10,7 @@ from exitbench.harness.suite import load_suite, suite_names
 
 Writer = Callable[..., Path]
 
+PROBED = '[[sweep]]\nmethod = "full"\nkinds = ["probe"]\n'
 SWEEP = """\
 [[sweep]]
 method = "calm-softmax"
@@ -73,6 +74,10 @@ def test_models_tasks_kinds_and_token_budget_have_defaults(write_suite: Writer) 
         ('[[sweep]]\nmethod = "calm-softmax"\nquery = { threshold = ["high"] }\n', "must be of type float, not 'high'"),
         ('[[sweep]]\nmethod = "calm-softmax"\nquery = { threshold = 0.5 }\n', "it must be a list of values"),
         ('[[sweep]]\nmethod = "calm-softmax"\nquery = { threshold = [0.5, 0.5] }\n', "names a value twice"),
+        (PROBED + 'record = ["sublayer"]\n', "unknown record 'sublayer'. Did you mean 'sublayers'?"),
+        (PROBED + "record_documents = 3\n", "goes with 'record', which is empty"),
+        (PROBED + 'record = ["sublayers"]\nrecord_documents = 0\n', "is 0; it must be 1 or more"),
+        (SWEEP + 'record = ["sublayers"]\n', "'kinds' has no \"probe\": quality, timing"),
         (SWEEP + "exclude = [{ threshold = 0.4 }]\n", "matches no point of the sweep"),
         (SWEEP + "exclude = [{ treshold = 0.3 }]\n", "Did you mean 'threshold'?"),
     ],

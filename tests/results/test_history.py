@@ -81,7 +81,10 @@ def test_the_nearest_attempts_count(tmp_path: Path, ask: Callable[..., Json], en
     assert known(tmp_path, ask(model=1)).seconds == pytest.approx(10.0)
 
 
-@pytest.mark.parametrize("changed", [{"kind": "probe"}, {"device": "cuda"}])
+RECORD = {"what": ["sublayers"], "documents": 4}
+
+
+@pytest.mark.parametrize("changed", [{"kind": "probe"}, {"device": "cuda"}, {"record": RECORD}])
 def test_another_kind_or_device_tells_nothing(
     tmp_path: Path, ask: Callable[..., Json], env: Json, changed: Json
 ) -> None:
@@ -100,6 +103,7 @@ def test_work_counts_documents_rounds_and_levels(ask: Callable[..., Json]) -> No
     assert units(ask(timing={"documents": 4, "max_rounds": 3})) == 12
     assert units(ask(timing={"documents": 40, "max_rounds": 3})) == 30
     assert units(ask(calibration={"levels": [0.9, 0.5]})) == 30
+    assert [units(ask(record={"what": ["sublayers"], "documents": n})) for n in (4, 40)] == [4, 10]
 
 
 def test_totals_say_how_much_is_not_known(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
