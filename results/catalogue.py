@@ -205,24 +205,6 @@ PUBLISHED_RESULT: Final = sa.Table(
     _text("not_comparable", required=False),
 )
 
-CLAIM: Final = sa.Table(
-    "claim",
-    METADATA,
-    sa.Column("claim_id", sa.Text, primary_key=True),
-    sa.Column("ordinal", sa.Integer, nullable=False),
-    _text("paper"),
-    _text("place"),
-    _text("text"),
-    _text("evidence_sql"),
-    _text("unit"),
-    _text("direction"),
-    sa.Column("bound", sa.Double, nullable=False),
-    sa.Column("tolerance", sa.Double, nullable=False),
-    sa.Column("published", sa.Double),
-    _text("suite"),
-    _text("caveat", required=False),
-)
-
 PUBLISHED_SOURCE: Final = sa.Table("published_source", METADATA, sa.Column("sha256", sa.Text, primary_key=True))
 
 TIMING_SAMPLE: Final = sa.Table(

@@ -41,7 +41,7 @@ KEYS: Final = {"attempt": ("attempt_id",), **KEYED}
 """What tells whether a row of a snapshot is new, by table; what hangs on an attempt is as new as that."""
 SCORES: Final = ("metric", "sample_rescore")
 """Tables to which a known attempt may get more rows: its scores under another metric version."""
-OF_EVERY_DATABASE: Final = ("schema_version", "view_source", "published_source", "published_result", "claim")
+OF_EVERY_DATABASE: Final = ("schema_version", "view_source", "published_source", "published_result")
 """Tables that no database has from another."""
 _QUOTING: Final = {
     "sample": {"output_text": "''", "output_ids": "[]::INTEGER[]"},

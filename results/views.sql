@@ -79,7 +79,8 @@ task_metric AS (
     SELECT * FROM metric
     WHERE metric NOT IN (
         'mean_exit_layer', 'token_match', 'ideal_speedup_bytes', 'ideal_speedup_flops', 'acceptance_rate',
-        'cost_blocks_bytes', 'cost_heads_bytes', 'cost_gates_bytes', 'cost_kv_bytes', 'cost_verification_bytes'
+        'cost_blocks_bytes', 'cost_heads_bytes', 'cost_gates_bytes', 'cost_kv_bytes', 'cost_verification_bytes',
+        'cost_total_bytes'
     )
 ),
 -- Of the version computed last alone: an older one may have metrics that are no more.
@@ -540,12 +541,3 @@ method, task and model, same method and task, other model, or same method, gener
 reason says why; our_value, our_ci_low, our_ci_high: our run''s metric and its 95% interval in the unit of value; our_n: documents;
 our_model; our_task, our_method, our_params (JSON; a run may have more), our_metric: what a run of ours must be to compare, NULL where
 none could; differences: in words, all that is known to differ; attempt_id: our run: the one that differs least, then the latest.';
-
-CREATE VIEW claims AS
-SELECT claim_id, paper, place, text, unit, direction, bound, tolerance, published, suite, caveat, evidence_sql
-FROM claim
-ORDER BY ordinal;
-COMMENT ON VIEW claims IS 'One row per claim of a paper that runs can test. claim_id; paper; place: section or figure; text: in our words; unit:
-of the evidence; direction (at_least, at_most), bound, tolerance: the claim holds if the evidence is at least bound - tolerance, or at
-most bound + tolerance; published: the paper''s own number; suite: shipped suite that measures it; caveat: how our evidence differs;
-evidence_sql: a query of one row: value, and n, the runs, documents or tokens it is from.';

@@ -1,8 +1,8 @@
-"""What papers and their authors' files printed, which of it compares with runs of ours, and what they claim.
+"""What papers and their authors' files printed, and which of it compares with runs of ours.
 
 `published_results.csv` is kept as it was read: a value a row, with its source, setting and caveat. `comparable.toml`
-says for every row which run of ours compares with it, or why none does; `claims.toml` has claims and the queries that
-test them. All three are copied into the tables `published_result` and `claim` of every database.
+says for every row which run of ours compares with it, or why none does. Both are copied into the table
+`published_result` of every database.
 """
 
 import csv
@@ -19,13 +19,12 @@ import sqlalchemy as sa
 
 from exitbench.results.arrow import driver_connection
 from exitbench.results.canonical import canonical_json, content_id
-from exitbench.results.catalogue import CLAIM, PUBLISHED_RESULT, PUBLISHED_SOURCE
+from exitbench.results.catalogue import PUBLISHED_RESULT, PUBLISHED_SOURCE
 
 Row = dict[str, Any]
 
 _ROWS: Final = "published_results.csv"
 _RULES: Final = "comparable.toml"
-_CLAIMS: Final = "claims.toml"
 
 
 def is_current(connection: sa.Connection) -> bool:
@@ -37,12 +36,11 @@ def refresh(connection: sa.Connection) -> None:
     """Replace what the database has of publications, where it is not current."""
     if is_current(connection):
         return
-    for table, rows in ((PUBLISHED_RESULT, published_rows()), (CLAIM, claim_rows())):
-        connection.execute(table.delete())
-        duck = driver_connection(connection)
-        duck.register("published_incoming", pa.Table.from_pylist(rows))
-        duck.execute(f"INSERT INTO {table.name} BY NAME SELECT * FROM published_incoming")
-        duck.unregister("published_incoming")
+    connection.execute(PUBLISHED_RESULT.delete())
+    duck = driver_connection(connection)
+    duck.register("published_incoming", pa.Table.from_pylist(published_rows()))
+    duck.execute(f"INSERT INTO {PUBLISHED_RESULT.name} BY NAME SELECT * FROM published_incoming")
+    duck.unregister("published_incoming")
     connection.execute(PUBLISHED_SOURCE.delete())
     connection.execute(PUBLISHED_SOURCE.insert().values(sha256=_digest()))
 
@@ -52,15 +50,6 @@ def published_rows() -> list[Row]:
     lines = csv.DictReader(_text(_ROWS).splitlines())
     rules = tomllib.loads(_text(_RULES))
     return [_published_row(number, line, rules) for number, line in enumerate(lines, start=1)]
-
-
-def claim_rows() -> list[Row]:
-    """Return the rows of the table `claim`, in the order of the file."""
-    columns = [column.name for column in CLAIM.columns]
-    return [
-        {name: {**claim, "ordinal": number}.get(name) for name in columns}
-        for number, claim in enumerate(tomllib.loads(_text(_CLAIMS))["claim"], start=1)
-    ]
 
 
 def _published_row(number: int, line: Mapping[str, str], rules: Mapping[str, Any]) -> Row:
@@ -121,7 +110,7 @@ def _alternatives(texts: str | Iterable[str]) -> tuple[str, ...]:
 
 @cache
 def _digest() -> str:
-    return hashlib.sha256("\0".join(map(_text, (_ROWS, _RULES, _CLAIMS))).encode()).hexdigest()
+    return hashlib.sha256("\0".join(map(_text, (_ROWS, _RULES))).encode()).hexdigest()
 
 
 @cache

@@ -141,9 +141,9 @@ def test_a_reader_needs_a_database(tmp_path: Path) -> None:
 
 def test_a_newer_schema_is_refused_with_both_versions(path: Path) -> None:
     with duckdb.connect(path) as connection:
-        connection.execute("INSERT INTO schema_version VALUES (7, now()::TIMESTAMP, 'later')")
+        connection.execute("INSERT INTO schema_version VALUES (?, now()::TIMESTAMP, 'later')", [VERSION + 1])
     for read_only in (True, False):
-        with pytest.raises(UserError, match=rf"schema 7; .* knows up to {VERSION}\. .*rebuild"):
+        with pytest.raises(UserError, match=rf"schema {VERSION + 1}; .* knows up to {VERSION}\. .*rebuild"):
             open_database(path, read_only)
 
 
@@ -279,7 +279,7 @@ def test_rebuilding_does_not_lose_what_the_spool_had_once(example_spool: Path, t
 
 def test_rebuilding_replaces_a_database_of_a_newer_schema(path: Path, tmp_path: Path) -> None:
     with duckdb.connect(path) as connection:
-        connection.execute("INSERT INTO schema_version VALUES (7, now()::TIMESTAMP, 'later')")
+        connection.execute("INSERT INTO schema_version VALUES (?, now()::TIMESTAMP, 'later')", [VERSION + 1])
     rebuild(tmp_path / "no spool", path)
     open_database(path).close()
 
