@@ -1,4 +1,4 @@
-"""Commands that show what there is: report, sql, compare, status, env, verify, list."""
+"""Commands that show what there is: report, claims, sql, compare, status, env, verify, list."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from exitbench.harness.commands.listing import LISTS
 def add_commands(commands: Commands) -> None:
     """Add the commands of this file."""
     _add_report(commands)
+    _add_claims(commands)
     _add_sql(commands)
     _add_compare(commands)
     _add_status(commands)
@@ -22,6 +23,22 @@ def _add_report(commands: Commands) -> None:
     parser = command(commands, "report", "report:report", "Write every figure and table from the database.", examples)
     add_database(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report (RUNS/report)")
+
+
+def _add_claims(commands: Commands) -> None:
+    examples = (
+        "  exitbench claims --paper mee\n"
+        "  exitbench claims --verdict 'does not hold' --format md\n"
+        "  exitbench claims mee-measures-save-time"
+    )
+    about = "Hold what papers claim against the database: a verdict with evidence for each claim."
+    parser = command(commands, "claims", "claims:claims", about, examples)
+    parser.add_argument("claim", nargs="?", metavar="CLAIM", help="show this one in full, with its query")
+    add_database(parser)
+    parser.add_argument("--paper", metavar="NAME", help="only claims of mee, prune, natcap, heads or calm_free")
+    about = "only claims with it: holds, does not hold, undecided, not comparable or not measured"
+    parser.add_argument("--verdict", metavar="VERDICT", help=about)
+    parser.add_argument("--format", choices=("table", "md", "json", "csv"), default="table")
 
 
 def _add_sql(commands: Commands) -> None:

@@ -1,6 +1,7 @@
 """What papers claim, held against a database: `check_claims` gives each claim of the ledger a verdict with evidence.
 
-`claim.py` says what a claim is; `ledger.py` reads the claims from the TOML files here, one file a document.
+`claim.py` says what a claim is; `ledger.py` reads the claims from the TOML files here, one file a document;
+`words.py` writes verdicts for people.
 """
 
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Verdict:
         if claim.reason is not None:
             return claim.reason
         if self.value is None:
-            return f"run {claim.suite}" if claim.suite else "no such number is printed"
+            return f"`exitbench run {claim.suite}` measures it" if claim.suite else "no such number is printed"
         interval = "" if self.low is None or self.high is None else f" [{self.low:.4g}, {self.high:.4g}]"
         simulated = " (simulated)" if claim.simulated else ""
         return f"{self.value:.4g}{interval} {claim.unit}{simulated}, n = {self.n:,} {claim.n_of}"
