@@ -129,7 +129,8 @@ def _depth_metrics(
 ) -> dict[str, Interval]:
     """Mean exit layer, agreement with full depth, cost by part and, of drafts that are verified, the share kept.
 
-    Costs are ideal speed-ups, and shares of full depth's bytes. Each is a ratio of sums over documents.
+    Costs are ideal speed-ups of answers, and bytes of a token as shares of full depth's. Each is a ratio of sums over
+    documents.
     """
     made = [answer.generation for answer in answers]
     outputs = [full[document.key] for document in documents]
@@ -157,10 +158,13 @@ def _depth_metrics(
             seed=seed,
         ),
     }
-    full_bytes = [cost.read_numel for cost in full_costs]
+    full_tokens = sum(len(output.token_ids) for output in outputs)
+    full_bytes = sum(cost.read_numel for cost in full_costs) / full_tokens
+    as_full = [len(generation.token_ids) * full_bytes for generation in made]
     for part in by_part[0] if by_part else ():
         read = [cost[part].read_numel for cost in by_part]
-        metrics[f"cost_{part}_bytes"] = ratio_interval(read, full_bytes, seed=seed)
+        metrics[f"cost_{part}_bytes"] = ratio_interval(read, as_full, seed=seed)
+    metrics["cost_total_bytes"] = ratio_interval([cost.read_numel for cost in costs], as_full, seed=seed)
     if parts.kv_policy.verifies:
         accepted = [sum(layer < session.checkpoint.model.n_blocks for layer in g.exit_layers) for g in made]
         drafts = [kept + sum(generation.rejected) for kept, generation in zip(accepted, made, strict=True)]

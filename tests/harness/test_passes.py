@@ -313,12 +313,15 @@ def test_a_replay_over_scores_is_compared_with_full_depths_tokens(ran: Run) -> N
 # ------------------------------------------------------------------------------------------ cost
 
 
-def test_the_parts_of_the_cost_add_up_to_what_the_ideal_speedup_says(ran: Run) -> None:
+def test_the_parts_of_a_tokens_cost_add_up_to_what_the_ideal_speedup_says(ran: Run) -> None:
     verified = set()
     for cell in ran.cells("quality"):
         metrics = ran.metrics(cell.cell_id)
         parts = {name: value for name, value in metrics.items() if name.startswith("cost_")}
-        assert sum(parts.values()) == pytest.approx(1 / metrics["ideal_speedup_bytes"])
+        total = parts.pop("cost_total_bytes")
+        assert sum(parts.values()) == pytest.approx(total)
+        tokens, full = (len(ran.rows(one, "tokens")) for one in (cell.cell_id, cell.full_depth_cell_id or cell.cell_id))
+        assert total * tokens / full == pytest.approx(1 / metrics["ideal_speedup_bytes"])
         verified.add(("cost_verification_bytes" in parts, "acceptance_rate" in metrics))
         if cell.method.name == "full":
             assert parts["cost_gates_bytes"] == parts["cost_kv_bytes"] == 0
