@@ -69,15 +69,21 @@ def lay_out(figure: Figure) -> None:
         figure.set_layout_engine("none")
 
 
-def save(figure: Figure, kind: str) -> bytes:
+def save(figure: Figure, kind: str, *, letters: str = "path") -> bytes:
     """Return `figure` as `kind` (png, svg or pdf), with nothing in it that changes from run to run.
 
     The canvases are used directly, since `Figure.savefig` draws everything twice.
+
+    Args:
+        figure: Laid out.
+        kind: Of file.
+        letters: Of an SVG: ``'path'`` looks the same everywhere, ``'none'`` (text) is small, in the reader's fonts.
     """
     figure.set_dpi(_DPI)
     buffer = io.BytesIO()
     canvas: Any = _CANVASES[kind](figure)
-    getattr(canvas, f"print_{kind}")(buffer, metadata=_METADATA[kind])
+    with mpl.rc_context({"svg.fonttype": letters}):
+        getattr(canvas, f"print_{kind}")(buffer, metadata=_METADATA[kind])
     return buffer.getvalue()
 
 

@@ -61,10 +61,12 @@ def number(heading: str, name: str, form: str) -> Column:
 
 
 def parameters(heading: str, name: str) -> Column:
-    """Return a column for a JSON object, as ``'name=value, ...'``."""
+    """Return a column for a JSON object, as ``'name=value, ...'``, without what is switched off and the KV policy."""
 
     def cell(row: Row) -> Cell:
-        shown = describe(json.loads(row[name] or "{}"))
+        values = json.loads(row[name] or "{}")
+        told = {key: value for key, value in values.items() if value not in (None, [], 0) or key == "threshold"}
+        shown = describe({key: value for key, value in told.items() if key != "kv_policy"})
         return Cell(shown or ABSENT, shown or None)
 
     return Column(heading, cell, long=True)

@@ -13,6 +13,7 @@ from exitbench.reports.tables.columns import (
 )
 
 SECTION = "results"
+FACETS = {"Task": "task", "Model": "model", "Method": "method", "KV policy": "kv_policy"}
 ORDER = 10
 TITLE = "Results"
 CAPTION = (

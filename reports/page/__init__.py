@@ -1,0 +1,138 @@
+"""The page: one HTML file with everything in it, which asks the network for nothing.
+
+`page.html` lays it out. Each script is for one thing (`page.js` tables, filters and copying, `chart.js` the frontier,
+`documents*.js` the answers), and nothing but that is lost without it.
+"""
+
+import base64
+import gzip
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from exitbench.reports.claims import VERDICTS
+from exitbench.reports.drawing import DrawnFigure
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import labels, setting
+from exitbench.reports.material import Material
+from exitbench.reports.sources import PAPERS, SECTIONS
+from exitbench.reports.style import series_styles
+from exitbench.reports.tables.filled import FilledTable
+
+_HERE: Final = Path(__file__).parent
+_STYLES: Final = ("page.css", "chart.css")
+_SCRIPTS: Final = ("page.js", "chart.js")
+_MOST_ROWS: Final = 1000
+"""More rows of a table are in its CSV file only: nobody reads them, and they would be most of the page."""
+_POINT: Final = (
+    *("value", "ci_low", "ci_high", "full_value", "mean_exit_layer", "blocks", "speedup", "speedup_low"),
+    *("speedup_high", "aa_low", "aa_high", "ideal_speedup_bytes", "n"),
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: figures, then tables."""
+
+    key: str
+    title: str
+    short_title: str
+    figures: tuple[DrawnFigure, ...]
+    tables: tuple[FilledTable, ...]
+
+
+def page(material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[FilledTable], severe: Sequence[str]) -> str:
+    """Return the whole page as HTML.
+
+    Args:
+        material: What the report is made from.
+        drawn: Its figures.
+        filled: Its tables.
+        severe: Findings for which the page says that it is a draft.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["marked"] = _marked
+    environment.filters["packed"] = packed
+    environment.filters["packed_csv"] = lambda frame: packed(frame.csv().encode("utf-8"))
+    # our own files, not data: the only text that is not escaped
+    style = Markup("".join((_HERE / name).read_text("utf-8") for name in _STYLES))
+    scripts = [Markup((_HERE / name).read_text("utf-8")) for name in _SCRIPTS]
+    verdicts = Counter(verdict.verdict for verdict in material.claims)
+    return environment.get_template("page.html").render(
+        style=style,
+        scripts=scripts,
+        style_hash=_integrity(style),
+        script_hashes=" ".join(f"'{_integrity(script)}'" for script in scripts),
+        sections=_sections(drawn, filled),
+        most_rows=_MOST_ROWS,
+        severe=severe,
+        claims=material.claims,
+        verdicts={verdict: verdicts[verdict] for verdict in VERDICTS},
+        points=_points(next((frame for source, frame in material.tables if source.name == "summary"), None)),
+    )
+
+
+def _sections(drawn: Sequence[DrawnFigure], filled: Sequence[FilledTable]) -> tuple[Section, ...]:
+    sections = (
+        Section(
+            key,
+            title,
+            key.upper() if key in PAPERS else title,
+            tuple(figure for figure in drawn if figure.source.section == key),
+            tuple(table for table in filled if table.source.section == key),
+        )
+        for key, title in SECTIONS.items()
+    )
+    return tuple(section for section in sections if section.figures or section.tables)
+
+
+def _points(frame: Frame | None) -> dict[str, Any]:
+    """Return what the interactive frontier draws: a point for each row of the results, in their order."""
+    rows = frame.rows if frame else ()
+    names = labels(rows)
+    return {
+        "styles": {
+            name: [style.colour, style.marker] for name, style in series_styles(row["method"] for row in rows).items()
+        },
+        "points": [
+            {
+                "row": number,
+                "label": names[setting(row)],
+                **{name: row[name] for name in ("method", "model", "task", "metric")},
+                **{name: row[name] for name in _POINT if row[name] is not None},
+                "simulated": row["execution"] == "simulated",
+                "full": row["is_full_depth"],
+            }
+            for number, row in enumerate(rows)
+            if not row["random_weights"]
+        ],
+    }
+
+
+def packed(content: bytes) -> str:
+    """Return `content` compressed, as text that an attribute can hold; the same each time."""
+    return base64.b64encode(gzip.compress(content, mtime=0)).decode("ascii")
+
+
+def _marked(text: str) -> Markup:
+    """Return `text` escaped, with what stands in backticks as code."""
+    parts = [Markup("<code>{}</code>" if i % 2 else "{}").format(part) for i, part in enumerate(text.split("`"))]
+    return Markup("").join(parts)
+
+
+def _integrity(text: str) -> str:
+    """Return the hash by which the page's policy allows this inline text, and so no other."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

@@ -1,0 +1,44 @@
+"""A table ready to be written: what every row agrees on is said once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.sources import Source
+from exitbench.reports.tables.columns import Cell, Column
+
+
+@dataclass(frozen=True)
+class FilledTable:
+    """A table as every form of the report needs it.
+
+    Attributes:
+        source: Its query and its texts.
+        frame: The rows behind it.
+        columns: Those that are shown.
+        agreed: What is the same in all rows and so has no column, as ``'Setting: float32; Kind: real'``.
+        rows: A cell for each of `columns`, in the order of the frame.
+    """
+
+    source: Source
+    frame: Frame
+    columns: tuple[Column, ...]
+    agreed: str
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+def fill(source: Source, frame: Frame) -> FilledTable:
+    """Return `source` with the cells of every row of `frame`."""
+    columns, agreed, rows = fill_columns(source.module.COLUMNS, frame.rows)
+    return FilledTable(source, frame, columns, agreed, rows)
+
+
+def fill_columns(
+    columns: Sequence[Column], rows: Sequence[Row]
+) -> tuple[tuple[Column, ...], str, tuple[tuple[Cell, ...], ...]]:
+    """Return the columns to show, what those that collapse agree on, and the cells of every row."""
+    cells = [{column: column.cell(row) for column in columns} for row in rows]
+    agreed = {c: cells[0][c].text for c in columns if c.collapses and len({row[c] for row in cells}) == 1}
+    shown = tuple(column for column in columns if column not in agreed)
+    said = "; ".join(f"{column.heading}: {text}" for column, text in agreed.items())
+    return shown, said, tuple(tuple(row[column] for column in shown) for row in cells)
