@@ -5,8 +5,11 @@ nox -s bench -- multi30k-en-fr --data-dir ../data
 nox -s train                      the models of the built-in suite, from scratch
 nox -s report
 nox -s tests -- tests/methods -k oracle
+nox -s tests -- -n 0 --pdb            in one process
 nox -s slurm                      the cluster's executor against a real Slurm on this machine; root, slurm-wlm and munge
 """
+
+import os
 
 import nox
 
@@ -51,11 +54,19 @@ def report(session: nox.Session) -> None:
     session.run("exitbench", "report", *session.posargs, env=OFFLINE)
 
 
+def one_process_a_core() -> dict[str, str]:
+    """The environment of pytest-xdist's `-n auto` that counts the cores this process may use, one thread each."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"PYTEST_XDIST_AUTO_NUM_WORKERS": str(cores), "OMP_NUM_THREADS": "1"}
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the test suite, without network."""
+    """Run the test suite, without network, on every core."""
     install(session, "test")
-    session.run("pytest", *session.posargs, env=OFFLINE)
+    # Neighbours share session fixtures: worksteal starts with one stretch of the suite a process, and moves the rest of
+    # one only to a process that ran out, where the other ways deal tests or files around.
+    session.run("pytest", "-n", "auto", "--dist", "worksteal", *session.posargs, env=OFFLINE | one_process_a_core())
 
 
 @nox.session

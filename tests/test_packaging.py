@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.harness.artifact import CACHE
 from exitbench.harness.checkpoint import READERS
 from exitbench.methods.registry import get_method, method_names
 from exitbench.results.schema import TABLES
@@ -59,7 +58,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in (*FOLDERS, "pyproject.toml", "README.md", "LICENSE"):
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+            # Descriptions of checkpoints, which other tests may be writing, are hidden files.
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
         elif (ROOT / name).is_file():
             shutil.copy(ROOT / name, source / name)
     build = "import sys, setuptools.build_meta as b; b.build_wheel(sys.argv[1])"
@@ -79,7 +79,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel: set[str]) -> None:
             expected |= {
                 f"{package.replace('.', '/')}/{path.relative_to(folder)}"
                 for path in data.rglob("*")
-                if path.is_file() and path.name != CACHE
+                if path.is_file() and not path.name.startswith(".")
             }
     assert {name for name in wheel if ".dist-info/" not in name} == expected
 

@@ -7,7 +7,7 @@ from dataclasses import Field, fields, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from exitbench.harness.cell import (
@@ -217,7 +217,6 @@ def spelled(value: Any) -> str:
 CELLS = any_of(Cell)
 
 
-@settings(deadline=None)
 @given(cell=CELLS, data=st.data())
 def test_any_change_of_what_is_asked_is_another_cell(cell: Cell, data: st.DataObject) -> None:
     path, item = data.draw(st.sampled_from([leaf for leaf in leaves(cell) if leaf[0] not in NOT_ASKED]))
@@ -225,14 +224,12 @@ def test_any_change_of_what_is_asked_is_another_cell(cell: Cell, data: st.DataOb
     assert changed(cell, path, value).cell_id != cell.cell_id
 
 
-@settings(deadline=None)
 @given(cell=CELLS, data=st.data())
 def test_no_change_of_names_is_another_cell(cell: Cell, data: st.DataObject) -> None:
     path, item = data.draw(st.sampled_from([leaf for leaf in leaves(cell) if leaf[0] in NOT_ASKED]))
     assert changed(cell, path, data.draw(any_value(item))).cell_id == cell.cell_id
 
 
-@settings(deadline=None)
 @given(cell=CELLS, part=st.sampled_from([TimingSettings(), CALIBRATION, RECORD]))
 def test_settings_that_are_there_are_another_cell_than_none(cell: Cell, part: Any) -> None:
     names = {TimingSettings: "timing", CalibrationSettings: "calibration", RecordSettings: "record"}
@@ -240,7 +237,6 @@ def test_settings_that_are_there_are_another_cell_than_none(cell: Cell, part: An
     assert replace(cell, **{name: part}).cell_id != replace(cell, **{name: None}).cell_id
 
 
-@settings(deadline=None)
 @given(params=PARAMS, data=st.data())
 def test_the_order_of_parameters_says_nothing(params: dict[str, Any], data: st.DataObject) -> None:
     other = {name: params[name] for name in data.draw(st.permutations(list(params)))}
@@ -248,13 +244,11 @@ def test_the_order_of_parameters_says_nothing(params: dict[str, Any], data: st.D
     assert len(ids) == 1
 
 
-@settings(deadline=None)
 @given(first=CELLS, second=CELLS)
 def test_ids_are_equal_exactly_if_the_questions_are(first: Cell, second: Cell) -> None:
     assert (first.cell_id == second.cell_id) == (spelled(first.identity) == spelled(second.identity))
 
 
-@settings(deadline=None)
 @given(cell=CELLS)
 def test_a_cell_survives_json(cell: Cell) -> None:
     back = Cell.from_json(json.loads(json.dumps(cell.to_json())))

@@ -15,6 +15,7 @@ import duckdb
 import pytest
 
 from exitbench.harness.cli import main
+from exitbench.results.database import open_database
 
 TWO_SETTINGS = """\
 [[sweep]]
@@ -297,9 +298,11 @@ def test_a_folder_of_runs_that_is_not_there_is_not_taken_for_an_empty_one(
 
 @pytest.mark.parametrize("command", [("sql", "SELECT 1"), ("export", "folder"), ("report", "--out", "folder")])
 def test_a_database_that_is_named_needs_no_folder_of_runs(
-    command: tuple[str, ...], exitbench: Command, example_database: Path
+    command: tuple[str, ...], exitbench: Command, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    done = exitbench(*command, "--database", str(example_database))
+    database = tmp_path_factory.mktemp("elsewhere") / "empty.duckdb"
+    open_database(database, read_only=False).close()
+    done = exitbench(*command, "--database", str(database))
     assert done.returncode == 0, done.stderr
 
 

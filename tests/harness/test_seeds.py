@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from exitbench.harness.passes import Session
@@ -52,7 +52,6 @@ def test_seeds_of_documents_never_change_by_accident() -> None:
     assert seed_for("bootstrap", 7) == 7
 
 
-@settings(deadline=None)
 @given(first=st.tuples(st.integers(0), st.text()), second=st.tuples(st.integers(0), st.text()))
 def test_other_documents_and_other_suites_draw_otherwise(first: tuple[int, str], second: tuple[int, str]) -> None:
     assert (seed_for("decode", *first) == seed_for("decode", *second)) == (first == second)
@@ -63,7 +62,6 @@ def test_a_document_needs_its_key() -> None:
         seed_for("decode", 7)
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0), key=st.text("0123456789abcdef", min_size=16, max_size=16))
 def test_a_reader_can_follow_every_axis(seed: int, key: str) -> None:
     told = derivations(seed)

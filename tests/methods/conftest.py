@@ -195,6 +195,7 @@ class SlowDecoder:
     prompt: list[int]
     inputs: list[list[Array]] = field(init=False)  # [L][positions]: what each position shows to block l
     source: Array | None = None
+    committed: tuple[tuple[int, int], ...] = ()  # tokens and how deep they ran
 
     def __post_init__(self) -> None:
         self.inputs = [[] for _ in range(N_BLOCKS)]
@@ -222,6 +223,7 @@ class SlowDecoder:
 
     def commit(self, token: int, states: list[Array], exit_layer: int) -> None:
         """The token left after ``exit_layer`` blocks: deeper blocks see that state copied."""
+        self.committed = (*self.committed, (token, exit_layer))
         for block in range(N_BLOCKS):
             self.inputs[block].append(states[min(block, exit_layer)])
 
@@ -310,6 +312,7 @@ Choose = Callable[[Any], Any]
 def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
     """Decoding of one prompt with an exit rule: a SlowChoice a token, as emitted; greedy unless told otherwise."""
     begun: dict[tuple[int, tuple[int, ...]], SlowDecoder] = {}
+    seen: dict[tuple[Any, ...], tuple[list[Array], tuple[Any, ...]]] = {}
 
     def begin(model: Tiny, prompt: list[int]) -> SlowDecoder:
         """A prompt costs as much as an answer and is the same under every rule."""
@@ -318,10 +321,16 @@ def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
             begun[key] = SlowDecoder(model, prompt)
         return begun[key].fork()
 
-    def view(decoder: SlowDecoder, states: Array, position: int, max_new_tokens: int, seed: int) -> Any:
-        normed = decoder.normed(states)
-        heads = [decoder.exit_logits(block, state) for block, state in enumerate(states)]
-        return slow_rules.SlowView(states, normed, decoder.logits(normed), heads, position, max_new_tokens, seed)
+    def look(decoder: SlowDecoder, fed: int) -> tuple[list[Array], tuple[Any, ...]]:
+        """States of the next token, and what a SlowView shows of them; worked out once for equal answers so far."""
+        key = (id(decoder.model), tuple(decoder.prompt), *decoder.committed, fed)
+        if key not in seen:
+            each = decoder.states(fed)
+            states = np.stack(each)
+            normed = decoder.normed(states)
+            heads = [decoder.exit_logits(block, state) for block, state in enumerate(states)]
+            seen[key] = each, (states, normed, decoder.logits(normed), heads)
+        return seen[key]
 
     def decode(
         model: Tiny,
@@ -337,11 +346,11 @@ def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
         fed = 0 if is_seq2seq else prompt[-1]
         made: list[Any] = []
         for position in range(1, max_new_tokens + 1):
-            states = decoder.states(fed)
-            seen = view(decoder, np.stack(states), position, max_new_tokens, seed)
-            last = slow_rules.RULES["full"](seen, {"temperature": temperature}, {})
+            states, shown = look(decoder, fed)
+            view = slow_rules.SlowView(*shown, position, max_new_tokens, seed)
+            last = slow_rules.RULES["full"](view, {"temperature": temperature}, {})
             in_prompt = position == 1 and not is_seq2seq  # which runs at full depth and holds the first token
-            choice = last if in_prompt else choose(seen)
+            choice = last if in_prompt else choose(view)
             decoder.commit(fed, states, N_BLOCKS if semantics == "exact" else choice.exit_layer)
             if semantics == "noisy":  # the cache is damaged as by copying, the token is that of full depth
                 choice = replace(choice, token=last.token, gap=min(choice.gap, last.gap))

@@ -217,7 +217,7 @@ def test_with_the_published_sizes_no_confidence_up_to_0_9_shortens_an_adaptive_c
     assert all(head.size(first, L_T5, V_T5) < 6104 for first in range(1, L_T5))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, L_T5 - 2).flatmap(lambda j: st.tuples(st.just(j), st.integers(j + 1, L_T5 - 1))), st.floats(0, 0.9)
 )

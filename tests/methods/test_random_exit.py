@@ -32,7 +32,7 @@ def view(n_rows: int, position: int, block: int = 1) -> BlockView:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(2, 48).flatmap(lambda n: st.tuples(st.just(n), st.floats(1, n))))
 def test_the_distribution_has_the_asked_mean_and_the_largest_entropy(depth_and_mean: tuple[int, float]) -> None:
     n_blocks, mean = depth_and_mean

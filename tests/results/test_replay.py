@@ -182,7 +182,7 @@ def test_equals_one_replay_a_threshold(connection: duckdb.DuckDBPyConnection, na
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_depth_never_falls_as_the_threshold_rises(data: st.DataObject) -> None:
     score = st.sampled_from([*GRID, -1.0, 0.1, float("inf"), float("-inf")])
     scores = data.draw(st.lists(st.lists(score, min_size=L, max_size=L), min_size=1, max_size=8))

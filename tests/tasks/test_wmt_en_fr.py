@@ -33,7 +33,7 @@ def corpus_score(metric: str, corpus: list[tuple[str, str]]) -> float:
 
 
 @metrics
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(corpora)
 def test_summed_statistics_give_sacrebleus_corpus_score(metric, corpus):
     total = summands(metric, corpus).sum(axis=0)
@@ -43,7 +43,7 @@ def test_summed_statistics_give_sacrebleus_corpus_score(metric, corpus):
 
 
 @metrics
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(corpora, st.data())
 def test_a_matrix_of_weights_scores_every_resample_at_once(metric, corpus, data):
     picks = st.lists(st.integers(0, len(corpus) - 1), min_size=len(corpus), max_size=len(corpus))
@@ -55,7 +55,7 @@ def test_a_matrix_of_weights_scores_every_resample_at_once(metric, corpus, data)
 
 
 @metrics
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(sentences, sentences)
 def test_a_documents_value_is_sacrebleus_sentence_score(metric, output, reference):
     document = Document.from_fields({"id": "1", "en": "", "fr": reference})

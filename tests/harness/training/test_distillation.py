@@ -138,7 +138,7 @@ def test_teachers_learn_nothing_from_their_students(kind: DistillationKind) -> N
     assert student[-1].grad is not None
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(depths_up_to(12), st.integers(0, 100))
 def test_the_loss_is_zero_if_and_only_if_paired_states_are_equal(depths: tuple[int, int], seed: int) -> None:
     blocks, shallow = depths

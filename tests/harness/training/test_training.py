@@ -114,6 +114,12 @@ def test_weights_are_saved_in_the_precision_asked_and_computed_in_either(
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where one frozen model of a family lies for all kinds of heads."""
+    return tmp_path_factory.mktemp("models")
+
+
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
@@ -125,7 +131,7 @@ def test_weights_are_saved_in_the_precision_asked_and_computed_in_either(
 )
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_exit_heads_learn_to_imitate_a_frozen_model(
-    write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path, family: str, kind: str, settings: str
+    write_recipe: WriteRecipe, data_dir: Path, models: Path, tmp_path: Path, family: str, kind: str, settings: str
 ) -> None:
     base_path = write_recipe(*(LLAMA if family == "llama" else ()))
     base_text = base_path.read_text()
@@ -135,7 +141,6 @@ def test_exit_heads_learn_to_imitate_a_frozen_model(
     heads += f'[exit_heads]\nkind = "{kind}"\ncount = 2\ntexts = 20\ntext_tokens = 8\n{settings}'
     heads += "[optimisation]\nsteps = 30\nbatch_tokens = 400\nlearning_rate = 1e-2\n"
     (tmp_path / "heads.toml").write_text(heads)
-    models = data_dir / "models"
     folder, frozen = trained(tmp_path / "heads.toml", models, data_dir), trained(base, models, data_dir)
     assert read_exit_blocks(folder) == (1, 2)
     assert (folder / "model.safetensors").read_bytes() == (frozen / "model.safetensors").read_bytes()
