@@ -44,6 +44,18 @@ def make_database(tmp_path: Path, maker: ModuleType) -> Callable[[], Path]:
     return lambda: _ingested(maker, tmp_path)
 
 
+@pytest.fixture(scope="session")
+def database_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[ModuleType], None]], Path]:
+    """Make the database of what a fresh maker makes once a function has changed it, for tests that share one."""
+
+    def make(change: Callable[[ModuleType], None]) -> Path:
+        maker = _load_maker()
+        change(maker)
+        return _ingested(maker, tmp_path_factory.mktemp("made"))
+
+    return make
+
+
 @pytest.fixture
 def empty_database(tmp_path: Path) -> Path:
     path = tmp_path / "empty.duckdb"

@@ -63,7 +63,10 @@ def written(figure: Figure) -> str:
 @pytest.mark.parametrize("name", [source.name for source in discover(figures) if "training" not in source.name])
 def test_depth_is_labelled_with_its_unit(name: str, small_database: Path, rows_of: Rows) -> None:
     module = next(source.module for source in discover(figures) if source.name == name)
-    assert "(blocks executed" in written(module.plot(rows_of(small_database, figures, name)))
+    rows = rows_of(small_database, figures, name)
+    if not rows.rows:
+        pytest.skip("the example database has nothing for it")
+    assert "(blocks executed" in written(module.plot(rows))
 
 
 def test_the_frontier_draws_every_setting_twice(small_database: Path, rows_of: Rows) -> None:

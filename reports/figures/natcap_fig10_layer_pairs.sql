@@ -1,0 +1,17 @@
+-- How alike the blocks of a model are, two by two: mean cosine of their states and divergence of their read-outs over
+-- the tokens that were recorded, one row a model and pair.
+-- Rounded, because the last digits of sums depend on the order in which threads add.
+WITH trained AS (
+    SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
+                       WHEN max(loss) IN ('weighted', 'layer-skip') THEN 'joint' END AS training
+    FROM trainings GROUP BY model
+)
+SELECT model || coalesce(', ' || training, '') AS series, model, block_a, block_b,
+       round(sum(cosine * n) / sum(n), 6) AS cosine, round(half_width(cosine * n, n), 6) AS cosine_half_width,
+       round(sum(jsd * n) / sum(n), 6) AS jsd, round(half_width(jsd * n, n), 6) AS jsd_half_width,
+       CAST(sum(n) AS BIGINT) AS n
+FROM layer_pairs
+LEFT JOIN trained USING (model)
+WHERE NOT random_weights
+GROUP BY ALL
+ORDER BY series, model, block_a, block_b;

@@ -1,0 +1,31 @@
+-- Ideal exit of tokens that begin a word and of those that go on with one, and their share, one row a task, model and
+-- part; only models whose tokenizer splits words, so that there are both.
+-- Rounded, because the last digits of sums depend on the order in which threads add.
+WITH trained AS (
+    SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
+                       WHEN max(loss) IN ('weighted', 'layer-skip') THEN 'joint' END AS training
+    FROM trainings GROUP BY model
+),
+documents AS (
+    SELECT p.task_label, p.model, v.begins_word, p.attempt_id, p.doc_key, sum(p.first_match) AS exits, count(*) AS n,
+           max(len(p.p1)) AS blocks
+    FROM probe_trace AS p
+    JOIN runs AS r USING (attempt_id)
+    JOIN vocabulary AS v ON v.tokenizer_sha256 = r.tokenizer_sha256 AND v.token_id = p.token_id
+    WHERE NOT p.random_weights AND v.begins_word IS NOT NULL
+    GROUP BY ALL
+),
+parts AS (
+    SELECT task_label, model, begins_word, max(blocks) AS blocks, sum(exits) / sum(n) AS ideal_exit,
+           half_width(exits, n) AS half_width, CAST(sum(n) AS BIGINT) AS n
+    FROM documents
+    GROUP BY task_label, model, begins_word
+    QUALIFY count(*) OVER (PARTITION BY task_label, model) = 2
+)
+SELECT task_label AS task, model || coalesce(', ' || training, '') AS series, model,
+       CASE WHEN begins_word THEN 'first piece of a word' ELSE 'later piece' END AS part, blocks,
+       round(ideal_exit, 6) AS ideal_exit, round(half_width, 6) AS half_width,
+       n / sum(n) OVER (PARTITION BY task_label, model) AS share, n
+FROM parts
+LEFT JOIN trained USING (model)
+ORDER BY task, series, model, part;

@@ -1,0 +1,58 @@
+-- Gates at the least careful setting that keeps 98 % of full depth's score: how far their exits are from the ideal one,
+-- and how much faster they are. One row a task, model and gate; the ideal exit itself (oracle) needs to keep nothing.
+-- distance: mean over tokens of |exit - first match| in a replay of the same setting; speed-up: of the real decodes.
+-- simulated_speedup: all blocks over those of the replay, which knows no other cost.
+-- Rounded, because the last digits of sums depend on the order in which threads add.
+WITH trained AS (
+    SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
+                       WHEN max(loss) IN ('weighted', 'layer-skip') THEN 'joint' END AS training
+    FROM trainings GROUP BY model
+),
+candidate AS (
+    SELECT *, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting
+    FROM frontier
+    WHERE NOT random_weights AND (
+        method IN ('max-prob', 'entropy', 'patience') OR method = 'oracle' AND params ->> 'match' = 'first'
+    )
+),
+kept AS (
+    SELECT * FROM candidate
+    WHERE execution = 'real' AND (value >= 0.98 * full_value OR method = 'oracle')
+    QUALIFY row_number() OVER (
+        PARTITION BY task_label, model, setting, method
+        ORDER BY mean_exit_layer, speedup DESC NULLS LAST, params, kv_policy, cell_id
+    ) = 1
+),
+replayed AS (
+    SELECT k.cell_id, c.attempt_id, c.blocks / c.mean_exit_layer AS fewer_blocks
+    FROM kept AS k
+    JOIN candidate AS c USING (task_label, model, setting, method, params)
+    WHERE c.execution = 'simulated'
+    QUALIFY row_number() OVER (PARTITION BY k.cell_id ORDER BY c.attempt_id DESC) = 1
+),
+distances AS (
+    SELECT x.cell_id, sum(apart) / sum(n) AS distance, half_width(apart, n) AS distance_half_width,
+           CAST(sum(n) AS BIGINT) AS n
+    FROM (
+        SELECT a.cell_id, t.doc_key, sum(abs(t.exit_layer - p.first_match)) AS apart, count(*) AS n
+        FROM replayed AS a
+        JOIN token_trace AS t USING (attempt_id)
+        JOIN runs AS r USING (attempt_id)
+        JOIN runs AS probe ON probe.setting_id = r.setting_id AND probe.kind = 'probe'
+        JOIN probe_trace AS p
+            ON p.attempt_id = probe.attempt_id AND p.doc_key = t.doc_key AND p.position = t.position
+        GROUP BY ALL
+    ) AS x
+    GROUP BY ALL
+)
+SELECT k.task_label AS task, k.model, k.setting, coalesce(training, 'other') AS training, k.method,
+       coalesce(k.params ->> 'threshold', k.params ->> 'patience') AS threshold, k.params, k.kv_policy, k.blocks,
+       k.metric, k.value, k.full_value, round(d.distance, 6) AS distance,
+       round(d.distance_half_width, 6) AS distance_half_width, k.speedup, k.speedup_low, k.speedup_high,
+       k.aa_low, k.aa_high,
+       coalesce(k.speedup_low <= k.aa_high AND k.speedup_high >= k.aa_low, false) AS inside_noise_floor, round(a.fewer_blocks, 6) AS simulated_speedup, d.n
+FROM kept AS k
+LEFT JOIN replayed AS a USING (cell_id)
+LEFT JOIN distances AS d USING (cell_id)
+LEFT JOIN trained USING (model)
+ORDER BY task, k.model, k.setting, k.method, k.cell_id;

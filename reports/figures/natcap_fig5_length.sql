@@ -1,0 +1,37 @@
+-- Mean ideal exit by a token's position in the answer and by the answer's length, one row a task, model, measure and
+-- class of a dozen equally wide ones at most; x: middle of the class. Classes of fewer than five tokens are left out.
+-- Rounded, because the last digits of sums depend on the order in which threads add.
+WITH trained AS (
+    SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
+                       WHEN max(loss) IN ('weighted', 'layer-skip') THEN 'joint' END AS training
+    FROM trainings GROUP BY model
+),
+classes AS (
+    SELECT task_label, CAST(ceil(max(position) / 12) AS INTEGER) AS width
+    FROM probe_trace WHERE NOT random_weights GROUP BY ALL
+),
+summed AS (  -- a document's tokens of one class of positions
+    SELECT task_label, model, attempt_id, doc_key, width, (position - 1) // width AS class,
+           sum(first_match) AS exits, count(*) AS n, max(len(p1)) AS blocks
+    FROM probe_trace
+    JOIN classes USING (task_label)
+    WHERE NOT random_weights
+    GROUP BY ALL
+),
+measured AS (
+    SELECT 'position' AS measure, task_label, model, width, class, exits, n, blocks FROM summed
+    UNION ALL
+    SELECT 'length', task_label, model, width, (n - 1) // width, exits, n, blocks
+    FROM (
+        SELECT task_label, model, attempt_id, doc_key, width, sum(exits) AS exits, sum(n) AS n, max(blocks) AS blocks
+        FROM summed GROUP BY ALL
+    )
+)
+SELECT task_label AS task, measure, model || coalesce(', ' || training, '') AS series, model,
+       class * width + (width + 1) / 2 AS x, max(blocks) AS blocks, round(sum(exits) / sum(n), 6) AS ideal_exit,
+       round(half_width(exits, n), 6) AS half_width, CAST(sum(n) AS BIGINT) AS n
+FROM measured
+LEFT JOIN trained USING (model)
+GROUP BY task_label, measure, series, model, class, width
+HAVING sum(n) >= 5
+ORDER BY task, measure, series, model, x;

@@ -1,0 +1,30 @@
+"""One token read out of every part of every block (Table 12 of the natural-capability paper)."""
+
+from exitbench.reports.figures.natcap_parts import EMPTY
+from exitbench.reports.tables.columns import number, text
+
+__all__ = ["CAPTION", "COLUMNS", "EMPTY", "TITLE"]
+
+TITLE = "One token, read out of every part of every block"
+CAPTION = (
+    "Final norm and LM head applied to what attention and feed-forward each add to the residual stream, to the stream "
+    "after them, and to the stream after the block: the ten most likely tokens, as the tokenizer spells them, the "
+    "largest probability, the place of the final token among the ten, and the entropy in nats. Of the recorded tokens "
+    "of each model, the one whose final token becomes the most likely at the latest block: a late token, not a usual "
+    "one. Trained on: the last block alone, or every block (joint optimisation). After Table 12 of Early Exit Is a "
+    "Natural Capability, which prints ids."
+)
+
+COLUMNS = (
+    text("Model", "model"),
+    text("Trained on", "training"),
+    text("Task", "task"),
+    text("Document", "doc_key"),
+    number("Position", "position", "{}"),
+    number("Block", "block", "{}"),
+    text("Read-out", "read_out"),
+    number("Largest probability", "probability", "{:.3f}"),
+    text("Most likely tokens", "tokens", long=True),
+    number("Final is", "final_rank", "{}"),
+    number("Entropy", "entropy", "{:.2f}"),
+)

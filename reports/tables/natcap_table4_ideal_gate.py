@@ -1,0 +1,53 @@
+"""What the ideal exit saves in wall time (Table 4 of the natural-capability paper)."""
+
+from exitbench.reports.figures.natcap_parts import EMPTY
+from exitbench.reports.frame import Row
+from exitbench.reports.tables.columns import Cell, Column, metric_digits, number, text, with_interval, written
+
+__all__ = ["CAPTION", "COLUMNS", "EMPTY", "TITLE"]
+
+TITLE = "What the ideal exit would save"
+CAPTION = (
+    "Every token leaves at the first block whose most likely token is the last block's. Speed-up: measured wall time "
+    "against full depth in the same run, with exit layers that an untimed decode has found, so that finding them costs "
+    "nothing and skipped blocks are really skipped; ≈ and grey: inside the noise floor. Ideal: the cost model's, in "
+    "bytes read. Score: of that decode, whose skipped blocks get keys and values by the KV policy; Δ: to full depth. "
+    "Brackets are 95 % intervals over documents. Trained on: the last block alone, or every block (joint "
+    "optimisation). Rows of Table 4 of Early Exit Is a Natural Capability are of encoders on GLUE, which are not "
+    "measured here: their speed-up, and the score of full depth."
+)
+
+
+def _speedup(row: Row) -> Cell:
+    shown = with_interval(row["speedup"], row["speedup_low"], row["speedup_high"], 2)
+    inside = bool(row["inside_noise_floor"])
+    return Cell(f"≈ {shown}" if inside else shown, row["speedup"], muted=inside)
+
+
+def _score(row: Row) -> Cell:
+    if row["value"] is None:
+        return Cell(row["score"] or "–", row["score"])
+    shown = with_interval(row["value"], row["ci_low"], row["ci_high"], metric_digits(row))
+    return Cell(f"{row['metric']} {shown}", row["metric"])
+
+
+def _delta(row: Row) -> Cell:
+    if row["delta"] is None:
+        return Cell("–", None)
+    return Cell(written(row["delta"], f"{{:+.{metric_digits(row)}f}}"), row["delta"])
+
+
+COLUMNS = (
+    text("From", "printed_in"),
+    text("Data", "data"),
+    text("Model", "model"),
+    text("Trained on", "training"),
+    number("Blocks", "blocks", "{}"),
+    text("KV policy", "kv_policy"),
+    number("Exit layer", "mean_exit_layer", "{:.2f}"),
+    Column("Speed-up", _speedup, numeric=True),
+    number("Ideal", "ideal_speedup_bytes", "{:.2f}"),
+    Column("Score", _score, long=True),
+    Column("Δ", _delta, numeric=True),
+    number("Documents", "n", "{:,}"),
+)

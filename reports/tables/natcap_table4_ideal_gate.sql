@@ -1,0 +1,32 @@
+-- Speed-up and score of the ideal exit, told to a method that then really skips: one row a model, task and setting; then
+-- what the paper printed, one row a model, data and way of training (its scores of full depth).
+WITH trained AS (
+    SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last block'
+                       WHEN max(loss) IN ('weighted', 'layer-skip') THEN 'every block' ELSE max(loss) END AS training
+    FROM trainings GROUP BY model
+),
+ours AS (
+    SELECT 'here' AS printed_in, f.task_label AS data, f.model, coalesce(t.training, 'not known') AS training, f.blocks,
+           concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size) AS setting, f.kv_policy, f.mean_exit_layer,
+           f.speedup, f.speedup_low, f.speedup_high,
+           coalesce(f.speedup_low <= f.aa_high AND f.speedup_high >= f.aa_low, false) AS inside_noise_floor,
+           f.ideal_speedup_bytes, f.metric, f.value, f.ci_low, f.ci_high, f.full_value, f.delta,
+           NULL::VARCHAR AS score, f.n, f.cell_id
+    FROM frontier AS f
+    LEFT JOIN trained AS t USING (model)
+    WHERE NOT f.random_weights AND f.method = 'oracle' AND f.params ->> 'match' = 'first' AND f.execution = 'real'
+),
+theirs AS (
+    SELECT figure_or_table AS printed_in, dataset AS data, model,
+           CASE WHEN setting = 'with joint optimisation' THEN 'every block' ELSE 'last block' END AS training,
+           try_cast(regexp_extract(model, '\((\d+)\)', 1) AS INTEGER) AS blocks,
+           max(value) FILTER (metric = 'speedup') AS speedup,
+           string_agg(metric || ' ' || value, ', ' ORDER BY metric) FILTER (metric <> 'speedup') AS score
+    FROM published
+    WHERE source = 'NATCAP paper' AND figure_or_table = 'Table 4'
+    GROUP BY ALL
+)
+SELECT *
+FROM (FROM ours UNION ALL BY NAME FROM theirs)
+WHERE EXISTS (FROM ours)
+ORDER BY printed_in <> 'here', data, model, training DESC, setting, kv_policy, cell_id;

@@ -1,0 +1,53 @@
+"""Ideal exits by task and model (Tables 1, 2, 3, 7, 8 and 10 of the natural-capability paper)."""
+
+from exitbench.reports.figures.natcap_parts import EMPTY
+from exitbench.reports.frame import Row
+from exitbench.reports.tables.columns import Cell, Column, number, text, with_interval
+
+__all__ = ["CAPTION", "COLUMNS", "EMPTY", "TITLE"]
+
+TITLE = "How many blocks tokens need, by task and model"
+CAPTION = (
+    "Ideal exit: the first block whose most likely token is that of the last block, mean over the tokens of full "
+    "depth's own output; depth: the same as a share of all blocks; able to exit: tokens whose ideal exit is not the "
+    "last block; score: of full depth. Brackets are 95 % intervals over documents. Trained on: the last block alone, "
+    "or every block (joint optimisation). Rows not from here are what Tables 1, 2, 3, 7, 8 and 10 of Early Exit Is a "
+    "Natural Capability print for other models on other data of the same kind; whether those count blocks from 0 or 1 "
+    "is not said, and BERT on RTE is printed as 4.34 and as 3.60. Encoders (GLUE) and code and reasoning are not "
+    "measured here."
+)
+
+
+def _ideal_exit(row: Row) -> Cell:
+    mean, half = row["ideal_exit"], row["ideal_half_width"]
+    known = None not in (mean, half)
+    return Cell(with_interval(mean, mean - half if known else None, mean + half if known else None, 2), mean)
+
+
+def _can_exit(row: Row) -> Cell:
+    mean, half = row["can_exit"], row["can_exit_half_width"]
+    if mean is None or half is None:
+        return Cell(with_interval(mean, None, None, 1), mean)
+    return Cell(with_interval(mean, max(0.0, mean - half), min(100.0, mean + half), 1), mean)
+
+
+def _depth(row: Row) -> Cell:
+    if row["ideal_exit"] is None:
+        return Cell("–", None)
+    share = row["ideal_exit"] / row["blocks"]
+    return Cell(f"{share:.0%}", share)
+
+
+COLUMNS = (
+    text("Kind", "kind"),
+    text("From", "printed_in"),
+    text("Data", "data"),
+    text("Model", "model"),
+    text("Trained on", "training"),
+    number("Blocks", "blocks", "{}"),
+    Column("Ideal exit", _ideal_exit, numeric=True),
+    Column("Depth", _depth, numeric=True),
+    Column("Able to exit, %", _can_exit, numeric=True),
+    text("Score", "score", long=True),
+    number("Tokens", "n", "{:,}"),
+)

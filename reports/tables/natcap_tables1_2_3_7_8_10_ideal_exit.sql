@@ -1,0 +1,62 @@
+-- Ideal exit, share of tokens that can leave before the last block, and score of full depth: one row a probe run, then
+-- what the paper printed on data of the same kind, one row a table, model and data.
+-- Rounded, because the last digits of sums depend on the order in which threads add.
+WITH trained AS (
+    SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last block'
+                       WHEN max(loss) IN ('weighted', 'layer-skip') THEN 'every block' ELSE max(loss) END AS training
+    FROM trainings GROUP BY model
+),
+documents AS (
+    SELECT attempt_id, doc_key, sum(block * first_matches) AS exits,
+           max(n) AS n, max(n) - arg_max(first_matches, block) AS early, max(block) AS blocks
+    FROM probe_by_document
+    WHERE NOT random_weights
+    GROUP BY ALL
+),
+probed AS (
+    SELECT attempt_id, sum(exits) / sum(n) AS ideal_exit, half_width(exits, n) AS ideal_half_width,
+           sum(early) / sum(n) AS can_exit, half_width(early, n) AS can_exit_half_width, max(blocks) AS blocks,
+           CAST(sum(n) AS BIGINT) AS n
+    FROM documents GROUP BY ALL
+),
+ours AS (
+    SELECT CASE r.task WHEN 'wmt-en-fr' THEN 'translation' WHEN 'samsum' THEN 'summarisation'
+                       WHEN 'squad' THEN 'question answering' ELSE r.task END AS kind,
+           r.task_label AS data, r.model, coalesce(t.training, 'not known') AS training, p.blocks,
+           round(p.ideal_exit, 6) AS ideal_exit, round(p.ideal_half_width, 6) AS ideal_half_width,
+           round(100 * p.can_exit, 6) AS can_exit, round(100 * p.can_exit_half_width, 6) AS can_exit_half_width,
+           f.metric || ' ' || printf('%.1f', f.value)
+               || coalesce(printf(' [%.1f, %.1f]', f.ci_low, f.ci_high), '') AS score, p.n,
+           'here' AS printed_in, r.attempt_id
+    FROM probed AS p
+    JOIN runs AS r USING (attempt_id)
+    LEFT JOIN frontier AS f ON f.attempt_id = r.full_depth_attempt_id AND f.execution = 'real'
+    LEFT JOIN trained AS t ON t.model = r.model
+),
+theirs AS (
+    SELECT CASE WHEN dataset LIKE 'WMT%' OR dataset LIKE 'IWSLT%' THEN 'translation'
+                WHEN dataset = 'CNN/DM' THEN 'summarisation' WHEN dataset = 'NarrativeQA' THEN 'question answering'
+                WHEN dataset LIKE 'GLUE%' THEN 'classification (encoders)' ELSE 'code and reasoning' END AS kind,
+           dataset AS data, model,
+           CASE WHEN setting = 'with joint optimisation' THEN 'every block' ELSE 'last block' END AS training,
+           coalesce(try_cast(regexp_extract(model, '\((\d+)\)', 1) AS INTEGER), 6) AS blocks,
+           max(value) FILTER (metric = 'avg_ideal_exit_layer') AS ideal_exit,
+           max(value) FILTER (metric IN ('percent_tokens_can_exit', 'percent_can_exit')) AS can_exit,
+           string_agg(metric || ' ' || value, ', ' ORDER BY metric) FILTER (
+               metric NOT IN ('avg_ideal_exit_layer', 'percent_tokens_can_exit', 'percent_can_exit',
+                              'mean_generated_length')
+           ) AS score,
+           figure_or_table AS printed_in
+    FROM published
+    WHERE source = 'NATCAP paper'
+      AND figure_or_table IN ('Table 1', 'Table 2', 'Table 3', 'Table 7', 'Table 8', 'Table 10')
+    GROUP BY ALL
+),
+not_here AS (
+    SELECT kind, 'not measured here' AS data, 'here' AS printed_in
+    FROM (VALUES ('classification (encoders)'), ('code and reasoning')) AS v (kind)
+)
+SELECT *
+FROM (FROM ours UNION ALL BY NAME FROM theirs UNION ALL BY NAME FROM not_here)
+WHERE EXISTS (FROM ours)
+ORDER BY kind NOT IN (SELECT kind FROM ours), kind, printed_in <> 'here', length(printed_in), printed_in, data, model, training DESC, attempt_id;
