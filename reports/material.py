@@ -1,8 +1,12 @@
 """Reads all that a report is made from in one go, so that the database is free again before anything is drawn."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
+from types import ModuleType
 
+from exitbench.errors import UserError, suggestion
 from exitbench.reports import figures, tables
 from exitbench.reports.claims import Verdict, check_claims
 from exitbench.reports.frame import Frame
@@ -38,16 +42,43 @@ def read_material(path: Path, paper: str | None = None) -> Material:
     Raises:
         UserError: The database cannot be opened, or DuckDB refuses a query.
     """
-    sections = SECTIONS if paper is None else {paper, *_ALWAYS}
-    wanted_figures = [source for source in discover(figures) if source.section in sections]
-    wanted_tables = [source for source in discover(tables) if source.section in sections]
     with open_database(path) as database:
-        _keep_shared_view(database, [*wanted_figures, *wanted_tables])
+        wanted = {package: _wanted(package, paper) for package in (figures, tables)}
+        _keep_shared_view(database, [source for sources in wanted.values() for source in sources])
         return Material(
-            tuple((source, Frame.query(database, source.sql)) for source in wanted_figures),
-            tuple((source, Frame.query(database, source.sql)) for source in wanted_tables),
+            _asked(database, wanted[figures]),
+            _asked(database, wanted[tables]),
             tuple(verdict for verdict in check_claims(database) if paper in (None, verdict.claim.ledger)),
         )
+
+
+def read_tables(path: Path, paper: str | None, only: str) -> tuple[tuple[Source, Frame], ...]:
+    """Run the queries of tables alone.
+
+    Args:
+        path: As for `read_material`.
+        paper: Likewise.
+        only: Glob that names of tables match.
+
+    Raises:
+        UserError: As `read_material`; or no table has such a name.
+    """
+    wanted = [source for source in _wanted(tables, paper) if fnmatchcase(source.name, only)]
+    if not wanted:
+        names = [source.name for source in _wanted(tables, paper)]
+        raise UserError(f"No table is called {only}.{suggestion(only, names)}")
+    with open_database(path) as database:
+        _keep_shared_view(database, wanted)
+        return _asked(database, wanted)
+
+
+def _wanted(package: ModuleType, paper: str | None) -> list[Source]:
+    sections = SECTIONS if paper is None else {paper, *_ALWAYS}
+    return [source for source in discover(package) if source.section in sections]
+
+
+def _asked(database: Database, sources: Iterable[Source]) -> tuple[tuple[Source, Frame], ...]:
+    return tuple((source, Frame.query(database, source.sql)) for source in sources)
 
 
 def _keep_shared_view(database: Database, sources: list[Source]) -> None:

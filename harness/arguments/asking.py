@@ -1,14 +1,16 @@
-"""Commands that show what there is: report, claims, sql, compare, status, env, verify, list."""
+"""Commands that show what there is: report, check, claims, sql, compare, status, env, verify, list."""
 
 from pathlib import Path
 
 from exitbench.harness.arguments.common import Commands, add_database, add_runs, command, positive
 from exitbench.harness.commands.listing import LISTS
+from exitbench.reports.sources import PAPERS
 
 
 def add_commands(commands: Commands) -> None:
     """Add the commands of this file."""
     _add_report(commands)
+    _add_check(commands)
     _add_claims(commands)
     _add_sql(commands)
     _add_compare(commands)
@@ -19,10 +21,34 @@ def add_commands(commands: Commands) -> None:
 
 
 def _add_report(commands: Commands) -> None:
-    examples = "  exitbench report\n  exitbench report --database other.duckdb --out other-report"
+    examples = (
+        "  exitbench report\n"
+        "  exitbench report --paper natcap\n"
+        "  exitbench report --format md --only summary\n"
+        "  exitbench report --format latex --paper mee --out tables.tex\n"
+        "  exitbench report --database other.duckdb --out other-report --draft"
+    )
     parser = command(commands, "report", "report:report", "Write every figure and table from the database.", examples)
     add_database(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report (RUNS/report)")
+    parser.add_argument("--paper", choices=PAPERS, help="only figures, tables and claims of this paper")
+    parser.add_argument(
+        "--format", choices=("html", "md", "latex"), default="html", help="the page (html), or tables as text"
+    )
+    parser.add_argument("--only", default="*", metavar="GLOB", help="tables to print as md or latex, by name")
+    parser.add_argument("--draft", action="store_true", help="write it even where findings say not to cite it")
+    parser.add_argument(
+        "--out", type=Path, metavar="PATH", help="folder of the page (RUNS/report), or file of the tables"
+    )
+
+
+def _add_check(commands: Commands) -> None:
+    examples = "  exitbench check\n  exitbench check --severity 2 && exitbench report"
+    about = "Show what to know of the runs before citing them; exit status 1 where a final report is refused."
+    parser = command(commands, "check", "check:check", about, examples)
+    add_database(parser)
+    parser.add_argument(
+        "--severity", type=int, choices=(1, 2, 3), default=1, help="findings of this severity and above (1: all)"
+    )
 
 
 def _add_claims(commands: Commands) -> None:

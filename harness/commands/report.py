@@ -1,21 +1,65 @@
 """``exitbench report``: every figure and table from the database; loads no model."""
 
+import os
 from argparse import Namespace
+from pathlib import Path
 
+from exitbench.errors import UserError
 from exitbench.harness.commands.folders import existing_database, existing_runs
 
 
 def report(arguments: Namespace) -> int:
-    """Write the report and say where it lies.
+    """Write the report and say where it lies, or print tables as text.
 
     Raises:
-        UserError: The database cannot be opened or the folder cannot be written.
+        UserError: The database cannot be opened, its findings forbid a final report, or the folder cannot be written.
     """
+    if arguments.format != "html":
+        return _print_tables(arguments)
+    if arguments.only != "*":
+        raise UserError("--only chooses tables to print: give --format md or --format latex with it.")
     from exitbench.reports.render import write_report
 
-    out = arguments.out or existing_runs(arguments.runs).report
-    summary = write_report(existing_database(arguments), out)
+    summary = write_report(
+        existing_database(arguments),
+        _folder(arguments),
+        paper=arguments.paper,
+        draft=arguments.draft,
+        workers=os.cpu_count() or 1,
+        progress=True,
+    )
     print(f"Report  {summary.index_html}")
+    if summary.is_draft:
+        print("A draft: see `exitbench check`.")
     if summary.empty:
         print(f"Without data: {', '.join(summary.empty)}")
+    return 0
+
+
+def _folder(arguments: Namespace) -> Path:
+    """A paper's report lies beside the whole one."""
+    if arguments.out:
+        return Path(arguments.out)
+    whole = existing_runs(arguments.runs).report
+    return whole if arguments.paper is None else whole.with_name(f"{whole.name}-{arguments.paper}")
+
+
+def _print_tables(arguments: Namespace) -> int:
+    from exitbench.reports.material import read_tables
+    from exitbench.reports.tables.filled import fill
+    from exitbench.reports.tables.writing import FORMATS
+
+    filled = [
+        fill(source, frame)
+        for source, frame in read_tables(existing_database(arguments), arguments.paper, arguments.only)
+        if frame.rows
+    ]
+    text = "\n".join(FORMATS[arguments.format](table) for table in filled) or "No table has rows yet.\n"
+    if arguments.out is None:
+        print(text, end="")
+        return 0
+    try:
+        Path(arguments.out).write_text(text, "utf-8")
+    except OSError as error:
+        raise UserError(f"The tables cannot be written to {arguments.out}: {error.strerror}. Give a file.") from error
     return 0

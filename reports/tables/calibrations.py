@@ -1,7 +1,7 @@
 """Thresholds chosen with a guarantee, and the path that led to each."""
 
 from exitbench.reports.frame import Row
-from exitbench.reports.tables.columns import ABSENT, Cell, Column, number, parameters, text
+from exitbench.reports.tables.columns import ABSENT, Cell, Column, number, settings, text
 
 ORDER = 15
 TITLE = "Calibrated thresholds"
@@ -23,7 +23,7 @@ COLUMNS = (
     text("Model", "model"),
     text("Task", "task"),
     text("Method", "method"),
-    parameters("Parameters", "params"),
+    settings("Parameters"),
     text("KV policy", "kv_policy", collapses=True),
     text("Consistency", "consistency", collapses=True),
     text("Rule", "rule", collapses=True),

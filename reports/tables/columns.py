@@ -1,12 +1,12 @@
 """What a table consists of, and how its numbers are written."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from exitbench.reports.frame import Row
-from exitbench.reports.labels import describe
+from exitbench.reports.labels import describe, labels, setting
 
 ABSENT = "–"
 
@@ -36,6 +36,7 @@ class Column:
         numeric: Whether it is aligned right and sorts by number.
         long: Whether its text may break anywhere and is limited in height.
         collapses: Whether it is only said once, in the caption, when all rows agree.
+        among: Makes `cell` for the rows of one table, where a cell depends on the others.
     """
 
     heading: str
@@ -43,6 +44,7 @@ class Column:
     numeric: bool = False
     long: bool = False
     collapses: bool = False
+    among: Callable[[Sequence[Row]], Callable[[Row], Cell]] | None = None
 
 
 def text(heading: str, name: str, *, long: bool = False, collapses: bool = False) -> Column:
@@ -61,15 +63,28 @@ def number(heading: str, name: str, form: str) -> Column:
 
 
 def parameters(heading: str, name: str) -> Column:
-    """Return a column for a JSON object, as ``'name=value, ...'``, without what is switched off and the KV policy."""
+    """Return a column for a JSON object, as ``'name=value, ...'``."""
 
     def cell(row: Row) -> Cell:
-        values = json.loads(row[name] or "{}")
-        told = {key: value for key, value in values.items() if value not in (None, [], 0) or key == "threshold"}
-        shown = describe({key: value for key, value in told.items() if key != "kv_policy"})
+        shown = describe(json.loads(row[name] or "{}"))
         return Cell(shown or ABSENT, shown or None)
 
     return Column(heading, cell, long=True)
+
+
+def settings(heading: str) -> Column:
+    """Return a column that tells a method's settings apart by what differs between them; rows as for `labels`."""
+
+    def among(rows: Sequence[Row]) -> Callable[[Row], Cell]:
+        names = labels(rows)
+
+        def cell(row: Row) -> Cell:
+            shown = names[setting(row)].removeprefix(row["method"]).strip()
+            return Cell(shown or ABSENT, shown or None)
+
+        return cell
+
+    return Column(heading, lambda row: among([row])(row), long=True, among=among)
 
 
 def written(value: Any, form: str) -> str:

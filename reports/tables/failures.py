@@ -1,6 +1,6 @@
 """What did not run, and why: a result that is missing for a reason is a result."""
 
-from exitbench.reports.tables.columns import parameters, text
+from exitbench.reports.tables.columns import settings, text
 
 SECTION = "provenance"
 ORDER = 30
@@ -14,7 +14,7 @@ COLUMNS = (
     text("Task", "task"),
     text("Kind of cell", "kind"),
     text("Method", "method"),
-    parameters("Parameters", "params"),
+    settings("Parameters"),
     text("KV policy", "kv_policy", collapses=True),
     text("Status", "status"),
     text("Reason", "reason", long=True),

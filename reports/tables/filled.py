@@ -37,7 +37,8 @@ def fill_columns(
     columns: Sequence[Column], rows: Sequence[Row]
 ) -> tuple[tuple[Column, ...], str, tuple[tuple[Cell, ...], ...]]:
     """Return the columns to show, what those that collapse agree on, and the cells of every row."""
-    cells = [{column: column.cell(row) for column in columns} for row in rows]
+    makers = {column: column.among(rows) if column.among else column.cell for column in columns}
+    cells = [{column: make(row) for column, make in makers.items()} for row in rows]
     agreed = {c: cells[0][c].text for c in columns if c.collapses and len({row[c] for row in cells}) == 1}
     shown = tuple(column for column in columns if column not in agreed)
     said = "; ".join(f"{column.heading}: {text}" for column, text in agreed.items())

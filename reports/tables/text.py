@@ -11,6 +11,7 @@ from exitbench.reports.labels import Setting, count, labels, setting, shorten
 from exitbench.reports.sources import discover
 from exitbench.reports.tables.columns import written
 from exitbench.reports.tables.summary import delta, exit_layer, quality, speedup
+from exitbench.reports.tables.writing import markdown_text
 from exitbench.results.database import open_database
 
 _HEADINGS = ("method", "quality [95 %]", "Δ", "exit layer", "speed-up [95 %]", "ideal")
@@ -57,7 +58,7 @@ def summary_markdown(database: Path) -> str:
     results = _read(database)
     rule = "|---|" + "---:|" * (len(_HEADINGS) - 1)
     blocks = [
-        "\n".join([f"**{_escaped(title)}**", "", _piped(_HEADINGS), rule, *map(_piped, lines)])
+        "\n".join([f"**{markdown_text(title)}**", "", _piped(_HEADINGS), rule, *map(_piped, lines)])
         for title, lines in _blocks(results)
     ]
     return "\n\n".join([*blocks, *_footer(results)]) + "\n"
@@ -95,12 +96,7 @@ def _aligned(cells: Sequence[str]) -> str:
 
 
 def _piped(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(map(_escaped, cells)) + " |"
-
-
-def _escaped(cell: str) -> str:
-    # a name must not end a cell, start markup or open a tag where Markdown is rendered
-    return "".join(f"\\{c}" if c in "\\|`*_<>[]$~" else c for c in cell)
+    return "| " + " | ".join(map(markdown_text, cells)) + " |"
 
 
 def _footer(results: _Results) -> list[str]:

@@ -1,0 +1,76 @@
+"""Tables as text for a pull request (Markdown) or a paper (LaTeX with booktabs)."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from exitbench.reports.tables.filled import FilledTable
+
+_LATEX: Final[Mapping[str, str]] = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "Δ": r"$\Delta$",
+    "≈": r"$\approx$",
+    "±": r"$\pm$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "–": "--",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+
+
+def markdown(table: FilledTable) -> str:
+    """Return the table as a Markdown heading, caption and pipe table."""
+    rule = "|" + "|".join("---:" if column.numeric else "---" for column in table.columns) + "|"
+    lines = [_piped([column.heading for column in table.columns]), rule]
+    lines += [_piped([cell.text for cell in row]) for row in table.rows]
+    return "\n\n".join([f"### {table.source.module.TITLE}", _caption(table), "\n".join(lines)]) + "\n"
+
+
+def latex(table: FilledTable) -> str:
+    """Return the table as a LaTeX `table` environment; needs the package booktabs."""
+    columns = "".join("r" if column.numeric else "l" for column in table.columns)
+    lines = [_latex_row([column.heading for column in table.columns]), r"\midrule"]
+    lines += [_latex_row([cell.text for cell in row]) for row in table.rows]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{latex_text(_caption(table).replace('`', ''))}}}",
+            rf"\label{{tab:{table.source.name.replace('_', '-')}}}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            *lines,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+FORMATS: Final[Mapping[str, Callable[[FilledTable], str]]] = {"md": markdown, "latex": latex}
+"""What writes a table in each format."""
+
+
+def markdown_text(text: str) -> str:
+    """Return `text` so that it cannot end a cell, start markup or open a tag where Markdown is rendered."""
+    return "".join(f"\\{c}" if c in "\\|`*_<>[]$~" else c for c in " ".join(text.split()))
+
+
+def latex_text(text: str) -> str:
+    """Return `text` so that LaTeX prints it as it is."""
+    return re.sub("|".join(map(re.escape, _LATEX)), lambda found: _LATEX[found[0]], " ".join(text.split()))
+
+
+def _caption(table: FilledTable) -> str:
+    caption: str = table.source.module.CAPTION
+    return f"{caption} In all rows: {table.agreed}." if table.agreed else caption
+
+
+def _piped(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(map(markdown_text, cells)) + " |"
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(map(latex_text, cells)) + r" \\"
