@@ -4,6 +4,9 @@ nox -s bench                      the built-in suite: train, run, report
 nox -s bench -- multi30k-en-fr --data-dir ../data
 nox -s train                      the models of the built-in suite, from scratch
 nox -s report
+nox -s paper -- mee                   the suite behind a paper's figures, then its report: mee, prune, natcap or heads
+nox -s check                          what to know before citing the results
+nox -s browser                        the report's page in a real Chromium
 nox -s tests -- tests/methods -k oracle
 nox -s tests -- -n 0 --pdb            in one process
 nox -s slurm                      the cluster's executor against a real Slurm on this machine; root, slurm-wlm and munge
@@ -19,6 +22,7 @@ nox.options.sessions = ["lint", "types", "tests"]
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+PAPERS = ("mee", "prune", "natcap", "heads")
 PACKAGES = ("harness", "methods", "tasks", "results", "reports")
 
 
@@ -54,6 +58,25 @@ def report(session: nox.Session) -> None:
     session.run("exitbench", "report", *session.posargs, env=OFFLINE)
 
 
+@nox.session
+def paper(session: nox.Session) -> None:
+    """Run the suite that feeds a paper's figures (mee, prune, natcap or heads), then write its report."""
+    install(session)
+    name, *arguments = session.posargs or [""]
+    if name not in PAPERS:
+        session.error(f"Which paper? nox -s paper -- {{{','.join(PAPERS)}}}, then arguments of `exitbench run`.")
+    session.run("exitbench", "run", name, *arguments, env=OFFLINE)
+    place = arguments.index("--runs") if "--runs" in arguments else len(arguments)
+    session.run("exitbench", "report", "--paper", name, "--draft", *arguments[place : place + 2], env=OFFLINE)
+
+
+@nox.session
+def check(session: nox.Session) -> None:
+    """Show what to know of the results before citing them; fails where a final report is refused."""
+    install(session)
+    session.run("exitbench", "check", *session.posargs, env=OFFLINE)
+
+
 def one_process_a_core() -> dict[str, str]:
     """The environment of pytest-xdist's `-n auto` that counts the cores this process may use, one thread each."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -67,6 +90,13 @@ def tests(session: nox.Session) -> None:
     # Neighbours share session fixtures: worksteal starts with one stretch of the suite a process, and moves the rest of
     # one only to a process that ran out, where the other ways deal tests or files around.
     session.run("pytest", "-n", "auto", "--dist", "worksteal", *session.posargs, env=OFFLINE | one_process_a_core())
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """Open the report's page in headless Chromium (Debian: apt-get install chromium) and use it."""
+    install(session, "test", "browser")
+    session.run("pytest", "tests/browser", *session.posargs, env=OFFLINE)
 
 
 @nox.session
