@@ -23,7 +23,6 @@ nox.options.sessions = ["lint", "types", "tests"]
 PROJECT = nox.project.load_toml("pyproject.toml")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 PAPERS = ("mee", "prune", "natcap", "heads")
-PACKAGES = ("harness", "methods", "tasks", "results", "reports")
 
 
 def install(session: nox.Session, *groups: str, editable: bool = True) -> None:
@@ -67,7 +66,7 @@ def paper(session: nox.Session) -> None:
         session.error(f"Which paper? nox -s paper -- {{{','.join(PAPERS)}}}, then arguments of `exitbench run`.")
     session.run("exitbench", "run", name, *arguments, env=OFFLINE)
     place = arguments.index("--runs") if "--runs" in arguments else len(arguments)
-    session.run("exitbench", "report", "--paper", name, "--draft", *arguments[place : place + 2], env=OFFLINE)
+    session.run("exitbench", "report", "--paper", name, *arguments[place : place + 2], env=OFFLINE)
 
 
 @nox.session
