@@ -1,0 +1,142 @@
+"""Which answers the page takes along: all if they fit, else fewer documents and methods, spread and not picked."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from exitbench.results.database import Database
+from exitbench.results.traces import TracedRun, traced_runs
+
+BUDGET_BYTES: Final = 3_600_000
+"""What may be taken along: less than 5 MB in the page if nothing could be compressed; what models answer halves."""
+
+_Point = tuple[float, float]
+_METHODS: Final = 12
+"""Settings of one group that stay when not everything fits."""
+
+# What one token takes: read-outs of a block in the probe, a score of a block, and a method's own columns.
+_PROBED_BLOCK_BYTES: Final = 12
+_SCORED_BLOCK_BYTES: Final = 1
+_TOKEN_BYTES: Final = 6
+
+_QUALITY: Final = "SELECT attempt_id, value, mean_exit_layer FROM frontier WHERE mean_exit_layer IS NOT NULL"
+_LENGTHS: Final = """
+    SELECT attempt_id, doc_key, n_output FROM sample WHERE list_contains($attempts, attempt_id) ORDER BY ALL
+"""
+_DEPTHS: Final = """
+    SELECT doc_key, avg(exit_layer) AS depth FROM token_exit
+    WHERE list_contains($attempts, attempt_id) GROUP BY doc_key
+"""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs over the same documents by the same model, and which of them are taken along.
+
+    Attributes:
+        runs: Taken along; full depth first where it has run.
+        keys: All documents, sorted.
+        shown: Indices into `keys` of those taken along, in order.
+        of_runs: How many runs there are.
+        token_bytes: What a document takes on average.
+    """
+
+    runs: tuple[TracedRun, ...]
+    keys: tuple[str, ...]
+    shown: tuple[int, ...]
+    of_runs: int
+    token_bytes: float
+
+    @property
+    def shown_keys(self) -> list[str]:
+        """Keys of the documents taken along."""
+        return [self.keys[index] for index in self.shown]
+
+
+def choose(database: Database, budget_bytes: int = BUDGET_BYTES) -> list[Group]:
+    """Return the groups that the page takes along, by model and task.
+
+    Where not everything fits, each group keeps `_METHODS` runs (the best first, see `_by_merit`) and every group the
+    same number of documents, spread evenly over the depth at which their tokens left; then groups that ran first go.
+    """
+    merit = {row["attempt_id"]: row for row in database.query(_QUALITY).to_pylist()}
+    by_setting: dict[str, list[TracedRun]] = defaultdict(list)
+    for run in traced_runs(database):
+        if run.newest:
+            by_setting[run.full_depth_cell_id].append(run)
+    groups = [_group(database, _by_merit(runs, merit)) for runs in by_setting.values()]
+    groups = _fitting(database, [group for group in groups if group.keys], budget_bytes)
+    return sorted(groups, key=lambda group: (group.runs[0].model, group.runs[0].task_label, group.runs[0].cell_id))
+
+
+def _group(database: Database, runs: Sequence[TracedRun]) -> Group:
+    lengths = database.query(_LENGTHS, {"attempts": [run.attempt_id for run in runs]}).to_pylist()
+    keys = sorted({row["doc_key"] for row in lengths})
+    scored = len({run.scores_attempt_id for run in runs} - {None})
+    per_block = _PROBED_BLOCK_BYTES + _SCORED_BLOCK_BYTES * scored
+    tokens = sum(row["n_output"] for row in lengths) / max(1, len(lengths))
+    token_bytes = tokens * (runs[0].blocks * per_block + _TOKEN_BYTES * len(runs))
+    return Group(tuple(runs), tuple(keys), tuple(range(len(keys))), len(runs), token_bytes)
+
+
+def _by_merit(runs: Sequence[TracedRun], merit: Mapping[str, Mapping[str, float | None]]) -> list[TracedRun]:
+    """Full depth first; then runs that no other beats in score and depth; then a setting of every method in turn."""
+    points = {run.attempt_id: _point(merit.get(run.attempt_id)) for run in runs}
+    beaten = {attempt_id: _beaten(point, points.values()) for attempt_id, point in points.items()}
+    turns: dict[str, int] = defaultdict(int)
+    places = {}
+    for run in sorted(runs, key=lambda run: (beaten[run.attempt_id], run.attempt_id)):
+        places[run.attempt_id] = (not run.is_full_depth, beaten[run.attempt_id], turns[run.method], run.attempt_id)
+        turns[run.method] += 1
+    return sorted(runs, key=lambda run: places[run.attempt_id])
+
+
+def _point(row: Mapping[str, float | None] | None) -> _Point | None:
+    """Score and depth, both the better the larger."""
+    if row is None or row["value"] is None or row["mean_exit_layer"] is None:
+        return None
+    return row["value"], -row["mean_exit_layer"]
+
+
+def _beaten(point: _Point | None, points: Iterable[_Point | None]) -> bool:
+    return point is None or any(
+        other is not None and other != point and other[0] >= point[0] and other[1] >= point[1] for other in points
+    )
+
+
+def _fitting(database: Database, groups: Sequence[Group], budget_bytes: int) -> list[Group]:
+    groups = list(groups)
+    if _bytes(groups) <= budget_bytes:
+        return groups
+    groups = [_with_fewer_runs(group) for group in groups]
+    groups.sort(key=lambda group: group.runs[0].attempt_id)
+    while len(groups) > 1 and _bytes(groups, 1) > budget_bytes:
+        groups.pop(0)
+    most = max((len(group.keys) for group in groups), default=0)
+    documents = max((n for n in range(1, most + 1) if _bytes(groups, n) <= budget_bytes), default=1)
+    return [_spread(database, group, documents) for group in groups]
+
+
+def _bytes(groups: Sequence[Group], documents: int | None = None) -> float:
+    """What the groups take with at most so many documents each."""
+    return sum(
+        group.token_bytes * (len(group.keys) if documents is None else min(documents, len(group.keys)))
+        for group in groups
+    )
+
+
+def _with_fewer_runs(group: Group) -> Group:
+    dropped = max(0, len(group.runs) - _METHODS)
+    return replace(group, runs=group.runs[:_METHODS], token_bytes=group.token_bytes * (1 - dropped / len(group.runs)))
+
+
+def _spread(database: Database, group: Group, documents: int) -> Group:
+    """Keep `documents` of them, at even distances when sorted by the mean exit layer of their tokens."""
+    if documents >= len(group.keys):
+        return group
+    rows = database.query(_DEPTHS, {"attempts": [run.attempt_id for run in group.runs]}).to_pylist()
+    depths = {row["doc_key"]: row["depth"] for row in rows}
+    ranked = sorted(range(len(group.keys)), key=lambda index: (depths.get(group.keys[index], 0.0), group.keys[index]))
+    last, steps = len(ranked) - 1, max(1, documents - 1)
+    return replace(group, shown=tuple(sorted({ranked[round(step * last / steps)] for step in range(documents)})))

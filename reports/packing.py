@@ -1,0 +1,73 @@
+"""Numbers as the page reads them: columns of whole numbers in planes of bytes, compressed.
+
+A pack is gzip of: length of the header (4 bytes, little-endian), the header as JSON, the columns. The header's
+`columns` has [offset behind the header, count, planes] of each; value n of a column is the sum of plane[k][n] << 8k.
+Planes lie apart because the upper ones hardly vary, which compresses well.
+"""
+
+import gzip
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_LEVEL: Final = 9
+
+
+def pack(header: Mapping[str, Any], columns: Mapping[str, tuple[ArrayLike, int]]) -> bytes:
+    """Return `header` and `columns`, the same bytes each time.
+
+    Args:
+        header: What JSON can hold.
+        columns: Whole numbers of 0 or more, of any shape, and how many bytes each needs.
+    """
+    directory, parts, offset = {}, [], 0
+    for name, (values, planes) in columns.items():
+        flat = np.asarray(values, dtype=np.uint32).ravel()
+        directory[name] = [offset, len(flat), planes]
+        parts += [(flat >> (8 * plane)).astype(np.uint8).tobytes() for plane in range(planes)]
+        offset += planes * len(flat)
+    text = json.dumps({**header, "columns": directory}, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+    return gzip.compress(len(text).to_bytes(4, "little") + text + b"".join(parts), _LEVEL, mtime=0)
+
+
+def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[np.uint32]]]:
+    """Return what `pack` was given: the header and the columns, flat."""
+    plain = gzip.decompress(data)
+    end = 4 + int.from_bytes(plain[:4], "little")
+    header = json.loads(plain[4:end])
+    columns = {}
+    for name, (offset, count, planes) in header.pop("columns").items():
+        stored = np.frombuffer(plain, np.uint8, planes * count, end + offset).reshape(planes, count).astype(np.uint32)
+        columns[name] = sum((stored[plane] << (8 * plane) for plane in range(planes)), np.zeros(count, np.uint32))
+    return header, columns
+
+
+def planes_for(largest: int) -> int:
+    """Return how many bytes a number of 0 to `largest` needs, with one value more to spare for "none"."""
+    return max(1, ((largest + 1).bit_length() + 7) // 8)
+
+
+def none_of(planes: int) -> int:
+    """Return the value that stands for nothing."""
+    return (1 << (8 * planes)) - 1
+
+
+def quantised(values: ArrayLike, planes: int) -> tuple[NDArray[np.uint32], list[float]]:
+    """Return numbers as steps of equal size from the smallest to the largest finite one, and those two.
+
+    What is not finite becomes `none_of`; the error is at most half a step, (high - low) / (none - 1) / 2.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    finite = np.isfinite(numbers)
+    low, high = (float(numbers[finite].min()), float(numbers[finite].max())) if finite.any() else (0.0, 0.0)
+    none = none_of(planes)
+    steps = np.rint(np.where(finite, numbers - low, 0) / ((high - low) or 1.0) * (none - 1))
+    return np.where(finite, steps, none).astype(np.uint32), [low, high]
+
+
+def probabilities(values: ArrayLike) -> NDArray[np.uint32]:
+    """Return probabilities in steps of 1/255: an error of at most 1/510."""
+    return np.rint(np.clip(np.nan_to_num(np.asarray(values, dtype=np.float64)), 0, 1) * 255).astype(np.uint32)

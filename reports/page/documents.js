@@ -1,0 +1,255 @@
+"use strict";
+// The document browser: choose a document and one or two methods, walk through the tokens.
+
+class DocumentBrowser {
+  constructor(section) {
+    const find = (name) => section.querySelector(`[data-part="${name}"]`);
+    this.section = section;
+    this.parts = Object.fromEntries(
+      ["app", "status", "model", "task", "search", "document", "back", "on", "a", "b", "legend", "reference", "left-out", "random"].map((name) => [name, find(name)]),
+    );
+    this.panel = new TokenPanel(find("panel"), find("live"));
+    this.panes = [new AnswerPane(this, find("pane-a")), new AnswerPane(this, find("pane-b"))];
+    this.pinned = null;
+  }
+
+  async open(base64) {
+    this.payload = await TracePayload.open(base64);
+    const sheet = new CSSStyleSheet();
+    sheet.replaceSync(this.rules());
+    document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
+    this.listen();
+    this.parts.app.hidden = false;
+    this.parts.status.hidden = true;
+    await this.follow(location.hash);
+  }
+
+  /** Colours of exit layers: shades are chosen with their inks in reports/exit_colours.py. */
+  rules() {
+    const of = (blocks, paper) =>
+      this.payload.shades[blocks].map((shade, n) => {
+        const scope = `.documents[data-blocks="${blocks}"] `;
+        return `${scope}.exit-${n + 1}{background:${shade[paper]};color:${shade[paper + 1]}}${scope}.exit-fill-${n + 1}{fill:${shade[paper]}}`;
+      }).join("");
+    const all = (paper) => Object.keys(this.payload.shades).map((blocks) => of(blocks, paper)).join("");
+    return `${all(0)}@media (prefers-color-scheme: dark){${all(2)}}`;
+  }
+
+  listen() {
+    const { parts } = this;
+    parts.model.addEventListener("change", () => { this.fillTasks(); this.choose(Number(parts.task.value)); });
+    parts.task.addEventListener("change", () => this.choose(Number(parts.task.value)));
+    parts.search.addEventListener("input", () => this.fillDocuments());
+    parts.search.addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); this.show(); this.remember(); } });
+    parts.document.addEventListener("change", () => { this.show(); this.remember(); });
+    for (const name of ["a", "b"]) parts[name].addEventListener("change", () => { this.fillDocuments(); this.show(); this.remember(); });
+    parts.back.addEventListener("click", () => this.step(-1));
+    parts.on.addEventListener("click", () => this.step(1));
+    window.addEventListener("hashchange", () => this.follow(location.hash));
+    const numbers = this.section.querySelector('[data-part="numbers"]');
+    numbers.addEventListener("change", () => this.section.classList.toggle("numbered", numbers.checked));
+  }
+
+  /** Show what a link names, as far as it is here: #doc=KEY&a=CELL&b=CELL&token=N. */
+  async follow(hash) {
+    const asked = new URLSearchParams(hash.slice(1));
+    const linked = asked.has("doc");
+    if (!linked && this.group) return;
+    const begins = (cell, text) => Boolean(text) && cell.startsWith(text);
+    const fits = (entry) =>
+      entry.documents.some(([, key]) => key === asked.get("doc")) && (!asked.get("a") || entry.runs.some((run) => begins(run.cell, asked.get("a"))));
+    const found = linked ? this.payload.groups.findIndex(fits) : -1;
+    const number = found >= 0 ? found : this.richest();
+    this.fillModels(number);
+    await this.choose(number, found >= 0 ? asked : null);
+    if (!linked) return;
+    this.section.scrollIntoView();
+    if (found < 0) this.panel.hint("The document or method of this link is not on this page.");
+    const token = this.panes[0].answer.tokens[Number(asked.get("token")) - 1];
+    if (found >= 0 && token) this.pin(this.panes[0], token);
+  }
+
+  /** The group with most runs; random weights last. */
+  richest() {
+    const worth = this.payload.groups.map((entry) => (entry.random ? 0 : entry.of_runs));
+    return worth.indexOf(Math.max(...worth));
+  }
+
+  fillModels(number) {
+    const names = [...new Set(this.payload.groups.map((entry) => entry.model))];
+    this.fill(this.parts.model, names.map((name) => [name, visible(name)]), this.payload.groups[number].model);
+    this.fillTasks(number);
+  }
+
+  fillTasks(number) {
+    const own = this.payload.groups.map((entry, n) => [n, entry]).filter(([, entry]) => entry.model === this.parts.model.value);
+    this.fill(this.parts.task, own.map(([n, entry]) => [n, visible(entry.task + (entry.setting && ` (${entry.setting})`))]), number);
+  }
+
+  fill(select, choices, chosen) {
+    select.replaceChildren(...choices.map(([value, text]) => new Option(text, value, false, String(value) === String(chosen))));
+  }
+
+  async choose(number, asked = null) {
+    this.group = await this.payload.group(number);
+    const { entry } = this.group;
+    this.section.dataset.blocks = entry.blocks;
+    const cells = entry.runs.map((run, n) => [n, visible(run.label)]);
+    const place = (name) => (asked?.get(name) ? entry.runs.findIndex((run) => run.cell.startsWith(asked.get(name))) : -1);
+    const a = place("a") >= 0 ? place("a") : this.liveliest();
+    this.fill(this.parts.a, cells, a);
+    this.fill(this.parts.b, [[-1, "none"], ...cells], place("b"));
+    this.parts.search.value = "";
+    this.fillDocuments(asked ? entry.documents.findIndex(([, key]) => key === asked.get("doc")) : this.varied(a));
+    this.legend();
+    this.parts.random.hidden = !entry.random;
+    this.parts["left-out"].textContent = this.leftOut(entry);
+    this.show();
+    if (!asked) this.remember(false);
+  }
+
+  /** How many depths the tokens of an answer left at: many show most at first sight, if the answer is not too long. */
+  depths(run, document) {
+    const { tokens } = this.group.answer(run, document);
+    return tokens.length > 80 ? 0 : new Set(tokens.map((token) => token.exit)).size;
+  }
+
+  /** The run whose answers are most varied, one with a threshold if there is any. */
+  liveliest() {
+    const few = this.group.entry.documents.slice(0, 20);
+    const sums = this.group.entry.runs.map(({ threshold }, run) =>
+      few.reduce((sum, _, document) => sum + this.depths(run, document) / (threshold ? 1 : 1000), 0),
+    );
+    return sums.indexOf(Math.max(...sums));
+  }
+
+  varied(run) {
+    const counts = this.group.entry.documents.map((_, document) => this.depths(run, document));
+    return counts.indexOf(Math.max(...counts));
+  }
+
+  leftOut(entry) {
+    const parts = [];
+    if (entry.documents.length < entry.of_documents) parts.push(`${entry.documents.length} of ${entry.of_documents} documents, spread over the depth of their exits`);
+    if (entry.runs.length < entry.of_runs) parts.push(`${entry.runs.length} of ${entry.of_runs} settings, the frontier first`);
+    return parts.length ? `To keep the page small it has ${parts.join(", and ")}; \`exitbench show\` has all.` : "";
+  }
+
+  /** The documents whose key, number or answer has every word that is searched for. */
+  fillDocuments(chosen = Number(this.parts.document.value)) {
+    const words = this.parts.search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const run = Number(this.parts.a.value);
+    const reading = this.group.full >= 0 ? this.group.full : run;
+    const choices = this.group.entry.documents.map(([ordinal, key], n) => {
+      const text = visible(this.group.answerText(reading, n));
+      return { n, text: `${ordinal} · ${text.slice(0, 60)}`, all: `${ordinal} ${key} ${text} ${visible(this.group.answerText(run, n))}`.toLowerCase() };
+    }).filter(({ all }) => words.every((word) => all.includes(word)));
+    this.fill(this.parts.document, choices.map(({ n, text }) => [n, text]), chosen);
+    this.parts.document.disabled = !choices.length;
+    const output = this.section.querySelector('[data-part="found"]');
+    output.textContent = words.length ? `${choices.length} found` : "";
+  }
+
+  step(by) {
+    const { document: select } = this.parts;
+    if (!select.options.length) return;
+    select.selectedIndex = (select.selectedIndex + by + select.options.length) % select.options.length;
+    this.show();
+    this.remember();
+  }
+
+  legend() {
+    const swatches = Array.from({ length: this.group.blocks }, (_, n) => make("span", `token exit-${n + 1}`, String(n + 1)));
+    this.parts.legend.replaceChildren(make("span", "", "Exit after block"), make("span", "swatches", ...swatches));
+  }
+
+  show() {
+    const document = Number(this.parts.document.value);
+    if (this.parts.document.disabled) return;
+    this.unpin();
+    const runs = [Number(this.parts.a.value), Number(this.parts.b.value)];
+    this.section.classList.toggle("paired", runs[1] >= 0);
+    this.panes.forEach((pane, n) => {
+      pane.element.hidden = runs[n] < 0;
+      pane.answer = null;
+      if (runs[n] >= 0) pane.show(this.group, this.group.answer(runs[n], document));
+    });
+    const reference = this.group.referenceText(document);
+    this.parts.reference.hidden = !reference;
+    this.parts.reference.lastElementChild.textContent = visible(reference);
+    const { tokens } = this.panes[0].answer;
+    if (tokens.length) this.look(this.panes[0], tokens.find((token) => token.first) ?? tokens[0], false);
+    else this.panel.hint("Nothing was generated.");
+  }
+
+  /** Show a token in the panel, unless another is pinned. */
+  look(pane, token, aloud) {
+    if (this.pinned && !(this.pinned.pane === pane && this.pinned.token === token)) {
+      if (aloud) pane.reach(token.position);
+      return;
+    }
+    for (const other of this.panes.filter(({ answer }) => answer)) {
+      other.mark("active", other === pane ? token.position : null);
+      const twin = other !== pane && token.position <= Math.min(other.answer.shared, pane.answer.shared);
+      other.mark("twin", twin ? token.position : null);
+    }
+    pane.reach(token.position);
+    this.panel.show(this.group, pane.answer, token, this.pinned !== null, () => this.letGo());
+    if (aloud) this.panel.announce(this.group, token);
+  }
+
+  pin(pane, token) {
+    const again = this.pinned?.token === token;
+    this.unpin();
+    if (again) return this.look(pane, token, false);
+    this.pinned = { pane, token };
+    pane.element_of(token.position).setAttribute("aria-selected", "true");
+    this.look(pane, token, true);
+    pane.element_of(token.position).scrollIntoView({ block: "nearest" });
+    this.remember();
+  }
+
+  unpin() {
+    const pinned = this.pinned;
+    this.pinned = null;
+    pinned?.pane.element_of(pinned.token.position)?.setAttribute("aria-selected", "false");
+    if (pinned?.pane.answer?.tokens.includes(pinned.token)) this.look(pinned.pane, pinned.token, false);
+  }
+
+  letGo() {
+    const { pane, token } = this.pinned;
+    this.unpin();
+    pane.element_of(token.position).focus();
+  }
+
+  /** Keep a link to what is shown in the address. */
+  remember(touched = true) {
+    if (!touched) return;
+    const { entry } = this.group;
+    const cell = (select) => entry.runs[Number(select.value)]?.cell.slice(0, 12);
+    const link = new URLSearchParams({ doc: entry.documents[Number(this.parts.document.value)][1], a: cell(this.parts.a) });
+    if (cell(this.parts.b)) link.set("b", cell(this.parts.b));
+    if (this.pinned && this.pinned.pane === this.panes[0]) link.set("token", this.pinned.token.position + 1);
+    history.replaceState(null, "", `#${link}`);
+  }
+}
+
+{
+  const section = document.querySelector("section.documents");
+  const data = document.getElementById("documents-data");
+  if (section && data) {
+    let begun = false;
+    const begin = async () => {
+      if (begun) return;
+      begun = true;
+      const status = section.querySelector('[data-part="status"]');
+      status.textContent = "Unpacking the answers …";
+      if (typeof DecompressionStream === "undefined") status.textContent = "This browser is too old to unpack the answers.";
+      else await new DocumentBrowser(section).open(data.textContent);
+    };
+    new IntersectionObserver((seen) => { if (seen.some((entry) => entry.isIntersecting)) begin(); }, { rootMargin: "200px" }).observe(section);
+    const linked = () => { if (new URLSearchParams(location.hash.slice(1)).has("doc")) begin(); };
+    window.addEventListener("hashchange", linked);
+    linked();
+  }
+}

@@ -1,0 +1,220 @@
+"""The document browser's data: what is packed is what the database has, bounded, the same each time, and safe."""
+
+import base64
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from exitbench.reports.documents import documents_payload
+from exitbench.reports.exit_colours import contrast, shades
+from exitbench.reports.packing import none_of, pack, planes_for, probabilities, quantised, unpack
+from exitbench.results.database import Database, open_database
+from exitbench.results.vocabularies import record_vocabulary
+
+HOSTILE = ("</script><script>alert(1)</script>", "w" * 10_000, "\u202eevil\u0000\u001b[31m", "\U0001f525שלום")
+
+
+def opened(payload: bytes) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], dict[str, np.ndarray]]]]:
+    """The index's groups and what is packed of each."""
+    end = 4 + int.from_bytes(payload[:4], "little")
+    groups = json.loads(gzip.decompress(payload[4:end]))["groups"]
+    packs = [payload[end + group["offset"] : end + group["offset"] + group["length"]] for group in groups]
+    return groups, [unpack(one) for one in packs]
+
+
+@pytest.fixture(scope="module")
+def payload(small_database: Path) -> bytes:
+    with open_database(small_database) as database:
+        found = documents_payload(database)
+        assert found is not None
+        assert documents_payload(database) == found
+    return found
+
+
+def test_every_token_of_every_run_is_what_the_database_has(payload: bytes, small_database: Path) -> None:
+    with open_database(small_database) as database:
+        groups, packs = opened(payload)
+        assert [(group["model"], group["task"]) for group in groups] == [("world-gpt", "squad"), ("world-t5", "squad")]
+        for group, (header, columns) in zip(groups, packs, strict=True):
+            found, stored = _packed_tokens(group, header, columns), _stored_tokens(database, group)
+            assert [row[:-1] for row in found] == [row[:-1] for row in stored]
+            assert [row[-1] for row in found] == pytest.approx([row[-1] for row in stored], abs=1e-5, nan_ok=True)
+
+
+def _packed_tokens(group: dict[str, Any], header: dict[str, Any], columns: dict[str, np.ndarray]) -> list[tuple]:
+    place, found = iter(range(len(columns["token"]))), []
+    lengths = columns["length"].reshape(len(group["runs"]), len(group["documents"]))
+    for run, named in enumerate(group["runs"]):
+        for document, (_, key) in enumerate(group["documents"]):
+            for position in range(1, lengths[run, document] + 1):
+                n = next(place)
+                text, reason = header["texts"][columns["token"][n]], header["reasons"][columns["reason"][n]]
+                score = _unscaled(columns["score"][n], 2, header["score_range"][run])
+                found.append((named["cell"], key, position, text, int(columns["exit"][n]), reason, score))
+    return sorted(found, key=lambda row: row[:3])
+
+
+def _unscaled(step: int, planes: int, ends: list[float]) -> float:
+    none = none_of(planes)
+    return np.nan if step == none else ends[0] + step / (none - 1) * (ends[1] - ends[0])
+
+
+def _stored_tokens(database: Database, group: dict[str, Any]) -> list[tuple]:
+    sql = """
+        SELECT runs.cell_id, doc_key, position, token_id, exit_layer, reason, score
+        FROM token_trace JOIN runs USING (attempt_id) WHERE kind = 'quality' AND runs.model = $model ORDER BY ALL
+    """
+    return [
+        (
+            *(
+                row["cell_id"],
+                row["doc_key"],
+                row["position"],
+                f" #{row['token_id']}",
+                row["exit_layer"],
+                row["reason"],
+            ),
+            np.nan if row["score"] is None else row["score"],
+        )
+        for row in database.query(sql, {"model": group["model"]}).to_pylist()
+    ]
+
+
+def test_what_each_block_read_out_is_what_the_probe_has(payload: bytes, small_database: Path) -> None:
+    sql = "SELECT * FROM probe_trace WHERE model = 'world-t5' ORDER BY doc_key, position"
+    with open_database(small_database) as database:
+        rows = database.query(sql).to_pylist()
+    groups, packs = opened(payload)
+    header, columns = next(one for group, one in zip(groups, packs, strict=True) if group["model"] == "world-t5")
+    blocks = groups[1]["blocks"]
+    assert columns["first_match"].tolist() == [row["first_match"] for row in rows]
+    for name in ("top1_id", "top2_id", "top3_id"):
+        texts = [[header["texts"][place] for place in places] for places in columns[name].reshape(-1, blocks)]
+        assert texts == [[f" #{token_id}" for token_id in row[name]] for row in rows]
+    assert columns["rank_final"].reshape(-1, blocks).tolist() == [row["rank_final"] for row in rows]
+    for name in ("p1", "p2", "p3", "p_final"):
+        error = columns[name].reshape(-1, blocks) / 255 - np.array([row[name] for row in rows])
+        assert np.abs(error).max() <= 1 / 510 + 1e-6
+
+
+def test_a_gates_own_scores_come_along_where_it_was_asked(payload: bytes, small_database: Path) -> None:
+    with open_database(small_database) as database:
+        rows = database.query("SELECT score FROM score_trace WHERE model = 'world-t5' ORDER BY doc_key, position")
+    stored = np.array(rows["score"].to_pylist())
+    groups, packs = opened(payload)
+    asked = [run["label"] for run, gate in zip(groups[1]["runs"], packs[1][0]["gate"], strict=True) if gate is not None]
+    assert asked == ["calm-softmax threshold=0.3"]
+    (low, high), steps = packs[1][0]["gate_range"][0], packs[1][1]["gate0"].reshape(stored.shape)
+    assert ((steps == 255) == np.isnan(stored)).all()
+    error = np.where(steps == 255, 0, low + steps / 254 * (high - low) - np.nan_to_num(stored))
+    assert np.abs(error).max() <= (high - low) / 254 / 2 + 1e-6
+
+
+def test_documents_have_the_score_of_the_tasks_first_metric(payload: bytes, small_database: Path) -> None:
+    groups, packs = opened(payload)
+    with open_database(small_database) as database:
+        rows = database.query("SELECT cell_id, doc_key, scores FROM sample JOIN attempt USING (attempt_id)")
+    stored = {(row["cell_id"], row["doc_key"]): json.loads(row["scores"])["f1"] for row in rows.to_pylist()}
+    for group, (header, columns) in zip(groups, packs, strict=True):
+        assert header["metric"] == "f1"
+        scores = columns["document_score"].reshape(len(group["runs"]), -1) / 100
+        for run, named in enumerate(group["runs"]):
+            for document, (_, key) in enumerate(group["documents"]):
+                assert scores[run, document] == pytest.approx(stored[named["cell"], key], abs=0.005)
+
+
+def large(maker: ModuleType, blocks: int = 24) -> None:
+    """200 documents of 40 tokens by 10 methods."""
+    maker.DOCUMENTS, maker.TOKENS, maker.VOCABULARY = 200, 40, 32_000
+    maker.KINDS = maker.KINDS * 8
+    maker.MODELS = (maker.Model("deep", "causal", blocks, 0),)
+    levels = (0.2, 0.3, 0.4, 0.6, 0.8, 0.9)
+    maker.CALM = tuple(
+        maker.Method("calm-softmax", {"threshold": level, "min_exit": 1, "decay": "none"}) for level in levels
+    )
+    only_answers(maker)
+
+
+def only_answers(maker: ModuleType) -> None:
+    maker.N_BOOT = 2
+    for name in ("_write_timing", "_write_replay", "_write_troubles", "_write_preparations"):
+        setattr(maker, name, lambda *_: None)
+
+
+def test_two_hundred_documents_by_ten_methods_fit_into_three_megabytes(
+    maker: ModuleType, make_database: Callable[[], Path]
+) -> None:
+    large(maker)
+    with open_database(make_database()) as database:
+        payload = documents_payload(database)
+        assert payload is not None
+        ((group,), _) = opened(payload)
+        assert (len(group["documents"]), len(group["runs"])) == (200, 10)
+        assert len(base64.b64encode(payload)) <= 3_000_000
+        _fewer(database, group)
+
+
+def _fewer(database: Database, everything: dict[str, Any]) -> None:
+    """With less room there are fewer documents, spread over all depths, and full depth stays."""
+    payload = documents_payload(database, budget_bytes=200_000)
+    assert payload is not None and len(payload) <= 200_000
+    ((group,), _) = opened(payload)
+    assert 5 <= len(group["documents"]) < 50 and group["of_documents"] == 200
+    assert group["runs"][0]["full"] and group["of_runs"] == 10
+    sql = "SELECT doc_key FROM token_exit GROUP BY ALL ORDER BY avg(exit_layer), doc_key"
+    ranked = database.query(sql)["doc_key"].to_pylist()
+    places = sorted(ranked.index(key) for _, key in group["documents"])
+    assert places[0] == 0 and places[-1] == 199
+    assert max(np.diff(places)) <= 2 * 199 / (len(places) - 1)
+    assert all([ordinal, key] in everything["documents"] for ordinal, key in group["documents"])
+
+
+def test_texts_of_tokens_are_kept_as_they_are_and_inert(
+    maker: ModuleType, make_database: Callable[[], Path], tmp_path: Path
+) -> None:
+    only_answers(maker)
+    texts = [HOSTILE[n % len(HOSTILE)] + str(n) for n in range(maker.VOCABULARY)]
+    tokenizer = maker.cell_json(maker.MODELS[0], maker.TASKS[0], maker.FULL, "quality")["model"]["tokenizer_sha256"]
+    record_vocabulary(tmp_path / "spool", tokenizer, texts, ())
+    with open_database(make_database()) as database:
+        payload = documents_payload(database)
+    assert payload is not None
+    ((header, _),) = opened(payload)[1]
+    assert set(header["texts"]) <= {f" {text}" for text in texts} and len(header["texts"]) > 50
+    assert b"<" not in base64.b64encode(payload)
+
+
+def test_an_empty_database_has_nothing_to_show(empty_database: Path) -> None:
+    with open_database(empty_database) as database:
+        assert documents_payload(database) is None
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 8, 24, 80])
+def test_every_exit_layer_can_be_read_and_told_from_the_next(blocks: int) -> None:
+    for dark in (False, True):
+        colours = shades(blocks, dark=dark)
+        assert len({shade.paper for shade in colours}) == len(colours) == blocks
+        assert all(contrast(shade.paper, shade.ink) >= 4.5 for shade in colours)
+        lightness = [contrast(shade.paper, "#000000") for shade in colours]
+        assert lightness == sorted(lightness, reverse=not dark)
+
+
+def test_a_pack_holds_what_was_put_into_it() -> None:
+    columns = {"a": ([[0, 255], [256, 70_000]], 3), "none": ([], 2)}
+    header, found = unpack(pack({"text": "\ud800</script>"}, columns))
+    assert header == {"text": "\ud800</script>"}
+    assert found["a"].tolist() == [0, 255, 256, 70_000] and found["none"].tolist() == []
+    assert [planes_for(n) for n in (0, 253, 254, 255, 65_534, 65_535)] == [1, 1, 1, 2, 2, 3]
+
+
+def test_what_is_no_number_is_kept_apart() -> None:
+    steps, ends = quantised([0.5, np.nan, -np.inf, 2.5], 1)
+    assert (steps.tolist(), ends) == ([0, 255, 255, 254], [0.5, 2.5])
+    assert quantised([np.nan], 1)[0].tolist() == [255] and quantised([7.0, 7.0], 1)[0].tolist() == [0, 0]
+    assert probabilities([0, 1, 0.5, np.nan]).tolist() == [0, 255, 128, 0]
