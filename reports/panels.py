@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
@@ -25,12 +25,16 @@ def grid_of_panels(count: int, columns: int, legend_entries: int = 0) -> tuple[F
     """Return a page-wide figure with `count` panels, filled row by row, and room for a legend above them."""
     columns = min(columns, count)
     rows = ceil(count / columns)
-    legend = _LEGEND_LINE_INCHES * (ceil(legend_entries / _LEGEND_COLUMNS) + 1) if legend_entries else 0.0
-    figure = Figure(figsize=(WIDTH_INCHES, _PANEL_INCHES * rows + legend), layout="constrained")
+    figure = Figure(figsize=(WIDTH_INCHES, _PANEL_INCHES * rows + legend_height(legend_entries)), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for spare in panels[count:]:
         spare.remove()
     return figure, panels[:count]
+
+
+def legend_height(entries: int) -> float:
+    """Return the inches that a legend of so many entries takes above the panels."""
+    return _LEGEND_LINE_INCHES * (ceil(entries / _LEGEND_COLUMNS) + 1) if entries else 0.0
 
 
 def panel_titles(frame: Frame) -> dict[tuple[str, str, str], str]:
@@ -87,6 +91,13 @@ def exit_layer_axis(axes: Axes, blocks: int) -> None:
     axes.set_xlabel(f"mean exit layer (blocks executed, of {blocks})")
 
 
+def share_of_blocks_axis(axes: Axes) -> None:
+    """Label x as mean exit layer relative to all blocks, so that models of several depths share it."""
+    axes.set_xlim(-0.02, 1.03)
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_xlabel("mean exit layer (blocks executed, share of all)")
+
+
 def legend_of_series(figure: Figure, styles: dict[str, SeriesStyle], extra: Sequence[Line2D | Patch] = ()) -> None:
     """Put the series and `extra` entries above all panels."""
     handles = [
@@ -102,7 +113,9 @@ def simulated_entry() -> Line2D:
     return Line2D([], [], color=MUTED, linestyle="--", marker="o", markerfacecolor=paper, label="simulated (replay)")
 
 
-def draw_published(axes: Axes, x: Sequence[float], y: Sequence[float], *, connect: bool = False) -> None:
+def draw_published(
+    axes: Axes, x: Sequence[float], y: Sequence[float], *, connect: bool = False, line_colour: str = MUTED
+) -> None:
     """Draw what a paper printed, in grey crosses that no run of ours looks like; `connect` joins a curve by x."""
     order = sorted(range(len(x)), key=lambda i: x[i])
     axes.plot(
@@ -110,8 +123,9 @@ def draw_published(axes: Axes, x: Sequence[float], y: Sequence[float], *, connec
         [y[i] for i in order],
         linestyle=":" if connect else "none",
         linewidth=0.9,
-        color=MUTED,
+        color=line_colour,
         marker="x",
+        markeredgecolor=MUTED,
         markersize=4.5,
         zorder=2.2,
     )

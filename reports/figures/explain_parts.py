@@ -1,4 +1,4 @@
-"""What the figures of suite `explain-published` share: values by the first block asked, side by side with intervals."""
+"""What figures of pruned heads and contrastive gates share: values by the first block asked, with intervals."""
 
 from collections.abc import Mapping, Sequence
 
@@ -34,8 +34,10 @@ def draw_by_block(
     styles: Mapping[str, SeriesStyle],
     columns: tuple[str, str, str],
     hollow: Sequence[str] = (),
+    *,
+    connect: bool = False,
 ) -> None:
-    """Draw series side by side against min_exit, those in `hollow` unfilled; columns: value, low, high."""
+    """Draw series side by side by min_exit, those in `hollow` unfilled; columns: value, low, high; `connect` joins."""
     value, low, high = columns
     for place, (name, rows) in enumerate(series.items()):
         shift = _STEP * (place - (len(series) - 1) / 2)
@@ -48,7 +50,8 @@ def draw_by_block(
         axes.plot(
             x,
             [row[value] for row in known],
-            linestyle="none",
+            linestyle="-" if connect else "none",
+            linewidth=0.9,
             color=style.colour,
             marker=style.marker,
             markersize=5,

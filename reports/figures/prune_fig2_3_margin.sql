@@ -1,0 +1,43 @@
+-- Margin of each block's prediction, p1 - p2, and the task's score if every token leaves there (static exit). One row a
+-- model, task, block and quantity. Published values are those read from PRUNE's figure 2; its layers count from 0.
+WITH trained AS (SELECT model, min(loss) AS loss FROM trainings GROUP BY model),
+probes AS (
+    SELECT r.attempt_id, r.task, r.task_label, r.model, coalesce(t.loss, 'unknown') AS loss, r.blocks,
+           concat_ws(', ', r.dtype, r.device, 'batch ' || r.batch_size) AS setting
+    FROM runs AS r LEFT JOIN trained AS t USING (model)
+    WHERE r.kind = 'probe' AND NOT r.random_weights AND coalesce(t.loss, 'unknown') IN ('last', 'weighted', 'unknown')
+    QUALIFY row_number() OVER (
+        PARTITION BY r.task_label, r.model, setting ORDER BY r.documents DESC, r.attempt_id DESC
+    ) = 1
+),
+margins AS (
+    SELECT attempt_id, block, round(sum(gap) / sum(n), 9) AS value, round(half_width(gap, n), 9) AS half, sum(n) AS n
+    FROM probe_by_document WHERE attempt_id IN (SELECT attempt_id FROM probes) GROUP BY ALL
+),
+scores AS (
+    SELECT f.task_label, f.model, concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size) AS setting,
+           if(f.is_full_depth, f.blocks, CAST(f.params ->> 'exit_layer' AS INTEGER)) AS block, f.metric, f.value,
+           f.ci_low, f.ci_high, f.n
+    FROM frontier AS f
+    WHERE f.execution = 'real' AND (f.is_full_depth OR f.method = 'static' AND f.kv_policy = 'state-copy')
+    QUALIFY row_number() OVER (PARTITION BY f.task_label, f.model, setting, block ORDER BY f.n DESC, f.attempt_id DESC) = 1
+),
+read_by_eye AS (
+    SELECT if(metric = 'confidence', 'margin', 'score') AS quantity, if(metric = 'confidence', 1, 100) * value AS value,
+           (1 + CAST(setting[7:] AS INTEGER)) / 24 AS depth, 'squad' AS task
+    FROM published WHERE figure_or_table = 'PRUNE Fig 2 (read by eye, approx.)'
+)
+SELECT 'ours' AS origin, p.task_label AS task, p.model, p.setting, p.loss, p.blocks, 'margin' AS quantity,
+       'margin' AS metric, CAST(m.block AS DOUBLE) AS block, m.value, m.value - m.half AS ci_low,
+       m.value + m.half AS ci_high, CAST(m.n AS BIGINT) AS n
+FROM probes AS p JOIN margins AS m USING (attempt_id)
+UNION ALL
+SELECT 'ours', p.task_label, p.model, p.setting, p.loss, p.blocks, 'score', s.metric, s.block, s.value, s.ci_low, s.ci_high,
+       s.n
+FROM probes AS p JOIN scores AS s USING (task_label, model, setting)
+UNION ALL
+SELECT 'published', p.task_label, p.model, p.setting, p.loss, p.blocks, e.quantity, NULL, e.depth * p.blocks, e.value,
+       NULL, NULL, NULL
+FROM probes AS p JOIN read_by_eye AS e USING (task)
+WHERE p.loss <> 'weighted'
+ORDER BY task, model, setting, origin, quantity, block;

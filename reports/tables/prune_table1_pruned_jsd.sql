@@ -1,0 +1,46 @@
+-- The contrastive gate (JSD) over pruned heads: mean and standard deviation over first blocks asked, of the late ones as
+-- published (15 to 20 of 24, ours from 15/24 to 7/8) and of all. One row a task, model and head.
+WITH trained AS (SELECT model, min(loss) AS loss FROM trainings GROUP BY model),
+asked AS (
+    SELECT f.task, f.task_label, f.model, coalesce(t.loss, 'unknown') AS loss,
+           concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size, 'threshold ' || (f.params ->> 'threshold'),
+                     nullif(f.kv_policy, 'state-copy')) AS setting,
+           f.params ->> 'head' AS head, CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.blocks, f.metric, f.value,
+           f.full_value, f.mean_exit_layer, f.n
+    FROM frontier AS f LEFT JOIN trained AS t USING (model)
+    WHERE NOT f.random_weights AND f.execution = 'real' AND coalesce(t.loss, 'unknown') IN ('last', 'weighted', 'unknown')
+          AND f.method = 'contrastive-jsd' AND f.params ->> 'rule' = 'constant' AND f.params ->> 'decay' = 'none'
+          AND f.params ->> 'every' = '1' AND coalesce(f.params ->> 'emit_score', 'plain') = 'plain'
+    QUALIFY row_number() OVER (  -- of lists of several sizes the latest run
+        PARTITION BY f.task_label, f.model, setting, head, min_exit ORDER BY f.attempt_id DESC
+    ) = 1
+),
+means AS (
+    SELECT task, task_label, model, loss, setting, head, metric, max(full_value) AS full_value, max(n) AS n,
+           list(min_exit ORDER BY min_exit) FILTER (min_exit / blocks BETWEEN 15 / 24 AND 21 / 24) AS late,
+           count(*) AS settings, avg(mean_exit_layer / blocks) FILTER (min_exit / blocks BETWEEN 15 / 24 AND 21 / 24) AS depth,
+           stddev_pop(mean_exit_layer / blocks) FILTER (min_exit / blocks BETWEEN 15 / 24 AND 21 / 24) AS depth_std,
+           avg(value) FILTER (min_exit / blocks BETWEEN 15 / 24 AND 21 / 24) AS score,
+           stddev_pop(value) FILTER (min_exit / blocks BETWEEN 15 / 24 AND 21 / 24) AS score_std,
+           avg(mean_exit_layer / blocks) AS depth_all, stddev_pop(mean_exit_layer / blocks) AS depth_all_std,
+           avg(value) AS score_all, stddev_pop(value) AS score_all_std, min(value) AS score_lowest
+    FROM asked
+    GROUP BY ALL
+    HAVING count(*) > 1
+),
+printed AS (
+    SELECT if(dataset = 'SQuAD', 'squad', 'samsum') AS task,
+           CASE method WHEN 'JSD + fixed pruning' THEN 'pruned-fixed' WHEN 'JSD + decaying pruning' THEN 'pruned-decaying-idsorted'
+                       WHEN 'JSD + adaptive pruning' THEN 'pruned-adaptive-code' END AS head,
+           max(value / 24) FILTER (metric = 'avg_exit_block') AS depth, max(std / 24) FILTER (metric = 'avg_exit_block') AS depth_std,
+           max(value) FILTER (metric <> 'avg_exit_block') AS score, max(std) FILTER (metric <> 'avg_exit_block') AS score_std
+    FROM published WHERE figure_or_table = 'Table 1 (numbers are missing in PRUNE)' GROUP BY ALL
+)
+SELECT m.task_label AS task, m.model, m.loss, m.setting, m.head, m.metric, m.n, array_to_string(m.late, ', ') AS late,
+       m.settings, m.full_value, round(m.depth, 9) AS depth, round(m.depth_std, 9) AS depth_std, round(m.score, 9) AS score,
+       round(m.score_std, 9) AS score_std, round(m.depth_all, 9) AS depth_all, round(m.depth_all_std, 9) AS depth_all_std,
+       round(m.score_all, 9) AS score_all, round(m.score_all_std, 9) AS score_all_std, m.score_lowest,
+       p.depth AS published_depth, p.depth_std AS published_depth_std, p.score AS published_score,
+       p.score_std AS published_score_std
+FROM means AS m LEFT JOIN printed AS p ON p.task = m.task AND p.head = m.head AND m.loss <> 'weighted'
+ORDER BY m.task_label, m.model, m.setting, m.head;

@@ -1,0 +1,380 @@
+"""Figures and the table of the pruning blog: queries against slow sums over the same tokens, and what is drawn."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from math import floor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from exitbench.harness.suite import load_suite
+from exitbench.reports import figures, tables
+from exitbench.reports.figures import (
+    prune_fig1_rank,
+    prune_fig2_3_margin,
+    prune_fig4_5_pruning,
+    prune_fig6_7_gates,
+    prune_fig8_9_late_exit,
+)
+from exitbench.reports.frame import Frame
+from exitbench.reports.sources import discover
+from exitbench.reports.style import LIGHT, lay_out, theme
+from exitbench.results.trainings import record_training
+
+Rows = Callable[[Path, ModuleType, str], Frame]
+Cell = Mapping[str, Any]
+
+BLOCKS = 8
+ASKED_FROM = (1, 2, 6)
+K_FIRST, K_MIN = 60, 5
+VOCABULARY = 100
+LOSSES = {"vanilla": "last", "weighted": "weighted"}
+SWEEPS = {"prune_fig6_7_gates", "prune_fig10_11_pruned_jsd", "prune_fig12_13_baselines"}
+COSTS = {"prune_fig4_5_pruning", "prune_fig8_9_late_exit"}
+SHOWN = (
+    ("calm-softmax", "full"),
+    ("calm-softmax", "pruned-fixed"),
+    ("calm-softmax", "pruned-decaying-idsorted"),
+    ("contrastive-jsd", "full"),
+    ("contrastive-jsd", "pruned-adaptive-code"),
+)
+SQL = {source.name: source.sql for package in (figures, tables) for source in discover(package)}
+
+
+def size(block: int) -> int:
+    """Ids that a pruned head keeps at a block."""
+    return min(VOCABULARY, max(K_MIN, floor(K_FIRST / (1 + (K_FIRST - K_MIN) / K_MIN * block / BLOCKS))))
+
+
+def counted_by_rule(head: str, min_exit: int, exit_layer: int) -> int:
+    """Rows of the head that the published rule counts for one token, block by block."""
+    rows = 0
+    for block in range(min_exit, exit_layer + 1):
+        if head == "full" or block == BLOCKS:
+            rows += VOCABULARY
+        elif block > min_exit:
+            rows += size(block if head.startswith("pruned-decaying") else min_exit)
+    return rows
+
+
+def multiplied(method: str, head: str, min_exit: int, exit_layer: int) -> int:
+    """Rows really multiplied: the choice of ids is one read of all, and a contrast looks back to block 2."""
+    chosen = 0 if head == "full" or min_exit == BLOCKS else VOCABULARY
+    looked_back = VOCABULARY * (min_exit - 2) if method == "contrastive-jsd" and min_exit > 2 else 0
+    return counted_by_rule(head, min_exit, exit_layer) + chosen + looked_back
+
+
+def exits(method: Any, world: Any) -> np.ndarray:
+    """Exit layers that a gate would give; the contrast is a little surer."""
+    params = method.params
+    margin = world.margin + 0.1 * (method.name == "contrastive-jsd")
+    allowed = (margin >= params.get("threshold", 9)) & (np.arange(1, BLOCKS + 1) >= params.get("min_exit", 1))
+    if method.name == "static":
+        return np.full(len(margin), params["exit_layer"])
+    return np.where(allowed.any(1), allowed.argmax(1) + 1, BLOCKS)
+
+
+@pytest.fixture(scope="module")
+def made(database_of: Callable[[Callable[[ModuleType], None]], Path]) -> tuple[ModuleType, Path]:
+    """Two models by the gates of `SHOWN` from the blocks of `ASKED_FROM`, and a static exit at every block."""
+    makers: list[ModuleType] = []
+
+    def change(maker: ModuleType) -> None:
+        makers.append(maker)
+        _change(maker)
+
+    path = database_of(change)
+    return makers[0], path
+
+
+@pytest.fixture
+def maker(made: tuple[ModuleType, Path]) -> ModuleType:
+    return made[0]
+
+
+@pytest.fixture
+def database(made: tuple[ModuleType, Path]) -> Path:
+    return made[1]
+
+
+def _change(maker: ModuleType) -> None:
+    maker.TASKS = maker.TASKS[:1]
+    maker.MODELS = tuple(maker.Model(name, "seq2seq", BLOCKS, 2) for name in LOSSES)
+    usual = {"threshold": 0.9, "rule": "constant", "decay": "none", "every": 1, "k_first": K_FIRST, "k_min": K_MIN}
+    maker.CALM = tuple(
+        maker.Method(method, {**usual, "head": head, "min_exit": block})
+        for method, head in SHOWN
+        for block in ASKED_FROM
+    )
+    static = (maker.Method("static", {"exit_layer": block}) for block in range(1, BLOCKS))
+    maker.METHODS = (maker.FULL, *static)
+    maker._exits = exits
+    _count_rows_of_heads(maker)
+    make_spool = maker.make_spool
+
+    def with_trainings(root: Path) -> None:
+        make_spool(root)
+        for name, loss in LOSSES.items():
+            trained = root.parent / name
+            trained.mkdir()
+            card = {"recipe": {"name": name, "objective": {"loss": loss}}}
+            (trained / "card.json").write_text(json.dumps(card))
+            (trained / "training_log.csv").write_text("step,block,metric,value\n")
+            record_training(root, maker.content_id([name, "weights"]), trained)
+
+    maker.make_spool = with_trainings
+
+
+def _count_rows_of_heads(maker: ModuleType) -> None:
+    write_quality, write_tokens = maker._write_quality, maker._write_tokens
+    cells: list[Cell] = []
+
+    def quality(root: Path, cell: Cell, *rest: Any) -> None:
+        cells.append(cell)
+        write_quality(root, cell, *rest)
+
+    def tokens(writer: Any, world: Any, exits: np.ndarray, score: Any = None, head_rows: Any = None) -> None:
+        method = cells[-1]["method"]
+        if head_rows is not None and "head" in (params := method["params"]):
+            asked = (method["name"], params["head"], params["min_exit"])
+            head_rows = np.array([multiplied(*asked, exit_layer) for exit_layer in exits])
+        write_tokens(writer, world, exits, score, head_rows)
+
+    maker._write_quality, maker._write_tokens = quality, tokens
+
+
+def world_of(maker: ModuleType, model: str) -> Any:
+    return maker._world(next(one for one in maker.MODELS if one.name == model), maker.TASKS[0])
+
+
+def exits_of(maker: ModuleType, row: Mapping[str, Any]) -> np.ndarray:
+    """Exit layers of the tokens behind a row."""
+    params = {"threshold": 0.9, "min_exit": row["min_exit"]}
+    return exits(maker.Method(row["method"], params), world_of(maker, row["model"]))
+
+
+def half_width(maker: ModuleType, values: np.ndarray, counts: np.ndarray) -> float:
+    """Half of the 95 % interval of a ratio of sums over documents."""
+    s, c = (one.reshape(maker.DOCUMENTS, -1).sum(1) for one in (values, counts))
+    left = s - s.sum() / c.sum() * c
+    return float(1.96 * np.sqrt(len(s) / (len(s) - 1) * (left**2).sum()) / c.sum())
+
+
+def ours(frame: Frame, **values: Any) -> list[Mapping[str, Any]]:
+    return [
+        row
+        for row in frame.rows
+        if row["origin"] == "ours" and all(row[name] == value for name, value in values.items())
+    ]
+
+
+def drawn(module: ModuleType, frame: Frame) -> Figure:
+    with theme(LIGHT):
+        figure: Figure = module.plot(frame)
+        lay_out(figure)
+        figure.draw_without_rendering()
+    return figure
+
+
+def points(axes: Axes, *, published: bool = False) -> list[tuple[float, float]]:
+    lines = [line for line in axes.lines if line.get_marker() not in ("None", "") and len(line.get_xdata())]
+    return sorted(
+        place
+        for line in lines
+        if (line.get_marker() == "x") is published
+        for place in zip(map(float, line.get_xdata()), map(float, line.get_ydata()), strict=True)
+    )
+
+
+def texts(figure: Figure) -> str:
+    return "\n".join(text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text")))
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
+    """matplotlib warns where the parts of a figure do not fit."""
+    yield
+    assert [str(one.message) for one in recwarn] == []
+
+
+def test_gates_by_first_block_asked(maker: ModuleType, database: Path, rows_of: Rows) -> None:
+    frame = rows_of(database, figures, "prune_fig6_7_gates")
+    depths = ours(frame, is_depth=True)
+    assert len(depths) == len(LOSSES) * len(ASKED_FROM) * 2  # the reweighted contrast was not run
+    for row in depths:
+        assert row["value"] == pytest.approx(exits_of(maker, row).mean())
+        assert row["loss"] == LOSSES[row["model"]]
+    assert len(ours(frame, is_depth=False, metric="f1")) == len(depths)
+    # Published: three gates from eight blocks on, beside the model trained for its last block alone.
+    published = [row for row in frame.rows if row["origin"] == "published"]
+    assert {row["model"] for row in published} == {"vanilla"}
+    softmax = {
+        (round(row["min_exit"], 6), round(row["value"], 6))
+        for row in published
+        if row["is_depth"] and row["method"] == "calm-softmax"
+    }
+    assert len(softmax) == 8 and (round(20 / 3, 6), round(21.033 / 3, 6)) in softmax  # 20 and 21.033 of 24
+    figure = drawn(prune_fig6_7_gates, frame)
+    assert "first block asked, min_exit (blocks executed)" in texts(figure)
+    for place, (model, is_depth) in enumerate((name, depth) for name in LOSSES for depth in (True, False)):
+        shown = points(figure.axes[place])
+        expected = ours(frame, model=model, is_depth=is_depth)
+        assert sorted(y for _, y in shown) == pytest.approx(sorted(row["value"] for row in expected))
+        crosses = points(figure.axes[place], published=True)
+        printed = [row for row in published if (row["model"], row["is_depth"]) == (model, is_depth)]
+        assert crosses == sorted((row["min_exit"], row["value"]) for row in printed)
+
+
+def test_work_of_heads_is_that_of_the_tokens(maker: ModuleType, database: Path, rows_of: Rows) -> None:
+    for name, depth in (("prune_fig4_5_pruning", 2), ("prune_fig8_9_late_exit", 6)):
+        frame = rows_of(database, figures, name)
+        # 7 of 24 is 2.3 of 8; 2 of 24, of the model trained for every block, is 0.7.
+        asked = {model: depth if depth == 6 or model == "vanilla" else 1 for model in LOSSES}
+        assert {(row["model"], row["min_exit"]) for row in frame.rows} == set(asked.items())
+        full = np.full(maker.DOCUMENTS * maker.TOKENS, VOCABULARY)
+        assert len(ours(frame, quantity="head")) == len(LOSSES) * (3 if depth == 2 else 4)
+        for quantity in ("head", "rule"):
+            for row in ours(frame, quantity=quantity):
+                layers = exits_of(maker, row)
+                if quantity == "rule":
+                    rows = [counted_by_rule(row["head"], row["min_exit"], layer) for layer in layers]
+                else:
+                    rows = [multiplied(row["method"], row["head"], row["min_exit"], layer) for layer in layers]
+                work = np.array(rows)
+                assert row["value"] == pytest.approx(work.sum() / full.sum())
+                assert row["ci_high"] - row["value"] == pytest.approx(half_width(maker, work, full), abs=1e-9)
+        for row in ours(frame, quantity="model"):
+            depths = exits_of(maker, row)  # the maker's model costs a block a block, and a head like one block
+            assert row["value"] == pytest.approx((depths.sum() + len(depths)) / (9 * len(depths)))
+            assert row["ci_low"] <= row["value"] <= row["ci_high"]
+
+
+def test_published_flops_are_anchored_at_our_unpruned_gate(database: Path, rows_of: Rows) -> None:
+    frame = rows_of(database, figures, "prune_fig8_9_late_exit")
+
+    def values(origin: str, quantity: str) -> dict[tuple[str, str], float]:
+        chosen = [row for row in frame.rows if row["model"] == "vanilla" and row["origin"] == origin]
+        return {(row["method"], row["head"]): row["value"] for row in chosen if row["quantity"] == quantity}
+
+    gate = values("ours", "rule")["calm-softmax", "full"]
+    draft, final = values("draft", "rule"), values("final", "rule")
+    assert draft["contrastive-jsd", "pruned-adaptive-code"] == pytest.approx(gate * 8.72e8 / 3.78e11)
+    assert final["contrastive-jsd", "pruned-adaptive-code"] == pytest.approx(gate * 59830100295.68 / 302187188060.16)
+    assert values("draft", "score")["contrastive-jsd", "full"] == 98.12
+    tuned = {row["value"] for row in frame.rows if (row["model"], row["origin"]) == ("weighted", "draft")}
+    assert {91.11, 92.94} <= tuned
+
+
+def test_costs_have_a_row_a_read_out(database: Path, rows_of: Rows) -> None:
+    for module, name, columns in (
+        (prune_fig4_5_pruning, "prune_fig4_5_pruning", 2),
+        (prune_fig8_9_late_exit, "prune_fig8_9_late_exit", 3),
+    ):
+        frame = rows_of(database, figures, name)
+        figure = drawn(module, frame)
+        assert len(figure.axes) == columns
+        score, flops, *speed = figure.axes
+        scores, kinds = ours(frame, quantity="score"), ("model", "head", "rule")
+        assert sorted(bar.get_width() for bar in score.patches) == pytest.approx(sorted(r["value"] for r in scores))
+        work = [row["value"] for row in frame.rows if row["origin"] == "ours" and row["quantity"] in kinds]
+        assert sorted(x for x, _ in points(flops)) == pytest.approx(sorted(work))
+        printed = sorted(row["value"] for row in frame.rows if row["origin"] != "ours" and row["quantity"] == "rule")
+        assert [x for x, _ in points(flops, published=True)] == pytest.approx(printed)
+        assert len(score.get_yticklabels()) == len(scores)
+        assert "(blocks executed)" in texts(figure)
+        for axes in speed:
+            times = ours(frame, quantity="speedup")
+            assert sorted(x for x, _ in points(axes)) == pytest.approx(sorted(row["value"] for row in times))
+            assert len(axes.patches) == len(times)  # the noise floor of each
+
+
+def test_ranks_are_the_quantiles_of_the_tokens(database: Path, maker: ModuleType, rows_of: Rows) -> None:
+    frame = rows_of(database, figures, "prune_fig1_rank")
+    for row in frame.rows:
+        world = world_of(maker, row["model"])
+        ranks = np.where(world.top1_id == world.final_id[:, None], 1, 7)[:, row["block"] - 1]
+        expected = np.quantile(ranks, [0.01, 0.25, 0.5, 0.75, 0.99], method="inverted_cdf")
+        assert [row[name] for name in ("lowest", "lower", "median", "upper", "highest")] == expected.tolist()
+        assert row["n"] == len(ranks)
+    assert frame.distinct("series") == ["vanilla (last block)", "weighted (every block)"]
+    (axes,) = drawn(prune_fig1_rank, frame).axes
+    assert sorted(y for _, y in points(axes)) == sorted(frame.values("median"))
+    boxes = sorted((box.get_y(), box.get_y() + box.get_height()) for box in axes.patches)
+    assert boxes == sorted(zip(frame.values("lower"), frame.values("upper"), strict=True))
+
+
+def test_margins_and_static_exits_share_a_panel(database: Path, maker: ModuleType, rows_of: Rows) -> None:
+    frame = rows_of(database, figures, "prune_fig2_3_margin")
+    for row in ours(frame, quantity="margin"):
+        margin = world_of(maker, row["model"]).margin[:, int(row["block"]) - 1].astype(np.float32).astype(float)
+        assert row["value"] == pytest.approx(margin.mean(), abs=1e-6)
+        half = half_width(maker, margin, np.ones_like(margin))
+        assert row["ci_high"] - row["value"] == pytest.approx(half, abs=1e-6)
+    scores = ours(frame, quantity="score", model="vanilla")
+    assert [row["block"] for row in scores] == list(range(1, BLOCKS + 1))
+    assert scores[-1]["value"] == max(row["value"] for row in scores)  # full depth
+    read = [row for row in frame.rows if row["origin"] == "published"]
+    assert {row["model"] for row in read} == {"vanilla"}
+    assert sorted(row["block"] for row in read if row["quantity"] == "margin") == pytest.approx([1 / 3, 8 / 3, 8])
+    figure = drawn(prune_fig2_3_margin, frame)
+    lines = [place for axes in figure.axes for place in points(axes)]
+    assert sorted(y for _, y in lines) == pytest.approx(sorted(row["value"] for row in frame.rows if row not in read))
+
+
+def test_table_averages_over_the_late_blocks_and_over_all(database: Path, maker: ModuleType, rows_of: Rows) -> None:
+    frame = rows_of(database, tables, "prune_table1_pruned_jsd")
+    row = next(one for one in frame.rows if (one["model"], one["head"]) == ("vanilla", "pruned-adaptive-code"))
+    depths = [
+        exits_of(maker, {"method": "contrastive-jsd", "model": "vanilla", "min_exit": block}).mean() / BLOCKS
+        for block in ASKED_FROM
+    ]
+    assert (row["late"], row["settings"]) == ("6", 3)
+    assert (row["depth"], row["depth_std"]) == pytest.approx((depths[-1], 0))
+    assert (row["depth_all"], row["depth_all_std"]) == pytest.approx((np.mean(depths), np.std(depths)))
+    assert row["score_lowest"] < row["score_all"]
+    assert (row["published_depth"], row["published_score"]) == pytest.approx((19.31 / 24, 94.19))
+    module = next(source.module for source in discover(tables) if source.name == "prune_table1_pruned_jsd")
+    shown = {column.heading: column.cell(row).text for column in module.COLUMNS}
+    assert shown["Published score"] == "94.2 ± 4.6"
+    assert (shown["Trained"], shown["Pruning"]) == ("last block trained", "adaptive")
+
+
+@pytest.mark.parametrize("names", [SWEEPS, COSTS])
+def test_figures_of_one_kind_ask_one_query(names: set[str]) -> None:
+    """Which settings are shown, and from which block, is all that differs."""
+
+    def rest(sql: str) -> str:
+        lines = sql.split("),\nasked AS", 1)[1].splitlines()
+        return "\n".join(line for line in lines if "published_depth\n" not in f"{line}\n" and "'^" not in line)
+
+    assert len({rest(SQL[name]) for name in names}) == 1
+
+
+@pytest.mark.parametrize("name", sorted(SWEEPS | COSTS))
+def test_what_is_asked_for_has_a_name(name: str) -> None:
+    module = next(source.module for source in discover(figures) if source.name == name)
+    shown = module.GATES if hasattr(module, "GATES") else module.HEADS
+    values = SQL[name].split("VALUES", 1)[1].split("\n),", 1)[0]
+    assert values.count("('") == len(shown)
+    assert all(f"('{method}', '{head}'" in values for method, head in shown)
+
+
+def test_the_suite_runs_what_the_figures_show() -> None:
+    asked = {
+        (sweep.method, dict(point.params).get("head", "full"))
+        for sweep in load_suite("prune").sweeps
+        for point in sweep.points
+    }
+    named = (
+        name
+        for source in discover(figures)
+        if source.name in SWEEPS | COSTS
+        for name in getattr(source.module, "GATES", getattr(source.module, "HEADS", ()))
+    )
+    as_meant = {("contrastive-jsd", "pruned-decaying"), ("contrastive-jsd", "pruned-adaptive")}
+    assert set(named) - as_meant <= asked
