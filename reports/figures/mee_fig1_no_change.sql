@@ -1,6 +1,27 @@
--- Share of probed tokens whose top-1 prediction never changes again after a block, one row a model, task and block.
-SELECT task_label AS task, model, block, sum(share * n) / sum(n) AS share, CAST(sum(n) AS BIGINT) AS n
-FROM no_change
-WHERE NOT random_weights
-GROUP BY ALL
-ORDER BY task, model, block;
+-- Share of probed tokens whose top-1 prediction never changes again after a block, one row a model, task and block, and
+-- half its 95% interval over documents; then the published curves, of 12 blocks. Where a model was probed several times
+-- on a task, the run with the most documents counts.
+WITH chosen AS (
+    SELECT attempt_id FROM probe_by_document
+    WHERE NOT random_weights AND block = 1
+    GROUP BY task_label, model, attempt_id
+    QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) DESC, attempt_id DESC) = 1
+),
+ours AS (
+    SELECT task_label AS task, model, block, max(block) OVER (PARTITION BY task_label, model) AS blocks,
+           sum(settled) / sum(n) AS share, half_width(settled, n) AS half_width, CAST(sum(n) AS BIGINT) AS n
+    FROM probe_by_document SEMI JOIN chosen USING (attempt_id)
+    GROUP BY task_label, model, block
+),
+printed AS (
+    SELECT CASE
+               WHEN model LIKE '%not fine-tuned%' THEN 'vanilla' WHEN model LIKE '%weighted%' THEN 'CALM' ELSE 'FREE'
+           END AS model,
+           CAST(regexp_extract(setting, '^x=(\d+)', 1) AS INTEGER) + 1 AS block, 12 AS blocks, value AS share
+    FROM published
+    WHERE metric = 'fraction_top1_no_change' AND setting LIKE 'x=%' AND EXISTS (FROM ours)
+)
+SELECT 'ours' AS origin, task, model, block, blocks, share, half_width, n FROM ours
+UNION ALL
+SELECT 'published', NULL, model, block, blocks, share, NULL, NULL FROM printed
+ORDER BY origin, task, model, block;

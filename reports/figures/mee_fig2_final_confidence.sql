@@ -1,17 +1,30 @@
--- Mean and standard deviation over probed tokens of the probability that each block gives to the final token.
+-- Mean over probed tokens of the probability that each block gives to the final token, half its 95% interval over
+-- documents, and the standard deviation of the tokens; then the published means. Where a model was probed several times
+-- on a task, the run with the most documents counts.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
-WITH sums AS (  -- by run first: a sum of squares costs half of a running deviation
-    SELECT attempt_id, block, sum(p_final) AS total, sum(p_final * p_final) AS squares, count(*) AS n
-    FROM (
-        SELECT attempt_id, unnest(range(1, len(p_final) + 1)) AS block, CAST(unnest(p_final) AS DOUBLE) AS p_final
-        FROM probe_trace
-        WHERE NOT random_weights
-    )
-    GROUP BY ALL
+WITH chosen AS (
+    SELECT attempt_id FROM probe_by_document
+    WHERE NOT random_weights AND block = 1
+    GROUP BY task_label, model, attempt_id
+    QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) DESC, attempt_id DESC) = 1
+),
+ours AS (
+    SELECT task_label AS task, model, block, max(block) OVER (PARTITION BY task_label, model) AS blocks,
+           round(sum(p_final) / sum(n), 6) AS mean, round(half_width(p_final, n), 6) AS half_width,
+           round(sqrt(greatest(0, sum(p_final_squared) / sum(n) - (sum(p_final) / sum(n)) ** 2)), 6) AS std,
+           CAST(sum(n) AS BIGINT) AS n
+    FROM probe_by_document SEMI JOIN chosen USING (attempt_id)
+    GROUP BY task_label, model, block
+),
+printed AS (
+    SELECT CASE
+               WHEN model LIKE '%not fine-tuned%' THEN 'vanilla' WHEN model LIKE '%weighted%' THEN 'CALM' ELSE 'FREE'
+           END AS model,
+           CAST(regexp_extract(setting, '^x=(\d+)', 1) AS INTEGER) + 1 AS block, 12 AS blocks, value AS mean
+    FROM published
+    WHERE metric = 'p_final_mean' AND EXISTS (FROM ours)
 )
-SELECT r.task_label AS task, r.model, s.block, round(sum(s.total) / sum(s.n), 6) AS mean,
-       round(sqrt(greatest(0, sum(s.squares) / sum(s.n) - (sum(s.total) / sum(s.n)) ** 2)), 6) AS std,
-       CAST(sum(s.n) AS BIGINT) AS n
-FROM sums AS s JOIN runs AS r USING (attempt_id)
-GROUP BY ALL
-ORDER BY task, r.model, s.block;
+SELECT 'ours' AS origin, task, model, block, blocks, mean, half_width, std, n FROM ours
+UNION ALL
+SELECT 'published', NULL, model, block, blocks, mean, NULL, NULL, NULL FROM printed
+ORDER BY origin, task, model, block;

@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from exitbench.reports.figures.mee_parts import EMPTY, block_axis
-from exitbench.reports.frame import Frame
+from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import shorten
 from exitbench.reports.panels import grid_of_panels
 from exitbench.reports.style import MUTED, SeriesStyle, series_styles
@@ -15,18 +15,20 @@ TITLE = "What a late token was taken for at each block"
 CAPTION = (
     "One token of each model: of those whose final prediction becomes the most likely at the latest block, the one "
     "that the last block is surest of. Models answer in words of their own, so it is another token for each. "
-    "Lines are candidates, named by their id in the model's vocabulary: the final token at every block, others where "
-    "they are among the three most likely with a probability above 0.1 (dotted), in grey beyond the likeliest seven. "
-    "After Figure 3 of the Monotonic Early Exiting paper."
+    "Lines are candidates, spelled as the tokenizer does (by id where it was not recorded): the final token at every "
+    "block, others where they are among the three most likely with a probability above 0.1 (dotted), in grey beyond "
+    "the likeliest seven. A single token has no interval. After Figure 3 of the Monotonic Early Exiting paper, whose "
+    "values were not published."
 )
 
 _LIKELY = 0.1
 _NAMED = 7  # candidates beside the final one; more would fill the legend
 _UNNAMED = SeriesStyle(MUTED, ".")
+_NAME_WIDTH = 12
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a model and one line a candidate; frame: probability by block and candidate_id, is_final."""
+    """Draw one panel a model and one line a candidate; frame: probability by candidate and block."""
     models = list(frame.groups("model"))
     figure, panels = grid_of_panels(len(models), columns=2)
     for axes, ((model,), rows) in zip(panels, models, strict=True):
@@ -38,6 +40,7 @@ def plot(frame: Frame) -> Figure:
 
 def _panel(axes: Axes, frame: Frame) -> None:
     final = frame.rows[0]["candidate_id"]
+    names = {row["candidate_id"]: _name(row) for row in frame.rows}
     by_block: dict[int, dict[int, float]] = {}
     for row in frame.rows:
         by_block.setdefault(row["candidate_id"], {})[row["block"]] = row["probability"]
@@ -47,7 +50,7 @@ def _panel(axes: Axes, frame: Frame) -> None:
     for place, candidate in enumerate(others[_NAMED:]):
         _line(axes, by_block[candidate], _UNNAMED, "others" if place == 0 else "_")
     for candidate, style in zip(named, styles, strict=True):
-        _line(axes, by_block[candidate], style, f"{candidate}, final" if candidate == final else str(candidate))
+        _line(axes, by_block[candidate], style, names[candidate] + (", final" if candidate == final else ""))
     axes.axhline(_LIKELY, color=MUTED, linestyle=":", linewidth=0.8)
     axes.set_ylim(-0.02, 1.02)
     axes.set_ylabel("probability")
@@ -56,7 +59,7 @@ def _panel(axes: Axes, frame: Frame) -> None:
     entries = sorted(zip(texts, lines, strict=True), key=lambda entry: entry[0] == "others")
     axes.legend(
         handles=[line for _, line in entries],
-        title="token id",
+        title="token" if frame.rows[0]["candidate"] is not None else "token id",
         loc="upper left",
         bbox_to_anchor=(1, 1),
         borderaxespad=0,
@@ -69,6 +72,12 @@ def _line(axes: Axes, by_block: dict[int, float], style: SeriesStyle, label: str
     # nothing is drawn across blocks where the candidate was not likely
     values = [by_block.get(block, float("nan")) for block in blocks]
     axes.plot(blocks, values, color=style.colour, marker=style.marker, label=label)
+
+
+def _name(row: Row) -> str:
+    """How the tokenizer spells a candidate, or its id; the space keeps one that begins with _ in the legend."""
+    name = row["candidate"] if row["candidate"] is not None else str(row["candidate_id"])
+    return f" {shorten(name, _NAME_WIDTH)}" if name.startswith("_") else shorten(name, _NAME_WIDTH)
 
 
 def _token(frame: Frame) -> str:

@@ -1,6 +1,6 @@
 -- The token of each model that settles latest and then is surest: the probability of each of its candidates by block.
 -- A candidate is the final token, at every block, or one of the three most probable, at blocks that give it more than
--- 0.1. Outputs of different models do not align, so each model has its own token.
+-- 0.1, spelled where the tokenizer is recorded. Outputs of different models do not align, so each has its own token.
 WITH late AS (
     SELECT model, task_label, attempt_id, doc_key, position, p_final[-1] AS sureness
     FROM probe_trace
@@ -14,7 +14,9 @@ first_of_equals AS (
     QUALIFY row_number() OVER (PARTITION BY model ORDER BY task_label, doc_key, position, attempt_id) = 1
 ),
 chosen AS (
-    SELECT * FROM probe_trace SEMI JOIN first_of_equals USING (attempt_id, doc_key, position)
+    SELECT p.*, r.tokenizer_sha256
+    FROM probe_trace AS p JOIN runs AS r USING (attempt_id)
+    SEMI JOIN first_of_equals USING (attempt_id, doc_key, position)
 ),
 blocks AS (
     SELECT *, unnest(range(1, len(p_final) + 1)) AS block FROM chosen
@@ -34,8 +36,9 @@ candidates AS (
     )
     WHERE candidate.id <> full_token_id AND candidate.p > 0.1
 )
-SELECT model, task_label AS task, doc_key, position, token_kind, first_match, candidate_id, is_final, block,
-       probability
+SELECT model, task_label AS task, doc_key, position, token_kind, first_match, candidate_id, v.text AS candidate,
+       is_final, block, probability
 FROM candidates
 JOIN chosen USING (model)
+LEFT JOIN vocabulary AS v ON v.tokenizer_sha256 = chosen.tokenizer_sha256 AND v.token_id = candidate_id
 ORDER BY model, is_final DESC, min(block) OVER (PARTITION BY model, candidate_id), candidate_id, block;

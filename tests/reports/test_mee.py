@@ -15,14 +15,18 @@ from matplotlib.lines import Line2D
 
 from exitbench.reports import figures, tables
 from exitbench.reports.figures import (
+    mee_appendix_similarity,
     mee_fig1_no_change,
     mee_fig2_final_confidence,
     mee_fig3_trajectories,
-    monotone_confidence,
+    mee_unpublished_monotone_confidence,
 )
+from exitbench.reports.figures.mee_parts import of_origin
 from exitbench.reports.frame import Frame
+from exitbench.reports.labels import shorten
 from exitbench.reports.sources import discover
-from exitbench.reports.style import LIGHT, lay_out, series_styles, theme
+from exitbench.reports.style import LIGHT, MUTED, lay_out, series_styles, theme
+from exitbench.results.ingest import ingest
 from exitbench.results.schema import PROBE_FLOAT_LISTS, PROBE_ID_LISTS
 from exitbench.results.settling import settling
 
@@ -101,32 +105,41 @@ MODELS = {name: probed(blocks, seed) for seed, (name, blocks) in enumerate(DEPTH
 
 
 @pytest.fixture
-def write_probes(maker: ModuleType) -> Callable[[Mapping[str, Probed]], None]:
-    """Have `maker` write these probes, by name of the model, and nothing else."""
-
-    def replace(probes: Mapping[str, Probed]) -> None:
-        def make_spool(root: Path) -> None:
-            for name, one in probes.items():
-                model = maker.Model(name, "causal", one.agrees.shape[1], 0)
-                full = maker.cell_json(model, maker.TASKS[0], maker.FULL, "quality")
-                cell = maker.cell_json(model, maker.TASKS[0], maker.FULL, "probe", full["cell_id"])
-                with maker.AttemptWriter(root, cell, maker.ENV) as writer:
-                    writer.write("probe", one.table())
-                    writer.finish("ok")
-
-        maker.make_spool = make_spool
-
-    return replace
+def make_database(tmp_path: Path, example: ModuleType) -> Callable[..., Path]:
+    """Make the database of these probes, by name of the model, one run each, and of nothing else."""
+    return lambda *runs: database_of(tmp_path, example, *runs)
 
 
-@pytest.fixture
-def database(write_probes: Callable[..., None], make_database: Callable[[], Path]) -> Path:
-    write_probes(MODELS)
-    return make_database()
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory, example: ModuleType) -> Path:
+    """The database of MODELS. Read only."""
+    return database_of(tmp_path_factory.mktemp("probes"), example, MODELS)
+
+
+def database_of(folder: Path, example: ModuleType, *runs: Mapping[str, Probed]) -> Path:
+    for place, run in enumerate(runs):
+        for name, one in run.items():
+            model = example.Model(name, "causal", one.agrees.shape[1], 0)
+            full = example.cell_json(model, example.TASKS[0], example.FULL, "quality")
+            cell = example.cell_json(model, example.TASKS[0], example.FULL, "probe", full["cell_id"], source=str(place))
+            with example.AttemptWriter(folder / "spool", cell, example.ENV) as writer:
+                writer.write("probe", one.table())
+                writer.finish("ok")
+    ingest(folder / "spool", folder / "exitbench.duckdb")
+    return folder / "exitbench.duckdb"
 
 
 def by_model_and_block(frame: Frame, name: str) -> dict[tuple[str, int], float]:
-    return {(row["model"], row["block"]): row[name] for row in frame.rows}
+    return {(row["model"], row["block"]): row[name] for row in of_origin(frame, "ours").rows}
+
+
+def half_width(one: Probed, values: np.ndarray) -> np.ndarray:
+    """Half the 95 % interval of the mean of `values` [N, ..] over tokens, where tokens of a document come together."""
+    keys = sorted(set(one.doc_key))
+    inside = np.array([[key == other for other in one.doc_key] for key in keys], float)
+    rest = inside @ (values.astype(float) - values.astype(float).mean(axis=0))
+    n = len(keys)
+    return np.asarray(1.96 * np.sqrt(n / (n - 1) * (rest**2).sum(axis=0)) / len(values))
 
 
 def expected_by_block(values: Callable[[Probed], np.ndarray]) -> dict[tuple[str, int], float]:
@@ -134,32 +147,53 @@ def expected_by_block(values: Callable[[Probed], np.ndarray]) -> dict[tuple[str,
     return {(name, i + 1): value for name, one in MODELS.items() for i, value in enumerate(values(one))}
 
 
-def no_change_share(one: Probed) -> np.ndarray:
-    blocks = one.agrees.shape[1]
-    return np.array([np.mean(one.agrees[:, block:].all(axis=1)) for block in range(blocks)])
+def unchanged(one: Probed) -> np.ndarray:
+    """Whether a token's prediction stays from a block on [N, L]."""
+    return np.array([one.agrees[:, block:].all(axis=1) for block in range(one.agrees.shape[1])]).T
 
 
-def monotone_share(one: Probed) -> np.ndarray:
+def monotone(one: Probed) -> np.ndarray:
+    """Whether a token's probability falls at no block after one [N, L]."""
     rises = np.diff(one.signals["p_final"], axis=1) >= 0
-    return np.array([np.mean(rises[:, block:].all(axis=1)) for block in range(rises.shape[1] + 1)])
+    return np.array([rises[:, block:].all(axis=1) for block in range(rises.shape[1] + 1)]).T
 
 
-def test_no_change_and_monotone_shares(database: Path, rows_of: Rows) -> None:
-    for name, shares in (("mee_fig1_no_change", no_change_share), ("monotone_confidence", monotone_share)):
+def test_no_change_and_monotone_shares_with_intervals_by_document(database: Path, rows_of: Rows) -> None:
+    for name, held in (("mee_fig1_no_change", unchanged), ("mee_unpublished_monotone_confidence", monotone)):
         rows = rows_of(database, figures, name)
-        assert by_model_and_block(rows, "share") == pytest.approx(expected_by_block(shares))
-        assert {row["model"]: row["n"] for row in rows.rows} == {
+        shares = expected_by_block(lambda one, held=held: held(one).mean(axis=0))  # type: ignore[misc]
+        halves = expected_by_block(lambda one, held=held: half_width(one, held(one)))  # type: ignore[misc]
+        assert by_model_and_block(rows, "share") == pytest.approx(shares)
+        assert by_model_and_block(rows, "half_width") == pytest.approx(halves, abs=1e-9)
+        assert {row["model"]: row["n"] for row in of_origin(rows, "ours").rows} == {
             model: len(one.position) for model, one in MODELS.items()
         }
 
 
-def test_a_probability_that_stays_is_no_fall(
-    write_probes: Callable[..., None], make_database: Callable[[], Path], rows_of: Rows
-) -> None:
+def test_the_run_with_the_most_documents_counts(make_database: Callable[..., Path], rows_of: Rows) -> None:
+    deep = {"deep": MODELS["deep"]}
+    database = make_database(deep, {"deep": of_documents(MODELS["deep"], ["doc0", "doc1"])})
+    for name in ("mee_fig1_no_change", "mee_fig2_final_confidence", "mee_unpublished_monotone_confidence"):
+        assert set(of_origin(rows_of(database, figures, name), "ours").values("n")) == {len(MODELS["deep"].position)}
+    similarity = rows_of(database, figures, "mee_appendix_similarity")
+    assert similarity.distinct("documents") == [DOCUMENTS // 4]
+    assert rows_of(database, tables, "mee_table1_easy_difficult").rows[0]["n"] == DOCUMENTS // 4
+
+
+def test_published_curves_are_those_of_twelve_blocks(database: Path, rows_of: Rows) -> None:
+    tick = {"mee_fig1_no_change": ("share", 0.75), "mee_fig2_final_confidence": ("mean", 0.48)}
+    for name, (column, value) in {**tick, "mee_unpublished_monotone_confidence": ("share", 0.23)}.items():
+        printed = of_origin(rows_of(database, figures, name), "published")
+        assert printed.distinct("model") == ["CALM", "FREE", "vanilla"]
+        assert {row[column] for row in printed.rows if (row["model"], row["block"]) == ("CALM", 2)} == {value}
+        assert printed.distinct("blocks") == [12]
+
+
+def test_a_probability_that_stays_is_no_fall(make_database: Callable[..., Path], rows_of: Rows) -> None:
     p_final = np.array([[0.2, 0.2, 0.3, 0.3], [0.2, 0.1, 0.1, 0.4], [0.1, 0.2, 0.5, 0.4]], np.float32)
     top1 = np.ones((3, 4), int)
-    write_probes({"m": Probed(["a", "a", "b"], [1, 2, 1], {"top1_id": top1, "p_final": p_final})})
-    rows = rows_of(make_database(), figures, "monotone_confidence")
+    probes = {"m": Probed(["a", "a", "b"], [1, 2, 1], {"top1_id": top1, "p_final": p_final})}
+    rows = of_origin(rows_of(make_database(probes), figures, "mee_unpublished_monotone_confidence"), "ours")
     assert rows.values("share") == pytest.approx([1 / 3, 2 / 3, 2 / 3, 1])
 
 
@@ -168,6 +202,8 @@ def test_mean_and_spread_of_the_final_probability(database: Path, rows_of: Rows)
     for column, of in (("mean", np.mean), ("std", np.std)):
         expected = expected_by_block(lambda one, of=of: of(one.signals["p_final"].astype(float), axis=0))  # type: ignore[misc]
         assert by_model_and_block(rows, column) == pytest.approx(expected, abs=1e-6)
+    halves = expected_by_block(lambda one: half_width(one, one.signals["p_final"]))
+    assert by_model_and_block(rows, "half_width") == pytest.approx(halves, abs=1e-6)
 
 
 def latest(one: Probed) -> int:
@@ -194,6 +230,17 @@ def test_the_trajectory_is_of_the_surest_of_the_latest_tokens(database: Path, ro
         assert {row["candidate_id"] for row in part.rows if row["is_final"]} == {final}
 
 
+def test_candidates_are_spelled_as_the_tokenizer_does(database: Path, rows_of: Rows) -> None:
+    rows = rows_of(database, figures, "mee_fig3_trajectories")
+    assert rows.distinct("candidate") == [None], "no tokenizer is recorded"
+    spelled = Frame(rows.columns, tuple({**row, "candidate": f"_{row['candidate_id']}" * 9} for row in rows.rows))
+    final = spelled.rows[0]["candidate_id"]
+    legend = drawn(mee_fig3_trajectories.plot, spelled).axes[0].get_legend()
+    assert legend is not None
+    assert legend.get_texts()[0].get_text().strip() == f"{shorten(f'_{final}' * 9, 12)}, final"
+    assert legend.get_title().get_text() == "token"
+
+
 def quarters(one: Probed) -> dict[str, list[str]]:
     """Documents of the two classes, by the mean of s over tokens and blocks."""
     s, keys = one.signals["cosine_last"][:, :-1], np.array(one.doc_key)
@@ -202,8 +249,40 @@ def quarters(one: Probed) -> dict[str, list[str]]:
     return {"easy": order[:quarter], "difficult": order[-quarter:]}
 
 
+def of_documents(one: Probed, documents: list[str]) -> Probed:
+    """The probes of some documents alone."""
+    kept = np.isin(one.doc_key, documents)
+    return Probed(
+        list(np.array(one.doc_key)[kept]),
+        list(np.array(one.position)[kept]),
+        {name: values[kept] for name, values in one.signals.items()},
+    )
+
+
+def test_similarity_of_easy_and_difficult_documents(database: Path, rows_of: Rows) -> None:
+    rows = rows_of(database, figures, "mee_appendix_similarity")
+    for (model, name), part in rows.groups("model", "class"):
+        within = of_documents(MODELS[model], quarters(MODELS[model])[name])
+        cosine = within.signals["cosine_last"].astype(float)
+        assert part.values("block") == list(range(1, DEPTHS[model] + 1))
+        assert part.values("cosine") == pytest.approx(cosine.mean(axis=0), abs=1e-6)
+        assert part.values("half_width") == pytest.approx(half_width(within, cosine), abs=1e-6)
+        assert part.distinct("documents") == [DOCUMENTS // 4]
+    panels = drawn(mee_appendix_similarity.plot, rows).axes
+    for axes, ((_,), part) in zip(panels, rows.groups("model"), strict=True):
+        shown = {line.get_color(): list(line.get_ydata()) for line in axes.lines if len(line.get_ydata()) > 2}
+        assert shown == {
+            colour: [row["cosine"] for row in part.rows if row["class"] == name]
+            for name, colour in (("easy", "#009E73"), ("difficult", "#0072B2"))
+        }
+
+
 def test_easy_and_difficult_documents(database: Path, rows_of: Rows) -> None:
-    rows = rows_of(database, tables, "mee_table1_easy_difficult").rows
+    *rows, easy, difficult = rows_of(database, tables, "mee_table1_easy_difficult").rows
+    assert [(row["first_similar_mean"], row["grows_after_sixth"], row["n"]) for row in (easy, difficult)] == [
+        (8.65, 0.78, 1000),
+        (18.46, 0.97, 1000),
+    ]
     assert [(row["model"], row["class"]) for row in rows] == [
         (model, name) for model in DEPTHS for name in ("easy", "difficult")
     ]
@@ -220,12 +299,15 @@ def test_easy_and_difficult_documents(database: Path, rows_of: Rows) -> None:
         after = {"grows": 0, "grows_after_sixth": round(blocks / 6), "grows_after_third": round(blocks / 3)}
         for name, left_out in after.items():
             assert row[name] == pytest.approx(np.mean((np.diff(s[:, left_out:], axis=1) > 0).all(axis=1)))
+            within = of_documents(one, documents)
+            grown = (np.diff(within.signals["cosine_last"][:, left_out:-1], axis=1) > 0).all(axis=1)
+            assert row[f"{name}_half"] == pytest.approx(half_width(within, grown), abs=1e-9)
         assert (row["sixth"], row["third"]) == tuple(after.values())[1:]
         assert (row["n"], row["tokens"]) == (len(documents), len(s))
 
 
 def test_growth_is_judged_after_a_sixth_and_a_third_of_the_blocks(
-    write_probes: Callable[..., None], make_database: Callable[[], Path], rows_of: Rows
+    make_database: Callable[..., Path], rows_of: Rows
 ) -> None:
     blocks, grows_from = 12, [3, 4, 1, 1, 1, 1, 5, 6]
     s = np.tile(0.01 * np.arange(blocks), (len(grows_from), 1)) + 0.8 - 0.1 * np.arange(len(grows_from))[:, None]
@@ -234,19 +316,29 @@ def test_growth_is_judged_after_a_sixth_and_a_third_of_the_blocks(
             s[token, block - 1] = s[token, block - 2]
     s[:, -1] = 1
     top1 = np.ones((len(grows_from), blocks), int)
-    write_probes({"m": Probed(list("abcdefgh"), [1] * 8, {"top1_id": top1, "cosine_last": s})})
-    easy, difficult = rows_of(make_database(), tables, "mee_table1_easy_difficult").rows
+    probes = {"m": Probed(list("abcdefgh"), [1] * 8, {"top1_id": top1, "cosine_last": s})}
+    easy, difficult = of_origin(rows_of(make_database(probes), tables, "mee_table1_easy_difficult"), "ours").rows
     assert [easy[name] for name in ("grows", "grows_after_sixth", "grows_after_third")] == [0, 0.5, 1]
     assert [difficult[name] for name in ("grows", "grows_after_sixth", "grows_after_third")] == [0, 0, 0.5]
 
 
 def test_the_table_tells_spread_and_the_blocks_left_out(database: Path, rows_of: Rows) -> None:
     module = next(source.module for source in discover(tables) if source.name == "mee_table1_easy_difficult")
-    row = rows_of(database, tables, "mee_table1_easy_difficult").rows[0]
+    row = {
+        **rows_of(database, tables, "mee_table1_easy_difficult").rows[0],
+        **{"similar_mean": 2.5, "similar_half": 0.25, "similar_std": 1.0},
+        **{"grows_after_sixth": 0.5, "grows_after_sixth_half": 0.125},
+    }
     texts = {column.heading: column.cell(row).text for column in module.COLUMNS}
-    assert texts["First similar"] == f"{row['first_similar_mean']:.2f} ({row['first_similar_std']:.2f})"
-    assert texts["Growing after L/6"] == f"{row['grows_after_sixth']:.1%} (after 2)"
-    assert texts["Growing after L/3"] == f"{row['grows_after_third']:.1%} (after 4)"
+    assert texts["Similar"] == "2.50 ± 0.25 (1.00)"
+    assert texts["Growing after L/6"] == "50.0 ± 12.5 % (after 2)"
+    assert texts["Growing after L/3"].endswith("(after 4)")
+
+
+def test_nothing_is_told_of_an_interval_of_documents_that_all_agree(database: Path, rows_of: Rows) -> None:
+    module = next(source.module for source in discover(tables) if source.name == "mee_table1_easy_difficult")
+    row = {**rows_of(database, tables, "mee_table1_easy_difficult").rows[0], "grows": 1.0, "grows_half": 0.0}
+    assert "100.0 %" in [column.cell(row).text for column in module.COLUMNS]
 
 
 @pytest.fixture(autouse=True)
@@ -268,7 +360,7 @@ def drawn(plot: Callable[[Frame], Figure], frame: Frame) -> Figure:
     ("name", "plot", "column"),
     [
         ("mee_fig1_no_change", mee_fig1_no_change.plot, "share"),
-        ("monotone_confidence", monotone_confidence.plot, "share"),
+        ("mee_unpublished_monotone_confidence", mee_unpublished_monotone_confidence.plot, "share"),
         ("mee_fig2_final_confidence", mee_fig2_final_confidence.plot, "mean"),
     ],
 )
@@ -278,19 +370,38 @@ def test_each_model_is_one_line_in_its_colour(
     rows = rows_of(database, figures, name)
     (axes,) = drawn(plot, rows).axes
     styles = series_styles(DEPTHS)
-    lines = {(line.get_color(), line.get_marker()): list(line.get_ydata()) for line in axes.lines}
+    ours = [line for line in axes.lines if line.get_marker() != "x"]
+    lines = {(line.get_color(), line.get_marker()): list(line.get_ydata()) for line in ours}
     assert lines == {
         (styles[model].colour, styles[model].marker): [r[column] for r in rows.rows if r["model"] == model]
         for model in DEPTHS
     }
 
 
+def test_published_curves_are_grey_named_and_at_their_share_of_the_depth(database: Path, rows_of: Rows) -> None:
+    rows = rows_of(database, figures, "mee_fig1_no_change")
+    (axes,) = drawn(mee_fig1_no_change.plot, rows).axes
+    curves = {line.get_color(): len(line.get_ydata()) for line in axes.lines if line.get_marker() == "x"}
+    assert curves == {MUTED: 12}
+    shallow = Frame(rows.columns, tuple(row for row in rows.rows if row["model"] != "deep"))
+    (axes,) = drawn(mee_fig1_no_change.plot, shallow).axes
+    (calm, *_) = [line for line in axes.lines if line.get_marker() == "x"]
+    np.testing.assert_allclose(calm.get_xdata(), DEPTHS["flat"] * np.arange(1, 13) / 12)
+    assert {"CALM", "FREE", "vanilla"} <= {text.get_text() for text in axes.texts}
+
+
 def test_bars_of_spread_end_at_zero_and_one(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "mee_fig2_final_confidence")
     (axes,) = drawn(mee_fig2_final_confidence.plot, rows).axes
-    bars = np.concatenate([np.array(bundle.get_segments())[:, :, 1] for bundle in axes.collections])
-    expected = [(max(0, row["mean"] - row["std"]), min(1, row["mean"] + row["std"])) for row in rows.rows]
-    np.testing.assert_allclose(sorted(map(tuple, bars)), sorted(expected))
+    spread: list[tuple[float, float]] = []
+    means: list[tuple[float, float]] = []
+    for bundle in axes.collections:
+        into = spread if bundle.get_linewidth() == 1 else means
+        into += map(tuple, np.array(bundle.get_segments())[:, :, 1])
+    for found, column in ((spread, "std"), (means, "half_width")):
+        ours = of_origin(rows, "ours").rows
+        expected = [(max(0, row["mean"] - row[column]), min(1, row["mean"] + row[column])) for row in ours]
+        np.testing.assert_allclose(sorted(found), sorted(expected))
 
 
 def candidates(axes: Axes) -> list[Line2D]:

@@ -1,0 +1,31 @@
+-- Cosine of a block's final-normed state to the last block's, mean over the tokens of easy and of difficult documents
+-- (the quarters of highest and lowest mean over tokens and blocks 1..L-1), and half its 95% interval over documents. One
+-- row a model, task, class and block. Where a model was probed several times on a task, the run with the most documents
+-- counts. Rounded, because the last digits of sums depend on the order in which threads add.
+WITH probed AS (
+    SELECT attempt_id, task_label AS task, model, max(block) AS blocks
+    FROM probe_by_document
+    WHERE NOT random_weights
+    GROUP BY attempt_id, task_label, model
+    QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) FILTER (block = 1) DESC, attempt_id DESC) = 1
+),
+ranked AS (
+    SELECT attempt_id, doc_key, count(*) OVER (PARTITION BY attempt_id) AS documents,
+           row_number() OVER (PARTITION BY attempt_id ORDER BY round(mean_cosine, 9) DESC, doc_key) AS place
+    FROM (
+        SELECT attempt_id, doc_key, sum(cosine_last) / sum(n) AS mean_cosine
+        FROM probe_by_document JOIN (SELECT attempt_id, blocks FROM probed) USING (attempt_id)
+        WHERE block < blocks
+        GROUP BY ALL
+    )
+),
+classed AS (
+    SELECT attempt_id, doc_key, if(place <= documents // 4, 'easy', 'difficult') AS class
+    FROM ranked
+    WHERE place <= documents // 4 OR place > documents - documents // 4
+)
+SELECT probed.task, probed.model, class, block, blocks, round(sum(cosine_last) / sum(n), 6) AS cosine,
+       round(half_width(cosine_last, n), 6) AS half_width, count(*) AS documents
+FROM probe_by_document JOIN classed USING (attempt_id, doc_key) JOIN probed USING (attempt_id)
+GROUP BY probed.task, probed.model, class, block, blocks
+ORDER BY probed.model, probed.task, class DESC, block;

@@ -1,0 +1,83 @@
+"""Quality against speed of the MEE measures: ours as shares of full depth's, and the published runs likewise."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.axes import Axes
+
+from exitbench.reports import figures
+from exitbench.reports.figures import mee_blog_quality_speed
+from exitbench.reports.figures.mee_parts import of_origin
+from exitbench.reports.frame import Frame
+from exitbench.reports.style import LIGHT, MUTED, lay_out, series_styles, theme
+from exitbench.results.database import open_database
+
+NAME = "mee_blog_quality_speed"
+
+
+@pytest.fixture(scope="module")
+def rows(small_database: Path, rows_of: Any) -> Frame:
+    return rows_of(small_database, figures, NAME)
+
+
+def metrics(database: Path, kind: str) -> dict[tuple[str, str, str], dict[str, float]]:
+    """Values by model, method and threshold, then by metric, of one kind of real cells."""
+    found: dict[tuple[str, str, str], dict[str, float]] = {}
+    with open_database(database) as opened:
+        for row in opened.query("FROM metric_values WHERE execution = 'real'").to_pylist():
+            if row["kind"] == kind:
+                found.setdefault((row["model"], row["method"], row["params"]), {})[row["metric"]] = row["value"]
+    return found
+
+
+def test_quality_and_speed_are_shares_of_full_depth(rows: Frame, small_database: Path) -> None:
+    scores, times = metrics(small_database, "quality"), metrics(small_database, "timing")
+    ours = of_origin(rows, "ours")
+    assert {row["method"] for row in ours.rows} == {"full", "calm-softmax"}
+    for row in ours.rows:
+        key = (row["model"], row["method"], row["params"])
+        full = scores[row["model"], "full", "{}"]["f1"]
+        assert row["quality"] == pytest.approx(scores[key]["f1"] / full)
+        if row["method"] != "full":
+            assert row["speedup"] == times[key]["speedup"]
+            assert row["tokens_per_second"] == pytest.approx(1000 / times[key]["ms_per_token"])
+    assert len(ours.rows) == len([key for key in scores if key[1] in ("full", "calm-softmax")])
+
+
+def test_published_runs_are_relative_to_their_own_without_early_exit(rows: Frame) -> None:
+    printed = of_origin(rows, "published").rows
+    assert len(printed) == 12 and {row["task"] for row in printed} == {"squad", "samsum"}, "none of IWSLT's"
+    found = {(row["task"], row["method"]): (row["quality"], row["speedup"]) for row in printed}
+    assert found["squad", "calm-softmax"] == pytest.approx((78.4632 / 88.8409, 18.603 / 11.036))
+    assert found["squad", "mee-lstm"] == pytest.approx((88.5731 / 88.8409, 8.655 / 11.036))
+    assert found["samsum", "mee-mlp3"] == pytest.approx((40.4773 / 43.7501, 1.398 / 2.111))
+
+
+def points(axes: Axes, *, published: bool) -> list[tuple[float, float]]:
+    """What is drawn with filled markers (ours), or crossed (published)."""
+    lines = [line for line in axes.lines if line.get_marker() not in ("None", "", None)]
+    kept = [
+        line
+        for line in lines
+        if (line.get_marker() == "x" if published else line.get_color() != MUTED and line.get_markersize() < 10)
+    ]
+    return sorted((x, y) for line in kept for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True))
+
+
+def test_every_run_is_drawn_and_each_published_one_in_the_shape_of_its_measure(rows: Frame) -> None:
+    with theme(LIGHT):
+        figure = mee_blog_quality_speed.plot(rows)
+        lay_out(figure)
+        figure.draw_without_rendering()
+    printed = sorted(
+        (r["speedup"], r["quality"]) for r in rows.rows if (r["origin"], r["task"]) == ("published", "squad")
+    )
+    styles = series_styles({row["method"] for row in rows.rows})
+    for axes, ((_,), part) in zip(figure.axes, of_origin(rows, "ours").groups("model"), strict=True):
+        assert points(axes, published=False) == sorted((row["speedup"], row["quality"]) for row in part.rows)
+        assert points(axes, published=True) == printed
+        outlines = {line.get_marker() for line in axes.lines if line.get_markersize() == 10}
+        assert outlines == {styles[method].marker for method in styles if method != "full"}
+        (told,) = [text.get_text() for text in axes.texts]
+        assert told.startswith("full depth:\nf1 ")
