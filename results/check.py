@@ -14,10 +14,11 @@ from exitbench.results.catalogue import ATTEMPT, ATTEMPT_FILE
 from exitbench.results.database import DamagedDatabase, Database, DatabaseInUse, open_database
 from exitbench.results.imports import IMPORTS
 from exitbench.results.load import DATABASE_TABLE
-from exitbench.results.rescores import check_rescores
+from exitbench.results.rescores import RESCORES
 from exitbench.results.sealed import SpoolError
 from exitbench.results.snapshot import Manifest
 from exitbench.results.spool import AttemptRecord, freed_tables, read_attempt, scan_spool
+from exitbench.results.tags import TAGS
 from exitbench.results.vocabularies import check_vocabularies
 
 _REBUILD: Final = "`exitbench db rebuild` builds the database anew."
@@ -107,7 +108,8 @@ def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | N
     if not damaged:
         here = {attempt.attempt_id for attempt in attempts} | imported_attempts(spool_root)
         problems += _nowhere_else(stored.done.keys() - here, path)
-    problems += [*check_rescores(spool_root), *check_vocabularies(spool_root), *_damaged_imports(spool_root)]
+    problems += [*RESCORES.check(spool_root), *TAGS.check(spool_root)]
+    problems += [*check_vocabularies(spool_root), *_damaged_imports(spool_root)]
     return CheckReport(len(attempts), n_files, stored.total, tuple(problems))
 
 

@@ -28,6 +28,7 @@ from exitbench.results.spool import (
     scan_spool,
 )
 from exitbench.results.status import folder_bytes
+from exitbench.results.tags import TAGS
 
 Kind = Literal["killed attempt", "quarantined attempt", "leftover", "superseded attempt", "traces"]
 
@@ -80,8 +81,8 @@ def find_garbage(spool_root: Path, path: Path, *, superseded: bool, traces: bool
         stored = _Stored.read(path)
     old = _superseded(finished, stored, imported_attempts(spool_root)) if superseded else []
     found += [Garbage("superseded attempt", one.path, folder_bytes(one.path), one.attempt_id) for one in old]
-    rescored = [spool_root / RESCORES / one.attempt_id for one in old]
-    found += [_other("superseded attempt", folder) for folder in rescored if folder.is_dir()]
+    derived = [spool_root / kind.folder / one.attempt_id for kind in (RESCORES, TAGS) for one in old]
+    found += [_other("superseded attempt", folder) for folder in derived if folder.is_dir()]
     if traces:
         found += _traces([attempt for attempt in finished if attempt not in old], stored)
     return found

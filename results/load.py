@@ -24,6 +24,7 @@ from exitbench.results.spool import (
     read_attempt,
     scan_spool,
 )
+from exitbench.results.tags import load_tags
 from exitbench.results.trainings import load_trainings
 from exitbench.results.trouble import driver_error, is_damage, is_trouble
 from exitbench.results.vocabularies import load_vocabularies
@@ -127,7 +128,8 @@ class SpoolLoader:
         if self.done:
             self._pool.shutdown()
             added, left_out = load_imports(engine, self.spool_root)
-            self._count(added=added, quarantined=(*left_out, *load_rescores(engine, self.spool_root)))
+            derived = (*load_rescores(engine, self.spool_root), *load_tags(engine, self.spool_root))
+            self._count(added=added, quarantined=(*left_out, *derived))
 
     def _checked_groups(
         self, known: Set[str]

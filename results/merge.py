@@ -24,7 +24,7 @@ from exitbench.results.spool import Attempt, attempt_path, read_attempt, scan_sp
 Kind = Literal["spool", "snapshot", "database", "benchmarks"]
 
 _RESCORES: Final = "rescores/*/*"
-_RECORDS: Final = ("trainings/*", "vocabularies/*", _RESCORES, "imports/*", "perf/*.json")
+_RECORDS: Final = ("trainings/*", "vocabularies/*", _RESCORES, "tags/*/*", "imports/*", "perf/*.json")
 """What a spool keeps beside its attempts, each complete or absent."""
 _DIGITS: Final = 16
 _MAGIC_AT, _MAGIC = 8, b"DUCK"

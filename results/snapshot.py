@@ -35,12 +35,15 @@ KEYED: Final = {
     "perf_sample": ("perf_run_id",),
     "metric": ("attempt_id", "metric_version"),
     "sample_rescore": ("attempt_id", "metric_version"),
+    "token_tag": ("attempt_id", "tagger"),
 }
 """Tables that hang on something else than an attempt, or on more, and what on."""
 KEYS: Final = {"attempt": ("attempt_id",), **KEYED}
 """What tells whether a row of a snapshot is new, by table; what hangs on an attempt is as new as that."""
 SCORES: Final = ("metric", "sample_rescore")
-"""Tables to which a known attempt may get more rows: its scores under another metric version."""
+"""Tables with a known attempt's scores under another metric version."""
+_LATER: Final = (*SCORES, "token_tag")
+"""Tables to which a known attempt may get more rows."""
 OF_EVERY_DATABASE: Final = ("schema_version", "view_source", "published_source", "published_result")
 """Tables that no database has from another."""
 _QUOTING: Final = {
@@ -159,14 +162,14 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
 def new_rows(table: str, rows: str) -> str:
     """Return SQL that selects what a database lacks, and has a place for, of rows of one of its tables."""
     keys, known = (", ".join(KEYS[table]), table) if table in KEYS else ("attempt_id", "attempt")
-    # Scores of attempts that are not here (any more) stay out.
-    placed = "SEMI JOIN attempt USING (attempt_id)" if table in SCORES else ""
+    # What was made later of attempts that are not here (any more) stays out.
+    placed = "SEMI JOIN attempt USING (attempt_id)" if table in _LATER else ""
     return f"FROM {rows} AS incoming ANTI JOIN (SELECT DISTINCT {keys} FROM {known}) AS known USING ({keys}) {placed}"
 
 
 def _turn(table: str) -> int:
-    """Attempts say which of their rows are new until they are in, and whose scores have a place from then on."""
-    return 2 if table in SCORES else int(table == "attempt")
+    """Attempts say which of their rows are new until they are in, and whose later ones have a place from then on."""
+    return 2 if table in _LATER else int(table == "attempt")
 
 
 def _insert(table: str, rows: str) -> str:

@@ -1,4 +1,4 @@
-"""Commands that look after what there is: db, gc, rescore, export, import."""
+"""Commands that look after what there is: db, gc, rescore, annotate, export, import."""
 
 from pathlib import Path
 
@@ -10,6 +10,7 @@ def add_commands(commands: Commands) -> None:
     _add_db(commands)
     _add_gc(commands)
     _add_rescore(commands)
+    _add_annotate(commands)
     _add_export(commands)
     _add_import(commands)
 
@@ -53,6 +54,24 @@ def _add_rescore(commands: Commands) -> None:
     naming = "suites (name or TOML file), attempt or cell ids, or globs over MODEL/TASK/METHOD; everything without any"
     parser.add_argument("names", nargs="*", metavar="RUN|SUITE", help=naming)
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="root of the local files that were answered")
+    add_database(parser)
+
+
+def _add_annotate(commands: Commands) -> None:
+    examples = (
+        "  exitbench annotate upos\n"
+        "  exitbench annotate upos '*/samsum/*'\n"
+        "  exitbench annotate upos 'vanilla/wmt-en-fr/*' --model fr_core_news_sm\n"
+        "  exitbench annotate upos --tagger stanza --model en"
+    )
+    about = "Tag the words of full depth's stored answers by spaCy or Stanza, as far as installed; no model is run."
+    parser = command(commands, "annotate", "annotate:annotate_runs", about, examples)
+    parser.add_argument("what", choices=("upos",), help="universal parts of speech, one a token (view token_tags)")
+    naming = "attempt or cell ids, or globs over MODEL/TASK/METHOD; every run at full depth without any"
+    parser.add_argument("names", nargs="*", metavar="RUN", help=naming)
+    parser.add_argument("--tagger", choices=("spacy", "stanza"), help="library (the first that is installed)")
+    of = "the library's model, in the language of the answers (English: en_core_web_sm, en)"
+    parser.add_argument("--model", metavar="NAME", help=of)
     add_database(parser)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
@@ -19,6 +20,8 @@ from exitbench.results.migrations import migration_scripts
 from exitbench.results.rescores import Rescore, record_rescore
 from exitbench.results.snapshot import OF_EVERY_DATABASE, Manifest, write_snapshot
 from exitbench.results.spool import free_tables, scan_spool
+from exitbench.results.tags import SCHEMA as TAG_SCHEMA
+from exitbench.results.tags import record_tags
 
 
 @pytest.fixture
@@ -98,7 +101,7 @@ VERSION = "qa-2(other)"
 
 
 def rescored(example_database: Path, path: Path) -> Path:
-    """A copy of the example with two attempts' scores under another metric version."""
+    """A copy of the example with two attempts' scores under another metric version, and word classes of theirs."""
     shutil.copyfile(example_database, path)
     with open_database(path, read_only=False) as database, database.engine.begin() as connection:
         two = "WHERE attempt_id IN (SELECT DISTINCT attempt_id FROM metric ORDER BY 1 LIMIT 2)"
@@ -108,6 +111,8 @@ def rescored(example_database: Path, path: Path) -> Path:
             f"SELECT attempt_id, doc_key, scores, statistics, {renamed} FROM sample {two}"
         )
         connection.exec_driver_sql(f"INSERT INTO metric SELECT * REPLACE ({renamed}) FROM metric {two}")
+        tags = "SELECT attempt_id, doc_key, position, 'NOUN' AS upos, 'tagger' AS tagger"
+        connection.exec_driver_sql(f"INSERT INTO token_tag {tags} FROM token_exit {two}")
     return path
 
 
@@ -145,9 +150,12 @@ def test_new_metric_versions_come_along_with_a_spool(
     column = metrics.schema.get_field_index("metric_version")
     metrics = metrics.set_column(column, metrics.schema.field(column), [[VERSION] * len(metrics)])
     record_rescore(other, Rescore(attempt.attempt_id, VERSION, samples, metrics))
+    tags = pa.Table.from_pylist([{"doc_key": "a", "position": 1, "upos": "NOUN"}], schema=TAG_SCHEMA)
+    record_tags(other, attempt.attempt_id, "tagger", tags)
     report = merge(other, spool, path)
     assert (report.added, report.rescored, report.problems) == (0, 1, ())
     assert len(rows(path)["sample_rescore"]) == len(samples)
+    assert len(rows(path)["token_tag"]) == 1
     assert merge(other, spool, path).rescored == 0
 
 
@@ -162,7 +170,8 @@ def test_scores_of_attempts_that_are_not_here_any_more_stay_out(
         )["a"].to_pylist()
     shutil.rmtree(next(attempt.path for attempt in scan_spool(spool) if attempt.attempt_id == gone))
     rebuild(spool, path, forget=True)
-    assert not any(gone in row for name in ("metric", "sample_rescore", "attempt") for row in rows(path)[name])
+    tables = ("metric", "sample_rescore", "token_tag", "attempt")
+    assert not any(gone in row for name in tables for row in rows(path)[name])
     assert len({row for row in rows(path)["metric"] if VERSION in row}) > 0
 
 

@@ -1,0 +1,140 @@
+"""What names the word classes of a text: spaCy and Stanza, where somebody has installed one of them and a model.
+
+Neither is a dependency: models do not come from the Python Package Index, and each is of one language.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final, Protocol
+
+from exitbench.errors import UserError, suggestion
+
+NO_WORD: Final = ("", "SPACE")
+"""What stands for no universal part of speech."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a text: characters ``start`` to ``end`` (exclusive), and its universal part of speech."""
+
+    start: int
+    end: int
+    upos: str
+
+
+class Tagger(Protocol):
+    """A loaded model.
+
+    Attributes:
+        name: Library, model and their versions: what tells its tags from those of another.
+    """
+
+    name: str
+
+    def words(self, text: str) -> Sequence[Word]:
+        """Return the words of a text in order."""
+        ...
+
+
+class SpacyTagger:
+    """A spaCy pipeline that sets universal parts of speech."""
+
+    def __init__(self, model: str) -> None:
+        spacy = import_module("spacy")
+        try:
+            self._pipeline: Any = spacy.load(model, exclude=["ner", "lemmatizer"])
+        except OSError as error:
+            raise UserError(
+                f"spaCy has no model {model!r}. `python -m spacy download {model}` installs it; --model names another, "
+                "or a folder."
+            ) from error
+        meta = self._pipeline.meta
+        self.name = f"spacy {spacy.__version__} {meta['lang']}_{meta['name']} {meta['version']}"
+        if not self._pipeline("word").has_annotation("POS"):
+            raise UserError(
+                f"spaCy's {model!r} sets no parts of speech; its components are "
+                f"{', '.join(self._pipeline.pipe_names) or 'none'}. --model names another."
+            )
+
+    def words(self, text: str) -> Sequence[Word]:
+        """Return the words of a text in order."""
+        return [Word(word.idx, word.idx + len(word), word.pos_) for word in self._pipeline(text)]
+
+
+class StanzaTagger:
+    """A Stanza pipeline for one language."""
+
+    def __init__(self, model: str) -> None:
+        stanza = import_module("stanza")
+        try:
+            # Nothing is fetched here: what a result rests on was installed on purpose.
+            self._pipeline: Any = stanza.Pipeline(
+                model, processors="tokenize,mwt,pos", download_method=None, verbose=False
+            )
+        except Exception as error:  # its own kinds have no base in common
+            raise UserError(
+                f"Stanza has no model {model!r}: {error} `python -c \"import stanza; stanza.download('{model}')\"` "
+                "installs it; --model names another language."
+            ) from error
+        self.name = f"stanza {stanza.__version__} {model}"
+
+    def words(self, text: str) -> Sequence[Word]:
+        """Return the words of a text in order; one that stands for several has the tag of the first."""
+        tokens = (token for sentence in self._pipeline(text).sentences for token in sentence.tokens)
+        return [Word(token.start_char, token.end_char, token.words[0].upos) for token in tokens]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    module: str
+    default_model: str
+    load: Callable[[str], Tagger]
+
+
+TAGGERS: Final[Mapping[str, _Kind]] = {
+    "spacy": _Kind("spacy", "en_core_web_sm", SpacyTagger),
+    "stanza": _Kind("stanza", "en", StanzaTagger),
+}
+"""By the name that the command line takes; the first that is installed is used where none is named."""
+
+
+def load_tagger(name: str | None, model: str | None) -> Tagger:
+    """Load a tagger.
+
+    Args:
+        name: Of `TAGGERS`; None takes the first that is installed.
+        model: As the library names it; None takes English.
+
+    Raises:
+        UserError: The library or the model is not installed, or the model tags no words; says what to do.
+    """
+    if name is not None and name not in TAGGERS:
+        raise UserError(f"no tagger {name!r}.{suggestion(name, TAGGERS)}")
+    names = TAGGERS if name is None else [name]
+    kind = next((TAGGERS[each] for each in names if find_spec(TAGGERS[each].module)), None)
+    if kind is None:
+        raise UserError(
+            f"{' or '.join(names)} must be installed to tag words, with a model: for English, "
+            "`pip install spacy && python -m spacy download en_core_web_sm`, or "
+            "`pip install stanza && python -c \"import stanza; stanza.download('en')\"`."
+        )
+    return kind.load(model or kind.default_model)
+
+
+def tags_of(pieces: Sequence[str], words: Sequence[Word]) -> Iterator[str | None]:
+    """Yield the tag of the word that each piece of a text belongs to; None where it belongs to none.
+
+    Args:
+        pieces: Texts of tokens that, joined, are the text.
+        words: Of that text, in order.
+    """
+    start = 0
+    for piece in pieces:
+        end = start + len(piece)
+        own = [(min(end, word.end) - max(start, word.start), word.upos) for word in words]
+        # A piece of several words belongs to the one of which it has most, the first among equals.
+        most, upos = max(own, key=lambda pair: pair[0], default=(0, ""))
+        yield upos if most > 0 and upos not in NO_WORD else None
+        start = end

@@ -1,0 +1,178 @@
+"""`exitbench annotate upos`: tags of words on the tokens of full depth's answers, kept by the spool."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.harness import taggers
+from exitbench.harness.cli import main
+from exitbench.harness.taggers import Word, tags_of
+from exitbench.results.check import check
+from exitbench.results.database import open_database, rebuild
+from exitbench.results.gc import find_garbage
+from exitbench.results.ingest import ingest
+from exitbench.results.spool import scan_spool
+from exitbench.results.vocabularies import record_vocabulary
+
+VOCABULARY, END = 100, 7
+TEXTS = ["</s>" if n == END else f"▁w{n}" if n % 3 else f"x{n}" for n in range(VOCABULARY)]
+"""Two of three tokens begin a word."""
+
+
+class Lengths:
+    """Tags words by their length, which every piece of a word has in common; single letters are nothing."""
+
+    name = "lengths 1"
+
+    def __init__(self, model: str) -> None:
+        self.name = f"lengths {model}"
+
+    def words(self, text: str) -> Sequence[Word]:
+        assert text == text.lstrip(), "spaCy takes a space in front for a word"
+        return [Word(m.start(), m.end(), f"LEN{len(m[0])}") for m in re.finditer(r"\S+", text)]
+
+
+@pytest.fixture(scope="module")
+def spelled_runs(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models on one task of the example, with their tokens spelled."""
+    runs = tmp_path_factory.mktemp("spelled") / "runs"
+    for prefix in sorted(example_spool.iterdir()):
+        cells = [json.loads(path.with_name("cell.json").read_text()) for path in prefix.glob("*/*/samples.parquet")]
+        if any(cell["method"]["name"] in ("full", "static") and cell["task"]["name"] == "squad" for cell in cells):
+            shutil.copytree(prefix, runs / "spool" / prefix.name)
+    for tokenizer in {
+        json.loads(p.read_text())["model"]["tokenizer_sha256"] for p in runs.glob("spool/*/*/*/cell.json")
+    }:
+        record_vocabulary(runs / "spool", tokenizer, TEXTS, {END})
+    ingest(runs / "spool", runs / "exitbench.duckdb")
+    return runs
+
+
+@pytest.fixture
+def runs(spelled_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, with a tagger that is installed."""
+    monkeypatch.setitem(taggers.TAGGERS, "spacy", taggers._Kind("re", "one", Lengths))  # type: ignore[index]
+    return Path(shutil.copytree(spelled_runs, tmp_path / "runs"))
+
+
+def asked(runs: Path, sql: str) -> list[dict[str, Any]]:
+    with open_database(runs / "exitbench.duckdb") as database:
+        return database.query(sql).to_pylist()
+
+
+TAGGED = "SELECT attempt_id, doc_key, position, upos, tagger FROM token_tags ORDER BY ALL"
+
+
+def expected(runs: Path, tagger: str) -> list[dict[str, Any]]:
+    """Word by word in Python: a word is a token and those that go on with it."""
+    answers: dict[tuple[str, str], list[int]] = {}
+    for row in asked(
+        runs,
+        "SELECT attempt_id, doc_key, token_id FROM token_trace JOIN runs USING (attempt_id) WHERE is_full_depth "
+        "ORDER BY attempt_id, doc_key, position",
+    ):
+        answers.setdefault((row["attempt_id"], row["doc_key"]), []).append(row["token_id"])
+    rows = []
+    for (attempt_id, doc_key), token_ids in answers.items():
+        words: list[list[int]] = []
+        for position, token_id in enumerate(token_ids, start=1):
+            if token_id == END:
+                continue
+            if TEXTS[token_id].startswith("▁") or not words:
+                words.append([])
+            words[-1].append(position)
+        for word in words:
+            length = sum(len(TEXTS[token_ids[position - 1]].lstrip("▁")) for position in word)
+            rows += [
+                {"attempt_id": attempt_id, "doc_key": doc_key, "position": n, "upos": f"LEN{length}", "tagger": tagger}
+                for n in word
+            ]
+    return sorted(rows, key=lambda row: (row["attempt_id"], row["doc_key"], row["position"]))
+
+
+def test_every_piece_has_its_words_tag_in_the_database_and_in_a_rebuilt_one(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["annotate", "upos", "--runs", str(runs)]) == 0
+    assert "2 runs tagged by lengths one, 0 were, 0 left." in capsys.readouterr().out
+    rows = asked(runs, TAGGED)
+    assert rows == expected(runs, "lengths one")
+    assert len({row["upos"] for row in rows}) > 3
+    assert main(["annotate", "upos", "--runs", str(runs)]) == 0
+    assert "0 runs tagged by lengths one, 2 were, 0 left." in capsys.readouterr().out
+    assert main(["annotate", "upos", "*t5/squad/*", "--runs", str(runs), "--model", "two"]) == 0
+    assert "1 runs tagged by lengths two" in capsys.readouterr().out
+    both = asked(runs, TAGGED)
+    assert len(rows) < len(both) < 2 * len(rows)
+    rebuild(runs / "spool", runs / "exitbench.duckdb")
+    assert asked(runs, TAGGED) == both
+    assert check(runs / "spool", runs / "exitbench.duckdb").problems == ()
+
+
+def test_damaged_tags_leave_the_way_and_are_made_again(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["annotate", "upos", "*t5/squad/*", "--runs", str(runs)]) == 0
+    rows = asked(runs, TAGGED)
+    (path,) = (runs / "spool" / "tags").glob("*/*/token_tag.parquet")
+    path.write_bytes(path.read_bytes() + b"x")
+    assert "annotate again" in "".join(check(runs / "spool", runs / "exitbench.duckdb").problems)
+    (problem,) = rebuild(runs / "spool", runs / "exitbench.duckdb").quarantined
+    assert "is not what was written" in problem and "Moved to" in problem
+    assert asked(runs, TAGGED) == []
+    assert main(["annotate", "upos", "*t5/squad/*", "--runs", str(runs)]) == 0
+    assert asked(runs, TAGGED) == rows
+
+
+def test_tags_of_a_superseded_attempt_go_with_it(runs: Path) -> None:
+    assert main(["annotate", "upos", "*t5/squad/*", "--runs", str(runs)]) == 0
+    (tags,) = (runs / "spool" / "tags").glob("*")
+    old = next(attempt for attempt in scan_spool(runs / "spool") if attempt.attempt_id == tags.name)
+    shutil.copytree(old.path, old.path.with_name(f"2{old.attempt_id}"))
+    ingest(runs / "spool", runs / "exitbench.duckdb")
+    found = find_garbage(runs / "spool", runs / "exitbench.duckdb", superseded=True, traces=False)
+    assert {garbage.path for garbage in found} >= {old.path, tags}
+
+
+@pytest.mark.parametrize("named", [[], ["--tagger", "spacy"]])
+def test_without_a_tagger_it_says_what_to_install(
+    named: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(taggers, "find_spec", lambda module: None)
+    assert main(["annotate", "upos", "--runs", str(runs), *named]) == 2
+    assert "pip install spacy && python -m spacy download en_core_web_sm" in capsys.readouterr().err
+
+
+def test_only_full_depth_is_tagged(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["annotate", "upos", "*/static", "--runs", str(runs)]) == 2
+    assert "no run at full depth is named '*/static'" in capsys.readouterr().err
+
+
+def test_without_spellings_nothing_is_tagged(example_database: Path, runs: Path) -> None:
+    shutil.copyfile(example_database, runs / "exitbench.duckdb")
+    shutil.rmtree(runs / "spool" / "vocabularies")
+    assert main(["annotate", "upos", "--runs", str(runs)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words", "tags"),
+    [
+        (["Un", "believ", "able", " news"], [(0, 12, "ADJ"), (13, 17, "NOUN")], ["ADJ", "ADJ", "ADJ", "NOUN"]),
+        (["don", "'", "t"], [(0, 2, "AUX"), (2, 5, "PART")], ["AUX", "PART", "PART"]),
+        (["isn't", "."], [(0, 2, "AUX"), (2, 5, "PART"), (5, 6, "PUNCT")], ["PART", "PUNCT"]),
+        (["it", "", " ", " is"], [(0, 2, "PRON"), (4, 6, "AUX")], ["PRON", None, None, "AUX"]),
+        (["a", "\n"], [(0, 1, "DET"), (1, 2, "SPACE")], ["DET", None]),
+        (["ab"], [(0, 1, "X"), (1, 2, "NUM")], ["X"]),
+        (["a"], [], [None]),
+    ],
+    ids=["pieces", "split words", "most of it", "no text", "spaces", "first of equals", "nothing"],
+)
+def test_a_piece_has_the_tag_of_the_word_it_is_most_of(
+    pieces: list[str], words: list[tuple[int, int, str]], tags: list[str | None]
+) -> None:
+    assert list(tags_of(pieces, [Word(*word) for word in words])) == tags
