@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from exitbench.reports.figures.heads_parts import SETTINGS
 from exitbench.reports.figures.training_parts import draw_by_step
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
@@ -14,12 +15,13 @@ from exitbench.reports.style import SeriesStyle, series_styles
 
 TITLE = "How exit heads learn"
 CAPTION = (
-    "Left: share of training tokens for which an exit head finds the same token most likely as the model that it "
-    "is attached to, whose weights are frozen. Right: entropy of the head's distribution. Both are means over the "
-    "steps since the point before. A head is named by the blocks executed below it. After Figure 1 of Accelerating "
-    "LLM Inference with Self-Supervised Early Exits, which trains four heads in four settings."
+    "Left: share of training tokens for which an exit head finds the same token most likely as the model that it is "
+    "attached to, whose weights are frozen. Right: entropy of the head's distribution. Both are means over the steps "
+    "since the point before, of one training each. A head is named by the blocks executed below it. After Figure 1 of "
+    "Accelerating LLM Inference with Self-Supervised Early Exits, which trains four heads in four settings, and whose "
+    f"curves were not published as numbers. {SETTINGS}"
 )
-EMPTY = "No data yet: run `exitbench train builtin-exit-heads`, or train any recipe with exit heads."
+EMPTY = "No data yet: run `nox -s paper -- heads`, or train any recipe with exit heads."
 
 ACCURACY, ENTROPY = "exit_head_accuracy", "exit_head_entropy_nats"
 

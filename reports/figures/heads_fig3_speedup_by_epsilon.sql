@@ -1,0 +1,29 @@
+-- Measured speed-up of exit heads over full depth by epsilon, one row a task, setting, series and epsilon. A series is a
+-- model, or what else was varied: confidence, KV policy and the heads asked.
+WITH heads AS (
+    SELECT task_label AS task, model, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting,
+           params ->> 'confidence' AS confidence, kv_policy, 'heads ' || (params ->> 'exit_blocks') AS asked,
+           CAST(params ->> 'epsilon' AS DOUBLE) AS epsilon, speedup, speedup_low, speedup_high, aa_low, aa_high,
+           timing_attempt_id, cell_id
+    FROM frontier
+    WHERE NOT random_weights AND execution = 'real' AND method = 'heads' AND params ->> 'rule' = 'epsilon'
+        AND coalesce(CAST(params ->> 'temperature' AS DOUBLE), 0) = 0 AND speedup IS NOT NULL
+)
+SELECT task, setting,
+       coalesce(
+           nullif(
+               concat_ws(
+                   ' · ', if(count(DISTINCT model) OVER () > 1, model, NULL),
+                   if(count(DISTINCT confidence) OVER () > 1, confidence, NULL),
+                   if(count(DISTINCT kv_policy) OVER () > 1, kv_policy, NULL),
+                   if(count(DISTINCT asked) OVER () > 1, asked, NULL)
+               ),
+               ''
+           ),
+           model
+       ) AS series,
+       epsilon, speedup AS value, speedup_low AS ci_low, speedup_high AS ci_high, aa_low, aa_high, n
+FROM heads
+JOIN (SELECT attempt_id AS timing_attempt_id, n FROM metric_values WHERE metric = 'speedup' AND is_current)
+    USING (timing_attempt_id)
+ORDER BY task, setting, series, epsilon, cell_id;

@@ -1,0 +1,48 @@
+-- Share of tokens that leave at each exit head, and at the last block, by epsilon, and half its 95% interval over
+-- documents: one row a task, setting, series, epsilon and exit layer, of series with several epsilons. A series is a model
+-- or what else was varied: confidence, KV policy and the heads asked.
+WITH heads AS (
+    SELECT task_label AS task, model, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting,
+           params ->> 'confidence' AS confidence, kv_policy, 'heads ' || (params ->> 'exit_blocks') AS asked,
+           CAST(params ->> 'epsilon' AS DOUBLE) AS epsilon, blocks, attempt_id
+    FROM frontier
+    WHERE NOT random_weights AND execution = 'real' AND method = 'heads' AND params ->> 'rule' = 'epsilon'
+        AND coalesce(CAST(params ->> 'temperature' AS DOUBLE), 0) = 0
+),
+named AS (
+    SELECT task, setting, epsilon, blocks, attempt_id,
+           coalesce(
+               nullif(
+                   concat_ws(
+                       ' · ', if(count(DISTINCT model) OVER () > 1, model, NULL),
+                       if(count(DISTINCT confidence) OVER () > 1, confidence, NULL),
+                       if(count(DISTINCT kv_policy) OVER () > 1, kv_policy, NULL),
+                       if(count(DISTINCT asked) OVER () > 1, asked, NULL)
+                   ),
+                   ''
+               ),
+               model
+           ) AS series
+    FROM heads
+    QUALIFY count(DISTINCT epsilon) OVER (PARTITION BY task, setting, model, confidence, kv_policy, asked) > 1
+),
+of_documents AS (
+    SELECT attempt_id, doc_key, exit_layer, count(*) AS tokens
+    FROM token_trace SEMI JOIN named USING (attempt_id)
+    GROUP BY ALL
+),
+layers AS (  -- every layer at which any setting of the series emits
+    SELECT DISTINCT task, setting, series, exit_layer FROM of_documents JOIN named USING (attempt_id)
+),
+counted AS (
+    SELECT named.*, d.doc_key, layers.exit_layer, d.n, coalesce(o.tokens, 0) AS tokens
+    FROM named
+    JOIN layers USING (task, setting, series)
+    JOIN (SELECT attempt_id, doc_key, sum(tokens) AS n FROM of_documents GROUP BY ALL) AS d USING (attempt_id)
+    LEFT JOIN of_documents AS o USING (attempt_id, doc_key, exit_layer)
+)
+SELECT task, setting, series, epsilon, exit_layer, blocks, sum(tokens) / sum(n) AS share,
+       half_width(tokens, n) AS half_width, CAST(sum(n) AS BIGINT) AS n
+FROM counted
+GROUP BY task, setting, series, epsilon, exit_layer, blocks, attempt_id
+ORDER BY task, setting, series, epsilon, exit_layer, attempt_id;

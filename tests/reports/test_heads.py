@@ -1,0 +1,115 @@
+"""Figures of exit heads by epsilon: their queries against NumPy over the same exits, and what is drawn."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from exitbench.reports import figures
+from exitbench.reports.figures import (
+    heads_fig2_quality_by_epsilon,
+    heads_fig3_speedup_by_epsilon,
+    heads_fig4_exit_distribution,
+)
+from exitbench.reports.frame import Frame
+from exitbench.reports.style import LIGHT, lay_out, theme
+from exitbench.results.database import open_database
+
+Rows = Callable[[Path, ModuleType, str], Frame]
+
+EPSILONS = (0.5, 0.9)
+BLOCKS = 4
+
+
+def params(**changes: Any) -> dict[str, Any]:
+    return {"rule": "epsilon", "epsilon": 0.9, "confidence": "margin", "exit_blocks": [], "temperature": 0.0, **changes}
+
+
+def exits(margin: np.ndarray, epsilon: float) -> np.ndarray:
+    """Exit layer of every token: heads after blocks 1 and 2, the first never used at the larger epsilon."""
+    taken = np.stack([(margin[:, 0] > 0.5) & (epsilon < 0.8), margin[:, 1] > epsilon], axis=1)
+    return np.where(taken.any(axis=1), taken.argmax(axis=1) + 1, BLOCKS)
+
+
+@pytest.fixture
+def database(maker: ModuleType, make_database: Callable[[], Path]) -> Path:
+    """One model; heads at two epsilons, and once each with another confidence, drawn tokens and a constant rule."""
+    others = (params(confidence="entropy"), params(temperature=1.0), params(rule="constant"))
+    maker.METHODS = maker.METHODS[:1]
+    maker.CALM = tuple(maker.Method("heads", one) for one in (*(params(epsilon=e) for e in EPSILONS), *others))
+    usual = maker._exits
+    maker._exits = lambda method, world: (
+        exits(world.margin, method.params["epsilon"]) if method.name == "heads" else usual(method, world)
+    )
+    return make_database()
+
+
+def drawn(module: Any, frame: Frame) -> Figure:
+    with theme(LIGHT):
+        figure: Figure = module.plot(frame)
+        lay_out(figure)
+        figure.draw_without_rendering()
+    return figure
+
+
+def test_each_epsilon_is_a_point_with_its_interval(database: Path, rows_of: Rows) -> None:
+    quality = rows_of(database, figures, "heads_fig2_quality_by_epsilon")
+    speed = rows_of(database, figures, "heads_fig3_speedup_by_epsilon")
+    with open_database(database) as opened:
+        known = opened.query("FROM metric_values WHERE method = 'heads' AND execution = 'real'").to_pylist()
+    for rows, metric in ((quality, "f1"), (speed, "speedup")):
+        assert [(row["series"], row["epsilon"]) for row in rows.rows] == [
+            ("entropy", 0.9),
+            ("margin", 0.5),
+            ("margin", 0.9),
+        ], "neither drawn tokens nor constant thresholds"
+        for row in rows.rows:
+            (one,) = [
+                other
+                for other in known
+                if other["metric"] == metric
+                and f'"epsilon":{row["epsilon"]}' in other["params"].replace(" ", "")
+                and row["series"] in other["params"]
+                and '"temperature":0.0' in other["params"].replace(" ", "")
+                and "constant" not in other["params"]
+            ]
+            assert [row[name] for name in ("value", "ci_low", "ci_high", "n")] == [
+                one[name] for name in ("value", "ci_low", "ci_high", "n")
+            ]
+    for module, rows in ((heads_fig2_quality_by_epsilon, quality), (heads_fig3_speedup_by_epsilon, speed)):
+        (axes,) = drawn(module, rows).axes
+        points = {line.get_marker(): list(line.get_ydata()) for line in axes.lines if line.get_marker() != "None"}
+        assert sorted(points.values()) == sorted(
+            [row["value"] for row in rows.rows if row["series"] == name] for name in ("entropy", "margin")
+        )
+    floor = [patch for patch in axes.patches if patch.get_width() == 1]
+    assert [(one.get_y(), one.get_y() + one.get_height()) for one in floor] == [
+        pytest.approx((min(speed.values("aa_low")), max(speed.values("aa_high"))))
+    ]
+
+
+def test_shares_of_exits_are_told_of_every_head_with_intervals_by_document(
+    database: Path, rows_of: Rows, maker: ModuleType
+) -> None:
+    rows = rows_of(database, figures, "heads_fig4_exit_distribution")
+    assert rows.distinct("series") == ["margin"], "one epsilon is no curve"
+    assert [(row["epsilon"], row["exit_layer"]) for row in rows.rows] == [
+        (epsilon, layer) for epsilon in EPSILONS for layer in (1, 2, BLOCKS)
+    ]
+    world = maker._world(maker.MODELS[0], maker.TASKS[0])
+    for row in rows.rows:
+        here = (exits(world.margin, row["epsilon"]) == row["exit_layer"]).reshape(maker.DOCUMENTS, maker.TOKENS)
+        assert row["share"] == pytest.approx(here.mean())
+        # documents are equally long, so that the ratio's interval is that of a mean over documents
+        assert row["half_width"] == pytest.approx(1.96 * here.mean(axis=1).std(ddof=1) / np.sqrt(maker.DOCUMENTS))
+        assert row["n"] == here.size
+    (axes,) = drawn(heads_fig4_exit_distribution, rows).axes
+    assert [list(line.get_ydata()) for line in axes.lines] == [
+        [row["share"] for row in rows.rows if row["exit_layer"] == layer] for layer in (1, 2, BLOCKS)
+    ]
+    (legend,) = axes.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["after block 1", "after block 2", "all 4 blocks"]
