@@ -70,6 +70,14 @@ def paper(session: nox.Session) -> None:
 
 
 @nox.session
+def readme(session: nox.Session) -> None:
+    """Make the README's table and picture anew, from the built-in suite's database."""
+    install(session)
+    database = session.posargs or ["runs/exitbench.duckdb"]
+    session.run("python", "-m", "exitbench.reports.readme", *database, env=OFFLINE)
+
+
+@nox.session
 def check(session: nox.Session) -> None:
     """Show what to know of the results before citing them; fails where a final report is refused."""
     install(session)

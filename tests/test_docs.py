@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 import sys
@@ -12,7 +13,10 @@ import pytest
 
 from exitbench.harness import cli
 from exitbench.harness.conformance import verdict
+from exitbench.harness.plan import make_plan
+from exitbench.harness.suite import load_suite
 from exitbench.methods import registry
+from exitbench.reports import readme
 from exitbench.results.cookbook import cookbook_markdown
 from exitbench.results.database import open_database
 from exitbench.results.described import schema_markdown
@@ -81,3 +85,15 @@ def test_the_document_on_the_schema_is_up_to_date() -> None:
 def test_the_cookbook_is_up_to_date() -> None:
     again = "exitbench sql --cookbook > docs/sql.md"
     assert (ROOT / "docs" / "sql.md").read_text(encoding="utf-8") == cookbook_markdown(), again
+
+
+def test_the_readmes_table_and_picture_are_made_from_its_data() -> None:
+    assert readme.shown_table(ROOT) == readme.table(ROOT), "nox -s readme"
+    assert (ROOT / readme.PICTURE).read_bytes() == readme.picture(ROOT), "nox -s readme"
+
+
+def test_the_readmes_results_are_of_cells_as_the_built_in_suite_has_them_today(tmp_path: Path) -> None:
+    plan = make_plan(load_suite("builtin"), tmp_path / "spool", tmp_path / "models", None)
+    today = {planned.item.cell.cell_id for group in plan.groups for planned in group.cells}
+    shown = {row["cell_id"] for row in json.loads((ROOT / readme.DATA).read_text())["highlights"]}
+    assert shown and shown <= today, "run `nox -s bench`, then `nox -s readme`"

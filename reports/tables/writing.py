@@ -22,10 +22,15 @@ _LATEX: Final[Mapping[str, str]] = {
 
 def markdown(table: FilledTable) -> str:
     """Return the table as a Markdown heading, caption and pipe table."""
+    return f"### {table.source.module.TITLE}\n\n{markdown_table(table)}\n"
+
+
+def markdown_table(table: FilledTable) -> str:
+    """Return the caption and the pipe table."""
     rule = "|" + "|".join("---:" if column.numeric else "---" for column in table.columns) + "|"
     lines = [_piped([column.heading for column in table.columns]), rule]
     lines += [_piped([cell.text for cell in row]) for row in table.rows]
-    return "\n\n".join([f"### {table.source.module.TITLE}", _caption(table), "\n".join(lines)]) + "\n"
+    return f"{_caption(table)}\n\n" + "\n".join(lines)
 
 
 def latex(table: FilledTable) -> str:
