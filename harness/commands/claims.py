@@ -7,7 +7,7 @@ from typing import Final
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.commands.folders import existing_database
 from exitbench.harness.commands.rows import FORMATS
-from exitbench.reports.claims import VERDICTS, Verdict, check_claim
+from exitbench.reports.claims import VERDICTS, Verdict, check_claims
 from exitbench.reports.claims.claim import Claim
 from exitbench.reports.claims.ledger import LEDGERS, read_claims
 from exitbench.reports.claims.words import COLUMNS, as_row, counted, in_full, markdown, table
@@ -26,7 +26,7 @@ def claims(arguments: Namespace) -> int:
     chosen = _chosen(arguments)
     wanted = _wanted(arguments.verdict)
     with open_database(existing_database(arguments)) as database:
-        verdicts = [check_claim(database, claim) for claim in chosen]
+        verdicts = check_claims(database, chosen)
     _print([it for it in verdicts if wanted in (None, it.verdict)], arguments)
     return 0
 

@@ -1,7 +1,7 @@
 """Reads the claims from the TOML files of this folder, one file a document."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -52,7 +52,9 @@ def read_file(file: Traversable) -> tuple[Claim, ...]:
     entries = content.pop("claim", None)
     if content or not isinstance(entries, list):
         raise UserError(f"{file.name}: must consist of [[claim]] tables.{_found(content)}")
-    return tuple(_claim(file.name, number, entry) for number, entry in enumerate(entries, start=1))
+    claims = tuple(_claim(file.name, number, entry) for number, entry in enumerate(entries, start=1))
+    _require_distinct(claims)
+    return claims
 
 
 def _found(content: Mapping[str, Any]) -> str:
@@ -99,9 +101,9 @@ def _claim(file: str, number: int, entry: Mapping[str, Any]) -> Claim:
 _KINDS: Final[Mapping[type, str]] = {str: "a text", float: "a number with a point", bool: "true or false"}
 
 
-def _require_distinct(claims: tuple[Claim, ...]) -> None:
+def _require_distinct(claims: Sequence[Claim]) -> None:
     seen: dict[str, str] = {}
     for claim in claims:
         if claim.claim_id in seen:
-            raise UserError(f"{claim.ledger}.toml: claim {claim.claim_id} is also in {seen[claim.claim_id]}.toml.")
+            raise UserError(f"{claim.ledger}.toml: claim {claim.claim_id} is already in {seen[claim.claim_id]}.toml.")
         seen[claim.claim_id] = claim.ledger

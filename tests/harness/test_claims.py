@@ -1,0 +1,63 @@
+"""`exitbench claims`: verdicts chosen by paper and verdict, one claim in full, in every format."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exitbench.harness.cli import main
+from exitbench.reports.claims.ledger import read_claims
+
+Claims = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def claims(example_database: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Claims:
+    """Run `exitbench claims` on the example's database, on a terminal of 100 columns."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(["claims", "--database", str(example_database), *arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_the_table_fits_the_terminal_and_counts_its_verdicts(claims: Claims) -> None:
+    code, out, _ = claims("--paper", "MEE")
+    assert code == 0 and max(map(len, out.splitlines())) <= 100
+    expected = sum(claim.ledger == "mee" for claim in read_claims())
+    assert out.splitlines()[-1].startswith(f"{expected} claims: ")
+    assert "mee-measures-save-time" in out and "natcap" not in out
+
+
+def test_verdicts_are_chosen_with_or_without_hyphens_and_come_as_json_and_csv(claims: Claims) -> None:
+    rows = json.loads(claims("--verdict", "does-not-hold", "--format", "json")[1])
+    assert {row["verdict"] for row in rows} == {"does not hold"}
+    assert {row["claim_id"] for row in rows} >= {"natcap-tables-3-and-10-agree", "prune-squad-gain-is-no-average"}
+    read = list(csv.DictReader(io.StringIO(claims("--verdict", "does not hold", "--format", "csv")[1])))
+    assert [row["claim_id"] for row in read] == [row["claim_id"] for row in rows]
+    markdown = claims("--verdict", "does not hold", "--format", "md")[1]
+    assert markdown.count("\n") == len(rows) + 2
+
+
+def test_one_claim_is_shown_with_its_query(claims: Claims) -> None:
+    code, out, _ = claims("natcap-tables-3-and-10-agree")
+    assert code == 0 and "0.74" in out and "does not hold" in out and "FROM published AS a" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["mee-measures-save-tim"], "Did you mean 'mee-measures-save-time'?"),
+        (["--paper", "met"], "Did you mean 'mee'?"),
+        (["--verdict", "hold"], "Did you mean 'holds'?"),
+        (["mee-measures-save-time", "--paper", "mee"], "leave out the claim"),
+    ],
+)
+def test_wrong_names_are_told_with_what_is_meant(claims: Claims, arguments: list[str], says: str) -> None:
+    code, out, err = claims(*arguments)
+    assert (code, out) == (2, "") and says in err
