@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from exitbench.reports.document_choice import BUDGET_BYTES, Group, choose
@@ -129,7 +130,7 @@ def _packed(database: Database, group: Group) -> bytes:
     # The gates were asked at the places of the probe; documents that one of them lacks have no scores at all.
     by_block = [_scores(scored(database, attempt_id, keys), probe, group.runs[0].blocks) for attempt_id in asked]
     exits = [quantised(own["score"].to_numpy()[rows], _SCORE_PLANES) for rows in _rows_by_run(own, attempts)]
-    reasons = sorted(set(own["reason"].to_pylist()))
+    reasons = sorted(pc.unique(own["reason"]).to_pylist())
     metric, scores = _document_scores(said, attempts, keys)
     header = {
         "texts": [texts[token_id] for token_id in ids],
@@ -143,7 +144,7 @@ def _packed(database: Database, group: Group) -> bytes:
         "length": (_lengths(own, attempts, keys), 2),
         "token": (places.of(own["token_id"]), places.planes),
         "exit": (own["exit_layer"].to_numpy(), 1),
-        "reason": (np.array([reasons.index(reason) for reason in own["reason"].to_pylist()]), 1),
+        "reason": (_ranks(own["reason"], reasons), 1),
         "score": (np.concatenate([steps for steps, _ in exits]), _SCORE_PLANES),
         "document_score": (scores, 2),
         **_probe_columns(probe, keys, places, group.runs[0].blocks),
@@ -192,8 +193,7 @@ def _order(own: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
 
 
 def _ranks(column: pa.ChunkedArray, values: Sequence[str]) -> Ints:
-    places = {value: place for place, value in enumerate(values)}
-    return np.array([places[value] for value in column.to_pylist()], dtype=np.int64)
+    return np.asarray(pc.index_in(column, pa.array(values, pa.string())), dtype=np.int64)
 
 
 def _lengths(own: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:

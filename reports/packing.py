@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_LEVEL: Final = 9
+_LEVEL: Final = 6
 
 
 def pack(header: Mapping[str, Any], columns: Mapping[str, tuple[ArrayLike, int]]) -> bytes:

@@ -1,4 +1,4 @@
-"""Commands that show what there is: report, check, claims, sql, compare, status, env, verify, list."""
+"""Commands that show what there is: report, show, check, claims, sql, compare, status, env, verify, list."""
 
 from pathlib import Path
 
@@ -12,6 +12,7 @@ def add_commands(commands: Commands) -> None:
     _add_report(commands)
     _add_check(commands)
     _add_claims(commands)
+    _add_show(commands)
     _add_sql(commands)
     _add_compare(commands)
     _add_status(commands)
@@ -65,6 +66,24 @@ def _add_claims(commands: Commands) -> None:
     about = "only claims with it: holds, does not hold, undecided, not comparable or not measured"
     parser.add_argument("--verdict", metavar="VERDICT", help=about)
     parser.add_argument("--format", choices=("table", "md", "json", "csv"), default="table")
+
+
+def _add_show(commands: Commands) -> None:
+    examples = (
+        "  exitbench show 'builtin-free/squad/free*0.9*' --doc 3\n"
+        "  exitbench show 20260102T0304 --doc 0014f2e1 --against 'builtin-free/squad/full'\n"
+        "  exitbench show bb965132 --doc 3 --token 5"
+    )
+    about = "Print an answer token by token, each in the colour of the block it left after; beside another run's."
+    parser = command(commands, "show", "show:show", about, examples)
+    naming = "attempt or cell id, or its beginning, or a glob over MODEL/TASK/METHOD"
+    parser.add_argument("run", metavar="RUN", help=f"the run: {naming}")
+    parser.add_argument(
+        "--doc", default="1", metavar="K", help="number of the document in the order of keys, or its key (1)"
+    )
+    parser.add_argument("--against", metavar="RUN2", help="a second run on the same document")
+    parser.add_argument("--token", type=positive, metavar="N", help="also what every block read out at token N")
+    add_database(parser)
 
 
 def _add_sql(commands: Commands) -> None:

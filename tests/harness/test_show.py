@@ -1,0 +1,205 @@
+"""``exitbench show``: what is printed is what the database has, in colour or with numbers, and text stays text."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from exitbench.harness.cli import main
+from exitbench.reports.answer import Answer, find_answers
+from exitbench.reports.exit_colours import shades
+from exitbench.reports.heat_map import HeatMap
+from exitbench.results.database import Database, open_database
+from exitbench.results.spelling import readable, visible
+
+CALM, STATIC, FULL = (f"world-t5/squad/{name}" for name in ("calm-softmax:threshold=0.3", "static", "full"))
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def stored(database: Path, method: str, threshold: str, place: int) -> tuple[str, list[tuple]]:
+    """The key of a document and its tokens, as a query has them."""
+    sql = """
+        SELECT doc_key, token_id, exit_layer, full_token_id, score FROM token_trace
+        WHERE model = 'world-t5' AND task = 'squad' AND execution = 'real' AND method = $method
+            AND coalesce(params ->> 'threshold', '') = $threshold ORDER BY doc_key, position
+    """
+    with open_database(database) as opened:
+        rows = opened.query(sql, {"method": method, "threshold": threshold}).to_pylist()
+    key = sorted({row["doc_key"] for row in rows})[place]
+    return key, [tuple(row.values())[1:] for row in rows if row["doc_key"] == key]
+
+
+def shown(database: Path, *arguments: str) -> int:
+    return main(["show", *arguments, "--database", str(database)])
+
+
+def test_without_colours_every_token_has_its_exit_layer(
+    example_database: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, tokens = stored(example_database, "calm-softmax", "0.3", 1)
+    assert shown(example_database, CALM, "--doc", "2") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"document 2 of 8: {key}, ")
+    (body,) = (line for line in lines if line.startswith("#"))
+    subscripts = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+    expected = [
+        f"#{token}{str(layer).translate(subscripts)}" + ("*" if token != full else "")
+        for token, layer, full, _ in tokens
+    ]
+    assert body.replace("≠ ", "").split(" ") == expected
+    first = next(n for n, (token, _, full, _) in enumerate(tokens) if token != full)
+    assert body.split("≠ ")[0].split(" ")[:-1] == expected[:first]
+    same = sum(token == full for token, _, full, _ in tokens)
+    assert f"{same} as full depth, first difference at token {first + 1}" in lines[3]
+    assert shown(example_database, CALM, "--doc", key) == 0
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_two_runs_are_shown_on_one_document(example_database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(example_database, FULL, "--against", STATIC) == 0
+    out = capsys.readouterr().out
+    assert out.index(FULL) < out.index(STATIC)
+    _, first = stored(example_database, "full", "", 0)
+    _, second = stored(example_database, "static", "", 0)
+    parted = next(n for n, (a, b) in enumerate(zip(first, second, strict=True), 1) if a[0] != b[0])
+    assert f"the answers part at token {parted}\n" in out
+
+
+def test_a_token_has_its_logit_lens_up_to_the_first_difference(
+    example_database: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, tokens = stored(example_database, "calm-softmax", "0.3", 1)
+    last = next(n for n, (token, _, full, _) in enumerate(tokens, 1) if token != full)
+    assert shown(example_database, CALM, "--doc", key, "--token", str(last)) == 0
+    table = [line.split() for line in capsys.readouterr().out.split("gate\n")[1].splitlines()]
+    with open_database(example_database) as database:
+        sql = "SELECT * FROM probe_trace WHERE model = 'world-t5' AND task = 'squad' AND doc_key = ? AND position = ?"
+        (probe,) = database.query(sql, [key, last]).to_pylist()
+    assert len(table) == len(probe["p1"])
+    for block, cells in enumerate(table, start=1):
+        assert int(cells[0]) == block
+        assert ("exit" in cells) == (block == tokens[last - 1][1])
+        assert ("oracle" in cells) == (block == probe["first_match"])
+        cells = [cell for cell in cells if cell not in ("exit", "oracle")]
+        assert cells[1:3] == [f"#{probe['top1_id'][block - 1]}", f"{probe['p1'][block - 1]:.2f}"]
+        assert cells[7:9] == [f"#{probe['rank_final'][block - 1]}", f"{probe['p_final'][block - 1]:.2f}"]
+    assert shown(example_database, CALM, "--doc", key, "--token", str(last + 1)) == 0
+    out = capsys.readouterr().out
+    assert f"left at token {last}: they say nothing about this token" in out and "1st" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["world-t5/squad/statik"], "Did you mean 'world-t5/squad/static'"),
+        ([STATIC, "--doc", "9"], "has no document '9'. Allowed: 1 to 8, or a key such as"),
+        ([STATIC, "--doc", "0"], "Allowed: 1 to 8"),
+        ([STATIC, "--doc", "d4735e3a265e16ef"], "Did you mean 'd4735e3a265e16ee'?"),
+        ([STATIC, "--token", "6"], "--token 6: world-t5/squad/static has tokens 1 to 5 here."),
+        (["world-t5/squad/calm*"], "names 3 quality runs, one is needed"),
+    ],
+)
+def test_what_fits_nothing_says_what_would(
+    example_database: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert shown(example_database, *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_terminal_gets_colours_unless_it_says_no(example_database: Path) -> None:
+    _, tokens = stored(example_database, "calm-softmax", "0.3", 0)
+    coloured = _in_a_terminal(example_database, COLORTERM="truecolor")
+    for _, layer, _, _ in tokens:
+        red, green, blue = bytes.fromhex(shades(6)[layer - 1].paper[1:])
+        assert f"48;2;{red};{green};{blue}m" in coloured
+    assert "₁" not in coloured
+    plain = _in_a_terminal(example_database, COLORTERM="truecolor", NO_COLOR="1")
+    assert "38;2" not in plain and "48;2" not in plain and "₁" in plain
+
+
+def _in_a_terminal(database: Path, **variables: str) -> str:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "exitbench.harness.cli", "show", CALM, "--database", str(database)]
+    environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    environment |= {"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **variables}
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        parts = []
+        while part := _read(ours):
+            parts.append(part)
+    os.close(ours)
+    assert process.returncode == 0
+    return b"".join(parts).decode()
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65_536)
+    except OSError:  # Linux says so that the other side has closed
+        return b""
+
+
+@pytest.fixture
+def answer(example_database: Path) -> Answer:
+    with open_database(example_database) as database:
+        return find_answers(database, [CALM], "1")[0]
+
+
+def printed(answer: Answer, texts: dict[int, str], *, colour: bool) -> str:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=colour, color_system="truecolor" if colour else None, width=80)
+    heat_map, spelled = HeatMap(console), replace(answer, texts=texts)
+    heat_map.print_answers([spelled])
+    heat_map.print_token(spelled, 1)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_what_a_model_wrote_does_nothing_to_the_terminal(answer: Answer, colour: bool) -> None:
+    hostile = (" [bold red]x[/]", "\x1b]0;title\x07\x1b[2J", "\u202eevil\u2066", " \n", "w" * 10_000, ":fire:")
+    texts = {token_id: hostile[n % len(hostile)] for n, token_id in enumerate(sorted(answer.texts))}
+    first = next(iter(answer.tokens))["token_id"]
+    texts[first] = hostile[1] + "y" * 200
+    out = ESCAPE.sub("", printed(answer, texts, colour=colour))
+    assert not set(out) & {"\x1b", "\x07", "\u202e", "\u2066"}
+    assert r"\x1b]0;title\x07\x1b[2J" in out and len(out) < 20_000
+    assert "y" * 200 in out.replace("\n", "")  # the token that is asked for, all of it
+    every = {token_id: hostile[0] for token_id in texts}
+    assert "[bold red]x[/]" in ESCAPE.sub("", printed(answer, every, colour=colour))
+
+
+def test_an_ascii_terminal_gets_ascii(example_database: Path) -> None:
+    out = _in_a_terminal(example_database, PYTHONIOENCODING="ascii", NO_COLOR="1")
+    _, tokens = stored(example_database, "calm-softmax", "0.3", 0)
+    assert out.isascii() and f"#{tokens[0][0]}[{tokens[0][1]}]" in out
+
+
+def test_tokens_are_spelled_as_people_read_them() -> None:
+    assert [readable(text, "sentencepiece", True) for text in ("▁cat", "s", "▁")] == [" cat", "s", " "]
+    assert [readable(text, "bytes", True) for text in ("Ġcat", "Ċ", "Ã©", "Ã")] == [" cat", "\n", "é", "\\xc3"]
+    assert [readable(text, "wordpiece", False) for text in ("cat", "##s")] == [" cat", "s"]
+    assert [readable(text, "words", True) for text in ("cat", ".")] == [" cat", " ."]
+    assert readable("</s>", "bytes", None) == " </s>"
+    assert visible("a\tb\u200fc\U000e0001é") == r"a\tb\u200fc\U000e0001é"
+
+
+def test_older_attempts_are_reached_by_their_id(example_database: Path) -> None:
+    with open_database(example_database) as database:
+        assert _ids(database) == {
+            answer.run.attempt_id for answer in find_answers(database, sorted(_ids(database)), "1")
+        }
+
+
+def _ids(database: Database) -> set[str]:
+    sql = """
+        SELECT attempt_id FROM attempt JOIN cell USING (cell_id) JOIN dataset_artifact USING (data_id)
+        WHERE status = 'ok' AND kind = 'quality' AND task = 'squad'
+    """
+    return set(database.query(sql)["attempt_id"].to_pylist())
