@@ -61,12 +61,16 @@ def draw(name: str, frame: Frame, folder: Path) -> tuple[str, str]:
         folder: Where to write.
     """
     (source,) = (source for source in discover(figures) if source.name == name)
-    with style.theme(style.LIGHT):
-        figure = source.module.plot(frame)
-        style.lay_out(figure)
-        for kind in KINDS:
-            (folder / f"{name}.{kind}").write_bytes(style.save(figure, kind))
-        return name, themed_uri(style.save(figure, "svg", letters="none"))
+    try:
+        with style.theme(style.LIGHT):
+            figure = source.module.plot(frame)
+            style.lay_out(figure)
+            for kind in KINDS:
+                (folder / f"{name}.{kind}").write_bytes(style.save(figure, kind))
+            return name, themed_uri(style.save(figure, "svg", letters="none"))
+    except Exception as error:
+        error.add_note(f"while drawing {name}")
+        raise
 
 
 def data_uri(media_type: str, content: bytes) -> str:

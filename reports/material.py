@@ -9,6 +9,7 @@ from types import ModuleType
 from exitbench.errors import UserError, suggestion
 from exitbench.reports import figures, tables
 from exitbench.reports.claims import Verdict, check_claims
+from exitbench.reports.documents import documents_payload
 from exitbench.reports.frame import Frame
 from exitbench.reports.sources import SECTIONS, Source, discover
 from exitbench.results.database import Database, open_database
@@ -22,14 +23,18 @@ class Material:
     """What a report is made from.
 
     Attributes:
+        paper: The only paper that it is of; None for everything.
         figures: Every figure with its rows, in the order of the page.
         tables: Every table with its rows, likewise.
         claims: Verdicts on the claims of papers.
+        documents: What the page's document browser shows (`reports.documents`); None where nothing answered.
     """
 
+    paper: str | None
     figures: tuple[tuple[Source, Frame], ...]
     tables: tuple[tuple[Source, Frame], ...]
     claims: tuple[Verdict, ...]
+    documents: bytes | None
 
 
 def read_material(path: Path, paper: str | None = None) -> Material:
@@ -46,9 +51,11 @@ def read_material(path: Path, paper: str | None = None) -> Material:
         wanted = {package: _wanted(package, paper) for package in (figures, tables)}
         _keep_shared_view(database, [source for sources in wanted.values() for source in sources])
         return Material(
+            paper,
             _asked(database, wanted[figures]),
             _asked(database, wanted[tables]),
             tuple(verdict for verdict in check_claims(database) if paper in (None, verdict.claim.ledger)),
+            documents_payload(database) if paper is None else None,
         )
 
 
@@ -78,7 +85,14 @@ def _wanted(package: ModuleType, paper: str | None) -> list[Source]:
 
 
 def _asked(database: Database, sources: Iterable[Source]) -> tuple[tuple[Source, Frame], ...]:
-    return tuple((source, Frame.query(database, source.sql)) for source in sources)
+    return tuple((source, _ask(database, source)) for source in sources)
+
+
+def _ask(database: Database, source: Source) -> Frame:
+    try:
+        return Frame.query(database, source.sql)
+    except UserError as error:
+        raise UserError(f"{source.name}.sql: {error}") from error
 
 
 def _keep_shared_view(database: Database, sources: list[Source]) -> None:

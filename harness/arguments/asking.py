@@ -4,7 +4,6 @@ from pathlib import Path
 
 from exitbench.harness.arguments.common import Commands, add_database, add_runs, command, positive
 from exitbench.harness.commands.listing import LISTS
-from exitbench.reports.sources import PAPERS
 
 
 def add_commands(commands: Commands) -> None:
@@ -31,7 +30,7 @@ def _add_report(commands: Commands) -> None:
     )
     parser = command(commands, "report", "report:report", "Write every figure and table from the database.", examples)
     add_database(parser)
-    parser.add_argument("--paper", choices=PAPERS, help="only figures, tables and claims of this paper")
+    parser.add_argument("--paper", metavar="NAME", help="only what is of this paper: mee, prune, natcap or heads")
     parser.add_argument(
         "--format", choices=("html", "md", "latex"), default="html", help="the page (html), or tables as text"
     )

@@ -4,7 +4,7 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from exitbench.errors import UserError
+from exitbench.errors import UserError, suggestion
 from exitbench.harness.commands.folders import existing_database, existing_runs
 
 
@@ -14,6 +14,10 @@ def report(arguments: Namespace) -> int:
     Raises:
         UserError: The database cannot be opened, its findings forbid a final report, or the folder cannot be written.
     """
+    from exitbench.reports.sources import PAPERS
+
+    if arguments.paper not in (None, *PAPERS):
+        raise UserError(f"No paper is called {arguments.paper!r}.{suggestion(arguments.paper, PAPERS)}")
     if arguments.format != "html":
         return _print_tables(arguments)
     if arguments.only != "*":

@@ -26,8 +26,11 @@ from exitbench.reports.style import series_styles
 from exitbench.reports.tables.filled import FilledTable
 
 _HERE: Final = Path(__file__).parent
-_STYLES: Final = ("page.css", "chart.css")
-_SCRIPTS: Final = ("page.js", "chart.js")
+_STYLES: Final = ("page.css", "chart.css", "documents.css")
+_SCRIPTS: Final = (
+    *("page.js", "chart.js"),
+    *("documents_data.js", "documents_panel.js", "documents_answer.js", "documents.js"),
+)
 _MOST_ROWS: Final = 1000
 """More rows of a table are in its CSV file only: nobody reads them, and they would be most of the page."""
 _POINT: Final = (
@@ -77,9 +80,11 @@ def page(material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[Fill
         style_hash=_integrity(style),
         script_hashes=" ".join(f"'{_integrity(script)}'" for script in scripts),
         sections=_sections(drawn, filled),
+        whole=material.paper is None,
         most_rows=_MOST_ROWS,
         severe=severe,
         claims=material.claims,
+        documents=base64.b64encode(material.documents or b"").decode("ascii"),
         verdicts={verdict: verdicts[verdict] for verdict in VERDICTS},
         points=_points(next((frame for source, frame in material.tables if source.name == "summary"), None)),
     )

@@ -72,7 +72,7 @@
     const shown = visible.filter((p) => Number.isFinite(x.at(p)) && Number.isFinite(y.at(p)));
     canvas.replaceChildren();
     tip.hidden = true;
-    chart.querySelector(".legend").replaceChildren();
+    chart.querySelector(".methods").replaceChildren();
     if (!shown.length) {
       canvas.textContent = visible.length ? "None of these rows has both of these values." : "No row is left.";
       return;
@@ -143,7 +143,7 @@
   };
   const legend = (shown) => {
     for (const method of [...new Set(shown.map((p) => p.method))].sort()) {
-      const entry = chart.querySelector(".legend").appendChild(document.createElement("span"));
+      const entry = chart.querySelector(".methods").appendChild(document.createElement("span"));
       const [colour, marker] = styles[method];
       const svg = make(entry, "svg", { viewBox: "-7 -7 14 14", width: 14, height: 14, "aria-hidden": true });
       make(svg, "path", { d: MARKS[marker], fill: colour });
