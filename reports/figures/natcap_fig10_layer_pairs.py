@@ -16,9 +16,9 @@ __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
 TITLE = "How alike the blocks of a model are"
 CAPTION = (
     "Above: cosine between the states after two blocks, both through the final norm. Below: Jensen-Shannon divergence "
-    "(nats, 0 to ln 2) between what the LM head reads out of them. Means over the tokens of a few documents; half the "
-    "width of the widest 95 % interval over documents is in brackets beside the measure. " + TRAINED + " After Figure "
-    "10 of Early Exit Is a Natural Capability, which shows one sentence."
+    "(nats, 0 to ln 2) between what the LM head reads out of them. Means over the tokens of a few documents, of the "
+    "first five models by name; in brackets beside the measure half the width of the widest 95 % interval over "
+    "documents. " + TRAINED + " After Figure 10 of Early Exit Is a Natural Capability, which shows one sentence."
 )
 
 _MEASURES = {"cosine": ("cosine", 1.0), "jsd": ("JSD, nats", float(np.log(2)))}
@@ -29,19 +29,20 @@ def plot(frame: Frame) -> Figure:
     """Draw a column a model and a row a measure; frame: cosine and jsd by block_a and block_b."""
     models = list(frame.groups("series"))[:_MOST_ACROSS]
     side = WIDTH_INCHES / max(3, len(models) + 0.6)
-    figure = Figure(figsize=(WIDTH_INCHES, 2 * side + 1.3), layout="constrained")
+    figure = Figure(figsize=(WIDTH_INCHES, 2 * side + 0.8), layout="constrained")
     grid = figure.subplots(2, len(models), squeeze=False)
     for panels, (column, (label, high)) in zip(grid, _MEASURES.items(), strict=True):
         low = min(0.0, *frame.values(column)) if column == "cosine" else 0.0
         for axes, ((series,), rows) in zip(panels, models, strict=True):
             image = _panel(axes, rows, column, low, high)
-            axes.set_title(shorten(series, 100 // (len(models) + 2)), fontsize=8)
+            axes.set_title(shorten(series, 84 // len(models)), fontsize=8)
         widest = max((half for half in frame.values(f"{column}_half_width") if half is not None), default=0.0)
         bar = figure.colorbar(image, ax=list(panels), shrink=0.85, aspect=14, pad=0.01)
         bar.set_label(f"{label} (± {widest:.2f})")
         panels[0].set_ylabel("layer (blocks executed)")
     for axes in grid[1]:
-        axes.set_xlabel(count(frame.values("n"), "tokens") if axes is grid[1][0] else "")
+        axes.set_xlabel("layer (blocks executed)")
+    figure.suptitle(count(frame.values("n"), "tokens a model"), x=0.99, ha="right", fontsize=9)
     return figure
 
 

@@ -8,7 +8,7 @@ WITH trained AS (
 ),
 documents AS (
     SELECT p.task_label, p.model, v.begins_word, p.attempt_id, p.doc_key, sum(p.first_match) AS exits, count(*) AS n,
-           max(len(p.p1)) AS blocks
+           max(r.blocks) AS blocks
     FROM probe_trace AS p
     JOIN runs AS r USING (attempt_id)
     JOIN vocabulary AS v ON v.tokenizer_sha256 = r.tokenizer_sha256 AND v.token_id = p.token_id

@@ -12,9 +12,10 @@ classes AS (
 ),
 summed AS (  -- a document's tokens of one class of positions
     SELECT task_label, model, attempt_id, doc_key, width, (position - 1) // width AS class,
-           sum(first_match) AS exits, count(*) AS n, max(len(p1)) AS blocks
+           sum(first_match) AS exits, count(*) AS n, max(blocks) AS blocks
     FROM probe_trace
     JOIN classes USING (task_label)
+    JOIN (SELECT attempt_id, blocks FROM runs) USING (attempt_id)
     WHERE NOT random_weights
     GROUP BY ALL
 ),

@@ -25,7 +25,7 @@ ranked AS (
 read AS (
     SELECT k.model, coalesce(t.training, 'not known') AS training, k.task_label AS task, k.doc_key, k.position, k.block,
            k.read_out, k.top_p[1] AS probability,
-           string_agg(coalesce(v.text, '#' || k.id), ' ' ORDER BY k.rank) AS tokens,
+           string_agg(coalesce(replace(v.text, chr(10), '\n'), '#' || k.id), ' ' ORDER BY k.rank) AS tokens,
            string_agg(k.id::VARCHAR, ' ' ORDER BY k.rank) AS ids,
            min(k.rank) FILTER (k.id = k.final_id) AS final_rank, k.entropy
     FROM ranked AS k

@@ -28,7 +28,7 @@ tokens AS (
     WHERE NOT t.random_weights AND t.method = 'oracle' AND t.params ->> 'match' = 'first' AND t.execution = 'real'
 ),
 spelled AS (
-    SELECT t.*, r.blocks, coalesce(v.text, '#' || t.token_id) || '/' || t.exit_layer AS word
+    SELECT t.*, r.blocks, coalesce(replace(v.text, chr(10), '\n'), '#' || t.token_id) || '/' || t.exit_layer AS word
     FROM tokens AS t
     JOIN runs AS r USING (attempt_id)
     LEFT JOIN vocabulary AS v ON v.tokenizer_sha256 = r.tokenizer_sha256 AND v.token_id = t.token_id

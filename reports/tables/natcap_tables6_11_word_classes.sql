@@ -7,7 +7,7 @@ WITH tagged AS (
 ),
 documents AS (
     SELECT p.task_label, p.model, t.tagger, t.upos, p.attempt_id, p.doc_key, sum(p.first_match) AS exits,
-           count(*) AS n, max(len(p.p1)) AS blocks
+           count(*) AS n, max(r.blocks) AS blocks
     FROM tagged AS t
     JOIN runs AS r ON r.setting_id = t.setting_id AND r.kind = 'probe'
     JOIN probe_trace AS p

@@ -1,0 +1,503 @@
+"""Figures and tables of the natural-capability paper: their queries against slow ones in Python, and what is drawn."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from math import sqrt
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from exitbench.reports import figures, tables
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.sources import discover
+from exitbench.reports.style import LIGHT, MUTED, lay_out, theme
+from exitbench.results.database import open_database
+
+Rows = Callable[[Path, ModuleType, str], Frame]
+
+LOSSES = {"world-t5": "last", "world-gpt": "weighted"}
+SERIES = {"world-t5": "world-t5, last", "world-gpt": "world-gpt, joint"}
+TOKENS = 15  # more than a dozen: classes of positions are two wide
+RECORDED = 3  # tokens of a document whose sub-layers are recorded
+READ_OUTS = ("self-attention", "after-attention", "feed-forward", "block")
+UNDRAWABLE = 7  # id of a token that the figures' font cannot spell
+NO_TEXT = 5
+TAGGED = 8  # tokens of an answer, the first
+TAGS = ("NOUN", "PUNCT", "VERB")
+
+
+def changed(maker: ModuleType) -> None:
+    """A gate swept over thresholds, with a replay of each, and the oracle of first matches."""
+    maker.TASKS, maker.TOKENS, maker.KINDS = maker.TASKS[:1], TOKENS, maker.KINDS * 3
+    maker.METHODS = (maker.FULL, maker.Method("oracle", {"match": "first"}))
+    maker.CALM = tuple(maker.Method("max-prob", {"threshold": threshold}) for threshold in (0.4, 0.9, 0.999))
+
+    def exits(method: Any, world: Any) -> np.ndarray:
+        blocks = world.margin.shape[1]
+        leaves = {
+            "full": np.zeros_like(world.margin, bool),
+            "oracle": world.top1_id == world.final_id[:, None],
+            "max-prob": world.margin >= method.params.get("threshold", 2),
+        }[method.name]
+        return np.where(leaves.any(axis=1), leaves.argmax(axis=1) + 1, blocks)
+
+    maker._exits, maker._write_preparations = exits, lambda *_: None
+
+
+@pytest.fixture(scope="module")
+def database(database_of: Callable[[Callable[[ModuleType], None]], Path]) -> Path:
+    """Probes, gates and oracle of two models; sub-layers, pairs of blocks, spellings and tags are written by hand."""
+    path = database_of(changed)
+    models = asked(
+        path,
+        "SELECT model AS name, attempt_id, tokenizer_sha256, blocks, full_depth_attempt_id FROM runs "
+        "WHERE kind = 'probe' ORDER BY model",
+    )
+    documents = [row["doc_key"] for row in asked(path, "SELECT DISTINCT doc_key FROM probe_trace ORDER BY 1")]
+    with duckdb.connect(path) as connection:
+
+        def insert(table: str, rows: list[dict[str, Any]]) -> None:
+            connection.register("given", pa.Table.from_pylist(rows))
+            connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM given")
+
+        for name, weights in connection.execute("SELECT name, weights_sha256 FROM model_artifact").fetchall():
+            card = json.dumps({"recipe": {"objective": {"loss": LOSSES[name]}}})
+            insert("training_run", [{"weights_sha256": weights, "recipe": "r", "card": card}])
+        for model in models:
+            insert("token_text", spellings(model["tokenizer_sha256"]))
+            insert("layer_pair", pairs(model["attempt_id"], documents[:4], model["blocks"]))
+            insert("sublayer_token", sublayers(model["attempt_id"], documents[:4], model["blocks"]))
+            insert("token_tag", tags(model["full_depth_attempt_id"], documents))
+    return path
+
+
+def spellings(tokenizer: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "tokenizer_sha256": tokenizer,
+            "token_id": i,
+            "text": spelled(i),
+            "begins_word": None if i == NO_TEXT else i % 3 > 0,
+        }
+        for i in range(100)
+    ]
+
+
+def spelled(token_id: int) -> str:
+    return "\U0001f980" if token_id == UNDRAWABLE else f"w{token_id}"
+
+
+def pairs(attempt: str, documents: list[str], blocks: int) -> list[dict[str, Any]]:
+    """Cosine and divergence that follow from how far blocks are apart, a little different for each document."""
+    return [
+        {
+            "attempt_id": attempt,
+            "doc_key": key,
+            "block_a": a,
+            "block_b": b,
+            "cosine": 1 - abs(a - b) / 10 - place / 50,
+            "jsd": abs(a - b) / 20,
+            "n": 5 + place,
+        }
+        for place, key in enumerate(documents)
+        for a in range(1, blocks + 1)
+        for b in range(1, blocks + 1)
+    ]
+
+
+def sublayers(attempt: str, documents: list[str], blocks: int) -> list[dict[str, Any]]:
+    """Read-outs at random."""
+    rng = np.random.default_rng(blocks)
+    return [
+        {
+            "attempt_id": attempt,
+            "doc_key": key,
+            "position": position,
+            "token_id": 1,
+            "block": block,
+            "read_out": part,
+            "top_ids": rng.choice(100, 10, replace=False).tolist(),
+            "top_p": (np.sort(rng.random(10))[::-1] / 10).tolist(),
+            "entropy": 1.5,
+        }
+        for key in documents
+        for position in range(1, RECORDED + 1)
+        for block in range(1, blocks + 1)
+        for part in READ_OUTS
+    ]
+
+
+def tags(attempt: str, documents: list[str]) -> list[dict[str, Any]]:
+    return [
+        {"attempt_id": attempt, "doc_key": key, "position": i, "upos": TAGS[i % 3], "tagger": "tagger 1"}
+        for key in documents
+        for i in range(1, TAGGED + 1)
+    ]
+
+
+@pytest.fixture(scope="module")
+def probed(database: Path) -> list[Row]:
+    """Every probed token."""
+    return asked(
+        database,
+        "SELECT model, attempt_id, doc_key, position, token_id, first_match, p1, top1_id, top2_id, top3_id, p_final, "
+        "full_token_id FROM probe_trace ORDER BY ALL",
+    )
+
+
+def asked(database: Path, sql: str) -> list[Row]:
+    with open_database(database) as opened:
+        return list(Frame.query(opened, sql).rows)
+
+
+def mean_and_half(pairs: Iterable[tuple[str, float]]) -> tuple[float, float]:
+    """Mean of (document, value), and half its 95 % interval from the documents' residuals."""
+    sums, counts = defaultdict(float), defaultdict(int)
+    for document, value in pairs:
+        sums[document] += value
+        counts[document] += 1
+    total, n = sum(counts.values()), len(counts)
+    mean = sum(sums.values()) / total
+    spread = sum((sums[key] - mean * counts[key]) ** 2 for key in counts)
+    return mean, 1.96 / total * sqrt(n / (n - 1) * spread)
+
+
+def of_model(rows: Iterable[Row], model: str) -> list[Row]:
+    return [row for row in rows if row["model"] == model]
+
+
+def by_document(rows: Iterable[Row], value: Callable[[Row], float]) -> list[tuple[str, float]]:
+    return [(row["doc_key"], value(row)) for row in rows]
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
+    """matplotlib warns where the parts of a figure do not fit, and where its font lacks a letter."""
+    yield
+    assert [str(one.message) for one in recwarn] == []
+
+
+def drawn(name: str, frame: Frame) -> Figure:
+    module = next(source.module for source in discover(figures) if source.name == name)
+    with theme(LIGHT):
+        figure: Figure = module.plot(frame)
+        lay_out(figure)
+        figure.draw_without_rendering()
+    return figure
+
+
+def heights(axes: Iterable[Axes]) -> list[float]:
+    """y of every marker."""
+    return [y for one in axes for line in one.lines if line.get_marker() not in ("None", "") for y in line.get_ydata()]
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text"))]
+
+
+def cells(name: str, row: Row) -> dict[str, str]:
+    module = next(source.module for source in discover(tables) if source.name == name)
+    return {column.heading: column.cell(row).text for column in module.COLUMNS}
+
+
+def test_first_matches_and_their_mean(database: Path, rows_of: Rows, probed: list[Row]) -> None:
+    rows = rows_of(database, figures, "natcap_fig1_first_match")
+    ours = [row for row in rows.rows if row["origin"] == "ours"]
+    assert {(row["model"], row["series"]) for row in ours} == set(SERIES.items())
+    for row in ours:
+        tokens = of_model(probed, row["model"])
+        share = mean_and_half(by_document(tokens, lambda one, block=row["block"]: float(one["first_match"] == block)))
+        ideal = mean_and_half(by_document(tokens, lambda one: one["first_match"]))
+        assert (row["share"], row["half_width"]) == pytest.approx(share, abs=1e-6)
+        assert (row["ideal_exit"], row["ideal_half_width"]) == pytest.approx(ideal, abs=1e-6)
+        assert (row["blocks"], row["n"]) == (len(tokens[0]["p1"]), len(tokens))
+    published = [(row["ideal_exit"], row["blocks"]) for row in rows.rows if row["origin"] == "published"]
+    assert sorted(published) == [(20.67, 32), (23.47, 40)]  # NarrativeQA, beside squad
+
+    (axes,) = drawn("natcap_fig1_first_match", rows).axes
+    crosses = [x for line in axes.lines if line.get_marker() == "x" for x in line.get_xdata()]
+    assert crosses == pytest.approx([23.47 / 40 * 6, 20.67 / 32 * 6])
+    ideals = {row["ideal_exit"] for row in ours}
+    above = [x for line in axes.lines for x, y in zip(*line.get_data(), strict=True) if y > 1.02]
+    assert sorted(set(above) - set(crosses)) == sorted(ideals)
+    assert [y for y in heights([axes]) if y <= 1.02] == [
+        row["share"] for series in sorted(SERIES.values()) for row in ours if row["series"] == series
+    ]
+
+
+def test_the_example_is_the_surest_of_the_latest_tokens(database: Path, rows_of: Rows, probed: list[Row]) -> None:
+    rows = rows_of(database, figures, "natcap_fig2_hypotheses")
+    figure = drawn("natcap_fig2_hypotheses", rows)
+    for axes, ((model,), part) in zip(figure.axes, rows.groups("model"), strict=True):
+        tokens = of_model(probed, model)
+        latest = max(token["first_match"] for token in tokens)
+        late = [token for token in tokens if token["first_match"] == latest]
+        token = min(late, key=lambda one: (-one["p_final"][-1], one["doc_key"], one["position"]))
+        for row in part.rows:
+            assert (row["doc_key"], row["position"]) == (token["doc_key"], token["position"])
+            token_id = token[f"top{row['rank']}_id"][row["block"] - 1]
+            assert (row["token_id"], row["is_final"]) == (token_id, token_id == token["full_token_id"])
+            assert row["text"] == spelled(token_id)
+        bold = [text for text in axes.texts if text.get_fontweight() == "bold"]
+        assert len(bold) == sum(row["is_final"] for row in part.rows)
+        assert len([text for text in axes.texts if text.get_text()[-5:-2] in (" 0.", " 1.")]) == len(part.rows)
+
+
+def test_a_letter_that_the_font_lacks_is_a_box(database: Path, rows_of: Rows) -> None:
+    rows = rows_of(database, figures, "natcap_fig2_hypotheses")
+    shown = ({**row, "text": text} for row, text in zip(rows.rows, ["\U0001f980", "a\nb", "Ġc", None], strict=False))
+    words = " ".join(texts(drawn("natcap_fig2_hypotheses", Frame(rows.columns, tuple(shown)))))
+    assert all(word in words for word in ("□ ", "a\\nb ", "▁c ", f"{rows.rows[3]['token_id']} "))
+
+
+def gates(database: Path) -> dict[str, Row]:
+    """The least careful threshold of each model that keeps 98 % of the score."""
+    kept = asked(
+        database,
+        "SELECT * FROM frontier WHERE method = 'max-prob' AND execution = 'real' AND value >= 0.98 * full_value",
+    )
+    return {
+        model: min(of_model(kept, model), key=lambda row: row["mean_exit_layer"])
+        for model in {r["model"] for r in kept}
+    }
+
+
+def test_a_gate_is_shown_at_the_least_careful_threshold_that_keeps_the_score(
+    database: Path, rows_of: Rows, probed: list[Row]
+) -> None:
+    rows = rows_of(database, figures, "natcap_fig3_7_8_9_gates")
+    chosen = gates(database)
+    assert {r["model"]: r["params"] for r in rows.rows if r["method"] == "max-prob"} == {
+        model: row["params"] for model, row in chosen.items()
+    }
+    assert {r["model"] for r in rows.rows if r["method"] == "oracle"} == set(LOSSES)
+    ideal = {(token["model"], token["doc_key"], token["position"]): token["first_match"] for token in probed}
+    for row in (row for row in rows.rows if row["method"] == "max-prob"):
+        exits = asked(
+            database,
+            "SELECT model, doc_key, position, exit_layer FROM token_trace WHERE execution = 'simulated' "
+            f"AND model = '{row['model']}' AND params = '{row['params']}'",
+        )
+        apart = by_document(
+            exits, lambda one: abs(one["exit_layer"] - ideal[one["model"], one["doc_key"], one["position"]])
+        )
+        assert (row["distance"], row["distance_half_width"]) == pytest.approx(mean_and_half(apart), abs=1e-6)
+        mean_exit = np.mean([one["exit_layer"] for one in exits])
+        assert row["simulated_speedup"] == pytest.approx(row["blocks"] / mean_exit, abs=1e-6)
+        assert row["speedup"] == chosen[row["model"]]["speedup"]
+
+
+def test_simulated_gates_are_hollow_and_measured_ones_filled(database: Path, rows_of: Rows) -> None:
+    rows = rows_of(database, figures, "natcap_fig3_7_8_9_gates")
+    slow = Frame(rows.columns, tuple({**row, "inside_noise_floor": row["method"] == "oracle"} for row in rows.rows))
+    panels = drawn("natcap_fig3_7_8_9_gates", slow).axes
+    titles = [axes.get_title(loc="left") for axes in panels[:2]]
+    assert titles == ["without joint optimisation", "with joint optimisation"]
+    distances = [row["distance"] for row in rows.rows if row["method"] == "max-prob"]
+    assert sorted(heights(panels[:2])) == sorted(distances)
+    fills = {
+        value: to_hex(str(line.get_markerfacecolor()))
+        for axes in panels[2:]
+        for line in axes.lines
+        if line.get_marker() not in ("None", "")
+        for value in line.get_ydata()
+    }
+    for row in slow.rows:
+        assert (fills[row["speedup"]] == MUTED) == row["inside_noise_floor"]
+        assert row["simulated_speedup"] is None or fills[row["simulated_speedup"]] == "#ffffff"
+
+
+def test_models_whose_gates_keep_too_little_say_so(database: Path, rows_of: Rows) -> None:
+    rows = rows_of(database, figures, "natcap_fig3_7_8_9_gates")
+    oracles = Frame(rows.columns, tuple(row for row in rows.rows if row["method"] == "oracle"))
+    assert sum("keeps 98 %" in text for text in texts(drawn("natcap_fig3_7_8_9_gates", oracles))) == 2
+
+
+def test_confidence_by_block(database: Path, rows_of: Rows, probed: list[Row]) -> None:
+    rows = rows_of(database, figures, "natcap_fig4_confidence")
+    for row in rows.rows:
+        tokens = by_document(of_model(probed, row["model"]), lambda one, block=row["block"]: one["p1"][block - 1])
+        assert (row["mean"], row["half_width"]) == pytest.approx(mean_and_half(tokens), abs=1e-6)
+    assert sorted(heights(drawn("natcap_fig4_confidence", rows).axes)) == sorted(rows.values("mean"))
+
+
+def test_ideal_exits_along_an_answer_are_of_classes_of_positions(
+    database: Path, rows_of: Rows, probed: list[Row]
+) -> None:
+    rows = rows_of(database, figures, "natcap_fig5_length")
+    along = [row for row in rows.rows if row["measure"] == "position"]
+    assert [row["x"] for row in of_model(along, "world-gpt")] == [1.5, 3.5, 5.5, 7.5, 9.5, 11.5, 13.5, 15.5]
+    for row in rows.rows:
+        tokens = of_model(probed, row["model"])
+        if row["measure"] == "position":
+            tokens = [one for one in tokens if abs(one["position"] - row["x"]) < 1]
+        expected = mean_and_half(by_document(tokens, lambda one: one["first_match"]))
+        assert (row["ideal_exit"], row["half_width"]) == pytest.approx(expected, abs=1e-6)
+        assert row["n"] == len(tokens)
+    assert {row["x"] for row in rows.rows if row["measure"] == "length"} == {15.5}  # all answers are 15 long
+    assert sorted(heights(drawn("natcap_fig5_length", rows).axes)) == sorted(rows.values("ideal_exit"))
+
+
+def test_pieces_of_words(database: Path, rows_of: Rows, probed: list[Row]) -> None:
+    rows = rows_of(database, figures, "natcap_fig11_subwords")
+    assert len(rows.rows) == 4
+    for row in rows.rows:
+        later = row["part"] == "later piece"
+        worded = [one for one in of_model(probed, row["model"]) if one["token_id"] != NO_TEXT]
+        tokens = [one for one in worded if (one["token_id"] % 3 == 0) == later]
+        expected = mean_and_half(by_document(tokens, lambda one: one["first_match"]))
+        assert (row["ideal_exit"], row["half_width"]) == pytest.approx(expected, abs=1e-6)
+        assert row["share"] == pytest.approx(len(tokens) / len(worded))
+    exits, shares = drawn("natcap_fig11_subwords", rows).axes
+    assert sorted(x for line in exits.lines for x in line.get_xdata()) == sorted(rows.values("ideal_exit"))
+    widths = [bar.get_width() for bar in shares.patches]
+    assert sorted(widths) == sorted(row["share"] for row in rows.rows if row["part"] == "later piece")
+
+
+def test_sub_layers(database: Path, rows_of: Rows) -> None:
+    rows = rows_of(database, figures, "natcap_fig6_sublayers")
+    read = asked(database, "SELECT * FROM sublayer_trace")
+    final = {
+        (r["model"], r["doc_key"], r["position"]): r["top_ids"][0]
+        for r in sorted(read, key=lambda r: r["block"])
+        if r["read_out"] == "block"
+    }
+    for row in rows.rows:
+        part = [
+            r for r in of_model(read, row["model"]) if (r["block"], r["read_out"]) == (row["block"], row["read_out"])
+        ]
+        p1 = mean_and_half(by_document(part, lambda one: one["top_p"][0]))
+        equal = mean_and_half(
+            by_document(part, lambda one: one["top_ids"][0] == final[one["model"], one["doc_key"], one["position"]])
+        )
+        assert (row["probability"], row["probability_half_width"]) == pytest.approx(p1, abs=1e-6)
+        assert (row["share"], row["share_half_width"]) == pytest.approx(equal, abs=1e-6)
+    assert len(rows.rows) == (4 + 6) * len(READ_OUTS)
+    figure = drawn("natcap_fig6_sublayers", rows)
+    assert len(heights(figure.axes)) == 2 * len(rows.rows)
+    assert any("(blocks executed)" in text for text in texts(figure))
+
+
+def test_the_table_of_sub_layers_is_of_one_late_token(database: Path, rows_of: Rows) -> None:
+    rows = rows_of(database, tables, "natcap_table12_sublayers")
+    read = asked(database, "SELECT * FROM sublayer_trace")
+    for (model, key, position), part in rows.groups("model", "doc_key", "position"):
+        own = {
+            (r["block"], r["read_out"]): r
+            for r in of_model(read, model)
+            if r["position"] == position and r["doc_key"] == key
+        }
+        assert len(part.rows) == len(own)
+        final = own[max(own)[0], "block"]["top_ids"][0]
+        for row in part.rows:
+            one = own[row["block"], row["read_out"]]
+            assert row["tokens"] == " ".join(map(spelled, one["top_ids"]))
+            assert row["ids"] == " ".join(map(str, one["top_ids"]))
+            assert row["final_rank"] == (one["top_ids"].index(final) + 1 if final in one["top_ids"] else None)
+            assert row["probability"] == one["top_p"][0]
+    assert [row["read_out"] for row in rows.rows[:4]] == ["self-attention", "after-attention", "feed-forward", "block"]
+    assert len({(row["model"], row["doc_key"], row["position"]) for row in rows.rows}) == 2
+
+
+def test_pairs_of_blocks(database: Path, rows_of: Rows) -> None:
+    rows = rows_of(database, figures, "natcap_fig10_layer_pairs")
+    places = np.arange(4)
+    for row in rows.rows:
+        apart = abs(row["block_a"] - row["block_b"])
+        cosine = np.average(1 - apart / 10 - places / 50, weights=5 + places)
+        assert (row["cosine"], row["jsd"], row["n"]) == pytest.approx((cosine, apart / 20, 26), abs=1e-6)
+    panels = [
+        axes for axes in drawn("natcap_fig10_layer_pairs", rows).axes if axes.images and axes.get_xlim()[0] == 0.5
+    ]
+    shown = [np.asarray(axes.images[0].get_array()) for axes in panels]
+    assert [image.shape[0] for image in shown] == [4, 6, 4, 6]
+    assert sum(image.sum() for image in shown) == pytest.approx(sum(rows.values("cosine")) + sum(rows.values("jsd")))
+
+
+def test_the_table_of_ideal_exits_has_ours_beside_what_was_printed(
+    database: Path, rows_of: Rows, probed: list[Row]
+) -> None:
+    name = "natcap_tables1_2_3_7_8_10_ideal_exit"
+    rows = rows_of(database, tables, name).rows
+    ours = [row for row in rows if row["printed_in"] == "here" and row["model"]]
+    assert [(row["model"], row["training"]) for row in ours] == [
+        ("world-gpt", "every block"),
+        ("world-t5", "last block"),
+    ]
+    for row in ours:
+        tokens = of_model(probed, row["model"])
+        can = mean_and_half(by_document(tokens, lambda one: 100.0 * (one["first_match"] < len(one["p1"]))))
+        assert (row["can_exit"], row["can_exit_half_width"]) == pytest.approx(can, abs=1e-5)
+        ideal = mean_and_half(by_document(tokens, lambda one: one["first_match"]))
+        assert (row["ideal_exit"], row["ideal_half_width"]) == pytest.approx(ideal, abs=1e-6)
+        low, high = ideal[0] - ideal[1], ideal[0] + ideal[1]
+        assert cells(name, row)["Ideal exit"] == f"{ideal[0]:.2f} [{low:.2f}, {high:.2f}]"
+        assert row["score"].startswith("f1 ")
+    assert rows[2]["data"] == "NarrativeQA"  # of the same kind as squad
+    printed = {(row["printed_in"], row["data"], row["model"], row["training"]): row for row in rows}
+    llama = printed["Table 1", "CNN/DM", "Llama-2-7b-chat (32)", "last block"]
+    assert cells(name, llama) | {"Depth": "66%"} == cells(name, llama)
+    assert (llama["ideal_exit"], llama["can_exit"], llama["score"]) == (
+        21.11,
+        94.83,
+        "rouge1 20.39, rouge2 8.07, rougeL 19.76",
+    )
+    joint = printed["Table 10", "GLUE RTE", "BERT-base-uncased (12)", "every block"]
+    assert (joint["ideal_exit"], joint["can_exit"]) == (1.62, 99.28)
+    assert [row["kind"] for row in rows if row["data"] == "not measured here"] == [
+        "classification (encoders)",
+        "code and reasoning",
+    ]
+
+
+def test_the_table_of_the_ideal_gate(database: Path, rows_of: Rows) -> None:
+    name = "natcap_table4_ideal_gate"
+    rows = rows_of(database, tables, name).rows
+    ours = [row for row in rows if row["printed_in"] == "here"]
+    frontier = asked(database, "SELECT * FROM frontier WHERE method = 'oracle' ORDER BY model")
+    assert [(row["speedup"], row["value"]) for row in ours] == [(row["speedup"], row["value"]) for row in frontier]
+    assert cells(name, ours[0])["Trained on"] == "every block"
+    assert len(rows) - len(ours) == 28  # seven data sets, two encoders, two ways of training
+    assert cells(name, {**ours[0], "inside_noise_floor": True})["Speed-up"].startswith("≈ ")
+    assert cells(name, rows[-1]) | {"Speed-up": "2.94", "Score": "acc 94.04", "Δ": "–"} == cells(name, rows[-1])
+
+
+def test_examples_are_one_document_with_the_exit_of_every_token(
+    database: Path, rows_of: Rows, probed: list[Row]
+) -> None:
+    rows = rows_of(database, tables, "natcap_tables5_13_examples").rows
+    (key,) = {row["doc_key"] for row in rows}
+    assert key == min(token["doc_key"] for token in probed)
+    ideal = next(row for row in rows if row["model"] == "world-t5" and row["run"].startswith("ideal"))
+    tokens = [one for one in of_model(probed, "world-t5") if one["doc_key"] == key]
+    assert ideal["answer"] == " ".join(f"{spelled(one['token_id'])}/{one['first_match']}" for one in tokens)
+    assert [row["run"] for row in rows] == 2 * ["ideal exits of full depth", "real early exit, state-copy"]
+
+
+def test_word_classes_beside_the_published_ones(database: Path, rows_of: Rows, probed: list[Row]) -> None:
+    rows = rows_of(database, tables, "natcap_tables6_11_word_classes").rows
+    assert {row["upos"] for row in rows} == set(TAGS)
+    for row in rows:
+        tagged = [one for one in of_model(probed, row["model"]) if one["position"] <= TAGGED]
+        tokens = [one for one in tagged if TAGS[one["position"] % 3] == row["upos"]]
+        expected = mean_and_half(by_document(tokens, lambda one: one["first_match"]))
+        assert (row["ideal_exit"], row["half_width"]) == pytest.approx(expected, abs=1e-6)
+        assert row["frequency"] == pytest.approx(100 * len(tokens) / len(tagged), abs=1e-6)
+    punctuation = next(row for row in rows if row["upos"] == "PUNCT")
+    assert (punctuation["published_exit"], punctuation["published_frequency"]) == (26.77, 8.17)
+
+
+def test_without_probes_nothing_published_is_shown_alone(empty_database: Path, rows_of: Rows) -> None:
+    for package in (figures, tables):
+        for source in discover(package):
+            if source.section == "natcap":
+                assert rows_of(empty_database, package, source.name).rows == ()
