@@ -360,13 +360,14 @@ FROM (
     SELECT
         attempt_id, doc_key, block, count(*) AS n,
         count(*) FILTER (first_match = block) AS first_matches, count(*) FILTER (stable_from <= block) AS settled,
+        CASE WHEN count(monotone_from) > 0 THEN count(*) FILTER (monotone_from <= block) END AS monotone,
         count(*) FILTER (rank_final = 1) AS equal_full, sum(p1) AS p1, sum(p1 - p2) AS gap, sum(p_final) AS p_final,
         sum(p_final * p_final) AS p_final_squared, sum(entropy) AS entropy, sum(cosine_previous) AS cosine_previous,
         sum(cosine_last) AS cosine_last, sum(jsd_last) AS jsd_last
     FROM (
         -- Lists are read by place and not unnested: then those that nobody asks for are not read at all.
         SELECT
-            attempt_id, doc_key, block, first_match, stable_from, rank_final[block] AS rank_final,
+            attempt_id, doc_key, block, first_match, stable_from, monotone_from, rank_final[block] AS rank_final,
             p1[block]::DOUBLE AS p1, p2[block]::DOUBLE AS p2, p_final[block]::DOUBLE AS p_final,
             entropy[block]::DOUBLE AS entropy, cosine_previous[block]::DOUBLE AS cosine_previous,
             cosine_last[block]::DOUBLE AS cosine_last, jsd_last[block]::DOUBLE AS jsd_last
@@ -377,7 +378,7 @@ FROM (
 JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW probe_by_document IS 'One row per probe run, document and block; everything but n is a count or a sum over the document''s probed tokens, so that
 sum(p1) / sum(n) over grouped rows is a mean and half_width(p1, n) half its 95% interval. doc_key; block: 1..L; n: tokens; first_matches: tokens whose first_match is
-this block; settled: tokens with stable_from <= block; equal_full: tokens whose top-1 here is full depth''s; p1; gap: p1 - p2; p_final; p_final_squared: sum of
+this block; settled: tokens with stable_from <= block; monotone: tokens with monotone_from <= block, NULL where an older version ran; equal_full: tokens whose top-1 here is full depth''s; p1; gap: p1 - p2; p_final; p_final_squared: sum of
 squares; entropy; cosine_previous; cosine_last; jsd_last: as in probe_trace. The last digits of sums depend on the order in which threads add.';
 
 CREATE VIEW no_change AS
