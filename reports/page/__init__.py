@@ -31,6 +31,7 @@ _SCRIPTS: Final = (
     *("page.js", "chart.js"),
     *("documents_data.js", "documents_panel.js", "documents_answer.js", "documents.js"),
 )
+_SHORT: Final = {"ours": "Costs and gains", "explain": "Explanations"}
 _MOST_ROWS: Final = 1000
 """More rows of a table are in its CSV file only: nobody reads them, and they would be most of the page."""
 _POINT: Final = (
@@ -95,7 +96,7 @@ def _sections(drawn: Sequence[DrawnFigure], filled: Sequence[FilledTable]) -> tu
         Section(
             key,
             title,
-            key.upper() if key in PAPERS else title,
+            _SHORT.get(key, key.upper() if key in PAPERS else key.capitalize()),
             tuple(figure for figure in drawn if figure.source.section == key),
             tuple(table for table in filled if table.source.section == key),
         )
