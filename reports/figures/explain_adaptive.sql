@@ -1,12 +1,16 @@
 -- Adaptive pruning as published and as meant, each against fixed pruning, token by token. One row a head and block.
 -- Intervals: 95 %, of ratios of sums over documents (linearised).
 WITH asked AS (
-    SELECT attempt_id, cell_id, task_label AS task, model, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting,
+    SELECT attempt_id, cell_id, task_label AS task, model,
+           concat_ws(', ', dtype, device, 'batch ' || batch_size, 'threshold ' || (params ->> 'threshold'),
+                     nullif(kv_policy, 'state-copy')) AS setting,
            params ->> 'head' AS head, CAST(params ->> 'min_exit' AS INTEGER) AS min_exit, mean_exit_layer, blocks,
            r.full_depth_attempt_id
     FROM frontier JOIN (SELECT attempt_id, full_depth_attempt_id FROM runs) AS r USING (attempt_id)
-    WHERE suite = 'explain-published' AND NOT random_weights AND execution = 'real' AND method = 'calm-softmax'
+    WHERE NOT random_weights AND execution = 'real' AND method = 'calm-softmax'
           AND params ->> 'head' IN ('pruned-fixed', 'pruned-adaptive', 'pruned-adaptive-code')
+          AND params ->> 'rule' = 'constant' AND params ->> 'decay' = 'none' AND params ->> 'every' = '1'
+    QUALIFY count(DISTINCT head) OVER (PARTITION BY task_label, model, setting) > 1
 ),
 vocabulary AS (  -- full depth reads the whole head once a token
     SELECT attempt_id AS full_depth_attempt_id, max(head_rows) AS vocabulary

@@ -39,7 +39,7 @@ def plot(frame: Frame) -> Figure:
     for axes, ((*key, head), rows) in zip(panels, groups, strict=True):
         _panel(axes, rows)
         axes.set_title(f"{titles[tuple(key)]} · {HEADS.get(head, head)}")
-        axes.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal", y=-0.0, fontsize=8)
+        axes.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal", fontsize=7.5)
     for axes in panels:
         axes.set_ylim(1, 1.35 * max(max(row["left_out_high"] or 1, row["counted_high"] or 1) for row in frame.rows))
     paper = mpl.rcParams["axes.facecolor"]

@@ -3,12 +3,15 @@
 -- contrast keeps 95 % of the baseline's value. Intervals: 95 %, linearised over documents, which all settings share.
 WITH asked AS (
     SELECT f.attempt_id, f.task_label AS task, f.model,
-           concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size) AS setting, f.method,
+           concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size, 'threshold ' || (f.params ->> 'threshold'),
+                     nullif(f.kv_policy, 'state-copy')) AS setting, f.method,
            CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.metric, f.value, f.ci_low, f.ci_high, f.full_value,
            f.mean_exit_layer, f.blocks, f.n
     FROM frontier AS f
-    WHERE f.suite = 'explain-published' AND NOT f.random_weights AND f.execution = 'real' AND f.value IS NOT NULL
-          AND (f.method = 'contrastive-jsd' OR f.method = 'calm-softmax' AND f.params ->> 'head' = 'full')
+    WHERE NOT f.random_weights AND f.execution = 'real' AND f.value IS NOT NULL
+          AND f.method IN ('contrastive-jsd', 'calm-softmax') AND f.params ->> 'head' = 'full'
+          AND f.params ->> 'rule' = 'constant' AND f.params ->> 'decay' = 'none' AND f.params ->> 'every' = '1'
+          AND coalesce(f.params ->> 'emit_score', 'plain') = 'plain'
 ),
 pairs AS (
     SELECT b.task, b.model, b.setting, b.min_exit, b.metric, b.blocks, b.full_value, b.n,

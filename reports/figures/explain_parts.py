@@ -39,8 +39,9 @@ def draw_by_block(
 ) -> None:
     """Draw series side by side by min_exit, those in `hollow` unfilled; columns: value, low, high; `connect` joins."""
     value, low, high = columns
+    step = _STEP / 2 if connect else _STEP  # lines that are moved far apart would seem to differ
     for place, (name, rows) in enumerate(series.items()):
-        shift = _STEP * (place - (len(series) - 1) / 2)
+        shift = step * (place - (len(series) - 1) / 2)
         known = [row for row in rows if row[value] is not None]
         if not known:
             continue  # a line without points would still take part in the layout
@@ -59,7 +60,7 @@ def draw_by_block(
             clip_on=False,
             zorder=3,
         )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel(FIRST_ASKED)
 
 

@@ -1,9 +1,11 @@
 -- Pruned heads by first block asked: is a shrinking list cut by rank or by token id? One row a head and block.
 WITH asked AS (
     SELECT *, params ->> 'head' AS head, CAST(params ->> 'min_exit' AS INTEGER) AS min_exit,
-           concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting
+           concat_ws(', ', dtype, device, 'batch ' || batch_size, 'threshold ' || (params ->> 'threshold'),
+                     nullif(kv_policy, 'state-copy')) AS setting
     FROM frontier
-    WHERE suite = 'explain-published' AND NOT random_weights AND execution = 'real' AND method = 'calm-softmax'
+    WHERE NOT random_weights AND execution = 'real' AND method = 'calm-softmax'
+          AND params ->> 'rule' = 'constant' AND params ->> 'decay' = 'none' AND params ->> 'every' = '1'
 ),
 pruned AS (SELECT DISTINCT task_label, model, setting, min_exit FROM asked WHERE head = 'pruned-decaying')
 SELECT a.task_label AS task, a.model, a.setting, a.head, a.min_exit, a.metric,

@@ -62,7 +62,8 @@ def costs(frame: Frame, names: Series, *, timed: bool) -> Figure:
         if timed:
             _speed(line[2], places)
         line[0].set_title(shorten(task, 18))
-        line[0].set_title(count([n for n in rows.values("n") if n], "documents"), loc="right", fontweight="normal")
+        scored = [row["n"] for row in rows.rows if row["origin"] == "ours" and row["quantity"] == "score"]
+        line[0].set_title(count(scored, "documents"), loc="right", fontweight="normal")
         for axes in line:
             _rows_axis(axes, places, names, named=axes is line[0])
     figure.set_figheight(max(figure.get_figheight(), len(groups) * (1.0 + _ROW_INCHES * most)))
@@ -94,11 +95,10 @@ def _rows_axis(axes: Axes, places: Sequence[_Place], names: Series, *, named: bo
     axes.grid(visible=False, axis="y")
     if named:
         axes.set_zorder(1)  # headings run on into the next panel, whose row is empty there
+        paper = {"facecolor": mpl.rcParams["axes.facecolor"], "edgecolor": "none", "pad": 0.8}
         for one in places:
-            place = (axes.get_xlim()[0], one.heading)
-            axes.annotate(
-                one.title, place, (3, 0), textcoords="offset points", va="center", fontsize=7.5
-            ).set_in_layout(False)
+            heading = axes.text(0.01, one.heading, one.title, transform=axes.get_yaxis_transform(), bbox=paper)
+            heading.set(va="center", fontsize=7.5, in_layout=False)
 
 
 def _ours(rows: Sequence[Row], quantity: str) -> list[Row]:
@@ -112,23 +112,26 @@ def _score(axes: Axes, places: Sequence[_Place]) -> None:
             for row in _ours(rows, "score"):
                 axes.barh(y, row["value"], 0.62, color=MUTED, alpha=0.35)
                 draw_intervals(axes, [y], [(row["ci_low"], row["ci_high"])], colour, along="x")
-                axes.vlines(row["full_value"], y - 0.4, y + 0.4, color=MUTED, linestyle=":", linewidth=1)
+                if row["full_value"] is not None:
+                    axes.vlines(row["full_value"], y - 0.4, y + 0.4, color=MUTED, linestyle=":", linewidth=1)
                 axes.set_xlabel(row["metric"])
             _published(axes, rows, "score", y)
     axes.set_xlim(left=0)
 
 
 def _flops(axes: Axes, places: Sequence[_Place], styles: Mapping[str, SeriesStyle]) -> None:
-    axes.set_xscale("log")
+    axes.set_xscale("log", nonpositive="clip")  # an interval that begins at 0 goes to the edge
     axes.axvline(1, color=MUTED, linestyle=":", linewidth=1)
     for one in places:
         for y, rows in one.rows.items():
             for place, (quantity, name) in enumerate(FLOPS.items()):
                 at, style = y + _SHIFT * (place - 1), styles[name]
-                for row in (row for row in _ours(rows, quantity) if row["value"]):
-                    draw_intervals(
-                        axes, [at], [(row["ci_low"] or row["value"], row["ci_high"])], style.colour, along="x"
-                    )
+                for row in _ours(rows, quantity):
+                    if row["value"] == 0:  # no place on a logarithmic axis
+                        edge = axes.text(0.01, at, "0", transform=axes.get_yaxis_transform(), color=style.colour)
+                        edge.set(va="center", fontsize=7)
+                        continue
+                    draw_intervals(axes, [at], [(row["ci_low"], row["ci_high"])], style.colour, along="x")
                     axes.plot(row["value"], at, **_look(style, quantity))
             _published(axes, rows, "rule", y + _SHIFT)
     low, high = axes.get_xlim()
@@ -145,7 +148,8 @@ def _look(style: SeriesStyle, quantity: str) -> dict[str, Any]:
 
 
 def _speed(axes: Axes, places: Sequence[_Place]) -> None:
-    if not any(_ours(rows, "speedup") for one in places for rows in one.rows.values()):
+    times = [row for one in places for rows in one.rows.values() for row in _ours(rows, "speedup")]
+    if not times:
         axes.text(0.5, 0.5, "not timed", ha="center", va="center", color=MUTED, transform=axes.transAxes)
         axes.set_xticks([])
         return
@@ -158,6 +162,7 @@ def _speed(axes: Axes, places: Sequence[_Place]) -> None:
                     axes.barh(y, row["aa_high"] - row["aa_low"], 0.62, left=row["aa_low"], color=MUTED, alpha=0.25)
                 draw_intervals(axes, [y], [(row["ci_low"], row["ci_high"])], colour, along="x")
                 axes.plot(row["value"], y, color=colour, marker="o", markersize=4.5, zorder=3)
+    axes.set_title(count([row["n"] for row in times], "documents"), loc="right", fontweight="normal")
     axes.set_xlabel("measured speed-up")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}×"))
 

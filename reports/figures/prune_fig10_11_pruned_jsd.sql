@@ -1,7 +1,10 @@
--- Pruned heads under the contrastive gate (JSD) by the first block asked: mean exit layer and the task's score. One row a setting and metric.
+-- Pruned heads under the contrastive gate (JSD) by the first
+-- block asked: mean exit layer and the task's score. One row a setting and metric.
 -- Published values: their block b of 24 is drawn at our b L / 24, and so are their mean exit layers.
 WITH shown (method, head) AS (
-    VALUES ('contrastive-jsd', 'full'), ('contrastive-jsd', 'pruned-fixed'), ('contrastive-jsd', 'pruned-decaying-idsorted'), ('contrastive-jsd', 'pruned-decaying'), ('contrastive-jsd', 'pruned-adaptive-code'), ('contrastive-jsd', 'pruned-adaptive')
+    VALUES ('contrastive-jsd', 'full'), ('contrastive-jsd', 'pruned-fixed'),
+           ('contrastive-jsd', 'pruned-decaying-idsorted'), ('contrastive-jsd', 'pruned-decaying'),
+           ('contrastive-jsd', 'pruned-adaptive-code'), ('contrastive-jsd', 'pruned-adaptive')
 ),
 asked AS (
     SELECT f.attempt_id, f.cell_id, f.task, f.task_label, f.model, coalesce(t.loss, 'unknown') AS loss,

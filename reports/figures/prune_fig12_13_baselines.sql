@@ -1,7 +1,9 @@
--- Gates over the whole vocabulary and the contrastive gate over a pruned head by the first block asked: mean exit layer and the task's score. One row a setting and metric.
+-- Gates over the whole vocabulary and the contrastive gate over a pruned head by the first
+-- block asked: mean exit layer and the task's score. One row a setting and metric.
 -- Published values: their block b of 24 is drawn at our b L / 24, and so are their mean exit layers.
 WITH shown (method, head) AS (
-    VALUES ('calm-softmax', 'full'), ('contrastive-reweighted', 'full'), ('contrastive-jsd', 'full'), ('contrastive-jsd', 'pruned-adaptive-code')
+    VALUES ('calm-softmax', 'full'), ('contrastive-reweighted', 'full'), ('contrastive-jsd', 'full'),
+           ('contrastive-jsd', 'pruned-adaptive-code')
 ),
 asked AS (
     SELECT f.attempt_id, f.cell_id, f.task, f.task_label, f.model, coalesce(t.loss, 'unknown') AS loss,

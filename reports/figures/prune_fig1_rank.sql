@@ -1,11 +1,14 @@
--- Rank of the final token (full depth's choice; 1 is the top) at each block: five quantiles. One row a model, task and block.
+-- Rank of the final token (full depth's choice; 1 is the top) at each block: five quantiles. One row a model, task and
+-- block.
 -- Of runs with more tokens about 20,000 are enough: whole documents, in the order of a digest of their key.
 WITH asked AS (
     SELECT r.attempt_id, r.task_label AS task, r.model, r.blocks, coalesce(t.loss, 'unknown') AS loss,
            concat_ws(', ', r.dtype, r.device, 'batch ' || r.batch_size) AS setting
     FROM runs AS r LEFT JOIN (SELECT model, min(loss) AS loss FROM trainings GROUP BY model) AS t USING (model)
     WHERE r.kind = 'probe' AND NOT r.random_weights AND coalesce(t.loss, 'unknown') IN ('last', 'weighted', 'unknown')
-    QUALIFY row_number() OVER (PARTITION BY task, r.model, setting ORDER BY r.documents DESC, r.attempt_id DESC) = 1
+    QUALIFY row_number() OVER (
+        PARTITION BY r.task_label, r.model, setting ORDER BY r.documents DESC, r.attempt_id DESC
+    ) = 1
 ),
 documents AS (
     SELECT attempt_id, doc_key, sum(n) OVER (PARTITION BY attempt_id ORDER BY md5(doc_key), doc_key) - n AS tokens_before

@@ -13,8 +13,8 @@ asked AS (
            concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size, 'threshold ' || (f.params ->> 'threshold'),
                      nullif(f.kv_policy, 'state-copy')) AS setting,
            f.method, f.params ->> 'head' AS head, CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.blocks, f.params,
-           f.metric, f.value, f.ci_low, f.ci_high, f.full_value, f.speedup, f.speedup_low, f.speedup_high, f.aa_low,
-           f.aa_high, f.n, 19 / 24 AS published_depth
+           f.metric, f.value, f.ci_low, f.ci_high, f.full_value, f.aa_low, f.aa_high, f.timing_attempt_id, f.n,
+           19 / 24 AS published_depth
     FROM frontier AS f LEFT JOIN (SELECT model, min(loss) AS loss FROM trainings GROUP BY model) AS t USING (model)
     WHERE NOT f.random_weights AND f.execution = 'real' AND coalesce(t.loss, 'unknown') IN ('last', 'weighted', 'unknown')
           AND (f.method, f.params ->> 'head') IN (SELECT (method, head) FROM shown)
@@ -72,7 +72,8 @@ rule_to_exit AS (
     SELECT attempt_id, block AS exit_layer, sum(rows) OVER (PARTITION BY attempt_id ORDER BY block) AS rows FROM rule
 ),
 documents AS (
-    SELECT attempt_id, t.doc_key, sum(t.head_rows) AS rows, sum(t.tokens * u.rows) AS rule_rows, max(d.full_rows) AS full_rows
+    SELECT attempt_id, t.doc_key, sum(t.head_rows) AS rows, sum(t.tokens * u.rows) AS rule_rows,
+           max(d.full_rows) AS full_rows
     FROM chosen AS c
     JOIN tokens AS t USING (attempt_id)
     JOIN rule_to_exit AS u USING (attempt_id, exit_layer)
@@ -81,21 +82,22 @@ documents AS (
 ),
 heads AS (
     SELECT attempt_id, sum(rows) / sum(full_rows) AS head, half_width(rows, full_rows) AS half,
-           sum(rule_rows) / sum(full_rows) AS rule, half_width(rule_rows, full_rows) AS rule_half
+           sum(rule_rows) / sum(full_rows) AS rule, half_width(rule_rows, full_rows) AS rule_half, count(*) AS n
     FROM documents GROUP BY ALL
 ),
 quantities AS (
-    SELECT attempt_id, 'score' AS quantity, value, ci_low, ci_high FROM chosen
+    SELECT attempt_id, 'score' AS quantity, value, ci_low, ci_high, n FROM chosen WHERE value IS NOT NULL
     UNION ALL
-    SELECT attempt_id, 'model', 1 / m.value, 1 / m.ci_high, 1 / m.ci_low
+    SELECT attempt_id, 'model', 1 / m.value, 1 / m.ci_high, 1 / m.ci_low, m.n
     FROM chosen JOIN metric_values AS m USING (attempt_id)
     WHERE m.metric = 'ideal_speedup_flops' AND m.is_current AND m.value > 0
     UNION ALL
-    SELECT attempt_id, 'head', head, greatest(0, head - half), head + half FROM heads
+    SELECT attempt_id, 'head', head, greatest(0, head - half), head + half, n FROM heads
     UNION ALL
-    SELECT attempt_id, 'rule', rule, greatest(0, rule - rule_half), rule + rule_half FROM heads
+    SELECT attempt_id, 'rule', rule, greatest(0, rule - rule_half), rule + rule_half, n FROM heads
     UNION ALL
-    SELECT attempt_id, 'speedup', speedup, speedup_low, speedup_high FROM chosen WHERE speedup IS NOT NULL
+    SELECT c.attempt_id, 'speedup', m.value, m.ci_low, m.ci_high, m.n
+    FROM chosen AS c JOIN metric_values AS m ON m.attempt_id = c.timing_attempt_id AND m.metric = 'speedup' AND m.is_current
 ),
 printed AS (
     SELECT s.method, s.head, if(p.dataset = 'SQuAD', 'squad', 'samsum') AS task, p.model LIKE '%fine-tuned' AS fine_tuned,
@@ -108,7 +110,7 @@ printed AS (
     WHERE regexp_matches(p.figure_or_table, '^(PRUNE Fig 8[ab]/9[ab] draft|final blog )')
 )
 SELECT 'ours' AS origin, c.task_label AS task, c.model, c.setting, c.loss, c.blocks, c.min_exit, c.method, c.head,
-       c.metric, q.quantity, q.value, q.ci_low, q.ci_high, c.full_value, c.aa_low, c.aa_high, c.n
+       c.metric, q.quantity, q.value, q.ci_low, q.ci_high, c.full_value, c.aa_low, c.aa_high, q.n
 FROM chosen AS c JOIN quantities AS q USING (attempt_id)
 UNION ALL
 SELECT p.edition, c.task_label, c.model, c.setting, c.loss, c.blocks, c.min_exit, p.method, p.head, c.metric, p.quantity,

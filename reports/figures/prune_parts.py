@@ -17,8 +17,8 @@ STAND_INS = (
     "for the fine-tuned ones."
 )
 AT_RELATIVE_DEPTH = (
-    "Grey crosses: published (t5-large, 100 samples, a repetition penalty of 1.2), block b of its 24 drawn at b L / 24 "
-    "of our L, on dotted lines in the colour of the series."
+    "Grey crosses: published (t5-large, 100 samples, a repetition penalty of 1.2), block b of its 24 drawn at b L / "
+    "24 of our L, on dotted lines in the colour of the series."
 )
 
 _TRAINED = {"last": "last block trained", "weighted": "every block trained", "unknown": "training not known"}
@@ -76,7 +76,8 @@ def sweep(frame: Frame, names: Series) -> Figure:
         depth.set_ylabel("mean exit layer (blocks executed)")
         depth.axhline(first["blocks"], color=MUTED, linestyle=":", linewidth=1)
         depth.plot([1, first["blocks"]], [1, first["blocks"]], color=MUTED, linewidth=0.6, zorder=1)
-        score.axhline(first["full_value"], color=MUTED, linestyle=":", linewidth=1)
+        if first["full_value"] is not None:
+            score.axhline(first["full_value"], color=MUTED, linestyle=":", linewidth=1)
         score.set_ylim(bottom=min(0, score.get_ylim()[0]))
     legend_of_series(figure, styles, [FULL_DEPTH, published_entry()])
     return figure

@@ -17,23 +17,28 @@ asked AS (
 ),
 means AS (
     SELECT task, task_label, model, loss, setting, head, metric, max(full_value) AS full_value, max(n) AS n,
-           list(min_exit ORDER BY min_exit) FILTER (min_exit / blocks BETWEEN 15 / 24 AND 21 / 24) AS late,
-           count(*) AS settings, avg(mean_exit_layer / blocks) FILTER (min_exit / blocks BETWEEN 15 / 24 AND 21 / 24) AS depth,
-           stddev_pop(mean_exit_layer / blocks) FILTER (min_exit / blocks BETWEEN 15 / 24 AND 21 / 24) AS depth_std,
-           avg(value) FILTER (min_exit / blocks BETWEEN 15 / 24 AND 21 / 24) AS score,
-           stddev_pop(value) FILTER (min_exit / blocks BETWEEN 15 / 24 AND 21 / 24) AS score_std,
-           avg(mean_exit_layer / blocks) AS depth_all, stddev_pop(mean_exit_layer / blocks) AS depth_all_std,
+           count(*) AS settings, list(min_exit ORDER BY min_exit) FILTER (is_late) AS late,
+           avg(depth) FILTER (is_late) AS depth, stddev_pop(depth) FILTER (is_late) AS depth_std,
+           avg(value) FILTER (is_late) AS score, stddev_pop(value) FILTER (is_late) AS score_std,
+           avg(depth) AS depth_all, stddev_pop(depth) AS depth_all_std,
            avg(value) AS score_all, stddev_pop(value) AS score_all_std, min(value) AS score_lowest
-    FROM asked
+    FROM (
+        SELECT *, mean_exit_layer / blocks AS depth, min_exit / blocks BETWEEN 15 / 24 AND 21 / 24 AS is_late FROM asked
+    )
     GROUP BY ALL
     HAVING count(*) > 1
 ),
 printed AS (
     SELECT if(dataset = 'SQuAD', 'squad', 'samsum') AS task,
-           CASE method WHEN 'JSD + fixed pruning' THEN 'pruned-fixed' WHEN 'JSD + decaying pruning' THEN 'pruned-decaying-idsorted'
-                       WHEN 'JSD + adaptive pruning' THEN 'pruned-adaptive-code' END AS head,
-           max(value / 24) FILTER (metric = 'avg_exit_block') AS depth, max(std / 24) FILTER (metric = 'avg_exit_block') AS depth_std,
-           max(value) FILTER (metric <> 'avg_exit_block') AS score, max(std) FILTER (metric <> 'avg_exit_block') AS score_std
+           CASE method
+               WHEN 'JSD + fixed pruning' THEN 'pruned-fixed'
+               WHEN 'JSD + decaying pruning' THEN 'pruned-decaying-idsorted'
+               WHEN 'JSD + adaptive pruning' THEN 'pruned-adaptive-code'
+           END AS head,
+           max(value / 24) FILTER (metric = 'avg_exit_block') AS depth,
+           max(std / 24) FILTER (metric = 'avg_exit_block') AS depth_std,
+           max(value) FILTER (metric <> 'avg_exit_block') AS score,
+           max(std) FILTER (metric <> 'avg_exit_block') AS score_std
     FROM published WHERE figure_or_table = 'Table 1 (numbers are missing in PRUNE)' GROUP BY ALL
 )
 SELECT m.task_label AS task, m.model, m.loss, m.setting, m.head, m.metric, m.n, array_to_string(m.late, ', ') AS late,

@@ -1,4 +1,4 @@
-"""Figures of suite `explain-published`: their queries on any database, and their numbers on one made by hand."""
+"""Figures that explain published numbers: their queries on any database, and their numbers on one made by hand."""
 
 import json
 from collections.abc import Callable
@@ -27,8 +27,9 @@ def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     connection = duckdb.connect()
     connection.execute(
         """CREATE TABLE frontier (attempt_id INT, cell_id INT, suite TEXT, task_label TEXT, model TEXT, dtype TEXT,
-        device TEXT, batch_size INT, random_weights BOOLEAN, execution TEXT, method TEXT, params JSON, metric TEXT,
-        value DOUBLE, ci_low DOUBLE, ci_high DOUBLE, full_value DOUBLE, mean_exit_layer DOUBLE, blocks INT, n INT)"""
+        device TEXT, batch_size INT, random_weights BOOLEAN, execution TEXT, method TEXT, params JSON, kv_policy TEXT,
+        metric TEXT, value DOUBLE, ci_low DOUBLE, ci_high DOUBLE, full_value DOUBLE, mean_exit_layer DOUBLE,
+        blocks INT, n INT)"""
     )
     connection.execute(
         "CREATE TABLE token_trace "
@@ -42,8 +43,8 @@ def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         tokens = run["tokens"]
         depth = sum(layer for _, layer, _ in tokens) / len(tokens)
         connection.execute(
-            "INSERT INTO frontier VALUES (?, ?, ?, 'squad', 'm', 'float32', 'cpu', 1, false, 'real', ?, ?, 'f1', "
-            "?, NULL, NULL, 100, ?, 8, 2)",
+            "INSERT INTO frontier VALUES (?, ?, ?, 'squad', 'm', 'float32', 'cpu', 1, false, 'real', ?, ?, "
+            "'state-copy', 'f1', ?, NULL, NULL, 100, ?, 8, 2)",
             [
                 attempt,
                 attempt,
@@ -66,7 +67,8 @@ def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def run(method: str, tokens: list[tuple[str, int, int]], value: float = 100, **params: Any) -> dict[str, Any]:
-    return {"method": method, "params": params, "tokens": tokens, "value": value}
+    usual = {"threshold": 0.9, "rule": "constant", "decay": "none", "every": 1, "network": "mlp"}
+    return {"method": method, "params": {**usual, **params}, "tokens": tokens, "value": value}
 
 
 FULL = run("full", [("a", 8, VOCABULARY), ("b", 8, VOCABULARY)])
@@ -77,7 +79,7 @@ def test_queries_run_on_the_example_and_on_an_empty_database(
     name: str, small_database: Path, empty_database: Path, rows_of: Rows
 ) -> None:
     for database in (small_database, empty_database):
-        assert rows_of(database, figures, name).rows == ()  # the example's runs are of another suite
+        assert rows_of(database, figures, name).rows == ()  # the example has no such runs
 
 
 @pytest.mark.parametrize("source", EXPLAINED, ids=lambda source: source.name)
@@ -155,7 +157,7 @@ def test_adaptive_is_compared_with_fixed_token_by_token() -> None:
     assert rows["pruned-fixed"]["later_rows"] == 30
 
 
-def test_other_suites_are_left_out_and_rows_are_drawn() -> None:
+def test_rows_of_any_suite_are_drawn_and_other_settings_left_out() -> None:
     heads = ("full", "pruned-fixed", "pruned-decaying", "pruned-decaying-idsorted", "pruned-adaptive")
     tokens = [("a", 3, 120), ("b", 4, 140)]
     runs = [FULL, *(run("calm-softmax", tokens, head=head, min_exit=1) for head in heads)]
@@ -164,4 +166,6 @@ def test_other_suites_are_left_out_and_rows_are_drawn() -> None:
     for source in EXPLAINED:
         rows = query(source.sql, runs)
         source.module.plot(Frame(tuple(rows[0]), tuple(rows))).draw_without_rendering()
-        assert query(source.sql, [{**one, "suite": "other"} for one in runs]) == []
+        assert query(source.sql, [{**one, "suite": "other"} for one in runs]) == rows
+        decayed = [{**one, "params": {**one["params"], "decay": "code"}} for one in runs]
+        assert query(source.sql, decayed) == []
