@@ -4,8 +4,11 @@
 WITH late AS (
     SELECT model, task_label, attempt_id, doc_key, position, p_final[-1] AS sureness
     FROM probe_trace
-    JOIN (SELECT model, max(first_match) AS first_match FROM probe_trace WHERE NOT random_weights GROUP BY model)
-        USING (model, first_match)
+    JOIN (
+        SELECT model, max(block) AS first_match FROM probe_by_document
+        WHERE NOT random_weights AND first_matches > 0
+        GROUP BY model
+    ) USING (model, first_match)
     WHERE NOT random_weights
     QUALIFY rank() OVER (PARTITION BY model ORDER BY sureness DESC) = 1
 ),
