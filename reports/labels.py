@@ -23,12 +23,15 @@ def setting(row: Row) -> Setting:
     return row["method"], row["params"], row[_KV_POLICY] or ""
 
 
-def describe(params: dict[str, Any]) -> str:
-    """Return ``'name=value, ...'`` with short numbers."""
-    return ", ".join(f"{name}={_value(value)}" for name, value in params.items())
+def describe(params: dict[str, Any], *, brief: bool = False) -> str:
+    """Return ``'name=value, ...'`` with short numbers; `brief` leaves the names of thresholds and of words out."""
+    return ", ".join(
+        _value(value) if brief and (name == _THRESHOLD or isinstance(value, str)) else f"{name}={_value(value)}"
+        for name, value in params.items()
+    )
 
 
-def labels(rows: Iterable[Row]) -> dict[Setting, str]:
+def labels(rows: Iterable[Row], *, brief: bool = False) -> dict[Setting, str]:
     """Return a label for each setting: the method, the parameters that it sweeps, and what else is not the usual.
 
     A method with one setting shows its parameters (but what is switched off) if they are few, else its threshold.
@@ -37,7 +40,7 @@ def labels(rows: Iterable[Row]) -> dict[Setting, str]:
     for row in rows:
         by_method[row["method"]][setting(row)] = _params(row)
     return {
-        key: f"{method} {describe(shown)}".rstrip()
+        key: f"{method} {describe(shown, brief=brief)}".rstrip()
         for method, settings in by_method.items()
         for key, shown in _shown(settings).items()
     }

@@ -261,6 +261,12 @@ it; rule: clocks_disagree, not_repeatable, noise_floor, throttled, slow_clock, t
 message: what was found. not_repeatable has severity 1 where the other attempt ran on another machine, and compares files of one version of
 their writer only; slow_clock: below 90% of the median over all rounds on that machine.';
 
+CREATE VIEW answers AS
+SELECT n.*, s.* EXCLUDE (attempt_id) FROM sample AS s JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW answers IS 'One row per document of a quality run. doc_key: document; output_text; output_ids: tokens of the answer, end of sequence
+included, none where an export left them out; n_prompt, n_output: tokens of the prompt and of the answer; stop_reason; scores (JSON): of the
+task''s metrics, under the version it had when it ran; statistics (JSON): sums from which metrics of a corpus are made.';
+
 CREATE VIEW token_trace AS
 SELECT n.*, t.* EXCLUDE (attempt_id) FROM token_exit AS t JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run, or probed token of a replay. doc_key: document; position: 1 =

@@ -1,89 +1,147 @@
 """What early exit costs and gives: quality against depth and against measured speed-up, side by side."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import PercentFormatter
 
-from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, is_sweep
+from exitbench.reports.figures.frontier_parts import KEPT, envelope, fastest_within, series_of
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.labels import Setting, count, labels, setting, shorten
 from exitbench.reports.panels import (
     draw_intervals,
     draw_points,
-    exit_layer_axis,
-    grid_of_panels,
+    draw_published,
+    legend_height,
     legend_of_series,
-    panel_titles,
+    published_entry,
+    share_of_blocks_axis,
     simulated_entry,
 )
-from exitbench.reports.style import MUTED, SeriesStyle, series_styles
+from exitbench.reports.style import MUTED, WIDTH_INCHES, SeriesStyle, series_styles
 
 ORDER = 10
 TITLE = "Quality against depth and measured speed-up"
 CAPTION = (
-    "Left: the task's metric against the mean exit layer. Right: the same settings against the measured speed-up, a "
-    "ratio of wall times to full depth of the same checkpoint in the same run. Bars are 95 % intervals over documents; "
-    "lines join settings of a method that differ in one parameter. The grey band is full depth timed against itself "
-    "(the A/A noise floor); settings whose interval touches it are drawn grey: no speed-up was shown. "
-    "Results of random weights are left out."
+    "The task's metric as a share of full depth's of the same checkpoint. Left: against the mean exit layer, as a "
+    "share of all blocks. Right: the settings that were timed, against the measured speed-up, a ratio of wall times "
+    "to full depth in the same run. Bars are 95 % intervals over documents (of the metric, with full depth's taken as "
+    "it is); lines join the settings of which no other is both better and shallower, or both better and faster. A "
+    "ring marks the fastest setting with at least 99 % of full depth's quality, by the points alone (the best of many "
+    "that differ by chance too; ≈: inside the noise floor). No line goes through oracles, which know full depth's "
+    "answer. The grey band is full depth timed against itself (the A/A noise floor); settings whose interval touches "
+    "it are grey: no speed-up was shown. Crosses are published values (MEE's log and PRUNE's figures 6, 7, 10 and 11; "
+    "T5-large, other data and machines), each relative to full depth there; they have no time that compares. Left "
+    "out: tasks where full depth scores 0, and random weights."
 )
 EMPTY = (
     "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells of models with trained weights."
 )
 
+_ROW_INCHES = 2.3
+_MARGIN_INCHES = 0.3
+_NAMED = 5  # models whose fastest setting is named: as many as there is room for
+
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels side by side for each task and model; frame: value in the metric's unit, layers in blocks."""
-    styles = series_styles(frame.distinct("method"))
-    titles = panel_titles(frame)
-    groups = list(frame.groups("task", "model", "setting", "metric"))
-    simulated = [simulated_entry()] if "simulated" in frame.values("execution") else []
-    entries: list[Line2D | Patch] = [_full_depth_entry(), _noise_entry(), *simulated]
-    figure, panels = grid_of_panels(2 * len(groups), columns=2, legend_entries=len(styles) + len(entries))
-    for (depth, speed), ((*key, metric), rows) in zip(zip(panels[::2], panels[1::2], strict=True), groups, strict=True):
-        depth.set_title(titles[tuple(key)])
-        depth.set_ylabel(metric)
-        _depth_panel(depth, rows, styles)
-        _speed_panel(speed, rows, styles)
+    """Draw one line of panels a task; frame: quality (1 is full depth's), depth (share of blocks), speedup (ratio)."""
+    ours = Frame(frame.columns, tuple(row for row in frame.rows if row["origin"] == "ours"))
+    by = series_of(ours)
+    styles = series_styles(ours.distinct(by))
+    names = labels(ours.rows, brief=True)
+    extra = _entries(frame)
+    groups = list(ours.groups("task", "setting", "metric"))
+    height = _ROW_INCHES * len(groups) + legend_height(len(styles) + len(extra)) + _MARGIN_INCHES
+    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
+    grid = figure.subplots(len(groups), 3, squeeze=False, width_ratios=(1, 1, 0.62))
+    several = len(ours.distinct("setting")) > 1
+    published = {key: rows for key, rows in frame.groups("task", "setting", "origin") if key[2] == "published"}
+    for (depth, speed, words), ((task, where, metric), rows) in zip(grid, groups, strict=True):
+        depth.set_title(shorten(task, 24) + (f"\n{where}" if several else ""))
+        depth.set_ylabel(f"{metric}, share of full depth's")
+        depth.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal")
+        _depth_panel(depth, rows, published.get((task, where, "published")), styles, by)
+        _speed_panel(speed, rows, styles, by)
         speed.set_ylim(depth.get_ylim())
-        speed.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal")
-    legend_of_series(figure, styles, entries)
+        _fastest(words, rows, styles, by, names)
+    legend_of_series(figure, styles, extra)
     return figure
 
 
-def _depth_panel(axes: Axes, frame: Frame, styles: dict[str, SeriesStyle]) -> None:
-    for (method, execution), rows in frame.groups("method", "execution"):
-        x, y = rows.values("mean_exit_layer"), rows.values("value")
-        intervals = list(zip(rows.values("ci_low"), rows.values("ci_high"), strict=True))
-        draw_intervals(axes, x, intervals, styles[method].colour, along="y")
-        draw_points(axes, x, y, styles[method], simulated=execution == "simulated", connect=is_sweep(rows.rows))
-    _full_depth_line(axes, frame)
-    exit_layer_axis(axes, max(frame.values("blocks")))
+def _depth_panel(axes: Axes, frame: Frame, published: Frame | None, styles: Mapping[str, SeriesStyle], by: str) -> None:
+    if published is not None:
+        draw_published(axes, published.values("depth"), published.values("quality"))
+    for (series, execution), rows in frame.groups(by, "execution"):
+        style = styles[series]
+        x, y = rows.values("depth"), rows.values("quality")
+        intervals = list(zip(rows.values("quality_low"), rows.values("quality_high"), strict=True))
+        draw_intervals(axes, x, intervals, style.colour, along="y")
+        draw_points(axes, x, y, style, simulated=execution == "simulated", connect=False)
+        known = [row for row in rows.rows if execution == "real" and row["attainable"]]
+        front = envelope([(-row["depth"], row["quality"]) for row in known])
+        axes.plot([-x for x, _ in front], [y for _, y in front], color=style.colour, linewidth=0.9)
+    axes.axhline(1, color=MUTED, linestyle=":", linewidth=1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    share_of_blocks_axis(axes)
 
 
-def _speed_panel(axes: Axes, frame: Frame, styles: dict[str, SeriesStyle]) -> None:
+def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:
     timed = Frame(frame.columns, tuple(row for row in frame.rows if row["speedup"] is not None))
-    if not timed.rows:
+    if all(row["is_full_depth"] for row in timed.rows):
         axes.axis("off")
-        axes.text(
-            0.5,
-            0.5,
-            "not timed yet: run a suite with `timing` cells\n(nox -s bench)",
-            ha="center",
-            va="center",
-            color=MUTED,
-            transform=axes.transAxes,
-        )
+        text = "not timed yet: run a suite with `timing` cells\n(nox -s bench)"
+        axes.text(0.5, 0.5, text, ha="center", va="center", color=MUTED, transform=axes.transAxes)
         return
     _noise_floor(axes, timed)
-    for (method, inside), rows in timed.groups("method", "inside_noise_floor"):
-        style = SeriesStyle(MUTED, styles[method].marker) if inside else styles[method]
-        x, y = rows.values("speedup"), rows.values("value")
+    for (series, inside), rows in timed.groups(by, "inside_noise_floor"):
+        style = SeriesStyle(MUTED, styles[series].marker) if inside else styles[series]
+        x, y = rows.values("speedup"), rows.values("quality")
         intervals = list(zip(rows.values("speedup_low"), rows.values("speedup_high"), strict=True))
         draw_intervals(axes, y, intervals, style.colour, along="x")
-        draw_points(axes, x, y, style, simulated=False, connect=is_sweep(rows.rows))
-    _full_depth_line(axes, timed)
-    axes.set_xlabel("measured speed-up over full depth (ratio of wall times)")
+        draw_points(axes, x, y, style, simulated=False, connect=False)
+    for (series,), rows in timed.groups(by):
+        front = envelope([(row["speedup"], row["quality"]) for row in rows.rows])
+        axes.plot([x for x, _ in front], [y for _, y in front], color=styles[series].colour, linewidth=0.9)
+    axes.axhline(1, color=MUTED, linestyle=":", linewidth=1)
+    axes.axhline(KEPT, color=MUTED, linestyle="--", linewidth=0.6)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_xlabel("measured speed-up over full depth")
+    for row in fastest_within(timed).values():
+        ink = mpl.rcParams["text.color"]
+        x, y = row["speedup"], row["quality"]
+        axes.plot(x, y, "o", markersize=11, markerfacecolor="none", markeredgecolor=ink, zorder=4)
+
+
+def _fastest(
+    axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str, names: Mapping[Setting, str]
+) -> None:
+    """Name what the rings mark: for each model its fastest setting that keeps the quality."""
+    axes.axis("off")
+    timed = Frame(frame.columns, tuple(row for row in frame.rows if row["speedup"] is not None))
+    if all(row["is_full_depth"] for row in timed.rows):
+        return
+    fastest = fastest_within(timed)
+    place = 1.0
+    axes.text(0, place, "fastest at 99 % quality", fontweight="bold", fontsize=7.5, transform=axes.transAxes, va="top")
+    for model, row in sorted(fastest.items(), key=lambda item: -item[1]["speedup"])[:_NAMED]:
+        place -= 0.19
+        style = styles[row[by]]
+        axes.plot(0.02, place - 0.04, style.marker, color=style.colour, transform=axes.transAxes, clip_on=False)
+        name = "" if row["is_full_depth"] else f"\n{shorten(names[setting(row)], 27)}"
+        lines = f"{shorten(model, 12)}: {_speed(row)}{name}"
+        axes.text(0.08, place, lines, fontsize=6.5, transform=axes.transAxes, va="top", linespacing=1.25)
+
+
+def _speed(row: Row) -> str:
+    if row["is_full_depth"]:
+        return "nothing faster"
+    interval = "" if row["speedup_low"] is None else f" [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
+    return f"{'≈ ' * row['inside_noise_floor']}{row['speedup']:.2f}×{interval}"
 
 
 def _noise_floor(axes: Axes, frame: Frame) -> None:
@@ -94,14 +152,13 @@ def _noise_floor(axes: Axes, frame: Frame) -> None:
     axes.axvline(1, color=MUTED, linewidth=0.8)
 
 
-def _full_depth_line(axes: Axes, frame: Frame) -> None:
-    for value in sorted({value for value in frame.values("full_value") if value is not None}):
-        axes.axhline(value, color=MUTED, linestyle=":", linewidth=1)
-
-
-def _full_depth_entry() -> Line2D:
-    return Line2D([], [], color=MUTED, linestyle=":", label="quality of full depth")
-
-
-def _noise_entry() -> Patch:
-    return Patch(facecolor=MUTED, alpha=0.25, label="A/A noise floor")
+def _entries(frame: Frame) -> list[Line2D | Patch]:
+    ring: dict[str, Any] = {"marker": "o", "markersize": 10, "markerfacecolor": "none", "color": MUTED}
+    entries: list[Line2D | Patch] = [
+        Line2D([], [], color=MUTED, linestyle=":", label="quality of full depth"),
+        Patch(facecolor=MUTED, alpha=0.25, label="A/A noise floor"),
+        Line2D([], [], linestyle="none", label="fastest at 99 % quality", **ring),
+    ]
+    if "simulated" in frame.values("execution"):
+        entries.append(simulated_entry())
+    return [*entries, published_entry()] if "published" in frame.values("origin") else entries

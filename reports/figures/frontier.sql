@@ -1,10 +1,40 @@
--- Quality against depth and against measured speed-up, one row a setting of a method.
--- A speed-up is inside the noise floor when its interval overlaps that of full depth timed against itself (A/A).
-SELECT task_label AS task, model, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting,
-       method, params, kv_policy, execution,
-       metric, value, ci_low, ci_high, full_value, mean_exit_layer, blocks,
-       speedup, speedup_low, speedup_high, aa_low, aa_high,
-       coalesce(NOT is_full_depth AND speedup_low <= aa_high AND speedup_high >= aa_low, false) AS inside_noise_floor, n
-FROM frontier
-WHERE NOT random_weights AND value IS NOT NULL
-ORDER BY task, model, setting, metric, method, execution, mean_exit_layer, cell_id;
+-- Quality, as a share of full depth's, against depth and measured speed-up: one row a setting of a method, and one a
+-- published value that has both. A speed-up is inside the noise floor when its interval overlaps that of full depth
+-- timed against itself (A/A). Shares of nothing are left out: where full depth scores 0.
+WITH ours AS (
+    SELECT *, task_label || if(count(DISTINCT metric) OVER (PARTITION BY task_label) > 1, ' · ' || metric, '') AS name
+    FROM frontier
+    WHERE NOT random_weights AND value IS NOT NULL AND full_value > 0
+),
+published_full AS (
+    SELECT source, model, dataset, our_metric, max(value) AS value
+    FROM published WHERE method = 'no early exit' GROUP BY ALL
+),
+theirs AS (
+    -- Quality and depth of a setting are printed in two parts of a figure. Both models are T5-large: 24 blocks.
+    SELECT q.our_task AS task, q.our_metric AS metric, q.source || ', ' || q.figure_or_table AS model, q.method,
+           q.setting, q.value / f.value AS quality, d.value / 24 AS depth
+    FROM published AS q
+    JOIN published AS d
+        ON d.source = q.source AND d.model = q.model AND d.dataset = q.dataset AND d.split = q.split
+        AND d.method = q.method AND d.setting = q.setting
+        AND regexp_replace(d.figure_or_table, '[ab]$', '') = regexp_replace(q.figure_or_table, '[ab]$', '')
+    JOIN published_full AS f
+        ON f.source = q.source AND f.model = q.model AND f.dataset = q.dataset AND f.our_metric = q.our_metric
+    WHERE d.our_metric = 'mean_exit_layer' AND q.our_metric <> 'mean_exit_layer' AND q.model ILIKE '%t5-large%'
+)
+SELECT 'ours' AS origin, name AS task, model, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting,
+       method, params, kv_policy, execution, metric,
+       value / full_value AS quality, ci_low / full_value AS quality_low, ci_high / full_value AS quality_high,
+       mean_exit_layer / blocks AS depth, speedup, speedup_low, speedup_high, aa_low, aa_high,
+       coalesce(NOT is_full_depth AND speedup_low <= aa_high AND speedup_high >= aa_low, false) AS inside_noise_floor,
+       is_full_depth, method <> 'oracle' AS attainable, n, cell_id
+FROM ours
+UNION ALL
+SELECT 'published', o.name, t.model, o.setting, t.method, json_object('setting', t.setting), NULL, 'published', t.metric,
+       t.quality, NULL, NULL, t.depth, NULL, NULL, NULL, NULL, NULL, false, false, true, NULL, NULL
+FROM theirs AS t
+JOIN (
+    SELECT DISTINCT task, name, metric, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting FROM ours
+) AS o USING (task, metric)
+ORDER BY task, setting, metric, origin, model, method, execution, depth, params, cell_id;

@@ -1,6 +1,8 @@
 """What the figures draw: every point of their query, marked for what it is."""
 
+import csv
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,13 +16,18 @@ from matplotlib.lines import Line2D
 
 from exitbench.reports import figures
 from exitbench.reports.figures import agreement, exit_histogram, frontier, mee_fig1_no_change
+from exitbench.reports.figures.frontier_parts import envelope
 from exitbench.reports.frame import Frame
 from exitbench.reports.sources import discover
 from exitbench.reports.style import DARK, LIGHT, MUTED, series_styles, theme
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 
-WITHOUT_DEPTH = ("training", "mee_blog_quality_speed", "by_epsilon")  # parts of names of figures with no axis of blocks
+# parts of names of figures with no axis of blocks
+WITHOUT_DEPTH = (
+    *("training", "mee_blog_quality_speed", "by_epsilon", "realised_speedup", "calibration", "cost_breakdown"),
+    *("faithfulness", "between_random_and_oracle", "error_by_kv_policy"),
+)
 
 POINT: dict[str, Any] = {
     "task": "squad",
@@ -45,6 +52,15 @@ POINT: dict[str, Any] = {
     "inside_noise_floor": False,
     "n": 1200,
     "token_match": 0.8,
+    "match_low": 0.75,
+    "match_high": 0.85,
+    "origin": "ours",
+    "quality": 0.7 / 0.9,
+    "quality_low": 0.6 / 0.9,
+    "quality_high": 0.8 / 0.9,
+    "depth": 3 / 8,
+    "is_full_depth": False,
+    "attainable": True,
 }
 
 
@@ -55,6 +71,11 @@ def frame(*changes: dict[str, Any]) -> Frame:
 
 def points(axes: Axes) -> list[Line2D]:
     return [line for line in axes.lines if line.get_marker() not in ("None", None, "")]
+
+
+def scattered(axes: Axes) -> list[Line2D]:
+    """Lines of our points alone: no rings, no published values."""
+    return [line for line in points(axes) if line.get_markersize() != 11 and line.get_marker() != "x"]
 
 
 def written(figure: Figure) -> str:
@@ -73,24 +94,56 @@ def test_depth_is_labelled_with_its_unit(name: str, small_database: Path, rows_o
     assert "(blocks executed" in written(module.plot(rows))
 
 
-def test_the_frontier_draws_every_setting_twice(small_database: Path, rows_of: Rows) -> None:
+def test_the_frontier_draws_every_setting_by_depth_and_the_timed_ones_by_speed(
+    small_database: Path, rows_of: Rows
+) -> None:
     rows = rows_of(small_database, figures, "frontier")
     drawn = frontier.plot(rows)
-    for offset, column in ((0, "mean_exit_layer"), (1, "speedup")):
-        xs = [x for axes in drawn.axes[offset::2] for line in points(axes) for x in line.get_xdata()]
-        assert sorted(xs) == sorted(x for x in rows.values(column) if x is not None)
+    for offset, column in ((0, "depth"), (1, "speedup")):
+        shown = [x for axes in drawn.axes[offset::3] for line in scattered(axes) for x in line.get_xdata()]
+        ours = [row[column] for row in rows.rows if row["origin"] == "ours"]
+        assert sorted(shown) == sorted(x for x in ours if x is not None)
 
 
 def test_the_frontier_shows_intervals_noise_floor_and_n() -> None:
     drawn = frontier.plot(frame({}))
-    depth, speed = drawn.axes
+    depth, speed, _ = drawn.axes
     (vertical,), (horizontal,) = depth.collections, speed.collections
-    np.testing.assert_allclose(vertical.get_segments()[0][:, 1], [0.6, 0.8])
+    np.testing.assert_allclose(vertical.get_segments()[0][:, 1], [0.6 / 0.9, 0.8 / 0.9])
     np.testing.assert_allclose(horizontal.get_segments()[0][:, 0], [1.4, 1.6])
     (band,) = speed.patches
     assert (band.get_x(), band.get_x() + band.get_width()) == pytest.approx((0.98, 1.02))
     assert "n = 1,200 documents" in written(drawn)
     assert "A/A noise floor" in written(drawn)
+
+
+def test_published_points_are_relative_to_their_own_full_depth(small_database: Path, rows_of: Rows) -> None:
+    rows = [row for row in rows_of(small_database, figures, "frontier").rows if row["origin"] == "published"]
+    with resources.files("exitbench.results.published").joinpath("published_results.csv").open() as file:
+        printed = [row for row in csv.DictReader(file) if row["source"] == "MEE repo SQUAD.log"]
+    value = {(row["method"], row["metric"]): float(row["value"]) for row in printed}
+    methods = {method for method, metric in value if metric == "avg_block"}
+    expected = {(value[one, "avg_block"] / 24, value[one, "f1"] / value["no early exit", "f1"]) for one in methods}
+    ours = {(row["depth"], row["quality"]) for row in rows if row["model"].startswith("MEE")}
+    assert sorted(ours) == [pytest.approx(pair) for pair in sorted(expected)]
+    crosses = [line for line in frontier.plot(rows_of(small_database, figures, "frontier")).axes[0].lines]
+    assert sorted(x for line in crosses if line.get_marker() == "x" for x in line.get_xdata()) == sorted(
+        row["depth"] for row in rows
+    )
+
+
+def test_the_ring_is_round_the_fastest_setting_that_keeps_the_quality() -> None:
+    settings = ((1.5, 1.0), (2.0, 0.991), (3.0, 0.9))
+    drawn = frontier.plot(
+        frame(*({"params": f'{{"threshold": {x}}}', "speedup": x, "quality": y} for x, y in settings))
+    )
+    (ring,) = (line for line in drawn.axes[1].lines if line.get_markersize() == 11)
+    assert (*ring.get_xdata(), *ring.get_ydata()) == (2.0, 0.991)
+    assert "2.00×" in written(drawn)
+
+
+def test_the_envelope_has_what_nothing_beats_in_both() -> None:
+    assert envelope([(1, 1), (2, 0.9), (1.5, 0.8), (3, 0.9), (0.5, 1)]) == [(1, 1), (3, 0.9)]
 
 
 def test_a_setting_inside_the_noise_floor_is_grey() -> None:
@@ -99,23 +152,29 @@ def test_a_setting_inside_the_noise_floor_is_grey() -> None:
 
 
 def test_a_task_that_was_not_timed_names_the_command_instead_of_an_empty_axis() -> None:
-    drawn = frontier.plot(frame({"speedup": None, "speedup_low": None, "speedup_high": None, "aa_low": None}))
+    full = {"is_full_depth": True, "speedup": 1.0, "aa_low": None}
+    drawn = frontier.plot(frame({"speedup": None, "speedup_low": None, "speedup_high": None, "aa_low": None}, full))
     assert "nox -s bench" in written(drawn)
     assert not drawn.axes[1].axison
 
 
 def test_an_interval_that_was_not_computed_is_not_drawn() -> None:
-    assert not frontier.plot(frame({"ci_low": None, "ci_high": None})).axes[0].collections
+    assert not frontier.plot(frame({"quality_low": None, "quality_high": None})).axes[0].collections
 
 
 @pytest.mark.parametrize("plot", [frontier.plot, agreement.plot])
-def test_simulated_points_are_hollow_and_dashed(plot: Callable[[Frame], Figure]) -> None:
+def test_simulated_points_are_hollow(plot: Callable[[Frame], Figure]) -> None:
     sweep = [{"params": f'{{"threshold": {t}}}', "mean_exit_layer": 8 * t} for t in (0.5, 0.9)]
     drawn = plot(frame(*sweep, *({**one, "execution": "simulated"} for one in sweep)))
-    looks = {(line.get_linestyle(), to_hex(line.get_markerfacecolor())) for line in points(drawn.axes[0])}
-    filled = series_styles(["calm"])["calm"].colour.lower()
-    assert looks == {("-", filled), ("--", "#ffffff")}
+    faces = {to_hex(line.get_markerfacecolor()) for line in points(drawn.axes[0])}
+    assert faces == {series_styles(["calm"])["calm"].colour.lower(), "#ffffff"}
     assert "simulated (replay)" in written(drawn)
+
+
+def test_a_real_setting_is_joined_to_its_replay() -> None:
+    drawn = agreement.plot(frame({"depth": 0.5}, {"execution": "simulated", "depth": 0.4, "token_match": 0.9}))
+    (thin,) = (line for line in drawn.axes[0].lines if line.get_linewidth() == 0.5)
+    assert (list(thin.get_xdata()), list(thin.get_ydata())) == ([0.5, 0.4], [0.8, 0.9])
 
 
 def test_only_sweeps_of_one_parameter_are_joined() -> None:

@@ -38,8 +38,10 @@ def test_inside_means_that_the_intervals_overlap(
     sql = next(source.sql for source in discover(package) if source.name == name)
     with open_database(small_database) as database:
         view = database.query("SELECT * FROM frontier WHERE execution = 'real' LIMIT 1")
+        published = database.query("SELECT * FROM published LIMIT 0")
     connection = duckdb.connect()
     connection.register("view", view)
+    connection.register("published", published)
     connection.execute(
         """CREATE TABLE frontier AS SELECT * REPLACE (
             $low::DOUBLE AS speedup_low, $high::DOUBLE AS speedup_high,
