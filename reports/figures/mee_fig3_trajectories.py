@@ -4,6 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from exitbench.reports.figures.mee_parts import EMPTY, block_axis
+from exitbench.reports.figures.natcap_parts import written_token
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import shorten
 from exitbench.reports.panels import grid_of_panels
@@ -75,9 +76,9 @@ def _line(axes: Axes, by_block: dict[int, float], style: SeriesStyle, label: str
 
 
 def _name(row: Row) -> str:
-    """How the tokenizer spells a candidate, or its id; the space keeps one that begins with _ in the legend."""
-    name = row["candidate"] if row["candidate"] is not None else str(row["candidate_id"])
-    return f" {shorten(name, _NAME_WIDTH)}" if name.startswith("_") else shorten(name, _NAME_WIDTH)
+    """The candidate as it is drawn; a space in front keeps one that begins with _ in the legend."""
+    name = written_token(row["candidate"], row["candidate_id"], _NAME_WIDTH)
+    return f" {name}" if name.startswith("_") else name
 
 
 def _token(frame: Frame) -> str:

@@ -107,8 +107,12 @@ def _published_curves(axes: Axes, frame: Frame, column: str, blocks: int) -> Non
     }
     if not curves:
         return
-    columns = list(zip(*([y for _, y in curve] for curve in curves.values()), strict=True))
-    place = max(range(_STEEP, len(columns)), key=lambda i: _least_gap(columns[i]))
+    heights = list(zip(*([y for _, y in curve] for curve in curves.values()), strict=True))
+    across = [x for x, _ in next(iter(curves.values()))]
+    # apart from each other, and between blocks, where no point of ours stands
+    place = max(
+        range(_STEEP, len(across)), key=lambda i: _least_gap(heights[i]) * (0.1 + abs(across[i] - round(across[i])))
+    )
     for name, curve in curves.items():
         draw_published(axes, *zip(*curve, strict=True), connect=True)
         axes.annotate(
