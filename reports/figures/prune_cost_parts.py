@@ -61,7 +61,7 @@ def costs(frame: Frame, names: Series, *, timed: bool) -> Figure:
         _flops(line[1], places, styles)
         if timed:
             _speed(line[2], places)
-        line[0].set_title(shorten(task, 18))
+        line[0].set_title(shorten(task, 14))
         scored = [row["n"] for row in rows.rows if row["origin"] == "ours" and row["quantity"] == "score"]
         line[0].set_title(count(scored, "documents"), loc="right", fontweight="normal")
         for axes in line:

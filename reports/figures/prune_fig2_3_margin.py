@@ -66,5 +66,5 @@ def _axes(axes: Axes, twin: Axes, rows: Frame) -> None:
     axes.set_title(panel_title(rows.rows[0]))
     numbers = count([row["n"] for row in margins], "tokens")
     if scores:
-        numbers += f"\n{count([row['n'] for row in scores], 'documents').removeprefix('n = ')}"
-    axes.set_title(numbers, loc="right", fontweight="normal")
+        numbers += f", {count([row['n'] for row in scores], 'documents').removeprefix('n = ')}"
+    axes.set_title(numbers, loc="right", fontweight="normal", fontsize=7.5)  # beside the title's second line

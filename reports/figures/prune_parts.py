@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.explain_parts import FULL_DEPTH, draw_by_block
+from exitbench.reports.figures.explain_parts import FIRST_ASKED, FULL_DEPTH, draw_by_block
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count, shorten
 from exitbench.reports.panels import draw_published, grid_of_panels, legend_of_series, published_entry
@@ -23,7 +23,8 @@ AT_RELATIVE_DEPTH = (
 
 _TRAINED = {"last": "last block trained", "weighted": "every block trained", "unknown": "training not known"}
 _USUAL = ("float32", "cpu", "batch 1", "threshold 0.9")
-_FEW_GROUPS = 6  # models on tasks that two panels each can be read of
+_FEW_GROUPS = 6  # models on tasks with a line of the page each
+_COLUMNS = 2
 
 Series = Mapping[tuple[str, str], str]
 """Names for readers by (method, head), in the order drawn."""
@@ -65,7 +66,7 @@ def sweep(frame: Frame, names: Series) -> Figure:
     """
     styles = series_styles(series_of(frame, names).keys())
     groups = list(frame.groups("task", "model", "setting"))
-    columns = 2 if len(groups) <= _FEW_GROUPS else 4
+    columns = _COLUMNS * (1 if len(groups) <= _FEW_GROUPS else 2)
     figure, panels = grid_of_panels(2 * len(groups), columns=columns, legend_entries=len(styles) + 2)
     for (depth, score), (_, rows) in zip(zip(panels[::2], panels[1::2], strict=True), groups, strict=True):
         for axes, is_depth in ((depth, True), (score, False)):
@@ -73,6 +74,9 @@ def sweep(frame: Frame, names: Series) -> Figure:
             _sweep_panel(axes, part, names, styles)
         first = rows.rows[0]
         depth.set_title(panel_title(first))
+        if columns > _COLUMNS:
+            for axes in (depth, score):
+                axes.set_xlabel(FIRST_ASKED.replace(", ", ",\n").replace(" (", "\n("))
         depth.set_ylabel("mean exit layer (blocks executed)")
         depth.axhline(first["blocks"], color=MUTED, linestyle=":", linewidth=1)
         depth.plot([1, first["blocks"]], [1, first["blocks"]], color=MUTED, linewidth=0.6, zorder=1)

@@ -10,16 +10,15 @@ __all__ = ["CAPTION", "COLUMNS", "EMPTY", "TITLE"]
 TITLE = "The contrastive gate over pruned heads, averaged over first blocks asked"
 CAPTION = (
     "Mean ± standard deviation over settings, which differ in the first block asked: a spread of settings, no "
-    "uncertainty of a result. Exit: mean exit layer as a share of all blocks executed at full depth. Late: the blocks "
-    "in the column beside, at least 15 and at most 21 of 24 of the depth, as in the published selection of 15, 17, "
-    "18, 19 and 20; all: every block asked. Such an average misleads in three ways. Late gates leave soon after the "
-    "first block asked, so that the mean exit is close to the mean of the settings, whatever the pruning. A mean over "
-    "all settings counts those as gains that leave early because their output is broken: see the lowest score, and "
-    "“Means over settings hide what the gain costs”. And differences of a tenth of a block or two points of score are "
-    "far inside the interval that one setting has by its documents (figures 10 and 11). Table 1 of PRUNE (text: “last "
-    "4”, five are listed; its numbers are only in the final blog, t5-large, 100 samples), on our models and data. Its "
-    "exit of fixed pruning on SamSum, 87.6 % of the blocks, is not the mean of its own five points, 82.4 %, and the "
-    f"only gain of adaptive pruning rests on it. {STAND_INS}"
+    "uncertainty of a result. Exit: mean exit layer as a share of all blocks. Late: first blocks asked between 15 and "
+    "21 of 24 of the depth, listed in that column, after the published 15, 17, 18, 19 and 20; all: every block asked. "
+    "Such averages mislead. A gate asked late leaves soon after the first block asked, so that its mean exit tells "
+    "which blocks were averaged over, not what pruning does. A mean over all blocks also counts settings whose output "
+    "is broken (lowest score): “Means over settings hide what the gain costs” leaves them out. And two points of "
+    "score are far inside the interval that the documents of one setting leave (figures 10 and 11). Table 1 of PRUNE "
+    "(whose text says “last 4” and lists five; the numbers are in the final blog: t5-large, 100 samples), on our "
+    "models and data. The published exit of fixed pruning on SamSum, 87.6 % of the blocks, is not the mean of its own "
+    f"five points, 82.4 %, and the gain told of adaptive over fixed pruning is that difference. {STAND_INS}"
 )
 
 
