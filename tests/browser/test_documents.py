@@ -1,0 +1,236 @@
+"""The document browser by mouse, finger and keyboard: what it shows is what the database has."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.results.database import open_database
+
+Open = Callable[..., Any]
+CALM = '{"decay":"none","min_exit":1,"threshold":0.6}'
+
+
+@pytest.fixture(scope="session")
+def rows(database: Path) -> dict[str, list[dict[str, Any]]]:
+    """Tokens of one run, tokens of full depth and the probe, of one document that the run leaves full depth in."""
+    sql = "SELECT * FROM token_trace WHERE model = 'deep' AND execution = 'real' ORDER BY doc_key, position"
+    with open_database(database) as opened:
+        tokens = opened.query(sql).to_pylist()
+        own = [row for row in tokens if json.loads(row["params"]) == json.loads(CALM)]
+        key = next(row["doc_key"] for row in own if row["position"] == 6 and _parts_at(own, row["doc_key"]) == 6)
+        probe = opened.query(
+            "SELECT * FROM probe_trace WHERE model = 'deep' AND doc_key = ? ORDER BY position", [key]
+        ).to_pylist()
+        cells = opened.query("SELECT DISTINCT cell_id, attempt_id FROM runs WHERE kind = 'quality'").to_pylist()
+    return {
+        "own": [row for row in own if row["doc_key"] == key],
+        "full": [row for row in tokens if row["doc_key"] == key and row["method"] == "full"],
+        "probe": probe,
+        "cells": cells,
+    }
+
+
+def _parts_at(own: list[dict[str, Any]], key: str) -> int | None:
+    differing = (r["position"] for r in own if r["doc_key"] == key and r["token_id"] != r["full_token_id"])
+    return next(differing, None)
+
+
+@pytest.fixture(scope="session")
+def link(rows: dict[str, list[dict[str, Any]]]) -> str:
+    """A link to that document, the run beside full depth."""
+    own, full = rows["own"][0], rows["full"][0]
+    return f"#doc={own['doc_key']}&a={own['cell_id'][:12]}&b={full['cell_id'][:12]}"
+
+
+def tokens(page: Any, pane: str = "a") -> Any:
+    return page.locator(f'[data-part="pane-{pane}"] .answer .token')
+
+
+def panel(page: Any) -> Any:
+    return page.locator('[data-part="panel"]')
+
+
+def test_the_page_opens_within_two_seconds_and_holds_two_hundred_documents(open_page: Open, page_url: str) -> None:
+    took = []
+    for _ in range(3):
+        page = open_page()
+        tokens(page).first.wait_for()
+        timing = "performance.getEntriesByType('navigation')[0].loadEventEnd"
+        took.append(page.evaluate(timing))
+    assert 0 < min(took) <= 2000
+    assert page.locator('[data-part="document"] option').count() == 200
+    assert page.locator('[data-part="a"] option').count() == 10
+    size = page.evaluate("document.getElementById('documents-data').textContent.length")
+    assert 100_000 < size <= 3_000_000
+
+
+def test_a_link_leads_to_a_document_and_two_methods(
+    open_page: Open, link: str, rows: dict[str, list[dict[str, Any]]]
+) -> None:
+    page = open_page(fragment=link)
+    tokens(page, "b").first.wait_for()
+    for pane, stored in (("a", rows["own"]), ("b", rows["full"])):
+        exits = tokens(page, pane).evaluate_all("all => all.map(e => Number(e.querySelector('sub').textContent))")
+        assert exits == [row["exit_layer"] for row in stored]
+        differing = tokens(page, pane).evaluate_all("all => all.map(e => e.classList.contains('differs'))")
+        assert differing == [row["token_id"] != row["full_token_id"] for row in stored]
+    assert page.locator('[data-part="pane-a"] .answer .parted').count() == 1
+    assert page.locator('[data-part="pane-a"] .parted + .token').get_attribute("data-position") == "5"
+
+
+def test_a_hovered_token_shows_what_every_block_read_out(
+    open_page: Open, link: str, rows: dict[str, list[dict[str, Any]]]
+) -> None:
+    page = open_page(fragment=link)
+    tokens(page).nth(2).hover()
+    probe, own = rows["probe"][2], rows["own"][2]
+    text = panel(page).inner_text()
+    assert "token 3 of 40" in text and f"after block {own['exit_layer']} of 24" in text
+    assert f"block {probe['first_match']}:" in text and "✓ the same" in text
+    score = re.search(r"score ([\d.]+), threshold 0.6", text)
+    assert score is not None and float(score[1]) == pytest.approx(own["score"], abs=0.001)
+    lens = panel(page).locator("tbody tr")
+    assert lens.count() == 24
+    for block in range(24):
+        cells = lens.nth(block).locator("td").all_inner_texts()
+        assert float(cells[0].split()[-1]) == pytest.approx(probe["p1"][block], abs=0.0071)
+        assert cells[3].split()[0] == f"#{probe['rank_final'][block]}"
+    left = panel(page).locator("tr.left-here th").inner_text()
+    assert left.split()[0] == str(own["exit_layer"])
+    assert panel(page).locator("svg .bar").count() == 24
+
+
+def test_behind_the_first_difference_the_probe_says_nothing(open_page: Open, link: str) -> None:
+    page = open_page(fragment=link)
+    tokens(page).nth(5).hover()
+    assert panel(page).locator("table").count() == 1
+    tokens(page).nth(6).hover()
+    assert panel(page).locator("table").count() == 0
+    assert "went another way at token 6" in panel(page).inner_text()
+
+
+def test_the_keyboard_walks_pins_and_lets_go(open_page: Open, link: str) -> None:
+    page = open_page(fragment=link)
+    tokens(page).first.wait_for()
+    assert page.locator('[data-part="pane-a"] [tabindex="0"]').count() == 1
+    page.locator('[data-part="pane-a"] [tabindex="0"]').focus()
+    page.keyboard.press("Home")
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    place = panel(page).locator(".place")
+    assert place.inner_text() == "token 4 of 40"
+    said = page.locator('[data-part="live"]')
+    assert said.inner_text().startswith("Token 4, ") and "as full depth. Oracle layer" in said.inner_text()
+    page.keyboard.press("Enter")
+    assert page.locator('.token[aria-selected="true"]').get_attribute("data-position") == "3"
+    assert page.evaluate("location.hash").endswith("&token=4")
+    page.keyboard.press("ArrowRight")
+    tokens(page, "b").nth(9).hover()
+    assert place.inner_text() == "token 4 of 40"
+    page.keyboard.press("Escape")
+    assert page.locator('.token[aria-selected="true"]').count() == 0
+    page.keyboard.press("End")
+    assert place.inner_text() == "token 40 of 40"
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.dataset.position") == "39"
+
+
+def test_a_tap_pins_and_what_is_shown_can_be_linked_to(open_page: Open, link: str) -> None:
+    page = open_page(width=360, fragment=link, has_touch=True, is_mobile=True)
+    tokens(page).nth(2).tap()
+    assert panel(page).locator(".place").inner_text() == "token 3 of 40"
+    box, below = tokens(page).nth(2).bounding_box(), panel(page).bounding_box()
+    assert box["y"] >= 0 and box["y"] + box["height"] <= below["y"] < 900
+    again = open_page(fragment=page.evaluate("location.hash"))
+    assert again.locator('.token[aria-selected="true"]').get_attribute("data-position") == "2"
+    panel(page).get_by_role("button", name="Let go").tap()
+    assert page.locator('.token[aria-selected="true"]').count() == 0
+
+
+def test_documents_are_found_by_words_and_turned_like_pages(
+    open_page: Open, rows: dict[str, list[dict[str, Any]]]
+) -> None:
+    page = open_page()
+    tokens(page).first.wait_for()
+    key = rows["own"][0]["doc_key"]
+    page.locator('[data-part="search"]').fill(key)
+    assert page.locator('[data-part="found"]').inner_text() == "1 found"
+    page.keyboard.press("Enter")
+    assert f"doc={key}" in page.evaluate("location.hash")
+    assert tokens(page).count() == 40
+    page.locator('[data-part="search"]').fill("no such words")
+    assert page.locator('[data-part="found"]').inner_text() == "0 found"
+    assert page.locator('[data-part="document"]').is_disabled()
+    page.locator('[data-part="search"]').fill("")
+    before = page.locator('[data-part="document"]').input_value()
+    page.get_by_role("button", name="Next document").click()
+    assert page.locator('[data-part="document"]').input_value() == str(int(before) + 1)
+    page.locator('[data-part="b"]').select_option(index=3)
+    assert tokens(page, "b").count() == 40
+
+
+@pytest.mark.parametrize("width", [360, 900, 1600])
+def test_what_models_write_breaks_nothing(open_page: Open, width: int) -> None:
+    page = open_page(width=width)
+    tokens(page).first.wait_for()
+    seen = set()
+    for word in ("alert", "wwwwwww", r"\u202e", "↵", "שלום"):
+        page.locator('[data-part="search"]').fill(word)
+        page.keyboard.press("Enter")
+        token = tokens(page).filter(has_text=re.compile(re.escape(word)))
+        if token.count():
+            token.first.click()
+            seen.add(word)
+            assert word in panel(page).locator(".what").inner_text()
+            if word == "wwwwwww":
+                assert len(token.first.locator("bdi").inner_text()) == 61
+                assert len(panel(page).locator(".what bdi").inner_text()) >= 10_000
+            page.keyboard.press("Escape")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert {"alert", "wwwwwww", r"\u202e"} <= seen
+    assert page.locator(".documents script:not([type])").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_exit_layer_can_be_read_on_the_page(open_page: Open, scheme: str) -> None:
+    page = open_page(scheme=scheme)
+    tokens(page).first.wait_for()
+    shades = page.locator(".swatches .token").evaluate_all(
+        "all => all.map(e => [getComputedStyle(e).backgroundColor, getComputedStyle(e).color])"
+    )
+    assert len(shades) == 24 and len({paper for paper, _ in shades}) == 24
+    assert all(_contrast(*map(_rgb, shade)) >= 4.5 for shade in shades)
+
+
+def _rgb(colour: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", colour)[:3]]
+
+
+def _contrast(one: list[int], other: list[int]) -> float:
+    def luminance(colour: list[int]) -> float:
+        linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_random_weights_are_labelled(open_page: Open) -> None:
+    page = open_page()
+    warning = page.locator('[data-part="random"]')
+    tokens(page).first.wait_for()
+    assert not warning.is_visible()
+    page.locator('[data-part="model"]').select_option("world-gpt")
+    page.locator('[data-part="legend"] .token').nth(3).wait_for()
+    assert warning.is_visible()
+    assert page.locator('[data-part="legend"] .token').count() == 4
+
+
+def test_a_link_to_what_is_not_here_says_so(open_page: Open) -> None:
+    page = open_page(fragment="#doc=nosuch&a=nosuch")
+    tokens(page).first.wait_for()
+    assert "is not on this page" in panel(page).inner_text()

@@ -1,0 +1,131 @@
+"""The page's tables, chart, claims and pictures by mouse and keyboard: every value beside what the database has."""
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.reports import tables
+from exitbench.reports.frame import Frame
+from exitbench.reports.render import write_report
+from exitbench.reports.sources import discover
+from exitbench.results.database import open_database
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def example_page(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the report of the example lies: two models on three tasks, timed and replayed."""
+    return write_report(example_database, tmp_path_factory.mktemp("example"), draft=True).index_html.as_uri()
+
+
+@pytest.fixture(scope="session")
+def summary(example_database: Path) -> Frame:
+    """The rows of the results table."""
+    (source,) = (source for source in discover(tables) if source.name == "summary")
+    with open_database(example_database) as database:
+        return Frame.query(database, source.sql)
+
+
+def results(page: Any) -> Any:
+    return page.locator("article:has(#summary)")
+
+
+def shown(page: Any) -> Any:
+    return results(page).locator("tbody tr:visible")
+
+
+@pytest.mark.parametrize("width", [360, 900, 1600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_is_never_wider_than_the_screen(open_page: Open, example_page: str, width: int, scheme: str) -> None:
+    page = open_page(width, scheme, "", address=example_page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    pictures = page.locator("figure img")
+    pictures.first.scroll_into_view_if_needed()
+    assert pictures.first.evaluate("image => image.decode().then(() => image.naturalWidth)") > 100
+
+
+def test_filters_leave_rows_and_points_of_what_was_chosen(open_page: Open, example_page: str, summary: Frame) -> None:
+    page = open_page(fragment="#summary", address=example_page)
+    assert shown(page).count() == len(summary.rows)
+    method, task = "calm-softmax", summary.rows[0]["task"]
+    results(page).get_by_label("Method").select_option(method)
+    results(page).get_by_label("Task", exact=True).select_option(task)
+    expected = [row for row in summary.rows if (row["method"], row["task"]) == (method, task)]
+    assert shown(page).count() == len(expected) > 0
+    assert results(page).locator("output").first.inner_text() == f"{len(expected)} of {len(summary.rows)} rows"
+    results(page).locator("[data-x]").select_option("depth")
+    drawn = [row for row in expected if row["value"] is not None and row["full_value"] and not row["random_weights"]]
+    assert page.locator("#chart .point").count() == len(drawn) > 0
+    simulated = [row for row in drawn if row["execution"] == "simulated"]
+    assert page.locator("#chart .point.simulated").count() == len(simulated)
+    results(page).get_by_label("Search").fill("no such words")
+    assert shown(page).count() == 0
+    assert "No row is left" in page.locator("#chart .canvas").inner_text()
+
+
+def test_points_are_walked_through_with_the_keyboard_and_lead_to_their_rows(open_page: Open, example_page: str) -> None:
+    page = open_page(fragment="#summary", address=example_page)
+    points, tip = page.locator("#chart .point"), page.locator("#chart .tip")
+    assert points.count() > 2
+    points.first.focus()
+    first = tip.inner_text()
+    page.keyboard.press("ArrowRight")
+    second = tip.inner_text()
+    assert first != second and second == points.nth(1).get_attribute("aria-label")
+    page.keyboard.press("End")
+    assert tip.inner_text() == points.last.get_attribute("aria-label")
+    page.keyboard.press("Enter")
+    method = page.evaluate("document.activeElement.cells[2].textContent")
+    assert (points.last.get_attribute("aria-label") or "").startswith(method)
+
+
+def test_points_say_what_they_are_under_the_mouse(open_page: Open, example_page: str) -> None:
+    page = open_page(fragment="#summary", address=example_page)
+    point = page.locator("#chart .point").last
+    point.hover(force=True)
+    text = page.locator("#chart .tip").inner_text()
+    assert "n = " in text and " of " in text
+
+
+def test_a_heading_sorts_by_its_values_and_what_was_not_measured_stays_last(
+    open_page: Open, example_page: str, summary: Frame
+) -> None:
+    page = open_page(fragment="#summary", address=example_page)
+    heading = results(page).locator("th").filter(has_text="Speed-up")
+    values = sorted((row["speedup"] for row in summary.rows if row["speedup"] is not None), reverse=True)
+    for order in ("ascending", "descending"):
+        heading.locator("button").press("Enter")
+        assert heading.get_attribute("aria-sort") == order
+        place = heading.evaluate("th => th.cellIndex") + 1
+        cells = results(page).locator(f"tbody tr td:nth-child({place})")
+        keys = cells.evaluate_all("cells => cells.map((cell) => cell.dataset.key ?? cell.textContent)")
+        numbers = [float(key) for key in keys if key != ""]
+        assert numbers == pytest.approx(values if order == "descending" else values[::-1])
+        assert all(key == "" for key in keys[len(numbers) :])
+
+
+def test_data_comes_with_the_page_and_sql_is_copied(open_page: Open, example_page: str, summary: Frame) -> None:
+    page = open_page(fragment="#summary", address=example_page, permissions=["clipboard-read", "clipboard-write"])
+    results(page).locator("details.query summary").click()
+    with page.expect_download() as download:
+        results(page).get_by_text("Data as CSV").click()
+    rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text("utf-8"))))
+    assert [row["cell_id"] for row in rows] == summary.values("cell_id")
+    if page.evaluate("Boolean(navigator.clipboard)"):
+        results(page).locator("[data-copy]").click()
+        assert page.evaluate("navigator.clipboard.readText()") == results(page).locator("pre code").inner_text()
+
+
+def test_claims_are_filtered_by_verdict(open_page: Open, example_page: str) -> None:
+    page = open_page(fragment="#claims", address=example_page)
+    claims = page.locator("article:has(table.claims)")
+    everything = claims.locator("tbody tr").count()
+    assert everything >= 40
+    claims.get_by_label("Verdict").select_option("not comparable")
+    verdicts = claims.locator("tbody tr:visible .verdict").all_inner_texts()
+    assert 0 < len(verdicts) < everything and set(verdicts) == {"not comparable"}
