@@ -1,9 +1,11 @@
 -- The loss that each training minimised, by step. One row a training and step.
-SELECT model
-       || if(count(DISTINCT recipe) OVER (PARTITION BY model) > 1, ' · ' || recipe, '')
-       || if(count(DISTINCT weights_sha256) OVER (PARTITION BY model, recipe) > 1, ' · ' || weights_sha256[:6], '')
+SELECT coalesce(t.loss, 'not known') AS loss,
+       c.model
+       || if(count(DISTINCT c.recipe) OVER (PARTITION BY c.model) > 1, ' · ' || c.recipe, '')
+       || if(count(DISTINCT c.weights_sha256) OVER (PARTITION BY c.model, c.recipe) > 1, ' · ' || c.weights_sha256[:6], '')
            AS training,
-       step, value
-FROM training_curves
-WHERE metric = 'loss_nats' AND block IS NULL
-ORDER BY training, step;
+       c.step, c.value
+FROM training_curves AS c
+JOIN trainings AS t USING (weights_sha256)
+WHERE c.metric = 'loss_nats' AND c.block IS NULL
+ORDER BY loss, training, c.step;

@@ -1,27 +1,42 @@
 """Which kinds of token settle early: copied words, or those that need several facts."""
 
-from exitbench.reports.tables.columns import number, parameters, text
+from exitbench.reports.frame import Row
+from exitbench.reports.tables.columns import ABSENT, Cell, Column, number, settings, text
 
 ORDER = 20
 TITLE = "Depth by kind of token"
 CAPTION = (
     "On the built-in data, whose words carry their kind. Probes: first match is the first block whose most likely "
     "token is the final one, stable from is the first after which it stays so. Real decodes: the mean exit layer. All "
-    "count blocks executed. The last column compares with full depth at the same position."
+    "count blocks executed. The last column compares with full depth at the same position. ± is half a 95 % interval, "
+    "clustered by document."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `probe` cells on the built-in data."
+
+
+def _mean(heading: str, name: str, half: str, form: str = "{:.2f}") -> Column:
+    """A column of means, with half the width of their intervals where that is known."""
+
+    def cell(row: Row) -> Cell:
+        if row[name] is None:
+            return Cell(ABSENT, None)
+        around = "" if row[half] is None else f" ± {form.format(row[half])}"
+        return Cell(form.format(row[name]) + around, row[name])
+
+    return Column(heading, cell, numeric=True)
+
 
 COLUMNS = (
     text("Model", "model"),
     text("Task", "task"),
     text("Cells", "kind"),
     text("Method", "method"),
-    parameters("Parameters", "params"),
+    settings("Parameters"),
     text("KV policy", "kv_policy", collapses=True),
     text("Kind of token", "token_kind"),
     number("Tokens", "n", "{:,}"),
-    number("First match", "mean_first_match", "{:.2f}"),
-    number("Stable from", "mean_stable_from", "{:.2f}"),
-    number("Exit layer", "mean_exit_layer", "{:.2f}"),
-    number("Tokens = full", "share_equal_full", "{:.1%}"),
+    _mean("First match", "mean_first_match", "first_match_half"),
+    _mean("Stable from", "mean_stable_from", "stable_from_half"),
+    _mean("Exit layer", "mean_exit_layer", "exit_layer_half"),
+    _mean("Tokens = full", "share_equal_full", "equal_full_half", "{:.1%}"),
 )

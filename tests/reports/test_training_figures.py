@@ -38,6 +38,11 @@ def rows(name: str, log: Iterable[Log], folder: Path) -> Frame:
         )
         for one in log:
             connection.execute("INSERT INTO training_curves VALUES (?, ?, ?, ?, ?, ?, ?)", list(one))
+        # what each minimised: weights whose digest begins with c something else than the others
+        connection.execute(
+            "CREATE TABLE trainings AS "
+            "SELECT DISTINCT weights_sha256, if(weights_sha256[1] = 'c', 'free', 'last') AS loss FROM training_curves"
+        )
         table = connection.sql(SQL[name]).to_arrow_table()
         return Frame(tuple(table.column_names), tuple(table.to_pylist()))
 
@@ -81,6 +86,15 @@ def test_the_loss_of_the_whole_model_is_one_line_a_training(tmp_path: Path) -> N
     other: list[Log] = [("n", "r", "bbbbbbbb", 50, None, "loss_nats", 2.0)]
     (axes,) = panels(training_loss, rows("training_loss", [*HEADS, *LOSSES, *of_blocks, *other], tmp_path))
     assert drawn(axes) == [[(100, 3), (200, 1.5), (300, 1)], [(50, 2)]]
+
+
+def test_each_loss_has_a_panel_and_may_be_negative(tmp_path: Path) -> None:
+    other: list[Log] = [("n", "r", "cccccccc", step, None, "loss_nats", -5.0 - step) for step in (1, 2)]
+    first, second = panels(training_loss, rows("training_loss", [*LOSSES, *other], tmp_path))
+    assert drawn(first) == [[(1, -6), (2, -7)]]
+    assert drawn(second) == [[(100, 3), (200, 1.5), (300, 1)]]
+    assert first.get_ylim()[0] < -7
+    assert second.get_ylim()[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,31 @@
+"""What was found about the runs that their reader should know, worst first."""
+
+from exitbench.reports.frame import Row
+from exitbench.reports.tables.columns import Cell, Column, number, text
+
+SECTION = "findings"
+ORDER = 5
+TITLE = "Findings"
+CAPTION = (
+    "Found by rules over all runs, worst first. 3: do not cite these runs; 2: look before you cite them; 1: a remark. "
+    "A finding that several runs share is one row. `exitbench check` names the runs."
+)
+EMPTY = "None: no rule found anything about these runs."
+
+_WORDS = {3: "3 · do not cite", 2: "2 · look first", 1: "1 · remark"}
+
+
+def _severity(row: Row) -> Cell:
+    return Cell(_WORDS[row["severity"]], -row["severity"], muted=row["severity"] == 1)
+
+
+COLUMNS = (
+    Column("Severity", _severity),
+    text("Rule", "rule"),
+    text("Finding", "message", long=True),
+    number("Runs", "runs", "{:,}"),
+    text("Cells", "kind"),
+    text("Models", "model", long=True),
+    text("Tasks", "task", long=True),
+    text("Methods", "method", long=True),
+)

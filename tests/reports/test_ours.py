@@ -1,0 +1,209 @@
+"""Our own figures and tables: their queries against slow computations in Python, and that everything is drawn."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+from exitbench.reports import figures, tables
+from exitbench.reports.figures import (
+    between_random_and_oracle,
+    calibration,
+    cost_breakdown,
+    error_by_kv_policy,
+    faithfulness,
+    realised_speedup,
+)
+from exitbench.reports.frame import Frame
+from exitbench.results.database import open_database
+
+Rows = Callable[[Path, ModuleType, str], Frame]
+Found = list[dict[str, Any]]
+
+KEY = ("model", "task", "method", "params", "kv_policy")
+
+
+def asked(database: Path, sql: str) -> Found:
+    with open_database(database) as opened:
+        return opened.query(sql).to_pylist()
+
+
+def keyed(frame: Frame) -> dict[tuple[Any, ...], Any]:
+    return {tuple(row[name] for name in KEY): row for row in frame.rows}
+
+
+def drawn_x(axes: Axes) -> list[float]:
+    """Places of all markers but those of reference lines."""
+    return [float(x) for line in axes.lines if line.get_marker() not in ("None", "|", ">") for x in line.get_xdata()]
+
+
+def answers(database: Path) -> dict[tuple[Any, ...], Found]:
+    """Answers of real runs with those of full depth, by setting."""
+    rows = asked(
+        database,
+        "SELECT r.model, r.task_label AS task, r.method, r.params, r.kv_policy, a.doc_key, a.output_ids, "
+        "f.output_ids AS full_ids, r.full_depth_cell_id "
+        "FROM runs AS r JOIN answers AS a USING (attempt_id) "
+        "JOIN answers AS f ON f.attempt_id = r.full_depth_attempt_id AND f.doc_key = a.doc_key "
+        "WHERE NOT r.is_full_depth",
+    )
+    by_setting: dict[tuple[Any, ...], Found] = defaultdict(list)
+    for row in rows:
+        by_setting[tuple(row[name] for name in KEY)].append(row)
+    return by_setting
+
+
+def test_faithfulness_finds_the_first_difference_and_whether_it_is_a_near_tie(
+    small_database: Path, rows_of: Rows
+) -> None:
+    frame = rows_of(small_database, figures, "faithfulness")
+    probed = asked(
+        small_database,
+        "SELECT r.full_depth_cell_id AS full, p.doc_key, p.position, p.p1[-1] AS p1, p.p2[-1] AS p2 "
+        "FROM probe_trace AS p JOIN runs AS r USING (attempt_id)",
+    )
+    margins = {(row["full"], row["doc_key"], row["position"]): np.log(row["p1"] / row["p2"]) for row in probed}
+    expected = answers(small_database)
+    assert keyed(frame).keys() == expected.keys()
+    for key, row in keyed(frame).items():
+        before, ties = [], []
+        for one in expected[key]:
+            pairs = list(zip(one["output_ids"], one["full_ids"], strict=True))
+            first = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
+            before.append(len(pairs) if first is None else first)
+            if first is not None:
+                ties.append(margins[one["full_depth_cell_id"], one["doc_key"], first + 1] < 0.1)
+        assert row["before"] == pytest.approx(
+            sum(before) / sum(len(one["full_ids"]) for one in expected[key]), abs=1e-6
+        )
+        assert row["divergences"] == len(ties)
+        assert row["near_tie"] == (pytest.approx(np.mean(ties), abs=1e-6) if ties else None)
+    panels = faithfulness.plot(frame).axes
+    assert len(drawn_x(panels[0])) + len(drawn_x(panels[3])) == len(frame.rows)
+
+
+def test_random_is_interpolated_at_the_depth_of_the_setting(small_database: Path, rows_of: Rows) -> None:
+    frame = rows_of(small_database, figures, "between_random_and_oracle")
+    points = asked(small_database, "SELECT * FROM frontier WHERE execution = 'real'")
+    assert {row["method"] for row in frame.rows} == {"static", "calm-softmax"}
+    for row in frame.rows:
+        own = {one["method"]: one for one in points if one["model"] == row["model"]}
+        budgets = sorted(
+            [(own["random"]["mean_exit_layer"], own["random"]["token_match"]), (own["full"]["mean_exit_layer"], 1.0)]
+        )
+        x, y = zip(*budgets, strict=True)
+        assert row["random_match"] == pytest.approx(np.interp(row["mean_exit_layer"], x, y))
+        assert row["shallower"] == (row["mean_exit_layer"] < x[0])
+        assert row["oracle_match"] == own["oracle"]["token_match"]
+        gap = row["oracle_match"] - row["random_match"]
+        share = (row["token_match"] - row["random_match"]) / gap if gap >= 0.05 else None
+        assert row["share"] == (None if share is None else pytest.approx(share))
+    panels = between_random_and_oracle.plot(frame).axes
+    assert sorted(drawn_x(panels[0]) + drawn_x(panels[2])) == sorted(frame.values("token_match"))
+
+
+def test_the_realised_speedup_is_of_the_tokens_that_were_timed(small_database: Path, rows_of: Rows) -> None:
+    frame = rows_of(small_database, figures, "realised_speedup")
+    timed = asked(small_database, "SELECT count(*) AS n FROM frontier WHERE speedup IS NOT NULL AND NOT is_full_depth")
+    assert len(frame.rows) == timed[0]["n"] > 0
+    for row in frame.rows:
+        assert row["speedup"] / row["ideal"] == pytest.approx(row["realised"])
+        assert row["realised_low"] < row["realised"] < row["realised_high"]
+    plane, strip = realised_speedup.plot(frame).axes
+    shown = [pair for line in plane.lines if line.get_marker() != "None" for pair in zip(*line.get_data(), strict=True)]
+    assert sorted(shown) == sorted(zip(frame.values("ideal"), frame.values("speedup"), strict=True))
+    assert len(drawn_x(strip)) == len(frame.rows)
+
+
+@pytest.fixture
+def policies(maker: ModuleType, make_database: Callable[[], Path]) -> Path:
+    """One gate under two KV policies, and its replay."""
+    calm = maker.CALM[1]
+    maker.METHODS = (*maker.METHODS, maker.Method(calm.name, calm.params, "exact"))
+    return make_database()
+
+
+def test_one_gate_is_shown_under_each_of_its_kv_policies(policies: Path, rows_of: Rows) -> None:
+    frame = rows_of(policies, figures, "error_by_kv_policy")
+    assert frame.distinct("policy") == ["exact", "simulated", "state-copy"]
+    tokens = asked(policies, "SELECT * FROM token_trace WHERE method = 'calm-softmax' AND kv_policy = 'exact'")
+    by_position = {row["position"]: row for row in frame.rows if row["policy"] == "exact" and row["position"]}
+    assert set(by_position) == {token["position"] for token in tokens}
+    for position, row in by_position.items():
+        equal = [token["token_id"] == token["full_token_id"] for token in tokens if token["position"] == position]
+        half = 1.96 * np.std(equal, ddof=1) / np.sqrt(len(equal))
+        assert (row["value"], row["n"]) == (pytest.approx(np.mean(equal)), len(equal))
+        assert row["low"] == pytest.approx(max(0, np.mean(equal) - half), abs=1e-5)
+    curve, match, quality = error_by_kv_policy.plot(frame).axes
+    assert [len(axes.lines) for axes in (curve, match, quality)] == [3, 3, 3]  # the last: two, and full depth
+
+
+def test_calibration_shows_each_level_and_the_choice(example_database: Path, rows_of: Rows) -> None:
+    frame = rows_of(example_database, figures, "calibration")
+    (known,) = asked(example_database, "SELECT count(*) AS n, count_if(chosen) AS chosen FROM calibrations")
+    whats = frame.values("what")
+    assert (whats.count("step"), whats.count("held")) == (known["n"], known["chosen"])
+    losses, p_values, held = calibration.plot(frame).axes
+    rings = [line for line in losses.lines if line.get_markersize() == 10]
+    assert len(rings) == known["chosen"]
+    assert len(drawn_x(held)) == known["chosen"]
+    assert len(drawn_x(losses)) == len(drawn_x(p_values)) == known["n"] + known["chosen"]
+
+
+@pytest.fixture
+def costs(maker: ModuleType, make_database: Callable[[], Path]) -> Path:
+    """Runs that tell their cost by part: those of `static` verify, and save read-outs."""
+    of_depth = maker._depth_metrics
+
+    def with_costs(world: Any, exits: Any) -> Any:
+        parts = {"blocks": 0.5, "heads": 0.2, "gates": 0.0, "kv": 0.1, "verification": -0.05, "total": 0.75}
+        return {**of_depth(world, exits), **{f"cost_{name}_bytes": maker._plain(at) for name, at in parts.items()}}
+
+    maker._depth_metrics = with_costs
+    return make_database()
+
+
+def test_parts_of_the_cost_are_stacked_to_the_whole(costs: Path, rows_of: Rows) -> None:
+    frame = rows_of(costs, figures, "cost_breakdown")
+    row = frame.rows[0]
+    assert [row[name] for name in ("blocks", "heads", "gates", "kv", "verification", "total")] == [
+        0.5, pytest.approx(0.15), 0, 0.1, 0, 0.75
+    ]  # fmt: skip
+    (axes,) = cost_breakdown.plot(frame).axes
+    ends = {round(bar.get_y(), 6): 0.0 for bar in axes.patches}
+    for bar in axes.patches:
+        ends[round(bar.get_y(), 6)] = max(ends[round(bar.get_y(), 6)], bar.get_x() + bar.get_width())
+    assert list(ends.values()) == pytest.approx([0.75] * len(frame.rows))
+
+
+def test_runs_that_do_not_tell_their_parts_are_not_measured(small_database: Path, rows_of: Rows) -> None:
+    assert rows_of(small_database, figures, "cost_breakdown").rows == ()
+    assert cost_breakdown.EMPTY.startswith("Not measured")
+
+
+def test_depth_by_kind_is_what_the_view_says_with_intervals_by_document(small_database: Path, rows_of: Rows) -> None:
+    frame = rows_of(small_database, tables, "exit_by_kind")
+    view = asked(small_database, "SELECT * FROM exit_by_kind WHERE NOT random_weights AND execution = 'real'")
+    names = ("n", "mean_first_match", "mean_stable_from", "mean_exit_layer", "share_equal_full")
+    known = {
+        (*(row[name] for name in ("model", "task_label", "kind", "params", "token_kind")),): [row[n] for n in names]
+        for row in view
+    }
+    assert len(known) == len(frame.rows)
+    for row in frame.rows:
+        values = known[row["model"], row["task"], row["kind"], row["params"], row["token_kind"]]
+        share = values.pop() if row["kind"] == "quality" else (values.pop(), None)[1]
+        assert [row[name] for name in names[:-1]] == [v if v is None else pytest.approx(v, abs=1e-6) for v in values]
+        assert row["share_equal_full"] == (share if share is None else pytest.approx(share, abs=1e-6))
+
+
+def test_findings_come_worst_first_and_say_how_many_runs_have_them(small_database: Path, rows_of: Rows) -> None:
+    frame = rows_of(small_database, tables, "qc")
+    known = asked(small_database, "SELECT severity, count(*) AS n FROM qc GROUP BY severity ORDER BY severity DESC")
+    assert sum(frame.values("runs")) == sum(row["n"] for row in known)
+    assert frame.values("severity") == sorted(frame.values("severity"), reverse=True)
