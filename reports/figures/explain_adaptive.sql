@@ -10,7 +10,7 @@ WITH asked AS (
     WHERE NOT random_weights AND execution = 'real' AND method = 'calm-softmax'
           AND params ->> 'head' IN ('pruned-fixed', 'pruned-adaptive', 'pruned-adaptive-code')
           AND params ->> 'rule' = 'constant' AND params ->> 'decay' = 'none' AND params ->> 'every' = '1'
-    QUALIFY count(DISTINCT head) OVER (PARTITION BY task_label, model, setting) > 1
+    QUALIFY count(DISTINCT head) OVER (PARTITION BY task_label, model, setting, r.full_depth_attempt_id) > 1
 ),
 vocabulary AS (  -- full depth reads the whole head once a token
     SELECT attempt_id AS full_depth_attempt_id, max(head_rows) AS vocabulary

@@ -2,12 +2,12 @@
 -- settings, over those where neither output has collapsed (below half of full depth's value), and over those where the
 -- contrast keeps 95 % of the baseline's value. Intervals: 95 %, linearised over documents, which all settings share.
 WITH asked AS (
-    SELECT f.attempt_id, f.task_label AS task, f.model,
+    SELECT f.attempt_id, r.full_depth_attempt_id, f.task_label AS task, f.model,
            concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size, 'threshold ' || (f.params ->> 'threshold'),
                      nullif(f.kv_policy, 'state-copy')) AS setting, f.method,
            CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.metric, f.value, f.ci_low, f.ci_high, f.full_value,
            f.mean_exit_layer, f.blocks, f.n
-    FROM frontier AS f
+    FROM frontier AS f JOIN (SELECT attempt_id, full_depth_attempt_id FROM runs) AS r USING (attempt_id)
     WHERE NOT f.random_weights AND f.execution = 'real' AND f.value IS NOT NULL
           AND f.method IN ('contrastive-jsd', 'calm-softmax') AND f.params ->> 'head' = 'full'
           AND f.params ->> 'rule' = 'constant' AND f.params ->> 'decay' = 'none' AND f.params ->> 'every' = '1'
@@ -22,7 +22,7 @@ pairs AS (
            b.mean_exit_layer - c.mean_exit_layer AS gain,
            least(b.value, c.value) < b.full_value / 2 AS collapsed,
            least(b.value, c.value) >= b.full_value / 2 AND c.value >= 0.95 * b.value AS kept
-    FROM asked AS b JOIN asked AS c USING (task, model, setting, min_exit)
+    FROM asked AS b JOIN asked AS c USING (task, model, setting, full_depth_attempt_id, min_exit)
     WHERE b.method = 'calm-softmax' AND c.method = 'contrastive-jsd'
 ),
 documents AS (

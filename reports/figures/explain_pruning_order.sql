@@ -3,17 +3,19 @@ WITH asked AS (
     SELECT *, params ->> 'head' AS head, CAST(params ->> 'min_exit' AS INTEGER) AS min_exit,
            concat_ws(', ', dtype, device, 'batch ' || batch_size, 'threshold ' || (params ->> 'threshold'),
                      nullif(kv_policy, 'state-copy')) AS setting
-    FROM frontier
+    FROM frontier JOIN (SELECT attempt_id, full_depth_attempt_id FROM runs) AS r USING (attempt_id)
     WHERE NOT random_weights AND execution = 'real' AND method = 'calm-softmax'
           AND params ->> 'rule' = 'constant' AND params ->> 'decay' = 'none' AND params ->> 'every' = '1'
 ),
-pruned AS (SELECT DISTINCT task_label, model, setting, min_exit FROM asked WHERE head = 'pruned-decaying')
+pruned AS (
+    SELECT DISTINCT task_label, model, setting, full_depth_attempt_id, min_exit FROM asked WHERE head = 'pruned-decaying'
+)
 SELECT a.task_label AS task, a.model, a.setting, a.head, a.min_exit, a.metric,
        a.value, a.ci_low, a.ci_high, a.full_value,
        m.value AS token_match, m.ci_low AS token_match_low, m.ci_high AS token_match_high,
        a.mean_exit_layer, a.blocks, a.n
 FROM asked AS a
-JOIN pruned USING (task_label, model, setting, min_exit)
+JOIN pruned USING (task_label, model, setting, full_depth_attempt_id, min_exit)
 JOIN metric_values AS m ON m.attempt_id = a.attempt_id AND m.metric = 'token_match'
 WHERE a.head IN ('full', 'pruned-fixed', 'pruned-decaying', 'pruned-decaying-idsorted')
 ORDER BY task, a.model, a.setting, a.head, a.min_exit, a.cell_id;

@@ -14,13 +14,23 @@ margins AS (
     SELECT attempt_id, block, round(sum(gap) / sum(n), 9) AS value, round(half_width(gap, n), 9) AS half, sum(n) AS n
     FROM probe_by_document WHERE attempt_id IN (SELECT attempt_id FROM probes) GROUP BY ALL
 ),
-scores AS (
-    SELECT f.task_label, f.model, concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size) AS setting,
+exits AS (
+    SELECT r.full_depth_cell_id, f.task_label, f.model, concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size) AS setting,
            if(f.is_full_depth, f.blocks, CAST(f.params ->> 'exit_layer' AS INTEGER)) AS block, f.metric, f.value,
            f.ci_low, f.ci_high, f.n
-    FROM frontier AS f
-    WHERE f.execution = 'real' AND (f.is_full_depth OR f.method = 'static' AND f.kv_policy = 'state-copy')
-    QUALIFY row_number() OVER (PARTITION BY f.task_label, f.model, setting, block ORDER BY f.n DESC, f.attempt_id DESC) = 1
+    FROM frontier AS f JOIN (SELECT attempt_id, full_depth_cell_id FROM runs) AS r USING (attempt_id)
+    WHERE f.execution = 'real' AND f.value IS NOT NULL
+          AND (f.is_full_depth OR f.method = 'static' AND f.kv_policy = 'state-copy')
+),
+scores AS (  -- over the documents that most exits were run on
+    SELECT * FROM exits JOIN (
+        SELECT task_label, model, setting, full_depth_cell_id
+        FROM exits
+        GROUP BY task_label, model, setting, full_depth_cell_id
+        QUALIFY row_number() OVER (
+            PARTITION BY task_label, model, setting ORDER BY count(*) DESC, max(n) DESC, full_depth_cell_id
+        ) = 1
+    ) USING (task_label, model, setting, full_depth_cell_id)
 ),
 read_by_eye AS (
     SELECT if(metric = 'confidence', 'margin', 'score') AS quantity, if(metric = 'confidence', 1, 100) * value AS value,

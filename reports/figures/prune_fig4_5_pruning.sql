@@ -9,36 +9,36 @@ WITH shown (method, head, published_as) AS (
            ('calm-softmax', 'pruned-decaying', NULL)
 ),
 asked AS (
-    SELECT f.attempt_id, f.task, f.task_label, f.model, coalesce(t.loss, 'unknown') AS loss,
+    SELECT f.attempt_id, r.full_depth_attempt_id, f.task, f.task_label, f.model, coalesce(t.loss, 'unknown') AS loss,
            concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size, 'threshold ' || (f.params ->> 'threshold'),
                      nullif(f.kv_policy, 'state-copy')) AS setting,
            f.method, f.params ->> 'head' AS head, CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.blocks, f.params,
            f.metric, f.value, f.ci_low, f.ci_high, f.full_value, f.aa_low, f.aa_high, f.timing_attempt_id, f.n,
            if(loss = 'weighted', 2, 7) / 24 AS published_depth
-    FROM frontier AS f LEFT JOIN (SELECT model, min(loss) AS loss FROM trainings GROUP BY model) AS t USING (model)
+    FROM frontier AS f
+    JOIN (SELECT attempt_id, full_depth_attempt_id FROM runs) AS r USING (attempt_id)
+    LEFT JOIN (SELECT model, min(loss) AS loss FROM trainings GROUP BY model) AS t USING (model)
     WHERE NOT f.random_weights AND f.execution = 'real' AND coalesce(t.loss, 'unknown') IN ('last', 'weighted', 'unknown')
           AND (f.method, f.params ->> 'head') IN (SELECT (method, head) FROM shown)
           AND f.params ->> 'rule' = 'constant' AND f.params ->> 'decay' = 'none' AND f.params ->> 'every' = '1'
           AND coalesce(f.params ->> 'emit_score', 'plain') = 'plain'
     QUALIFY row_number() OVER (  -- of lists of several sizes the latest run
-        PARTITION BY f.task_label, f.model, setting, f.method, head, min_exit ORDER BY f.attempt_id DESC
+        PARTITION BY f.model, setting, r.full_depth_attempt_id, f.method, head, min_exit ORDER BY f.attempt_id DESC
     ) = 1
 ),
-panels AS (  -- the first block asked: where most were run, and of these the nearest to the published one
-    SELECT task_label, model, setting, min_exit
+panels AS (  -- documents and first block asked: where most were run, and of these the nearest to the published block
+    SELECT task_label, model, setting, full_depth_attempt_id, min_exit
     FROM asked
-    GROUP BY task_label, model, setting, min_exit
+    GROUP BY task_label, model, setting, full_depth_attempt_id, min_exit
     HAVING count(*) > 1 AND bool_or(method = 'calm-softmax' AND head = 'full')
     QUALIFY row_number() OVER (
         PARTITION BY task_label, model, setting
-        ORDER BY count(*) DESC, abs(min_exit / max(blocks) - max(published_depth)), min_exit
+        ORDER BY count(*) DESC, abs(min_exit / max(blocks) - max(published_depth)), min_exit, max(n) DESC,
+                 full_depth_attempt_id
     ) = 1
 ),
 chosen AS (
-    SELECT a.*, r.full_depth_attempt_id
-    FROM asked AS a
-    JOIN panels USING (task_label, model, setting, min_exit)
-    JOIN runs AS r USING (attempt_id)
+    SELECT a.* FROM asked AS a JOIN panels USING (task_label, model, setting, full_depth_attempt_id, min_exit)
 ),
 tokens AS (
     SELECT attempt_id, doc_key, exit_layer, count(*) AS tokens, sum(head_rows) AS head_rows

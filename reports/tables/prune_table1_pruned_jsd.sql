@@ -2,17 +2,19 @@
 -- published (15 to 20 of 24, ours from 15/24 to 7/8) and of all. One row a task, model and head.
 WITH trained AS (SELECT model, min(loss) AS loss FROM trainings GROUP BY model),
 asked AS (
-    SELECT f.task, f.task_label, f.model, coalesce(t.loss, 'unknown') AS loss,
+    SELECT r.full_depth_cell_id, f.task, f.task_label, f.model, coalesce(t.loss, 'unknown') AS loss,
            concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size, 'threshold ' || (f.params ->> 'threshold'),
                      nullif(f.kv_policy, 'state-copy')) AS setting,
            f.params ->> 'head' AS head, CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.blocks, f.metric, f.value,
            f.full_value, f.mean_exit_layer, f.n
-    FROM frontier AS f LEFT JOIN trained AS t USING (model)
+    FROM frontier AS f
+    JOIN (SELECT attempt_id, full_depth_cell_id FROM runs) AS r USING (attempt_id)
+    LEFT JOIN trained AS t USING (model)
     WHERE NOT f.random_weights AND f.execution = 'real' AND coalesce(t.loss, 'unknown') IN ('last', 'weighted', 'unknown')
           AND f.method = 'contrastive-jsd' AND f.params ->> 'rule' = 'constant' AND f.params ->> 'decay' = 'none'
           AND f.params ->> 'every' = '1' AND coalesce(f.params ->> 'emit_score', 'plain') = 'plain'
     QUALIFY row_number() OVER (  -- of lists of several sizes the latest run
-        PARTITION BY f.task_label, f.model, setting, head, min_exit ORDER BY f.attempt_id DESC
+        PARTITION BY f.model, setting, r.full_depth_cell_id, head, min_exit ORDER BY f.attempt_id DESC
     ) = 1
 ),
 means AS (
@@ -25,8 +27,11 @@ means AS (
     FROM (
         SELECT *, mean_exit_layer / blocks AS depth, min_exit / blocks BETWEEN 15 / 24 AND 21 / 24 AS is_late FROM asked
     )
-    GROUP BY ALL
+    GROUP BY task, task_label, model, loss, setting, head, metric, full_depth_cell_id
     HAVING count(*) > 1
+    QUALIFY row_number() OVER (  -- the documents that most settings were run on
+        PARTITION BY task_label, model, setting, head ORDER BY count(*) DESC, max(n) DESC, full_depth_cell_id
+    ) = 1
 ),
 printed AS (
     SELECT if(dataset = 'SQuAD', 'squad', 'samsum') AS task,

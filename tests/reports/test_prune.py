@@ -129,7 +129,20 @@ def _change(maker: ModuleType) -> None:
             (trained / "training_log.csv").write_text("step,block,metric,value\n")
             record_training(root, maker.content_id([name, "weights"]), trained)
 
+        for model in maker.MODELS:
+            _write_over_other_documents(maker, root, model)
+
     maker.make_spool = with_trainings
+
+
+def _write_over_other_documents(maker: ModuleType, root: Path, model: Any) -> None:
+    """One of the settings once more, compared with another full depth: it belongs to no sweep."""
+    method, task = maker.CALM[0], maker.TASKS[0]
+    cell = maker.cell_json(model, task, method, "quality", "other")
+    identity = {**cell["identity"], "seed": 8}
+    cell |= {"cell_id": maker.content_id(identity), "identity": identity, "seed": 8}
+    world = maker._world(model, task)
+    maker._write_quality(root, cell, task, world, exits(method, world))
 
 
 def _count_rows_of_heads(maker: ModuleType) -> None:
