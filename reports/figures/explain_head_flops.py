@@ -39,9 +39,9 @@ def plot(frame: Frame) -> Figure:
     for axes, ((*key, head), rows) in zip(panels, groups, strict=True):
         _panel(axes, rows)
         axes.set_title(f"{titles[tuple(key)]} · {HEADS.get(head, head)}")
-        axes.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal", fontsize=7.5)
+        axes.set_xlabel(f"{axes.get_xlabel()}\n{count(rows.values('n'), 'documents')}")
     for axes in panels:
-        axes.set_ylim(1, 1.35 * max(max(row["left_out_high"] or 1, row["counted_high"] or 1) for row in frame.rows))
+        axes.set_ylim(0.85, 1.35 * max(max(row["left_out_high"] or 1, row["counted_high"] or 1) for row in frame.rows))
     paper = mpl.rcParams["axes.facecolor"]
     handles = [
         Line2D(

@@ -67,4 +67,4 @@ def _axes(axes: Axes, twin: Axes, rows: Frame) -> None:
     numbers = count([row["n"] for row in margins], "tokens")
     if scores:
         numbers += f", {count([row['n'] for row in scores], 'documents').removeprefix('n = ')}"
-    axes.set_title(numbers, loc="right", fontweight="normal", fontsize=7.5)  # beside the title's second line
+    axes.set_xlabel(f"{axes.get_xlabel()}\n{numbers}")

@@ -15,7 +15,8 @@ margins AS (
     FROM probe_by_document WHERE attempt_id IN (SELECT attempt_id FROM probes) GROUP BY ALL
 ),
 exits AS (
-    SELECT r.full_depth_cell_id, f.task_label, f.model, concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size) AS setting,
+    SELECT r.full_depth_cell_id, f.task_label, f.model,
+           concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size) AS setting,
            if(f.is_full_depth, f.blocks, CAST(f.params ->> 'exit_layer' AS INTEGER)) AS block, f.metric, f.value,
            f.ci_low, f.ci_high, f.n
     FROM frontier AS f JOIN (SELECT attempt_id, full_depth_cell_id FROM runs) AS r USING (attempt_id)
@@ -42,8 +43,8 @@ SELECT 'ours' AS origin, p.task_label AS task, p.model, p.setting, p.loss, p.blo
        m.value + m.half AS ci_high, CAST(m.n AS BIGINT) AS n
 FROM probes AS p JOIN margins AS m USING (attempt_id)
 UNION ALL
-SELECT 'ours', p.task_label, p.model, p.setting, p.loss, p.blocks, 'score', s.metric, s.block, s.value, s.ci_low, s.ci_high,
-       s.n
+SELECT 'ours', p.task_label, p.model, p.setting, p.loss, p.blocks, 'score', s.metric, s.block, s.value, s.ci_low,
+       s.ci_high, s.n
 FROM probes AS p JOIN scores AS s USING (task_label, model, setting)
 UNION ALL
 SELECT 'published', p.task_label, p.model, p.setting, p.loss, p.blocks, e.quantity, NULL, e.depth * p.blocks, e.value,
