@@ -65,7 +65,8 @@ _ANSWERS: Final = """
     WHERE list_contains($attempts, s.attempt_id) AND ($keys IS NULL OR list_contains($keys, s.doc_key))
     ORDER BY s.attempt_id, s.doc_key
 """
-_ONLY: Final = "list_contains($attempts, attempt_id) AND list_contains($keys, doc_key)"
+# As joins, which DuckDB turns into filters of what it reads.
+_ONLY: Final = "attempt_id IN (SELECT unnest($attempts::VARCHAR[])) AND doc_key IN (SELECT unnest($keys::VARCHAR[]))"
 _TOKENS: Final = f"""
     SELECT attempt_id, doc_key, position, token_id, exit_layer, score, reason FROM token_exit
     WHERE {_ONLY} ORDER BY attempt_id, doc_key, position

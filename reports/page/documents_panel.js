@@ -119,10 +119,11 @@ class TokenPanel {
     });
     chart.append(draw("polyline", { points: blocks.map((block, n) => `${middle(n)},${y(block.p)}`).join(" "), class: "final" }));
     const gates = blocks.map((block, n) => [n, block.gate]).filter(([, gate]) => gate !== null && gate >= 0 && gate <= 1);
-    for (const [n, gate] of gates) chart.append(draw("circle", { cx: middle(n), cy: y(gate), r: 3, class: "gate" }));
     const level = run.threshold?.[0] ?? null;
     const line = gates.length && level !== null && level >= 0 && level <= 1;
-    if (line) chart.append(draw("line", { x1: left, x2: width - right, y1: y(level), y2: y(level), class: "threshold" }));
+    const across = { x1: left, x2: width - right, y1: y(level), y2: y(level) };
+    if (line) chart.append(draw("line", { ...across, class: "halo" }), draw("line", { ...across, class: "threshold" }));
+    for (const [n, gate] of gates) chart.append(draw("circle", { cx: middle(n), cy: y(gate), r: 3, class: "gate" }));
     const key = ["bars: most probable token", "line: full depth’s token", "▲ exit", "◇ oracle"];
     if (gates.length) key.push("dots: the gate’s score");
     if (line) key.push("dashes: its threshold");
@@ -132,7 +133,7 @@ class TokenPanel {
   lens(token, oracle, final, blocks) {
     const gated = blocks.some((block) => block.gate !== null);
     const head = make("tr", "");
-    const names = ["Block", "1st", "2nd", "3rd", "Full depth’s", ...(gated ? ["Gate"] : [])];
+    const names = ["Block", "1st", "2nd", "3rd", "Full", ...(gated ? ["Gate"] : [])];
     for (const name of names) {
       const cell = make("th", "", name);
       cell.scope = "col";
@@ -153,7 +154,7 @@ class TokenPanel {
       if (gated) row.append(make("td", "", block.gate === null ? "–" : decimal(block.gate, 2)));
       body.append(row);
     });
-    const wide = make("div", "lens", make("table", "", make("caption", "", "Logit lens: the likeliest tokens after each block"), make("thead", "", head), body));
+    const wide = make("div", "lens", make("table", "", make("caption", "", "Logit lens: the likeliest tokens after each block, and rank and probability of full depth’s (Full)"), make("thead", "", head), body));
     wide.tabIndex = 0;
     wide.setAttribute("role", "region");
     wide.setAttribute("aria-label", "Logit lens");
