@@ -12,7 +12,7 @@ _NUMBERED: Final = re.compile(r' id="[a-z0-9]+_\d+"')  # matplotlib's own names 
 _COORDINATES: Final = re.compile(r' (?:d|x|y|width|height|points)="[^"]*"')
 _LONG_NUMBER: Final = re.compile(r"(\.\d\d)\d+")
 _STYLE: Final = re.compile(r' style="([^"]*)"')
-_UNQUOTED: Final = " !$&'()*+,-./:;=?@[]_~{}|^`"
+_UNQUOTED: Final = " !$'()*+,-./:;=?@[]_~{}|^`"  # nothing that would end an attribute or begin an entity
 _ROLES: Final = ("paper", "ink", "grid")
 
 
