@@ -82,7 +82,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(chromium: Any, page_url: str) -> Iterator[Open]:
-    """Open a page: width, light or dark, what stands behind # in its address, and the address if it is another page's."""
+    """Open a page: width, light or dark, what stands behind # in its address, and the address of another page."""
     contexts, errors = [], []
 
     def opened(
