@@ -75,18 +75,18 @@ def answer_parts(
     """
     block_costs = [block_cost(model.arch, place) for place in places]
     asked = parts.asked(model.n_blocks)
-    by_part = {
-        "blocks": sum((cost * layer for cost, layer in zip(block_costs, exit_layers, strict=True)), Cost()),
-        "heads": parts.head.cost(model, sum(head_rows)),
-        "gates": sum(
+    by_part = dict(
+        blocks=sum((cost * layer for cost, layer in zip(block_costs, exit_layers, strict=True)), Cost()),
+        heads=parts.head.cost(model, sum(head_rows)),
+        gates=sum(
             (
                 parts.gate.cost(model, [block for block in asked if block <= layer]) * tokens
                 for layer, tokens in Counter(exit_layers).items()
             ),
             Cost(),
         ),
-        "kv": parts.kv_policy.cost(model, exit_layers, block_costs),
-    }
+        kv=parts.kv_policy.cost(model, exit_layers, block_costs),
+    )
     if not parts.kv_policy.verifies:
         return by_part
     total = parts.cost(model, exit_layers, head_rows, block_costs, rejected, wasted)
