@@ -147,7 +147,7 @@ def _packed(database: Database, group: Group) -> bytes:
         "reason": (_ranks(own["reason"], reasons), 1),
         "score": (np.concatenate([steps for steps, _ in exits]), _SCORE_PLANES),
         "document_score": (scores, 2),
-        **_probe_columns(probe, keys, places, group.runs[0].blocks),
+        **_probe_columns(probe, keys, places),
         **{f"gate{n}": (steps, 1) for n, (steps, _) in enumerate(by_block)},
     }
     return pack(header, columns)
@@ -207,7 +207,7 @@ def _rows_by_run(own: pa.Table, attempts: Sequence[str]) -> Iterable[slice]:
     return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def _probe_columns(probe: pa.Table, keys: Sequence[str], places: _Places, blocks: int) -> dict[str, tuple[Any, int]]:
+def _probe_columns(probe: pa.Table, keys: Sequence[str], places: _Places) -> dict[str, tuple[Any, int]]:
     return {
         "probed": (np.bincount(_ranks(probe["doc_key"], keys), minlength=len(keys)), 2),
         **{name: (places.of(probe[name]), places.planes) for name in ("full_token_id", "gold_token_id", *_ID_LISTS)},

@@ -37,8 +37,9 @@ class DocumentBrowser {
 
   listen() {
     const { parts } = this;
-    parts.model.addEventListener("change", () => { this.fillTasks(); this.choose(Number(parts.task.value)); });
-    parts.task.addEventListener("change", () => this.choose(Number(parts.task.value)));
+    const turn = () => this.choose(Number(parts.task.value)).then(() => this.remember());
+    parts.model.addEventListener("change", () => { this.fillTasks(); turn(); });
+    parts.task.addEventListener("change", turn);
     parts.search.addEventListener("input", () => this.fillDocuments());
     parts.search.addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); this.show(); this.remember(); } });
     parts.document.addEventListener("change", () => { this.show(); this.remember(); });
@@ -105,7 +106,6 @@ class DocumentBrowser {
     this.parts.random.hidden = !entry.random;
     this.parts["left-out"].textContent = this.leftOut(entry);
     this.show();
-    if (!asked) this.remember(false);
   }
 
   /** How many depths the tokens of an answer left at: many show most at first sight, if the answer is not too long. */
@@ -223,8 +223,7 @@ class DocumentBrowser {
   }
 
   /** Keep a link to what is shown in the address. */
-  remember(touched = true) {
-    if (!touched) return;
+  remember() {
     const { entry } = this.group;
     const cell = (select) => entry.runs[Number(select.value)]?.cell.slice(0, 12);
     const link = new URLSearchParams({ doc: entry.documents[Number(this.parts.document.value)][1], a: cell(this.parts.a) });

@@ -228,6 +228,9 @@ def test_random_weights_are_labelled(open_page: Open) -> None:
     page.locator('[data-part="legend"] .token').nth(3).wait_for()
     assert warning.is_visible()
     assert page.locator('[data-part="legend"] .token').count() == 4
+    again = open_page(fragment=page.evaluate("location.hash"))
+    tokens(again).first.wait_for()
+    assert again.locator('[data-part="model"]').input_value() == "world-gpt"
 
 
 def test_a_link_to_what_is_not_here_says_so(open_page: Open) -> None:
