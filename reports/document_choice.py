@@ -24,10 +24,7 @@ _QUALITY: Final = "SELECT attempt_id, value, mean_exit_layer FROM frontier WHERE
 _LENGTHS: Final = """
     SELECT attempt_id, doc_key, n_output FROM sample WHERE list_contains($attempts, attempt_id) ORDER BY ALL
 """
-_DEPTHS: Final = """
-    SELECT doc_key, avg(exit_layer) AS depth FROM token_exit
-    WHERE list_contains($attempts, attempt_id) GROUP BY doc_key
-"""
+_DEPTHS: Final = "SELECT doc_key, avg(exit_layer) AS depth FROM token_exit GROUP BY doc_key"
 
 
 @dataclass(frozen=True)
@@ -115,7 +112,8 @@ def _fitting(database: Database, groups: Sequence[Group], budget_bytes: int) -> 
         groups.pop(0)
     most = max((len(group.keys) for group in groups), default=0)
     documents = max((n for n in range(1, most + 1) if _bytes(groups, n) <= budget_bytes), default=1)
-    return [_spread(database, group, documents) for group in groups]
+    depths = {row["doc_key"]: row["depth"] for row in database.query(_DEPTHS).to_pylist()}
+    return [_spread(group, depths, documents) for group in groups]
 
 
 def _bytes(groups: Sequence[Group], documents: int | None = None) -> float:
@@ -131,12 +129,10 @@ def _with_fewer_runs(group: Group) -> Group:
     return replace(group, runs=group.runs[:_METHODS], token_bytes=group.token_bytes * (1 - dropped / len(group.runs)))
 
 
-def _spread(database: Database, group: Group, documents: int) -> Group:
-    """Keep `documents` of them, at even distances when sorted by the mean exit layer of their tokens."""
+def _spread(group: Group, depths: Mapping[str, float], documents: int) -> Group:
+    """Keep `documents` of them, at even distances when sorted by the mean exit layer of their tokens in all runs."""
     if documents >= len(group.keys):
         return group
-    rows = database.query(_DEPTHS, {"attempts": [run.attempt_id for run in group.runs]}).to_pylist()
-    depths = {row["doc_key"]: row["depth"] for row in rows}
     ranked = sorted(range(len(group.keys)), key=lambda index: (depths.get(group.keys[index], 0.0), group.keys[index]))
     last, steps = len(ranked) - 1, max(1, documents - 1)
     return replace(group, shown=tuple(sorted({ranked[round(step * last / steps)] for step in range(documents)})))
