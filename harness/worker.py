@@ -126,7 +126,9 @@ def _attempt(session: Session, item: WorkItem, env: dict[str, Any], emit: Emit) 
 
 def main(spec_path: Path) -> int:
     """Run the cells of a SPEC.json; events go to stdout, everything else that is printed to stderr."""
-    for notice in (signal.SIGTERM, signal.SIGUSR2):  # of a scheduler that is about to end this process
+    # Of a scheduler that is about to end this process, or of whoever started it, perhaps in the background of a shell,
+    # whose jobs begin with SIGINT ignored.
+    for notice in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
         signal.signal(notice, signal.default_int_handler)
     events = sys.stdout
 
