@@ -231,7 +231,7 @@ findings AS (
         CASE WHEN same_machine THEN 'the same machine' ELSE 'another machine' END)
     FROM repeated
     UNION ALL
-    SELECT attempt_id, 'noise_floor', 2, printf(
+    SELECT attempt_id, 'noise_floor', CASE WHEN abs(value - 1) > 0.05 THEN 2 ELSE 1 END, printf(
         'full depth against itself is not 1: %.4f, 95%% interval %.4f to %.4f', value, ci_low, ci_high)
     FROM metric WHERE metric = 'aa_speedup' AND NOT 1 BETWEEN ci_low AND ci_high
     UNION ALL
@@ -258,7 +258,7 @@ SELECT n.*, c.kind, f.severity, f.rule, f.message
 FROM findings AS f JOIN run_names AS n USING (attempt_id) JOIN cell AS c ON c.cell_id = n.cell_id;
 COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should know. kind: of cell; severity: 1 a remark, 2 look before you cite it, 3 do not cite
 it; rule: clocks_disagree, not_repeatable, noise_floor, throttled, slow_clock, trace_incomplete, dirty_commit, random_weights or limited;
-message: what was found. not_repeatable has severity 1 where the other attempt ran on another machine, and compares files of one version of
+message: what was found. noise_floor has severity 1 up to 5%: of 20 intervals of 95% one lacks 1 by chance; not_repeatable has severity 1 where the other attempt ran on another machine, and compares files of one version of
 their writer only; slow_clock: below 90% of the median over all rounds on that machine.';
 
 CREATE VIEW answers AS
