@@ -15,6 +15,7 @@ _LINE_INCHES = 0.165
 _MARGINS_INCHES = 0.9  # headings, and the axis below
 _LABEL_LENGTH = 36
 _SPREAD = 0.25  # lines between the markers of one setting
+_MOST_LINES = 40  # of a model: more fit no page
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class ModelLines:
     """The panels of one model.
 
     Attributes:
-        rows: The model's rows.
-        lines: Its settings, from top to bottom: line i is at y = i.
+        rows: The model's rows of these settings.
+        lines: Its settings, from top to bottom: line i is at y = i. Of too many, every method keeps some (`thinned`).
         panels: One a column.
     """
 
@@ -48,7 +49,8 @@ def setting_grid(
     """Return a figure with the settings of each model named on the left, and the panels to draw into."""
     names = labels(frame.rows, brief=True)
     models = list(frame.groups("model"))
-    lines = [sorted(set(map(setting, rows.rows)), key=lambda one: natural_key(names[one])) for _, rows in models]
+    found = [sorted(set(map(setting, rows.rows)), key=lambda one: natural_key(names[one])) for _, rows in models]
+    lines = [thinned(one, _MOST_LINES) for one in found]
     heights = [len(one) + 1.0 for one in lines]
     height = _LINE_INCHES * sum(heights) + _MARGINS_INCHES + legend_height(legend_entries)
     figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
@@ -57,14 +59,34 @@ def setting_grid(
     )
     for heading, axes in zip(headings, grid[0], strict=True):
         axes.set_title(shorten(heading, 64 // len(headings)), fontsize=8)
-    for panels, ((model,), _), own in zip(grid, models, lines, strict=True):
+    for panels, ((model,), _), every, own in zip(grid, models, found, lines, strict=True):
         for axes in panels:
             axes.set_ylim(len(own) - 0.5, -0.5)
             axes.set_yticks(range(len(own)), [""] * len(own))
             axes.tick_params(axis="y", length=0)
         panels[0].set_yticklabels([shorten(names[one], _LABEL_LENGTH) for one in own], fontsize=7)
-        panels[0].set_ylabel(shorten(model, max(12, 2 * len(own))), fontweight="bold")
-    return figure, [ModelLines(rows, own, panels) for (_, rows), own, panels in zip(models, lines, grid, strict=True)]
+        left_out = f" ({len(own)} of {len(every)} settings)" if len(own) < len(every) else ""
+        panels[0].set_ylabel(shorten(model, max(12, 2 * len(own))) + left_out, fontweight="bold")
+    return figure, [
+        ModelLines(Frame(rows.columns, tuple(row for row in rows.rows if setting(row) in own)), own, panels)
+        for (_, rows), own, panels in zip(models, lines, grid, strict=True)
+    ]
+
+
+def thinned(lines: Sequence[Setting], most: int) -> list[Setting]:
+    """Return at most about `most` of the settings, in their order: the same number of each method, evenly spread."""
+    if len(lines) <= most:
+        return list(lines)
+    by_method: dict[str, list[Setting]] = {}
+    for line in lines:
+        by_method.setdefault(line[0], []).append(line)
+    each = max(n for n in range(1, most + 1) if n == 1 or sum(min(n, len(own)) for own in by_method.values()) <= most)
+    kept = {
+        own[round(place * (len(own) - 1) / max(1, min(each, len(own)) - 1))]
+        for own in by_method.values()
+        for place in range(min(each, len(own)))
+    }
+    return [line for line in lines if line in kept]
 
 
 def draw_measures(model: ModelLines, measures: Sequence[Measure], styles: Mapping[str, SeriesStyle]) -> None:

@@ -17,6 +17,8 @@ from matplotlib.figure import Figure
 WIDTH_INCHES = 8.0
 _DPI = 160
 MUTED = "#8a8a8a"  # readable on white and on near-black
+LETTERS = ("#131517", "#fdfdfd")
+"""For light and for dark cells of a map, which keep their colours when the page turns dark."""
 
 # Okabe and Ito (2008), less yellow, which vanishes on white paper.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

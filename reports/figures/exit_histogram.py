@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,6 +11,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import Setting, count, setting
 from exitbench.reports.setting_grid import setting_grid
+from exitbench.reports.style import LETTERS
 
 ORDER = 30
 TITLE = "Where tokens exit"
@@ -71,7 +71,7 @@ def _panel(axes: Axes, shares: np.ndarray) -> AxesImage:
 
 
 def _write_numbers(axes: Axes, shares: np.ndarray) -> None:
-    paper, ink = mpl.rcParams["axes.facecolor"], mpl.rcParams["text.color"]
+    ink, paper = LETTERS
     for line, layer in zip(*np.nonzero(shares >= _LABELLED_SHARE), strict=True):
         share = shares[line, layer]
         colour = paper if share > 0.55 else ink

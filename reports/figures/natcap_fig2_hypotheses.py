@@ -1,6 +1,5 @@
 """What one token was taken for at each block (Figure 2c of the natural-capability paper)."""
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -8,7 +7,7 @@ from matplotlib.figure import Figure
 from exitbench.reports.figures.natcap_parts import EMPTY, written_token
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
-from exitbench.reports.style import WIDTH_INCHES
+from exitbench.reports.style import LETTERS, WIDTH_INCHES
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
 
@@ -63,7 +62,7 @@ def _panel(axes: Axes, frame: Frame) -> None:
             va="center",
             fontsize=7,
             fontweight="bold" if row["is_final"] else "normal",
-            color=mpl.rcParams["axes.facecolor" if p > 0.55 else "text.color"],
+            color=LETTERS[p > 0.55],
         )
     axes.grid(False)
     axes.set_xticks(range(1, len(_RANKS) + 1), _RANKS)

@@ -21,6 +21,7 @@ from exitbench.reports.figures import (
     realised_speedup,
 )
 from exitbench.reports.frame import Frame
+from exitbench.reports.setting_grid import thinned
 from exitbench.reports.sources import discover
 from exitbench.results.database import open_database
 
@@ -218,3 +219,10 @@ def test_findings_come_worst_first_and_a_row_tells_how_many_runs_have_it() -> No
     assert [(row["severity"], row["rule"], row["runs"], row["model"]) for row in rows] == [
         (3, "throttled", 1, "a"), (2, "x", 1, "a"), (1, "limited", 2, "a, b")
     ]  # fmt: skip
+
+
+def test_of_too_many_settings_every_method_keeps_some_evenly_spread() -> None:
+    lines = [("calm", f"{number:02}", "") for number in range(30)] + [("static", "4", "")]
+    assert thinned(lines, 31) == lines
+    few = thinned(lines, 5)
+    assert few == [("calm", "00", ""), ("calm", "10", ""), ("calm", "19", ""), ("calm", "29", ""), ("static", "4", "")]
