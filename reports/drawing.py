@@ -1,6 +1,5 @@
 """Draws figures and writes their files, several at a time where there are cores."""
 
-import base64
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -24,14 +23,25 @@ class DrawnFigure:
     Attributes:
         source: Its query and its texts.
         frame: The rows behind it.
-        image: URI of the picture for the page; empty when there was no row to draw.
+        image: URI of the picture for the page; empty when there was nothing to draw, or it could not be drawn.
+        error: Why it could not be drawn, else empty.
         files: What was written beside the page: SVG, PDF and PNG (light theme) and the frame as CSV.
     """
 
     source: Source
     frame: Frame
     image: str
+    error: str
     files: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What became of one figure: the URI of its picture for the page, or why there is none."""
+
+    name: str
+    image: str = ""
+    error: str = ""
 
 
 def draw_all(
@@ -46,39 +56,39 @@ def draw_all(
         progress: Whether to show a bar, where there is a terminal.
     """
     filled = [(source.name, frame) for source, frame in material if frame.rows]
-    images: dict[str, str] = {}
     bar = tqdm(_drawn(filled, folder, workers), total=len(filled), desc="figures", disable=None if progress else True)
-    images.update(bar)
-    return tuple(_finished(source, frame, images.get(source.name, ""), folder) for source, frame in material)
+    drawings = {drawing.name: drawing for drawing in bar}
+    return tuple(
+        _finished(source, frame, drawings.get(source.name, Drawing(source.name)), folder) for source, frame in material
+    )
 
 
-def draw(name: str, frame: Frame, folder: Path) -> tuple[str, str]:
-    """Write one figure in every kind; return its name and the URI of its picture for the page.
+def draw(name: str, frame: Frame, folder: Path) -> Drawing:
+    """Write one figure in every kind. One that cannot be drawn says so and spoils no other.
 
     Args:
         name: Of the figure, which a process can be sent, unlike its module.
         frame: At least one row.
         folder: Where to write.
+
+    Raises:
+        OSError: A file cannot be written.
     """
     (source,) = (source for source in discover(figures) if source.name == name)
     try:
         with style.theme(style.LIGHT):
             figure = source.module.plot(frame)
             style.lay_out(figure)
-            for kind in KINDS:
-                (folder / f"{name}.{kind}").write_bytes(style.save(figure, kind))
-            return name, themed_uri(style.save(figure, "svg", letters="none"))
+            pictures = {kind: style.save(figure, kind) for kind in KINDS}
+            image = themed_uri(style.save(figure, "svg", letters="none"))
     except Exception as error:
-        error.add_note(f"while drawing {name}")
-        raise
+        return Drawing(name, error=f"{type(error).__name__}: {error}")
+    for kind, content in pictures.items():
+        (folder / f"{name}.{kind}").write_bytes(content)
+    return Drawing(name, image)
 
 
-def data_uri(media_type: str, content: bytes) -> str:
-    """Return `content` as a URI that needs neither file nor network."""
-    return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
-
-
-def _drawn(filled: Sequence[tuple[str, Frame]], folder: Path, workers: int) -> Iterator[tuple[str, str]]:
+def _drawn(filled: Sequence[tuple[str, Frame]], folder: Path, workers: int) -> Iterator[Drawing]:
     workers = min(workers, len(filled))
     if workers <= 1:
         yield from (draw(name, frame, folder) for name, frame in filled)
@@ -95,11 +105,12 @@ def _drawn(filled: Sequence[tuple[str, Frame]], folder: Path, workers: int) -> I
             raise
 
 
-def _finished(source: Source, frame: Frame, image: str, folder: Path) -> DrawnFigure:
+def _finished(source: Source, frame: Frame, drawing: Drawing, folder: Path) -> DrawnFigure:
     data = folder / f"{source.name}.csv"
     data.write_text(frame.csv(), "utf-8")
     pictures = tuple(folder / f"{source.name}.{kind}" for kind in KINDS)
-    if not image:
+    if not drawing.image:
         for picture in pictures:
             picture.unlink(missing_ok=True)
-    return DrawnFigure(source, frame, image, (*(pictures if image else ()), data))
+    files = (*(pictures if drawing.image else ()), data)
+    return DrawnFigure(source, frame, drawing.image, drawing.error, files)

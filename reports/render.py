@@ -1,5 +1,6 @@
 """Writes the whole report: one self-contained page, and every figure and table as files beside it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ class ReportSummary:
         files: Every other file, under figures/ and tables/ beside the page.
         figures: Names of the figures drawn.
         empty: Names of the figures and tables that the database has no rows for.
+        broken: Figures that could not be drawn, and why.
         is_draft: Whether findings say not to cite it, which the page says first.
     """
 
@@ -29,6 +31,7 @@ class ReportSummary:
     files: tuple[Path, ...]
     figures: tuple[str, ...]
     empty: tuple[str, ...]
+    broken: Mapping[str, str]
     is_draft: bool
 
 
@@ -73,7 +76,8 @@ def write_report(
         _replace(index, page(material, drawn, filled, severe))
     except OSError as error:
         raise UserError(f"The report cannot be written to {out}: {error.strerror}. Give another folder.") from error
-    return ReportSummary(index, _files(drawn) + tables, *_names(drawn, filled), bool(severe))
+    broken = {figure.source.name: figure.error for figure in drawn if figure.error}
+    return ReportSummary(index, _files(drawn) + tables, *_names(drawn, filled), broken, bool(severe))
 
 
 def severe_findings(material: Material) -> tuple[str, ...]:
@@ -110,7 +114,7 @@ def _files(drawn: tuple[DrawnFigure, ...]) -> tuple[Path, ...]:
 
 
 def _names(drawn: tuple[DrawnFigure, ...], filled: tuple[FilledTable, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of figures with rows, and of figures and tables without."""
+    """Return the names of figures that were drawn, and of figures and tables without rows."""
     figures = tuple(figure.source.name for figure in drawn if figure.image)
-    empty = (figure.source.name for figure in drawn if not figure.image)
+    empty = (figure.source.name for figure in drawn if not figure.frame.rows)
     return figures, (*empty, *(table.source.name for table in filled if not table.rows))

@@ -1,11 +1,16 @@
 """``exitbench report``: every figure and table from the database; loads no model."""
 
 import os
+import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.commands.folders import existing_database, existing_runs
+
+if TYPE_CHECKING:  # matplotlib is not loaded to print tables
+    from exitbench.reports.render import ReportSummary
 
 
 def report(arguments: Namespace) -> int:
@@ -37,7 +42,14 @@ def report(arguments: Namespace) -> int:
         print("A draft: see `exitbench check`.")
     if summary.empty:
         print(f"Without data: {', '.join(summary.empty)}")
-    return 0
+    return print_broken(summary)
+
+
+def print_broken(summary: "ReportSummary") -> int:
+    """Say which figures could not be drawn; return 1 if there is one."""
+    for name, error in summary.broken.items():
+        print(f"{name} could not be drawn: {error}", file=sys.stderr)
+    return 1 if summary.broken else 0
 
 
 def _folder(arguments: Namespace) -> Path:

@@ -8,6 +8,7 @@ from collections import Counter
 from exitbench.errors import UserError
 from exitbench.harness.commands.folders import Runs
 from exitbench.harness.commands.plan import planned
+from exitbench.harness.commands.report import print_broken
 from exitbench.harness.environment import available_cores
 from exitbench.harness.executors.base import Executor
 from exitbench.harness.executors.gpus import visible_gpus
@@ -124,6 +125,7 @@ def _print_results(runs: Runs) -> None:
     print(f"Database  {runs.database}")
     report = write_report(runs.database, runs.report, draft=True, workers=os.cpu_count() or 1, progress=True)
     print(f"Report    {report.index_html}{' (a draft: see `exitbench check`)' if report.is_draft else ''}")
+    print_broken(report)
     print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.reports import figures, tables
+from exitbench.reports.figures import mee_fig1_no_change
 from exitbench.reports.frame import Frame
 from exitbench.reports.render import ReportSummary, write_report
 from exitbench.reports.sources import discover
@@ -68,6 +69,7 @@ def test_every_figure_is_written_in_every_kind_with_its_data(
     names = [source.name for source in discover(figures) if rows_of(small_database, figures, source.name).rows]
     assert {"frontier", "exit_histogram", "mee_fig1_no_change", "mee_blog_quality_speed"} <= set(names)
     assert list(report.figures) == names
+    assert report.broken == {}
     folder = report.index_html.parent / "figures"
     for name in names:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -189,6 +191,17 @@ def test_without_data_the_page_names_the_command_and_old_pictures_go(tmp_path: P
             if source.name not in ("failures", "qc"):  # none of these is no gap
                 command = r"`(nox -s (bench|paper -- \w+)|exitbench (run|train|annotate) .+?)`"
                 assert re.search(command, source.module.EMPTY), source.name
+
+
+def test_a_figure_that_cannot_be_drawn_says_so_and_spoils_no_other(
+    tmp_path: Path, small_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mee_fig1_no_change, "plot", lambda frame: frame.rows[0]["<no such column>"])
+    summary = write_report(small_database, tmp_path / "report", paper="mee")
+    assert summary.broken == {"mee_fig1_no_change": "KeyError: '<no such column>'"}
+    assert "mee_fig2_final_confidence" in summary.figures and "frontier" not in summary.figures
+    assert "mee_fig1_no_change" not in (*summary.figures, *summary.empty)
+    assert "could not be drawn: KeyError: &#39;&lt;no such column&gt;&#39;" in read(summary)
 
 
 def test_a_report_in_the_place_of_a_file_is_the_users_error(tmp_path: Path, empty_database: Path) -> None:
