@@ -25,7 +25,7 @@ SELECT
     e.git_dirty AS dirty, h.cpu, h.gpu, h.threads, c.setting_id, a.comparable_id,
     coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END) AS full_depth_cell_id,
     f.attempt_id AS full_depth_attempt_id,
-    c.full_depth_cell_id IS NULL AND c.kind = 'quality' AS is_full_depth
+    c.full_depth_cell_id IS NULL AND c.kind = 'quality' AS is_full_depth, c.identity -> 'record' AS record
 FROM run_names AS n
 JOIN attempt AS a USING (attempt_id)
 JOIN cell AS c ON c.cell_id = n.cell_id
@@ -41,7 +41,8 @@ parameters: weights; tokenizer_sha256: as in vocabulary; dtype, device, batch_si
 randomness, how each seed is found; method_distribution, method_version: what brought the method; started_at: UTC; seconds: wall time; peak_rss_bytes; commit, dirty: of
 the code; cpu, gpu, threads; setting_id: equal for cells that differ only in method and kind; comparable_id: setting, software and machine:
 equal where times may be compared; full_depth_cell_id, full_depth_attempt_id: full depth on the same documents (itself for full depth, no
-attempt where it has not run, NULL where nothing is compared with it); is_full_depth: this run is that reference.';
+attempt where it has not run, NULL where nothing is compared with it); is_full_depth: this run is that reference; record (JSON): what a probe
+recorded inside blocks, and of how many documents: it has rows in sublayer_trace and layer_pairs and none in probe_trace; NULL for any other run.';
 
 CREATE VIEW failures AS
 SELECT
@@ -342,23 +343,26 @@ JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW exit_histogram IS 'One row per quality or replay run and exit layer that occurred. exit_layer; tokens: how many exited there; share: of all
 tokens of the run.';
 
+CREATE OR REPLACE MACRO t_quantile(n) AS
+    CASE WHEN n > 1 THEN coalesce(
+        [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228][n - 1],
+        1.96 + 2.3724 / (n - 1) + 2.8225 / (n - 1) ** 2
+    ) END;
+COMMENT ON MACRO t_quantile IS 'What half a 95% interval of a mean of n independent rows is, in standard errors: the 97.5% quantile of Student''s t at n - 1
+degrees of freedom. NULL where there is one row. (From tables, behind ten degrees of freedom by Abramowitz and Stegun, 26.7.5.)';
+
 CREATE OR REPLACE MACRO half_width(s, c) AS
-    CASE WHEN count(*) > 1 THEN
-        1.96 / sum(c) * sqrt(greatest(0, count(*) / (count(*) - 1) * (
-            sum(s * s) - 2 * sum(s) / sum(c) * sum(s * c) + (sum(s) / sum(c)) ** 2 * sum(c * c)
-        )))
-    END;
+    t_quantile(count(*)) / sum(c) * sqrt(greatest(0, count(*) / (count(*) - 1) * (
+        sum(s * s) - 2 * sum(s) / sum(c) * sum(s * c) + (sum(s) / sum(c)) ** 2 * sum(c * c)
+    )));
 COMMENT ON MACRO half_width IS 'Half the width of the 95% interval of sum(s) / sum(c) over grouped rows, one a document: s is a sum over the
 document''s tokens and c their number, so that tokens of one document do not count as independent. NULL where there is one document. (The linearised
-variance of a ratio; Cochran, Sampling Techniques, 1977, section 6.4.)';
+variance of a ratio; Cochran, Sampling Techniques, 1977, section 6.4; times t_quantile of the documents, so that few make it wide.)';
 
 CREATE OR REPLACE MACRO mean_half_width(x) AS
-    stddev_samp(x) / sqrt(count(x)) * coalesce(
-        [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228][count(x) - 1],
-        1.96 + 2.3724 / (count(x) - 1) + 2.8225 / (count(x) - 1) ** 2
-    );
-COMMENT ON MACRO mean_half_width IS 'Half the width of the 95% interval of avg(x) over independent rows, such as runs, by Student''s t, so that few rows make
-it wide. NULL where there is one row. (Quantiles from tables, behind ten degrees of freedom by Abramowitz and Stegun, 26.7.5.)';
+    t_quantile(count(x)) * stddev_samp(x) / sqrt(count(x));
+COMMENT ON MACRO mean_half_width IS 'Half the width of the 95% interval of avg(x) over independent rows, such as runs, by t_quantile of their number. NULL
+where there is one row.';
 
 CREATE VIEW probe_by_document AS
 SELECT n.*, d.* EXCLUDE (attempt_id)

@@ -42,10 +42,12 @@ totals AS (
 ),
 errors AS (
     SELECT d.attempt_id,
-           1.96 * sqrt(max(t.n) / nullif(max(t.n) - 1, 0) * sum((d.later_rows - t.later_rows * d.tokens) ** 2))
-               / max(t.tokens) AS later_rows_half,
-           1.96 * sqrt(max(t.n) / nullif(max(t.n) - 1, 0) * sum((d.same - t.same * d.tokens) ** 2))
-               / max(t.tokens) AS same_half
+           t_quantile(max(t.n)) / max(t.tokens) * sqrt(
+               max(t.n) / nullif(max(t.n) - 1, 0) * sum((d.later_rows - t.later_rows * d.tokens) ** 2)
+           ) AS later_rows_half,
+           t_quantile(max(t.n)) / max(t.tokens) * sqrt(
+               max(t.n) / nullif(max(t.n) - 1, 0) * sum((d.same - t.same * d.tokens) ** 2)
+           ) AS same_half
     FROM documents AS d JOIN totals AS t USING (attempt_id) GROUP BY ALL
 )
 SELECT a.task, a.model, a.setting, a.head, a.min_exit, t.later_rows, t.later_rows - e.later_rows_half AS later_rows_low,

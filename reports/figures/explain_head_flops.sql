@@ -38,10 +38,10 @@ totals AS (
 ),
 errors AS (  -- influence of a document on the log of rows a token, full less pruned
     SELECT p.attempt_id,
-           1.96 * sqrt(max(t.n) / nullif(max(t.n) - 1, 0) * sum(
+           t_quantile(max(t.n)) * sqrt(max(t.n) / nullif(max(t.n) - 1, 0) * sum(
                (p.full_rows / t.full_rows - p.full_tokens / t.full_tokens - p.rows / t.rows + p.tokens / t.tokens) ** 2
            )) AS counted_half,
-           1.96 * sqrt(max(t.n) / nullif(max(t.n) - 1, 0) * sum(
+           t_quantile(max(t.n)) * sqrt(max(t.n) / nullif(max(t.n) - 1, 0) * sum(
                (p.full_rows / t.full_rows - p.full_tokens / t.full_tokens - p.later_rows / nullif(t.later_rows, 0)
                 + p.tokens / t.tokens) ** 2
            )) AS left_out_half

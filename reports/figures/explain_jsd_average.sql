@@ -42,7 +42,8 @@ gains AS (
     JOIN influences AS c ON c.attempt_id = p.contrast_id AND c.doc_key = b.doc_key
 ),
 half_widths AS (
-    SELECT task, model, setting, min_exit, 1.96 * sqrt(count(*) / nullif(count(*) - 1, 0) * sum(influence ** 2)) AS half
+    SELECT task, model, setting, min_exit,
+           t_quantile(count(*)) * sqrt(count(*) / nullif(count(*) - 1, 0) * sum(influence ** 2)) AS half
     FROM gains GROUP BY ALL
 ),
 mean_influences AS (
@@ -51,9 +52,10 @@ mean_influences AS (
     FROM gains GROUP BY ALL
 ),
 mean_half_widths AS (
-    SELECT task, model, setting, 1.96 * sqrt(count(*) / nullif(count(*) - 1, 0) * sum(every ** 2)) AS every,
-           1.96 * sqrt(count(*) / nullif(count(*) - 1, 0) * sum(alive ** 2)) AS alive,
-           1.96 * sqrt(count(*) / nullif(count(*) - 1, 0) * sum(kept ** 2)) AS kept
+    SELECT task, model, setting,
+           t_quantile(count(*)) * sqrt(count(*) / nullif(count(*) - 1, 0) * sum(every ** 2)) AS every,
+           t_quantile(count(*)) * sqrt(count(*) / nullif(count(*) - 1, 0) * sum(alive ** 2)) AS alive,
+           t_quantile(count(*)) * sqrt(count(*) / nullif(count(*) - 1, 0) * sum(kept ** 2)) AS kept
     FROM mean_influences GROUP BY ALL
 ),
 means AS (

@@ -16,6 +16,6 @@ SELECT a.task_label AS task, a.model, a.setting, a.head, a.min_exit, a.metric,
        a.mean_exit_layer, a.blocks, a.n
 FROM asked AS a
 JOIN pruned USING (task_label, model, setting, full_depth_attempt_id, min_exit)
-JOIN metric_values AS m ON m.attempt_id = a.attempt_id AND m.metric = 'token_match'
+JOIN metric_values AS m ON m.attempt_id = a.attempt_id AND m.metric = 'token_match' AND m.is_current
 WHERE a.head IN ('full', 'pruned-fixed', 'pruned-decaying', 'pruned-decaying-idsorted')
 ORDER BY task, a.model, a.setting, a.head, a.min_exit, a.cell_id;

@@ -6,6 +6,7 @@ SELECT c.model, c.task_label AS task, c.method, c.params, c.kv_policy, c.consist
        CASE WHEN c.chosen THEN held.value END AS held_out_loss, CASE WHEN c.chosen THEN held.ci_low END AS held_out_low,
        CASE WHEN c.chosen THEN held.ci_high END AS held_out_high, c.attempt_id
 FROM calibrations AS c
-LEFT JOIN metric_values AS held ON held.attempt_id = c.attempt_id AND held.metric = 'held_out_loss'
+LEFT JOIN metric_values AS held
+    ON held.attempt_id = c.attempt_id AND held.metric = 'held_out_loss' AND held.is_current
 WHERE NOT c.random_weights
 ORDER BY model, task, c.method, c.params, c.consistency, c.rule, c.delta, c.epsilon, c.attempt_id, c.step;

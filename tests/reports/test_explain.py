@@ -1,7 +1,9 @@
 """Figures that explain published numbers: their queries on any database, and their numbers on one made by hand."""
 
 import json
+import re
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,11 +22,17 @@ EXPLAINED = tuple(source for source in discover(figures) if source.name.startswi
 BY_NAME = {source.name: source for source in EXPLAINED}
 VOCABULARY = 100
 FULL_DEPTH = 1
+MACROS = "\n".join(
+    re.findall(
+        r"^CREATE OR REPLACE MACRO.*?;$", files("exitbench.results").joinpath("views.sql").read_text(), re.M | re.S
+    )
+)
 
 
 def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Run `sql` over the views that runs made by hand would give; tokens are (doc, exit layer, rows of the head)."""
     connection = duckdb.connect()
+    connection.execute(MACROS)
     connection.execute(
         """CREATE TABLE frontier (attempt_id INT, cell_id INT, suite TEXT, task_label TEXT, model TEXT, dtype TEXT,
         device TEXT, batch_size INT, random_weights BOOLEAN, execution TEXT, method TEXT, params JSON, kv_policy TEXT,
@@ -37,7 +45,8 @@ def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     )
     connection.execute("CREATE TABLE runs (attempt_id INT, full_depth_attempt_id INT)")
     connection.execute(
-        "CREATE TABLE metric_values (attempt_id INT, metric TEXT, value DOUBLE, ci_low DOUBLE, ci_high DOUBLE)"
+        "CREATE TABLE metric_values "
+        "(attempt_id INT, metric TEXT, value DOUBLE, ci_low DOUBLE, ci_high DOUBLE, is_current BOOLEAN)"
     )
     for attempt, run in enumerate(runs, start=FULL_DEPTH):
         tokens = run["tokens"]
@@ -56,7 +65,10 @@ def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             ],
         )
         connection.execute("INSERT INTO runs VALUES (?, ?)", [attempt, FULL_DEPTH])
-        connection.execute("INSERT INTO metric_values VALUES (?, 'token_match', 0.9, 0.8, 1.0)", [attempt])
+        for value, is_current in ((0.9, True), (0.1, False)):  # as after `exitbench rescore`
+            connection.execute(
+                "INSERT INTO metric_values VALUES (?, 'token_match', ?, 0.8, 1.0, ?)", [attempt, value, is_current]
+            )
         for position, (document, layer, rows) in enumerate(tokens):
             token_id = run.get("token_id", 7)
             connection.execute(
@@ -114,7 +126,7 @@ def test_savings_of_the_head_with_and_without_the_start_layer() -> None:
     assert fixed["counted"] == pytest.approx(400 / 120)
     assert fixed["left_out"] == pytest.approx(400 / 20)
     # By hand: influences of the documents on log 20 are +-(10 / 40 - 20 / 40); their sum of squares is 0.125.
-    assert fixed["left_out_high"] == pytest.approx(20 * 2.718281828 ** (1.96 * (2 / 1 * 0.125) ** 0.5))
+    assert fixed["left_out_high"] == pytest.approx(20 * 2.718281828 ** (12.706 * (2 / 1 * 0.125) ** 0.5))
     assert everything["counted"] == pytest.approx(4)
     assert everything["left_out"] is None  # every token left at the start layer: the published counter has no work
 
@@ -165,6 +177,7 @@ def test_rows_of_any_suite_are_drawn_and_other_settings_left_out() -> None:
     runs += [run("calm-classifier", tokens, loss=loss, threshold=0.5) for loss in ("calm", "free-code")]
     for source in EXPLAINED:
         rows = query(source.sql, runs)
+        assert {row.get("token_match", 0.9) for row in rows} == {0.9}, "an older version of a metric is no row"
         source.module.plot(Frame(tuple(rows[0]), tuple(rows))).draw_without_rendering()
         assert query(source.sql, [{**one, "suite": "other"} for one in runs]) == rows
         decayed = [{**one, "params": {**one["params"], "decay": "code"}} for one in runs]

@@ -35,6 +35,8 @@ Rows = Callable[[Path, ModuleType, str], Frame]
 DEPTHS = {"deep": 12, "flat": 4}
 DOCUMENTS = 9
 VOCABULARY = 50
+T = {2: 12.706, DOCUMENTS: 2.306}
+"""97.5% quantiles of Student's t at one degree of freedom less than documents."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def half_width(one: Probed, values: np.ndarray) -> np.ndarray:
     inside = np.array([[key == other for other in one.doc_key] for key in keys], float)
     rest = inside @ (values.astype(float) - values.astype(float).mean(axis=0))
     n = len(keys)
-    return np.asarray(1.96 * np.sqrt(n / (n - 1) * (rest**2).sum(axis=0)) / len(values))
+    return np.asarray(T[n] * np.sqrt(n / (n - 1) * (rest**2).sum(axis=0)) / len(values))
 
 
 def expected_by_block(values: Callable[[Probed], np.ndarray]) -> dict[tuple[str, int], float]:

@@ -33,6 +33,8 @@ UNDRAWABLE = 7  # id of a token that the figures' font cannot spell
 NO_TEXT = 5
 TAGGED = 8  # tokens of an answer, the first
 TAGS = ("NOUN", "PUNCT", "VERB")
+T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
+"""97.5% quantiles of Student's t at one degree of freedom less than documents."""
 
 
 def changed(maker: ModuleType) -> None:
@@ -168,7 +170,7 @@ def mean_and_half(pairs: Iterable[tuple[str, float]]) -> tuple[float, float]:
     total, n = sum(counts.values()), len(counts)
     mean = sum(sums.values()) / total
     spread = sum((sums[key] - mean * counts[key]) ** 2 for key in counts)
-    return mean, 1.96 / total * sqrt(n / (n - 1) * spread)
+    return mean, T[n] / total * sqrt(n / (n - 1) * spread)
 
 
 def of_model(rows: Iterable[Row], model: str) -> list[Row]:

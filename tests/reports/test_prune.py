@@ -31,6 +31,7 @@ Rows = Callable[[Path, ModuleType, str], Frame]
 Cell = Mapping[str, Any]
 
 BLOCKS = 8
+T = {8: 2.365}  # 97.5% quantile of Student's t by documents
 ASKED_FROM = (1, 2, 6)
 K_FIRST, K_MIN = 60, 5
 VOCABULARY = 100
@@ -193,7 +194,7 @@ def half_width(maker: ModuleType, values: np.ndarray, counts: np.ndarray) -> flo
     """Half of the 95 % interval of a ratio of sums over documents."""
     s, c = (one.reshape(maker.DOCUMENTS, -1).sum(1) for one in (values, counts))
     left = s - s.sum() / c.sum() * c
-    return float(1.96 * np.sqrt(len(s) / (len(s) - 1) * (left**2).sum()) / c.sum())
+    return float(T[len(s)] * np.sqrt(len(s) / (len(s) - 1) * (left**2).sum()) / c.sum())
 
 
 def ours(frame: Frame, **values: Any) -> list[Mapping[str, Any]]:

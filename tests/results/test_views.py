@@ -462,3 +462,24 @@ def test_half_width_is_the_bootstraps_over_documents(database: Database) -> None
     assert row["half"] == pytest.approx((high - low) / 2, rel=0.05)
     (single,) = _query(database, "SELECT half_width(1.0, 2) AS half FROM (VALUES (1))")
     assert single["half"] is None
+
+
+@pytest.mark.parametrize(("documents", "t"), [(2, 12.706), (5, 2.776), (11, 2.228), (12, 2.201), (31, 2.042)])
+def test_half_width_of_few_documents_is_as_wide_as_students_t(database: Database, documents: int, t: float) -> None:
+    """Of documents equally long the ratio is a mean, so that t is exact: 95 of 100 intervals hold the truth."""
+    trials, tokens = 1000, 10
+    sums = np.random.default_rng(documents).normal(4 * tokens, tokens, (trials, documents))
+    rows = _query(
+        database,
+        """
+        SELECT half_width(s, 10) AS half, mean_half_width(s / 10) AS of_mean
+        FROM (SELECT unnest($sums) AS s, unnest($trials) AS trial) GROUP BY trial ORDER BY trial
+        """,
+        sums=sums.ravel().tolist(),
+        trials=np.repeat(np.arange(trials), documents).tolist(),
+    )
+    halves = np.array([row["half"] for row in rows])
+    errors = sums.std(axis=1, ddof=1) / tokens / documents**0.5
+    assert halves / errors == pytest.approx(np.full(trials, t), rel=0.002)
+    assert [row["of_mean"] for row in rows] == pytest.approx(halves)
+    assert np.mean(np.abs(sums.mean(axis=1) / tokens - 4) <= halves) == pytest.approx(0.95, abs=0.02)
