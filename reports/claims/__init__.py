@@ -4,6 +4,7 @@
 `words.py` writes verdicts for people.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ NOT_MEASURED: Final = "not measured"
 VERDICTS: Final = (HOLDS, FAILS, UNDECIDED, NOT_COMPARABLE, NOT_MEASURED)
 
 _EVIDENCE: Final = ["value", "low", "high", "n"]
+_EQUAL: Final = 1e-9
+"""Intervals narrower than this are of equal values, but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,11 @@ def check_claim(database: Database, claim: Claim) -> Verdict:
 
 
 def _verdict(claim: Claim, value: float, low: float | None, high: float | None) -> str:
-    """The whole interval decides, or the value alone where it has none."""
+    """The whole interval decides; without one, only what is exact."""
     ends = (value, value) if low is None or high is None else (low, high)
+    # Rows that are all equal, or a single one, do not say how much others would differ from them.
+    if not claim.exact and math.isclose(*ends, rel_tol=_EQUAL, abs_tol=_EQUAL):
+        return UNDECIDED
     if all(map(claim.admits, ends)):
         return HOLDS
     return FAILS if claim.excludes(*ends) else UNDECIDED

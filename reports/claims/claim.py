@@ -29,7 +29,8 @@ class Claim:
         tolerance: By how much it may miss.
         published: The paper's own number, where it has one.
         n_of: What the evidence counts: runs, documents, tokens, printed numbers.
-        simulated: Whether the claim is about exits simulated over full-depth passes, and so is the evidence.
+        simulated: Whether evidence is from replays or full-depth passes, not from real decodes alone.
+        exact: Whether evidence decides without an interval: numbers as printed, and what is so in every run or in none.
         suite: Shipped suite that measures it; None where nothing is to be run.
         caveat: How our evidence differs from what the paper did.
         reason: Why nothing here could compare; None where something can.
@@ -51,6 +52,7 @@ class Claim:
     published: float | None
     n_of: str
     simulated: bool
+    exact: bool
     suite: str | None
     caveat: str | None
     reason: str | None

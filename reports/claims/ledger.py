@@ -22,7 +22,13 @@ _TESTED: Final[Mapping[str, type]] = {
     "evidence_sql": str,
     "caveat": str,
 }
-_OPTIONAL: Final[Mapping[str, type]] = {"tolerance": float, "published": float, "simulated": bool, "suite": str}
+_OPTIONAL: Final[Mapping[str, type]] = {
+    "tolerance": float,
+    "published": float,
+    "simulated": bool,
+    "exact": bool,
+    "suite": str,
+}
 _UNTESTED: Final[Mapping[str, type]] = {"reason": str}
 
 
@@ -91,6 +97,7 @@ def _claim(file: str, number: int, entry: Mapping[str, Any]) -> Claim:
         published=entry.get("published"),
         n_of=entry.get("n_of", ""),
         simulated=entry.get("simulated", False),
+        exact=entry.get("exact", "suite" not in entry),
         suite=entry.get("suite"),
         caveat=entry.get("caveat"),
         reason=entry.get("reason"),

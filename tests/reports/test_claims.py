@@ -1,6 +1,7 @@
 """The ledger of claims: each can be checked, its verdict follows from interval and bound, evidence can go both ways."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,7 +21,7 @@ FIVE = {"mee", "prune", "natcap", "heads"}
 CLAIM = Claim(
     claim_id="made-up", ledger="mee", paper="MEE", place="nowhere", text="A claim.", conditions="None.",
     kind_of_evidence=MEASURED, unit="points", direction="at_least", bound=1.0, tolerance=0.1, published=2.0,
-    n_of="runs", simulated=False, suite="builtin", caveat="None.", reason=None, evidence_sql="SELECT 1",
+    n_of="runs", simulated=False, exact=False, suite="builtin", caveat="None.", reason=None, evidence_sql="SELECT 1",
 )  # fmt: skip
 
 
@@ -53,14 +54,32 @@ def test_every_claim_says_what_it_is_of_and_how_ours_differs() -> None:
         assert claim.kind_of_evidence != PRINTED or "FROM published" in (claim.evidence_sql or ""), claim.claim_id
 
 
-def test_random_weights_are_never_evidence_and_simulated_exits_only_where_the_claim_is_of_them() -> None:
+def test_random_weights_are_never_evidence_and_what_was_not_decoded_is_called_simulated() -> None:
     for claim in read_claims():
         query = claim.evidence_sql or ""
         if claim.kind_of_evidence == MEASURED and "FROM training_curves" not in query:
             assert "random_weights" in query, claim.claim_id
-        if "FROM frontier" in query and "execution = 'real'" not in query:
-            assert claim.simulated, claim.claim_id
-        assert "'simulated'" not in query or claim.simulated, claim.claim_id
+        if "FROM frontier" in query:
+            assert "execution = 'real'" in query, claim.claim_id
+        assert claim.simulated == ("probe_trace" in query or "'simulated'" in query), claim.claim_id
+
+
+def test_only_printed_numbers_and_what_is_so_in_every_run_are_exact() -> None:
+    exact = {claim.claim_id for claim in read_claims() if claim.exact and claim.kind_of_evidence == MEASURED}
+    assert exact == {"layerskip-answers-are-full-depths"}
+    assert all(claim.exact for claim in read_claims() if claim.kind_of_evidence == PRINTED)
+
+
+def test_comparisons_of_trainings_and_choices_on_the_scored_documents_are_told() -> None:
+    for claim in read_claims():
+        query = claim.evidence_sql or ""
+        if re.search(r"[vf]\.loss = '(last|shallow-deep)'\n$|\bh\.weight = |c\.is_copy", query):
+            assert "variation between trainings is outside the interval" in (claim.caveat or ""), claim.claim_id
+        if any(
+            best in query
+            for best in ("min(mean_exit_layer /", "max(f.speedup)", "max(f.value /", "j.value > s.value - 2")
+        ):
+            assert "not widened for that choice" in (claim.caveat or ""), claim.claim_id
 
 
 def test_every_claim_can_hold_and_fail() -> None:
@@ -79,12 +98,9 @@ def test_every_claim_can_hold_and_fail() -> None:
 @pytest.mark.parametrize(
     ("direction", "value", "low", "high", "verdict"),
     [
-        ("at_least", 0.9, None, None, "holds"),
-        ("at_least", 0.89, None, None, "does not hold"),
-        ("at_most", 1.1, None, None, "holds"),
-        ("at_most", 1.11, None, None, "does not hold"),
-        ("within", 1.1, None, None, "holds"),
-        ("within", 0.8, None, None, "does not hold"),
+        ("at_least", 9.0, None, None, "undecided"),
+        ("at_least", 9.0, 9.0, 9.0, "undecided"),
+        ("at_least", 0.3, 0.1 + 0.2, 0.3, "undecided"),
         ("at_least", 2.0, 0.9, 3.1, "holds"),
         ("at_least", 2.0, 0.8, 3.2, "undecided"),
         ("at_least", 0.5, 0.2, 0.8, "does not hold"),
@@ -102,6 +118,27 @@ def test_the_whole_interval_decides(
     ends = ", ".join("NULL" if it is None else str(it) for it in (value, low, high))
     query = f"SELECT * FROM (VALUES ({ends}, 3)) AS t(value, low, high, n)"
     assert check_claim(database, replace(CLAIM, direction=direction, evidence_sql=query)).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("direction", "value", "verdict"),
+    [
+        ("at_least", 0.9, "holds"),
+        ("at_least", 0.89, "does not hold"),
+        ("at_most", 1.1, "holds"),
+        ("at_most", 1.11, "does not hold"),
+        ("within", 1.1, "holds"),
+        ("within", 0.8, "does not hold"),
+    ],
+)
+@pytest.mark.parametrize("interval", ["NULL AS low, NULL AS high", "{0} AS low, {0} AS high"])
+def test_without_an_interval_only_what_is_exact_is_decided(
+    database: Database, direction: str, value: float, verdict: str, interval: str
+) -> None:
+    query = f"SELECT {value} AS value, {interval.format(value)}, 3 AS n"
+    claim = replace(CLAIM, direction=direction, evidence_sql=query)
+    assert check_claim(database, replace(claim, exact=True)).verdict == verdict
+    assert check_claim(database, claim).verdict == "undecided"
 
 
 def test_each_kind_of_verdict_comes_from_real_queries_and_says_its_evidence(database: Database) -> None:
