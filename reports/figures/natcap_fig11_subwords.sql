@@ -1,7 +1,13 @@
 -- Ideal exit of tokens that begin a word and of those that go on with one, and their share, one row a task, model and
 -- part; only models whose tokenizer splits words, so that there are both.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
-WITH trained AS (
+WITH chosen AS (  -- where a model was probed several times on a task, the run with the most documents, of these the latest
+    SELECT attempt_id FROM probe_by_document
+    WHERE NOT random_weights AND block = 1
+    GROUP BY task_label, model, attempt_id
+    QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) DESC, attempt_id DESC) = 1
+),
+trained AS (
     SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
                        WHEN max(loss) IN ('weighted', 'layer-skip') THEN 'joint' END AS training
     FROM trainings GROUP BY model
@@ -9,10 +15,10 @@ WITH trained AS (
 documents AS (
     SELECT p.task_label, p.model, v.begins_word, p.attempt_id, p.doc_key, sum(p.first_match) AS exits, count(*) AS n,
            max(r.blocks) AS blocks
-    FROM probe_trace AS p
+    FROM probe_trace AS p SEMI JOIN chosen USING (attempt_id)
     JOIN runs AS r USING (attempt_id)
     JOIN vocabulary AS v ON v.tokenizer_sha256 = r.tokenizer_sha256 AND v.token_id = p.token_id
-    WHERE NOT p.random_weights AND v.begins_word IS NOT NULL
+    WHERE v.begins_word IS NOT NULL
     GROUP BY ALL
 ),
 parts AS (

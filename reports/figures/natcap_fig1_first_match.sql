@@ -1,10 +1,15 @@
 -- Share of probed tokens by the block whose top-1 is the final one for the first time, one row a task, model and block;
 -- ideal_exit: mean of that block. Then what the paper printed of data of the same kind, on models of so many blocks.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
-WITH probed AS (
+WITH chosen AS (  -- where a model was probed several times on a task, the run with the most documents, of these the latest
+    SELECT attempt_id FROM probe_by_document
+    WHERE NOT random_weights AND block = 1
+    GROUP BY task_label, model, attempt_id
+    QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) DESC, attempt_id DESC) = 1
+),
+probed AS (
     SELECT task, task_label, model, attempt_id, doc_key, block, first_matches, n
-    FROM probe_by_document
-    WHERE NOT random_weights
+    FROM probe_by_document SEMI JOIN chosen USING (attempt_id)
 ),
 trained AS (
     SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'

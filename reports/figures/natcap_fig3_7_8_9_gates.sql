@@ -30,6 +30,10 @@ replayed AS (
     WHERE c.execution = 'simulated'
     QUALIFY row_number() OVER (PARTITION BY k.cell_id ORDER BY c.attempt_id DESC) = 1
 ),
+probes AS (  -- the newest of each setting; those that record what is inside blocks have no tokens
+    SELECT setting_id, max(attempt_id) AS attempt_id
+    FROM runs WHERE kind = 'probe' AND record IS NULL GROUP BY setting_id
+),
 distances AS (
     SELECT x.cell_id, sum(apart) / sum(n) AS distance, half_width(apart, n) AS distance_half_width,
            CAST(sum(n) AS BIGINT) AS n
@@ -38,7 +42,7 @@ distances AS (
         FROM replayed AS a
         JOIN token_trace AS t USING (attempt_id)
         JOIN runs AS r USING (attempt_id)
-        JOIN runs AS probe ON probe.setting_id = r.setting_id AND probe.kind = 'probe'
+        JOIN probes AS probe ON probe.setting_id = r.setting_id
         JOIN probe_trace AS p
             ON p.attempt_id = probe.attempt_id AND p.doc_key = t.doc_key AND p.position = t.position
         GROUP BY ALL

@@ -1,22 +1,27 @@
 -- Mean ideal exit by a token's position in the answer and by the answer's length, one row a task, model, measure and
 -- class of a dozen equally wide ones at most; x: middle of the class. Classes of fewer than five tokens are left out.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
-WITH trained AS (
+WITH chosen AS (  -- where a model was probed several times on a task, the run with the most documents, of these the latest
+    SELECT attempt_id FROM probe_by_document
+    WHERE NOT random_weights AND block = 1
+    GROUP BY task_label, model, attempt_id
+    QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) DESC, attempt_id DESC) = 1
+),
+trained AS (
     SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
                        WHEN max(loss) IN ('weighted', 'layer-skip') THEN 'joint' END AS training
     FROM trainings GROUP BY model
 ),
 classes AS (
     SELECT task_label, CAST(ceil(max(position) / 12) AS INTEGER) AS width
-    FROM probe_trace WHERE NOT random_weights GROUP BY ALL
+    FROM probe_trace SEMI JOIN chosen USING (attempt_id) GROUP BY ALL
 ),
 summed AS (  -- a document's tokens of one class of positions
     SELECT task_label, model, attempt_id, doc_key, width, (position - 1) // width AS class,
            sum(first_match) AS exits, count(*) AS n, max(blocks) AS blocks
-    FROM probe_trace
+    FROM probe_trace SEMI JOIN chosen USING (attempt_id)
     JOIN classes USING (task_label)
     JOIN (SELECT attempt_id, blocks FROM runs) USING (attempt_id)
-    WHERE NOT random_weights
     GROUP BY ALL
 ),
 measured AS (

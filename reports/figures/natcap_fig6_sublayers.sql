@@ -6,10 +6,18 @@ WITH trained AS (
                        WHEN max(loss) IN ('weighted', 'layer-skip') THEN 'joint' END AS training
     FROM trainings GROUP BY model
 ),
+chosen AS (  -- where a model was recorded several times on a task, the run with the most documents, of these the latest
+    SELECT attempt_id FROM sublayer_trace
+    WHERE NOT random_weights
+    GROUP BY task_label, model, attempt_id
+    QUALIFY row_number() OVER (
+        PARTITION BY task_label, model ORDER BY count(DISTINCT doc_key) DESC, attempt_id DESC
+    ) = 1
+),
 final AS (
     SELECT attempt_id, doc_key, position, arg_max(top_ids[1], block) AS final_id
-    FROM sublayer_trace
-    WHERE NOT random_weights AND read_out = 'block'
+    FROM sublayer_trace SEMI JOIN chosen USING (attempt_id)
+    WHERE read_out = 'block'
     GROUP BY ALL
 ),
 documents AS (

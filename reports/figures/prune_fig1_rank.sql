@@ -5,7 +5,8 @@ WITH asked AS (
     SELECT r.attempt_id, r.task_label AS task, r.model, r.blocks, coalesce(t.loss, 'unknown') AS loss,
            concat_ws(', ', r.dtype, r.device, 'batch ' || r.batch_size) AS setting
     FROM runs AS r LEFT JOIN (SELECT model, min(loss) AS loss FROM trainings GROUP BY model) AS t USING (model)
-    WHERE r.kind = 'probe' AND NOT r.random_weights AND coalesce(t.loss, 'unknown') IN ('last', 'weighted', 'unknown')
+    WHERE r.kind = 'probe' AND r.record IS NULL AND NOT r.random_weights
+          AND coalesce(t.loss, 'unknown') IN ('last', 'weighted', 'unknown')
     QUALIFY row_number() OVER (
         PARTITION BY r.task_label, r.model, setting ORDER BY r.documents DESC, r.attempt_id DESC
     ) = 1

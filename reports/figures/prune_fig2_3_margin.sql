@@ -5,7 +5,8 @@ probes AS (
     SELECT r.attempt_id, r.task, r.task_label, r.model, coalesce(t.loss, 'unknown') AS loss, r.blocks,
            concat_ws(', ', r.dtype, r.device, 'batch ' || r.batch_size) AS setting
     FROM runs AS r LEFT JOIN trained AS t USING (model)
-    WHERE r.kind = 'probe' AND NOT r.random_weights AND coalesce(t.loss, 'unknown') IN ('last', 'weighted', 'unknown')
+    WHERE r.kind = 'probe' AND r.record IS NULL AND NOT r.random_weights
+          AND coalesce(t.loss, 'unknown') IN ('last', 'weighted', 'unknown')
     QUALIFY row_number() OVER (
         PARTITION BY r.task_label, r.model, setting ORDER BY r.documents DESC, r.attempt_id DESC
     ) = 1

@@ -5,11 +5,20 @@ WITH tagged AS (
     FROM token_tags AS t JOIN runs AS r USING (attempt_id)
     WHERE NOT t.random_weights
 ),
+probes AS (  -- where a model was probed several times on a task, the run with the most documents, of these the latest
+    SELECT r.attempt_id, t.setting_id, t.tagger
+    FROM (SELECT DISTINCT setting_id, tagger FROM tagged) AS t JOIN runs AS r USING (setting_id)
+    WHERE r.kind = 'probe' AND r.record IS NULL
+    QUALIFY row_number() OVER (
+        PARTITION BY r.task_label, r.model, t.tagger ORDER BY r.documents DESC, r.attempt_id DESC
+    ) = 1
+),
 documents AS (
     SELECT p.task_label, p.model, t.tagger, t.upos, p.attempt_id, p.doc_key, sum(p.first_match) AS exits,
            count(*) AS n, max(r.blocks) AS blocks
     FROM tagged AS t
-    JOIN runs AS r ON r.setting_id = t.setting_id AND r.kind = 'probe'
+    JOIN probes USING (setting_id, tagger)
+    JOIN runs AS r USING (attempt_id)
     JOIN probe_trace AS p
         ON p.attempt_id = r.attempt_id AND p.doc_key = t.doc_key AND p.position = t.position
     GROUP BY ALL

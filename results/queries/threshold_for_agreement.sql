@@ -1,10 +1,15 @@
 -- Agreement: Which threshold is needed for 99% agreement, by task?
--- The smallest threshold of the softmax-gap gate at which a share of the tokens is full depth's, by replay over every
+-- The smallest threshold of the softmax-gap gate at which a share of the tokens is full depth's, by replay over a
 -- probe, and how deep tokens go there. Simulated: in a real run an early exit changes later keys and tokens.
 -- $agreement = 0.99: share of tokens that must equal full depth's
 -- $documents = 200: documents of each probe to replay, the first by key; all of many millions of tokens take a while
-WITH chosen AS (
-    SELECT attempt_id, doc_key FROM (SELECT DISTINCT attempt_id, doc_key FROM probe_trace)
+WITH probes AS (  -- of several of one model on one task that of the most documents, of these the newest
+    SELECT attempt_id FROM runs WHERE kind = 'probe' AND record IS NULL
+    QUALIFY row_number() OVER (PARTITION BY model, task_label ORDER BY documents DESC, attempt_id DESC) = 1
+),
+chosen AS (
+    SELECT attempt_id, doc_key
+    FROM (SELECT DISTINCT attempt_id, doc_key FROM probe_trace SEMI JOIN probes USING (attempt_id))
     QUALIFY row_number() OVER (PARTITION BY attempt_id ORDER BY doc_key) <= $documents
 ),
 thresholds AS (

@@ -1,10 +1,15 @@
 -- Agreement: How do depth and agreement go with the threshold?
--- Replay of the softmax-gap gate over every probe: exit at the first block where p1 - p2 exceeds the threshold, else
+-- Replay of the softmax-gap gate over a probe: exit at the first block where p1 - p2 exceeds the threshold, else
 -- at the last. One row a model, task and threshold. Simulated: in a real run an early exit changes later keys and
 -- tokens.
 -- $documents = 200: documents of each probe to replay, the first by key; all of many millions of tokens take a while
-WITH chosen AS (
-    SELECT attempt_id, doc_key FROM (SELECT DISTINCT attempt_id, doc_key FROM probe_trace WHERE NOT random_weights)
+WITH probes AS (  -- of several of one model on one task that of the most documents, of these the newest
+    SELECT attempt_id FROM runs WHERE kind = 'probe' AND record IS NULL AND NOT random_weights
+    QUALIFY row_number() OVER (PARTITION BY model, task_label ORDER BY documents DESC, attempt_id DESC) = 1
+),
+chosen AS (
+    SELECT attempt_id, doc_key
+    FROM (SELECT DISTINCT attempt_id, doc_key FROM probe_trace SEMI JOIN probes USING (attempt_id))
     QUALIFY row_number() OVER (PARTITION BY attempt_id ORDER BY doc_key) <= $documents
 ),
 thresholds AS (

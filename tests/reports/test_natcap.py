@@ -20,7 +20,9 @@ from exitbench.reports import figures, tables
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.sources import discover
 from exitbench.reports.style import LIGHT, MUTED, lay_out, theme
+from exitbench.results.canonical import content_id
 from exitbench.results.database import open_database
+from exitbench.results.queries import saved_query
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 
@@ -55,14 +57,39 @@ def changed(maker: ModuleType) -> None:
     maker._exits, maker._write_preparations = exits, lambda *_: None
 
 
+def probed_again(maker: ModuleType) -> None:
+    """The same; then newer code probes the same documents, and a probe looks inside blocks of them."""
+    changed(maker)
+
+    def write(root: Path, model: Any, task: Any, world: Any) -> None:
+        full = maker.cell_json(model, task, maker.FULL, "quality")
+        newer = maker.cell_json(model, task, maker.FULL, "probe", full["cell_id"], source="newer")
+        maker._write_probe(root, newer, world)
+        identity = {**newer["identity"], "record": {"what": ["sublayers"], "documents": 4}}
+        recording = {**newer, "identity": identity, "cell_id": content_id(identity)}
+        with maker.AttemptWriter(root, recording, maker.ENV) as writer:
+            writer.finish("ok")
+
+    maker._write_preparations = write
+
+
 @pytest.fixture(scope="module")
 def database(database_of: Callable[[Callable[[ModuleType], None]], Path]) -> Path:
     """Probes, gates and oracle of two models; sub-layers, pairs of blocks, spellings and tags are written by hand."""
-    path = database_of(changed)
+    return completed(database_of(changed))
+
+
+@pytest.fixture(scope="module")
+def database_again(database_of: Callable[[Callable[[ModuleType], None]], Path]) -> Path:
+    """The same of `probed_again`."""
+    return completed(database_of(probed_again))
+
+
+def completed(path: Path) -> Path:
     models = asked(
         path,
         "SELECT model AS name, attempt_id, tokenizer_sha256, blocks, full_depth_attempt_id FROM runs "
-        "WHERE kind = 'probe' ORDER BY model",
+        "WHERE kind = 'probe' AND record IS NULL ORDER BY model, attempt_id",
     )
     documents = [row["doc_key"] for row in asked(path, "SELECT DISTINCT doc_key FROM probe_trace ORDER BY 1")]
     with duckdb.connect(path) as connection:
@@ -75,9 +102,10 @@ def database(database_of: Callable[[Callable[[ModuleType], None]], Path]) -> Pat
             card = json.dumps({"recipe": {"objective": {"loss": LOSSES[name]}}})
             insert("training_run", [{"weights_sha256": weights, "recipe": "r", "card": card}])
         for model in models:
-            insert("token_text", spellings(model["tokenizer_sha256"]))
             insert("layer_pair", pairs(model["attempt_id"], documents[:4], model["blocks"]))
             insert("sublayer_token", sublayers(model["attempt_id"], documents[:4], model["blocks"]))
+        for model in {model["name"]: model for model in models}.values():
+            insert("token_text", spellings(model["tokenizer_sha256"]))
             insert("token_tag", tags(model["full_depth_attempt_id"], documents))
     return path
 
@@ -503,3 +531,36 @@ def test_without_probes_nothing_published_is_shown_alone(empty_database: Path, r
         for source in discover(package):
             if source.section == "natcap":
                 assert rows_of(empty_database, package, source.name).rows == ()
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        *((figures, source.name) for source in discover(figures) if source.name.startswith("natcap_")),
+        *((figures, name) for name in ("faithfulness", "prune_fig1_rank", "prune_fig2_3_margin")),
+        (tables, "natcap_tables6_11_word_classes"),
+    ],
+)
+def test_documents_probed_again_or_recorded_count_once(
+    package: ModuleType, name: str, database: Path, database_again: Path, rows_of: Rows
+) -> None:
+    once, again = (rows_of(path, package, name) for path in (database, database_again))
+    assert once.rows
+    assert again.rows == once.rows
+
+
+@pytest.mark.parametrize(
+    "name",
+    "near_ties oracle_far_below gap_reliability block_curves confidence_error_by_block signal_quality "
+    "threshold_for_agreement threshold_replay".split(),
+)
+def test_saved_queries_take_documents_probed_again_or_recorded_once(
+    name: str, database: Path, database_again: Path
+) -> None:
+    query = saved_query(name)
+    answers = []
+    for path in (database, database_again):
+        with open_database(path) as opened:
+            answers.append(opened.query(query.sql, query.defaults or None).to_pylist())
+    assert answers[0]
+    assert answers[1] == [pytest.approx(row) for row in answers[0]]
