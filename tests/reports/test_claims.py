@@ -238,6 +238,83 @@ def test_exchanging_the_models_trainings_turns_the_evidence_round(small_database
     assert any(one.value for one in either[0])
 
 
+HEADS = (
+    ("contrastive-jsd", "full"),
+    ("calm-softmax", "pruned-fixed"),
+    ("calm-softmax", "pruned-decaying"),
+    ("contrastive-jsd", "pruned-fixed"),
+)
+FULL_SOFTMAX = "kind = 'quality' AND method = 'calm-softmax' AND (params ->> 'head') = 'full'"
+
+
+def _copy_runs(opened: Database, suffix: str, runs: str, changed: str, shift: float) -> None:
+    """Add once more the runs whose cells a condition chooses, with columns changed and metrics moved by `shift`."""
+    cells = f"WHERE cell_id IN (SELECT cell_id FROM cell WHERE {runs})"
+    attempts = f"WHERE attempt_id IN (SELECT attempt_id FROM attempt {cells})"
+    cell, attempt = f"cell_id || '{suffix}' AS cell_id", f"attempt_id || '{suffix}' AS attempt_id"
+    statements = (
+        f"INSERT INTO probe_token SELECT * REPLACE ({attempt}) FROM probe_token {attempts}",
+        f"INSERT INTO token_exit SELECT * REPLACE ({attempt}) FROM token_exit {attempts}",
+        f"INSERT INTO metric SELECT * REPLACE ({attempt}, value + {shift} AS value) FROM metric {attempts}",
+        f"INSERT INTO attempt SELECT * REPLACE ({attempt}, {cell}) FROM attempt {cells}",
+        f"INSERT INTO cell SELECT * REPLACE ({cell}, {changed}) FROM cell {cells}",
+    )
+    with opened.engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
+@pytest.fixture(scope="module")
+def pairs_database(small_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models trained for their last block, each with softmax and contrastive gates over full and pruned heads."""
+    path = tmp_path_factory.mktemp("pairs") / "pairs.duckdb"
+    shutil.copy(small_database, path)
+    card = json.dumps({"recipe": {"objective": {"loss": "last"}}})
+    with open_database(path, read_only=False) as opened:
+        with opened.engine.begin() as connection:
+            trained = "SELECT weights_sha256, name, $1::JSON FROM model_artifact"
+            connection.exec_driver_sql(f"INSERT INTO training_run {trained}", (card,))
+            full = """json_merge_patch(params, '{"head": "full", "rule": "constant"}')"""
+            connection.exec_driver_sql(f"UPDATE cell SET params = {full} WHERE method = 'calm-softmax'")
+        for number, (method, head) in enumerate(HEADS):
+            changed = f"""json_merge_patch(params, '{{"head": "{head}"}}') AS params, '{method}' AS method"""
+            _copy_runs(opened, f"-{number}", FULL_SOFTMAX, changed, -0.2 - number / 7)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("runs", "shift"),
+    [
+        pytest.param("kind IN ('quality', 'probe')", 0.0, id="every run, the same results"),
+        pytest.param(
+            f"kind = 'quality' AND method = 'full' OR {FULL_SOFTMAX}", -0.3, id="one side of each pair, other results"
+        ),
+    ],
+)
+def test_a_second_batch_size_changes_no_verdict(pairs_database: Path, tmp_path: Path, runs: str, shift: float) -> None:
+    queries = {claim: claim.evidence_sql or "" for claim in read_claims()}
+    compared = [claim for claim, sql in queries.items() if claim.ledger == "prune" and "USING (setting_id" in sql]
+    probed = [claim for claim, sql in queries.items() if "FROM probe_trace" in sql and claim not in compared]
+    claims = compared + probed
+    with open_database(pairs_database) as opened:
+        before = check_claims(opened, claims)
+    assert sum(it.n > 1 and it.low is not None for it in before if it.claim in compared) >= 5, counted(before)
+    assert sum(it.n > 1 and it.low is not None for it in before if it.claim in probed) >= 2, counted(before)
+    path = tmp_path / "second.duckdb"
+    shutil.copy(pairs_database, path)
+    other = (
+        "2 AS batch_size, setting_id || '-batch-2' AS setting_id, "
+        "full_depth_cell_id || '-batch-2' AS full_depth_cell_id"
+    )
+    with open_database(path, read_only=False) as opened:
+        _copy_runs(opened, "-batch-2", runs, other, shift)
+    with open_database(path) as opened:
+        after = check_claims(opened, claims)
+    for one, two in zip(before, after, strict=True):
+        assert (one.verdict, one.n) == (two.verdict, two.n), one.claim.claim_id
+        assert (one.value, one.low, one.high) == pytest.approx((two.value, two.low, two.high)), one.claim.claim_id
+
+
 # ------------------------------------------------------------------------------------------ files
 
 
