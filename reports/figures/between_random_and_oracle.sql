@@ -10,7 +10,7 @@ WITH points AS (
         ON m.attempt_id = f.attempt_id AND m.metric = 'token_match' AND m.is_current
     WHERE f.execution = 'real' AND NOT f.random_weights AND f.token_match IS NOT NULL
 ),
-random_exits AS (  -- copying states, if it was run so; runs of several seeds are one point
+random_exits AS (  -- copying states, if it was run so, on the same documents under the same seed (setting_id)
     SELECT setting_id, params -> 'mean_exit' AS budget, kv_policy, avg(mean_exit_layer) AS depth,
            avg(token_match) AS match
     FROM points WHERE method = 'random' GROUP BY setting_id, params -> 'mean_exit', kv_policy

@@ -17,8 +17,11 @@ ORDER = 30
 TITLE = "Where tokens exit"
 CAPTION = (
     "Share of generated tokens that exit after each block, in real decodes. One line is one setting of a method; "
-    "numbers are per cent, shares below 5 % are left without one. Empty lines were not run on that task. A heat map "
-    "has no room for intervals: by chance alone a share of a half is off by up to 1/√n, 10 points at 100 tokens."
+    "numbers are per cent, shares below 5 % are left without one. Empty lines were not run on that task. A setting run "
+    "several times (on other documents, in other batches or number formats) is shown once, as it was run beside most "
+    "others. A heat map has no room for intervals: tokens of one document are alike, so that documents count, not "
+    "tokens. By chance alone a share of a half is off by up to about 1/√n, 10 points at 100 documents; less where "
+    "tokens of a document differ."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` cells of models with trained weights."
 
@@ -27,7 +30,7 @@ _LABELLED_SHARE = 0.05
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw models below each other and tasks side by side; frame: share (0..1) by exit_layer (blocks), n of tokens."""
+    """Draw models below each other, tasks side by side; frame: share (0..1) by exit_layer (blocks), n of documents."""
     tasks = frame.distinct("task")
     same_depth = len(frame.distinct("blocks")) == 1
     figure, models = setting_grid(frame, tasks, share_x=same_depth)
@@ -44,7 +47,9 @@ def plot(frame: Frame) -> Figure:
     bar = figure.colorbar(
         image, ax=[axes for model in models for axes in model.panels], location="bottom", shrink=0.4, pad=0.01
     )
-    bar.set_label(f"share of a setting's tokens ({count(_tokens(frame), 'tokens')})")
+    bar.set_label(
+        f"share of a setting's tokens ({count(frame.values('n'), 'documents')}; {count(_tokens(frame), 'tokens')})"
+    )
     bar.ax.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
 

@@ -1,13 +1,18 @@
--- Share of generated tokens that exit at each layer, for every setting of every method that was really run.
-WITH counted AS (
-    SELECT r.model, r.task_label AS task, r.method, r.params, r.kv_policy,
-           h.exit_layer, max(r.blocks) AS blocks, CAST(sum(h.tokens) AS BIGINT) AS tokens
-    FROM exit_histogram h
-    JOIN runs r USING (attempt_id)
-    WHERE NOT r.random_weights AND r.execution = 'real'
-    GROUP BY ALL
+-- Share of generated tokens that exit at each layer, for every setting of every method that was really run; n: documents.
+-- A setting that was run several times (on other documents, in other batches or number formats, with other seeds) is
+-- shown by one run: the newest where most settings of the model were run on the task, of these by the most documents.
+WITH ran AS (
+    SELECT f.attempt_id, f.model, f.task_label AS task, f.method, f.params, f.kv_policy, f.blocks, f.n,
+           count(*) OVER (PARTITION BY f.model, f.task_label, r.setting_id) AS beside
+    FROM frontier AS f JOIN (SELECT attempt_id, setting_id FROM runs) AS r USING (attempt_id)
+    WHERE NOT f.random_weights AND f.execution = 'real'
+),
+chosen AS (
+    FROM ran
+    QUALIFY row_number() OVER (
+        PARTITION BY model, task, method, params, kv_policy ORDER BY beside DESC, n DESC, attempt_id DESC
+    ) = 1
 )
-SELECT model, task, method, params, kv_policy, exit_layer, blocks, tokens,
-       tokens / sum(tokens) OVER (PARTITION BY model, task, method, params, kv_policy) AS share
-FROM counted
-ORDER BY model, task, method, params, kv_policy, exit_layer;
+SELECT c.model, c.task, c.method, c.params, c.kv_policy, h.exit_layer, c.blocks, h.tokens, h.share, c.n
+FROM chosen AS c JOIN (SELECT attempt_id, exit_layer, tokens, share FROM exit_histogram) AS h USING (attempt_id)
+ORDER BY c.model, c.task, c.method, c.params, c.kv_policy, h.exit_layer;

@@ -37,7 +37,8 @@ CAPTION = (
     "answer. The grey band is full depth timed against itself (the A/A noise floor); settings whose interval touches "
     "it are grey: no speed-up was shown. Crosses are published values (MEE's log and PRUNE's figures 6, 7, 10 and 11; "
     "T5-large, other data and machines), each relative to full depth there; they have no time that compares. Left "
-    "out: tasks where full depth scores 0, and random weights."
+    "out: two of them whose depths seem misprinted (figure 11a, fixed pruning from blocks 6 and 3 on), tasks where "
+    "full depth scores 0, and random weights."
 )
 EMPTY = (
     "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells of models with trained weights."

@@ -14,7 +14,9 @@ CAPTION = (
     "(fixed), shrinking with the block (decaying, by id as in the published code or by rank as in the text), or with "
     "the gate's score (adaptive; as published it cuts nothing and is fixed pruning, which “Adaptive pruning” below "
     "shows token by token). Bars are 95 % intervals over documents. Figures 10 (SQuAD) and 11 (SamSum) of PRUNE, on "
-    f"our models and data, with sizes scaled to our vocabulary. {STAND_INS} {AT_RELATIVE_DEPTH}"
+    f"our models and data, with sizes scaled to our vocabulary. {STAND_INS} {AT_RELATIVE_DEPTH} Two published points "
+    "are left out: fixed pruning from blocks 6 and 3 on in figure 11a (12.305 and 7.095 blocks), since a value seems "
+    "inserted into that list."
 )
 
 HEADS = {

@@ -1,6 +1,7 @@
 -- Pruned heads under the contrastive gate (JSD) by the first
 -- block asked: mean exit layer and the task's score. One row a setting and metric.
--- Published values: their block b of 24 is drawn at our b L / 24, and so are their mean exit layers.
+-- Published values: their block b of 24 is drawn at our b L / 24, and so are their mean exit layers. Figure 11a's list of
+-- fixed pruning is shifted by an inserted value (see `note`): its last two entries, min exits 6 and 3, are left out.
 WITH shown (method, head) AS (
     VALUES ('contrastive-jsd', 'full'), ('contrastive-jsd', 'pruned-fixed'),
            ('contrastive-jsd', 'pruned-decaying-idsorted'), ('contrastive-jsd', 'pruned-decaying'),
@@ -45,4 +46,6 @@ FROM panels AS p
 JOIN published AS b ON b.our_task = p.task AND b.our_metric IN (p.metric, 'mean_exit_layer')
 WHERE p.loss <> 'weighted' AND regexp_matches(b.figure_or_table, '^PRUNE Fig (6|7|10|11)[ab]$')
       AND (b.our_method, b.our_params ->> 'head') IN (SELECT (method, head) FROM shown)
+      AND NOT (b.figure_or_table = 'PRUNE Fig 11a' AND b.method = 'JSD + fixed pruning'
+               AND b.setting IN ('min exit layer 6', 'min exit layer 3'))
 ORDER BY task, model, setting, is_depth DESC, origin, method, head, min_exit, value;

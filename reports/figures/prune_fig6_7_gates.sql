@@ -43,4 +43,6 @@ FROM panels AS p
 JOIN published AS b ON b.our_task = p.task AND b.our_metric IN (p.metric, 'mean_exit_layer')
 WHERE p.loss <> 'weighted' AND regexp_matches(b.figure_or_table, '^PRUNE Fig (6|7|10|11)[ab]$')
       AND (b.our_method, b.our_params ->> 'head') IN (SELECT (method, head) FROM shown)
+      AND NOT (b.figure_or_table = 'PRUNE Fig 11a' AND b.method = 'JSD + fixed pruning'
+               AND b.setting IN ('min exit layer 6', 'min exit layer 3'))
 ORDER BY task, model, setting, is_depth DESC, origin, method, head, min_exit, value;

@@ -1,6 +1,7 @@
 """What the figures draw: every point of their query, marked for what it is."""
 
 import csv
+import json
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -20,6 +21,7 @@ from exitbench.reports.figures.frontier_parts import envelope
 from exitbench.reports.frame import Frame
 from exitbench.reports.sources import discover
 from exitbench.reports.style import DARK, LIGHT, MUTED, series_styles, theme
+from exitbench.results.canonical import content_id
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 
@@ -191,6 +193,30 @@ def test_the_histogram_shows_the_share_of_each_exit_layer(small_database: Path, 
     rows = rows_of(small_database, figures, "exit_histogram")
     shown = sum(float(image.get_array().sum()) for axes in exit_histogram.plot(rows).axes for image in axes.images)
     assert shown == pytest.approx(len({(r["model"], r["task"], r["method"], r["params"]) for r in rows.rows}))
+
+
+def test_a_setting_run_again_or_in_other_batches_has_one_line_in_the_histogram(
+    maker: ModuleType, make_database: Callable[[], Path], rows_of: Rows
+) -> None:
+    """Newer source exits at the first block; batches of four, newer still, were tried with one setting alone."""
+    calm = maker.CALM[0]
+    first = maker.np.ones(maker.DOCUMENTS * maker.TOKENS, int)
+
+    def write(root: Path, model: Any, task: Any, world: Any) -> None:
+        full = maker.cell_json(model, task, maker.FULL, "quality")["cell_id"]
+        newer = maker.cell_json(model, task, calm, "quality", full, source="newer")
+        batched = {**newer["identity"], "batch_size": 4}
+        for cell, exits in (
+            (newer, first),
+            ({**newer, "batch_size": 4, "identity": batched, "cell_id": content_id(batched)}, 2 * first),
+        ):
+            maker._write_quality(root, cell, task, world, exits)
+
+    maker._write_preparations = write
+    rows = [row for row in rows_of(make_database(), figures, "exit_histogram").rows if row["method"] == calm.name]
+    again = [row for row in rows if json.loads(row["params"]) == calm.params]
+    assert [(row["exit_layer"], row["share"], row["tokens"], row["n"]) for row in again] == [(1, 1, len(first), 8)]
+    assert {row["tokens"] for row in rows} != {len(first)}
 
 
 def test_no_change_has_one_line_a_model_and_ends_at_one(small_database: Path, rows_of: Rows) -> None:

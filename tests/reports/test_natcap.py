@@ -551,8 +551,16 @@ def test_documents_probed_again_or_recorded_count_once(
 
 @pytest.mark.parametrize(
     "name",
-    "near_ties oracle_far_below gap_reliability block_curves confidence_error_by_block signal_quality "
-    "threshold_for_agreement threshold_replay".split(),
+    [
+        "near_ties",
+        "oracle_far_below",
+        "gap_reliability",
+        "block_curves",
+        "confidence_error_by_block",
+        "signal_quality",
+        "threshold_for_agreement",
+        "threshold_replay",
+    ],
 )
 def test_saved_queries_take_documents_probed_again_or_recorded_once(
     name: str, database: Path, database_again: Path

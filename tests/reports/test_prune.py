@@ -1,12 +1,14 @@
 """Figures and the table of the pruning blog: queries against slow sums over the same tokens, and what is drawn."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from math import floor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -16,11 +18,13 @@ from matplotlib.figure import Figure
 from exitbench.harness.suite import load_suite
 from exitbench.reports import figures, tables
 from exitbench.reports.figures import (
+    frontier,
     prune_fig1_rank,
     prune_fig2_3_margin,
     prune_fig4_5_pruning,
     prune_fig6_7_gates,
     prune_fig8_9_late_exit,
+    prune_fig10_11_pruned_jsd,
 )
 from exitbench.reports.frame import Frame
 from exitbench.reports.sources import discover
@@ -260,6 +264,29 @@ def test_gates_by_first_block_asked(maker: ModuleType, database: Path, rows_of: 
         crosses = points(figure.axes[place], published=True)
         printed = [row for row in published if (row["model"], row["is_depth"]) == (model, is_depth)]
         assert crosses == sorted((row["min_exit"], row["value"]) for row in printed)
+
+
+def test_two_points_of_a_published_list_that_looks_shifted_are_left_out(
+    database: Path, tmp_path: Path, rows_of: Rows
+) -> None:
+    """Figure 11a, fixed pruning: 12.305 seems inserted, so that min exits 6 and 3 have each other's neighbours'."""
+    path = tmp_path / "samsum.duckdb"
+    shutil.copyfile(database, path)
+    with duckdb.connect(path) as connection:
+        connection.execute("UPDATE dataset_artifact SET task = 'samsum'")
+        connection.execute("UPDATE metric SET metric = 'rougeL' WHERE metric = 'f1'")
+    rows = rows_of(path, figures, "prune_fig10_11_pruned_jsd").rows
+    fixed = [row for row in rows if (row["origin"], row["head"]) == ("published", "pruned-fixed")]
+    asked_from = {
+        is_depth: sorted(round(24 / BLOCKS * row["min_exit"]) for row in fixed if row["is_depth"] is is_depth)
+        for is_depth in (True, False)
+    }
+    assert asked_from == {True: [15, 17, 18, 19, 20], False: [3, 6, 15, 17, 18, 19, 20]}
+    theirs = [row for row in rows_of(path, figures, "frontier").rows if "PRUNE Fig 11" in row["model"]]
+    by_fixed = {round(24 * row["depth"], 3) for row in theirs if row["method"] == "JSD + fixed pruning"}
+    assert by_fixed == {21.009, 20.384, 19.876, 19.403, 18.215}
+    for module in (prune_fig10_11_pruned_jsd, frontier):
+        assert "fixed pruning from blocks 6 and 3 on" in module.CAPTION
 
 
 def test_work_of_heads_is_that_of_the_tokens(maker: ModuleType, database: Path, rows_of: Rows) -> None:
