@@ -1,10 +1,12 @@
 """The results table: in the terminal, in the README, and what its cells say."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import duckdb
 import pytest
 
 from exitbench.reports import tables
@@ -122,3 +124,19 @@ def test_the_path_of_every_calibration_is_told_in_the_terminal(example_database:
         ).to_pylist()
     assert len(lines) - 2 == known["n"] > 0
     assert sum("  chosen  " in line for line in lines) == known["chosen"]
+
+
+def test_a_metric_scored_anew_does_not_double_the_levels_of_a_calibration(
+    small_database: Path, tmp_path: Path, rows_of: Rows
+) -> None:
+    path = tmp_path / "rescored.duckdb"
+    shutil.copyfile(small_database, path)
+    with duckdb.connect(path) as connection:
+        connection.execute(
+            """
+            INSERT INTO metric
+            SELECT * REPLACE ('0' AS metric_version, value + 1 AS value, scored_at - INTERVAL 1 DAY AS scored_at)
+            FROM metric WHERE metric = 'held_out_loss'
+            """
+        )
+    assert rows_of(path, tables, "calibrations").rows == rows_of(small_database, tables, "calibrations").rows != ()
