@@ -58,7 +58,7 @@ class LocalExecutor:
             try:
                 for group in groups:
                     group.interrupt("interrupted by the user")
-                wait(futures)
+                wait([future for future in futures if not future.cancelled()])  # for those nobody would wake us
             finally:  # a second Ctrl-C ends them at once
                 for group in groups:
                     group.kill()

@@ -105,7 +105,7 @@ spec = WorkerSpec.from_json(Path(sys.argv[1]).read_text())
 try:
     with Lines(3, sys.stdout) as progress:
         executor = LocalExecutor(Path(sys.argv[2]), worker=(sys.executable, sys.argv[3]))
-        executor.run([spec], progress, lambda: None)
+        executor.run([spec, spec], progress, lambda: None)  # one runs, one waits for its turn
 except KeyboardInterrupt:
     sys.exit(130)
 """
