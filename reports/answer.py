@@ -101,7 +101,7 @@ def find_answers(database: Database, names: Sequence[str], document: str) -> lis
 def _document(text: str, keys: Sequence[str], name: str) -> str:
     if text in keys:
         return text
-    if text.isascii() and text.isdigit() and 1 <= int(text) <= len(keys):
+    if text.isascii() and text.isdigit() and len(text) <= len(str(len(keys))) and 1 <= int(text) <= len(keys):
         return keys[int(text) - 1]
     begun = [key for key in keys if key.startswith(text)] if text else []
     if len(begun) == 1:

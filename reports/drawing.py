@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
 from tqdm import tqdm
 
+from exitbench.errors import UserError
 from exitbench.reports import figures, style
 from exitbench.reports.frame import Frame
 from exitbench.reports.sources import Source, discover
 from exitbench.reports.svg import themed_uri
+from exitbench.results.whole_file import write_whole_file
 
 KINDS = ("svg", "pdf", "png")
 
@@ -84,7 +87,7 @@ def draw(name: str, frame: Frame, folder: Path) -> Drawing:
     except Exception as error:
         return Drawing(name, error=f"{type(error).__name__}: {error}")
     for kind, content in pictures.items():
-        (folder / f"{name}.{kind}").write_bytes(content)
+        write_whole_file(folder / f"{name}.{kind}", content)
     return Drawing(name, image)
 
 
@@ -100,6 +103,10 @@ def _drawn(filled: Sequence[tuple[str, Frame]], folder: Path, workers: int) -> I
         ]
         try:
             yield from (task.result() for task in as_completed(tasks))
+        except BrokenProcessPool as error:
+            raise UserError(
+                "A process that draws was killed, for its memory perhaps. Fewer cores need less."
+            ) from error
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -107,7 +114,7 @@ def _drawn(filled: Sequence[tuple[str, Frame]], folder: Path, workers: int) -> I
 
 def _finished(source: Source, frame: Frame, drawing: Drawing, folder: Path) -> DrawnFigure:
     data = folder / f"{source.name}.csv"
-    data.write_text(frame.csv(), "utf-8")
+    write_whole_file(data, frame.csv())
     pictures = tuple(folder / f"{source.name}.{kind}" for kind in KINDS)
     if not drawing.image:
         for picture in pictures:

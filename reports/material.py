@@ -10,6 +10,7 @@ from exitbench.errors import UserError, suggestion
 from exitbench.reports import figures, tables
 from exitbench.reports.claims import Verdict, check_claims
 from exitbench.reports.documents import documents_payload
+from exitbench.reports.findings import require_final, severe_findings
 from exitbench.reports.frame import Frame
 from exitbench.reports.sources import SECTIONS, Source, discover
 from exitbench.results.database import Database, open_database
@@ -27,6 +28,7 @@ class Material:
         figures: Every figure with its rows, in the order of the page.
         tables: Every table with its rows, likewise.
         claims: Verdicts on the claims of papers.
+        severe: Findings that forbid a final report.
         documents: What the page's document browser shows (`reports.documents`); None where nothing answered.
     """
 
@@ -34,6 +36,7 @@ class Material:
     figures: tuple[tuple[Source, Frame], ...]
     tables: tuple[tuple[Source, Frame], ...]
     claims: tuple[Verdict, ...]
+    severe: tuple[str, ...]
     documents: bytes | None
 
 
@@ -55,26 +58,29 @@ def read_material(path: Path, paper: str | None = None) -> Material:
             _asked(database, wanted[figures]),
             _asked(database, wanted[tables]),
             tuple(verdict for verdict in check_claims(database) if paper in (None, verdict.claim.ledger)),
+            severe_findings(database),
             documents_payload(database) if paper is None else None,
         )
 
 
-def read_tables(path: Path, paper: str | None, only: str) -> tuple[tuple[Source, Frame], ...]:
+def read_tables(path: Path, paper: str | None, only: str, draft: bool) -> tuple[tuple[Source, Frame], ...]:
     """Run the queries of tables alone.
 
     Args:
         path: As for `read_material`.
         paper: Likewise.
         only: Glob that names of tables match.
+        draft: Whether to read them although findings say not to cite them.
 
     Raises:
-        UserError: As `read_material`; or no table has such a name.
+        UserError: As `read_material`; no table has such a name; or findings forbid it.
     """
     wanted = [source for source in _wanted(tables, paper) if fnmatchcase(source.name, only)]
     if not wanted:
         names = [source.name for source in _wanted(tables, paper)]
         raise UserError(f"No table is called {only}.{suggestion(only, names)}")
     with open_database(path) as database:
+        require_final(severe_findings(database), path, draft)
         _keep_shared_view(database, wanted)
         return _asked(database, wanted)
 

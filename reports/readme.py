@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from exitbench.errors import UserError
 from exitbench.reports import figures, style, tables
 from exitbench.reports.frame import Frame
 from exitbench.reports.sources import Source, discover
@@ -31,10 +32,12 @@ def update(root: Path, database: Path) -> None:
         database: A result database, usually the built-in suite's.
 
     Raises:
-        UserError: It cannot be opened.
+        UserError: It cannot be opened, or has nothing to show.
     """
     with open_database(database) as opened:
         rows = {source.name: Frame.query(opened, source.sql).rows for source in _sources()}
+    if missing := sorted(name for name, found in rows.items() if not found):
+        raise UserError(f"{database} has no rows for {', '.join(missing)}: run `nox -s bench` first.")
     (root / DATA).write_text(json.dumps(rows, indent=0, sort_keys=True) + "\n", "utf-8")
     (root / PICTURE).write_bytes(picture(root))
     readme = root / "README.md"
@@ -73,4 +76,9 @@ def _of(name: str, root: Path) -> tuple[Source, Frame]:
 
 
 if __name__ == "__main__":
-    update(Path.cwd(), Path(sys.argv[1]))
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m exitbench.reports.readme DATABASE")
+    try:
+        update(Path.cwd(), Path(sys.argv[1]))
+    except UserError as wrong:
+        sys.exit(str(wrong))

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from exitbench.errors import UserError
 from exitbench.reports.drawing import DrawnFigure, draw_all
-from exitbench.reports.material import Material, read_material
+from exitbench.reports.findings import require_final
+from exitbench.reports.material import read_material
 from exitbench.reports.page import page
 from exitbench.reports.tables.filled import FilledTable, fill
-
-DO_NOT_CITE = 3
-"""Severity of findings with which no final report is drawn."""
+from exitbench.results.whole_file import write_whole_file
 
 
 @dataclass(frozen=True)
@@ -61,34 +60,18 @@ def write_report(
         UserError: If the database cannot be opened, its findings forbid a final report, or `out` cannot be written.
     """
     material = read_material(database, paper)
-    severe = severe_findings(material)
-    if severe and not draft:
-        raise UserError(
-            f"{len(severe)} findings say not to cite runs of {database}, for example: {severe[0]}\n"
-            "See `exitbench check`. Run what it names again, or write the report as a draft with --draft."
-        )
+    require_final(material.severe, database, draft)
     try:
         folders = {name: _folder(out / name) for name in ("figures", "tables")}
         drawn = draw_all(material.figures, folders["figures"], workers, progress)
         filled = tuple(fill(source, frame) for source, frame in material.tables)
         tables = tuple(_write_table(table, folders["tables"]) for table in filled)
         index = out / "index.html"
-        _replace(index, page(material, drawn, filled, severe))
+        write_whole_file(index, page(material, drawn, filled))
     except OSError as error:
         raise UserError(f"The report cannot be written to {out}: {error.strerror}. Give another folder.") from error
     broken = {figure.source.name: figure.error for figure in drawn if figure.error}
-    return ReportSummary(index, _files(drawn) + tables, *_names(drawn, filled), broken, bool(severe))
-
-
-def severe_findings(material: Material) -> tuple[str, ...]:
-    """Return the findings that forbid a final report, in words."""
-    findings = next((frame for source, frame in material.tables if source.name == "qc"), None)
-    rows = findings.rows if findings else ()
-    return tuple(
-        f"{row['model']}/{row['task']}/{row['method']}: {row['message']}"
-        for row in rows
-        if row["severity"] >= DO_NOT_CITE
-    )
+    return ReportSummary(index, _files(drawn) + tables, *_names(drawn, filled), broken, bool(material.severe))
 
 
 def _folder(path: Path) -> Path:
@@ -98,15 +81,8 @@ def _folder(path: Path) -> Path:
 
 def _write_table(table: FilledTable, folder: Path) -> Path:
     file = folder / f"{table.source.name}.csv"
-    file.write_text(table.frame.csv(), "utf-8")
+    write_whole_file(file, table.frame.csv())
     return file
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write `path` so that whoever reads it finds the old page or the new one."""
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(text, "utf-8")
-    unfinished.replace(path)
 
 
 def _files(drawn: tuple[DrawnFigure, ...]) -> tuple[Path, ...]:

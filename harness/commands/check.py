@@ -20,8 +20,9 @@ def check(arguments: Namespace) -> int:
     Raises:
         UserError: The database cannot be opened.
     """
-    from exitbench.reports.render import DO_NOT_CITE
+    from exitbench.reports.findings import DO_NOT_CITE
     from exitbench.results.database import open_database
+    from exitbench.results.spelling import visible
 
     with open_database(existing_database(arguments)) as database:
         rows = database.query(_QUERY, [arguments.severity]).to_pylist()
@@ -29,7 +30,7 @@ def check(arguments: Namespace) -> int:
         print(f"severity {severity}: {_MEANING[severity]}")
         for row in findings:
             more = f" and {row['runs'] - 1} more runs" if row["runs"] > 1 else ""
-            text = f"{row['rule']}: {row['example']}{more}: {row['message']}"
+            text = visible(f"{row['rule']}: {row['example']}{more}: {row['message']}")
             print(fill(text, _WIDTH, initial_indent="  ", subsequent_indent="    "))
     severe = sum(row["runs"] for row in rows if row["severity"] >= DO_NOT_CITE)
     print(f"{severe} findings forbid a final report." if severe else "Nothing forbids a final report.")

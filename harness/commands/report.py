@@ -1,6 +1,5 @@
 """``exitbench report``: every figure and table from the database; loads no model."""
 
-import os
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.commands.folders import existing_database, existing_runs
+from exitbench.harness.environment import available_cores
 
 if TYPE_CHECKING:  # matplotlib is not loaded to print tables
     from exitbench.reports.render import ReportSummary
@@ -34,7 +34,7 @@ def report(arguments: Namespace) -> int:
         _folder(arguments),
         paper=arguments.paper,
         draft=arguments.draft,
-        workers=os.cpu_count() or 1,
+        workers=available_cores(),
         progress=True,
     )
     print(f"Report  {summary.index_html}")
@@ -56,7 +56,8 @@ def _folder(arguments: Namespace) -> Path:
     """A paper's report lies beside the whole one."""
     if arguments.out:
         return Path(arguments.out)
-    whole = existing_runs(arguments.runs).report
+    named: Path | None = arguments.database
+    whole = named.parent / "report" if named else existing_runs(arguments.runs).report
     return whole if arguments.paper is None else whole.with_name(f"{whole.name}-{arguments.paper}")
 
 
@@ -64,10 +65,11 @@ def _print_tables(arguments: Namespace) -> int:
     from exitbench.reports.material import read_tables
     from exitbench.reports.tables.filled import fill
     from exitbench.reports.tables.writing import FORMATS
+    from exitbench.results.whole_file import write_whole_file
 
     filled = [
         fill(source, frame)
-        for source, frame in read_tables(existing_database(arguments), arguments.paper, arguments.only)
+        for source, frame in read_tables(existing_database(arguments), arguments.paper, arguments.only, arguments.draft)
         if frame.rows
     ]
     text = "\n".join(FORMATS[arguments.format](table) for table in filled) or "No table has rows yet.\n"
@@ -75,7 +77,7 @@ def _print_tables(arguments: Namespace) -> int:
         print(text, end="")
         return 0
     try:
-        Path(arguments.out).write_text(text, "utf-8")
+        write_whole_file(Path(arguments.out), text)
     except OSError as error:
         raise UserError(f"The tables cannot be written to {arguments.out}: {error.strerror}. Give a file.") from error
     return 0

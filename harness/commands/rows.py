@@ -3,16 +3,15 @@
 import csv
 import json
 import math
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from exitbench.errors import UserError
+from exitbench.results.whole_file import whole_file
 
 if TYPE_CHECKING:
     from exitbench.results.answers import Answer
@@ -40,22 +39,12 @@ def save(answer: "Answer", path: Path, form: str, force: bool = False) -> int:
     if path.exists() and not force:
         raise UserError(f"{path} is there already. Name another file, or add --force to replace it.")
     try:
-        with _in_place_when_whole(path) as beside:
+        with whole_file(path) as beside:
             return _save_parquet(answer, beside) if form == "parquet" else _save_text(answer, beside, form)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error
     except ArrowException as error:
         raise UserError(f"{path} cannot be written as {form}: {error}. A cast in the query helps, or csv.") from error
-
-
-@contextmanager
-def _in_place_when_whole(path: Path) -> Iterator[Path]:
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield beside
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _save_parquet(answer: "Answer", path: Path) -> int:

@@ -1,6 +1,5 @@
 """``exitbench run``: train what is missing, run what is not done, fill the database, report."""
 
-import os
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -123,7 +122,7 @@ def _print_results(runs: Runs) -> None:
     if calibrations := calibration_text(runs.database):
         print(calibrations)
     print(f"Database  {runs.database}")
-    report = write_report(runs.database, runs.report, draft=True, workers=os.cpu_count() or 1, progress=True)
+    report = write_report(runs.database, runs.report, draft=True, workers=available_cores(), progress=True)
     print(f"Report    {report.index_html}{' (a draft: see `exitbench check`)' if report.is_draft else ''}")
     print_broken(report)
     print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')

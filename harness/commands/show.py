@@ -1,8 +1,6 @@
 """``exitbench show``: an answer token by token, each in the colour of its exit layer."""
 
-import sys
 from argparse import Namespace
-from io import TextIOWrapper
 
 from exitbench.harness.commands.folders import existing_database
 from exitbench.results.database import open_database
@@ -22,8 +20,6 @@ def show(arguments: Namespace) -> int:
     names = [name for name in (arguments.run, arguments.against) if name is not None]
     with open_database(existing_database(arguments)) as database:
         answers = find_answers(database, names, arguments.doc)
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # models write what a terminal's encoding may not have
     heat_map = HeatMap(Console())
     heat_map.print_answers(answers)
     if arguments.token is not None:

@@ -51,14 +51,13 @@ class Section:
     tables: tuple[FilledTable, ...]
 
 
-def page(material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[FilledTable], severe: Sequence[str]) -> str:
+def page(material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[FilledTable]) -> str:
     """Return the whole page as HTML.
 
     Args:
         material: What the report is made from.
         drawn: Its figures.
         filled: Its tables.
-        severe: Findings for which the page says that it is a draft.
     """
     environment = Environment(
         loader=FileSystemLoader(_HERE),
@@ -83,7 +82,7 @@ def page(material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[Fill
         sections=_sections(drawn, filled),
         whole=material.paper is None,
         most_rows=_MOST_ROWS,
-        severe=severe,
+        severe=material.severe,
         claims=material.claims,
         documents=base64.b64encode(material.documents or b"").decode("ascii"),
         verdicts={verdict: verdicts[verdict] for verdict in VERDICTS},

@@ -1,4 +1,4 @@
-"""The results table for the terminal (aligned, 118 columns at most) and for the README (Markdown)."""
+"""The results table for the terminal: aligned, 118 columns at most."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from exitbench.reports.labels import Setting, count, labels, setting, shorten
 from exitbench.reports.sources import discover
 from exitbench.reports.tables.columns import written
 from exitbench.reports.tables.summary import delta, exit_layer, quality, speedup
-from exitbench.reports.tables.writing import markdown_text
 from exitbench.results.database import open_database
+from exitbench.results.spelling import visible
 
 _HEADINGS = ("method", "quality [95 %]", "Δ", "exit layer", "speed-up [95 %]", "ideal")
 _WIDTHS = (40, 20, 7, 12, 20, 6)  # 115 with two spaces between
@@ -22,7 +22,7 @@ _NOTHING = "No results yet. Run `nox -s bench`."
 
 @dataclass(frozen=True)
 class _Results:
-    """What both forms print: rows of real decodes, and how many rows and cells they leave out."""
+    """What is printed: rows of real decodes, and how many rows and cells they leave out."""
 
     real: Frame
     names: dict[Setting, str]
@@ -46,24 +46,6 @@ def summary_text(database: Path) -> str:
     return "\n\n".join([*blocks, *_footer(results)]) + "\n"
 
 
-def summary_markdown(database: Path) -> str:
-    """Return the results of real decodes as Markdown, one table a model and task.
-
-    Args:
-        database: The result database.
-
-    Raises:
-        UserError: If it cannot be opened.
-    """
-    results = _read(database)
-    rule = "|---|" + "---:|" * (len(_HEADINGS) - 1)
-    blocks = [
-        "\n".join([f"**{markdown_text(title)}**", "", _piped(_HEADINGS), rule, *map(_piped, lines)])
-        for title, lines in _blocks(results)
-    ]
-    return "\n\n".join([*blocks, *_footer(results)]) + "\n"
-
-
 def _read(database: Path) -> _Results:
     sql = next(source.sql for source in discover(tables) if source.name == "summary")
     with open_database(database) as connected:
@@ -81,7 +63,9 @@ def _blocks(results: _Results) -> list[tuple[str, list[tuple[str, ...]]]]:
 def _title(keys: tuple[Any, ...], rows: Frame) -> str:
     model, task, setting, metric, random_weights = keys
     marks = ", random weights" if random_weights else ""
-    return shorten(f"{model} on {task} ({setting}): {metric}, {count(rows.values('n'), 'documents')}{marks}", 118)
+    return shorten(
+        visible(f"{model} on {task} ({setting}): {metric}, {count(rows.values('n'), 'documents')}{marks}"), 118
+    )
 
 
 def _cells(row: Row, names: dict[Setting, str]) -> tuple[str, ...]:
@@ -91,12 +75,8 @@ def _cells(row: Row, names: dict[Setting, str]) -> tuple[str, ...]:
 
 
 def _aligned(cells: Sequence[str]) -> str:
-    first, *others = zip(cells, _WIDTHS, strict=True)
+    first, *others = zip(map(visible, cells), _WIDTHS, strict=True)
     return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)])
-
-
-def _piped(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(map(markdown_text, cells)) + " |"
 
 
 def _footer(results: _Results) -> list[str]:

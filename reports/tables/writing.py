@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from exitbench.reports.tables.filled import FilledTable
+from exitbench.results.spelling import visible
 
 _LATEX: Final[Mapping[str, str]] = {
     "\\": r"\textbackslash{}",
@@ -30,7 +31,7 @@ def markdown_table(table: FilledTable) -> str:
     rule = "|" + "|".join("---:" if column.numeric else "---" for column in table.columns) + "|"
     lines = [_piped([column.heading for column in table.columns]), rule]
     lines += [_piped([cell.text for cell in row]) for row in table.rows]
-    return f"{_caption(table)}\n\n" + "\n".join(lines)
+    return f"{_caption(table, markdown_text)}\n\n" + "\n".join(lines)
 
 
 def latex(table: FilledTable) -> str:
@@ -41,7 +42,7 @@ def latex(table: FilledTable) -> str:
     return "\n".join(
         [
             r"\begin{table}",
-            rf"\caption{{{latex_text(_caption(table).replace('`', ''))}}}",
+            rf"\caption{{{latex_text(_caption(table, str).replace('`', ''))}}}",
             rf"\label{{tab:{table.source.name.replace('_', '-')}}}",
             rf"\begin{{tabular}}{{{columns}}}",
             r"\toprule",
@@ -60,17 +61,18 @@ FORMATS: Final[Mapping[str, Callable[[FilledTable], str]]] = {"md": markdown, "l
 
 def markdown_text(text: str) -> str:
     """Return `text` so that it cannot end a cell, start markup or open a tag where Markdown is rendered."""
-    return "".join(f"\\{c}" if c in "\\|`*_<>[]$~" else c for c in " ".join(text.split()))
+    return "".join(f"\\{c}" if c in "\\|`*_<>[]$~" else c for c in visible(" ".join(text.split())))
 
 
 def latex_text(text: str) -> str:
     """Return `text` so that LaTeX prints it as it is."""
-    return re.sub("|".join(map(re.escape, _LATEX)), lambda found: _LATEX[found[0]], " ".join(text.split()))
+    return re.sub("|".join(map(re.escape, _LATEX)), lambda found: _LATEX[found[0]], visible(" ".join(text.split())))
 
 
-def _caption(table: FilledTable) -> str:
+def _caption(table: FilledTable, escaped: Callable[[str], str]) -> str:
+    """Return the caption, which is ours, and what all rows agree on, which is data."""
     caption: str = table.source.module.CAPTION
-    return f"{caption} In all rows: {table.agreed}." if table.agreed else caption
+    return f"{caption} In all rows: {escaped(table.agreed)}." if table.agreed else caption
 
 
 def _piped(cells: Sequence[str]) -> str:

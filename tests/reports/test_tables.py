@@ -1,5 +1,6 @@
 """The results table: in the terminal, in the README, and what its cells say."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,13 @@ import pytest
 
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame
-from exitbench.reports.tables import summary_markdown, summary_text
+from exitbench.reports.material import read_tables
+from exitbench.reports.tables import summary_text
 from exitbench.reports.tables.columns import number, parameters, text, with_interval
+from exitbench.reports.tables.filled import FilledTable, fill
 from exitbench.reports.tables.summary import delta, exit_layer, quality, speedup
 from exitbench.reports.tables.text import _WIDTHS, calibration_text
+from exitbench.reports.tables.writing import latex, markdown
 from exitbench.results.database import open_database
 
 Rows = Callable[[Path, ModuleType, str], Frame]
@@ -64,11 +68,8 @@ def test_what_is_left_out_is_said(small_database: Path) -> None:
     assert "2 cells did not finish" in printed
 
 
-@pytest.mark.parametrize("summary", [summary_text, summary_markdown])
-def test_an_empty_database_names_the_command_that_fills_it(
-    summary: Callable[[Path], str], empty_database: Path
-) -> None:
-    assert summary(empty_database) == "No results yet. Run `nox -s bench`.\n"
+def test_an_empty_database_names_the_command_that_fills_it(empty_database: Path) -> None:
+    assert summary_text(empty_database) == "No results yet. Run `nox -s bench`.\n"
 
 
 @pytest.mark.usefixtures("random_weights")
@@ -76,12 +77,32 @@ def test_random_weights_are_marked(make_database: Callable[[], Path]) -> None:
     assert "documents, random weights" in summary_text(make_database())
 
 
-def test_markdown_tables_survive_any_name(maker: ModuleType, make_database: Callable[[], Path]) -> None:
-    maker.MODELS = (maker.Model("<b>a|b*_`", "causal", 4, 0),)
-    printed = summary_markdown(make_database())
-    assert r"**\<b\>a\|b\*\_\` on squad" in printed
+HOSTILE = "<b>a|b*_`\x1b[31m%$"
+
+
+@pytest.fixture
+def hostile(maker: ModuleType, make_database: Callable[[], Path]) -> FilledTable:
+    """The results of one model with a name that means harm, which stands in the caption."""
+    maker.MODELS = (maker.Model(HOSTILE, "causal", 4, 0),)
+    (table,) = (fill(*one) for one in read_tables(make_database(), None, "highlights", draft=False))
+    return table
+
+
+def test_markdown_tables_survive_any_name(hostile: FilledTable) -> None:
+    printed = markdown(hostile)
+    assert r"Model: \<b\>a\|b\*\_\`\\x1b\[31m%\$;" in printed
     table = [line for line in printed.splitlines() if line.startswith("|")]
-    assert {line.replace(r"\|", "").count("|") for line in table} == {7}
+    assert {line.replace(r"\|", "").count("|") for line in table} == {len(hostile.columns) + 1}
+    assert len(table) == len(hostile.rows) + 2
+
+
+def test_latex_tables_survive_any_name(hostile: FilledTable) -> None:
+    printed = latex(hostile)
+    assert r"Model: <b>a|b*\_`\textbackslash{}x1b[31m\%\$;".replace("`", "") in printed
+    rows = [line for line in printed.splitlines() if line.endswith(r"\\")]
+    assert len(rows) == len(hostile.rows) + 1
+    assert {re.sub(r"\\&", "", line).count("&") for line in rows} == {len(hostile.columns) - 1}
+    assert printed.count("{") == printed.count("}")
 
 
 def test_a_metric_is_written_on_its_own_scale() -> None:

@@ -1,0 +1,63 @@
+"""What says not to cite the results stands before them."""
+
+import shutil
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness import cli
+from exitbench.reports.material import read_tables
+from exitbench.reports.render import write_report
+
+
+@pytest.fixture
+def incomplete(small_database: Path, tmp_path: Path) -> Path:
+    """A database in which traces lack tokens: a finding of severity 3."""
+    path = tmp_path / "exitbench.duckdb"
+    shutil.copy(small_database, path)
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("DELETE FROM token_exit WHERE position = 1")
+    return path
+
+
+def test_no_final_report_is_written_and_a_draft_says_what_it_is(incomplete: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    with pytest.raises(UserError, match=r"(?s)findings say not to cite runs of .*--draft"):
+        write_report(incomplete, out, paper="heads")
+    assert not out.exists()
+    draft = write_report(incomplete, out, paper="heads", draft=True)
+    assert draft.is_draft
+    assert '<p class="draft"><strong>Draft.</strong>' in draft.index_html.read_text("utf-8")
+
+
+def test_a_final_report_is_no_draft(small_database: Path, tmp_path: Path) -> None:
+    final = write_report(small_database, tmp_path / "report", paper="heads", draft=True)
+    assert not final.is_draft
+    assert "Draft." not in final.index_html.read_text("utf-8")
+
+
+def test_no_table_is_printed_either(incomplete: Path) -> None:
+    with pytest.raises(UserError, match="say not to cite"):
+        read_tables(incomplete, None, "summary", draft=False)
+    assert read_tables(incomplete, None, "summary", draft=True)
+
+
+def test_check_tells_the_gravest_first_and_fails(
+    incomplete: Path, small_database: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check", "--database", str(incomplete)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "severity 3: do not cite" and lines[1].startswith("  trace_incomplete: ")
+    assert lines[-1].endswith("findings forbid a final report.")
+    assert cli.main(["check", "--database", str(small_database), "--severity", "3"]) == 0
+    assert capsys.readouterr().out == "Nothing forbids a final report.\n"
+
+
+def test_the_report_of_a_named_database_lies_beside_it(small_database: Path, tmp_path: Path) -> None:
+    path = tmp_path / "elsewhere" / "exitbench.duckdb"
+    path.parent.mkdir()
+    shutil.copy(small_database, path)
+    assert cli.main(["report", "--database", str(path), "--paper", "heads"]) == 0
+    assert (path.parent / "report-heads" / "index.html").is_file()
