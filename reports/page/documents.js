@@ -11,6 +11,8 @@ class DocumentBrowser {
     this.panel = new TokenPanel(find("panel"), find("live"));
     this.panes = [new AnswerPane(this, find("pane-a")), new AnswerPane(this, find("pane-b"))];
     this.pinned = null;
+    this.document = 0;
+    this.turn = 0;
   }
 
   async open(base64) {
@@ -37,10 +39,13 @@ class DocumentBrowser {
 
   listen() {
     const { parts } = this;
-    const turn = () => this.choose(Number(parts.task.value)).then(() => this.remember());
+    const turn = async () => { if (await this.choose(Number(parts.task.value))) this.remember(); };
     parts.model.addEventListener("change", () => { this.fillTasks(); turn(); });
     parts.task.addEventListener("change", turn);
-    parts.search.addEventListener("input", () => this.fillDocuments());
+    parts.search.addEventListener("input", () => {
+      this.fillDocuments();
+      if (Number(parts.document.value) !== this.document) { this.show(); this.remember(); }
+    });
     parts.search.addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); this.show(); this.remember(); } });
     parts.document.addEventListener("change", () => { this.show(); this.remember(); });
     for (const name of ["a", "b"]) parts[name].addEventListener("change", () => { this.fillDocuments(); this.show(); this.remember(); });
@@ -62,8 +67,8 @@ class DocumentBrowser {
     const found = linked ? this.payload.groups.findIndex(fits) : -1;
     const number = found >= 0 ? found : this.richest();
     this.fillModels(number);
-    await this.choose(number, found >= 0 ? asked : null);
-    if (!linked) return;
+    const chosen = await this.choose(number, found >= 0 ? asked : null);
+    if (!linked || !chosen) return;
     this.section.scrollIntoView();
     if (found < 0) this.panel.hint("The document or method of this link is not on this page.");
     const token = this.panes[0].answer.tokens[Number(asked.get("token")) - 1];
@@ -91,41 +96,26 @@ class DocumentBrowser {
     select.replaceChildren(...choices.map(([value, text]) => new Option(text, value, false, String(value) === String(chosen))));
   }
 
+  /** Show a group. False if another was asked for while this one was unpacked: the last wins. */
   async choose(number, asked = null) {
-    this.group = await this.payload.group(number);
+    const turn = (this.turn += 1);
+    const group = await this.payload.group(number);
+    if (turn !== this.turn) return false;
+    this.group = group;
     const { entry } = this.group;
     this.section.dataset.blocks = entry.blocks;
     const cells = entry.runs.map((run, n) => [n, visible(run.label)]);
     const place = (name) => (asked?.get(name) ? entry.runs.findIndex((run) => run.cell.startsWith(asked.get(name))) : -1);
-    const a = place("a") >= 0 ? place("a") : this.liveliest();
+    const a = place("a") >= 0 ? place("a") : this.group.liveliest();
     this.fill(this.parts.a, cells, a);
     this.fill(this.parts.b, [[-1, "none"], ...cells], place("b"));
     this.parts.search.value = "";
-    this.fillDocuments(asked ? entry.documents.findIndex(([, key]) => key === asked.get("doc")) : this.varied(a));
+    this.fillDocuments(asked ? entry.documents.findIndex(([, key]) => key === asked.get("doc")) : this.group.varied(a));
     this.legend();
     this.parts.random.hidden = !entry.random;
     this.parts["left-out"].textContent = this.leftOut(entry);
     this.show();
-  }
-
-  /** How many depths the tokens of an answer left at: many show most at first sight, if the answer is not too long. */
-  depths(run, document) {
-    const { tokens } = this.group.answer(run, document);
-    return tokens.length > 80 ? 0 : new Set(tokens.map((token) => token.exit)).size;
-  }
-
-  /** The run whose answers are most varied, one with a threshold if there is any. */
-  liveliest() {
-    const few = this.group.entry.documents.slice(0, 20);
-    const sums = this.group.entry.runs.map(({ threshold }, run) =>
-      few.reduce((sum, _, document) => sum + this.depths(run, document) / (threshold ? 1 : 1000), 0),
-    );
-    return sums.indexOf(Math.max(...sums));
-  }
-
-  varied(run) {
-    const counts = this.group.entry.documents.map((_, document) => this.depths(run, document));
-    return counts.indexOf(Math.max(...counts));
+    return true;
   }
 
   leftOut(entry) {
@@ -135,24 +125,26 @@ class DocumentBrowser {
     return parts.length ? `To keep the page small it has ${parts.join(", and ")}; \`exitbench show\` has all.` : "";
   }
 
-  /** The documents whose key, number or answer has every word that is searched for. */
-  fillDocuments(chosen = Number(this.parts.document.value)) {
+  /** The documents whose key, number or answer has every word that is searched for; if none has, the one shown stays. */
+  fillDocuments(chosen = this.document) {
     const words = this.parts.search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const run = Number(this.parts.a.value);
     const reading = this.group.full >= 0 ? this.group.full : run;
-    const choices = this.group.entry.documents.map(([ordinal, key], n) => {
+    const documents = this.group.entry.documents.map(([ordinal, key], n) => {
       const text = visible(this.group.answerText(reading, n));
       return { n, text: `${ordinal} · ${text.slice(0, 60)}`, all: `${ordinal} ${key} ${text} ${visible(this.group.answerText(run, n))}`.toLowerCase() };
-    }).filter(({ all }) => words.every((word) => all.includes(word)));
+    });
+    const found = documents.filter(({ all }) => words.every((word) => all.includes(word)));
+    const choices = found.length ? found : documents.slice(chosen, chosen + 1);
     this.fill(this.parts.document, choices.map(({ n, text }) => [n, text]), chosen);
-    this.parts.document.disabled = !choices.length;
+    this.parts.document.disabled = !found.length;
     const output = this.section.querySelector('[data-part="found"]');
-    output.textContent = words.length ? `${choices.length} found` : "";
+    output.textContent = words.length ? `${found.length} found` : "";
   }
 
   step(by) {
     const { document: select } = this.parts;
-    if (!select.options.length) return;
+    if (select.disabled) return;
     select.selectedIndex = (select.selectedIndex + by + select.options.length) % select.options.length;
     this.show();
     this.remember();
@@ -164,8 +156,7 @@ class DocumentBrowser {
   }
 
   show() {
-    const document = Number(this.parts.document.value);
-    if (this.parts.document.disabled) return;
+    const document = (this.document = Number(this.parts.document.value));
     this.unpin();
     const runs = [Number(this.parts.a.value), Number(this.parts.b.value)];
     this.section.classList.toggle("paired", runs[1] >= 0);

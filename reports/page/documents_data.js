@@ -132,6 +132,26 @@ class TraceGroup {
     return { run, document, tokens, shared: reference ? shared : own.length, compared: reference !== null };
   }
 
+  /** How many depths the tokens of an answer left at: many show most at first sight, if the answer is not too long. */
+  depths(run, document) {
+    const { tokens } = this.answer(run, document);
+    return tokens.length > 80 ? 0 : new Set(tokens.map((token) => token.exit)).size;
+  }
+
+  /** The run whose answers are most varied, one with a threshold if there is any. */
+  liveliest() {
+    const few = this.entry.documents.slice(0, 20);
+    const sums = this.entry.runs.map(({ threshold }, run) =>
+      few.reduce((sum, _, document) => sum + this.depths(run, document) / (threshold ? 1 : 1000), 0),
+    );
+    return sums.indexOf(Math.max(...sums));
+  }
+
+  varied(run) {
+    const counts = this.entry.documents.map((_, document) => this.depths(run, document));
+    return counts.indexOf(Math.max(...counts));
+  }
+
   /** What the probe read out after each block at one place. */
   readOuts(place, run) {
     const gate = this.header.gate[run];

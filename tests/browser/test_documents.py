@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -28,6 +29,7 @@ def rows(database: Path) -> dict[str, list[dict[str, Any]]]:
         cells = opened.query("SELECT DISTINCT cell_id, attempt_id FROM runs WHERE kind = 'quality'").to_pylist()
     return {
         "own": [row for row in own if row["doc_key"] == key],
+        "document": [row for row in tokens if row["doc_key"] == key],
         "full": [row for row in tokens if row["doc_key"] == key and row["method"] == "full"],
         "probe": probe,
         "cells": cells,
@@ -48,6 +50,10 @@ def link(rows: dict[str, list[dict[str, Any]]]) -> str:
 
 def tokens(page: Any, pane: str = "a") -> Any:
     return page.locator(f'[data-part="pane-{pane}"] .answer .token')
+
+
+def exits(page: Any, pane: str = "a") -> list[int]:
+    return tokens(page, pane).evaluate_all("all => all.map(e => Number(e.querySelector('sub').textContent))")
 
 
 def panel(page: Any) -> Any:
@@ -74,8 +80,7 @@ def test_a_link_leads_to_a_document_and_two_methods(
     page = open_page(fragment=link)
     tokens(page, "b").first.wait_for()
     for pane, stored in (("a", rows["own"]), ("b", rows["full"])):
-        exits = tokens(page, pane).evaluate_all("all => all.map(e => Number(e.querySelector('sub').textContent))")
-        assert exits == [row["exit_layer"] for row in stored]
+        assert exits(page, pane) == [row["exit_layer"] for row in stored]
         differing = tokens(page, pane).evaluate_all("all => all.map(e => e.classList.contains('differs'))")
         assert differing == [row["token_id"] != row["full_token_id"] for row in stored]
     assert page.locator('[data-part="pane-a"] .answer .parted').count() == 1
@@ -156,21 +161,51 @@ def test_documents_are_found_by_words_and_turned_like_pages(
 ) -> None:
     page = open_page()
     tokens(page).first.wait_for()
-    key = rows["own"][0]["doc_key"]
-    page.locator('[data-part="search"]').fill(key)
+    search, chosen = page.get_by_label("Search documents", exact=True), page.locator('[data-part="document"]')
+    first, key = chosen.input_value(), rows["own"][0]["doc_key"]
+    search.fill(key)
     assert page.locator('[data-part="found"]').inner_text() == "1 found"
-    page.keyboard.press("Enter")
-    assert f"doc={key}" in page.evaluate("location.hash")
-    assert tokens(page).count() == 40
-    page.locator('[data-part="search"]').fill("no such words")
+    assert chosen.input_value() != first and f"doc={key}" in page.evaluate("location.hash")
+    (cell,) = parse_qs(page.evaluate("location.hash.slice(1)"))["a"]
+    assert exits(page) == [row["exit_layer"] for row in rows["document"] if row["cell_id"].startswith(cell)]
+    search.fill("no such words")
     assert page.locator('[data-part="found"]').inner_text() == "0 found"
-    assert page.locator('[data-part="document"]').is_disabled()
-    page.locator('[data-part="search"]').fill("")
-    before = page.locator('[data-part="document"]').input_value()
+    assert chosen.is_disabled() and chosen.locator("option").count() == 1
+    tokens(page).nth(3).click()
+    linked = parse_qs(page.evaluate("location.hash.slice(1)"))
+    assert (linked["doc"], linked["token"]) == ([key], ["4"])
+    search.fill("")
+    before = chosen.input_value()
+    assert page.locator('.token[aria-selected="true"]').get_attribute("data-position") == "3"
     page.get_by_role("button", name="Next document").click()
-    assert page.locator('[data-part="document"]').input_value() == str(int(before) + 1)
+    assert chosen.input_value() == str(int(before) + 1)
     page.locator('[data-part="b"]').select_option(index=3)
     assert tokens(page, "b").count() == 40
+
+
+def test_what_was_chosen_last_is_shown_though_another_group_is_unpacked_later(open_page: Open) -> None:
+    page = open_page()
+    tokens(page).first.wait_for()
+    page.evaluate(
+        """() => {
+          const group = TracePayload.prototype.group;
+          let calls = 0;
+          TracePayload.prototype.group = async function (number) {
+            const first = (calls += 1) === 1;
+            if (first) await new Promise((done) => setTimeout(done, 300));
+            const found = await group.call(this, number);
+            if (first) setTimeout(() => { window.late = true; });
+            return found;
+          };
+        }"""
+    )
+    page.locator('[data-part="model"]').select_option("world-gpt")
+    page.locator('[data-part="model"]').select_option("deep")
+    page.evaluate(
+        "new Promise((done) => { const look = () => (window.late ? done() : setTimeout(look, 20)); look(); })"
+    )
+    assert page.locator('[data-part="legend"] .token').count() == 24
+    assert page.locator('[data-part="random"]').is_hidden()
 
 
 @pytest.mark.parametrize("width", [360, 900, 1600])

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from exitbench.reports import tables
+from exitbench.reports import material, tables
+from exitbench.reports import page as page_module
 from exitbench.reports.frame import Frame
 from exitbench.reports.render import write_report
 from exitbench.reports.sources import discover
@@ -94,6 +95,20 @@ def test_points_say_what_they_are_under_the_mouse(open_page: Open, example_page:
     point.hover(force=True)
     text = page.locator("#chart .tip").inner_text()
     assert "n = " in text and " of " in text
+
+
+def test_the_chart_has_a_point_for_every_row_of_a_long_results_table(
+    open_page: Open, example_database: Path, summary: Frame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_module, "_MOST_ROWS", 3)
+    only = [source for source in discover(tables) if source.name == "summary"]
+    monkeypatch.setattr(material, "discover", lambda package: only if package is tables else [])
+    report = write_report(example_database, tmp_path, draft=True)
+    page = open_page(fragment="#summary", address=report.index_html.as_uri())
+    assert shown(page).count() == len(summary.rows) > 3
+    results(page).locator("[data-x]").select_option("depth")
+    drawn = [row for row in summary.rows if None not in (row["value"], row["mean_exit_layer"]) and row["full_value"]]
+    assert page.locator("#chart .point").count() == len(drawn)
 
 
 def test_a_heading_sorts_by_its_values_and_what_was_not_measured_stays_last(
