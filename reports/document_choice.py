@@ -24,7 +24,12 @@ _QUALITY: Final = "SELECT attempt_id, value, mean_exit_layer FROM frontier WHERE
 _LENGTHS: Final = """
     SELECT attempt_id, doc_key, n_output FROM sample WHERE list_contains($attempts, attempt_id) ORDER BY ALL
 """
-_DEPTHS: Final = "SELECT doc_key, avg(exit_layer) AS depth FROM token_exit GROUP BY doc_key"
+# One pass over the tokens for all groups: a join, which DuckDB turns into a filter of what it reads.
+_DEPTHS: Final = """
+    SELECT place, doc_key, avg(exit_layer) AS depth FROM token_exit
+    JOIN (SELECT unnest($attempts::VARCHAR[]) AS attempt_id, unnest($places::USMALLINT[]) AS place) USING (attempt_id)
+    GROUP BY ALL
+"""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,8 @@ def choose(database: Database, budget_bytes: int = BUDGET_BYTES) -> list[Group]:
     """Return the groups that the page takes along, by model and task.
 
     Where not everything fits, each group keeps `_METHODS` runs (the best first, see `_by_merit`) and every group the
-    same number of documents, spread evenly over the depth at which their tokens left; then groups that ran first go.
+    same number of documents, spread evenly over the depth at which their tokens left in the group's runs; then groups
+    that ran first go.
     """
     merit = {row["attempt_id"]: row for row in database.query(_QUALITY).to_pylist()}
     by_setting: dict[str, list[TracedRun]] = defaultdict(list)
@@ -112,8 +118,17 @@ def _fitting(database: Database, groups: Sequence[Group], budget_bytes: int) -> 
         groups.pop(0)
     most = max((len(group.keys) for group in groups), default=0)
     documents = max((n for n in range(1, most + 1) if _bytes(groups, n) <= budget_bytes), default=1)
-    depths = {row["doc_key"]: row["depth"] for row in database.query(_DEPTHS).to_pylist()}
-    return [_spread(group, depths, documents) for group in groups]
+    depths = _depths(database, groups)
+    return [_spread(group, group_depths, documents) for group, group_depths in zip(groups, depths, strict=True)]
+
+
+def _depths(database: Database, groups: Sequence[Group]) -> list[dict[str, float]]:
+    """Return of each group the mean exit layer of every document's tokens in the group's runs."""
+    places = {run.attempt_id: place for place, group in enumerate(groups) for run in group.runs}
+    depths: list[dict[str, float]] = [{} for _ in groups]
+    for row in database.query(_DEPTHS, {"attempts": list(places), "places": list(places.values())}).to_pylist():
+        depths[row["place"]][row["doc_key"]] = row["depth"]
+    return depths
 
 
 def _bytes(groups: Sequence[Group], documents: int | None = None) -> float:
@@ -130,7 +145,7 @@ def _with_fewer_runs(group: Group) -> Group:
 
 
 def _spread(group: Group, depths: Mapping[str, float], documents: int) -> Group:
-    """Keep `documents` of them, at even distances when sorted by the mean exit layer of their tokens in all runs."""
+    """Keep `documents` of them, at even distances when sorted by the mean exit layer of their tokens in its runs."""
     if documents >= len(group.keys):
         return group
     ranked = sorted(range(len(group.keys)), key=lambda index: (depths.get(group.keys[index], 0.0), group.keys[index]))

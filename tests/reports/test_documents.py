@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from exitbench.reports.document_choice import choose
 from exitbench.reports.documents import documents_payload
 from exitbench.reports.exit_colours import contrast, shades
 from exitbench.reports.packing import none_of, pack, planes_for, probabilities, quantised, unpack
@@ -173,6 +174,21 @@ def _fewer(database: Database, everything: dict[str, Any]) -> None:
     assert places[0] == 0 and places[-1] == 199
     assert max(np.diff(places)) <= 2 * 199 / (len(places) - 1)
     assert all([ordinal, key] in everything["documents"] for ordinal, key in group["documents"])
+
+
+def test_documents_are_spread_over_the_depths_of_their_own_group(small_database: Path) -> None:
+    sql = """
+        SELECT doc_key FROM token_exit WHERE list_contains($attempts, attempt_id)
+        GROUP BY ALL ORDER BY avg(exit_layer), doc_key
+    """
+    with open_database(small_database) as database:
+        groups, ends = choose(database, budget_bytes=4_000), []
+        for group in groups:
+            ranked = database.query(sql, {"attempts": [run.attempt_id for run in group.runs]})["doc_key"].to_pylist()
+            assert 2 <= len(group.shown) < len(group.keys) == len(ranked)
+            ends.append((ranked[0], ranked[-1]))
+            assert set(ends[-1]) <= set(group.shown_keys)
+    assert len(set(ends)) == len(groups) == 2
 
 
 def test_texts_of_tokens_are_kept_as_they_are_and_inert(
