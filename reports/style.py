@@ -16,12 +16,14 @@ from matplotlib.figure import Figure
 
 WIDTH_INCHES = 8.0
 _DPI = 160
-MUTED = "#8a8a8a"  # readable on white and on near-black
+MUTED = "#8a8a8a"
+"""For lines and areas that stand back: 3:1 on white and on near-black. Text needs more, see `quiet`."""
 LETTERS = ("#131517", "#fdfdfd")
 """For light and for dark cells of a map, which keep their colours when the page turns dark."""
 
-# Okabe and Ito (2008), less yellow, which vanishes on white paper.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Okabe and Ito (2008) in their order from blue on, less yellow, which vanishes on white paper. Orange (theirs: #E69F00)
+# and sky blue (#56B4E9) are darkened to 3:1 on white, as far from the others for colour-blind readers as that allows.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#9C5402", "#0996FB")
 # 6 and 11 are coprime: 66 methods differ, and markers alone tell apart the first eleven in grey print.
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "h", "<", "d")
 
@@ -34,11 +36,12 @@ class Theme:
     paper: str
     ink: str
     grid: str
+    quiet: str  # text that stands back
     full: str  # end of the sequential scale that starts at `paper`
 
 
-LIGHT = Theme("light", "#ffffff", "#1c1e21", "#e3e5e8", "#08519c")
-DARK = Theme("dark", "#17191c", "#e4e6ea", "#33373d", "#7cc0f0")
+LIGHT = Theme("light", "#ffffff", "#1c1e21", "#e3e5e8", "#5c6370", "#08519c")
+DARK = Theme("dark", "#17191c", "#e4e6ea", "#33373d", "#9aa1ac", "#7cc0f0")
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,15 @@ def theme(which: Theme) -> AbstractContextManager[None]:
     return mpl.rc_context(settings)
 
 
+def quiet() -> str:
+    """Return the colour of text that stands back, in the theme that is set."""
+    return (DARK if mpl.rcParams["axes.facecolor"] == DARK.paper else LIGHT).quiet
+
+
 def series_styles(names: Iterable[str]) -> dict[str, SeriesStyle]:
     """Give each name, in sorted order, its colour and marker."""
     return {
-        name: SeriesStyle(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)])
+        name: SeriesStyle(COLOURS[i % len(COLOURS)], _MARKERS[i % len(_MARKERS)])
         for i, name in enumerate(sorted(set(names)))
     }
 

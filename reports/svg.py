@@ -13,7 +13,7 @@ _COORDINATES: Final = re.compile(r' (?:d|x|y|width|height|points)="[^"]*"')
 _LONG_NUMBER: Final = re.compile(r"(\.\d\d)\d+")
 _STYLE: Final = re.compile(r' style="([^"]*)"')
 _UNQUOTED: Final = " !$'()*+,-./:;=?@[]_~{}|^`"  # nothing that would end an attribute or begin an entity
-_ROLES: Final = ("paper", "ink", "grid")
+_ROLES: Final = ("paper", "ink", "grid", "quiet")
 
 
 def themed_uri(svg: bytes) -> str:

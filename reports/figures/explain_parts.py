@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.panels import draw_intervals, grid_of_panels
-from exitbench.reports.style import MUTED, SeriesStyle
+from exitbench.reports.style import MUTED, SeriesStyle, quiet
 
 EMPTY = "No data yet: run `exitbench run explain-published` (generated data, two small models, about two minutes)."
 FIRST_ASKED = "first block asked, min_exit (blocks executed)"
@@ -22,7 +22,7 @@ _STEP = 0.16  # between series that are drawn side by side
 def empty_figure() -> Figure:
     """Say which suite to run on an axis that has nothing else."""
     figure, (axes,) = grid_of_panels(1, columns=1)
-    axes.text(0.5, 0.5, EMPTY.replace("`", ""), ha="center", va="center", color=MUTED, transform=axes.transAxes)
+    axes.text(0.5, 0.5, EMPTY.replace("`", ""), ha="center", va="center", color=quiet(), transform=axes.transAxes)
     axes.set_xlabel(FIRST_ASKED)
     axes.set_yticks([])
     return figure

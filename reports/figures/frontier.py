@@ -23,7 +23,7 @@ from exitbench.reports.panels import (
     share_of_blocks_axis,
     simulated_entry,
 )
-from exitbench.reports.style import MUTED, WIDTH_INCHES, SeriesStyle, series_styles
+from exitbench.reports.style import MUTED, WIDTH_INCHES, SeriesStyle, quiet, series_styles
 
 ORDER = 10
 TITLE = "Quality against depth and measured speed-up"
@@ -96,7 +96,7 @@ def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by
     if all(row["is_full_depth"] for row in timed.rows):
         axes.axis("off")
         text = "not timed yet: run a suite with `timing` cells\n(nox -s bench)"
-        axes.text(0.5, 0.5, text, ha="center", va="center", color=MUTED, transform=axes.transAxes)
+        axes.text(0.5, 0.5, text, ha="center", va="center", color=quiet(), transform=axes.transAxes)
         return
     _noise_floor(axes, timed)
     for (series, inside), rows in timed.groups(by, "inside_noise_floor"):

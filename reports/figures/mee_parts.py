@@ -18,7 +18,7 @@ from exitbench.reports.panels import (
     legend_of_series,
     published_entry,
 )
-from exitbench.reports.style import MUTED, SeriesStyle, series_styles
+from exitbench.reports.style import SeriesStyle, quiet, series_styles
 
 EMPTY = "No data yet: run `nox -s paper -- mee`, or any suite with `probe` cells of models with trained weights."
 
@@ -122,7 +122,7 @@ def _published_curves(axes: Axes, frame: Frame, column: str, blocks: int) -> Non
             textcoords="offset points",
             ha="center",
             fontsize=7,
-            color=MUTED,
+            color=quiet(),
             zorder=5,
             bbox={"facecolor": mpl.rcParams["axes.facecolor"], "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
         )

@@ -11,7 +11,7 @@ from exitbench.reports.figures.natcap_parts import EMPTY, intervals_around
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count, shorten
 from exitbench.reports.panels import draw_intervals, draw_points, legend_of_series, simulated_entry
-from exitbench.reports.style import MUTED, WIDTH_INCHES, SeriesStyle, series_styles
+from exitbench.reports.style import MUTED, WIDTH_INCHES, SeriesStyle, quiet, series_styles
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
 
@@ -50,7 +50,7 @@ def plot(frame: Frame) -> Figure:
         above.set_title(_COLUMNS[name])
         if set(part.values("method")) == {"oracle"}:
             middle = {"ha": "center", "va": "center", "transform": above.transAxes}
-            above.text(0.5, 0.5, "no setting of a gate that was run\nkeeps 98 % of the score", color=MUTED, **middle)
+            above.text(0.5, 0.5, "no setting of a gate that was run\nkeeps 98 % of the score", color=quiet(), **middle)
         texts = [" · ".join(shorten(part, 18) for part in place[: 3 if several else 2]) for place in ticks]
         below.set_xticks(range(len(ticks)), texts, rotation=35, ha="right", rotation_mode="anchor")
         below.set_xlim(-0.6, len(ticks) - 0.4)

@@ -16,7 +16,7 @@ from exitbench.reports.figures.prune_parts import Series, trained_as
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count, shorten
 from exitbench.reports.panels import draw_intervals, draw_published, grid_of_panels, published_entry
-from exitbench.reports.style import MUTED, SeriesStyle, series_styles
+from exitbench.reports.style import MUTED, SeriesStyle, quiet, series_styles
 
 FLOPS = {
     "model": "whole model",
@@ -128,7 +128,7 @@ def _flops(axes: Axes, places: Sequence[_Place], styles: Mapping[str, SeriesStyl
                 at, style = y + _SHIFT * (place - 1), styles[name]
                 for row in _ours(rows, quantity):
                     if row["value"] == 0:  # no place on a logarithmic axis
-                        edge = axes.text(0.01, at, "0", transform=axes.get_yaxis_transform(), color=style.colour)
+                        edge = axes.text(0.01, at, "0", transform=axes.get_yaxis_transform())
                         edge.set(va="center", fontsize=7)
                         continue
                     draw_intervals(axes, [at], [(row["ci_low"], row["ci_high"])], style.colour, along="x")
@@ -150,7 +150,7 @@ def _look(style: SeriesStyle, quantity: str) -> dict[str, Any]:
 def _speed(axes: Axes, places: Sequence[_Place]) -> None:
     times = [row for one in places for rows in one.rows.values() for row in _ours(rows, "speedup")]
     if not times:
-        axes.text(0.5, 0.5, "not timed", ha="center", va="center", color=MUTED, transform=axes.transAxes)
+        axes.text(0.5, 0.5, "not timed", ha="center", va="center", color=quiet(), transform=axes.transAxes)
         axes.set_xticks([])
         return
     axes.axvline(1, color=MUTED, linestyle=":", linewidth=1)

@@ -21,7 +21,7 @@ from exitbench.reports.figures import mee_fig1_no_change
 from exitbench.reports.frame import Frame
 from exitbench.reports.render import ReportSummary, write_report
 from exitbench.reports.sources import discover
-from exitbench.reports.style import LIGHT
+from exitbench.reports.style import LETTERS, LIGHT
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 
@@ -126,7 +126,21 @@ def test_each_picture_is_light_or_dark_as_its_reader_prefers(report: ReportSumma
         assert ElementTree.fromstring(picture).tag.endswith("svg")
         assert "@media(prefers-color-scheme:dark)" in picture
         drawn = re.sub(r"<style>.*?</style>", "", picture)
-        assert not re.findall(f"{LIGHT.paper}|{LIGHT.ink}|{LIGHT.grid}", drawn)
+        assert not re.findall(f"{LIGHT.paper}|{LIGHT.ink}|{LIGHT.grid}|{LIGHT.quiet}", drawn)
+
+
+def test_text_in_pictures_is_in_ink_or_in_what_its_cell_needs(report: ReportSummary) -> None:
+    """Inks of a theme have the contrast that text needs, see `test_style`; colours of series and lines have not."""
+    seen = set()
+    for uri in Page(read(report)).all("img", "src"):
+        picture = unquote(uri.partition(",")[2])
+        rules = dict(re.findall(r"\.(s\d+){([^}]*)}", picture))
+        texts = re.findall(r"<text [^>]*>", picture)
+        assert all("class='" in tag for tag in texts)
+        styles = [rules[name] for tag in texts for name in re.findall(r"class='(s\d+)'", tag)]
+        assert len(styles) == len(texts) > 0
+        seen |= {re.findall(r"fill:([^;}]+)", style)[0] for style in styles}
+    assert {"var(--ink)", "var(--quiet)"} <= seen <= {"var(--ink)", "var(--quiet)", *LETTERS}
 
 
 def test_columns_that_agree_in_all_rows_are_said_once(report: ReportSummary) -> None:

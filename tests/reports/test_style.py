@@ -1,0 +1,62 @@
+"""Colours of figures: readable on white and on dark paper, by colour-blind readers too."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from exitbench.reports.exit_colours import contrast
+from exitbench.reports.style import COLOURS, DARK, LIGHT, MUTED, Theme, quiet, theme
+
+# Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
+SIGHT = {
+    "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protan": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "deutan": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
+    "tritan": (
+        (1.255528, -0.076749, -0.178779),
+        (-0.078411, 0.930809, 0.147602),
+        (0.004733, 0.691367, 0.303900),
+    ),
+}
+# Ottosson (2020): linear RGB to cones, and their cube roots to Oklab.
+CONES = (
+    (0.4122214708, 0.5363325363, 0.0514459929),
+    (0.2119034982, 0.6806995451, 0.1073969566),
+    (0.0883024619, 0.2817188376, 0.6299787005),
+)
+OKLAB = (
+    (0.2104542553, 0.7936177850, -0.0040720468),
+    (1.9779984951, -2.4285922050, 0.4505937099),
+    (0.0259040371, 0.7827717662, -0.8086757660),
+)
+
+
+def seen(colour: str, sight: str) -> np.ndarray:
+    """`colour` as such eyes see it, in Oklab [3]."""
+    rgb = np.array([int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    light: np.ndarray = np.clip(np.array(SIGHT[sight]) @ linear, 0, 1)
+    return np.array(OKLAB) @ np.cbrt(np.array(CONES) @ light)
+
+
+@pytest.mark.parametrize("which", [LIGHT, DARK], ids=lambda which: which.name)
+def test_text_and_series_can_be_read_on_the_paper_of_each_theme(which: Theme) -> None:
+    assert all(contrast(ink, which.paper) >= 4.5 for ink in (which.ink, which.quiet))
+    assert all(contrast(colour, which.paper) >= 3 for colour in (*COLOURS, MUTED))
+    with theme(which):
+        assert quiet() == which.quiet
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_series_are_told_apart_by_all_eyes(sight: str) -> None:
+    distances = [np.linalg.norm(seen(one, sight) - seen(other, sight)) for one, other in combinations(COLOURS, 2)]
+    assert min(distances) >= 0.065
