@@ -11,6 +11,9 @@ from exitbench.results.database import Database
 
 Row = Mapping[str, Any]
 
+_DIGITS = 10
+"""Significant digits of a number: the last of its sixteen depend on the order in which DuckDB's threads add."""
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -26,13 +29,14 @@ class Frame:
 
     @classmethod
     def query(cls, database: Database, sql: str) -> "Frame":
-        """Run `sql` and keep its whole result.
+        """Run `sql` and keep its whole result, numbers to ten digits, so that it is the same each time.
 
         Raises:
             UserError: If DuckDB refuses the query.
         """
         table = database.query(sql)
-        return cls(tuple(table.column_names), tuple(table.to_pylist()))
+        rows = ({name: rounded(value) for name, value in row.items()} for row in table.to_pylist())
+        return cls(tuple(table.column_names), tuple(rows))
 
     def groups(self, *names: str) -> Iterator[tuple[tuple[Any, ...], "Frame"]]:
         """Yield (values of the columns `names`, their rows), sorted by those values; rows keep their order."""
@@ -58,3 +62,8 @@ class Frame:
         writer.writerow(self.columns)
         writer.writerows([row[name] for name in self.columns] for row in self.rows)
         return text.getvalue()
+
+
+def rounded(value: Any) -> Any:
+    """Return a number without the digits that vary from run to run, and anything else as it is."""
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value

@@ -13,6 +13,7 @@ from typing import Final
 from exitbench.errors import UserError
 from exitbench.reports.claims.claim import Claim
 from exitbench.reports.claims.ledger import read_claims
+from exitbench.reports.frame import rounded
 from exitbench.results.arrow import driver_connection
 from exitbench.results.database import Database
 
@@ -100,7 +101,7 @@ def check_claim(database: Database, claim: Claim) -> Verdict:
     if evidence.column_names != _EVIDENCE or evidence.num_rows != 1:
         raise UserError(f"Claim {claim.claim_id}: its query must give one row of value, low, high and n.")
     *ends, n = evidence.to_pylist()[0].values()
-    value, low, high = (None if end is None else float(end) for end in ends)
+    value, low, high = (None if end is None else rounded(float(end)) for end in ends)
     if value is None or not n:
         return Verdict(claim, NOT_MEASURED)
     return Verdict(claim, _verdict(claim, value, low, high), value, low, high, int(n))

@@ -34,3 +34,12 @@ def test_csv_has_a_header_bare_newlines_and_empty_fields_for_null() -> None:
 
 def test_distinct_values_are_sorted() -> None:
     assert FRAME.distinct("task") == ["a", "b"]
+
+
+def test_numbers_have_no_digits_that_depend_on_the_order_of_a_sum(small_database: Path) -> None:
+    sums = "SELECT 0.1::DOUBLE + 0.2::DOUBLE + 0.3::DOUBLE AS a, 0.3::DOUBLE + 0.2::DOUBLE + 0.1::DOUBLE AS b"
+    with open_database(small_database) as database:
+        (row,) = database.query(sums).to_pylist()
+        assert row["a"] != row["b"]
+        (row,) = Frame.query(database, sums).rows
+        assert row["a"] == row["b"] == 0.6

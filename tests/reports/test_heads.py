@@ -77,9 +77,9 @@ def test_each_epsilon_is_a_point_with_its_interval(database: Path, rows_of: Rows
                 and '"temperature":0.0' in other["params"].replace(" ", "")
                 and "constant" not in other["params"]
             ]
-            assert [row[name] for name in ("value", "ci_low", "ci_high", "n")] == [
-                one[name] for name in ("value", "ci_low", "ci_high", "n")
-            ]
+            assert [row[name] for name in ("value", "ci_low", "ci_high", "n")] == pytest.approx(
+                [one[name] for name in ("value", "ci_low", "ci_high", "n")]
+            )
     for module, rows in ((heads_fig2_quality_by_epsilon, quality), (heads_fig3_speedup_by_epsilon, speed)):
         (axes,) = drawn(module, rows).axes
         points = {line.get_marker(): list(line.get_ydata()) for line in axes.lines if line.get_marker() != "None"}

@@ -433,7 +433,7 @@ def test_the_table_of_sub_layers_is_of_one_late_token(database: Path, rows_of: R
             assert row["tokens"] == " ".join(map(spelled, one["top_ids"]))
             assert row["ids"] == " ".join(map(str, one["top_ids"]))
             assert row["final_rank"] == (one["top_ids"].index(final) + 1 if final in one["top_ids"] else None)
-            assert row["probability"] == one["top_p"][0]
+            assert row["probability"] == pytest.approx(one["top_p"][0])
     assert [row["read_out"] for row in rows.rows[:4]] == ["self-attention", "after-attention", "feed-forward", "block"]
     assert len({(row["model"], row["doc_key"], row["position"]) for row in rows.rows}) == 2
 
