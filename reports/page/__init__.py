@@ -33,8 +33,8 @@ _SCRIPTS: Final = (
 )
 _SHORT: Final = {"ours": "Costs and gains", "explain": "Explanations"}
 _MOST_ROWS: Final = 1000
-"""More rows of a table are in its CSV file only: nobody reads them, and they would be most of the page. The results, whose
-rows the chart draws, are whole."""
+"""More rows of a table are in its CSV file only: nobody reads them, and they would be most of the page.
+The results are whole: the chart draws their rows."""
 _POINT: Final = (
     *("value", "ci_low", "ci_high", "full_value", "mean_exit_layer", "blocks", "speedup", "speedup_low"),
     *("speedup_high", "aa_low", "aa_high", "ideal_speedup_bytes", "n"),
