@@ -284,7 +284,6 @@ def test_list_names_what_exists(what: str, expected: str, exitbench: Command) ->
         ("verify", "a"),
         ("export", "folder"),
         ("report",),
-        ("report", "--database", "other.duckdb"),
         ("sql", "SELECT 1"),
     ],
     ids=" ".join,
@@ -296,7 +295,7 @@ def test_a_folder_of_runs_that_is_not_there_is_not_taken_for_an_empty_one(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [("sql", "SELECT 1"), ("export", "folder"), ("report", "--out", "folder")])
+@pytest.mark.parametrize("command", [("sql", "SELECT 1"), ("export", "folder"), ("report",)])
 def test_a_database_that_is_named_needs_no_folder_of_runs(
     command: tuple[str, ...], exitbench: Command, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
