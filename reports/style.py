@@ -1,6 +1,7 @@
 """How every figure looks: two themes, one colour-blind safe palette, and files that are the same bytes each time."""
 
 import io
+import re
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -94,9 +95,16 @@ def save(figure: Figure, kind: str, *, letters: str = "path") -> bytes:
     canvas: Any = _CANVASES[kind](figure)
     with mpl.rc_context({"svg.fonttype": letters}):
         getattr(canvas, f"print_{kind}")(buffer, metadata=_METADATA[kind])
-    return buffer.getvalue()
+    return _with_numbered_clips(buffer.getvalue()) if kind == "svg" else buffer.getvalue()
 
 
+def _with_numbered_clips(svg: bytes) -> bytes:
+    """Name clip paths by their order: matplotlib names them by where in memory some of them happened to be."""
+    names: dict[bytes, bytes] = {}
+    return _CLIP.sub(lambda found: names.setdefault(found[0], b"clip%d" % len(names)), svg)
+
+
+_CLIP = re.compile(rb"(?<=url\(#)p[0-9a-f]{10}(?=\))|(?<=<clipPath id=\")p[0-9a-f]{10}(?=\")")
 _CANVASES: dict[str, type[FigureCanvasBase]] = {
     "svg": FigureCanvasSVG,
     "pdf": FigureCanvasPdf,

@@ -1,12 +1,14 @@
 """Colours of figures: readable on white and on dark paper, by colour-blind readers too."""
 
+import re
 from itertools import combinations
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from exitbench.reports.exit_colours import contrast
-from exitbench.reports.style import COLOURS, DARK, LIGHT, MUTED, Theme, quiet, theme
+from exitbench.reports.style import COLOURS, DARK, LIGHT, MUTED, Theme, quiet, save, theme
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
 SIGHT = {
@@ -60,3 +62,15 @@ def test_text_and_series_can_be_read_on_the_paper_of_each_theme(which: Theme) ->
 def test_series_are_told_apart_by_all_eyes(sight: str) -> None:
     distances = [np.linalg.norm(seen(one, sight) - seen(other, sight)) for one, other in combinations(COLOURS, 2)]
     assert min(distances) >= 0.065
+
+
+def test_clip_paths_are_named_by_their_order_and_not_by_where_they_lay_in_memory() -> None:
+    with theme(LIGHT):
+        figure = Figure()
+        for axes in figure.subplots(1, 2):
+            axes.imshow([[0.0, 1.0]])
+            axes.plot([0, 1])
+        drawn = save(figure, "svg").decode()
+    named = re.findall(r'<clipPath id="(.*?)"', drawn)
+    assert sorted(named) == [f"clip{number}" for number in range(len(named))] and named
+    assert set(re.findall(r"clip-path=\"url\(#(.*?)\)", drawn)) == set(named)
