@@ -2,11 +2,13 @@
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from exitbench.results.arrow import driver_connection
 from exitbench.results.database import Database
 
 Row = Mapping[str, Any]
@@ -67,3 +69,17 @@ class Frame:
 def rounded(value: Any) -> Any:
     """Return a number without the digits that vary from run to run, and anything else as it is."""
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+
+@contextmanager
+def computed_once(database: Database, views: Sequence[str]) -> Iterator[None]:
+    """Hide views that many queries ask behind temporary tables of their names: the SQL stays as it is without them."""
+    with database.engine.connect() as connection:
+        duck = driver_connection(connection)
+        for view in views:
+            duck.execute(f"CREATE TEMP TABLE {view} AS FROM {view}")
+        try:
+            yield
+        finally:
+            for view in views:
+                duck.execute(f"DROP TABLE temp.{view}")

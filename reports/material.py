@@ -9,9 +9,10 @@ from types import ModuleType
 from exitbench.errors import UserError, suggestion
 from exitbench.reports import figures, tables
 from exitbench.reports.claims import Verdict, check_claims
+from exitbench.reports.claims.ledger import read_claims
 from exitbench.reports.documents import documents_payload
 from exitbench.reports.findings import require_final, severe_findings
-from exitbench.reports.frame import Frame
+from exitbench.reports.frame import Frame, computed_once
 from exitbench.reports.sources import SECTIONS, Source, discover
 from exitbench.results.database import Database, open_database
 
@@ -52,15 +53,15 @@ def read_material(path: Path, paper: str | None = None) -> Material:
     """
     with open_database(path) as database:
         wanted = {package: _wanted(package, paper) for package in (figures, tables)}
-        _keep_shared_view(database, [source for sources in wanted.values() for source in sources])
-        return Material(
-            paper,
-            _asked(database, wanted[figures]),
-            _asked(database, wanted[tables]),
-            tuple(verdict for verdict in check_claims(database) if paper in (None, verdict.claim.ledger)),
-            severe_findings(database),
-            documents_payload(database) if paper is None else None,
-        )
+        with computed_once(database, (_SHARED_VIEW,)):
+            return Material(
+                paper,
+                _asked(database, wanted[figures]),
+                _asked(database, wanted[tables]),
+                check_claims(database, [claim for claim in read_claims() if paper in (None, claim.ledger)]),
+                severe_findings(database),
+                documents_payload(database) if paper is None else None,
+            )
 
 
 def read_tables(path: Path, paper: str | None, only: str, draft: bool) -> tuple[tuple[Source, Frame], ...]:
@@ -81,8 +82,8 @@ def read_tables(path: Path, paper: str | None, only: str, draft: bool) -> tuple[
         raise UserError(f"No table is called {only}.{suggestion(only, names)}")
     with open_database(path) as database:
         require_final(severe_findings(database), path, draft)
-        _keep_shared_view(database, wanted)
-        return _asked(database, wanted)
+        with computed_once(database, [_SHARED_VIEW] if any(_SHARED_VIEW in one.sql for one in wanted) else []):
+            return _asked(database, wanted)
 
 
 def _wanted(package: ModuleType, paper: str | None) -> list[Source]:
@@ -99,9 +100,3 @@ def _ask(database: Database, source: Source) -> Frame:
         return Frame.query(database, source.sql)
     except UserError as error:
         raise UserError(f"{source.name}.sql: {error}") from error
-
-
-def _keep_shared_view(database: Database, sources: list[Source]) -> None:
-    """Compute the view that many queries read once; a temporary table goes before a view of its name."""
-    if any(_SHARED_VIEW in source.sql for source in sources):
-        database.query(f"CREATE TEMP TABLE {_SHARED_VIEW} AS FROM {_SHARED_VIEW}")

@@ -1,6 +1,7 @@
 """Finds what a report consists of: every `<name>.sql` with a `<name>.py` beside it, in figures/ and in tables/."""
 
 import pkgutil
+import re
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +23,7 @@ SECTIONS = {
 }
 """Sections of the report, in order: by a module's SECTION, else by the prefix of the source's name, else ours."""
 
+_CONTINUED = re.compile(r"^-- continues in (\S+)$", re.MULTILINE)
 PAPERS = ("mee", "prune", "natcap", "heads")
 """Sections that regenerate a paper's figures and tables."""
 
@@ -32,7 +34,8 @@ class Source:
 
     Attributes:
         name: Stem of both files, `<paper>_<fig or table><number>_<what it shows>`; names the written files too.
-        sql: The query, over the documented views of the database only.
+        sql: The query, over the documented views of the database only. A line `-- continues in shared/X.sql` of its
+            file is replaced by that file.
         module: Holds TITLE, CAPTION, EMPTY (said without rows), `plot` or `COLUMNS`; ORDER (place) where the name has
             no number; SECTION where it is neither ours nor a paper's.
     """
@@ -54,11 +57,17 @@ def discover(package: ModuleType) -> tuple[Source, ...]:
     folder = Path(package.__path__[0])
     names = sorted(module.name for module in pkgutil.iter_modules([str(folder)]))
     sources = (
-        Source(name, (folder / f"{name}.sql").read_text("utf-8"), import_module(f"{package.__name__}.{name}"))
+        Source(name, _whole(folder / f"{name}.sql"), import_module(f"{package.__name__}.{name}"))
         for name in names
         if (folder / f"{name}.sql").exists()
     )
     return tuple(sorted(sources, key=_place))
+
+
+def _whole(path: Path) -> str:
+    """Return a query with what it shares with others, so that it can be copied and asked as it is."""
+    text = path.read_text("utf-8")
+    return _CONTINUED.sub(lambda found: (path.parent / found[1]).read_text("utf-8").rstrip("\n"), text)
 
 
 def _place(source: Source) -> tuple[int, float, list[tuple[str, float]]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from exitbench.errors import UserError
+from exitbench.results.spelling import visible
 from exitbench.results.whole_file import whole_file
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _write_json(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> 
 def _text(value: Any) -> str:
     """A value for a terminal: control characters, which a model may have written, are spelled out."""
     text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return visible(text)
 
 
 def _csv_value(value: Any) -> Any:

@@ -5,16 +5,14 @@
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from exitbench.errors import UserError
 from exitbench.reports.claims.claim import Claim
 from exitbench.reports.claims.ledger import read_claims
-from exitbench.reports.frame import rounded
-from exitbench.results.arrow import driver_connection
+from exitbench.reports.frame import computed_once, rounded
 from exitbench.results.database import Database
 
 HOLDS: Final = "holds"
@@ -68,22 +66,8 @@ def check_claims(database: Database, claims: Sequence[Claim] | None = None) -> t
     Raises:
         UserError: A claim's query fails, or gives anything but one row of value, low, high and n.
     """
-    with _computed_once(database, ("frontier", "published")):
+    with computed_once(database, ("frontier", "published")):
         return tuple(check_claim(database, claim) for claim in (read_claims() if claims is None else claims))
-
-
-@contextmanager
-def _computed_once(database: Database, views: Sequence[str]) -> Iterator[None]:
-    """Hide views behind temporary tables of their names: most claims ask the same two, and those take the time."""
-    with database.engine.connect() as connection:
-        duck = driver_connection(connection)
-        for view in views:
-            duck.execute(f"CREATE TEMP TABLE {view} AS FROM {view}")
-        try:
-            yield
-        finally:
-            for view in views:
-                duck.execute(f"DROP TABLE temp.{view}")
 
 
 def check_claim(database: Database, claim: Claim) -> Verdict:

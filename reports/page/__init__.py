@@ -69,8 +69,7 @@ def page(material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[Fill
         keep_trailing_newline=True,
     )
     environment.filters["marked"] = _marked
-    environment.filters["packed"] = packed
-    environment.filters["packed_csv"] = lambda frame: packed(frame.csv().encode("utf-8"))
+    environment.filters["packed_csv"] = _packed_csv
     # our own files, not data: the only text that is not escaped
     style = Markup("".join((_HERE / name).read_text("utf-8") for name in _STYLES))
     scripts = [Markup((_HERE / name).read_text("utf-8")) for name in _SCRIPTS]
@@ -128,9 +127,9 @@ def _points(frame: Frame | None) -> dict[str, Any]:
     }
 
 
-def packed(content: bytes) -> str:
-    """Return `content` compressed, as text that an attribute can hold; the same each time."""
-    return base64.b64encode(gzip.compress(content, mtime=0)).decode("ascii")
+def _packed_csv(frame: Frame) -> str:
+    """Return the rows as CSV, compressed, as text that an attribute can hold; the same each time."""
+    return base64.b64encode(gzip.compress(frame.csv().encode("utf-8"), mtime=0)).decode("ascii")
 
 
 def _marked(text: str) -> Markup:

@@ -45,3 +45,17 @@ def test_a_new_pair_is_found_and_takes_its_place(tmp_path: Path, monkeypatch: py
     assert all(source.sql == f"SELECT '{source.name}'" for source in sources)
     for name in [name for name in sys.modules if name.startswith("new_figures")]:
         del sys.modules[name]
+
+
+def test_a_query_has_what_it_shares_with_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "sharing_figures"
+    (folder / "shared").mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "mee_fig1.py").touch()
+    (folder / "mee_fig1.sql").write_text("WITH one AS (SELECT 1)\n-- continues in shared/rest.sql\n")
+    (folder / "shared" / "rest.sql").write_text("FROM one;\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (source,) = discover(import_module("sharing_figures"))
+    assert source.sql == "WITH one AS (SELECT 1)\nFROM one;\n"
+    for name in [name for name in sys.modules if name.startswith("sharing_figures")]:
+        del sys.modules[name]
