@@ -1,0 +1,82 @@
+"""What a benchmark measured, beside its goal: told at once, kept with the benchmark, and in one table at the end.
+
+A benchmark's `extra_info`, which goes into the database, has ``measured``, its ``unit``, a ``note`` and, where there is
+a goal, it as ``at_least`` or as ``at_most``; whatever else was measured stands beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+
+HEADER = ("benchmark", "measured", "goal", "", "beside it")
+
+
+def record(
+    benchmark: Any,
+    capsys: pytest.CaptureFixture[str],
+    measured: float,
+    unit: str,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    note: str = "",
+    **about: object,
+) -> None:
+    """Keep a result with its benchmark and print it.
+
+    Args:
+        benchmark: Of pytest-benchmark.
+        capsys: Of the test.
+        measured: The one number that stands for the benchmark.
+        unit: Of it, as it is printed behind the number; "%" of a share.
+        at_least: Goal of what is better the larger it is.
+        at_most: Goal of what is better the smaller it is.
+        note: What to know beside it, in a few words.
+        **about: Everything else that was measured, by name.
+    """
+    goals = {"at_least": at_least, "at_most": at_most}
+    goals = {name: goal for name, goal in goals.items() if goal is not None}
+    benchmark.extra_info.update(measured=measured, unit=unit, note=note, **goals, **about)
+    with capsys.disabled():
+        print("\n" + "  ".join(filter(None, _row(benchmark.name, benchmark.extra_info))), flush=True)
+
+
+def table(results: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Lines of a table of everything that was measured, by name and extra info."""
+    rows = [HEADER, *(_row(name, told) for name, told in results if "measured" in told)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def is_met(told: Mapping[str, Any]) -> bool | None:
+    """Whether the goal is met; None where there is none."""
+    if "at_least" in told:
+        return bool(told["measured"] >= told["at_least"])
+    return bool(told["measured"] <= told["at_most"]) if "at_most" in told else None
+
+
+def _row(name: str, told: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    unit = told["unit"]
+    bounds = {"at_least": "at least", "at_most": "at most"}
+    goal = next((f"{words} {_number(told[key], unit)}" for key, words in bounds.items() if key in told), "")
+    met = {None: "", True: "met", False: "MISSED"}[is_met(told)]
+    return name, _number(told["measured"], unit), goal, met, told["note"]
+
+
+def _number(value: float, unit: str) -> str:
+    if unit == "%":
+        return f"{value:.1%}"
+    digits = 2 if value < 100 else 0
+    return f"{value:.{digits}f} {unit}".rstrip()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what was measured beside its goals; a hook of pytest, which conftest.py imports."""
+    session = getattr(terminalreporter.config, "_benchmarksession", None)
+    lines = table((one.name, one.extra_info) for one in getattr(session, "benchmarks", ()))
+    if len(lines) > 1:
+        terminalreporter.section("measured beside its goal")
+        terminalreporter.write("\n".join(lines) + "\n")
