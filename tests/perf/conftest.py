@@ -1,20 +1,76 @@
-"""A perf run that measured nothing is a failure, not a success."""
+"""What every benchmark has in common; a run that measured nothing is a failure, not a success."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # of what benchmarks have in common
+
+from goals import pytest_terminal_summary  # noqa: F401
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--only-file", metavar="FILE", help="of what is chosen, benchmarks of this file alone")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    only = config.getoption("only_file")
+    if only is not None:
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid.partition("::")[0] != only])
+        items[:] = [item for item in items if item.nodeid.partition("::")[0] == only]
 
 
 @pytest.fixture(autouse=True, scope="session")
 def threads() -> Iterator[None]:
     """One thread unless OMP_NUM_THREADS says otherwise: two would be shared with whatever else runs."""
+    import torch  # not where nothing runs
+
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     with torch.inference_mode():
         yield
+
+
+@pytest.fixture(scope="session")
+def pair(threads: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """The model of a name of `models.SHAPES`; pytest runs all that ask for one before it makes the next."""
+    from .models import Pair
+
+    folder = tmp_path_factory.mktemp(request.param)
+    yield Pair(request.param, folder)
+    shutil.rmtree(folder)
+
+
+def pytest_benchmark_generate_machine_info() -> dict[str, Any]:
+    """In place of what pytest-benchmark tells, the machine's name first of all."""
+    import torch
+
+    from exitbench.harness.environment import environment_and_hardware
+
+    return environment_and_hardware(torch.get_num_threads())
+
+
+def pytest_benchmark_generate_commit_info() -> dict[str, Any]:
+    """Of the code that is measured, wherever pytest was started."""
+    from exitbench.harness.environment import environment
+
+    known = environment()
+    return {"id": known["git_commit"], "dirty": known["git_dirty"]}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A benchmark that fails after it was timed leaves no time."""
+    report = yield
+    benchmark = getattr(item, "funcargs", {}).get("benchmark")
+    if report.failed and benchmark is not None:
+        benchmark.has_error = True
+    return report
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
