@@ -18,7 +18,8 @@ from torch import Tensor
 
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.exit_heads import EXIT_HEADS_FILE, load_exit_heads
-from exitbench.harness.model import ACTIVATIONS, Architecture, BlockWeights, Linear, Transformer, Weights
+from exitbench.harness.model import Transformer
+from exitbench.harness.weights import ACTIVATIONS, Architecture, BlockWeights, Linear, Weights
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,10 @@ def _join(*parts: Linear) -> Linear:
     return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases))
 
 
+def _block(**projections: Linear) -> BlockWeights:
+    return BlockWeights(**{name: projection.laid_out() for name, projection in projections.items()})
+
+
 def _activation(name: str, folder: Path) -> Any:
     spelled = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}.get(name, name)
     if spelled not in ACTIVATIONS:
@@ -222,7 +227,7 @@ def _read_t5(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
             cq, ck, cv, cross_out = attention(f"{layer}.1.EncDecAttention")
             cross_q = _fold(cq, tensors.norm(f"{layer}.1.layer_norm", width))
             cross = {"cross_q": cross_q, "cross_kv": _fold(_join(ck, cv), source_norm), "cross_out": cross_out}
-        return BlockWeights(
+        return _block(
             qkv=_fold(_join(q, k, v), tensors.norm(f"{layer}.0.layer_norm", width)),
             attention_out=out,
             up=_fold(up, tensors.norm(f"{layer}.{last}.layer_norm", width)),
@@ -285,7 +290,7 @@ def _read_llama(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
         up = _join(
             *(tensors.linear(f"{layer}.mlp.{part}_proj", (inner, width), bias=mlp_bias) for part in ("gate", "up"))
         )
-        return BlockWeights(
+        return _block(
             qkv=_fold(_join(q, k, v), tensors.norm(f"{layer}.input_layernorm", width)),
             attention_out=tensors.linear(f"{layer}.self_attn.o_proj", (width, heads * size), bias=out_bias),
             up=_fold(up, tensors.norm(f"{layer}.post_attention_layernorm", width)),
@@ -344,7 +349,7 @@ def _read_gpt2(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
         layer = f"{root}h.{index}"
         qkv = tensors.linear(f"{layer}.attn.c_attn", (3 * width, width), bias=True, transposed=True)
         up = tensors.linear(f"{layer}.mlp.c_fc", (inner, width), bias=True, transposed=True)
-        return BlockWeights(
+        return _block(
             qkv=_fold(qkv, tensors.norm(f"{layer}.ln_1", width, bias=True)),
             attention_out=tensors.linear(f"{layer}.attn.c_proj", (width, width), bias=True, transposed=True),
             up=_fold(up, tensors.norm(f"{layer}.ln_2", width, bias=True)),

@@ -15,8 +15,9 @@ from torch import Tensor
 from exitbench.harness.checkpoint import Checkpoint
 from exitbench.harness.decode import Generation, Request, decode, prefill
 from exitbench.harness.exit_heads import ExitHeads, new_exit_heads
-from exitbench.harness.model import Architecture, BlockWeights, Linear, Transformer, Weights
+from exitbench.harness.model import Transformer
 from exitbench.harness.probe import states_of
+from exitbench.harness.weights import Architecture, BlockWeights, Linear, Weights
 from exitbench.methods.base import FitData, Method, Parts, argmax_token
 from exitbench.methods.registry import baseline_method
 from exitbench.methods.thresholds import Constant

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exitbench.harness.model import Architecture, Transformer
+from exitbench.harness.model import Transformer
+from exitbench.harness.weights import Architecture
 from exitbench.methods.base import Cost, Parts
 
 

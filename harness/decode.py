@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from exitbench.harness.cache import Cache
 from exitbench.harness.checkpoint import Checkpoint
-from exitbench.harness.model import Cache, Transformer
+from exitbench.harness.model import Transformer
 from exitbench.harness.pending import begin_step, run_block
 from exitbench.harness.verification import verify
 from exitbench.methods.base import BlockView, KVPolicy, Parts, Threshold

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from exitbench.harness.cache import Cache
 from exitbench.harness.checkpoint import Checkpoint
-from exitbench.harness.model import Cache, Transformer
+from exitbench.harness.model import Transformer
 from exitbench.harness.probe import LOGITS_BUDGET_BYTES, jensen_shannon, states_of, teacher_forced
 
 KEPT = 10
@@ -75,17 +76,18 @@ def sublayer_states(model: Transformer, block: int, hidden_BTD: Tensor, cache: C
         'after-self-attention' (encoder-decoder only), 'after-attention' (all attention of the block) and 'block': the
         stream once that has been added.
     """
-    added = model.self_attention(block, hidden_BTD, cache)
-    parts = {"self-attention": added}
-    stream = hidden_BTD + added
-    if cache.cross_kv is not None:
-        parts["after-self-attention"] = stream
-        parts["cross-attention"] = model.cross_attention(block, stream, cache)
-        stream = stream + parts["cross-attention"]
-    parts["after-attention"] = stream
-    parts["feed-forward"] = model.feed_forward(block, stream)
-    parts["block"] = stream + parts["feed-forward"]
-    return parts
+    weights, stream_ND = model.weights.blocks[block - 1], hidden_BTD.flatten(0, 1)
+    added_ND = weights.attention_out(model.self_attention(block, stream_ND, cache))
+    parts = {"self-attention": added_ND}
+    stream_ND = stream_ND + added_ND
+    if weights.cross_out is not None:
+        parts["after-self-attention"] = stream_ND
+        parts["cross-attention"] = weights.cross_out(model.cross_attention(block, stream_ND, cache))
+        stream_ND = stream_ND + parts["cross-attention"]
+    parts["after-attention"] = stream_ND
+    parts["feed-forward"] = weights.down(model.feed_forward(block, stream_ND))
+    parts["block"] = stream_ND + parts["feed-forward"]
+    return {part: state_ND.view(hidden_BTD.shape) for part, state_ND in parts.items()}
 
 
 def _read_out(model: Transformer, block: int, part: str, states_ND: Tensor) -> ReadOut:

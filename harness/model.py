@@ -3,8 +3,8 @@
 Embed, run block l on some rows, fill keys and values of blocks l+1..L from a state, read out. Families differ only in
 `Architecture` and in how their weights are named (`harness.checkpoint`).
 
-Shape suffixes: B rows of the batch, A rows running at a block, T new positions, S source positions, D model width,
-H query heads, G key/value heads, K head size, V vocabulary, L decoder blocks.
+Shape suffixes: B rows of the batch, A rows running at a block, T new positions, N positions of all rows (A T, row by
+row), S source positions, D model width, H query heads, G key/value heads, K head size, V vocabulary, L decoder blocks.
 
 Two rewritings keep a step lean: every norm's weight and bias are folded into the projection behind it, so that all
 blocks read the same normalised state; and the key/value projections of all blocks are one stacked matrix, so that
@@ -13,229 +13,30 @@ filling the cache of every skipped block is one product.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, overload
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from exitbench.errors import UserError
+from exitbench.harness.cache import KV, Cache
 from exitbench.harness.exit_heads import ExitHeads
-from exitbench.harness.pending import Waiting
+from exitbench.harness.positions import (
+    Places,
+    Rotary,
+    additive,
+    padded,
+    relative_bias,
+    rotary_angles,
+    rotate_,
+    rows_of,
+    unpadded,
+)
+from exitbench.harness.weights import ACTIVATIONS, Architecture, BlockWeights, Linear, Weights
 
-
-@dataclass(frozen=True)
-class Architecture:
-    """Shapes and options of a transformer. ``encoder_blocks`` 0 means decoder-only."""
-
-    vocab_size: int
-    d_model: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    d_ff: int
-    n_blocks: int
-    encoder_blocks: int
-    norm: Literal["rms", "layer"]
-    norm_eps: float
-    positions: Literal["relative", "rotary", "learned"]
-    activation: Literal["relu", "gelu_new", "gelu", "silu"]
-    gated: bool
-    attention_scale: float
-    logit_scale: float = 1.0
-    relative_buckets: int = 0
-    relative_max_distance: int = 0
-    max_positions: int | None = None
-
-    @property
-    def kv_width(self) -> int:
-        """Width of one block's keys."""
-        return self.n_kv_heads * self.head_dim
-
-
-@dataclass(frozen=True)
-class Linear:
-    """A projection: weight [out, in] and bias [out] or None."""
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return x @ weight.T + bias over the last dimension."""
-        return F.linear(x, self.weight, self.bias)
-
-
-@dataclass(frozen=True)
-class BlockWeights:
-    """One block, norms folded in. ``qkv`` is query, key, value in this order; ``up`` of a gated MLP is gate, up."""
-
-    qkv: Linear
-    attention_out: Linear
-    up: Linear
-    down: Linear
-    cross_q: Linear | None = None
-    cross_kv: Linear | None = None
-    cross_out: Linear | None = None
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Everything a checkpoint gives, in the engine's own layout."""
-
-    token_embedding_VD: Tensor
-    lm_head: Linear
-    final_norm: Linear  # elementwise: weight [D] and bias [D] or None
-    blocks: tuple[BlockWeights, ...]
-    encoder_blocks: tuple[BlockWeights, ...] = ()
-    position_embedding_PD: Tensor | None = None
-    relative_bias: Tensor | None = None  # [buckets, H]
-    encoder_relative_bias: Tensor | None = None
-    inverse_frequencies: Tensor | None = None
-    rotary_scale: float = 1.0
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-}
-
-
-@dataclass(frozen=True)
-class Places:
-    """Cache positions [A, T] that rows run at, with their mask and position bias, and their rotary angles."""
-
-    places_AT: Tensor
-    bias: Tensor
-    rotary: tuple[Tensor, Tensor] | None
-
-
-class Cache:
-    """Keys and values of one batch being decoded, preallocated for ``room`` decoder positions.
-
-    All rows stand at the same cache position; prompts of decoder-only models are padded on the left.
-    """
-
-    def __init__(self, model: Transformer, n_rows: int, room: int) -> None:
-        arch = model.arch
-        self.model = model
-        self.length = 0
-        shape = (arch.n_blocks, 2, n_rows, arch.n_kv_heads, room, arch.head_dim)
-        self.self_kv = torch.empty(shape, dtype=model.dtype, device=model.device)
-        self.cross_kv: Tensor | None = None  # [L, 2, B, G, S, K]
-        self.source_mask: Tensor | None = None  # [B, 1, 1, S], additive; None without padding
-        self.padding_B: Tensor | None = None  # left padding of each row; None without
-        self.waiting: list[list[Waiting]] = [[] for _ in range(n_rows)]  # tokens whose skipped blocks are put off
-        self.places: tuple[list[list[int]], Places] | None = None  # where the step ran waiting tokens last
-        self.step_embedding_BD: Tensor | None = None  # of the token being decoded
-        self.reversed_relative: Tensor | None = None  # [1, H, 1, room]: bias of distances room-1..0
-        self.step_bias: Tensor | None = None  # of the positions being run, [1 or B, 1 or H, T, length + T]
-        self.step_rotary: tuple[Tensor, Tensor] | None = None
-        if model.weights.relative_bias is not None:
-            keys = torch.arange(room, device=model.device)
-            self.reversed_relative = model.relative_bias(model.weights.relative_bias, keys[-1:], keys)
-
-    @property
-    def n_rows(self) -> int:
-        """Rows of the batch."""
-        return self.self_kv.shape[2]
-
-    @property
-    def room(self) -> int:
-        """Decoder positions there is space for."""
-        return self.self_kv.shape[4]
-
-    def keep(self, rows: Tensor) -> None:
-        """Keep only these rows (finished ones leave the batch)."""
-        self.self_kv = self.self_kv.index_select(2, rows)
-        if self.cross_kv is not None:
-            self.cross_kv = self.cross_kv.index_select(2, rows)
-        if self.source_mask is not None:
-            self.source_mask = self.source_mask.index_select(0, rows)
-        if self.padding_B is not None:
-            self.padding_B = self.padding_B.index_select(0, rows)
-        if any(self.waiting):
-            self.waiting = [self.waiting[row] for row in rows.tolist()]
-        else:  # nothing to look up, so the rows need not be known on the host
-            self.waiting = [[] for _ in range(len(rows))]
-
-    def drop_newest(self, dropped_B: Sequence[int]) -> None:
-        """Forget the newest positions of each row, so many; rows with more of them move right to end where others do.
-
-        Nothing may wait in a row that loses any.
-        """
-        least = min(dropped_B)
-        self.length -= least
-        for row, dropped in enumerate(dropped_B):
-            if shift := dropped - least:
-                kept = self.self_kv[:, :, row, :, : self.length - shift].clone()
-                self.self_kv[:, :, row, :, shift : self.length] = kept
-        if max(dropped_B) > least:
-            shifts_B = torch.tensor([dropped - least for dropped in dropped_B], device=self.self_kv.device)
-            self.padding_B = shifts_B if self.padding_B is None else self.padding_B + shifts_B
-
-    def make_room(self) -> None:
-        """Drop what padding all rows share if no position is left: rows were cut, and longer ones have ended."""
-        if self.length < self.room:
-            return
-        assert self.padding_B is not None, "a row without padding ends before the room does"
-        shared = int(self.padding_B.min())
-        self.self_kv[..., : self.length - shared, :] = self.self_kv[..., shared : self.length, :].clone()
-        self.length -= shared
-        self.padding_B = self.padding_B - shared
-        for token in (token for tokens in self.waiting for token in tokens):
-            token.place -= shared
-
-    def fill_from_state(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Write keys and values of blocks block+1..L at the current position, all projected from one state.
-
-        Args:
-            block: Blocks that were executed, 0..L-1.
-            hidden_AD: The state to copy, not normalised.
-            rows_A: Rows of the batch; None means all.
-        """
-        arch = self.model.arch
-        stack = self.model.skip_kv
-        first = block * 2 * arch.kv_width
-        bias = None if stack.bias is None else stack.bias[first:]
-        kv = F.linear(self.model.normalise(hidden_AD), stack.weight[first:], bias)
-        kv = kv.view(-1, arch.n_blocks - block, 2, arch.n_kv_heads, arch.head_dim).permute(1, 2, 0, 3, 4)
-        if self.step_rotary is not None:
-            cos, sin = _rows(self.step_rotary[0], rows_A), _rows(self.step_rotary[1], rows_A)
-            kv[:, 0] = rotate(kv[:, 0].unsqueeze(-2), cos, sin).squeeze(-2)
-        target = self.self_kv[block:, :, :, :, self.length]
-        if rows_A is None:
-            target.copy_(kv)
-        else:
-            target[:, :, rows_A] = kv
-
-    def run_rest(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
-        """Run blocks block+1..L at the current position; returns the state after block L, [A, D]."""
-        for deeper in range(block + 1, self.model.n_blocks + 1):
-            hidden_AD = self.model.block(deeper, hidden_AD[:, None], self, rows_A)[:, 0]
-        return hidden_AD
-
-    def defer(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Let rows that leave after ``block`` wait with their states for a later token to run deeper blocks."""
-        assert self.step_embedding_BD is not None, "a step begins with an embedding"
-        rows = range(self.n_rows) if rows_A is None else rows_A.tolist()
-        for state_D, row in zip(hidden_AD, rows, strict=True):
-            self.waiting[row].append(Waiting(self.length, block, state_D, self.step_embedding_BD[row]))
-
-    def write_projected(self, block: int, states_ND: Tensor, rows_N: Tensor, places_N: Tensor) -> None:
-        """Write keys and values of one block at earlier positions, projected from states [N, D]."""
-        arch, projection = self.model.arch, self.model.weights.blocks[block - 1].qkv
-        width = arch.n_heads * arch.head_dim
-        bias = None if projection.bias is None else projection.bias[width:]
-        kv = F.linear(self.model.normalise(states_ND), projection.weight[width:], bias)
-        kv = kv.view(-1, 2, arch.n_kv_heads, arch.head_dim)
-        if (rotary := self.model.rotary_at(self, rows_N, places_N[:, None])) is not None:
-            kv[:, 0] = rotate(kv[:, 0].unsqueeze(-2), *rotary).squeeze(-2)
-        self.self_kv[block - 1, :, rows_N, :, places_N] = kv
+GATHERED_NUMEL = 2**13
+"""Numbers in a row's keys of a block up to which copying the running rows together beats a call for each stretch."""
 
 
 class Transformer:
@@ -246,7 +47,11 @@ class Transformer:
         self.weights = weights
         self.exit_heads = exit_heads
         self.activation = ACTIVATIONS[arch.activation]
-        self._skip_kv: Linear | None = None
+        self._norm_dtype = torch.promote_types(self.dtype, torch.float32)
+        # Tensors, because a number of Python's is turned into one at every use.
+        self._root_eps = torch.tensor(arch.norm_eps**0.5, dtype=self._norm_dtype, device=self.device)
+        self._inverse_root_width = torch.tensor(arch.d_model**-0.5, dtype=self._norm_dtype, device=self.device)
+        self._skip_kv: dict[int, Linear] = {}
 
     @property
     def n_blocks(self) -> int:
@@ -283,24 +88,16 @@ class Transformer:
         """Where the weights are."""
         return self.weights.token_embedding_VD.device
 
-    @property
-    def skip_kv(self) -> Linear:
-        """Key/value projections of all blocks, stacked: rows 2*G*K per block. Built when a token first skips."""
-        if self._skip_kv is None:
-            width = self.arch.n_heads * self.arch.head_dim
-            projections = [block.qkv for block in self.weights.blocks]
-            biases = [projection.bias[width:] for projection in projections if projection.bias is not None]
-            weight = torch.cat([projection.weight[width:] for projection in projections])
-            self._skip_kv = Linear(weight, torch.cat(biases) if biases else None)
-        return self._skip_kv
-
     # ---------------------------------------------------------------- pieces
 
     def normalise(self, x: Tensor) -> Tensor:
         """Norm without weight and bias, over the last dimension."""
         if self.arch.norm == "layer":
             return F.layer_norm(x, (x.shape[-1],), None, None, self.arch.norm_eps)
-        return F.rms_norm(x, (x.shape[-1],), None, self.arch.norm_eps)
+        # x / sqrt(mean(x^2) + eps) in half as many operations as torch's own
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=self._norm_dtype)
+        normed = x / torch.hypot(length.mul_(self._inverse_root_width), self._root_eps)
+        return normed if x.dtype == self._norm_dtype else normed.to(x.dtype)
 
     def final_normed(self, hidden: Tensor) -> Tensor:
         """The model's final norm with its weight and bias, of [..., D]."""
@@ -340,31 +137,59 @@ class Transformer:
         if self.weights.lm_head.bias is not None:
             normed = torch.cat((normed, torch.ones_like(normed[:, :1])), dim=-1)
         if len(normed) == 1:
-            return F.linear(normed, weights_AKD[0])
+            return Linear(weights_AKD[0])(normed)
         return torch.bmm(weights_AKD, normed[:, :, None])[:, :, 0]
 
-    def _mlp(self, x: Tensor, block: BlockWeights) -> Tensor:
-        up = block.up(x)
+    def block_kv(self, block: int) -> Linear:
+        """The key/value projection of a block alone."""
+        width, qkv = self.arch.n_heads * self.arch.head_dim, self.weights.blocks[block - 1].qkv
+        return Linear(qkv.weight[width:], None if qkv.bias is None else qkv.bias[width:])
+
+    def skip_kv(self, block: int) -> Linear:
+        """Key/value projections of blocks block+1..L, stacked: 2*G*K rows each. Built when a token first skips."""
+        if not self._skip_kv:
+            parts = [self.block_kv(number) for number in range(1, self.n_blocks + 1)]
+            weight = torch.cat([part.weight for part in parts])
+            biases = [part.bias for part in parts if part.bias is not None]
+            bias = torch.cat(biases) if biases else None
+            for first in range(self.n_blocks):
+                rows = slice(first * 2 * self.kv_width, None)
+                self._skip_kv[first] = Linear(weight[rows], None if bias is None else bias[rows])
+        return self._skip_kv[block]
+
+    def _inner(self, hidden_ND: Tensor, block: BlockWeights) -> Tensor:
+        """The feed-forward network before its last projection, [N, F]."""
+        up = block.up(self.normalise(hidden_ND))
         if self.arch.gated:
             gate, up = up.chunk(2, dim=-1)
-            return block.down(self.activation(gate) * up)
-        return block.down(self.activation(up))
+            return self.activation(gate) * up
+        return self.activation(up)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        """Attention of q [A, H, T, K] over k, v [A, G, S, K] with an additive bias; returns [A, T, H*K]."""
-        n_rows, n_heads, n_new, size = q.shape
-        groups = k.shape[1]
-        if groups < n_heads:
+    def _attend(self, q: Tensor, kv: KV, bias: Tensor | None, *, is_causal: bool = False) -> Tensor:
+        """Attention of q [A, T, H, K] over keys and values [A, G, S, K] with an additive bias; returns [N, H*K]."""
+        (k, v), scale = kv, self.arch.attention_scale
+        n_rows, n_new, n_heads, size = q.shape
+        if (groups := k.shape[1]) < n_heads and not is_causal:
             # Query heads that share a key head become more query positions of one head: no copy of keys or values.
-            q = q.reshape(n_rows, groups, -1, size)
+            q = q.transpose(1, 2).reshape(n_rows, groups, -1, size)
             bias = bias.repeat(1, 1, n_heads // groups, 1) if bias is not None and n_new > 1 else bias
-        mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=self.arch.attention_scale)
-        return mixed.reshape(n_rows, n_heads, n_new, size).transpose(1, 2).reshape(n_rows, n_new, n_heads * size)
+            mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=scale).view(n_rows, n_heads, n_new, size)
+        else:
+            mixed = F.scaled_dot_product_attention(
+                q.transpose(1, 2), k, v, bias, 0.0, is_causal, scale=scale, enable_gqa=groups < n_heads
+            )
+        return mixed.transpose(1, 2).reshape(n_rows * n_new, n_heads * size)
 
-    def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
-        """[A, T, (H + 2G) K] to queries [A, H, T, K] and keys with values [A, 2G, T, K]."""
-        heads = qkv.view(*qkv.shape[:2], -1, self.arch.head_dim).transpose(1, 2)
-        return heads[:, : self.arch.n_heads], heads[:, self.arch.n_heads :]
+    def _attend_rows(self, q: Tensor, kv: KV, bias: Tensor | None, cache: Cache, rows_A: Tensor) -> Tensor:
+        """Attention of running rows q [A, T, H, K] over keys and values of the whole batch, [B, G, S, K]."""
+        k, v = kv
+        if k.device.type != "cpu" or k[0].numel() <= GATHERED_NUMEL:
+            return self._attend(q, (k[rows_A], v[rows_A]), rows_of(bias, rows_A))
+        pieces = []
+        for running, rows in cache.runs(rows_A):
+            own_bias = bias if bias is None or len(bias) == 1 else bias[rows]
+            pieces.append(self._attend(q[running], (k[rows], v[rows]), own_bias))
+        return torch.cat(pieces)
 
     # --------------------------------------------------------------- encoder
 
@@ -376,20 +201,22 @@ class Transformer:
             mask_BS: True where a token is real; None if nothing is padded.
 
         Returns:
-            The output after its final norm (weightless; the weight is folded into the cross-attention), [B, S, D].
+            The output after its final norm (weightless; the weight is folded into the cross-attention), [B S, D].
         """
-        hidden = self.weights.token_embedding_VD[tokens_BS]
+        n_rows, n_source = tokens_BS.shape
+        hidden_ND = self.weights.token_embedding_VD[tokens_BS.flatten()]
         bias = None if mask_BS is None else additive(mask_BS, self.dtype)[:, None, None, :]
-        if self.weights.encoder_relative_bias is not None:
-            places = torch.arange(tokens_BS.shape[1], device=self.device)
-            relative = self.relative_bias(self.weights.encoder_relative_bias, places, places, bidirectional=True)
+        if (table := self.weights.encoder_relative_bias) is not None:
+            places = torch.arange(n_source, device=self.device)
+            relative = relative_bias(self.arch, table, places, places, bidirectional=True)
             bias = relative if bias is None else relative + bias
         for block in self.weights.encoder_blocks:
-            q, kv = self._split(block.qkv(self.normalise(hidden)))
-            k, v = kv.chunk(2, dim=1)
-            hidden = hidden + block.attention_out(self._attend(q, k, v, bias))
-            hidden = hidden + self._mlp(self.normalise(hidden), block)
-        return self.normalise(hidden)
+            heads = block.qkv(self.normalise(hidden_ND)).view(n_rows, n_source, -1, self.arch.head_dim)
+            q, k, v = heads.chunk(3, dim=2)
+            mixed_ND = self._attend(q, (k.transpose(1, 2), v.transpose(1, 2)), bias)
+            hidden_ND = block.attention_out.onto(hidden_ND, mixed_ND)
+            hidden_ND = block.down.onto(hidden_ND, self._inner(hidden_ND, block))
+        return self.normalise(hidden_ND)
 
     def start(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Cache, Tensor | None]:
         """Prefill: everything that happens once a prompt, at full depth.
@@ -407,13 +234,15 @@ class Transformer:
         if not self.arch.encoder_blocks:
             return self._start_decoder_only(prompts, room)
         tokens_BS, mask_BS = padded(prompts, self.device, side="right")
-        source_BSD = self.encode(tokens_BS, mask_BS)
+        source_ND = self.encode(tokens_BS, mask_BS)
         cache = Cache(self, len(prompts), room)
         if mask_BS is not None:
             cache.source_mask = additive(mask_BS, self.dtype)[:, None, None, :]
-        kv = torch.stack([block.cross_kv(source_BSD) for block in self.weights.blocks if block.cross_kv is not None])
-        kv = kv.view(*kv.shape[:3], 2, self.arch.n_kv_heads, self.arch.head_dim)
-        cache.cross_kv = kv.permute(0, 3, 1, 4, 2, 5).contiguous()
+        n_rows, n_source = tokens_BS.shape
+        cross_kv = cache.make_cross_kv(n_source)
+        for target, block in zip(cross_kv, self.weights.blocks, strict=True):
+            assert block.cross_kv is not None, "there is an encoder"
+            target.copy_(block.cross_kv(source_ND).view(n_rows, n_source, *target.shape[1::2]).transpose(1, 2))
         return cache, None
 
     def _start_decoder_only(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Cache, Tensor]:
@@ -443,18 +272,19 @@ class Transformer:
         """Begin a step of T new positions: embed [B, T] to [B, T, D] and prepare what all blocks share."""
         n_new = tokens_BT.shape[1]
         hidden = self.weights.token_embedding_VD[tokens_BT]
-        cache.step_bias = self._step_bias(cache, n_new)
-        places = torch.arange(cache.length, cache.length + n_new, device=self.device)[None]
-        cache.step_rotary = self.rotary_at(cache, None, places)
-        if self.weights.position_embedding_PD is not None:
-            hidden = hidden + self.weights.position_embedding_PD[_unpadded(cache, None, places)]
+        self._prepare_mask(cache, n_new)
+        if self.arch.positions != "relative":
+            places = torch.arange(cache.length, cache.length + n_new, device=self.device)[None]
+            cache.step_rotary = self.rotary_at(cache, None, places)
+            if self.weights.position_embedding_PD is not None:
+                hidden = hidden + self.weights.position_embedding_PD[unpadded(cache.padding_B, None, places)]
         cache.step_embedding_BD = hidden[:, -1]
         return hidden
 
     def block(
         self,
         block: int,
-        hidden_ATD: Tensor,
+        hidden: Tensor,
         cache: Cache,
         rows_A: Tensor | None = None,
         places: Places | None = None,
@@ -463,81 +293,98 @@ class Transformer:
 
         Args:
             block: Number of the block.
-            hidden_ATD: Output of the block before.
+            hidden: Output of the block before, [A, T, D]; [A, D] where one position is new.
             cache: The batch.
-            rows_A: Rows of the batch that run; None means all.
+            rows_A: Rows of the batch that run, ascending; None means all.
             places: Positions of each row up to the current one; None means the step's own.
 
         Returns:
-            The residual stream after the block, [A, T, D].
+            The residual stream after the block, shaped like ``hidden``.
         """
-        hidden = hidden_ATD + self.self_attention(block, hidden_ATD, cache, rows_A, places)
-        if cache.cross_kv is not None:
-            hidden = hidden + self.cross_attention(block, hidden, cache, rows_A)
-        return hidden + self.feed_forward(block, hidden)
+        weights = self.weights.blocks[block - 1]
+        hidden_ND = hidden.reshape(-1, self.d_model)
+        hidden_ND = weights.attention_out.onto(hidden_ND, self.self_attention(block, hidden_ND, cache, rows_A, places))
+        if weights.cross_out is not None:
+            hidden_ND = weights.cross_out.onto(hidden_ND, self.cross_attention(block, hidden_ND, cache, rows_A))
+        hidden_ND = weights.down.onto(hidden_ND, self.feed_forward(block, hidden_ND))
+        return hidden_ND.view(hidden.shape)
 
     def self_attention(
         self,
         block: int,
-        hidden_ATD: Tensor,
+        hidden_ND: Tensor,
         cache: Cache,
         rows_A: Tensor | None = None,
         places: Places | None = None,
     ) -> Tensor:
-        """What the self-attention of a block adds to the residual stream before it, [A, T, D]; see `block`."""
-        weights = self.weights.blocks[block - 1]
-        end = cache.length + (hidden_ATD.shape[1] if places is None else 1)
-        if places is None:
-            bias, rotary = _rows(cache.step_bias, rows_A), _row_pair(cache.step_rotary, rows_A)
-        else:
-            bias, rotary = places.bias, places.rotary
-        q, kv = self._split(weights.qkv(self.normalise(hidden_ATD)))
+        """The heads of a block's self-attention, before ``attention_out`` adds them to the stream: [N, H*K].
+
+        Args: see `block`; ``hidden_ND`` is the stream before it.
+        """
+        n_rows = cache.n_rows if rows_A is None else len(rows_A)
+        heads = self.weights.blocks[block - 1].qkv(self.normalise(hidden_ND))
+        heads = heads.view(n_rows, -1, self.arch.n_heads + 2 * self.arch.n_kv_heads, self.arch.head_dim)
+        rotary = cache.step_rotary if places is None else places.rotary
         if rotary is not None:
-            keys, values = kv.chunk(2, dim=1)
-            q, kv = rotate(q, *rotary), torch.cat((rotate(keys, *rotary), values), dim=1)
-        kv = kv.reshape(len(kv), 2, -1, *kv.shape[2:]).transpose(0, 1)  # [2, A, G, T, K]
-        cached = cache.self_kv[block - 1]
+            if places is None:
+                rotary = rows_of(rotary[0], rows_A), rows_of(rotary[1], rows_A)
+            rotate_(heads[:, :, : -self.arch.n_kv_heads], rotary)
+        q, new_kv = heads[:, :, : self.arch.n_heads], heads[:, :, self.arch.n_heads :]
         if places is not None:
             rows = torch.arange(cache.n_rows, device=self.device) if rows_A is None else rows_A
-            cached[:, rows[:, None], :, places.places_AT] = kv.permute(1, 3, 0, 2, 4)
-        elif rows_A is None:
-            cached[:, :, :, cache.length : end] = kv
-        else:
-            cached[:, rows_A, :, cache.length : end] = kv
-        k, v = (cached[side, :, :, :end] if rows_A is None else cached[side, rows_A, :, :end] for side in (0, 1))
-        return weights.attention_out(self._attend(q, k, v, bias))
+            cache.self_kv[block - 1][rows[:, None], :, places.places_AT] = new_kv
+            k, v = cache.keys_and_values(block, cache.length + 1)
+            return self._attend(q, (k, v) if rows_A is None else (k[rows_A], v[rows_A]), places.bias)
+        end = cache.length + heads.shape[1]
+        if rows_A is None:
+            cache.self_kv[block - 1][:, :, cache.length : end] = new_kv.transpose(1, 2)
+            kv = cache.keys_and_values(block, end)
+            return self._attend(q, kv, cache.step_bias, is_causal=cache.step_is_causal)
+        cache.self_kv[block - 1][rows_A, :, cache.length : end] = new_kv.transpose(1, 2)
+        return self._attend_rows(q, cache.keys_and_values(block, end), cache.step_bias, cache, rows_A)
 
-    def cross_attention(self, block: int, hidden_ATD: Tensor, cache: Cache, rows_A: Tensor | None = None) -> Tensor:
-        """What the cross-attention of a block adds to the stream after its self-attention, [A, T, D]."""
+    def cross_attention(self, block: int, hidden_ND: Tensor, cache: Cache, rows_A: Tensor | None = None) -> Tensor:
+        """The heads of a block's cross-attention, before ``cross_out`` adds them to the stream: [N, H*K]."""
         weights = self.weights.blocks[block - 1]
-        assert weights.cross_q is not None and weights.cross_out is not None and cache.cross_kv is not None
-        q = weights.cross_q(self.normalise(hidden_ATD))
-        q = q.view(*q.shape[:2], -1, self.arch.head_dim).transpose(1, 2)
-        k, v = _rows(cache.cross_kv[block - 1, 0], rows_A), _rows(cache.cross_kv[block - 1, 1], rows_A)
-        return weights.cross_out(self._attend(q, k, v, _rows(cache.source_mask, rows_A)))
+        assert weights.cross_q is not None, "there is an encoder"
+        n_rows = cache.n_rows if rows_A is None else len(rows_A)
+        q = weights.cross_q(self.normalise(hidden_ND)).view(n_rows, -1, self.arch.n_heads, self.arch.head_dim)
+        kv = cache.source_keys_and_values(block)
+        if rows_A is None:
+            return self._attend(q, kv, cache.source_mask)
+        return self._attend_rows(q, kv, cache.source_mask, cache, rows_A)
 
-    def feed_forward(self, block: int, hidden_ATD: Tensor) -> Tensor:
-        """What the feed-forward network of a block adds to the stream after its attention, [A, T, D]."""
-        return self._mlp(self.normalise(hidden_ATD), self.weights.blocks[block - 1])
+    def feed_forward(self, block: int, hidden_ND: Tensor) -> Tensor:
+        """The feed-forward network of a block, before ``down`` adds it to the stream: [N, F]."""
+        return self._inner(hidden_ND, self.weights.blocks[block - 1])
 
     # ------------------------------------------------------------- positions
 
-    def _step_bias(self, cache: Cache, n_new: int) -> Tensor | None:
-        """Causal mask, padding and relative positions of the step: [1 or B, 1 or H, T, length + T] or None."""
-        end = cache.length + n_new
+    def _prepare_mask(self, cache: Cache, n_new: int) -> None:
+        """Causal mask, padding and relative positions of the step: [1 or B, 1 or H, T, length + T] or none."""
+        end, table = cache.length + n_new, self.weights.relative_bias
+        cache.step_bias, cache.step_is_causal = None, False
+        if cache.padding_B is None:
+            if n_new == 1:
+                if cache.reversed_relative is not None:
+                    cache.step_bias = cache.reversed_relative[..., cache.room - end :]
+                return
+            if table is None and cache.length == 0:
+                cache.step_is_causal = True
+                return
         bias = None
         keys = torch.arange(end, device=self.device)
         if cache.reversed_relative is not None and n_new == 1:
             bias = cache.reversed_relative[..., cache.room - end :]
-        elif self.weights.relative_bias is not None:
-            bias = self.relative_bias(self.weights.relative_bias, keys[cache.length :], keys)
+        elif table is not None:
+            bias = relative_bias(self.arch, table, keys[cache.length :], keys)
         if n_new > 1:
             future = additive(keys[cache.length :, None] >= keys[None, :], self.dtype)[None, None]
             bias = future if bias is None else bias + future
         if cache.padding_B is not None:
             padding = additive(keys[None, :] >= cache.padding_B[:, None], self.dtype)[:, None, None, :]
             bias = padding if bias is None else bias + padding
-        return bias
+        cache.step_bias = bias
 
     def places(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Places:
         """Prepare to run blocks at cache positions given a row, in any order; None in ``rows_A`` means all rows."""
@@ -549,80 +396,17 @@ class Transformer:
         keys = torch.arange(cache.length + 1, device=self.device)
         allowed = keys <= places_AT[..., None]
         if cache.padding_B is not None:
-            allowed = allowed & (keys >= _rows(cache.padding_B, rows_A)[:, None, None])
+            allowed = allowed & (keys >= rows_of(cache.padding_B, rows_A)[:, None, None])
         bias = additive(allowed, self.dtype)[:, None]
         if self.weights.relative_bias is None:
             return bias
-        relative = self.relative_bias(self.weights.relative_bias, places_AT.flatten(), keys)  # [1, H, A T, S]
+        relative = relative_bias(self.arch, self.weights.relative_bias, places_AT.flatten(), keys)  # [1, H, A T, S]
         return bias + relative[0].view(-1, *places_AT.shape, len(keys)).transpose(0, 1)
 
-    def rotary_at(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines of positions, [A or 1, 1, T, K/2] each; None without rotary positions."""
-        if self.weights.inverse_frequencies is None:
+    def rotary_at(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Rotary | None:
+        """Rotary angles of cache positions [A or 1, T]; None without rotary positions."""
+        frequencies = self.weights.inverse_frequencies
+        if frequencies is None:
             return None
-        places = _unpadded(cache, rows_A, places_AT)
-        angles = (places[..., None].float() * self.weights.inverse_frequencies)[:, None]
-        scale = self.weights.rotary_scale
-        return (angles.cos() * scale).to(self.dtype), (angles.sin() * scale).to(self.dtype)
-
-    def relative_bias(self, table: Tensor, queries_T: Tensor, keys_S: Tensor, *, bidirectional: bool = False) -> Tensor:
-        """Bucketed relative position bias, [1, H, T, S]."""
-        distance = keys_S[None, :] - queries_T[:, None]
-        buckets = self.arch.relative_buckets
-        offset = torch.zeros_like(distance)
-        if bidirectional:
-            buckets //= 2
-            offset = (distance > 0) * buckets
-            distance = distance.abs()
-        else:
-            distance = (-distance).clamp(min=0)
-        exact = buckets // 2
-        far = torch.log(distance.float().clamp(min=1) / exact) / math.log(self.arch.relative_max_distance / exact)
-        far = (exact + (far * (buckets - exact)).long()).clamp(max=buckets - 1)
-        return table[offset + torch.where(distance < exact, distance, far)].permute(2, 0, 1)[None]
-
-
-@overload
-def _rows(x: Tensor, rows_A: Tensor | None) -> Tensor: ...
-@overload
-def _rows(x: None, rows_A: Tensor | None) -> None: ...
-def _rows(x: Tensor | None, rows_A: Tensor | None) -> Tensor | None:
-    """The rows of a per-row tensor; one shared by all rows (leading dimension 1) stays as it is."""
-    return x if x is None or rows_A is None or x.shape[0] == 1 else x[rows_A]
-
-
-def _row_pair(pair: tuple[Tensor, Tensor] | None, rows_A: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    return None if pair is None else (_rows(pair[0], rows_A), _rows(pair[1], rows_A))
-
-
-def _unpadded(cache: Cache, rows_A: Tensor | None, places: Tensor) -> Tensor:
-    """Positions in the row's own text, [A or 1, T], from those in the cache."""
-    if cache.padding_B is None:
-        return places
-    return (places - _rows(cache.padding_B, rows_A)[:, None]).clamp(min=0)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (half-split form) of x [..., T, K] by angles [.., T, K/2]."""
-    half = cos.shape[-1]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
-
-
-def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where allowed, the most negative number elsewhere."""
-    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, torch.finfo(dtype).min)
-
-
-def padded(
-    rows: Sequence[Sequence[int]], device: torch.device, side: Literal["left", "right"]
-) -> tuple[Tensor, Tensor | None]:
-    """Stack token rows of different length; returns tokens [B, S] and the mask [B, S], None if all have one length."""
-    longest = max(len(row) for row in rows)
-    tokens = torch.zeros((len(rows), longest), dtype=torch.long)
-    mask = torch.zeros((len(rows), longest), dtype=torch.bool)
-    for index, row in enumerate(rows):
-        place = slice(longest - len(row), longest) if side == "left" else slice(0, len(row))
-        tokens[index, place] = torch.tensor(row, dtype=torch.long)
-        mask[index, place] = True
-    return tokens.to(device), None if bool(mask.all()) else mask.to(device)
+        places = unpadded(cache.padding_B, rows_A, places_AT)
+        return rotary_angles(places, frequencies, self.weights.rotary_scale, self.dtype)

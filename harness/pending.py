@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from exitbench.harness.model import Cache, Transformer
+    from exitbench.harness.cache import Cache
+    from exitbench.harness.model import Transformer
     from exitbench.methods.base import KVPolicy
 
 
@@ -55,14 +56,14 @@ def run_block(
 ) -> Tensor:
     """Run a block for the new token of each row, and complete there what waits; returns states [A, D]."""
     if policy.deferred is None:
-        return model.block(block, hidden_AD[:, None], cache, rows_A)[:, 0]
+        return model.block(block, hidden_AD, cache, rows_A)
     rows = list(range(cache.n_rows)) if rows_A is None else rows_A.tolist()
     waiting = [[token for token in cache.waiting[row] if token.done == block - 1] for row in rows]
     if not any(waiting):
-        return model.block(block, hidden_AD[:, None], cache, rows_A)[:, 0]
+        return model.block(block, hidden_AD, cache, rows_A)
     if policy.deferred == "project":
         _project(model, block, cache, rows, waiting)
-        return model.block(block, hidden_AD[:, None], cache, rows_A)[:, 0]
+        return model.block(block, hidden_AD, cache, rows_A)
     return _together(model, block, hidden_AD, cache, rows, rows_A, waiting)
 
 

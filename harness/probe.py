@@ -18,8 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from exitbench.harness.cache import Cache
 from exitbench.harness.checkpoint import Checkpoint
-from exitbench.harness.model import Cache, Transformer, padded
+from exitbench.harness.model import Transformer
+from exitbench.harness.positions import padded
 from exitbench.results.settling import settling
 
 LOGITS_BUDGET_BYTES = 256 * 2**20

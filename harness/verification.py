@@ -20,8 +20,9 @@ from exitbench.harness.pending import run_block
 from exitbench.methods.base import KVPolicy, argmax_token
 
 if TYPE_CHECKING:
+    from exitbench.harness.cache import Cache
     from exitbench.harness.decode import Generation
-    from exitbench.harness.model import Cache, Transformer
+    from exitbench.harness.model import Transformer
 
 
 def verify(

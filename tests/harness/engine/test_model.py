@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from exitbench.errors import UserError
+from exitbench.harness.cache import Cache
 from exitbench.harness.decode import Request, decode, prefill
-from exitbench.harness.model import Cache, Transformer
+from exitbench.harness.model import Transformer
 from exitbench.methods.registry import baseline_method
 
 MAX_NEW_TOKENS = 12

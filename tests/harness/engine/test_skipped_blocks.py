@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from exitbench.harness.cache import Cache
 from exitbench.harness.decode import Batch, Request, decode, decode_step, prefill
-from exitbench.harness.model import Cache, Transformer
+from exitbench.harness.model import Transformer
 from exitbench.methods.base import Parts, argmax_token, blocks_from
 from exitbench.methods.gates import Scheduled
 from exitbench.methods.heads import LMHead
@@ -107,7 +108,7 @@ def test_keys_and_values_that_were_read_are_those_of_a_full_run(family: Any, pro
         exits = skip_prompt(family, generation.exit_layers)
         for at in range(len(exits)):
             depth = L if policy == "exact" else read_depth(exits, at)
-            ours, theirs = (cache.self_kv[:, :, row, :, before + at] for cache in (batch.cache, full))
+            ours, theirs = (cache.self_kv[:, row, :, before + at] for cache in (batch.cache, full))
             torch.testing.assert_close(ours[:depth], theirs[:depth], **TOLERANCE)
             assert ours[depth:].isnan().all(), "what nobody reads is not made"
             untouched += L - depth
@@ -126,7 +127,7 @@ def test_lazy_state_copying_writes_what_the_eager_one_writes_and_only_what_is_re
         exits = skip_prompt(family, generation.exit_layers)
         for at, layer in enumerate(exits):
             depth = read_depth(exits, at)
-            ours, theirs = (batch.cache.self_kv[:, :, row, :, before + at] for batch in (lazy, eager))
+            ours, theirs = (batch.cache.self_kv[:, row, :, before + at] for batch in (lazy, eager))
             torch.testing.assert_close(ours[:depth], theirs[:depth], **TOLERANCE)
             assert ours[depth:].isnan().all()
             assert not theirs.isnan().any()
@@ -213,7 +214,7 @@ class Spy:
 
         def block(model: Transformer, number: int, hidden: Tensor, *rest: Any) -> Tensor:
             self.calls[number] += 1
-            self.positions[number] += hidden.shape[0] * hidden.shape[1]
+            self.positions[number] += hidden.shape[:-1].numel()
             return run(model, number, hidden, *rest)
 
         def fill_from_state(cache: Cache, number: int, hidden: Tensor, rows: Tensor | None) -> None:

@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from exitbench.harness.cache import Cache
 from exitbench.harness.cost import TokenPlace, answer_cost
 from exitbench.harness.decode import Batch, Generation, Request, decode, prefill
-from exitbench.harness.model import Cache, Transformer
+from exitbench.harness.model import Transformer
 from exitbench.methods.base import Method, Parts
 from exitbench.methods.free import Free
 from exitbench.methods.full import Full
@@ -334,7 +335,7 @@ class Blocks:
 
         def spy(model: Transformer, number: int, hidden: Tensor, *rest: Any) -> Tensor:
             self.calls[number] += 1
-            self.positions[number] += hidden.shape[0] * hidden.shape[1]
+            self.positions[number] += hidden.shape[:-1].numel()
             return block(model, number, hidden, *rest)
 
         monkeypatch.setattr(Transformer, "block", spy)

@@ -1,0 +1,120 @@
+"""What a checkpoint gives, in the engine's own layout: shapes and options, and the projections of every block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Shapes and options of a transformer. ``encoder_blocks`` 0 means decoder-only."""
+
+    vocab_size: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    d_ff: int
+    n_blocks: int
+    encoder_blocks: int
+    norm: Literal["rms", "layer"]
+    norm_eps: float
+    positions: Literal["relative", "rotary", "learned"]
+    activation: Literal["relu", "gelu_new", "gelu", "silu"]
+    gated: bool
+    attention_scale: float
+    logit_scale: float = 1.0
+    relative_buckets: int = 0
+    relative_max_distance: int = 0
+    max_positions: int | None = None
+
+    @property
+    def kv_width(self) -> int:
+        """Width of one block's keys."""
+        return self.n_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A projection: weight [out, in] and bias [out] or None."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    @cached_property
+    def transposed(self) -> Tensor:
+        """The weight seen as [in, out]."""
+        return self.weight.t()
+
+    @cached_property
+    def _is_bf16_on_cpu(self) -> bool:
+        return self.weight.dtype == torch.bfloat16 and self.weight.device.type == "cpu"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x @ weight.T + bias over the last dimension."""
+        if x.dim() != 2:
+            return F.linear(x, self.weight, self.bias)
+        if self._is_bf16_on_cpu and len(x) == 1:
+            # A matrix product rearranges the weight for one row as for many, which takes longer than the product.
+            product = torch.mv(self.weight, x[0])[None]
+            return product if self.bias is None else product.add_(self.bias)
+        if self.bias is None:
+            return torch.mm(x, self.transposed)
+        return torch.addmm(self.bias, x, self.transposed)
+
+    def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
+        """Return stream + x @ weight.T + bias, for rows x [N, in]."""
+        if self._is_bf16_on_cpu:
+            return stream_ND + self(x)
+        added = torch.addmm(stream_ND, x, self.transposed)
+        return added if self.bias is None else added.add_(self.bias)
+
+    def laid_out(self) -> Linear:
+        """The same, its weight in the order of memory that multiplies fastest: input by input in fp32 on a CPU."""
+        if self.weight.device.type != "cpu" or self.weight.dtype != torch.float32:
+            return self
+        return Linear(self.weight.t().contiguous().t(), self.bias)
+
+
+@dataclass(frozen=True)
+class BlockWeights:
+    """One block, norms folded in. ``qkv`` is query, key, value in this order; ``up`` of a gated MLP is gate, up."""
+
+    qkv: Linear
+    attention_out: Linear
+    up: Linear
+    down: Linear
+    cross_q: Linear | None = None
+    cross_kv: Linear | None = None
+    cross_out: Linear | None = None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Everything a checkpoint gives, in the engine's own layout."""
+
+    token_embedding_VD: Tensor
+    lm_head: Linear
+    final_norm: Linear  # elementwise: weight [D] and bias [D] or None
+    blocks: tuple[BlockWeights, ...]
+    encoder_blocks: tuple[BlockWeights, ...] = ()
+    position_embedding_PD: Tensor | None = None
+    relative_bias: Tensor | None = None  # [buckets, H]
+    encoder_relative_bias: Tensor | None = None
+    inverse_frequencies: Tensor | None = None
+    rotary_scale: float = 1.0
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
