@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # of what benchmarks have in common
 
 from goals import pytest_terminal_summary  # noqa: F401
+
+if TYPE_CHECKING:
+    from models import Pair
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,7 +43,7 @@ def threads() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def pair(threads: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """The model of a name of `models.SHAPES`; pytest runs all that ask for one before it makes the next."""
-    from .models import Pair
+    from models import Pair
 
     folder = tmp_path_factory.mktemp(request.param)
     yield Pair(request.param, folder)

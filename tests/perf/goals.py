@@ -61,7 +61,8 @@ def is_met(told: Mapping[str, Any]) -> bool | None:
 def _row(name: str, told: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     unit = told["unit"]
     bounds = {"at_least": "at least", "at_most": "at most"}
-    goal = next((f"{words} {_number(told[key], unit)}" for key, words in bounds.items() if key in told), "")
+    shown = unit if unit == "%" else ""
+    goal = next((f"{words} {_number(told[key], shown)}" for key, words in bounds.items() if key in told), "")
     met = {None: "", True: "met", False: "MISSED"}[is_met(told)]
     return name, _number(told["measured"], unit), goal, met, told["note"]
 

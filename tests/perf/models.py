@@ -1,0 +1,179 @@
+"""Models to measure: shapes, with random weights, in transformers and in the engine.
+
+Random weights cost what trained ones cost, and say nothing about quality. Nothing ends an answer but its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from ratios import Timed
+
+from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
+from exitbench.harness.cost import IdealSpeedup, TokenPlace, answer_cost, ideal_speedup
+from exitbench.harness.decode import Generation, Request, decode, prefill
+from exitbench.methods.base import Cost, Parts
+from exitbench.methods.registry import baseline_method, get_method
+
+PROMPT_TOKENS = 24
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model looks like, and how long an answer is that takes about half a second on one core.
+
+    Attributes:
+        family: ``t5`` or ``llama``.
+        new_tokens: Length of an answer.
+        config: What differs from the family's configuration in transformers.
+    """
+
+    family: str
+    new_tokens: int
+    config: Mapping[str, int]
+
+    @property
+    def n_blocks(self) -> int:
+        """Decoder blocks, L."""
+        return self.config.get("num_decoder_layers") or self.config["num_hidden_layers"]
+
+
+SMALL = dict(vocab_size=2048, d_model=128, d_kv=32, d_ff=512, num_heads=4, num_layers=8, num_decoder_layers=8)
+BASE = dict(vocab_size=32128, d_model=768, d_kv=64, d_ff=3072, num_heads=12, num_layers=12, num_decoder_layers=12)
+LARGE = dict(vocab_size=32128, d_model=1024, d_kv=64, d_ff=4096, num_heads=16, num_decoder_layers=24)
+LLAMA = dict(
+    vocab_size=8192,
+    hidden_size=256,
+    intermediate_size=688,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    num_hidden_layers=8,
+)
+GROWING = {**BASE, "num_layers": 1}
+
+SHAPES = {
+    "small-random": Shape("t5", 48, SMALL),
+    "t5-base-random": Shape("t5", 12, BASE),
+    # Decoding is measured, to which the encoder matters by the length of the source alone.
+    "t5-large-random-2-encoder-blocks": Shape("t5", 4, {**LARGE, "num_layers": 2}),
+    "llama-small-random": Shape("llama", 32, LLAMA),
+    "growing": Shape("t5", 8, GROWING),
+    "growing-6-blocks": Shape("t5", 8, {**GROWING, "num_decoder_layers": 6}),
+    "growing-24-blocks": Shape("t5", 8, {**GROWING, "num_decoder_layers": 24}),
+    "growing-8k-vocabulary": Shape("t5", 8, {**GROWING, "vocab_size": 8_192}),
+    "growing-128k-vocabulary": Shape("t5", 8, {**GROWING, "vocab_size": 131_072}),
+}
+SMALL_NAME, BASE_NAME, LARGE_NAME, CAUSAL_NAME, *GROWING_NAMES = SHAPES
+
+
+class Pair:
+    """One model in transformers and in the engine, each loaded when first asked for."""
+
+    def __init__(self, label: str, folder: Path) -> None:
+        self.label, self.shape, self.folder = label, SHAPES[label], folder
+        torch.manual_seed(0)
+        self._model_class.from_config(self._config()).save_pretrained(folder)
+
+    @property
+    def n_blocks(self) -> int:
+        """Decoder blocks, L."""
+        return self.shape.n_blocks
+
+    @property
+    def _model_class(self) -> Any:
+        return transformers.AutoModelForSeq2SeqLM if self.shape.family == "t5" else transformers.AutoModelForCausalLM
+
+    def _config(self) -> Any:
+        start = {"decoder_start_token_id": 0} if self.shape.family == "t5" else {"pad_token_id": 0, "bos_token_id": 0}
+        return transformers.AutoConfig.for_model(
+            self.shape.family, **self.shape.config, **start, eos_token_id=None, tie_word_embeddings=True
+        )
+
+    @cached_property
+    def reference(self) -> Any:
+        """The model in transformers."""
+        return self._model_class.from_pretrained(self.folder).eval()
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The model in the engine."""
+        return self.loaded(torch.float32)
+
+    def loaded(self, dtype: torch.dtype) -> Checkpoint:
+        """Load it into the engine in a number format."""
+        checkpoint = load_checkpoint(self.folder, dtype)
+        return Checkpoint(checkpoint.model, frozenset(), checkpoint.start_id)
+
+    def prompts(self, rows: int = 1, tokens: int = PROMPT_TOKENS) -> list[list[int]]:
+        """Random prompts, the longest of ``tokens`` tokens; of several, lengths go down to half of that."""
+        lengths = [tokens - (tokens // 2) * row // max(1, rows - 1) for row in range(rows)]
+        generator = torch.Generator().manual_seed(rows * tokens)
+        limit = self.shape.config["vocab_size"]
+        return [torch.randint(3, limit, (length,), generator=generator).tolist() for length in lengths]
+
+    def inputs(self, prompts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+        """What transformers is given: ids and mask [B, S], padded on the right for an encoder, on the left else."""
+        longest = max(map(len, prompts))
+        right = self.shape.family == "t5"
+
+        def padded(row: Sequence[int]) -> list[int]:
+            padding = [0] * (longest - len(row))
+            return [*row, *padding] if right else [*padding, *row]
+
+        ids = torch.tensor([padded(row) for row in prompts])
+        mask = torch.tensor([padded([1] * len(row)) for row in prompts])
+        return {"input_ids": ids, "attention_mask": mask}
+
+    def transformers(self, inputs: Mapping[str, torch.Tensor], new_tokens: int) -> list[list[int]]:
+        """New tokens of every row by transformers' greedy `generate`, prefill included."""
+        out = self.reference.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
+        answers: list[list[int]] = out[:, -new_tokens:].tolist()
+        return answers
+
+    def decoding(
+        self,
+        parts: Parts,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> Timed:
+        """The engine's decoding, after its prefill; each row has a seed of its own."""
+        requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
+        used = checkpoint or self.checkpoint
+        length = new_tokens or self.shape.new_tokens
+        return Timed(lambda batch: decode(used, batch, parts), lambda: prefill(used.model, requests, length))
+
+    def full(self) -> Parts:
+        """Full depth."""
+        return baseline_method()().parts(self.n_blocks)
+
+    def parts(self, method: str, **params: object) -> Parts:
+        """A method, with weights as random as the model's where it has any (`build_network`)."""
+        made = get_method(method).from_params(params)
+        made.check(self.n_blocks)
+        if not hasattr(made, "build_network"):
+            return made.parts(self.n_blocks)
+        return made.parts(self.n_blocks, made.build_network(self.shape.config["d_model"]).state_dict())
+
+
+def costs(pair: Pair, parts: Parts, generations: Sequence[Generation], source: int) -> list[Cost]:
+    """Work of decoding each of some answers; every source has ``source`` tokens."""
+    found = []
+    for made in generations:
+        places = [TokenPlace(context=position, source=source) for position in range(1, len(made.token_ids) + 1)]
+        found.append(answer_cost(pair.checkpoint.model, parts, made.exit_layers, made.head_rows, places))
+    return found
+
+
+def ideal_over_full(
+    pair: Pair, parts: Parts, generations: Sequence[Generation], full: Sequence[Generation], source: int
+) -> IdealSpeedup:
+    """What a method's answers would save over full depth's if nothing but work took time."""
+    totals = (sum(costs(pair, *one, source), Cost()) for one in ((pair.full(), full), (parts, generations)))
+    return ideal_speedup(*totals)

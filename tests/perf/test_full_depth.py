@@ -1,0 +1,36 @@
+"""Full depth at batch 1 against `generate` of transformers: the same weights, the same greedy tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from goals import record
+from models import BASE_NAME, CAUSAL_NAME, LARGE_NAME, SMALL_NAME, Pair
+from ratios import Timed, compare
+
+pytestmark = pytest.mark.benchmark(disable_gc=True)
+
+GOALS = {SMALL_NAME: 2.5, BASE_NAME: 1.5, LARGE_NAME: None, CAUSAL_NAME: None}
+
+
+@pytest.mark.parametrize("pair", GOALS, indirect=True)
+def test_full_depth(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prefill and decoding of one answer."""
+    prompts, new_tokens = pair.prompts(), pair.shape.new_tokens
+    inputs, decoding = pair.inputs(prompts), pair.decoding(pair.full(), prompts)
+    (generation,) = decoding.once()
+    assert [generation.token_ids] == pair.transformers(inputs, new_tokens), "what differs cannot be compared"
+    engine = Timed(lambda _: decoding.once())
+    found = compare(benchmark, Timed(lambda _: pair.transformers(inputs, new_tokens)), engine)
+    tokens_per_s = new_tokens / benchmark.stats.stats.median
+    record(
+        benchmark,
+        capsys,
+        found.ratio,
+        "x transformers",
+        at_least=GOALS[pair.label],
+        note=f"{tokens_per_s:.1f} tokens/s; {found.spread()}",
+        tokens_per_s=tokens_per_s,
+        **found.about(),
+    )

@@ -1,0 +1,78 @@
+"""What asking costs: gates that are asked at every block and never let a token go, against full depth.
+
+A block's time is taken to be its share of the bytes that full depth reads. Adaptive pruned heads keep as many ids as
+they may: the confidence of random weights is next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from goals import record
+from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, Pair, ideal_over_full
+from ratios import compare
+
+from exitbench.harness.cost import TokenPlace, answer_parts
+
+pytestmark = pytest.mark.benchmark(disable_gc=True)
+
+PRUNED_GOAL = 0.9
+NEVER = {"threshold": 1.0, "decay": "none"}
+GATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "softmax": ("calm-softmax", NEVER),
+    "softmax-pruned-fixed": ("calm-softmax", {**NEVER, "head": "pruned-fixed"}),
+    "softmax-pruned-decaying": ("calm-softmax", {**NEVER, "head": "pruned-decaying"}),
+    "softmax-pruned-adaptive": ("calm-softmax", {**NEVER, "head": "pruned-adaptive"}),
+    "softmax-every-2nd": ("calm-softmax", {**NEVER, "every": 2}),
+    "softmax-every-4th": ("calm-softmax", {**NEVER, "every": 4}),
+    "softmax-last-third": ("calm-softmax", NEVER),
+    "entropy": ("entropy", {"threshold": 0.0, "decay": "none"}),
+    "patience": ("patience", {}),
+    "saturation": ("calm-saturation", NEVER),
+    "classifier-linear": ("calm-classifier", {**NEVER, "network": "linear"}),
+    "classifier-mlp": ("calm-classifier", {**NEVER, "network": "mlp"}),
+}
+
+
+def parameters(gate: str, n_blocks: int) -> dict[str, Any]:
+    """Of a gate, those that depend on the depth included."""
+    params = GATES[gate][1]
+    if gate == "patience":
+        return {**params, "patience": n_blocks}
+    return {**params, "min_exit": n_blocks * 2 // 3} if gate == "softmax-last-third" else params
+
+
+def share_of_a_block(pair: Pair) -> float:
+    """Bytes of a block over those of a whole token at full depth."""
+    model, tokens = pair.checkpoint.model, pair.shape.new_tokens
+    places = [TokenPlace(context=position, source=PROMPT_TOKENS) for position in range(1, tokens + 1)]
+    work = answer_parts(model, pair.full(), [pair.n_blocks] * tokens, [model.vocab_size] * tokens, places)
+    return work["blocks"].read_numel / pair.n_blocks / sum(cost.read_numel for cost in work.values())
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("pair", [BASE_NAME, LARGE_NAME], indirect=True)
+def test_gate_that_never_opens(pair: Pair, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Share of full depth's tokens/s that is left, and the time of asking once in blocks."""
+    prompts = pair.prompts()
+    parts = pair.parts(GATES[gate][0], **parameters(gate, pair.n_blocks))
+    full, gated = pair.decoding(pair.full(), prompts), pair.decoding(parts, prompts)
+    answers = gated.once()
+    assert set(answers[0].exit_layers) == {pair.n_blocks}, "the gate opened"
+    ideal = ideal_over_full(pair, parts, answers, full.once(), PROMPT_TOKENS)
+    found = compare(benchmark, full, gated)
+    asked = len(parts.asked(pair.n_blocks))
+    blocks = (1 / found.ratio - 1) / asked / share_of_a_block(pair)
+    record(
+        benchmark,
+        capsys,
+        found.ratio,
+        "%",
+        at_least=PRUNED_GOAL if "pruned" in gate else None,
+        note=f"asked {asked} times, {blocks:.2f} blocks each; ideal {ideal.by_bytes:.1%} by bytes; {found.spread()}",
+        asked=asked,
+        blocks_a_gate=blocks,
+        ideal_by_bytes=ideal.by_bytes,
+        **found.about(),
+    )
