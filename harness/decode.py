@@ -9,8 +9,9 @@ Shape suffixes: B rows of the batch, A rows still running at a block, D model wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -94,14 +95,21 @@ class Generation:
 
 
 class Step:
-    """One new token for every row of the batch: columns [B] that are filled as rows leave."""
+    """One new token for every row of the batch, filled as rows leave.
 
-    def __init__(self, n_rows: int, device: torch.device) -> None:
+    Attributes:
+        token_B: The tokens.
+        exit_layers: Blocks whose output each was read from.
+        blocks_run: Blocks executed for each.
+        head_rows: Rows of the LM head multiplied for each.
+        scores: Confidence at each exit; None at the last block.
+    """
+
+    def __init__(self, n_rows: int, n_blocks: int, device: torch.device) -> None:
         self.token_B = torch.empty(n_rows, dtype=torch.long, device=device)
-        self.exit_layer_B = torch.empty_like(self.token_B)
-        self.blocks_run_B = torch.empty_like(self.token_B)
-        self.head_rows_B = torch.zeros_like(self.token_B)
-        self.score_B = torch.full((n_rows,), float("nan"), device=device)
+        self.exit_layers, self.blocks_run = [n_blocks] * n_rows, [n_blocks] * n_rows
+        self.head_rows = [0] * n_rows
+        self.scores: list[float | None] = [None] * n_rows
         self.asked: list[tuple[int, Tensor]] = []  # (block, scores of the rows running there)
         self.read: list[tuple[int, Tensor]] = []  # (block, largest logit of rows read there)
 
@@ -113,6 +121,31 @@ class Step:
         for what, block, value_A in sorted(found, key=lambda item: item[1]):
             if not bool(value_A.isfinite().all()):
                 raise ArithmeticError(f"the {what} at block {block} are not finite: {value_A.tolist()}")
+
+
+@dataclass(frozen=True)
+class Running:
+    """The rows that still run at a block, and what methods may know of them.
+
+    Attributes:
+        rows: Their places in the batch, ascending.
+        rows_A: The same on the device; None means every row of the batch, which needs no index anywhere.
+        positions: 1 for the first generated token of a row.
+        seeds: One seed a row.
+        waiting: Earlier tokens of each row whose skipped blocks wait.
+    """
+
+    rows: Sequence[int]
+    rows_A: Tensor | None
+    positions: tuple[int, ...]
+    seeds: tuple[int, ...]
+    waiting: tuple[int, ...]
+
+    def where(self, keep: Sequence[bool], keep_A: Tensor) -> Running:
+        """Those of them where ``keep`` is true, which ``keep_A`` is on the device."""
+        rows_A = keep_A.nonzero()[:, 0] if self.rows_A is None else self.rows_A[keep_A]
+        columns = (tuple(compress(column, keep)) for column in (self.positions, self.seeds, self.waiting))
+        return Running(list(compress(self.rows, keep)), rows_A, *columns)
 
 
 @dataclass
@@ -181,8 +214,9 @@ def decode(
         else:  # the prompt itself ran at full depth and already holds the first token
             step = _first_token(model, batch.prompt_state_BD, parts, batch.max_new_tokens, seeds_B)
         token_B = step.token_B
-        for generation, (token, exit_layer, blocks_run, head_rows, score) in zip(rows, _records(step), strict=True):
-            generation.append(token, exit_layer, blocks_run, head_rows, None if exit_layer == model.n_blocks else score)
+        columns = (step.token_B.tolist(), step.exit_layers, step.blocks_run, step.head_rows, step.scores)
+        for generation, record in zip(rows, zip(*columns, strict=True), strict=True):
+            generation.append(*record)
         reasons = [stop_reason(generation) for generation in rows]
         if parts.kv_policy.verifies:
             cut = verify(model, cache, parts.kv_policy, rows, [reason is not None for reason in reasons])
@@ -224,54 +258,49 @@ def decode_step(
         seeds_B: One seed a row.
     """
     n_blocks, policy = model.n_blocks, parts.kv_policy
-    step = Step(len(token_B), model.device)
+    step = Step(len(token_B), n_blocks, model.device)
     begin_step(cache, policy)
-    waiting_B = tuple(len(tokens) for tokens in cache.waiting)
     hidden_AD = model.embed(token_B[:, None], cache)[:, 0]
     earlier = [hidden_AD]  # states after blocks 0..block-1, kept for gates that ask for them
     ahead_LAD = _all_states(model, hidden_AD, cache, policy) if parts.gate.looks_ahead else None
-    rows_A: Tensor | None = None  # rows still running; None means all
+    running = Running(range(len(token_B)), None, positions_B, seeds_B, tuple(map(len, cache.waiting)))
     memory: dict[str, Tensor] = {}
     previous_score_A: Tensor | None = None
     for block in range(1, n_blocks + 1):
         if ahead_LAD is None:
-            hidden_AD = run_block(model, block, hidden_AD, cache, rows_A, policy)
+            hidden_AD = run_block(model, block, hidden_AD, cache, running.rows_A, policy)
         else:
             hidden_AD = ahead_LAD[block - 1]
         if block == n_blocks or block in parts.blocks:
-            rows = range(len(seeds_B)) if rows_A is None else rows_A.tolist()
             view = BlockView(
                 block=block,
-                positions_A=tuple(positions_B[row] for row in rows),
+                positions_A=running.positions,
                 max_new_tokens=max_new_tokens,
                 hidden_AD=hidden_AD,
-                seeds_A=tuple(seeds_B[row] for row in rows),
+                seeds_A=running.seeds,
                 memory=memory,
                 model=model,
                 head=parts.head,
                 earlier=earlier,
                 previous_score_A=previous_score_A,
                 ahead_LAD=ahead_LAD,
-                waiting_A=tuple(waiting_B[row] for row in rows),
+                waiting_A=running.waiting,
             )
             if block == n_blocks:
-                _emit(step, parts, view, rows_A)
+                _emit(step, parts, view, running)
                 break
             score_A = parts.gate.score(view)
             step.asked.append((block, score_A))
-            _note_reading(step, view, rows_A)
+            _note_reading(step, view, running)
             leaves_A = score_A > _level(parts.threshold, view, score_A)
-            n_leaving = int(leaves_A.sum())
-            if n_leaving:
-                # All rows of the batch leaving at once stays the plain, index-free case.
-                all_leave = n_leaving == len(leaves_A)
-                leaving = view if all_leave else view.rows(leaves_A)
-                left_A = rows_A if all_leave else _among(rows_A, leaves_A)
-                _leave(step, parts, cache, leaving, left_A, score_A[leaves_A])
-                if all_leave:
-                    break
+            leaves = leaves_A.tolist()  # the one look at the device that a decision needs
+            if all(leaves):
+                _leave(step, parts, cache, view, running, score_A)
+                break
+            if any(leaves):
+                _leave(step, parts, cache, view.rows(leaves_A), running.where(leaves, leaves_A), score_A[leaves_A])
                 stays_A = ~leaves_A
-                rows_A = _among(rows_A, stays_A)
+                running = running.where([not leaving for leaving in leaves], stays_A)
                 hidden_AD, score_A = hidden_AD[stays_A], score_A[stays_A]
                 memory = {name: value[stays_A] for name, value in memory.items()}
                 earlier = [state_AD[stays_A] for state_AD in earlier]
@@ -293,37 +322,36 @@ def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Te
     return score_A.new_tensor(levels)
 
 
-def _leave(step: Step, parts: Parts, cache: Cache, view: BlockView, rows_A: Tensor | None, score_A: Tensor) -> None:
+def _leave(step: Step, parts: Parts, cache: Cache, view: BlockView, leaving: Running, score_A: Tensor) -> None:
     """Rows end at an early block: the KV policy sees to the skipped ones and may know a deeper state to emit from."""
-    deep_AD = parts.kv_policy.on_exit(cache, view.block, view.hidden_AD, rows_A)
-    _emit(step, parts, view if deep_AD is None else view.at_full_depth(deep_AD), rows_A)
-    where = slice(None) if rows_A is None else rows_A
-    step.exit_layer_B[where] = view.block
-    step.score_B[where] = score_A
-    if not (parts.kv_policy.runs_all_blocks or parts.gate.looks_ahead):
-        step.blocks_run_B[where] = view.block
+    deep_AD = parts.kv_policy.on_exit(cache, view.block, view.hidden_AD, leaving.rows_A)
+    _emit(step, parts, view if deep_AD is None else view.at_full_depth(deep_AD), leaving)
+    runs_all = parts.kv_policy.runs_all_blocks or parts.gate.looks_ahead
+    for row, score in zip(leaving.rows, score_A.tolist(), strict=True):
+        step.exit_layers[row], step.scores[row] = view.block, score
+        if not runs_all:
+            step.blocks_run[row] = view.block
 
 
-def _emit(step: Step, parts: Parts, view: BlockView, rows_A: Tensor | None) -> None:
-    where = slice(None) if rows_A is None else rows_A
-    step.token_B[where] = parts.gate.choose(view)
-    step.exit_layer_B[where] = step.blocks_run_B[where] = view.model.n_blocks
-    _note_reading(step, view, rows_A)
+def _emit(step: Step, parts: Parts, view: BlockView, leaving: Running) -> None:
+    token_A = parts.gate.choose(view)
+    if leaving.rows_A is None:
+        step.token_B = token_A
+    else:
+        step.token_B[leaving.rows_A] = token_A
+    _note_reading(step, view, leaving)
 
 
-def _note_reading(step: Step, view: BlockView, rows_A: Tensor | None) -> None:
+def _note_reading(step: Step, view: BlockView, running: Running) -> None:
     """Count the rows of the head that the view multiplied since last asked, and keep its largest logits."""
-    if isinstance(view.head_rows, int) and view.head_rows == 0:
+    multiplied = view.head_rows
+    if isinstance(multiplied, int) and multiplied == 0:
         return
-    step.head_rows_B[slice(None) if rows_A is None else rows_A] += view.head_rows
+    numbers = [multiplied] * len(running.rows) if isinstance(multiplied, int) else multiplied.tolist()
+    for row, number in zip(running.rows, numbers, strict=True):
+        step.head_rows[row] += number
     step.read.append((view.block, view.logits_AK.amax(-1).float()))
     view.head_rows = 0
-
-
-def _records(step: Step) -> Iterator[tuple[int, int, int, int, float]]:
-    """Token, exit layer, blocks run, rows of the head and score of each row."""
-    columns = (step.token_B, step.exit_layer_B, step.blocks_run_B, step.head_rows_B, step.score_B)
-    return zip(*(column.tolist() for column in columns), strict=True)
 
 
 def _all_states(model: Transformer, hidden_AD: Tensor, cache: Cache, policy: KVPolicy) -> Tensor:
@@ -339,10 +367,11 @@ def _first_token(
     model: Transformer, state_BD: Tensor, parts: Parts, max_new_tokens: int, seeds_B: tuple[int, ...]
 ) -> Step:
     """The token that the prompt's full-depth pass already holds."""
-    step = Step(len(state_BD), model.device)
+    step = Step(len(state_BD), model.n_blocks, model.device)
+    rows = Running(range(len(state_BD)), None, (1,) * len(state_BD), seeds_B, (0,) * len(state_BD))
     view = BlockView(
         block=model.n_blocks,
-        positions_A=(1,) * len(state_BD),
+        positions_A=rows.positions,
         max_new_tokens=max_new_tokens,
         hidden_AD=state_BD,
         seeds_A=seeds_B,
@@ -350,11 +379,6 @@ def _first_token(
         model=model,
         head=parts.head,
     )
-    _emit(step, parts, view, None)
+    _emit(step, parts, view, rows)
     step.check_finite()
     return step
-
-
-def _among(rows_A: Tensor | None, mask_A: Tensor) -> Tensor:
-    """Those of the running rows where the mask is true."""
-    return mask_A.nonzero()[:, 0] if rows_A is None else rows_A[mask_A]

@@ -301,8 +301,8 @@ def test_declared_cost_is_what_a_flop_counter_sees_at_every_exit(
             counter = FlopCounterMode(display=False)
             with counter if position > fed else nullcontext(), sdpa_kernel(SDPBackend.MATH):
                 step = decode_step(model, cache, torch.tensor([5]), at, (position,), MAX_NEW_TOKENS, (0,))
-            head_rows += step.head_rows_B.tolist()
-        assert step.exit_layer_B.tolist() == [exit_layer]
+            head_rows += step.head_rows
+        assert step.exit_layers == [exit_layer]
         source = len(prompt) if state is None else 0
         places = [TokenPlace(before + position, source) for position in range(1, fed + 2)]
         declared = [
