@@ -9,6 +9,8 @@ nox -s check                          what to know before citing the results
 nox -s browser                        the report's page in a real Chromium
 nox -s tests -- tests/methods -k oracle
 nox -s tests -- -n 0 --pdb            in one process
+nox -s perf -- -k replay              benchmarks; their times go into the database of runs (--runs DIR for another)
+nox -s perf -- --against HEAD~1 -k replay     how fast the work tree is beside another commit
 nox -s slurm                      the cluster's executor against a real Slurm on this machine; root, slurm-wlm and munge
 """
 
@@ -140,9 +142,11 @@ def scale(session: nox.Session) -> None:
 
 @nox.session
 def perf(session: nox.Session) -> None:
-    """Benchmark the engine against transformers and against its own ideal."""
+    """Run the benchmarks and keep their times in the database, or compare with another commit (--against REV)."""
     install(session, "perf")
-    session.run("pytest", "tests/perf", *session.posargs, env=OFFLINE)
+    # When interrupted, it brings what was timed into the database, or removes its copies.
+    patience = {"interrupt_timeout": 60.0, "terminate_timeout": 60.0}
+    session.run("python", "tests/perf/run.py", *session.posargs, env=OFFLINE, **patience)
 
 
 @nox.session

@@ -552,3 +552,19 @@ method, task and model, same method and task, other model, or same method, gener
 reason says why; our_value, our_ci_low, our_ci_high: our run''s metric and its 95% interval in the unit of value; our_n: documents;
 our_model; our_task, our_method, our_params (JSON; a run may have more), our_metric: what a run of ours must be to compare, NULL where
 none could; differences: in words, all that is known to differ; attempt_id: our run: the one that differs least, then the latest.';
+
+CREATE VIEW perf AS
+SELECT
+    regexp_replace(benchmark, '^(.*/)?(test_)?([^/]*)\.py::(test_)?', '\3/') AS benchmark, measured_at,
+    git_commit AS commit, git_dirty AS dirty, median_s, len(data) AS rounds, data AS round_s, extra, params,
+    machine ->> '$.hardware.cpu' AS cpu, (machine ->> '$.hardware.cores')::INTEGER AS cores,
+    machine ->> '$.hardware.gpu' AS gpu, (machine ->> '$.hardware.threads')::INTEGER AS threads,
+    machine ->> '$.environment.python' AS python, machine -> '$.environment.packages' AS packages,
+    sha256(coalesce(machine -> '$.hardware', machine)::VARCHAR) AS machine_id, perf_run_id, benchmark AS test_id
+FROM perf_sample;
+COMMENT ON VIEW perf IS 'One row per benchmark of a run of `nox -s perf`, or of another run of pytest-benchmark that was imported. benchmark: file and
+test, without what all have in common; measured_at: UTC; commit, dirty: of the code, dirty where it differed from the commit; median_s: of the
+rounds; rounds: how many; round_s: seconds of each, where kept; extra (JSON): what else was measured: measured and its unit, its goal as
+at_least or at_most, and more; params (JSON): of the test; cpu, cores, gpu, threads (of torch), python, packages (JSON): what it ran on,
+NULL where an imported file does not say so; machine_id: equal where hardware and threads are, and only then may times be compared;
+perf_run_id: digest of the file; test_id: as pytest names it.';

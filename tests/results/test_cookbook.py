@@ -114,6 +114,7 @@ def _extend(example: Any, root: Path) -> None:
     log += ["10,,loss_nats,1", "10,1,loss,2\n"]
     (root.parent / "trained" / "training_log.csv").write_text("\n".join(log))
     record_training(root, "abc", root.parent / "trained")
+    _write_benchmarks(example, root)
 
 
 def _other(example: Any, cell: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -156,6 +157,31 @@ def _write_drafts(example: Any, root: Path, cell: dict[str, Any]) -> None:
         metrics = {"acceptance_rate": example._plain(40.0), "token_match": example._plain(0.75)}
         example._write_metrics(writer, metrics)
         writer.finish("ok")
+
+
+MEDIANS_S = (
+    # day, commit, whether more than that was measured, threads
+    ((1, "first", False, 1), 4.0),
+    ((2, "first", False, 1), 6.0),
+    ((3, "second", False, 1), 10.0),
+    ((4, "second", True, 1), 1.0),
+    ((5, "second", True, 1), 3.0),
+    ((6, "second", False, 2), 7.0),
+)
+
+
+def _write_benchmarks(example: Any, root: Path) -> None:
+    """Runs of a benchmark as pytest-benchmark writes them, on two machines that differ in threads."""
+    (root / "perf").mkdir()
+    for (day, commit, dirty, threads), median_s in MEDIANS_S:
+        benchmark = {"fullname": "tests/perf/test_ingest.py::test_rows[a/b]", "params": None}
+        told = {
+            "machine_info": {**example.ENV, "hardware": {**example.ENV["hardware"], "threads": threads}},
+            "commit_info": {"id": commit, "dirty": dirty},
+            "datetime": f"2026-01-0{day}T00:00:00+00:00",
+            "benchmarks": [benchmark | {"extra_info": {"measured": day}, "stats": {"median": median_s}}],
+        }
+        (root / "perf" / f"{day}.json").write_text(json.dumps(told))
 
 
 def _text(params: Row) -> str:
@@ -627,6 +653,22 @@ def test_losses_are_those_of_the_first_step_half_way_and_the_last(database: Data
         for row in _answer(database, "training_loss")
     ]
     assert values == [("loss", 1, 8, 3, 2), ("loss_nats", None, 9, 1, 1)]
+
+
+def test_a_commit_is_as_fast_as_its_runs_in_the_middle_and_uncommitted_work_is_never_the_same(
+    database: Database,
+) -> None:
+    answer = _answer(database, "perf_history", benchmark="ingest/*")
+    assert {(row["benchmark"], row["cpu"], row["gpu"]) for row in answer} == {("ingest/rows[a/b]", "Test CPU", None)}
+    columns = ("threads", "commit", "dirty", "runs", "median_s", "times_before", "measured")
+    assert [tuple(row[name] for name in columns) for row in answer] == [
+        (1, "first", False, 2, 5.0, None, 2),
+        (1, "second", False, 1, 10.0, 2.0, 3),
+        (1, "second", True, 1, 1.0, 0.1, 4),
+        (1, "second", True, 1, 3.0, 3.0, 5),
+        (2, "second", False, 1, 7.0, None, 6),
+    ]
+    assert not _answer(database, "perf_history", benchmark="replay/*")
 
 
 def test_traces_that_do_not_say_what_full_depth_emitted_count_as_no_difference(example: Any, tmp_path: Path) -> None:

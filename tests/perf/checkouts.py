@@ -1,0 +1,75 @@
+"""Copies of a commit and of the work tree from which `exitbench` can be imported (see against.py)."""
+
+import io
+import shutil
+import subprocess
+import tarfile
+import tomllib
+from pathlib import Path
+
+from exitbench.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+# An editable installation would find what a copy lacks, in the work tree.
+FORGET = """import sys
+
+sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable___exitbench" not in repr(finder)]
+"""
+
+
+def commit_of(rev: str) -> str:
+    """Return the full name of a commit.
+
+    Raises:
+        UserError: No such commit, or nothing that git knows.
+    """
+    git("rev-parse", "HEAD")
+    try:
+        return git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}")
+    except UserError:
+        allowed = "Allowed: a commit, a branch or a tag, e.g. HEAD~1."
+        raise UserError(f"--against {rev}: there is no such commit. {allowed}") from None
+
+
+def copy_commit(commit: str, folder: Path) -> None:
+    """Write the files of a commit."""
+    archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(folder, filter="data")
+
+
+def copy_work_tree(folder: Path) -> None:
+    """Write the files of the work tree as they are now, new ones included and ignored ones not."""
+    for name in git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+
+
+def import_path(copy: Path) -> Path:
+    """Make and return a folder beside a copy, from which Python imports that copy's `exitbench` and no other."""
+    path = copy.with_name(f"{copy.name}-packages")
+    settings = tomllib.loads((copy / "pyproject.toml").read_text(encoding="utf-8"))
+    packages: dict[str, str] = settings["tool"]["setuptools"]["package-dir"]
+    root = path / "exitbench"
+    shutil.copytree(copy / packages["exitbench"], root)
+    for package, folder in packages.items():
+        if package.count(".") == 1:  # deeper ones lie within
+            (root / package.partition(".")[2]).symlink_to(copy / folder)
+    (path / "sitecustomize.py").write_text(FORGET, encoding="utf-8")
+    return path
+
+
+def git(*arguments: str) -> str:
+    """Return what git says.
+
+    Raises:
+        UserError: There is no git, or it knows no repository or no commit.
+    """
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
+    except OSError as error:
+        raise UserError(f"--against needs git, which cannot be started: {error.strerror}.") from None
+    except subprocess.CalledProcessError as error:
+        raise UserError(f"--against needs the repository's history. git: {error.stderr.strip()}") from None
+    return done.stdout.strip()

@@ -1,0 +1,102 @@
+"""Runs the benchmarks and keeps their times; what `nox -s perf` calls.
+
+    python tests/perf/run.py [--runs DIR] [pytest's arguments]
+    python tests/perf/run.py --against REV [--rounds N] [--tolerance SHARE] [pytest's arguments]
+
+The first form ends as pytest does, and brings what was timed into the database of runs. The second compares the work
+tree with another commit (see against.py) and keeps nothing.
+"""
+
+import argparse
+import atexit
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+from against import MOST_ROUNDS, TOLERANCE, compare
+from checkouts import ROOT
+
+from exitbench.errors import UserError
+from exitbench.harness.commands.folders import Runs
+
+
+def main() -> int:
+    """Return 0, 1 (something failed or is slower), 2 (bad input), 5 (no benchmark ran), or 130 (interrupted)."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of all run data (runs)")
+    parser.add_argument("--benchmark-json", type=Path, metavar="FILE", help="leave pytest-benchmark's file there too")
+    parser.add_argument("--against", metavar="REV", help="compare with this commit, branch or tag")
+    rounds = "rounds of REV, work tree, work tree, REV; more make intervals narrower (2)"
+    parser.add_argument("--rounds", type=int, choices=range(1, MOST_ROUNDS + 1), default=2, help=rounds)
+    tolerance = f"fail from this much slower on, as a share ({TOLERANCE})"
+    parser.add_argument("--tolerance", type=float, default=TOLERANCE, metavar="SHARE", help=tolerance)
+    known, chosen = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is temporary goes, as after Ctrl-C
+    try:
+        if known.against is not None:
+            return compare(known.against, chosen, known.rounds, known.tolerance)
+        copy = None if known.benchmark_json is None else known.benchmark_json.absolute()
+        return measure(chosen, Runs(known.runs.absolute()), copy)
+    except UserError as error:
+        print(f"perf: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def measure(chosen: Sequence[str], runs: Runs, copy: Path | None) -> int:
+    """Run benchmarks and bring their times, of failed or interrupted runs too, into the database; return pytest's code.
+
+    Raises:
+        UserError: What was timed has no place.
+    """
+    runs.require_writable()
+    folder = Path(mkdtemp(prefix="perf-"))
+    times = folder / "perf.json"
+    os.chdir(ROOT)
+    code = pytest.main(["-o", "testpaths=tests/perf", *chosen, f"--benchmark-json={times}"])
+    if times.exists():
+        if copy is not None:
+            shutil.copy(times, copy)
+        keep(times, runs)
+    shutil.rmtree(folder)
+    return code
+
+
+def keep(times: Path, runs: Runs) -> None:
+    """Bring pytest-benchmark's file into the database.
+
+    Raises:
+        UserError: The database could not be filled; says how to do it later.
+    """
+    from exitbench.results.merge import merge  # not into the process that measures
+
+    try:
+        problems = merge(times, runs.spool, runs.database).problems
+    except UserError as error:
+        raise UserError(f"{error}\nThe times are kept: exitbench import {times} --runs {runs.root}") from error
+    for problem in problems:
+        print(f"left out: {problem}", file=sys.stderr)
+    n = len(json.loads(times.read_text(encoding="utf-8"))["benchmarks"])
+    print(f"{n} benchmarks are now in {runs.database}: exitbench sql @perf_history --database {runs.database}")
+
+
+def end() -> None:
+    """End without tearing the interpreter down, as the command line does and for the same reason."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    code = 1
+    atexit.register(end)  # first of all, and so the last to be called
+    code = main()

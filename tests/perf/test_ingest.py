@@ -1,0 +1,49 @@
+"""How fast a database takes in rows by layer, run by `nox -s perf`.
+
+Everything is made up, as by `nox -s scale` (large_database.py), only less of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import large_database
+import pytest
+from goals import record
+
+from exitbench.results.database import open_database
+from exitbench.results.ingest import ingest
+
+LAYER_ROWS = 4_800_000
+GOAL = 5.0
+
+
+@pytest.fixture(scope="module")
+def spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Probes alone."""
+    spool = tmp_path_factory.mktemp("probes") / "spool"
+    large_database.make(spool, LAYER_ROWS, probes=True)
+    return spool
+
+
+def test_rows_by_layer(spool: Path, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: on two cores. To make the empty database is not counted."""
+    paths = (spool.parent / f"{number}.duckdb" for number in itertools.count())
+
+    def empty() -> tuple[tuple[Path, Path], dict[str, Any]]:
+        path = next(paths)
+        open_database(path, read_only=False).close()
+        return (spool, path), {}
+
+    benchmark.pedantic(ingest, setup=empty, rounds=3, warmup_rounds=1)
+    with duckdb.connect(spool.parent / "0.duckdb", read_only=True) as database:
+        ((rows, cores),) = database.sql(
+            "SELECT sum(len(p1))::BIGINT, current_setting('threads')::BIGINT FROM probe_token"
+        ).fetchall()
+    assert rows >= 0.99 * LAYER_ROWS
+    rate = rows / benchmark.stats.stats.median
+    note = f"{rows} rows on {cores} cores"
+    record(benchmark, capsys, rate / 1e6, "million rows/s", at_least=GOAL, note=note, rows_per_s=rate)

@@ -1,0 +1,62 @@
+"""What a report takes of a database of two million rows by layer, run by `nox -s perf`.
+
+The goals are of 100 million rows, which `nox -s scale` builds and times: what misses one here misses it there too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import large_database
+import pytest
+from goals import record
+from large_database import seconds
+
+from exitbench.harness.environment import available_cores
+from exitbench.reports import figures, tables
+from exitbench.reports.frame import computed_once
+from exitbench.reports.render import write_report
+from exitbench.reports.sources import discover
+from exitbench.results.database import open_database
+from exitbench.results.ingest import ingest
+
+LAYER_ROWS = 2_400_000
+QUERY_GOAL_S, REPORT_GOAL_S = 1.0, 60.0
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Probes, and all that is compared with them."""
+    folder = tmp_path_factory.mktemp("report")
+    for probes in (True, False):
+        large_database.make(folder / "spool", LAYER_ROWS, probes=probes)
+    ingest(folder / "spool", folder / "exitbench.duckdb")
+    return folder / "exitbench.duckdb"
+
+
+def test_queries(database: Path, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The queries of all figures and tables; goal: of each."""
+    sources = (*discover(figures), *discover(tables))
+
+    def ask() -> dict[str, float]:
+        with open_database(database) as opened, computed_once(opened, ("probe_by_document",)):
+            return {source.name: seconds(lambda sql=source.sql: opened.query(sql)) for source in sources}
+
+    took_s = benchmark.pedantic(ask, rounds=3, warmup_rounds=1)
+    slowest = max(took_s, key=lambda name: took_s[name])
+    note = f"{slowest}, the slowest of {len(sources)} queries"
+    record(benchmark, capsys, took_s[slowest], "s", at_most=QUERY_GOAL_S, note=note, layer_rows=LAYER_ROWS)
+
+
+def test_whole_report(database: Path, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = (database.parent / f"report-{number}" for number in itertools.count())
+    workers = available_cores()
+    write = lambda: write_report(database, next(folders), workers=workers)  # noqa: E731
+    written = benchmark.pedantic(write, rounds=1)
+    assert written.index_html.exists() and not written.broken
+    note = f"drawn by {workers} processes"
+    record(
+        benchmark, capsys, benchmark.stats.stats.median, "s", at_most=REPORT_GOAL_S, note=note, layer_rows=LAYER_ROWS
+    )

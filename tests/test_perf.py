@@ -1,0 +1,176 @@
+"""`nox -s perf` keeps what it measured, fails where it measured nothing, and tells slower from faster."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.environment import environment, hardware
+from exitbench.results.database import open_database
+
+PERF = Path(__file__).parent / "perf"
+BENCHMARK = """
+def test_of_numbers(benchmark):
+    benchmark.extra_info["rows"] = 7
+    benchmark.pedantic(sum, (range(10),), rounds=3)
+
+def test_of_an_error(benchmark):
+    benchmark.pedantic(sum, (range(10),), rounds=3)
+    assert False
+"""
+
+
+@pytest.fixture
+def benchmarks(tmp_path: Path) -> Path:
+    """Two benchmarks, one of which fails after it was timed, with what all benchmarks have in common."""
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    for name in ("conftest.py", "goals.py"):
+        shutil.copy(PERF / name, folder)
+    (folder / "test_sums.py").write_text(BENCHMARK)
+    return folder
+
+
+def perf(folder: Path, *arguments: str) -> int:
+    command = [sys.executable, PERF / "run.py", "--runs", folder.parent / "runs", folder, "-p", "no:cacheprovider"]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([*command, *arguments], capture_output=True, env=variables).returncode
+
+
+# ------------------------------------------------------------------------------------------ what is kept
+
+
+def test_what_was_timed_is_in_the_database_with_commit_and_machine(benchmarks: Path, tmp_path: Path) -> None:
+    assert perf(benchmarks) == pytest.ExitCode.TESTS_FAILED
+    with open_database(tmp_path / "runs" / "exitbench.duckdb") as database:
+        (row,) = database.query("FROM perf").to_pylist()
+    here, machine = environment(), hardware(1)
+    assert (row["benchmark"], row["rounds"], row["extra"]) == ("sums/of_numbers", 3, '{"rows": 7}')
+    assert row["median_s"] == sorted(row["round_s"])[1] > 0
+    assert (row["commit"], row["dirty"]) == (here["git_commit"], here["git_dirty"])
+    assert {name: row[name] for name in ("cpu", "gpu", "threads")} == {k: machine[k] for k in ("cpu", "gpu", "threads")}
+    assert json.loads(row["packages"])["torch"] == here["packages"]["torch"]
+    (told,) = (json.loads(path.read_text()) for path in (tmp_path / "runs" / "spool" / "perf").iterdir())
+    assert told["machine_info"].keys() == {"environment", "hardware"}, "and no name of the machine"
+    assert told["commit_info"].keys() == {"id", "dirty"}
+
+
+def test_a_run_that_measures_nothing_fails(benchmarks: Path, tmp_path: Path) -> None:
+    assert perf(benchmarks, "--benchmark-skip") == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert not (tmp_path / "runs" / "exitbench.duckdb").exists()
+
+
+# ------------------------------------------------------------------------------------------ against a commit
+
+
+@pytest.fixture
+def tools(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The modules that compare."""
+    monkeypatch.syspath_prepend(PERF)
+    import against
+    import checkouts
+
+    return SimpleNamespace(against=against, checkouts=checkouts)
+
+
+SAME, SLOWER, FASTER = (1.0, 1.02, 0.98, 1.01), (1.1, 1.11, 1.09, 1.12), (0.5, 0.52, 0.49, 0.5)
+NOISY = (1.6, 0.9, 1.5, 1.1)
+
+
+def test_what_is_slower_is_so_beyond_the_scatter_of_processes_and_the_tolerance(tools: SimpleNamespace) -> None:
+    def of(ratios: tuple[float, ...]) -> Any:
+        return tools.against.Comparison("tests/perf/test_x.py::test_y", (2.0,) * 4, tuple(2 * r for r in ratios))
+
+    assert [of(ratios).verdict for ratios in (SAME, SLOWER, FASTER, NOISY)] == ["", "slower", "faster", ""]
+    assert [of(ratios).is_worse(0.05) for ratios in (SAME, SLOWER, FASTER, NOISY)] == [False, True, False, False]
+    assert not of(SLOWER).is_worse(0.15)
+    # Logarithms of 1.1, 1.11, 1.09 and 1.12: mean 0.09980, standard deviation 0.01168; 3.182 standard errors.
+    assert of(SLOWER).interval == pytest.approx((1.0846, 1.1049, 1.1257), abs=2e-4)
+    lines = list(tools.against.table([of(FASTER), of(SLOWER)]))
+    assert [line.split()[0] for line in lines] == ["benchmark", *["test_x.py::test_y"] * 2]
+    assert [line.split()[-1] for line in lines[1:]] == ["slower", "faster"]
+
+
+def test_only_benchmarks_of_all_processes_are_compared(tools: SimpleNamespace) -> None:
+    before = [{"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 1.0}]
+    after = [{"a": 3.0, "b": 1.0, "c": 1.0}, {"a": 4.0, "c": 1.0}]
+    assert list(tools.against.paired(before, after)) == [tools.against.Comparison("a", (1.0, 2.0), (3.0, 4.0))]
+
+
+CLOCK = """
+now = 0.0
+def clock(): return now
+def work():
+    global now
+    now += {seconds}
+"""
+
+
+@pytest.fixture
+def repository(tools: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A commit with an `exitbench` that takes a second; the work tree takes two and has more to measure."""
+    root = tmp_path / "repository"
+    packages = '[tool.setuptools.package-dir]\nexitbench = "root"\n"exitbench.tools" = "tools"\n'
+    files = {
+        "pyproject.toml": packages,
+        "root/__init__.py": "",
+        "tools/__init__.py": CLOCK.format(seconds=1),
+        "tests/perf/conftest.py": "def pytest_addoption(parser): parser.addoption('--only-file')\n",
+    }
+    changes = {
+        "pyproject.toml": f'{packages}"exitbench.results" = "results"\n',  # which is also installed here
+        "results/__init__.py": "",
+        "tools/__init__.py": CLOCK.format(seconds=2) + "def newer(): pass\n",
+        "tests/perf/test_it.py": "import exitbench.tools as tools\n"
+        "def test_work(benchmark): benchmark.pedantic(tools.work)\n"
+        "def test_newer(benchmark): benchmark.pedantic(tools.newer)\n"
+        "def test_results(benchmark):\n    import exitbench.results\n    benchmark.pedantic(int)\n",
+    }
+    write(root, files)
+    identity = ("-c", "user.name=test", "-c", "user.email=test@example.com")
+    for command in (("init",), ("add", "."), (*identity, "commit", "-m", "first")):
+        subprocess.run(["git", "-C", root, *command], check=True, capture_output=True)
+    write(root, changes)
+    monkeypatch.setattr(tools.checkouts, "ROOT", root)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # quicker
+    monkeypatch.setenv("PYTEST_PLUGINS", "pytest_benchmark.plugin")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    return root
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def test_the_work_tree_is_compared_with_a_commit_by_its_own_benchmarks(
+    tools: SimpleNamespace, repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tools.against.compare("HEAD", ["--benchmark-timer=exitbench.tools.clock"], 1, 0.05) == 1
+    said = capsys.readouterr().out
+    (row,) = (line for line in said.splitlines() if line.startswith("test_it.py::"))
+    assert row.split() == ["test_it.py::test_work", "1", "s", "2", "s", "2.000", "2.000", "to", "2.000", "slower"]
+    missing = {line.split(" - ")[0] for line in said.splitlines() if line.startswith("cannot run")}
+    assert missing == {f"cannot run, REV: tests/perf/test_it.py::test_{name}" for name in ("newer", "results")}
+    assert "1 of 1 are slower by more than 5%" in said
+    assert not list((tmp_path / "temporary").iterdir()), "copies are temporary"
+
+
+def test_what_git_does_not_know_is_refused(tools: SimpleNamespace, repository: Path) -> None:
+    with pytest.raises(UserError, match="--against HEAD~7: there is no such commit"):
+        tools.against.compare("HEAD~7", [], 1, 0.05)
+    shutil.rmtree(repository / ".git")
+    with pytest.raises(UserError, match="needs the repository's history"):
+        tools.against.compare("HEAD", [], 1, 0.05)
