@@ -63,11 +63,11 @@ SHAPES = {
     # Decoding is measured, to which the encoder matters by the length of the source alone.
     "t5-large-random-2-encoder-blocks": Shape("t5", 4, {**LARGE, "num_layers": 2}),
     "llama-small-random": Shape("llama", 32, LLAMA),
-    "growing": Shape("t5", 8, GROWING),
-    "growing-6-blocks": Shape("t5", 8, {**GROWING, "num_decoder_layers": 6}),
-    "growing-24-blocks": Shape("t5", 8, {**GROWING, "num_decoder_layers": 24}),
-    "growing-8k-vocabulary": Shape("t5", 8, {**GROWING, "vocab_size": 8_192}),
-    "growing-128k-vocabulary": Shape("t5", 8, {**GROWING, "vocab_size": 131_072}),
+    "t5-base-decoder-random": Shape("t5", 5, GROWING),
+    "t5-base-decoder-random-6-blocks": Shape("t5", 5, {**GROWING, "num_decoder_layers": 6}),
+    "t5-base-decoder-random-24-blocks": Shape("t5", 5, {**GROWING, "num_decoder_layers": 24}),
+    "t5-base-decoder-random-8k-vocabulary": Shape("t5", 5, {**GROWING, "vocab_size": 8_192}),
+    "t5-base-decoder-random-128k-vocabulary": Shape("t5", 5, {**GROWING, "vocab_size": 131_072}),
 }
 SMALL_NAME, BASE_NAME, LARGE_NAME, CAUSAL_NAME, *GROWING_NAMES = SHAPES
 

@@ -1,0 +1,42 @@
+"""Weights in bf16 against fp32, at batch 1 and full depth: a step is bound by the bytes it reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from goals import record
+from models import BASE_NAME, LARGE_NAME, Pair
+from ratios import compare
+
+GOAL = 1.7
+
+pytestmark = [
+    pytest.mark.benchmark(disable_gc=True),
+    pytest.mark.skipif(
+        not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()),
+        reason="this CPU has neither AVX512-bf16 nor AMX: bf16 is converted, not multiplied",
+    ),
+]
+
+
+@pytest.mark.parametrize("pair", [BASE_NAME, LARGE_NAME], indirect=True)
+def test_bf16(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tokens/s of decoding over those in fp32; tokens of random weights need not be the same."""
+    prompts, halved = pair.prompts(), pair.loaded(torch.bfloat16)
+    fp32, bf16 = (pair.decoding(pair.full(), prompts, checkpoint=used) for used in (pair.checkpoint, halved))
+    same = sum(a == b for a, b in zip(fp32.once()[0].token_ids, bf16.once()[0].token_ids, strict=True))
+    found = compare(benchmark, fp32, bf16)
+    tokens_per_s = pair.shape.new_tokens / benchmark.stats.stats.median
+    record(
+        benchmark,
+        capsys,
+        found.ratio,
+        "x fp32",
+        at_least=GOAL,
+        note=f"{tokens_per_s:.1f} tokens/s; {found.spread()}",
+        tokens_per_s=tokens_per_s,
+        same_tokens=same,
+        **found.about(),
+    )

@@ -1,0 +1,56 @@
+"""What happens once a prompt, against transformers: encoder and cross-attention, or a decoder-only prompt.
+
+The shortest row of a batch is half as long as the longest, which is padded in both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from goals import record
+from models import BASE_NAME, CAUSAL_NAME, SMALL_NAME, Pair
+from ratios import Timed, compare
+from torch import Tensor
+
+from exitbench.harness.decode import Request, prefill
+
+pytestmark = pytest.mark.benchmark(disable_gc=True)
+
+NO_SLOWER = 1.0
+SIZES = [(1, 32), (1, 128), (1, 512), (8, 128)]
+
+
+@pytest.mark.parametrize(("rows", "tokens"), SIZES)
+@pytest.mark.parametrize("pair", [SMALL_NAME, CAUSAL_NAME, BASE_NAME], indirect=True)
+def test_prefill(pair: Pair, rows: int, tokens: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Up to where the first token is decoded, over the same by transformers' own layers."""
+    prompts = pair.prompts(rows, tokens)
+    inputs, requests = pair.inputs(prompts), [Request(prompt) for prompt in prompts]
+    engine = Timed(lambda _: prefill(pair.checkpoint.model, requests, pair.shape.new_tokens))
+    engine.once(), prefilled(pair, inputs)
+    found = compare(benchmark, Timed(lambda _: prefilled(pair, inputs)), engine, budget_s=2.0)
+    tokens_per_s = sum(map(len, prompts)) / benchmark.stats.stats.median
+    record(
+        benchmark,
+        capsys,
+        found.ratio,
+        "x transformers",
+        at_least=NO_SLOWER,
+        note=f"{tokens_per_s:.0f} tokens/s; {found.spread()}",
+        tokens_per_s=tokens_per_s,
+        **found.about(),
+    )
+
+
+def prefilled(pair: Pair, inputs: dict[str, Tensor]) -> object:
+    """The same work in transformers.
+
+    Of an encoder-decoder model the encoder, and keys and values of every cross-attention, which `generate` makes when
+    it decodes the first token; of others all blocks, with a cache, without the LM head.
+    """
+    if pair.shape.family != "t5":
+        return pair.reference.model(**inputs, use_cache=True)
+    source_BSD = pair.reference.encoder(**inputs).last_hidden_state
+    crossing = [block.layer[1].EncDecAttention for block in pair.reference.decoder.block]
+    return [(attention.k(source_BSD), attention.v(source_BSD)) for attention in crossing]

@@ -1,0 +1,91 @@
+"""Recording what every block says about every token, against doing it step by step with transformers."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from goals import record
+from models import BASE_NAME, SMALL_NAME, Pair
+from ratios import Timed, compare
+from torch import Tensor
+
+from exitbench.harness.passes.session import BATCH_ROWS
+from exitbench.harness.probe import probe
+
+pytestmark = pytest.mark.benchmark(disable_gc=True)
+
+GOAL = 20.0
+NEW_TOKENS = {SMALL_NAME: 32, BASE_NAME: 6}
+
+
+@pytest.mark.parametrize("pair", NEW_TOKENS, indirect=True)
+def test_probe(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tokens/s of a probe of a batch's known answers, over those of `step_by_step` on one document after another.
+
+    The second figure counts the time in which the engine decodes the answers before it probes them, as a cell does.
+    """
+    prompts, new_tokens = pair.prompts(BATCH_ROWS), NEW_TOKENS[pair.label]
+    decoding = pair.decoding(pair.full(), prompts, new_tokens)
+    answers = [made.token_ids for made in decoding.once()]
+    probing = Timed(lambda _: probe(pair.checkpoint, prompts, answers))
+    assert_same(step_by_step(pair, prompts[0]), probing.once(), new_tokens)
+    found = compare(benchmark, Timed(lambda _: step_by_step(pair, prompts[0])), probing)
+    decoded_s = statistics.median(decoding.seconds() for _ in range(3))
+    probed_s = benchmark.stats.stats.median
+    ratio, tokens_per_s = found.ratio * BATCH_ROWS, BATCH_ROWS * new_tokens / probed_s
+    with_decoding = ratio * probed_s / (probed_s + decoded_s)
+    record(
+        benchmark,
+        capsys,
+        ratio,
+        "x step by step",
+        at_least=GOAL,
+        note=f"{with_decoding:.1f} with decoding; {tokens_per_s:.0f} tokens/s; {found.spread(1 / BATCH_ROWS)}",
+        with_decoding=with_decoding,
+        tokens_per_s=tokens_per_s,
+        decoded_s=decoded_s,
+        documents=BATCH_ROWS,
+        **found.about(),
+    )
+
+
+def step_by_step(pair: Pair, prompt: list[int]) -> dict[str, np.ndarray]:
+    """What one writes with transformers: `generate` with hidden states of every step, each then read out.
+
+    For every step and block: final norm (which the last state already has), LM head, softmax, and from it the most
+    probable token, its probability and the entropy, each [N, L]. A probe records fifteen more columns.
+    """
+    model = pair.reference
+    made = model.generate(
+        input_ids=torch.tensor([prompt]),
+        max_new_tokens=NEW_TOKENS[pair.label],
+        do_sample=False,
+        output_hidden_states=True,
+        return_dict_in_generate=True,
+    )
+    rows = [
+        [read_out(model, state, is_last=block == pair.n_blocks) for block, state in enumerate(states[1:], 1)]
+        for states in made.decoder_hidden_states
+    ]
+    columns = np.array(rows)
+    return {name: columns[..., place] for place, name in enumerate(("top1_id", "p1", "entropy"))}
+
+
+def read_out(model: Any, state: Tensor, *, is_last: bool) -> tuple[float, float, float]:
+    """Most probable token, its probability and the entropy (nats) of one state [1, 1, D]."""
+    normed = state if is_last else model.decoder.final_layer_norm(state)
+    if model.config.scale_decoder_outputs:
+        normed = normed * model.model_dim**-0.5
+    p_V = torch.softmax(model.lm_head(normed)[0, 0], dim=-1)
+    p1, top1 = p_V.max(dim=-1)
+    return top1.item(), p1.item(), torch.special.entr(p_V).sum().item()
+
+
+def assert_same(expected: dict[str, np.ndarray], found: dict[str, Any], tokens: int) -> None:
+    """The first document's signals are the same."""
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name][:tokens], values, rtol=2e-3, atol=1e-5, err_msg=name)
