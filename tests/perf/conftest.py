@@ -23,9 +23,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--only-file", metavar="FILE", help="of what is chosen, benchmarks of this file alone")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    only = config.getoption("only_file")
+    return (only is not None and collection_path.suffix == ".py" and collection_path != config.rootpath / only) or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     only = config.getoption("only_file")
-    if only is not None:
+    if only is not None:  # files that are named are collected whatever else was said
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid.partition("::")[0] != only])
         items[:] = [item for item in items if item.nodeid.partition("::")[0] == only]
 

@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import pytest
 from against import MOST_ROUNDS, TOLERANCE, compare
@@ -59,15 +59,14 @@ def measure(chosen: Sequence[str], runs: Runs, copy: Path | None) -> int:
         UserError: What was timed has no place.
     """
     runs.require_writable()
-    folder = Path(mkdtemp(prefix="perf-"))
-    times = folder / "perf.json"
     os.chdir(ROOT)
-    code = pytest.main(["-o", "testpaths=tests/perf", *chosen, f"--benchmark-json={times}"])
-    if times.exists():
-        if copy is not None:
-            shutil.copy(times, copy)
-        keep(times, runs)
-    shutil.rmtree(folder)
+    with TemporaryDirectory(prefix="perf-") as folder:
+        times = Path(folder) / "perf.json"
+        code = pytest.main(["-o", "testpaths=tests/perf", *chosen, f"--benchmark-json={times}"])
+        if times.exists():
+            if copy is not None:
+                shutil.copy(times, copy)
+            keep(times, runs)
     return code
 
 
@@ -82,7 +81,8 @@ def keep(times: Path, runs: Runs) -> None:
     try:
         problems = merge(times, runs.spool, runs.database).problems
     except UserError as error:
-        raise UserError(f"{error}\nThe times are kept: exitbench import {times} --runs {runs.root}") from error
+        later = shutil.copy(times, runs.root / f"{times.parent.name}.json")
+        raise UserError(f"{error}\nThe times are kept: exitbench import {later} --runs {runs.root}") from error
     for problem in problems:
         print(f"left out: {problem}", file=sys.stderr)
     n = len(json.loads(times.read_text(encoding="utf-8"))["benchmarks"])
