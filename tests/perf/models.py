@@ -16,9 +16,8 @@ import transformers
 from ratios import Timed
 
 from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
-from exitbench.harness.cost import IdealSpeedup, TokenPlace, answer_cost, ideal_speedup
-from exitbench.harness.decode import Generation, Request, decode, prefill
-from exitbench.methods.base import Cost, Parts
+from exitbench.harness.decode import Request, decode, prefill
+from exitbench.methods.base import Parts
 from exitbench.methods.registry import baseline_method, get_method
 
 PROMPT_TOKENS = 24
@@ -132,9 +131,16 @@ class Pair:
 
     def transformers(self, inputs: Mapping[str, torch.Tensor], new_tokens: int) -> list[list[int]]:
         """New tokens of every row by transformers' greedy `generate`, prefill included."""
-        out = self.reference.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
+        out = self.reference.generate(**inputs, **self._cache(), max_new_tokens=new_tokens, do_sample=False)
         answers: list[list[int]] = out[:, -new_tokens:].tolist()
         return answers
+
+    def _cache(self) -> dict[str, Any]:
+        """A cache for transformers, which gives the decoder one of the encoder's depth and fails where they differ."""
+        if self.shape.config.get("num_layers") == self.shape.config.get("num_decoder_layers"):
+            return {}
+        cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+        return {"past_key_values": cache}
 
     def decoding(
         self,
@@ -160,20 +166,3 @@ class Pair:
         if not hasattr(made, "build_network"):
             return made.parts(self.n_blocks)
         return made.parts(self.n_blocks, made.build_network(self.shape.config["d_model"]).state_dict())
-
-
-def costs(pair: Pair, parts: Parts, generations: Sequence[Generation], source: int) -> list[Cost]:
-    """Work of decoding each of some answers; every source has ``source`` tokens."""
-    found = []
-    for made in generations:
-        places = [TokenPlace(context=position, source=source) for position in range(1, len(made.token_ids) + 1)]
-        found.append(answer_cost(pair.checkpoint.model, parts, made.exit_layers, made.head_rows, places))
-    return found
-
-
-def ideal_over_full(
-    pair: Pair, parts: Parts, generations: Sequence[Generation], full: Sequence[Generation], source: int
-) -> IdealSpeedup:
-    """What a method's answers would save over full depth's if nothing but work took time."""
-    totals = (sum(costs(pair, *one, source), Cost()) for one in ((pair.full(), full), (parts, generations)))
-    return ideal_speedup(*totals)

@@ -5,16 +5,14 @@ Rows have sources of 4 to 8 tokens, so that little but decoding is timed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from goals import record
-from models import BASE_NAME, SMALL_NAME, Pair, ideal_over_full
+from ideals import ideal_of_batch, ideal_over_full
+from models import BASE_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
 
-from exitbench.harness.cost import TokenPlace, block_cost
-from exitbench.harness.decode import Generation
 from exitbench.methods.base import Parts, blocks_from
 from exitbench.methods.gates import Always
 from exitbench.methods.heads import LMHead
@@ -88,9 +86,9 @@ def test_batch_whose_rows_leave(pair: Pair, rows: int, benchmark: Any, capsys: p
     prompts, new_tokens = pair.prompts(rows, SOURCE_TOKENS), NEW_TOKENS[pair.label]
     leaving = pair.parts("random", mean_exit=pair.n_blocks / 2)
     full, early = (pair.decoding(parts, prompts, new_tokens) for parts in (pair.full(), leaving))
-    full_answers, answers = full.once(), early.once()
-    by_flops = ideal_over_full(pair, leaving, answers, full_answers, SOURCE_TOKENS).by_flops
-    by_bytes = read_numel(pair, full_answers) / read_numel(pair, answers)
+    answers = early.once()
+    by_flops = ideal_over_full(pair, leaving, answers, SOURCE_TOKENS).by_flops
+    by_bytes = ideal_of_batch(pair, answers, SOURCE_TOKENS)
     exits = [layer for made in answers for layer in made.exit_layers]
     mean_exit = sum(exits) / len(exits)
     found = compare(benchmark, full, early, BUDGET_S)
@@ -110,14 +108,3 @@ def test_batch_whose_rows_leave(pair: Pair, rows: int, benchmark: Any, capsys: p
         tokens_per_s=tokens_per_s,
         **found.about(),
     )
-
-
-def read_numel(pair: Pair, answers: Sequence[Generation]) -> float:
-    """The least numbers that a batch of answers reads: weights once a step, keys and values of every row."""
-    model = pair.checkpoint.model
-    weights = block_cost(model.arch, TokenPlace(context=0, source=0)).read_numel
-    total = 0.0
-    for position, exits in enumerate(zip(*(made.exit_layers for made in answers), strict=True), 1):
-        keys = block_cost(model.arch, TokenPlace(context=position, source=SOURCE_TOKENS)).read_numel - weights
-        total += max(exits) * weights + sum(exits) * keys + model.vocab_size * model.d_model
-    return total

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 from goals import record
-from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, Pair, ideal_over_full
+from ideals import ideal_over_full, share_of_a_block
+from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, Pair
 from ratios import compare
-
-from exitbench.harness.cost import TokenPlace, answer_parts
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
 
@@ -43,14 +42,6 @@ def parameters(gate: str, n_blocks: int) -> dict[str, Any]:
     return {**params, "min_exit": n_blocks * 2 // 3} if gate == "softmax-last-third" else params
 
 
-def share_of_a_block(pair: Pair) -> float:
-    """Bytes of a block over those of a whole token at full depth."""
-    model, tokens = pair.checkpoint.model, pair.shape.new_tokens
-    places = [TokenPlace(context=position, source=PROMPT_TOKENS) for position in range(1, tokens + 1)]
-    work = answer_parts(model, pair.full(), [pair.n_blocks] * tokens, [model.vocab_size] * tokens, places)
-    return work["blocks"].read_numel / pair.n_blocks / sum(cost.read_numel for cost in work.values())
-
-
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("pair", [BASE_NAME, LARGE_NAME], indirect=True)
 def test_gate_that_never_opens(pair: Pair, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,10 +51,10 @@ def test_gate_that_never_opens(pair: Pair, gate: str, benchmark: Any, capsys: py
     full, gated = pair.decoding(pair.full(), prompts), pair.decoding(parts, prompts)
     answers = gated.once()
     assert set(answers[0].exit_layers) == {pair.n_blocks}, "the gate opened"
-    ideal = ideal_over_full(pair, parts, answers, full.once(), PROMPT_TOKENS)
+    ideal = ideal_over_full(pair, parts, answers, PROMPT_TOKENS)
     found = compare(benchmark, full, gated)
     asked = len(parts.asked(pair.n_blocks))
-    blocks = (1 / found.ratio - 1) / asked / share_of_a_block(pair)
+    blocks = (1 / found.ratio - 1) / asked / share_of_a_block(pair, answers[0], PROMPT_TOKENS)
     record(
         benchmark,
         capsys,

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from goals import record
-from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, SMALL_NAME, Pair, ideal_over_full
+from ideals import ideal_over_full
+from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, SMALL_NAME, Pair
 from ratios import compare
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
@@ -22,7 +23,7 @@ def test_realised_fraction(pair: Pair, share: str, benchmark: Any, capsys: pytes
     exit_layer = round(pair.n_blocks * SHARES[share])
     prompts, early = pair.prompts(), pair.parts("static", exit_layer=exit_layer)
     full, method = pair.decoding(pair.full(), prompts), pair.decoding(early, prompts)
-    ideal = ideal_over_full(pair, early, method.once(), full.once(), PROMPT_TOKENS)
+    ideal = ideal_over_full(pair, early, method.once(), PROMPT_TOKENS)
     found = compare(benchmark, full, method)
     record(
         benchmark,

@@ -1,0 +1,69 @@
+"""What decoding would take if nothing but work took time: of answers that were made, and at full depth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from models import Pair
+
+from exitbench.harness.cost import IdealSpeedup, TokenPlace, answer_cost, answer_parts, block_cost, ideal_speedup
+from exitbench.harness.decode import Generation
+from exitbench.methods.base import Cost, Parts
+
+
+def at_full_depth(pair: Pair, answers: Sequence[Generation]) -> list[Generation]:
+    """The answers as if full depth had made them: every block run, the head read out once a token."""
+    vocab_size = pair.checkpoint.model.vocab_size
+    lengths = [len(made.token_ids) for made in answers]
+    return [
+        Generation(made.token_ids, exit_layers=[pair.n_blocks] * length, head_rows=[vocab_size] * length)
+        for made, length in zip(answers, lengths, strict=True)
+    ]
+
+
+def ideal_over_full(pair: Pair, parts: Parts, answers: Sequence[Generation], source_tokens: int) -> IdealSpeedup:
+    """How many times less a method's answers take than full depth's of the same length, each row on its own."""
+    full = total(pair, pair.full(), at_full_depth(pair, answers), source_tokens)
+    return ideal_speedup(full, total(pair, parts, answers, source_tokens))
+
+
+def total(pair: Pair, parts: Parts, answers: Sequence[Generation], source_tokens: int) -> Cost:
+    """Work of decoding all of some answers."""
+    model = pair.checkpoint.model
+    each = (
+        answer_cost(model, parts, made.exit_layers, made.head_rows, places(made, source_tokens)) for made in answers
+    )
+    return sum(each, Cost())
+
+
+def places(made: Generation, source_tokens: int) -> list[TokenPlace]:
+    """Where the tokens of an answer of an encoder-decoder model stand."""
+    return [TokenPlace(context=position, source=source_tokens) for position in range(1, len(made.token_ids) + 1)]
+
+
+def share_of_a_block(pair: Pair, made: Generation, source_tokens: int) -> float:
+    """Bytes of one block over those of a whole token, at full depth."""
+    (full,) = at_full_depth(pair, [made])
+    model, where = pair.checkpoint.model, places(made, source_tokens)
+    work = answer_parts(model, pair.full(), full.exit_layers, full.head_rows, where)
+    return work["blocks"].read_numel / pair.n_blocks / sum(cost.read_numel for cost in work.values())
+
+
+def ideal_of_batch(pair: Pair, answers: Sequence[Generation], source_tokens: int) -> float:
+    """How many times fewer bytes a batch of answers needs than full depth's: see `least_read_numel`."""
+    full = least_read_numel(pair, at_full_depth(pair, answers), source_tokens)
+    return full / least_read_numel(pair, answers, source_tokens)
+
+
+def least_read_numel(pair: Pair, answers: Sequence[Generation], source_tokens: int) -> float:
+    """The least numbers that a batch of answers reads: weights once a step, keys and values of every row.
+
+    A block's weights are read if any row runs it, the LM head's once for all rows.
+    """
+    model = pair.checkpoint.model
+    weights = block_cost(model.arch, TokenPlace(context=0, source=0)).read_numel
+    numel = 0.0
+    for position, exits in enumerate(zip(*(made.exit_layers for made in answers), strict=True), 1):
+        keys = block_cost(model.arch, TokenPlace(context=position, source=source_tokens)).read_numel - weights
+        numel += max(exits) * weights + sum(exits) * keys + model.vocab_size * model.d_model
+    return numel
