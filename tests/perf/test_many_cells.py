@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
+from goals import record
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from exitbench.harness import worker
@@ -29,6 +30,7 @@ from exitbench.results.status import spool_status
 from exitbench.tasks.builtin.tokenizer import build_tokenizer
 
 THRESHOLDS, WORKED = 1_000, 50
+PLAN_S, STATUS_S, CELL_MS = 2.0, 1.0, 50.0
 SUITE = """
 schema = 1
 name = "many"
@@ -80,12 +82,13 @@ def items(plan: Plan) -> tuple[WorkItem, ...]:
     return tuple(cell.item for group in plan.groups for cell in group.cells)
 
 
-def test_plan(benchmark: Any, runs: Path) -> None:
+def test_plan(benchmark: Any, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = benchmark.pedantic(plan, (runs,), rounds=5)
     assert made.states()["done"] == 2 * THRESHOLDS + 1
+    record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=PLAN_S)
 
 
-def test_plan_of_stale_cells(benchmark: Any, runs: Path) -> None:
+def test_plan_of_stale_cells(benchmark: Any, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     suite = runs / "many.toml"
     text = suite.read_text()
     try:
@@ -94,6 +97,7 @@ def test_plan_of_stale_cells(benchmark: Any, runs: Path) -> None:
     finally:
         suite.write_text(text)
     assert made.states()["stale"] == 2 * THRESHOLDS + 1
+    record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=PLAN_S)
 
 
 def test_estimate(benchmark: Any, runs: Path) -> None:
@@ -102,20 +106,29 @@ def test_estimate(benchmark: Any, runs: Path) -> None:
     assert all(estimate.seconds is not None for estimate in estimates.values())
 
 
-def test_plan_command(benchmark: Any, runs: Path) -> None:
+def test_plan_command(benchmark: Any, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     benchmark.pedantic(command, ("plan", str(runs / "many.toml"), "--runs", str(runs)), rounds=3)
+    record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=PLAN_S)
 
 
-def test_status(benchmark: Any, runs: Path) -> None:
+def test_status(benchmark: Any, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = benchmark.pedantic(spool_status, (runs / "spool",), rounds=5)
     assert found.counts["ok"] == 2 * THRESHOLDS + 1
+    record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=STATUS_S)
 
 
-def test_status_command(benchmark: Any, runs: Path) -> None:
+def test_status_command(benchmark: Any, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     benchmark.pedantic(command, ("status", "--runs", str(runs)), rounds=3)
+    record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=STATUS_S)
 
 
-def test_worker_without_a_model(benchmark: Any, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_without_a_model(
+    benchmark: Any,
+    runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     cells = items(plan(runs))[:WORKED]
     events: list[dict[str, Any]] = []
     spools = (tmp_path / f"spool-{number}" for number in itertools.count())
@@ -126,9 +139,10 @@ def test_worker_without_a_model(benchmark: Any, runs: Path, tmp_path: Path, monk
 
     monkeypatch.setattr(worker, "Session", NoModel)
     monkeypatch.setattr(worker, "PASSES", dict.fromkeys(("quality", "timing", "probe"), one_metric))
-    benchmark.extra_info["cells"] = len(cells)
     benchmark.pedantic(worker.run, setup=fresh, rounds=5)
     assert {event["status"] for event in events if event["event"] == "end"} == {"ok"}
+    cell_ms = 1e3 * benchmark.stats.stats.median / len(cells)
+    record(benchmark, capsys, cell_ms, "ms", at_most=CELL_MS, note="a cell", cells=len(cells))
 
 
 class NoModel:

@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from goals import record
 
 from exitbench.harness import lm
 from exitbench.harness.environment import environment_and_hardware
@@ -75,7 +76,6 @@ def test_share_of_decoding_that_its_trace_costs(
     with decoding.over((lm, "decode"), (lm, "prefill")), tracing.over(*traced):
         benchmark.pedantic(run, rounds=1)
     share = tracing.seconds / decoding.seconds
-    benchmark.extra_info.update(share=share, goal=GOAL, decoding_s=decoding.seconds, tracing_s=tracing.seconds)
-    seconds = f"tracing {tracing.seconds:.2f} s, decoding {decoding.seconds:.2f} s"
-    with capsys.disabled():
-        print(f"\n{seconds}: {share:.1%}; goal at most {GOAL:.0%}")
+    seconds = {"decoding_s": decoding.seconds, "tracing_s": tracing.seconds}
+    note = f"tracing {tracing.seconds:.2f} s, decoding {decoding.seconds:.2f} s"
+    record(benchmark, capsys, share, "%", at_most=GOAL, note=note, **seconds)
