@@ -1,0 +1,249 @@
+"""The published early-exit deployment code against ours: same weights, same exits, same tokens, one process, ABBA.
+
+    git clone https://github.com/raymin0223/fast_robust_early_exit FOLDER && git -C FOLDER checkout 3e503c5
+    python3 -m pip install --no-deps --target OLD transformers==4.28.1 huggingface-hub==0.14.1
+    OMP_NUM_THREADS=2 python tests/perf/published_deployment.py --published FOLDER --transformers OLD [--exits 4 12]
+
+FREE's repository has its own deployment of static exits, CALM and FREE for T5 at batch 1. It has no licence, so none
+of it is here: it runs as it is, on the release of transformers that it pins, `generate` included. Done to it:
+
+- transformers' check of its dependencies is left out, and newer releases already imported are forgotten;
+- its folder `models` is a bare package, because its `__init__` also imports LongT5;
+- its own option `use_synchronize` is off where there is no CUDA to wait for;
+- before each confidence is compared, the threshold is set such that the wanted exit follows (above 1: never, below 0:
+  always). Confidences are still computed wherever they would be, by its code.
+
+Thresholds of ours are set likewise. Weights are random (T5 v1.0: tied, ReLU), in fp32. `calm` asks at every block,
+`calm-min` from the exit on (exit_min_layer); `free` exits there but for every fourth token, which runs all blocks.
+Milliseconds a token are those after the first one: encoder and prompt count in the column `request` alone.
+"""
+
+import argparse
+import dataclasses
+import functools
+import importlib
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import transformers
+
+from exitbench.harness.checkpoint import load_checkpoint
+from exitbench.harness.decode import Request, decode, prefill
+from exitbench.methods.base import Parts, Threshold
+from exitbench.methods.registry import get_method
+
+SMALL = dict(vocab_size=2048, d_model=128, d_kv=32, d_ff=512, num_heads=4, num_layers=8, num_decoder_layers=8)
+BASE = dict(vocab_size=32128, d_model=768, d_kv=64, d_ff=3072, num_heads=12, num_layers=12, num_decoder_layers=12)
+LARGE = {**BASE, "d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": 24, "num_decoder_layers": 24}
+SHAPES = {"small": SMALL, "base": BASE, "large": LARGE}
+ENDLESS = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": None}
+METHODS = {"static": "static", "calm": "calm-softmax", "calm-min": "calm-softmax", "free": "free"}
+# By kind, shape and exit layer, on a CPU; at every other ours is to be faster.
+GOALS = {("calm", "base", 4): 1.35, ("calm-min", "base", 4): 1.35, ("static", "base", 12): 1.25}
+NEVER, ALWAYS = 2.0, -1.0  # thresholds outside the range of a softmax margin
+DEEP_EVERY = 4  # FREE: tokens of which one runs all blocks
+PROMPT_TOKENS, NEW_TOKENS, PINNED = 24, 17, "4.28.1"
+
+
+class Answer:
+    """One request, told each of its tokens by whoever decodes it; no token ends it."""
+
+    def __init__(self) -> None:
+        self.at_ms = [self._now()]
+
+    def __call__(self, *_: object) -> bool:
+        self.at_ms.append(self._now())
+        return False
+
+    def ended(self, token_ids: list[int]) -> None:
+        now = self._now()
+        self.token_ids, self.request_ms = token_ids, now - self.at_ms[0]
+        self.token_ms = (now - self.at_ms[1]) / (len(token_ids) - 1)  # of those after the first
+
+    def _now(self) -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter() * 1e3
+
+
+@dataclasses.dataclass(frozen=True)
+class Forced(Threshold):
+    exits: Sequence[int]
+
+    def value(self, block: int, position: int, max_new_tokens: int) -> float:
+        return ALWAYS if self.exits[position - 1] == block else NEVER
+
+    def sql(self, max_new_tokens: int) -> str:
+        return f"CASE WHEN {list(self.exits)}[position] = l THEN {ALWAYS} ELSE {NEVER} END"
+
+
+class Ours:
+    def __init__(self, folder: Path, device: str) -> None:
+        self.checkpoint = load_checkpoint(folder, device=device)
+
+    def parts(self, kind: str, exits: Sequence[int]) -> Parts:
+        at: dict[str, Any] = {"exit_layer": exits[0]}
+        lazy = {"kv_policy": "state-copy-lazy"}  # nothing is ever copied, as no token runs the blocks behind
+        calm: dict[str, Any] = {"decay": "none"}
+        params = {"static": at | lazy, "calm": calm, "calm-min": calm | {"min_exit": exits[0]}, "free": at}[kind]
+        parts = get_method(METHODS[kind]).from_params(params).parts(self.checkpoint.model.n_blocks)
+        return parts if kind == "static" else dataclasses.replace(parts, threshold=Forced(exits))
+
+    def answer(self, parts: Parts, prompt: list[int], exits: list[int]) -> Answer:
+        answer = Answer()
+        batch = prefill(self.checkpoint.model, [Request(prompt)], len(exits))
+        (generation,) = decode(self.checkpoint, batch, parts, is_stopped=answer)
+        answer.ended(generation.token_ids)
+        if generation.exit_layers != exits:
+            sys.exit(f"ours left after blocks {generation.exit_layers} instead of {exits}")
+        return answer
+
+
+class Published:
+    """The repository's T5, which can be told where to exit."""
+
+    def __init__(self, code: Any, shape: dict[str, int], weights: dict[str, Any], device: str) -> None:
+        util, made = sys.modules["util"], sys.modules["transformers"].T5Config(**shape, **ENDLESS)
+        options = util.AdditionalArguments(deploy_scenario=True, use_synchronize=device.startswith("cuda"))
+        self.model = code.DeployT5ForConditionalGeneration(util.update_autoconfig(made, options)).eval()
+        self.model.load_state_dict(weights, strict=False)  # other tokens would follow if any weight were not among them
+        self.model.to(device).tie_weights()
+        self.code, self.n_blocks = code, shape["num_decoder_layers"]
+
+    def set(self, kind: str, exit_layer: int) -> None:
+        """Configure it as its constructor would for this kind of exit."""
+        calm, free = kind.startswith("calm"), kind == "free"
+        of_stack = dict(
+            use_early_exit=calm,
+            exit_min_layer=exit_layer if kind == "calm-min" else None,
+            use_shallow_deep=free,
+            shallow_exit_layer=exit_layer if free else None,
+        )
+        static = exit_layer if kind == "static" and exit_layer < self.n_blocks else None
+        measures = dict(exit_conf_type="softmax" if calm else None, shallow2deep_conf_type="softmax" if free else None)
+        for config in (self.model.config, self.model.decoder.config):
+            config.update({"static_exit_layer": static, **measures, **of_stack})
+        vars(self.model.decoder).update(of_stack)
+
+    def levels(self, kind: str, exits: Sequence[int]) -> list[float]:
+        """The threshold of each confidence that an answer computes, in their order."""
+        if kind == "free":
+            return [NEVER if layer == self.n_blocks else ALWAYS for layer in exits]
+        first = exits[0] if kind == "calm-min" else 1
+        at_each = ((at, layer) for layer in exits for at in range(first, min(layer + 1, self.n_blocks)))
+        return [ALWAYS if at == layer else NEVER for at, layer in at_each]
+
+    def answer(self, kind: str, prompt: list[int], exits: list[int]) -> Answer:
+        levels, compare = iter(self.levels(kind, exits)), self.code.get_skip_mask
+        threshold = "shallow2deep_conf_threshold" if kind == "free" else "exit_conf_threshold"
+
+        def forced(*args: Any, config: Any, **kwargs: Any) -> Any:
+            setattr(config, threshold, next(levels))
+            return compare(*args, config=config, **kwargs)
+
+        self.model.decoder.block_op = [0] * self.n_blocks  # its own count of the tokens that ran each block
+        answer = Answer()
+        with patch.object(self.code, "get_skip_mask", forced), torch.inference_mode():
+            prompt_1S = torch.tensor([prompt], device=self.model.device)
+            out = self.model.generate(prompt_1S, max_new_tokens=len(exits), stopping_criteria=[answer])
+            answer.ended(out[0, 1:].tolist())
+        counted = (0, exits[0]) if kind == "free" else range(self.n_blocks)
+        ran = {index: self.model.decoder.block_op[index] for index in counted}
+        if ran != {index: sum(index < layer for layer in exits) for index in counted}:
+            sys.exit(f"the published code ran {ran} (tokens by block, from 0) instead of exits {exits}")
+        return answer
+
+
+def import_published(folder: Path, old: Path) -> Any:
+    """Return the repository's module `models.deploying_t5`, on the transformers that it pins."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("transformers", "huggingface_hub"):
+            del sys.modules[name]
+    checks = types.ModuleType("transformers.dependency_versions_check")
+    checks.__dict__["dep_version_check"] = lambda *_: None
+    models = types.ModuleType("models")
+    models.__path__ = [str(folder / "models")]
+    sys.modules.update({checks.__name__: checks, models.__name__: models})
+    sys.path[:0] = [str(folder), str(old)]
+    found = importlib.import_module("transformers").__version__
+    if found != PINNED:
+        sys.exit(f"{old}: transformers {found}; the published code needs {PINNED}")
+    return importlib.import_module("models.deploying_t5")
+
+
+def make_checkpoint(folder: Path, shape: dict[str, int]) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**shape, **ENDLESS))
+    with torch.no_grad():  # else every token is like the last, and a wrong one hard to tell
+        model.decoder.final_layer_norm.weight.normal_()
+        for name, weight in model.named_parameters():
+            weight.mul_(10 if name.endswith("q.weight") else 1)
+    model.save_pretrained(folder)
+    return dict(model.state_dict())
+
+
+def compared(theirs: Callable[[], Answer], ours: Callable[[], Answer], rounds: int) -> str:
+    same = theirs().token_ids == ours().token_ids
+    found = [(theirs(), ours(), ours(), theirs()) for _ in range(rounds)]
+    ratios = [(a.token_ms + d.token_ms) / (b.token_ms + c.token_ms) for a, b, c, d in found]
+    request = statistics.median((a.request_ms + d.request_ms) / (b.request_ms + c.request_ms) for a, b, c, d in found)
+    theirs_ms = statistics.median(x.token_ms for a, _, _, d in found for x in (a, d))
+    ours_ms = statistics.median(x.token_ms for _, b, c, _ in found for x in (b, c))
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    times = f"{theirs_ms:15.2f}  {ours_ms:6.2f}  {middle:6.2f} ({low:.2f} to {high:.2f})"
+    return f"{times:49}  {request:7.2f}  {'same' if same else 'differ':6}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--published", type=Path, required=True, help="a checkout of the published repository")
+    parser.add_argument("--transformers", type=Path, required=True, help=f"a folder with transformers {PINNED}")
+    parser.add_argument("--shape", choices=SHAPES, default="base")
+    parser.add_argument("--kinds", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--exits", nargs="+", type=int, help="exit layers (default: every one)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    asked = parser.parse_args()
+    shape, n_blocks = SHAPES[asked.shape], SHAPES[asked.shape]["num_decoder_layers"]
+    layers = asked.exits or range(1, n_blocks + 1)
+    if not set(layers) <= set(range(1, n_blocks + 1)) or asked.rounds < 2:
+        parser.error(f"--exits are 1 to {n_blocks}; --rounds are 2 or more")
+    for path in (asked.published / "models/deploying_t5.py", asked.transformers / "transformers/__init__.py"):
+        if not path.is_file():
+            parser.error(f"no {path}: --help says what --published and --transformers are")
+    with tempfile.TemporaryDirectory() as place:
+        weights = make_checkpoint(Path(place), shape)
+        engine = Ours(Path(place), asked.device)
+    published = Published(import_published(asked.published, asked.transformers), shape, weights, asked.device)
+    prompt = torch.randint(3, shape["vocab_size"], (PROMPT_TOKENS,)).tolist()
+    mixed = [1 + 5 * at % n_blocks for at in range(NEW_TOKENS)]
+    published.set("calm", mixed[0])
+    made = [published.answer("calm", prompt, mixed), engine.answer(engine.parts("calm", mixed), prompt, mixed)]
+    if made[0].token_ids != made[1].token_ids:
+        sys.exit(f"exits {mixed}: theirs answers {made[0].token_ids}, ours {made[1].token_ids}")
+    print(f"T5 {asked.shape}, fp32, {asked.device}, {NEW_TOKENS} tokens, {torch.get_num_threads()} thread(s)")
+    print("kind     exit  theirs ms/token    ours  times faster (quartiles)  request  tokens  goal")
+    for kind, layer in itertools.product(asked.kinds, layers):
+        if (kind, layer) == ("free", n_blocks):
+            continue  # its code wants blocks behind the exit
+        published.set(kind, layer)
+        exits = [layer] * NEW_TOKENS
+        if kind == "free":
+            exits[DEEP_EVERY - 1 :: DEEP_EVERY] = [n_blocks] * (NEW_TOKENS // DEEP_EVERY)
+        theirs = functools.partial(published.answer, kind, prompt, exits)
+        ours = functools.partial(engine.answer, engine.parts(kind, exits), prompt, exits)
+        goal = GOALS.get((kind, asked.shape, layer), 1.0)
+        print(f"{kind:8} {layer:4} {compared(theirs, ours, asked.rounds)}  {goal:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
