@@ -21,8 +21,18 @@ if TYPE_CHECKING:
 KV = tuple[Tensor, Tensor]
 """Keys and values of one block, [B, G, S, K] each."""
 
+
+def halves(kv: Tensor) -> KV:
+    """Keys and values out of [B, 2G, S, K]."""
+    k, v = kv.chunk(2, dim=1)
+    return k, v
+
+
 Run = tuple[slice, slice]
 """Neighbouring rows of the batch: where they stand among the running rows, and in the batch."""
+
+Skipped = tuple[int, Tensor, Tensor | None]
+"""Blocks executed, the state to copy [A, D] and the rows (None: all) of tokens whose other blocks are skipped."""
 
 
 class Cache:
@@ -48,6 +58,7 @@ class Cache:
         self.step_bias: Tensor | None = None  # of the positions being run, [1 or B, 1 or H, T, length + T]
         self.step_is_causal = False  # whether the new positions see those before them and no other mask is needed
         self.step_rotary: Rotary | None = None
+        self._skipped: list[Skipped] = []  # of the step; by exit layer, the first first
         self._runs: tuple[Tensor, list[Run]] | None = None
         if (table := model.weights.relative_bias) is not None:
             keys = torch.arange(room, device=model.device)
@@ -141,13 +152,26 @@ class Cache:
         return self._runs[1]
 
     def fill_from_state(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Write keys and values of blocks block+1..L at the current position, all projected from one state.
+        """Have keys and values of blocks block+1..L at the current position projected from one state, as the step ends.
 
         Args:
-            block: Blocks that were executed, 0..L-1.
+            block: Blocks that were executed, 0..L-1; no fewer than told before in this step.
             hidden_AD: The state to copy, not normalised.
             rows_A: Rows of the batch; None means all.
         """
+        self._skipped.append((block, hidden_AD, rows_A))
+
+    def end_step(self) -> None:
+        """Fill the cache of skipped blocks and move on to the next position."""
+        if len(self._skipped) == 1:
+            self._fill_at_once(*self._skipped[0])
+        elif self._skipped:
+            self._fill_block_by_block(self._skipped)
+        self._skipped.clear()
+        self.length += 1
+
+    def _fill_at_once(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
+        """One product for all blocks."""
         arch = self.model.arch
         kv = self.model.skip_kv(block)(self.model.normalise(hidden_AD))
         kv = kv.view(len(kv), arch.n_blocks - block, 2 * arch.n_kv_heads, arch.head_dim)
@@ -159,6 +183,20 @@ class Cache:
             target.copy_(kv.transpose(0, 1))
         else:
             target[:, rows_A] = kv.transpose(0, 1)
+
+    def _fill_block_by_block(self, skipped: Sequence[Skipped]) -> None:
+        """One product a block for the rows that had left before it, so that its weights are read once."""
+        model, heads = self.model, self.model.arch.n_kv_heads
+        normed_ND = model.normalise(torch.cat([hidden_AD for _, hidden_AD, _ in skipped]))
+        every_row = torch.arange(self.n_rows, device=normed_ND.device)
+        rows_N = torch.cat([every_row if rows_A is None else rows_A for *_, rows_A in skipped])
+        angles = None if self.step_rotary is None else [rows_of(angles, rows_N) for angles in self.step_rotary]
+        for block in range(skipped[0][0] + 1, model.n_blocks + 1):
+            n = sum(len(hidden_AD) for exit_layer, hidden_AD, _ in skipped if exit_layer < block)
+            kv = model.block_kv(block)(normed_ND[:n]).view(n, 1, 2 * heads, -1)
+            if angles is not None:
+                rotate_(kv[:, :, :heads], (angles[0][:n], angles[1][:n]))
+            self.self_kv[block - 1, rows_N[:n], :, self.length] = kv[:, 0]
 
     def run_rest(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
         """Run blocks block+1..L at the current position; returns the state after block L, [A, D]."""

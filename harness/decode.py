@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import chain, compress
 
 import torch
 from torch import Tensor
@@ -112,6 +112,7 @@ class Step:
         self.scores: list[float | None] = [None] * n_rows
         self.asked: list[tuple[int, Tensor]] = []  # (block, scores of the rows running there)
         self.read: list[tuple[int, Tensor]] = []  # (block, largest logit of rows read there)
+        self.unread: list[tuple[BlockView, Running]] = []  # rows that have left and are to be read out together
 
     def check_finite(self) -> None:
         """Raise ArithmeticError, naming the block, if a logit or a score is not a number or infinite."""
@@ -146,6 +147,13 @@ class Running:
         rows_A = keep_A.nonzero()[:, 0] if self.rows_A is None else self.rows_A[keep_A]
         columns = (tuple(compress(column, keep)) for column in (self.positions, self.seeds, self.waiting))
         return Running(list(compress(self.rows, keep)), rows_A, *columns)
+
+    @classmethod
+    def joined(cls, groups: Sequence[Running]) -> Running:
+        """Several groups of different rows, none of which is the whole batch."""
+        rows_A = torch.cat([group.rows_A for group in groups if group.rows_A is not None])
+        columns = zip(*((group.positions, group.seeds, group.waiting) for group in groups), strict=True)
+        return cls(list(chain(*(group.rows for group in groups))), rows_A, *(tuple(chain(*own)) for own in columns))
 
 
 @dataclass
@@ -308,8 +316,9 @@ def decode_step(
             previous_score_A = score_A
         if parts.gate.needs_history:
             earlier.append(hidden_AD)
+    _emit_together(step, parts)
     step.check_finite()
-    cache.length += 1
+    cache.end_step()
     return step
 
 
@@ -334,6 +343,25 @@ def _leave(step: Step, parts: Parts, cache: Cache, view: BlockView, leaving: Run
 
 
 def _emit(step: Step, parts: Parts, view: BlockView, leaving: Running) -> None:
+    """Choose the tokens of rows that leave, or put it off until all have left: the LM head is then read once."""
+    if parts.head.reads_vocabulary and parts.gate.chooses_from_logits and not view.is_read:
+        step.unread.append((view, leaving))
+    else:
+        _choose(step, parts, view, leaving)
+
+
+def _emit_together(step: Step, parts: Parts) -> None:
+    views, groups = [view for view, _ in step.unread], [group for _, group in step.unread]
+    if len(views) == 1:
+        _choose(step, parts, views[0], groups[0])
+    elif views:
+        _choose(step, parts, BlockView.joined(views), Running.joined(groups))
+        largest_A = step.read.pop()[1]
+        pieces = torch.split(largest_A, [len(group.rows) for group in groups])
+        step.read += [(view.block, piece_A) for view, piece_A in zip(views, pieces, strict=True)]
+
+
+def _choose(step: Step, parts: Parts, view: BlockView, leaving: Running) -> None:
     token_A = parts.gate.choose(view)
     if leaving.rows_A is None:
         step.token_B = token_A
@@ -379,6 +407,6 @@ def _first_token(
         model=model,
         head=parts.head,
     )
-    _emit(step, parts, view, rows)
+    _choose(step, parts, view, rows)
     step.check_finite()
     return step

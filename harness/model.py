@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.harness.cache import KV, Cache
+from exitbench.harness.cache import KV, Cache, halves
 from exitbench.harness.exit_heads import ExitHeads
 from exitbench.harness.positions import (
     Places,
@@ -35,8 +35,8 @@ from exitbench.harness.positions import (
 )
 from exitbench.harness.weights import ACTIVATIONS, Architecture, BlockWeights, Linear, Weights
 
-GATHERED_NUMEL = 2**13
-"""Numbers in a row's keys of a block up to which copying the running rows together beats a call for each stretch."""
+GATHERED_NUMEL = 2**14
+"""Up to so many numbers in a row's keys and values of a block, one copy of the running rows beats a call a stretch."""
 
 
 class Transformer:
@@ -51,7 +51,8 @@ class Transformer:
         # Tensors, because a number of Python's is turned into one at every use.
         self._root_eps = torch.tensor(arch.norm_eps**0.5, dtype=self._norm_dtype, device=self.device)
         self._inverse_root_width = torch.tensor(arch.d_model**-0.5, dtype=self._norm_dtype, device=self.device)
-        self._skip_kv: dict[int, Linear] = {}
+        self._block_kv: list[Linear] = []
+        self._skip_kv: list[Linear] = []
 
     @property
     def n_blocks(self) -> int:
@@ -142,8 +143,10 @@ class Transformer:
 
     def block_kv(self, block: int) -> Linear:
         """The key/value projection of a block alone."""
-        width, qkv = self.arch.n_heads * self.arch.head_dim, self.weights.blocks[block - 1].qkv
-        return Linear(qkv.weight[width:], None if qkv.bias is None else qkv.bias[width:])
+        if not self._block_kv:
+            width, projections = self.arch.n_heads * self.arch.head_dim, (block.qkv for block in self.weights.blocks)
+            self._block_kv = [_outputs(projection, width) for projection in projections]
+        return self._block_kv[block - 1]
 
     def skip_kv(self, block: int) -> Linear:
         """Key/value projections of blocks block+1..L, stacked: 2*G*K rows each. Built when a token first skips."""
@@ -151,10 +154,8 @@ class Transformer:
             parts = [self.block_kv(number) for number in range(1, self.n_blocks + 1)]
             weight = torch.cat([part.weight for part in parts])
             biases = [part.bias for part in parts if part.bias is not None]
-            bias = torch.cat(biases) if biases else None
-            for first in range(self.n_blocks):
-                rows = slice(first * 2 * self.kv_width, None)
-                self._skip_kv[first] = Linear(weight[rows], None if bias is None else bias[rows])
+            stack = Linear(weight, torch.cat(biases) if biases else None)
+            self._skip_kv = [_outputs(stack, first * 2 * self.kv_width) for first in range(self.n_blocks)]
         return self._skip_kv[block]
 
     def _inner(self, hidden_ND: Tensor, block: BlockWeights) -> Tensor:
@@ -180,15 +181,14 @@ class Transformer:
             )
         return mixed.transpose(1, 2).reshape(n_rows * n_new, n_heads * size)
 
-    def _attend_rows(self, q: Tensor, kv: KV, bias: Tensor | None, cache: Cache, rows_A: Tensor) -> Tensor:
-        """Attention of running rows q [A, T, H, K] over keys and values of the whole batch, [B, G, S, K]."""
-        k, v = kv
-        if k.device.type != "cpu" or k[0].numel() <= GATHERED_NUMEL:
-            return self._attend(q, (k[rows_A], v[rows_A]), rows_of(bias, rows_A))
+    def _attend_rows(self, q: Tensor, kv: Tensor, bias: Tensor | None, cache: Cache, rows_A: Tensor) -> Tensor:
+        """Attention of running rows q [A, T, H, K] over keys and values of the whole batch, [B, 2G, S, K]."""
+        if kv.device.type != "cpu" or kv[0].numel() <= GATHERED_NUMEL:
+            return self._attend(q, halves(kv.index_select(0, rows_A)), rows_of(bias, rows_A))
         pieces = []
         for running, rows in cache.runs(rows_A):
             own_bias = bias if bias is None or len(bias) == 1 else bias[rows]
-            pieces.append(self._attend(q[running], (k[rows], v[rows]), own_bias))
+            pieces.append(self._attend(q[running], halves(kv[rows]), own_bias))
         return torch.cat(pieces)
 
     # --------------------------------------------------------------- encoder
@@ -340,19 +340,19 @@ class Transformer:
             cache.self_kv[block - 1][:, :, cache.length : end] = new_kv.transpose(1, 2)
             kv = cache.keys_and_values(block, end)
             return self._attend(q, kv, cache.step_bias, is_causal=cache.step_is_causal)
-        cache.self_kv[block - 1][rows_A, :, cache.length : end] = new_kv.transpose(1, 2)
-        return self._attend_rows(q, cache.keys_and_values(block, end), cache.step_bias, cache, rows_A)
+        of_batch = cache.self_kv[block - 1].narrow(2, 0, end)
+        of_batch[rows_A, :, cache.length :] = new_kv.transpose(1, 2)
+        return self._attend_rows(q, of_batch, cache.step_bias, cache, rows_A)
 
     def cross_attention(self, block: int, hidden_ND: Tensor, cache: Cache, rows_A: Tensor | None = None) -> Tensor:
         """The heads of a block's cross-attention, before ``cross_out`` adds them to the stream: [N, H*K]."""
         weights = self.weights.blocks[block - 1]
-        assert weights.cross_q is not None, "there is an encoder"
+        assert weights.cross_q is not None and cache.cross_kv is not None, "there is an encoder"
         n_rows = cache.n_rows if rows_A is None else len(rows_A)
         q = weights.cross_q(self.normalise(hidden_ND)).view(n_rows, -1, self.arch.n_heads, self.arch.head_dim)
-        kv = cache.source_keys_and_values(block)
         if rows_A is None:
-            return self._attend(q, kv, cache.source_mask)
-        return self._attend_rows(q, kv, cache.source_mask, cache, rows_A)
+            return self._attend(q, cache.source_keys_and_values(block), cache.source_mask)
+        return self._attend_rows(q, cache.cross_kv[block - 1], cache.source_mask, cache, rows_A)
 
     def feed_forward(self, block: int, hidden_ND: Tensor) -> Tensor:
         """The feed-forward network of a block, before ``down`` adds it to the stream: [N, F]."""
@@ -410,3 +410,9 @@ class Transformer:
             return None
         places = unpadded(cache.padding_B, rows_A, places_AT)
         return rotary_angles(places, frequencies, self.weights.rotary_scale, self.dtype)
+
+
+def _outputs(projection: Linear, first: int) -> Linear:
+    """A projection's outputs from one on; the weight is not copied."""
+    bias = projection.bias
+    return Linear(projection.weight[first:], None if bias is None else bias[first:])

@@ -31,7 +31,7 @@ class Places:
 def relative_bias(
     arch: Architecture, table: Tensor, queries_T: Tensor, keys_S: Tensor, *, bidirectional: bool = False
 ) -> Tensor:
-    """T5's bucketed relative position bias from its table [buckets, H]: [1, H, T, S]."""
+    """Bias of bucketed distances (Raffel et al. 2020, section 2.1), from its table [buckets, H]: [1, H, T, S]."""
     distance = keys_S[None, :] - queries_T[:, None]
     buckets = arch.relative_buckets
     offset = torch.zeros_like(distance)

@@ -208,6 +208,26 @@ class BlockView:
             head=self._head,
         )
 
+    @classmethod
+    def joined(cls, views: Sequence[BlockView]) -> BlockView:
+        """What rows of several views have in common that left after different blocks: states, positions and seeds."""
+        first = views[0]
+        return cls(
+            block=first.model.n_blocks,
+            positions_A=tuple(itertools.chain(*(view.positions_A for view in views))),
+            max_new_tokens=first.max_new_tokens,
+            hidden_AD=torch.cat([view.hidden_AD for view in views]),
+            seeds_A=tuple(itertools.chain(*(view.seeds_A for view in views))),
+            memory={},
+            model=first.model,
+            head=first._head,
+        )
+
+    @property
+    def is_read(self) -> bool:
+        """Whether logits have been asked for."""
+        return self._read is not None
+
     def _reading(self) -> Reading:
         if self._read is None:
             self._read = self._head.read(self)
@@ -229,6 +249,15 @@ class Gate(ABC):
     """Whether scoring reads the states of earlier blocks (`BlockView.earlier`)."""
     looks_ahead: ClassVar[bool] = False
     """Whether the gate must see all blocks first (oracles): the full depth is run, nothing is saved."""
+
+    @property
+    def chooses_from_logits(self) -> bool:
+        """Whether `choose` looks at logits, seeds and positions only.
+
+        Rows that left after different blocks are then read out together. False for every other `choose` that does not
+        say so itself.
+        """
+        return type(self).choose is Gate.choose
 
     @abstractmethod
     def score(self, view: BlockView) -> Tensor:

@@ -80,16 +80,17 @@ class PrunedHead(LMHead):
         widest = sizes if isinstance(sizes, int) else int(sizes.max())
         ids_AK = view.memory["kept_ids"][:, :widest]
         view.head_rows = view.head_rows + sizes
-        logits_AK = view.model.logits_of(view.hidden_AD, self._weights(view)[:, :widest])
+        logits_AK = view.model.logits_of(view.hidden_AD, self._weights(view, sizes)[:, :widest])
         return Reading(_beyond(logits_AK, sizes), ids_AK)
 
     def earlier_logits(self, view: BlockView, block: int) -> Tensor:
         """Return logits of an earlier block over the ids read at this one; -inf beyond a row's own number."""
         if view.ids_AK is None:
             return super().earlier_logits(view, block)
-        known, sizes, weights_AKD = f"pruned_logits_{block}", self._sizes(view), self._weights(view)
+        known, sizes = f"pruned_logits_{block}", self._sizes(view)
         if known not in view.memory:
             # Read once, and as many as later blocks may ask for: a decaying list only shrinks, an adaptive one varies.
+            weights_AKD = self._weights(view, sizes)
             most = sizes if isinstance(sizes, int) else weights_AKD.shape[1]
             view.head_rows = view.head_rows + most
             view.memory[known] = view.model.logits_of(view.state(block), weights_AKD[:, :most])
@@ -100,10 +101,15 @@ class PrunedHead(LMHead):
         kept = logits_AV.topk(self.size(view.block, model.n_blocks, model.vocab_size)).indices
         return kept.sort().values if self.keeping in ("decaying-idsorted", "adaptive-code") else kept
 
-    def _weights(self, view: BlockView) -> Tensor:
-        """The kept rows of the LM head, copied together once a token: later blocks read a contiguous piece."""
+    def _weights(self, view: BlockView, sizes: int | Tensor) -> Tensor:
+        """The kept rows of the LM head, copied together once a token: later blocks read a contiguous piece.
+
+        A list of fixed size a block only shrinks, so that no more are copied than the first to ask reads.
+        """
         if "kept_weights" not in view.memory:
-            view.memory["kept_weights"] = view.model.head_weights(view.memory["kept_ids"])
+            ids_AK = view.memory["kept_ids"]
+            most = sizes if isinstance(sizes, int) else ids_AK.shape[1]
+            view.memory["kept_weights"] = view.model.head_weights(ids_AK[:, :most])
         return view.memory["kept_weights"]
 
     def _sizes(self, view: BlockView) -> int | Tensor:

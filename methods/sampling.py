@@ -50,6 +50,11 @@ class Sampling(Gate):
 
     temperature: float = 0.0
 
+    @property
+    def chooses_from_logits(self) -> bool:
+        """True as long as the choice is this one."""
+        return type(self).choose is Sampling.choose
+
     def choose(self, view: BlockView) -> Tensor:
         """Return the token that each row emits, [A]."""
         if self.temperature == 0:
