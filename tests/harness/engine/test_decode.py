@@ -43,21 +43,21 @@ def parts(gate: Gate) -> Parts:
 
 
 class Recorder:
-    """Notes every call of Transformer.block: the block, its rows and its positions."""
+    """Notes every call of Transformer.block: the block and its rows."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[tuple[int, int, int]] = []
+        self.calls: list[tuple[int, int]] = []
         run = Transformer.block
 
         def block(model: Transformer, number: int, hidden: Tensor, *rest: Any) -> Tensor:
-            self.calls.append((number, hidden.shape[0], hidden.shape[1]))
+            self.calls.append((number, hidden.shape[0]))
             return run(model, number, hidden, *rest)
 
         monkeypatch.setattr(Transformer, "block", block)
 
     def rows(self) -> list[int]:
         """Rows that ran each block 1..L, over all calls since the last `clear`."""
-        return [sum(rows for number, rows, _ in self.calls if number == block) for block in range(1, L + 1)]
+        return [sum(rows for number, rows in self.calls if number == block) for block in range(1, L + 1)]
 
     def clear(self) -> None:
         self.calls.clear()
@@ -95,7 +95,7 @@ def test_a_block_that_no_row_needs_is_never_called(family: Any, prompts: Any, re
     batch = start(family, prompts[:6], seeds=[2] * 6)
     recorder.clear()
     decode(family.checkpoint, batch, parts(ExitAtSeed()))
-    assert {number for number, _, _ in recorder.calls} == {1, 2}
+    assert {number for number, _ in recorder.calls} == {1, 2}
 
 
 def test_rows_of_one_step_exit_at_different_blocks_and_agree_with_rows_alone(family: Any, prompts: Any) -> None:
@@ -119,7 +119,7 @@ def test_finished_rows_leave_the_batch(family: Any, prompts: Any, recorder: Reco
     assert len(set(lengths)) > 2, "rows must end at different steps"
     first_step = 1 if family.is_seq2seq else 2
     alive = [sum(n >= step for n in lengths) for step in range(first_step, max(lengths) + 1)]
-    assert [rows for number, rows, _ in recorder.calls if number == L] == alive
+    assert [rows for number, rows in recorder.calls if number == L] == alive
     assert batch.cache.n_rows <= alive[-1]
 
 
@@ -206,6 +206,34 @@ def keys_and_values(family: Any, block: int, state: Tensor, place: int) -> tuple
         key = apply_rotary_pos_emb(heads, heads, cos, sin)[1].reshape(-1)
     shape = (arch.n_kv_heads, arch.head_dim)
     return key.view(shape), value.view(shape)
+
+
+class LastOfLogits(ExitAtSeed):
+    """Chooses in a way of its own, which might depend on the block."""
+
+    def choose(self, view: BlockView) -> Tensor:
+        assert view.block == L or {exit_at(seed, 0) for seed in view.seeds_A} == {view.block}
+        return view.logits_AK.argmin(-1)
+
+
+@pytest.mark.parametrize("gate", [ExitAtSeed(), LastOfLogits()], ids=["most-probable", "own-choice"])
+def test_rows_that_left_after_different_blocks_are_read_out_together(
+    family: Any, prompts: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The LM head is then multiplied once a step; not so if the gate chooses in a way of its own."""
+    read: list[int] = []
+    logits = Transformer.logits
+    monkeypatch.setattr(Transformer, "logits", lambda model, hidden: read.append(len(hidden)) or logits(model, hidden))
+    seeds = [1 + i % L for i in range(10)]
+    batch = start(family, prompts[:10], seeds)
+    token = torch.full((10,), 7)
+    with torch.inference_mode():
+        step = decode_step(
+            family.checkpoint.model, batch.cache, token, parts(gate), (1,) * 10, MAX_NEW_TOKENS, tuple(seeds)
+        )
+    assert read == ([10] if type(gate) is ExitAtSeed else [2] * L)
+    assert step.exit_layers == seeds
+    assert step.head_rows == [family.checkpoint.model.vocab_size] * 10
 
 
 def test_skipped_blocks_hold_the_projections_of_the_exit_state(family: Any, prompts: Any) -> None:
