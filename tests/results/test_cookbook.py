@@ -1,7 +1,7 @@
 """The questions of docs/sql.md: each query runs, has an answer, and agrees with a slow computation from the spool.
 
-The example is extended by what it lacks: another seed and KV policy, rejected drafts, a vocabulary, a training and
-another environment.
+The example is extended by what it lacks: another seed, KV policy and number format, rejected drafts, a vocabulary, a
+training and another environment.
 """
 
 import json
@@ -103,6 +103,7 @@ def _extend(example: Any, root: Path) -> None:
         if method is example.CALM[0]:
             cell = _other(example, cell, seed=8)
         example._write_quality(root, cell, task, world, example._exits(method, world))
+    _write_untraced(example, root, _other(example, deepcopy(full), dtype="bfloat16"))
     _write_drafts(example, root, _other(example, deepcopy(full), method=DRAFTS, full_depth_cell_id=full["cell_id"]))
     for model in example.MODELS:
         digest = example.cell_json(model, task, example.FULL, "quality")["model"]["tokenizer_sha256"]
@@ -156,6 +157,16 @@ def _write_drafts(example: Any, root: Path, cell: dict[str, Any]) -> None:
         writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
         metrics = {"acceptance_rate": example._plain(40.0), "token_match": example._plain(0.75)}
         example._write_metrics(writer, metrics)
+        writer.finish("ok")
+
+
+def _write_untraced(example: Any, root: Path, cell: dict[str, Any]) -> None:
+    """One document: what queries over tokens say of full depth is that of the traced run alone."""
+    sample = {"doc_key": example._doc_keys()[0], "output_text": "t", "output_ids": [3], "n_prompt": 1, "n_output": 1}
+    sample |= {"stop_reason": "eos", "scores": '{"f1": 50.0, "em": 0}', "statistics": "{}"}
+    with AttemptWriter(root, cell, example.ENV) as writer:
+        writer.write("samples", pa.Table.from_pylist([sample], schema=TABLES["samples"]))
+        example._write_metrics(writer, {"f1": example._plain(50.0)})
         writer.finish("ok")
 
 
