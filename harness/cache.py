@@ -17,6 +17,7 @@ from exitbench.harness.positions import Places, Rotary, relative_bias, rotate_, 
 
 if TYPE_CHECKING:
     from exitbench.harness.model import Transformer
+    from exitbench.harness.static_step import StaticStep
 
 KV = tuple[Tensor, Tensor]
 """Keys and values of one block, [B, G, S, K] each."""
@@ -58,6 +59,7 @@ class Cache:
         self.step_bias: Tensor | None = None  # of the positions being run, [1 or B, 1 or H, T, length + T]
         self.step_is_causal = False  # whether the new positions see those before them and no other mask is needed
         self.step_rotary: Rotary | None = None
+        self.static: StaticStep | None = None  # what runs blocks while all rows do; None: nothing else than the model
         self._skipped: list[Skipped] = []  # of the step; by exit layer, the first first
         self._runs: tuple[Tensor, list[Run]] | None = None
         if (table := model.weights.relative_bias) is not None:
@@ -99,6 +101,7 @@ class Cache:
 
     def keep(self, rows: Tensor) -> None:
         """Keep only these rows (finished ones leave the batch)."""
+        self.static = None
         self.self_kv = self.self_kv.index_select(1, rows)
         if self.cross_kv is not None:
             self.cross_kv = self.cross_kv.index_select(1, rows)

@@ -202,6 +202,8 @@ def decode(
     generations = [Generation() for _ in requests]
     alive = list(range(len(requests)))  # the request behind each row of the cache
     token_B: Tensor | None = None
+    if model.static_steps is not None and parts.kv_policy.deferred is None and not parts.gate.looks_ahead:
+        model.static_steps.bind(cache)
 
     def stop_reason(generation: Generation) -> str | None:
         if generation.token_ids[-1] in checkpoint.eos_ids:
@@ -297,11 +299,13 @@ def decode_step(
             if block == n_blocks:
                 _emit(step, parts, view, running)
                 break
-            score_A = parts.gate.score(view)
+            static = cache.static if running.rows_A is None else None
+            score_A = parts.gate.score(view) if static is None else static.score(parts, view)
             step.asked.append((block, score_A))
             _note_reading(step, view, running)
             leaves_A = score_A > _level(parts.threshold, view, score_A)
-            leaves = leaves_A.tolist()  # the one look at the device that a decision needs
+            # the one look at the device that a decision needs
+            leaves = leaves_A.tolist() if static is None else static.look(leaves_A, block)
             if all(leaves):
                 _leave(step, parts, cache, view, running, score_A)
                 break

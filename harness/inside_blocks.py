@@ -19,7 +19,8 @@ from torch import Tensor
 from exitbench.harness.cache import Cache
 from exitbench.harness.checkpoint import Checkpoint
 from exitbench.harness.model import Transformer
-from exitbench.harness.probe import LOGITS_BUDGET_BYTES, jensen_shannon, states_of, teacher_forced
+from exitbench.harness.probe import LOGITS_BUDGET_BYTES, states_of, teacher_forced
+from exitbench.harness.signals import jensen_shannon
 
 KEPT = 10
 """Most probable tokens kept of a read-out (NATCAP Table 12)."""
@@ -120,8 +121,11 @@ def layer_pairs(checkpoint: Checkpoint, prompt: Sequence[int], output: Sequence[
     per_token = len(states_LND) * model.vocab_size * 4 * 4  # log-probabilities and mixtures, fp32
     for piece_LND in torch.split(states_LND, max(1, LOGITS_BUDGET_BYTES // per_token), dim=1):
         log_p_LNV = torch.log_softmax(model.logits(piece_LND).float(), dim=-1)
+        p_LNV = log_p_LNV.exp()
+        entropy_LN = -torch.linalg.vecdot(p_LNV, log_p_LNV)
         for a in range(len(states_LND) - 1):
-            later = jensen_shannon(log_p_LNV[a + 1 :], log_p_LNV[a]).double().sum(-1) / len(output)
+            jsd_LN = jensen_shannon(p_LNV[a + 1 :], p_LNV[a], entropy_LN[a + 1 :], entropy_LN[a])
+            later = jsd_LN.double().sum(-1) / len(output)
             jsd_LL[a, a + 1 :] += later
             jsd_LL[a + 1 :, a] += later
     return cosine_LL.cpu().numpy(), jsd_LL.cpu().numpy()

@@ -14,6 +14,7 @@ filling the cache of every skipped block is one product.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,9 @@ from exitbench.harness.positions import (
 )
 from exitbench.harness.weights import ACTIVATIONS, Architecture, BlockWeights, Linear, Weights
 
+if TYPE_CHECKING:
+    from exitbench.harness.static_step import StaticSteps
+
 GATHERED_NUMEL = 2**14
 """Up to so many numbers in a row's keys and values of a block, one copy of the running rows beats a call a stretch."""
 
@@ -53,6 +57,7 @@ class Transformer:
         self._inverse_root_width = torch.tensor(arch.d_model**-0.5, dtype=self._norm_dtype, device=self.device)
         self._block_kv: list[Linear] = []
         self._skip_kv: list[Linear] = []
+        self.static_steps: StaticSteps | None = None  # None: no block runs on static buffers
 
     @property
     def n_blocks(self) -> int:
@@ -127,7 +132,7 @@ class Transformer:
     def head_weights(self, ids_AK: Tensor) -> Tensor:
         """Rows of the LM head, [A, K, D]; with a bias as one more column."""
         head = self.weights.lm_head
-        rows = head.weight[ids_AK]
+        rows = head.weight.index_select(0, ids_AK.flatten()).view(*ids_AK.shape, -1)
         return rows if head.bias is None else torch.cat((rows, head.bias[ids_AK][..., None]), dim=-1)
 
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
@@ -333,7 +338,7 @@ class Transformer:
         if places is not None:
             rows = torch.arange(cache.n_rows, device=self.device) if rows_A is None else rows_A
             cache.self_kv[block - 1][rows[:, None], :, places.places_AT] = new_kv
-            k, v = cache.keys_and_values(block, cache.length + 1)
+            k, v = cache.keys_and_values(block, places.bias.shape[-1])
             return self._attend(q, (k, v) if rows_A is None else (k[rows_A], v[rows_A]), places.bias)
         end = cache.length + heads.shape[1]
         if rows_A is None:

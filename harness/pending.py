@@ -55,6 +55,8 @@ def run_block(
     model: Transformer, block: int, hidden_AD: Tensor, cache: Cache, rows_A: Tensor | None, policy: KVPolicy
 ) -> Tensor:
     """Run a block for the new token of each row, and complete there what waits; returns states [A, D]."""
+    if rows_A is None and cache.static is not None:
+        return cache.static.run(cache, block, hidden_AD)
     if policy.deferred is None:
         return model.block(block, hidden_AD, cache, rows_A)
     rows = list(range(cache.n_rows)) if rows_A is None else rows_A.tolist()

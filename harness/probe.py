@@ -8,20 +8,18 @@ Shape suffixes: N tokens (all rows and positions), L blocks, D model width, V vo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from exitbench.harness.cache import Cache
 from exitbench.harness.checkpoint import Checkpoint
 from exitbench.harness.model import Transformer
 from exitbench.harness.positions import padded
+from exitbench.harness.signals import signals
 from exitbench.results.settling import settling
 
 LOGITS_BUDGET_BYTES = 256 * 2**20
@@ -43,10 +41,10 @@ def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Seq
     """
     states_LND = states_of(checkpoint, prompts, outputs)
     model = checkpoint.model
-    per_token = states_LND.shape[0] * model.vocab_size * 4 * 4  # logits, probabilities and two mixtures, fp32
-    chunk = max(1, LOGITS_BUDGET_BYTES // per_token)
-    parts = [_signals(model, piece) for piece in torch.split(states_LND, chunk, dim=1)]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    chunk = max(1, LOGITS_BUDGET_BYTES // (len(states_LND) * model.vocab_size * 4))
+    parts = [signals(model, piece_LND) for piece_LND in torch.split(states_LND, chunk, dim=1)]
+    arrays = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
+    return {**arrays, **settling(arrays["p_final"], arrays["cosine_last"])}
 
 
 def states_of(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Tensor:
@@ -95,52 +93,3 @@ def _forward(model: Transformer, fed: Fed) -> Iterator[Tensor]:
     for block in range(1, model.n_blocks + 1):
         hidden = model.block(block, hidden, fed.cache)
         yield hidden
-
-
-def _signals(model: Transformer, states_LND: Tensor) -> dict[str, np.ndarray]:
-    logits_LNV = model.logits(states_LND).float()
-    normed_LND = model.final_normed(states_LND).float()
-    raw_LND = states_LND.float()
-    log_p_LNV = torch.log_softmax(logits_LNV, dim=-1)
-    p_LNV = log_p_LNV.exp()
-    top = p_LNV[1:].topk(3, dim=-1)
-    # topk promises no order among ties; argmax takes the lowest id, as the decode loop does.
-    top1_LN = logits_LNV[1:].argmax(dim=-1)
-    final_N = top1_LN[-1]
-    final_logit_LN1 = logits_LNV[1:].gather(-1, final_N.expand(top1_LN.shape)[..., None])
-    agrees_LN = top1_LN == final_N
-    stable_LN = agrees_LN.flip(0).cummin(0).values.flip(0)
-    columns = {
-        "full_token_id": final_N,
-        "first_match": agrees_LN.int().argmax(0) + 1,
-        "stable_from": stable_LN.int().argmax(0) + 1,
-        "top1_id": top1_LN.T,
-        "top2_id": _second(top.indices, top1_LN).T,
-        "top3_id": top.indices[..., 2].T,
-        "p1": top.values[..., 0].T,
-        "p2": top.values[..., 1].T,
-        "p3": top.values[..., 2].T,
-        "p_final": p_LNV[1:].gather(-1, final_N.expand(top1_LN.shape)[..., None])[..., 0].T,
-        "rank_final": (1 + (logits_LNV[1:] > final_logit_LN1).sum(-1)).T,
-        "entropy": -(p_LNV[1:] * log_p_LNV[1:]).sum(-1).T,
-        "logsumexp": logits_LNV[1:].logsumexp(-1).T,
-        "cosine_previous": F.cosine_similarity(raw_LND[:-1], raw_LND[1:], dim=-1).T,
-        "cosine_previous_normed": F.cosine_similarity(normed_LND[:-1], normed_LND[1:], dim=-1).T,
-        "cosine_last": F.cosine_similarity(normed_LND[1:], normed_LND[-1:], dim=-1).T,
-        "jsd_previous": jensen_shannon(log_p_LNV[:-1], log_p_LNV[1:]).T,
-        "jsd_last": jensen_shannon(log_p_LNV[1:], log_p_LNV[-1:]).T,
-    }
-    arrays = {name: value.cpu().numpy() for name, value in columns.items()}
-    return {**arrays, **settling(arrays["p_final"], arrays["cosine_last"])}
-
-
-def _second(top_LN3: Tensor, first_LN: Tensor) -> Tensor:
-    """The id that stands second once ``first`` is first (they can only differ where the two are tied)."""
-    return torch.where(top_LN3[..., 0] == first_LN, top_LN3[..., 1], top_LN3[..., 0])
-
-
-def jensen_shannon(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Jensen-Shannon divergence in nats over the last dimension, between 0 and ln 2."""
-    log_m = torch.logaddexp(log_p, log_q.expand_as(log_p)) - math.log(2.0)
-    to_m = (log_p.exp() * (log_p - log_m)).sum(-1) + (log_q.exp() * (log_q - log_m)).sum(-1)
-    return torch.clamp(to_m / 2, min=0)
