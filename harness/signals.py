@@ -113,5 +113,5 @@ def jensen_shannon(p: Tensor, q: Tensor, entropy_p: Tensor, entropy_q: Tensor) -
     """
     both = p + q
     # No term where both are 0, whose logarithm is no number.
-    mixed = math.log(2.0) - torch.linalg.vecdot(both, both.clamp_min(torch.finfo(both.dtype).tiny).log()) / 2
-    return torch.clamp(mixed - (entropy_p + entropy_q) / 2, min=0)
+    terms = both.clamp_min(torch.finfo(both.dtype).tiny).log_().mul_(both)
+    return torch.clamp(math.log(2.0) - (terms.sum(-1) + entropy_p + entropy_q) / 2, min=0)
