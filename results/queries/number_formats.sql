@@ -28,6 +28,7 @@ documents AS (
         avg(CASE WHEN len(a.output_ids) = a.n_output AND len(b.output_ids) = b.n_output
             THEN (a.output_ids = b.output_ids)::INT END) AS share_identical,
         avg((a.scores ->> p.metric)::DOUBLE) AS mean_score,
+        avg((b.scores ->> p.metric)::DOUBLE) AS other_mean_score,
         mean_half_width((a.scores ->> p.metric)::DOUBLE - (b.scores ->> p.metric)::DOUBLE) AS half_width
     FROM pairs AS p
     JOIN answers AS a USING (attempt_id)
@@ -37,7 +38,9 @@ documents AS (
 SELECT
     p.model, p.task_label, p.method, p.params, p.kv_policy, p.seed, d.documents, d.share_identical, p.metric,
     w.value AS reference_value, p.value, p.value - w.value AS value_more,
-    CASE WHEN abs(d.mean_score - p.value) < 1e-6 THEN d.half_width END AS half_width,
+    -- Of all metrics only a mean is the mean of its scores of documents, in both runs.
+    CASE WHEN abs(d.mean_score - p.value) < 1e-6 AND abs(d.other_mean_score - w.value) < 1e-6
+        THEN d.half_width END AS half_width,
     p.other_exit_layer AS reference_exit_layer, p.mean_exit_layer,
     p.mean_exit_layer - p.other_exit_layer AS exit_layer_more
 FROM pairs AS p
