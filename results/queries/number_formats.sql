@@ -8,11 +8,10 @@
 -- $reference = float32: number format to compare with
 WITH points AS (
     SELECT
-        f.*, r.setting_id,
+        f.*,
         -- What was asked, without the number format; the fit is another one because of it.
         json_merge_patch(c.identity, '{"dtype": null, "fit_cell_id": null}')::VARCHAR AS asked
     FROM frontier AS f
-    JOIN runs AS r USING (attempt_id)
     JOIN cell AS c ON c.cell_id = f.cell_id
     WHERE f.execution = 'real' AND NOT f.random_weights
 ),
