@@ -69,6 +69,8 @@ SHAPES = {
     "t5-base-decoder-random-128k-vocabulary": Shape("t5", 5, {**GROWING, "vocab_size": 131_072}),
 }
 SMALL_NAME, BASE_NAME, LARGE_NAME, CAUSAL_NAME, *GROWING_NAMES = SHAPES
+SCALES = {"EncDecAttention.o.weight": 10.0, "lm_head.weight": 0.05}
+"""So that sources matter and no token is certain: by these, what transformers draws at first is multiplied."""
 
 
 class Pair:
@@ -77,7 +79,12 @@ class Pair:
     def __init__(self, label: str, folder: Path) -> None:
         self.label, self.shape, self.folder = label, SHAPES[label], folder
         torch.manual_seed(0)
-        self._model_class.from_config(self._config()).save_pretrained(folder)
+        model = self._model_class.from_config(self._config())
+        for end, scale in SCALES.items():
+            for name, weight in model.state_dict().items():
+                if name.endswith(end):
+                    weight.mul_(scale)
+        model.save_pretrained(folder)
 
     @property
     def n_blocks(self) -> int:

@@ -23,6 +23,7 @@ GATES: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax-pruned-fixed": ("calm-softmax", {**NEVER, "head": "pruned-fixed"}),
     "softmax-pruned-decaying": ("calm-softmax", {**NEVER, "head": "pruned-decaying"}),
     "softmax-pruned-adaptive": ("calm-softmax", {**NEVER, "head": "pruned-adaptive"}),
+    "softmax-pruned-to-250": ("calm-softmax", {**NEVER, "head": "pruned-fixed", "k_first": 250, "k_min": 250}),
     "softmax-every-2nd": ("calm-softmax", {**NEVER, "every": 2}),
     "softmax-every-4th": ("calm-softmax", {**NEVER, "every": 4}),
     "softmax-last-third": ("calm-softmax", NEVER),
