@@ -25,7 +25,7 @@ PROMPT_TOKENS = 24
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model looks like, and how long an answer is that takes about half a second on one core.
+    """What a model looks like, and how long an answer is that takes a fraction of a second on one core.
 
     Attributes:
         family: ``t5`` or ``llama``.

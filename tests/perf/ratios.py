@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-BUDGET_S = 4.0
+BUDGET_S = 3.0
 """About how long one comparison takes, warm-up apart."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 20
 

@@ -15,7 +15,7 @@ from models import GROWING_NAMES, Pair
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
 
-ROUNDS = 5
+ROUNDS = 4
 SOURCE_TOKENS = 32
 plain = pytest.mark.parametrize("pair", GROWING_NAMES[:1], indirect=True)
 
