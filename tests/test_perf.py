@@ -30,6 +30,12 @@ def test_of_an_error(benchmark):
 """
 
 
+@pytest.fixture(autouse=True)
+def not_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest-benchmark measures nothing in a process that one of pytest-xdist's started."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+
+
 @pytest.fixture
 def benchmarks(tmp_path: Path) -> Path:
     """Two benchmarks, one of which fails after it was timed, with what all benchmarks have in common."""
