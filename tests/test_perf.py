@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -180,3 +182,66 @@ def test_what_git_does_not_know_is_refused(tools: SimpleNamespace, repository: P
     shutil.rmtree(repository / ".git")
     with pytest.raises(UserError, match="needs the repository's history"):
         tools.against.compare("HEAD", [], 1, 0.05)
+
+
+# ------------------------------------------------------------------------------------------ on a GPU
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script that is run where there is a GPU."""
+    monkeypatch.syspath_prepend(PERF)
+    import gpu
+
+    return gpu
+
+
+def run_on_cpu(gpu: Any, *steps: str, out: Path) -> tuple[int, dict[str, Any]]:
+    only = [argument for step in steps for argument in ("--only", step)]
+    code = gpu.main(["--device", "cpu", "--quick", *only, "--out", str(out)])
+    return code, {told["name"]: told for told in json.loads(out.read_text())["results"]}
+
+
+def test_the_script_for_a_gpu_checks_and_times_on_a_cpu(gpu: Any, tmp_path: Path) -> None:
+    code, told = run_on_cpu(gpu, "correctness", "realised_fraction", "llama", out=tmp_path / "told.json")
+    assert code == 0
+    ways = ("ordinary", "static", "static, one ahead")
+    expected = [f"correct, {way}" for way in ways] + [f"realised at exit {at}, static" for at in range(1, 6)]
+    expected += [f"llama-tiny-random, {way}" for way in ways] + ["llama-tiny-random, realised at exit 3, static"]
+    assert list(told) == expected
+    assert all(told[f"correct, {way}"]["measured"] == 1 for way in ways)
+    assert all(line["measured"] > 0 for line in told.values())
+
+
+def test_what_is_wrong_fails_and_is_not_timed(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from exitbench.harness.static_step import StaticStep
+
+    monkeypatch.setattr(StaticStep, "_locate", lambda step: None)  # what the first position sees, all others see
+    code, told = run_on_cpu(gpu, "correctness", "llama", out=tmp_path / "told.json")
+    assert code == 1
+    assert told["correct, ordinary"]["measured"] == 1 > told["correct, static"]["measured"]
+    assert re.search(r"wrong first: .+, answer 0, token 2.*, margin ", told["correct, static"]["note"])
+    assert [name for name in told if "llama" in name] == [
+        "llama-tiny-random, ordinary",
+        "llama-tiny-random, realised at exit 3, ordinary",
+    ]
+    monkeypatch.setattr("gpu_checks.NEAR_TIE", math.inf)
+    code, told = run_on_cpu(gpu, "correctness", out=tmp_path / "told.json")
+    assert (code, told["correct, static"]["measured"]) == (0, 1)
+    assert " 0 part at near-ties" not in told["correct, static"]["note"]
+
+
+def test_a_step_that_breaks_off_is_a_line_and_the_others_go_on(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(setting: Any) -> Any:
+        yield "before", {"measured": 1.0, "unit": "x", "note": ""}
+        raise MemoryError("none left")
+
+    def goes_on(setting: Any) -> Any:
+        yield "after", {"measured": 1.0, "unit": "x", "note": ""}
+
+    printed: list[str] = []
+    monkeypatch.setattr(gpu, "STEPS", {breaks: 0.0, goes_on: 0.0})
+    monkeypatch.setattr("builtins.print", lambda *text, **_: printed.extend(text))
+    assert gpu.main(["--device", "cpu"]) == 1
+    table = printed[-1].splitlines()
+    assert [line.split("  ")[0] for line in table[2:]] == ["before", "after", "breaks: MemoryError: none left"]

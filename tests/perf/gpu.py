@@ -1,0 +1,110 @@
+"""Checks and times everything that a GPU changes, in one command, and prints a short table.
+
+    python tests/perf/gpu.py [--device cuda|cpu] [--quick] [--only STEP] [--out FILE.json]
+
+Ends within 8 minutes: a step that does not fit any more is left out and says so. First the device is checked against
+the CPU, every way of running blocks against the ordinary one; ways that are wrong are not timed. Ends with 1 if a check
+fails or a step breaks off; goals that are missed are shown. `--quick` uses tiny shapes, to try the script itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from goals import is_met, table
+from gpu_checks import correctness
+from gpu_models import Line, Setting
+from gpu_speed import batches, full_depth, gates, llama, realised_fraction, tracing
+
+from exitbench.harness.environment import environment_and_hardware
+
+MOST_S = 480.0
+STEPS: dict[Callable[[Setting], Iterator[Line]], float] = {
+    correctness: 60,
+    full_depth: 60,
+    realised_fraction: 30,
+    gates: 45,
+    batches: 30,
+    tracing: 20,
+    llama: 40,
+}
+"""Steps and about how many seconds each needs: with less left it does not begin."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0, 1 (a check failed, or a step broke off) or 2 (bad arguments)."""
+    known = _arguments(arguments)
+    with TemporaryDirectory(prefix="gpu-") as folder, torch.inference_mode():
+        setting = Setting(known.device, known.quick, Path(folder), time.monotonic() + MOST_S)
+        told = environment_and_hardware(torch.get_num_threads())
+        print(_environment(told), flush=True)
+        lines = [line for step in STEPS if step.__name__ in known.only for line in _run(step, setting)]
+    print("\n" + "\n".join([*table(lines), *(_shown(line) for line in lines if "measured" not in line[1])]))
+    if known.out is not None:
+        results = [{"name": name, **about} for name, about in lines]
+        known.out.write_text(json.dumps({**told, "results": results}, indent=1, default=str), encoding="utf-8")
+    return int(any(about.get("check", False) and not is_met(about) for _, about in lines))
+
+
+def _arguments(arguments: Sequence[str] | None) -> Any:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    names = [step.__name__ for step in STEPS]
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes and few repetitions")
+    parser.add_argument("--only", choices=names, action="append", help="this step alone; may be given more than once")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write everything that was measured there, as JSON")
+    known = parser.parse_args(arguments)
+    if known.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device; allowed here: --device cpu, which tries the script with --quick")
+    known.only = known.only or names
+    return known
+
+
+def _environment(told: dict[str, Any]) -> str:
+    hardware, software = told["hardware"], told["environment"]
+    dirty = " (changed)" if software["git_dirty"] else ""
+    return (
+        f"{hardware['gpu'] or hardware['cpu']}; driver {hardware['driver']}, CUDA {hardware['cuda']}, "
+        f"torch {torch.__version__}, commit {str(software['git_commit'])[:10]}{dirty}"
+    )
+
+
+def _run(step: Callable[[Setting], Iterator[Line]], setting: Setting) -> Iterator[Line]:
+    """Run a step and print its lines as they come; one that breaks off is a line too."""
+    name, left_s = step.__name__, setting.left_s()
+    print(f"\n{name} ({left_s:.0f} s left)", flush=True)
+    if left_s < STEPS[step] and not setting.quick:
+        yield _printed((name, {"note": f"left out: {left_s:.0f} s are left, about {STEPS[step]:.0f} needed"}))
+        return
+    try:
+        for line in step(setting):
+            yield _printed(line)
+    except Exception as error:
+        yield _printed((name, {"note": f"{type(error).__name__}: {error}".splitlines()[0], "check": True}))
+    finally:
+        if setting.on_gpu:
+            torch.cuda.empty_cache()
+
+
+def _printed(line: Line) -> Line:
+    print("  " + _shown(line), flush=True)
+    return line
+
+
+def _shown(line: Line) -> str:
+    name, told = line
+    return table([line])[1] if "measured" in told else f"{name}: {told['note']}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

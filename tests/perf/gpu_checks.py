@@ -1,0 +1,153 @@
+"""Is it right? Trained models on a device and on the CPU in fp32: tokens, exit layers, and near-ties by margin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpu_models import Line, Setting, Way
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
+from exitbench.harness.decode import Generation, Request, decode, prefill
+from exitbench.harness.suite import load_suite
+from exitbench.harness.training import find_trained, load_recipe
+from exitbench.harness.training.store import SHIPPED
+from exitbench.methods.base import BlockView, Gate, Parts
+from exitbench.methods.registry import get_method
+from exitbench.tasks import builtin
+from exitbench.tasks.registry import get_task, task_names
+
+NEAR_TIE = 1e-3
+"""Largest margin, of a score over its threshold or of a logit over the next, that rounding may turn round in fp32."""
+OPEN: Mapping[str, Any] = {"threshold": 0.8, "decay": "none"}
+METHODS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "full": ("full", {}),
+    "static": ("static", {"exit_layer": 3}),
+    "random": ("random", {"mean_exit": 3.0}),
+    "softmax": ("calm-softmax", OPEN),
+    "softmax, pruned": ("calm-softmax", {**OPEN, "head": "pruned-fixed", "k_first": 100, "k_min": 50}),
+    "saturation": ("calm-saturation", {"threshold": 0.95, "decay": "none"}),
+}
+
+
+class Noting(Gate):
+    """A gate that does what another does, and notes by how much each decision was taken."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate, self.needs_history, self.looks_ahead = gate, gate.needs_history, gate.looks_ahead
+        self.scores: dict[tuple[int, int, int], float] = {}  # by seed, position and block
+        self.margins: dict[tuple[int, int], float] = {}  # of the token chosen over the next; by seed and position
+
+    def score(self, view: BlockView) -> Tensor:
+        score_A = self.gate.score(view)
+        for seed, position, score in zip(view.seeds_A, view.positions_A, score_A.tolist(), strict=True):
+            self.scores[seed, position, view.block] = score
+        return score_A
+
+    def choose(self, view: BlockView) -> Tensor:
+        best, second = view.logits_AK.topk(2).values.T
+        for seed, position, margin in zip(view.seeds_A, view.positions_A, (best - second).tolist(), strict=True):
+            self.margins[seed, position] = margin
+        return self.gate.choose(view)
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where two answers part, and by how much the decision there was taken on the CPU."""
+
+    where: str
+    margin: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trained model, a method and a batch, with what the CPU answers in so many tokens."""
+
+    name: str
+    on_device: Checkpoint
+    parts: Parts
+    requests: Sequence[Request]
+    new_tokens: int
+    expected: Sequence[Generation]
+    noted: Noting
+
+    def partings(self, made: Sequence[Generation]) -> Iterator[Parting]:
+        """Where answers part from the CPU's, one an answer that does."""
+        for request, ours, theirs in zip(self.requests, made, self.expected, strict=True):
+            if (ours.token_ids, ours.exit_layers) != (theirs.token_ids, theirs.exit_layers):
+                yield self._parting(request.seed, ours, theirs)
+
+    def _parting(self, seed: int, ours: Generation, theirs: Generation) -> Parting:
+        tokens = zip(ours.token_ids, theirs.token_ids, ours.exit_layers, theirs.exit_layers, strict=False)
+        for position, (token, expected_token, exit_layer, expected_exit) in enumerate(tokens, 1):
+            where = f"{self.name}, answer {seed}, token {position}"
+            if exit_layer != expected_exit:
+                block = min(exit_layer, expected_exit)
+                level = self.parts.threshold.value(block, position, self.new_tokens)
+                return Parting(f"{where}, block {block}", abs(self.noted.scores[seed, position, block] - level))
+            if token != expected_token:
+                return Parting(where, self.noted.margins[seed, position])
+        return Parting(f"{self.name}, answer {seed}, its length", math.inf)
+
+
+def correctness(setting: Setting) -> Iterator[Line]:
+    """Every way against the CPU, one line a way; a way that is wrong is not timed afterwards."""
+    cases = list(_cases(setting))
+    for way in list(setting.ways):
+        try:
+            partings = [parting for case in cases for parting in case.partings(_answers_of(case, setting, way))]
+        except Exception as error:
+            setting.ways.remove(way)
+            yield f"correct, {way.name}", _told(0.0, f"{type(error).__name__}: {error}")
+            continue
+        wrong = [parting for parting in partings if not parting.margin < NEAR_TIE]
+        if wrong:
+            setting.ways.remove(way)
+        answers = sum(len(case.requests) for case in cases)
+        near = max((parting.margin for parting in partings if parting not in wrong), default=0.0)
+        note = f"of {answers} answers; {len(partings) - len(wrong)} part at near-ties, margins up to {near:.1e}"
+        first = f"; wrong first: {wrong[0].where}, margin {wrong[0].margin:.1e}" if wrong else ""
+        yield f"correct, {way.name}", _told(1 - len(wrong) / answers, note + first)
+
+
+def _told(share: float, note: str) -> dict[str, Any]:
+    """The share that is right, which must be all."""
+    return {"measured": share, "unit": "%", "at_least": 1.0, "note": note, "check": True}
+
+
+def _cases(setting: Setting) -> Iterator[Case]:
+    n_documents, new_tokens = (1, 8) if setting.quick else (4, 40)
+    recipes = [entry.recipe for entry in load_suite("builtin").models if entry.recipe]
+    for recipe in recipes[: 1 if setting.quick else None]:
+        folder = find_trained(load_recipe(recipe), SHIPPED)
+        assert folder is not None, f"{recipe} comes along"
+        on_cpu, on_device = load_checkpoint(folder), load_checkpoint(folder, device=setting.device)
+        prompts = _prompts(folder, n_documents)
+        requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
+        for name, (method, params) in METHODS.items():
+            parts = get_method(method).from_params(params).parts(on_cpu.model.n_blocks)
+            for batch in (requests[:1], requests[-1:], requests):
+                noted = Noting(parts.gate)
+                expected = _answers(on_cpu, batch, new_tokens, replace(parts, gate=noted))
+                yield Case(f"{recipe} {name}", on_device, parts, batch, new_tokens, expected, noted)
+
+
+def _prompts(folder: Path, n_documents: int) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tasks = {name: builtin.documents(name, "test", n_documents) for name in task_names()}
+    texts = [get_task(name).prompt(document) for name, documents in tasks.items() for document in documents]
+    return [tokenizer(text).input_ids for text in texts]
+
+
+def _answers(checkpoint: Checkpoint, requests: Sequence[Request], new_tokens: int, parts: Parts) -> list[Generation]:
+    return decode(checkpoint, prefill(checkpoint.model, requests, new_tokens), parts)
+
+
+def _answers_of(case: Case, setting: Setting, way: Way) -> list[Generation]:
+    with setting.going(way, case.on_device.model):
+        return _answers(case.on_device, case.requests, case.new_tokens, case.parts)

@@ -1,0 +1,204 @@
+"""What `gpu.py` measures with: models on a device, the ways to run their blocks there, and times taken in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from models import LARGE, SHAPES, Pair, Shape
+from ratios import LEAST_ROUNDS, MOST_ROUNDS, Comparison, Timed
+
+from exitbench.harness.checkpoint import READERS, Checkpoint, Tensors, load_checkpoint
+from exitbench.harness.model import Transformer
+from exitbench.harness.static_step import StaticSteps
+from exitbench.methods.base import Parts
+
+TINY = dict(vocab_size=96, d_model=32, d_kv=8, d_ff=64, num_heads=4, num_layers=2, num_decoder_layers=6)
+LLAMA_7B = dict(
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_attention_heads=32,
+    num_key_value_heads=32,
+    num_hidden_layers=32,
+)
+TINY_LLAMA = dict(
+    vocab_size=96,
+    hidden_size=32,
+    intermediate_size=64,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_hidden_layers=6,
+)
+SHAPES |= {
+    "t5-large-random": Shape("t5", 64, {**LARGE, "num_layers": 24}),
+    "t5-tiny-random": Shape("t5", 4, TINY),
+    "llama-7b-random": Shape("llama", 64, LLAMA_7B),
+    "llama-tiny-random": Shape("llama", 4, TINY_LLAMA),
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """How blocks are run while all rows of a batch do."""
+
+    name: str
+    static: bool = False
+    graphs: bool = False
+    one_ahead: bool = False
+
+
+ORDINARY = Way("ordinary")
+STATIC, STATIC_AHEAD = Way("static", static=True), Way("static, one ahead", static=True, one_ahead=True)
+GRAPHS = Way("graphs", static=True, graphs=True)
+GRAPHS_AHEAD = Way("graphs, one ahead", static=True, graphs=True, one_ahead=True)
+
+
+@dataclass
+class Setting:
+    """Where, how long, and what has been found right so far.
+
+    Attributes:
+        device: ``cuda`` or ``cpu``.
+        quick: Tiny shapes and few repetitions, to try the script itself.
+        folder: For models.
+        ends_at: When all must have ended, on the clock of `time.monotonic`.
+        ways: What may be timed: ways that were found wrong are dropped.
+    """
+
+    device: str
+    quick: bool
+    folder: Path
+    ends_at: float
+    ways: list[Way] = field(default_factory=list)
+    _t5: dict[torch.dtype, OnDevice] = field(default_factory=dict)
+    _steps: WeakKeyDictionary[Transformer, dict[Way, StaticSteps]] = field(default_factory=WeakKeyDictionary)
+
+    def __post_init__(self) -> None:
+        self.ways = [ORDINARY, STATIC, *([GRAPHS, GRAPHS_AHEAD] if self.on_gpu else [STATIC_AHEAD])]
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device != "cpu"
+
+    @property
+    def best(self) -> Way:
+        """The way of which most is expected, of those that are right."""
+        return next(way for way in (GRAPHS, *([] if self.on_gpu else [STATIC]), ORDINARY) if way in self.ways)
+
+    def left_s(self) -> float:
+        return self.ends_at - time.monotonic()
+
+    def goal(self, value: float) -> dict[str, float]:
+        """A goal at least so high: goals are those of a GPU."""
+        return {"at_least": value} if self.on_gpu else {}
+
+    def t5(self, dtype: torch.dtype) -> OnDevice:
+        """T5-large's shape, with the same random weights in every number format."""
+        label = "t5-tiny-random" if self.quick else "t5-large-random"
+        folder = self.folder / label
+        if not self._t5:
+            with torch.device(self.device):
+                Pair(label, folder)
+        if dtype not in self._t5:
+            self._t5[dtype] = OnDevice(label, folder, self, dtype)
+        return self._t5[dtype]
+
+    @contextmanager
+    def going(self, way: Way, model: Transformer) -> Iterator[None]:
+        """Have a model run its blocks that way; what was captured is kept as long as the model."""
+        if way.static:
+            made = self._steps.setdefault(model, {})
+            if way not in made:
+                made[way] = StaticSteps(model, graphs=way.graphs, one_ahead=way.one_ahead)
+            model.static_steps = made[way]
+        try:
+            yield
+        finally:
+            model.static_steps = None
+
+    def wait(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    def in_turn(self, base: Timed, measured: Timed) -> Comparison:
+        """Time two things in turn, from base to base."""
+        budget_s = 0.05 if self.quick else 3.0
+        for one in (base, measured):
+            one.once()  # captures, and whatever else comes once
+        round_s = base.seconds() + measured.seconds()
+        rounds = min(MOST_ROUNDS, max(LEAST_ROUNDS, round(budget_s / round_s)))
+        base_s, measured_s = [], []
+        for _ in range(rounds):
+            base_s.append(base.seconds())
+            measured_s.append(measured.seconds())
+        return Comparison([*base_s, base.seconds()], measured_s)
+
+
+class OnDevice(Pair):
+    """A model that `Pair` has built, in a number format on a device."""
+
+    def __init__(self, label: str, folder: Path, setting: Setting, dtype: torch.dtype) -> None:
+        self.label, self.shape, self.folder, self.setting, self.dtype = label, SHAPES[label], folder, setting, dtype
+
+    @cached_property
+    def reference(self) -> Any:
+        model = self._model_class.from_pretrained(self.folder, dtype=self.dtype)
+        return model.to(self.setting.device).eval()
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        loaded = load_checkpoint(self.folder, self.dtype, self.setting.device)
+        return Checkpoint(loaded.model, frozenset(), loaded.start_id)
+
+    def inputs(self, prompts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+        return {name: value.to(self.setting.device) for name, value in super().inputs(prompts).items()}
+
+    def going(self, way: Way, parts: Parts, prompts: Sequence[Sequence[int]], new_tokens: int | None = None) -> Timed:
+        """Decoding a way, after a prefill that has ended on the device."""
+        decoding, model = self.decoding(parts, prompts, new_tokens), self.checkpoint.model
+
+        def prepare() -> Any:
+            batch = decoding.prepare()
+            self.setting.wait()
+            return batch
+
+        def run(batch: Any) -> Any:
+            with self.setting.going(way, model):
+                return decoding.run(batch)
+
+        return Timed(run, prepare)
+
+
+class Unsaved(OnDevice):
+    """A model whose weights are random numbers made on the device, and nowhere else."""
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        tensors = RandomTensors(self.folder, self.dtype, self.setting.device)
+        return Checkpoint(Transformer(*READERS[self.shape.family](self._config(), tensors)), frozenset(), None)
+
+
+class RandomTensors(Tensors):
+    """The tensors of a checkpoint that does not exist."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: str) -> None:
+        self.folder, self.dtype, self.device = folder, dtype, device
+        self.files: dict[str, Path] = {}
+
+    def __call__(self, name: str, *shape: int) -> torch.Tensor:
+        if len(shape) == 1:  # of a norm
+            return torch.ones(shape, dtype=self.dtype, device=self.device)
+        return torch.randn(shape, dtype=self.dtype, device=self.device).mul_(0.02)
+
+
+Told = Mapping[str, Any]
+Line = tuple[str, Told]
+"""What was measured and what is told of it, as goals.py has it; ``check`` is true where a miss is a mistake."""

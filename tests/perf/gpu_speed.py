@@ -1,0 +1,145 @@
+"""How fast is it? What `gpu.py` times on a device: each a function of the setting that yields lines of the table."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from gpu_models import ORDINARY, Line, OnDevice, Setting, Unsaved
+from ideals import at_full_depth, ideal_over_full, share_of_a_block, total
+from models import PROMPT_TOKENS
+from ratios import Comparison, Timed
+from test_realised_fraction import SHARES
+from test_tracing import GOAL as TRACING_GOAL
+from test_tracing import TracedPass
+
+NEVER: dict[str, Any] = {"threshold": 1.0, "decay": "none"}
+RANKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "softmax": ("calm-softmax", NEVER),
+    "softmax, pruned": ("calm-softmax", {**NEVER, "head": "pruned-fixed"}),
+    "softmax, every 4th": ("calm-softmax", {**NEVER, "every": 4}),
+    "saturation": ("calm-saturation", NEVER),
+    "entropy": ("entropy", {"threshold": 0.0, "decay": "none"}),
+}
+BATCH_ROWS, BATCH_SOURCE_TOKENS, BATCH_NEW_TOKENS = 64, 8, 32
+LLAMA_BYTES = 24 * 2**30
+"""Free memory that Llama-7B in bf16 needs while its weights are put together."""
+
+
+def _told(found: Comparison, unit: str, note: str, over: float = 1.0, **goal: Any) -> dict[str, Any]:
+    told = {"measured": found.ratio / over, "unit": unit, "note": f"{note}; {found.spread(over)}"}
+    return {**told, **goal, **found.about()}
+
+
+def full_depth(setting: Setting) -> Iterator[Line]:
+    """Batch 1, prefill and decoding, against transformers' `generate` with the same weights."""
+    for dtype in (torch.float32, torch.bfloat16):
+        pair = setting.t5(dtype)
+        prompts, new_tokens = pair.prompts(), pair.shape.new_tokens
+        inputs = pair.inputs(prompts)
+        theirs = Timed(lambda _, pair=pair, inputs=inputs: pair.transformers(inputs, pair.shape.new_tokens))
+        for way in setting.ways:
+            ours = pair.going(way, pair.full(), prompts)
+            same = sum(map(int.__eq__, ours.once()[0].token_ids, theirs.once()[0]))
+            found = setting.in_turn(theirs, Timed(lambda _, ours=ours: ours.once()))
+            note = f"{new_tokens / min(found.measured_s):.0f} tokens/s; {same} of {new_tokens} tokens the same"
+            goal = setting.goal(10.0) if way == setting.best else {}
+            name = str(dtype).removeprefix("torch.")
+            yield f"full depth, {name}, {way.name}", _told(found, "x transformers", note, **goal)
+        del pair.reference
+
+
+def realised_fraction(setting: Setting) -> Iterator[Line]:
+    """Batch 1: what part of the ideal speed-up by bytes an exit at a fixed block really gives."""
+    pair = setting.t5(torch.bfloat16)
+    for share in SHARES.values():
+        yield _realised(setting, pair, max(1, round(pair.n_blocks * share)))
+
+
+def _realised(setting: Setting, pair: OnDevice, exit_layer: int) -> Line:
+    prompts, way, early = pair.prompts(), setting.best, pair.parts("static", exit_layer=exit_layer)
+    full, method = (pair.going(way, parts, prompts) for parts in (pair.full(), early))
+    ideal = ideal_over_full(pair, early, method.once(), PROMPT_TOKENS).by_bytes
+    found = setting.in_turn(full, method)
+    note = f"speed-up {found.ratio:.2f} of {ideal:.2f}"
+    return f"realised at exit {exit_layer}, {way.name}", _told(found, "%", note, ideal, **setting.goal(0.9))
+
+
+def gates(setting: Setting) -> Iterator[Line]:
+    """Batch 1: gates that are asked and never open, over full depth; and whether time ranks methods as bytes do."""
+    pair, way = setting.t5(torch.bfloat16), setting.best
+    prompts = pair.prompts()
+    full = pair.going(way, pair.full(), prompts)
+    exits = {f"exit {at}": ("static", {"exit_layer": at}) for at in (pair.n_blocks // 3, pair.n_blocks * 2 // 3)}
+    ranked: list[tuple[float, Comparison]] = []  # ideal and measured
+    for name, (method, params) in {**RANKED, **exits}.items():
+        parts = pair.parts(method, **params)
+        timed = pair.going(way, parts, prompts)
+        answers = timed.once()
+        ideal = ideal_over_full(pair, parts, answers, PROMPT_TOKENS).by_bytes
+        found = setting.in_turn(full, timed)
+        ranked.append((ideal, found))
+        if name in RANKED:
+            share = share_of_a_block(pair, answers[0], PROMPT_TOKENS)
+            blocks = (1 / found.ratio - 1) / len(parts.asked(pair.n_blocks)) / share
+            note = f"{blocks:.2f} blocks a time asked; ideal {ideal:.1%} by bytes"
+            yield f"gate {name}, {way.name}", _told(found, "%", f"of full depth; {note}")
+    yield "methods ranked by time as by bytes", {**_ranking(ranked), **setting.goal(1.0)}
+
+
+def _ranking(ranked: list[tuple[float, Comparison]]) -> dict[str, Any]:
+    """The share of pairs in the same order, of those whose times and whose ideals differ beyond doubt."""
+    agree = []
+    for (ideal, found), (other_ideal, other) in itertools.combinations(ranked, 2):
+        apart = min(found.ratios) > max(other.ratios) or min(other.ratios) > max(found.ratios)
+        if apart and ideal != other_ideal:
+            agree.append((ideal > other_ideal) == (found.ratio > other.ratio))
+    pairs = len(ranked) * (len(ranked) - 1) // 2
+    share = sum(agree) / len(agree) if agree else 1.0
+    return {"measured": share, "unit": "%", "note": f"{sum(agree)} of {len(agree)} pairs that differ, of {pairs}"}
+
+
+def batches(setting: Setting) -> Iterator[Line]:
+    """Batched throughput with padding, prefill and decoding, against transformers'."""
+    pair = setting.t5(torch.bfloat16)
+    rows, new_tokens = (4, 3) if setting.quick else (BATCH_ROWS, BATCH_NEW_TOKENS)
+    prompts = pair.prompts(rows, BATCH_SOURCE_TOKENS)
+    inputs = pair.inputs(prompts)
+    theirs = Timed(lambda _: pair.transformers(inputs, new_tokens))
+    for way in setting.ways:
+        ours = pair.going(way, pair.full(), prompts, new_tokens)
+        found = setting.in_turn(theirs, Timed(lambda _, ours=ours: ours.once()))
+        note = f"{rows * new_tokens / min(found.measured_s):.0f} tokens/s"
+        goal = setting.goal(1.0) if way == setting.best else {}
+        yield f"batch of {rows}, {way.name}", _told(found, "x transformers", note, **goal)
+    del pair.reference
+
+
+def tracing(setting: Setting) -> Iterator[Line]:
+    """What a traced quality pass of a shipped model writes, over what it decodes."""
+    traced = TracedPass(setting.folder, setting.device)
+    traced.run()
+    goal = {"at_most": TRACING_GOAL} if setting.on_gpu else {}
+    yield "tracing over decoding", {"measured": traced.share, "unit": "%", "note": traced.note, **goal}
+
+
+def llama(setting: Setting) -> Iterator[Line]:
+    """Llama-7B's shape in bf16, batch 1: bytes read a second, the ways over the ordinary one, and an exit at half."""
+    if setting.on_gpu and (free := torch.cuda.mem_get_info()[0]) < LLAMA_BYTES:
+        yield "llama", {"note": f"left out: {free / 2**30:.0f} GiB are free, {LLAMA_BYTES / 2**30:.0f} needed"}
+        return
+    label = "llama-tiny-random" if setting.quick else "llama-7b-random"
+    pair = Unsaved(label, setting.folder / label, setting, torch.bfloat16)
+    prompts = pair.prompts()
+    ordinary = pair.going(ORDINARY, pair.full(), prompts)
+    read_bytes = 2 * total(pair, pair.full(), at_full_depth(pair, ordinary.once()), PROMPT_TOKENS).read_numel
+    for way in setting.ways:
+        found = setting.in_turn(ordinary, pair.going(way, pair.full(), prompts))
+        tokens_per_s = pair.shape.new_tokens / min(found.measured_s)
+        rate = read_bytes / min(found.measured_s) / 1e9
+        note = f"{tokens_per_s:.0f} tokens/s, {rate:.0f} GB/s"
+        yield f"{label}, {way.name}", _told(found, "x ordinary", note)
+    name, told = _realised(setting, pair, pair.n_blocks // 2)
+    yield f"{label}, {name}", told
