@@ -28,15 +28,15 @@ from exitbench.harness.environment import environment_and_hardware
 
 MOST_S = 480.0
 STEPS: dict[Callable[[Setting], Iterator[Line]], float] = {
-    correctness: 60,
-    full_depth: 60,
+    correctness: 120,
+    full_depth: 100,
     realised_fraction: 30,
     gates: 45,
-    batches: 30,
-    tracing: 20,
-    llama: 40,
+    batches: 40,
+    tracing: 25,
+    llama: 45,
 }
-"""Steps and about how many seconds each needs: with less left it does not begin."""
+"""Steps and how many seconds each is thought to need: with less left it does not begin."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -129,9 +129,9 @@ def _cases(setting: Setting) -> Iterator[Case]:
         on_cpu, on_device = load_checkpoint(folder), load_checkpoint(folder, device=setting.device)
         prompts = _prompts(folder, n_documents)
         requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
-        for name, (method, params) in METHODS.items():
-            parts = get_method(method).from_params(params).parts(on_cpu.model.n_blocks)
-            for batch in (requests[:1], requests[-1:], requests):
+        for batch in (requests[:1], requests[-1:], requests):
+            for name, (method, params) in METHODS.items():
+                parts = get_method(method).from_params(params).parts(on_cpu.model.n_blocks)
                 noted = Noting(parts.gate)
                 expected = _answers(on_cpu, batch, new_tokens, replace(parts, gate=noted))
                 yield Case(f"{recipe} {name}", on_device, parts, batch, new_tokens, expected, noted)

@@ -38,7 +38,7 @@ TINY_LLAMA = dict(
     num_hidden_layers=6,
 )
 SHAPES |= {
-    "t5-large-random": Shape("t5", 64, {**LARGE, "num_layers": 24}),
+    "t5-large-random": Shape("t5", 32, {**LARGE, "num_layers": 24}),
     "t5-tiny-random": Shape("t5", 4, TINY),
     "llama-7b-random": Shape("llama", 64, LLAMA_7B),
     "llama-tiny-random": Shape("llama", 4, TINY_LLAMA),

@@ -40,9 +40,10 @@ def full_depth(setting: Setting) -> Iterator[Line]:
         prompts, new_tokens = pair.prompts(), pair.shape.new_tokens
         inputs = pair.inputs(prompts)
         theirs = Timed(lambda _, pair=pair, inputs=inputs: pair.transformers(inputs, pair.shape.new_tokens))
+        (expected,) = theirs.once()
         for way in setting.ways:
             ours = pair.going(way, pair.full(), prompts)
-            same = sum(map(int.__eq__, ours.once()[0].token_ids, theirs.once()[0]))
+            same = sum(map(int.__eq__, ours.once()[0].token_ids, expected))
             found = setting.in_turn(theirs, Timed(lambda _, ours=ours: ours.once()))
             note = f"{new_tokens / min(found.measured_s):.0f} tokens/s; {same} of {new_tokens} tokens the same"
             goal = setting.goal(10.0) if way == setting.best else {}
