@@ -101,6 +101,7 @@ class Cache:
 
     def keep(self, rows: Tensor) -> None:
         """Keep only these rows (finished ones leave the batch)."""
+        self._by_block.clear()
         self.static = None
         self.self_kv = self.self_kv.index_select(1, rows)
         if self.cross_kv is not None:
@@ -162,6 +163,7 @@ class Cache:
             hidden_AD: The state to copy, not normalised.
             rows_A: Rows of the batch; None means all.
         """
+        assert not self._skipped or block >= self._skipped[-1][0], "rows leave in the order of blocks"
         self._skipped.append((block, hidden_AD, rows_A))
 
     def end_step(self) -> None:

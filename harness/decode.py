@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, compress
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -142,11 +142,11 @@ class Running:
     seeds: tuple[int, ...]
     waiting: tuple[int, ...]
 
-    def where(self, keep: Sequence[bool], keep_A: Tensor) -> Running:
-        """Those of them where ``keep`` is true, which ``keep_A`` is on the device."""
-        rows_A = keep_A.nonzero()[:, 0] if self.rows_A is None else self.rows_A[keep_A]
-        columns = (tuple(compress(column, keep)) for column in (self.positions, self.seeds, self.waiting))
-        return Running(list(compress(self.rows, keep)), rows_A, *columns)
+    def at(self, places: Sequence[int], places_A: Tensor) -> Running:
+        """Those of them at some places, which ``places_A`` are on the device."""
+        rows_A = places_A if self.rows_A is None else self.rows_A.index_select(0, places_A)
+        columns = (tuple(column[at] for at in places) for column in (self.positions, self.seeds, self.waiting))
+        return Running([self.rows[at] for at in places], rows_A, *columns)
 
     @classmethod
     def joined(cls, groups: Sequence[Running]) -> Running:
@@ -271,7 +271,7 @@ def decode_step(
     step = Step(len(token_B), n_blocks, model.device)
     begin_step(cache, policy)
     hidden_AD = model.embed(token_B[:, None], cache)[:, 0]
-    earlier = [hidden_AD]  # states after blocks 0..block-1, kept for gates that ask for them
+    earlier = [hidden_AD] if parts.gate.needs_history else []  # states after blocks 0..block-1
     ahead_LAD = _all_states(model, hidden_AD, cache, policy) if parts.gate.looks_ahead else None
     running = Running(range(len(token_B)), None, positions_B, seeds_B, tuple(map(len, cache.waiting)))
     memory: dict[str, Tensor] = {}
@@ -310,13 +310,16 @@ def decode_step(
                 _leave(step, parts, cache, view, running, score_A)
                 break
             if any(leaves):
-                _leave(step, parts, cache, view.rows(leaves_A), running.where(leaves, leaves_A), score_A[leaves_A])
-                stays_A = ~leaves_A
-                running = running.where([not leaving for leaving in leaves], stays_A)
-                hidden_AD, score_A = hidden_AD[stays_A], score_A[stays_A]
-                memory = {name: value[stays_A] for name, value in memory.items()}
-                earlier = [state_AD[stays_A] for state_AD in earlier]
-                ahead_LAD = None if ahead_LAD is None else ahead_LAD[:, stays_A]
+                out, on = ([at for at, leaving in enumerate(leaves) if leaving is which] for which in (True, False))
+                # Places rather than masks, of which the device would have to tell how many they are.
+                out_A, on_A = (torch.tensor(places, device=model.device) for places in (out, on))
+                left = running.at(out, out_A)
+                _leave(step, parts, cache, view.rows(out, out_A), left, score_A.index_select(0, out_A))
+                running = running.at(on, on_A)
+                hidden_AD, score_A = hidden_AD.index_select(0, on_A), score_A.index_select(0, on_A)
+                memory = {name: value.index_select(0, on_A) for name, value in memory.items()}
+                earlier = [state_AD.index_select(0, on_A) for state_AD in earlier]
+                ahead_LAD = None if ahead_LAD is None else ahead_LAD.index_select(1, on_A)
             previous_score_A = score_A
         if parts.gate.needs_history:
             earlier.append(hidden_AD)

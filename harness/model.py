@@ -4,7 +4,8 @@ Embed, run block l on some rows, fill keys and values of blocks l+1..L from a st
 `Architecture` and in how their weights are named (`harness.checkpoint`).
 
 Shape suffixes: B rows of the batch, A rows running at a block, T new positions, N positions of all rows (A T, row by
-row), S source positions, D model width, H query heads, G key/value heads, K head size, V vocabulary, L decoder blocks.
+row), S source positions, D model width, F width inside feed-forward networks, H query heads, G key/value heads, K head
+size, V vocabulary, L decoder blocks.
 
 Two rewritings keep a step lean: every norm's weight and bias are folded into the projection behind it, so that all
 blocks read the same normalised state; and the key/value projections of all blocks are one stacked matrix, so that
@@ -179,7 +180,7 @@ class Transformer:
             # Query heads that share a key head become more query positions of one head: no copy of keys or values.
             q = q.transpose(1, 2).reshape(n_rows, groups, -1, size)
             bias = bias.repeat(1, 1, n_heads // groups, 1) if bias is not None and n_new > 1 else bias
-            mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=scale).view(n_rows, n_heads, n_new, size)
+            mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=scale).reshape(n_rows, n_heads, n_new, size)
         else:
             mixed = F.scaled_dot_product_attention(
                 q.transpose(1, 2), k, v, bias, 0.0, is_causal, scale=scale, enable_gqa=groups < n_heads

@@ -3,7 +3,7 @@
 Memory is what bounds them: a vocabulary's probabilities are read and written many times over. So the LM head is
 multiplied for many tokens at once, and everything behind it is done for few, whose numbers stay in the cache.
 
-Shape suffixes: N tokens, L blocks, D model width, V vocabulary, C stretches of the vocabulary.
+Shape suffixes: N tokens, L blocks, D model width, V vocabulary, C stretches of the vocabulary, K tokens searched.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _of_logits(logits_LNV: Tensor) -> dict[str, Tensor]:
 
 
 def _three_largest(logits_LNV: Tensor) -> tuple[Tensor, Tensor]:
-    """The three largest logits, [L, N, 3], and their ids; of equals the lowest id is first, as the decode loop has it.
+    """The three largest logits, [L, N, 3], and their ids; of equals the lowest comes first, as the decode loop has it.
 
     Three stretches of the vocabulary hold them, and so few are searched.
     """
@@ -102,16 +102,18 @@ def _three_largest(logits_LNV: Tensor) -> tuple[Tensor, Tensor]:
     if bool((largest[..., 0] == largest[..., 1]).any()):
         first = logits_LNV.argmax(-1)
         second = torch.where(ids[..., 0] == first, ids[..., 1], ids[..., 0])
-        ids = torch.stack((first, second, ids[..., 2]), dim=-1)
+        third = torch.where((ids[..., 0] == first) | (ids[..., 1] == first), ids[..., 2], ids[..., 1])
+        ids = torch.stack((first, second, third), dim=-1)
     return largest, ids
 
 
 def jensen_shannon(p: Tensor, q: Tensor, entropy_p: Tensor, entropy_q: Tensor) -> Tensor:
     """Jensen-Shannon divergence in nats over the last dimension, between 0 and ln 2, given both entropies.
 
-    JSD = H((p + q) / 2) - (H(p) + H(q)) / 2, of which only the first term is new; the sum of p + q is 2.
+    JSD = H((p + q) / 2) - (H(p) + H(q)) / 2, of which only the first term is new; the sum of p + q is 2. In fp32 a
+    divergence below about 1e-6 cannot be told from 0.
     """
     both = p + q
     # No term where both are 0, whose logarithm is no number.
     terms = both.clamp_min(torch.finfo(both.dtype).tiny).log_().mul_(both)
-    return torch.clamp(math.log(2.0) - (terms.sum(-1) + entropy_p + entropy_q) / 2, min=0)
+    return torch.clamp(math.log(2.0) - (terms.sum(-1) + entropy_p + entropy_q) / 2, min=0, max=math.log(2.0))

@@ -67,7 +67,10 @@ class DecoderCache(Protocol):
     """What a KV policy may do to the keys and values of the token being decoded."""
 
     def fill_from_state(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Write keys and values of blocks block+1..L, each projected from the same state [A, D]."""
+        """Have keys and values of blocks block+1..L projected from the same state [A, D], as the step ends.
+
+        What is written there before, by `run_rest` say, is overwritten. Deeper exits of a step come later.
+        """
 
     def run_rest(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
         """Run blocks block+1..L, which writes their exact keys and values; returns the state after block L."""
@@ -173,26 +176,26 @@ class BlockView:
         ids_AK = self.ids_AK
         return index_A if ids_AK is None else ids_AK.gather(1, index_A[:, None])[:, 0]
 
-    def rows(self, keep_A: Tensor) -> BlockView:
-        """The same block seen by the rows where ``keep_A`` [A] is true."""
-        kept = keep_A.tolist()
+    def rows(self, places: Sequence[int], places_A: Tensor) -> BlockView:
+        """The same block seen by the rows at some places, which ``places_A`` are on the device."""
+        before_A, ahead_LAD = self.previous_score_A, self.ahead_LAD
         view = BlockView(
             block=self.block,
-            positions_A=tuple(itertools.compress(self.positions_A, kept)),
+            positions_A=tuple(self.positions_A[at] for at in places),
             max_new_tokens=self.max_new_tokens,
-            hidden_AD=self.hidden_AD[keep_A],
-            seeds_A=tuple(itertools.compress(self.seeds_A, kept)),
-            memory={name: value[keep_A] for name, value in self.memory.items()},
+            hidden_AD=self.hidden_AD.index_select(0, places_A),
+            seeds_A=tuple(self.seeds_A[at] for at in places),
+            memory={name: value.index_select(0, places_A) for name, value in self.memory.items()},
             model=self.model,
             head=self._head,
-            earlier=[state[keep_A] for state in self.earlier],
-            previous_score_A=None if self.previous_score_A is None else self.previous_score_A[keep_A],
-            ahead_LAD=None if self.ahead_LAD is None else self.ahead_LAD[:, keep_A],
-            waiting_A=tuple(itertools.compress(self.waiting_A, kept)),
+            earlier=[state.index_select(0, places_A) for state in self.earlier],
+            previous_score_A=None if before_A is None else before_A.index_select(0, places_A),
+            ahead_LAD=None if ahead_LAD is None else ahead_LAD.index_select(1, places_A),
+            waiting_A=tuple(self.waiting_A[at] for at in places),
         )
-        if self._read is not None:
-            ids_AK = self._read.ids_AK
-            view._read = Reading(self._read.logits_AK[keep_A], None if ids_AK is None else ids_AK[keep_A])
+        if (read := self._read) is not None:
+            ids_AK = None if read.ids_AK is None else read.ids_AK.index_select(0, places_A)
+            view._read = Reading(read.logits_AK.index_select(0, places_A), ids_AK)
         return view
 
     def at_full_depth(self, hidden_AD: Tensor) -> BlockView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from exitbench.harness import probe as probe_module
 from exitbench.harness.decode import Request, decode, prefill
 from exitbench.harness.probe import probe
+from exitbench.harness.signals import STRETCH, _three_largest, jensen_shannon
 from exitbench.methods.registry import baseline_method
 
 
@@ -142,3 +144,23 @@ def test_chunks_do_not_change_what_is_recorded(
     token_by_token = probe(family.checkpoint, prompts[:5], outputs)
     for name, values in whole.items():
         np.testing.assert_allclose(token_by_token[name], values, atol=1e-5, err_msg=name)
+
+
+def test_of_equal_logits_the_lowest_id_is_first_and_none_is_told_twice() -> None:
+    logits_LNV = torch.zeros(2, 1, 3 * STRETCH + 1)
+    logits_LNV[1, 0, [7, 9, 3]] = 5.0
+    logits_LNV[1, 0, 2 * STRETCH + 5] = 5.0
+    largest, ids = _three_largest(logits_LNV)
+    assert (largest == torch.tensor([[[0.0] * 3], [[5.0] * 3]])).all()
+    assert ids[:, 0, 0].tolist() == [0, 3]
+    assert all(len(set(row.tolist())) == 3 for row in ids[:, 0])
+
+
+def test_divergences_of_nearly_equal_distributions_are_never_beyond_their_bounds() -> None:
+    p = torch.softmax(torch.randn(50, 400, generator=torch.Generator().manual_seed(0)) * 5, dim=-1)
+    entropy = -(p * p.log()).sum(-1)
+    assert (jensen_shannon(p, p, entropy, entropy) < 1e-6).all()
+    one, other = torch.eye(2), torch.eye(2).flip(0)
+    nothing = torch.zeros(2)
+    torch.testing.assert_close(jensen_shannon(one, other, nothing, nothing), torch.full((2,), math.log(2.0)))
+    assert (jensen_shannon(one, other, nothing - 0.1, nothing) <= math.log(2.0)).all()
