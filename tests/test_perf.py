@@ -245,3 +245,28 @@ def test_a_step_that_breaks_off_is_a_line_and_the_others_go_on(gpu: Any, monkeyp
     assert gpu.main(["--device", "cpu"]) == 1
     table = printed[-1].splitlines()
     assert [line.split("  ")[0] for line in table[2:]] == ["before", "after", "breaks: MemoryError: none left"]
+
+
+def test_a_table_of_the_document_has_a_column_for_each_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(PERF)
+    import document
+
+    told = {"measured": 2.25, "unit": "x transformers", "note": "of 3 rounds", "at_least": 2.5}
+    by_name = {"full_depth/full_depth[a-random-16]": {1: told, 2: {**told, "measured": 2.75}}}
+    by_name |= {"full_depth/full_depth[a-random-4]": {2: {"measured": 0.5, "unit": "%", "note": "", "at_most": 0.6}}}
+    assert document.table(by_name | {"gates/gate[b]": {1: told}}, "full_depth").splitlines() == [
+        "|  | 1 thread | 2 threads | goal | beside it |",
+        "| --- | ---: | ---: | --- | --- |",
+        "| full_depth[a-4] |  | 50.0% | ≤ 60.0% |  |",
+        "| full_depth[a-16] | **2.25 x transformers** | 2.75 x transformers | ≥ 2.50 | of 3 rounds |",
+    ]
+
+
+def test_every_table_of_the_document_has_its_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(PERF)
+    import document
+
+    tables = document.TABLE.findall(document.DOCUMENT.read_text(encoding="utf-8"))
+    assert tables
+    for _, file, _ in tables:
+        assert (PERF / f"test_{file}.py").is_file(), file

@@ -61,13 +61,14 @@ def is_met(told: Mapping[str, Any]) -> bool | None:
 def _row(name: str, told: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     unit = told["unit"]
     bounds = {"at_least": "at least", "at_most": "at most"}
-    shown = unit if unit == "%" else ""
-    goal = next((f"{words} {_number(told[key], shown)}" for key, words in bounds.items() if key in told), "")
+    of_goal = unit if unit == "%" else ""
+    goal = next((f"{words} {shown(told[key], of_goal)}" for key, words in bounds.items() if key in told), "")
     met = {None: "", True: "met", False: "MISSED"}[is_met(told)]
-    return name, _number(told["measured"], unit), goal, met, told["note"]
+    return name, shown(told["measured"], unit), goal, met, told["note"]
 
 
-def _number(value: float, unit: str) -> str:
+def shown(value: float, unit: str) -> str:
+    """A number as it is printed, with its unit."""
     if unit == "%":
         return f"{value:.1%}"
     digits = 2 if value < 100 else 0

@@ -1,0 +1,75 @@
+"""Puts what was measured last into the tables of docs/performance.md.
+
+    python tests/perf/document.py runs/exitbench.duckdb
+
+A table stands between `<!-- measured: FILE -->` and `<!-- end -->`; it has the benchmarks of tests/perf/test_FILE.py,
+with a column for each number of threads that they ran with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from goals import is_met, shown
+
+from exitbench.results.database import open_database
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
+TABLE = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+LATEST = """
+SELECT benchmark, threads, extra FROM perf WHERE extra ->> 'measured' IS NOT NULL
+QUALIFY row_number() OVER (PARTITION BY benchmark, threads ORDER BY measured_at DESC) = 1
+"""
+
+Told = Mapping[str, Mapping[int, Mapping[str, Any]]]
+"""By benchmark and threads, what was told besides its time."""
+
+
+def main() -> None:
+    """Rewrite the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("database", type=Path)
+    told: dict[str, dict[int, Mapping[str, Any]]] = {}
+    with open_database(parser.parse_args().database) as database:
+        for row in database.query(LATEST).to_pylist():
+            told.setdefault(row["benchmark"], {})[row["threads"]] = json.loads(row["extra"])
+    text = TABLE.sub(lambda found: found[1] + table(told, found[2]) + found[3], DOCUMENT.read_text(encoding="utf-8"))
+    DOCUMENT.write_text(text, encoding="utf-8")
+
+
+def table(told: Told, file: str) -> str:
+    """Markdown of the benchmarks of a file."""
+    chosen = {name.partition("/")[2]: by_threads for name, by_threads in told.items() if name.startswith(f"{file}/")}
+    threads = sorted({n for by_threads in chosen.values() for n in by_threads})
+    columns = [f"{n} thread{'s' * (n > 1)}" for n in threads]
+    lines = [["", *columns, "goal", "beside it"], ["---", *["---:"] * len(threads), "---", "---"]]
+    for name, by_threads in sorted(chosen.items(), key=lambda item: _in_order(item[0])):
+        first = by_threads[min(by_threads)]
+        cells = [_measured(by_threads[n]) if n in by_threads else "" for n in threads]
+        lines.append([name.replace("-random", ""), *cells, _goal(first), first["note"]])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _in_order(name: str) -> list[tuple[int, str]]:
+    """Names in the order of the alphabet, numbers in them by value."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _measured(told: Mapping[str, Any]) -> str:
+    text = shown(told["measured"], told["unit"])
+    return f"**{text}**" if is_met(told) is False else text
+
+
+def _goal(told: Mapping[str, Any]) -> str:
+    bounds = {"at_least": "≥", "at_most": "≤"}
+    unit = told["unit"] if told["unit"] == "%" else ""
+    return next((f"{sign} {shown(told[key], unit)}" for key, sign in bounds.items() if key in told), "")
+
+
+if __name__ == "__main__":
+    main()
