@@ -128,4 +128,4 @@ def test_drafting_goes_on_while_fewer_than_so_many_wait() -> None:
         waiting_A=(0, 2, 3),
     )
     assert Drafts(3).score(view).tolist() == [1, 1, 0]
-    assert Drafts(3).score(view.rows(torch.tensor([False, True, True]))).tolist() == [1, 0]
+    assert Drafts(3).score(view.rows([1, 2], torch.tensor([1, 2]))).tolist() == [1, 0]
