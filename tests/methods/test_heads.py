@@ -62,6 +62,7 @@ def views(
             head=head,
             earlier=states_LAV[:block].unbind(),
             previous_score_A=None if before is None else torch.tensor(before),
+            waiting_A=(0,) * states_LAV.shape[1],
         )
         _ = view.logits_AK
         made.append(view)
