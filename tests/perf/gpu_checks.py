@@ -1,4 +1,4 @@
-"""Is it right? Trained models on a device and on the CPU in fp32: tokens, exit layers, and near-ties by margin."""
+"""Is it right? Models on a device and on the CPU in fp32: tokens, exit layers, and near-ties by margin."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from gpu_models import Line, Setting, Way
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
 from exitbench.harness.decode import Generation, Request, decode, prefill
@@ -33,6 +34,16 @@ METHODS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "softmax, pruned": ("calm-softmax", {**OPEN, "head": "pruned-fixed", "k_first": 100, "k_min": 50}),
     "saturation": ("calm-saturation", {"threshold": 0.95, "decay": "none"}),
 }
+GROUPED: Mapping[str, Any] = dict(
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=128,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_hidden_layers=6,
+    initializer_range=0.5,
+)
+"""Heads that share keys and values, as in no model that comes along; weights so large that logits lie far apart."""
 
 
 class Noting(Gate):
@@ -66,7 +77,7 @@ class Parting:
 
 @dataclass(frozen=True)
 class Case:
-    """A trained model, a method and a batch, with what the CPU answers in so many tokens."""
+    """A model, a method and a batch, with what the CPU answers in so many tokens."""
 
     name: str
     on_device: Checkpoint
@@ -122,19 +133,29 @@ def _told(share: float, note: str) -> dict[str, Any]:
 
 def _cases(setting: Setting) -> Iterator[Case]:
     n_documents, new_tokens = (1, 8) if setting.quick else (4, 40)
-    recipes = [entry.recipe for entry in load_suite("builtin").models if entry.recipe]
-    for recipe in recipes[: 1 if setting.quick else None]:
-        folder = find_trained(load_recipe(recipe), SHIPPED)
-        assert folder is not None, f"{recipe} comes along"
+    for label, folder, prompts in _models(setting, n_documents):
         on_cpu, on_device = load_checkpoint(folder), load_checkpoint(folder, device=setting.device)
-        prompts = _prompts(folder, n_documents)
         requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
         for batch in (requests[:1], requests[-1:], requests):
             for name, (method, params) in METHODS.items():
                 parts = get_method(method).from_params(params).parts(on_cpu.model.n_blocks)
                 noted = Noting(parts.gate)
                 expected = _answers(on_cpu, batch, new_tokens, replace(parts, gate=noted))
-                yield Case(f"{recipe} {name}", on_device, parts, batch, new_tokens, expected, noted)
+                yield Case(f"{label} {name}", on_device, parts, batch, new_tokens, expected, noted)
+
+
+def _models(setting: Setting, n_documents: int) -> Iterator[tuple[str, Path, list[list[int]]]]:
+    """Label, folder and prompts of each model."""
+    recipes = [entry.recipe for entry in load_suite("builtin").models if entry.recipe]
+    for recipe in recipes[: 1 if setting.quick else None]:
+        folder = find_trained(load_recipe(recipe), SHIPPED)
+        assert folder is not None, f"{recipe} comes along"
+        yield recipe, folder, _prompts(folder, n_documents)
+    label = "llama-grouped-random"
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**GROUPED)).save_pretrained(setting.folder / label)
+    lengths = range(24, 24 - 4 * n_documents, -4)
+    yield label, setting.folder / label, [torch.randint(3, GROUPED["vocab_size"], (n,)).tolist() for n in lengths]
 
 
 def _prompts(folder: Path, n_documents: int) -> list[list[int]]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from models import LARGE, SHAPES, Pair, Shape
@@ -79,7 +78,7 @@ class Setting:
     ends_at: float
     ways: list[Way] = field(default_factory=list)
     _t5: dict[torch.dtype, OnDevice] = field(default_factory=dict)
-    _steps: WeakKeyDictionary[Transformer, dict[Way, StaticSteps]] = field(default_factory=WeakKeyDictionary)
+    _steps: dict[Transformer, dict[Way, StaticSteps]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.ways = [ORDINARY, STATIC, *([GRAPHS, GRAPHS_AHEAD] if self.on_gpu else [STATIC_AHEAD])]
@@ -113,7 +112,7 @@ class Setting:
 
     @contextmanager
     def going(self, way: Way, model: Transformer) -> Iterator[None]:
-        """Have a model run its blocks that way; what was captured is kept as long as the model."""
+        """Have a model run its blocks that way; what was captured is kept until it is forgotten."""
         if way.static:
             made = self._steps.setdefault(model, {})
             if way not in made:
@@ -123,6 +122,10 @@ class Setting:
             yield
         finally:
             model.static_steps = None
+
+    def forget(self) -> None:
+        """Free what was captured."""
+        self._steps.clear()
 
     def wait(self) -> None:
         if self.on_gpu:

@@ -9,7 +9,7 @@ of it is here: it runs as it is, on the release of transformers that it pins, `g
 
 - transformers' check of its dependencies is left out, and newer releases already imported are forgotten;
 - its folder `models` is a bare package, because its `__init__` also imports LongT5;
-- its own option `use_synchronize` is off where there is no CUDA to wait for;
+- its own option `use_synchronize` is off: its code would wait for the device again and again, for timers of its own;
 - before each confidence is compared, the threshold is set such that the wanted exit follows (above 1: never, below 0:
   always). Confidences are still computed wherever they would be, by its code.
 
@@ -113,7 +113,7 @@ class Published:
 
     def __init__(self, code: Any, shape: dict[str, int], weights: dict[str, Any], device: str) -> None:
         util, made = sys.modules["util"], sys.modules["transformers"].T5Config(**shape, **ENDLESS)
-        options = util.AdditionalArguments(deploy_scenario=True, use_synchronize=device.startswith("cuda"))
+        options = util.AdditionalArguments(deploy_scenario=True, use_synchronize=False)
         self.model = code.DeployT5ForConditionalGeneration(util.update_autoconfig(made, options)).eval()
         self.model.load_state_dict(weights, strict=False)  # other tokens would follow if any weight were not among them
         self.model.to(device).tie_weights()
