@@ -62,7 +62,7 @@ class Linear:
         if x.dim() != 2:
             return F.linear(x, self.weight, self.bias)
         if self._is_bf16_on_cpu and len(x) == 1:
-            # A matrix product rearranges the weight for one row as for many, which takes longer than the product.
+            # Faster than torch's matrix product, which is made for many rows.
             product = torch.mv(self.weight, x[0])[None]
             return product if self.bias is None else product.add_(self.bias)
         if self.bias is None:

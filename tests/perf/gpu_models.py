@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from models import LARGE, SHAPES, Pair, Shape
-from ratios import LEAST_ROUNDS, MOST_ROUNDS, Comparison, Timed
+from ratios import Comparison, Timed, rounds_within
 
 from exitbench.harness.checkpoint import READERS, Checkpoint, Tensors, load_checkpoint
 from exitbench.harness.model import Transformer
@@ -136,10 +136,8 @@ class Setting:
         budget_s = 0.05 if self.quick else 3.0
         for one in (base, measured):
             one.once()  # captures, and whatever else comes once
-        round_s = base.seconds() + measured.seconds()
-        rounds = min(MOST_ROUNDS, max(LEAST_ROUNDS, round(budget_s / round_s)))
         base_s, measured_s = [], []
-        for _ in range(rounds):
+        for _ in range(rounds_within(budget_s, base, measured)):
             base_s.append(base.seconds())
             measured_s.append(measured.seconds())
         return Comparison([*base_s, base.seconds()], measured_s)

@@ -80,13 +80,18 @@ class Comparison:
         return f"quartiles {low:.2f} to {high:.2f} of {len(self.ratios)} rounds"
 
 
+def rounds_within(budget_s: float, base: Timed, measured: Timed) -> int:
+    """How many rounds of both fit into a budget, by one of each."""
+    round_s = base.seconds() + measured.seconds()
+    return min(MOST_ROUNDS, max(LEAST_ROUNDS, round(budget_s / round_s)))
+
+
 def compare(benchmark: Any, base: Timed, measured: Timed, budget_s: float = BUDGET_S) -> Comparison:
     """Time two things in turn, from ``base`` to ``base``; the benchmark's own times are those of ``measured``.
 
     The benchmark must have been told not to collect garbage (`pytest.mark.benchmark(disable_gc=True)`).
     """
-    round_s = base.seconds() + measured.seconds()
-    rounds = min(MOST_ROUNDS, max(LEAST_ROUNDS, round(budget_s / round_s)))
+    rounds = rounds_within(budget_s, base, measured)
     base_s: list[float] = []
 
     def before_round() -> tuple[tuple[Any], dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from exitbench.harness import model as model_module
 from exitbench.harness import signals
-from exitbench.harness.cache import Cache
+from exitbench.harness.cache import Cache, Skipped
 from exitbench.harness.model import Transformer
 from exitbench.harness.probe import probe
 from exitbench.harness.weights import Linear
@@ -50,30 +50,18 @@ def three_products(projection: Linear, x: Tensor) -> Tensor:
     return torch.cat([F.linear(x, part) for part in projection.weight.chunk(3)], dim=-1)
 
 
-def fill_one_after_another(cache: Cache) -> None:
+def fill_one_after_another(cache: Cache, skipped: Sequence[Skipped]) -> None:
     """Skipped blocks filled by groups that left together, each of which reads the weights again."""
-    for skipped in cache._skipped:
-        cache._fill_at_once(*skipped)
-    cache._skipped.clear()
-    cache.length += 1
+    for group in skipped:
+        cache._fill_at_once(*group)
 
 
-def fill_each_block(cache: Cache) -> None:
+def fill_each_block(cache: Cache, *group: Any) -> None:
     """Skipped blocks filled by a product each."""
-    if cache._skipped:
-        cache._fill_block_by_block(cache._skipped)
-    cache._skipped.clear()
-    cache.length += 1
+    cache._fill_block_by_block([group])
 
 
 normalise, call = Transformer.normalise, Linear.__call__
-
-
-@contextmanager
-def laid_out_as_stored() -> Iterator[None]:
-    """Weights in the order of the checkpoint; tells nothing of a model that is loaded already."""
-    with patch.object(Linear, "laid_out", lambda projection: projection):
-        yield
 
 
 AT_BATCH_1: dict[str, Undone] = {
@@ -81,12 +69,12 @@ AT_BATCH_1: dict[str, Undone] = {
     "norm-weights-folded": lambda: patch.object(Transformer, "normalise", separate_weight),
     "sum-within-product": lambda: patch.object(Linear, "onto", product_then_sum),
     "queries-keys-values-at-once": lambda: patch.object(Linear, "__call__", three_products),
-    "weights-laid-out": laid_out_as_stored,
+    "weights-laid-out": lambda: patch.object(Linear, "laid_out", lambda projection: projection),  # as it is loaded
 }
-EARLY: dict[str, Undone] = {"skipped-blocks-at-once": lambda: patch.object(Cache, "end_step", fill_each_block)}
+EARLY: dict[str, Undone] = {"skipped-blocks-at-once": lambda: patch.object(Cache, "_fill_at_once", fill_each_block)}
 IN_A_BATCH: dict[str, Undone] = {
     "rows-read-out-together": lambda: patch.object(Gate, "chooses_from_logits", property(lambda gate: False)),
-    "skipped-blocks-by-block": lambda: patch.object(Cache, "end_step", fill_one_after_another),
+    "skipped-blocks-by-block": lambda: patch.object(Cache, "_fill_block_by_block", fill_one_after_another),
     "stretches-of-rows-not-copied": lambda: patch.object(model_module, "GATHERED_NUMEL", 2**40),
 }
 
