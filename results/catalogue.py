@@ -117,6 +117,9 @@ CELL: Final = sa.Table(
     _text("method_distribution", required=False),
     _text("method_version", required=False),
     sa.Column("seeds", sa.JSON(none_as_null=True)),
+    sa.Column("conformance", sa.JSON(none_as_null=True)),
+    sa.Column("not_applied", sa.JSON(none_as_null=True)),
+    sa.Column("cell_timeout_s", sa.Double),
 )
 
 ATTEMPT: Final = sa.Table(
@@ -150,6 +153,7 @@ SAMPLE: Final = sa.Table(
     _text("stop_reason"),
     sa.Column("scores", sa.JSON, nullable=False),
     sa.Column("statistics", sa.JSON, nullable=False),
+    sa.Column("n_cut", sa.Integer),
 )
 
 METRIC: Final = sa.Table(

@@ -121,7 +121,11 @@ def _cell_row(record: AttemptRecord, model_id: str, data_id: str) -> dict[str, A
         "params": cell["method"]["params"],
         "method_distribution": cell["method"].get("distribution"),
         "method_version": cell["method"].get("version"),
+        # What earlier versions did not say.
         "seeds": cell.get("seeds"),
+        "conformance": cell.get("conformance"),
+        "not_applied": cell.get("not_applied"),
+        "cell_timeout_s": cell.get("cell_timeout_s"),
         "model_id": model_id,
         "data_id": data_id,
         "setting_id": content_id(setting),

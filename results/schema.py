@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 """Version of the spool's layout; status.json carries it. Attempts of every earlier version are read too."""
 
 STATUSES: Final = ("ok", "failed", "oom", "timeout", "skipped", "interrupted")
@@ -52,6 +52,7 @@ SAMPLES: Final = pa.schema(
         _required("stop_reason", pa.string()),
         _required("scores", pa.string()),
         _required("statistics", pa.string()),
+        _optional("n_cut", pa.int32()),
     ]
 )
 

@@ -266,7 +266,8 @@ CREATE VIEW answers AS
 SELECT n.*, s.* EXCLUDE (attempt_id) FROM sample AS s JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW answers IS 'One row per document of a quality run. doc_key: document; output_text; output_ids: tokens of the answer, end of sequence
 included, none where an export left them out; n_prompt, n_output: tokens of the prompt and of the answer; stop_reason; scores (JSON): of the
-task''s metrics, under the version it had when it ran; statistics (JSON): sums from which metrics of a corpus are made.';
+task''s metrics, under the version it had when it ran; statistics (JSON): sums from which metrics of a corpus are made; n_cut: tokens of the
+prompt that were cut off, since it was longer than the suite allows, NULL where nothing is cut.';
 
 CREATE VIEW token_trace AS
 SELECT n.*, t.* EXCLUDE (attempt_id) FROM token_exit AS t JOIN run_names AS n USING (attempt_id);
