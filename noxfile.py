@@ -12,9 +12,11 @@ nox -s tests -- -n 0 --pdb            in one process
 nox -s perf -- -k replay              benchmarks; their times go into the database of runs (--runs DIR for another)
 nox -s perf -- --against HEAD~1 -k replay     how fast the work tree is beside another commit
 nox -s slurm                      the cluster's executor against a real Slurm on this machine; root, slurm-wlm and munge
+nox -s lock                       hashes.txt anew, after a change to constraints.txt
 """
 
 import os
+from pathlib import Path
 
 import nox
 
@@ -25,15 +27,24 @@ nox.options.sessions = ["lint", "types", "tests"]
 PROJECT = nox.project.load_toml("pyproject.toml")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 PAPERS = ("mee", "prune", "natcap", "heads")
+UV = "uv==0.13.9"
+# torch's CPU build for CPython 3.11 on x86-64 Linux, which the package index does not have.
+TORCH_CPU = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"
+
+
+def install_locked(session: nox.Session, *requirements: str) -> None:
+    """Install requirements at the pinned versions, each file only if its SHA-256 is the one that was pinned."""
+    if session.virtualenv.is_sandboxed:  # `--no-venv`: the environment is the user's, a cluster module say
+        session.install("--quiet", "--disable-pip-version-check", "--require-hashes", "-c", "hashes.txt", *requirements)
 
 
 def install(session: nox.Session, *groups: str, editable: bool = True) -> None:
-    """Install the project and dependency groups at the pinned versions."""
-    if not session.virtualenv.is_sandboxed:  # `--no-venv`: the environment is the user's, a cluster module say
-        return
+    """Install the project and dependency groups."""
     requirements = [item for group in groups for item in nox.project.dependency_groups(PROJECT, group)]
-    project = ["-e", "."] if editable else ["."]
-    session.install("--quiet", "--disable-pip-version-check", "-c", "constraints.txt", *project, *requirements)
+    install_locked(session, *PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"], *requirements)
+    if session.virtualenv.is_sandboxed:
+        project = ["-e", "."] if editable else ["."]
+        session.install("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", *project)
 
 
 @nox.session
@@ -112,16 +123,14 @@ def browser(session: nox.Session) -> None:
 def slurm(session: nox.Session) -> None:
     """Start a Slurm of one node (needs root, slurm-wlm and munge) and run suites through it."""
     install(session, "test")
-    if session.virtualenv.is_sandboxed:
-        session.install("--quiet", "-c", "constraints.txt", *PROJECT["project"]["optional-dependencies"]["slurm"])
+    install_locked(session, *PROJECT["project"]["optional-dependencies"]["slurm"])
     session.run("pytest", "tests/slurm", *session.posargs, env=OFFLINE)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
-    if session.virtualenv.is_sandboxed:
-        session.install("--quiet", "-c", "constraints.txt", *nox.project.dependency_groups(PROJECT, "lint"))
+    install_locked(session, *nox.project.dependency_groups(PROJECT, "lint"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
 
@@ -154,3 +163,25 @@ def faults(session: nox.Session) -> None:
     """Kill processes, fill the disk, read while writing: takes a while; some of it needs root to mount file systems."""
     install(session, "test")
     session.run("pytest", "tests/faults", *session.posargs, env=OFFLINE)
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Write hashes.txt: the pins of constraints.txt with the SHA-256 of every file of each release."""
+    session.install("--quiet", UV)
+    Path("hashes.txt").unlink(missing_ok=True)  # else uv reads it first, and keeps what it says
+    options = (
+        "--no-deps",
+        "--universal",
+        "--generate-hashes",
+        "--no-annotate",
+        "--no-header",
+        "--python-version",
+        "3.11",
+    )
+    session.run("uv", "pip", "compile", "--quiet", *options, "constraints.txt", "--output-file", "hashes.txt")
+    lines = Path("hashes.txt").read_text(encoding="utf-8").splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("torch=="))
+    lines.insert(place + 1, f"    --hash=sha256:{TORCH_CPU} \\")
+    lines.insert(0, "# Made from constraints.txt by `nox -s lock`; do not edit.")
+    Path("hashes.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import shutil
 import subprocess
@@ -88,6 +89,38 @@ def test_the_wheel_holds_no_dataset_and_no_checkpoint_but_those_that_come_along(
     ours = {name for name in wheel if ".dist-info/" not in name and "/harness/checkpoints/" not in name}
     kinds = {Path(name).suffix for name in ours}
     assert kinds <= {".py", ".typed", ".sql", ".csv", ".toml", ".html", ".css", ".js", ".yaml"}
+
+
+# ------------------------------------------------------------------------------------------ what is pinned
+
+PINS = re.compile(r"^([\w.-]+)==(\S+)", re.MULTILINE)
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pinned(text: str) -> dict[str, str]:
+    return {normal(name): version for name, version in PINS.findall(text)}
+
+
+def test_every_pin_has_the_hashes_of_its_files() -> None:
+    pins, hashed = ((ROOT / name).read_text(encoding="utf-8") for name in ("constraints.txt", "hashes.txt"))
+    assert pinned(hashed) == pinned(pins), "nox -s lock"
+    for block in re.split(r"\n(?=\w)", hashed)[1:]:
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", block), block
+
+
+def test_everything_that_is_required_is_pinned() -> None:
+    groups = PROJECT["dependency-groups"].values()
+    optional = PROJECT["project"]["optional-dependencies"].values()
+    required = [
+        *PROJECT["build-system"]["requires"],
+        *PROJECT["project"]["dependencies"],
+        *itertools.chain(*groups, *optional),
+    ]
+    names = {normal(re.match(r"[\w.-]+", requirement)[0]) for requirement in required}
+    assert names <= pinned((ROOT / "constraints.txt").read_text(encoding="utf-8")).keys()
 
 
 # ------------------------------------------------------------------------------------------ import directions
