@@ -1,11 +1,13 @@
 """The database file: opening (read-only by default), bringing its schema and views up to date, rebuilding from a spool.
 
-DuckDB allows many readers or one writer per file and holds a file lock to see to it; whoever comes second waits for a
+Whoever only reads never changes the file: one whose schema, views or macros are not exactly this version's is read from
+a copy that is (`results/foreign.py`). DuckDB allows many readers or one writer per file and holds a file lock to see to it; whoever comes second waits for a
 bounded time. The database is derived from the spool, so any trouble with it ends at `rebuild`.
 """
 
 import hashlib
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,13 +25,25 @@ from sqlalchemy.pool import StaticPool
 
 from exitbench import __version__
 from exitbench.errors import UserError
+from exitbench.results import migrations
 from exitbench.results.arrow import driver_connection
 from exitbench.results.canonical import canonical_json
 from exitbench.results.catalogue import SCHEMA_VERSION, VIEW_SOURCE
+from exitbench.results.foreign import copy_database, read_version
 from exitbench.results.load import IngestReport, load_spool
-from exitbench.results.migrations import migration_scripts
 from exitbench.results.published import is_current as publications_are_current
 from exitbench.results.published import refresh as refresh_publications
+from exitbench.results.sandbox import NO_EXTENSIONS, attach_sql
+from exitbench.results.tables import (
+    Catalogue,
+    catalogue_with,
+    quoted,
+    read_catalogue,
+    require_tables,
+    schema_version,
+    spelled,
+    tables_of,
+)
 from exitbench.results.trouble import driver_error, is_damage, is_trouble
 from exitbench.results.turns import POLL_S, Turn, holder, is_wanted, take_turn
 
@@ -53,17 +67,16 @@ _SMALLEST_BYTES: Final = 16
 _SHOWN: Final = 5
 _PACKAGE = "exitbench.results"
 # Rows are found by their keys, so that threads need not wait for each other to keep an order.
-_WRITER_CONFIG: Final[dict[str, Any]] = {"preserve_insertion_order": False}
-# DuckDB writes what fills a row group straight into the file, and everything else twice: first into its log. A probed
-# token's lists make its default of 122,880 rows larger than most attempts.
-_ROW_GROUP_ROWS: Final = 30_720
-# The oldest DuckDB that can read a new database: people have older command lines than we have libraries.
-_STORAGE_VERSION: Final = "v1.2.0"
-# A reader can neither write files nor read others than the database, nor fetch extensions.
+_WRITER_CONFIG: Final[dict[str, Any]] = {
+    **NO_EXTENSIONS,
+    "preserve_insertion_order": False,
+    "lock_configuration": True,
+}
+# A reader can neither write files nor read others than the database, nor fetch or load extensions.
 _READER_CONFIG: Final[dict[str, Any]] = {
+    **NO_EXTENSIONS,
     "enable_external_access": False,
     "python_enable_replacements": False,
-    "autoinstall_known_extensions": False,
     "lock_configuration": True,
 }
 
@@ -88,11 +101,13 @@ class Database:
         path: The file.
         engine: SQLAlchemy engine over the one connection.
         turn: Ends when the database is closed.
+        copy: Folder of the copy that is read in its place, if one is.
     """
 
     path: Path
     engine: sa.Engine
     turn: Turn
+    copy: TemporaryDirectory[str] | None = None
 
     def query(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> pa.Table:
         """Run one SQL query and return its rows.
@@ -118,6 +133,8 @@ class Database:
         """Close the file and let others in."""
         self.engine.dispose()
         self.turn.end()
+        if self.copy is not None:
+            self.copy.cleanup()
 
     def __enter__(self) -> Self:
         return self
@@ -133,16 +150,18 @@ class Database:
 
 
 def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) -> Database:
-    """Open the database at `path`, its schema and views brought up to date first.
+    """Open the database at `path` for a writer, its schema and views brought up to date first; or what it says for a
+    reader, who is given an up-to-date copy where the file itself is not.
 
     Args:
-        path: The file. A reader needs it to exist; a writer creates it.
+        path: The file. A reader needs it to exist, and leaves it as it is; a writer creates it.
         read_only: Whether nothing but the database can be read and nothing at all be written.
         wait_s: How long to wait while another process has it open.
 
     Raises:
         UserError: No such database, not a DuckDB file, not an ExitBench database, a newer schema than this version
-            knows, locked by another process for longer than `wait_s`, or a folder that cannot be written.
+            knows, tables that are not those of its schema, locked by another process for longer than `wait_s`, or a
+            folder that cannot be written.
     """
     if read_only:
         return _open_reader(path, wait_s)
@@ -242,8 +261,57 @@ def _open_reader(path: Path, wait_s: float) -> Database:
     if _or_close(database, _is_up_to_date):
         return database
     database.close()
-    open_database(path, read_only=False, wait_s=wait_s).close()
-    return _connect(path, read_only=True, wait_s=wait_s)
+    return _open_copy(path, wait_s)
+
+
+def _open_copy(path: Path, wait_s: float) -> Database:
+    """Open a copy that is up to date, which is gone when it is closed."""
+    print(
+        f"{path} is not as this version of ExitBench makes it: a copy is read. The next run or import that fills it, or "
+        "`exitbench db rebuild`, brings it up to date.",
+        file=sys.stderr,
+        flush=True,
+    )
+    folder = TemporaryDirectory(prefix="exitbench-")
+    try:
+        beside = Path(folder.name) / path.name
+        copy_to(path, beside, wait_s)
+        copy = _connect(beside, read_only=True, wait_s=wait_s)
+    except BaseException:
+        folder.cleanup()
+        raise
+    return Database(path, copy.engine, copy.turn, folder)
+
+
+def copy_to(source: Path, target: Path, wait_s: float = WAIT_S) -> None:
+    """Write the rows of a database, somebody else's perhaps, into a new one of this version; the source is only read.
+
+    Args:
+        source: The database.
+        target: In a folder of one's own; must not exist.
+        wait_s: How long to wait while another process has the source open.
+
+    Raises:
+        UserError: As `open_database`; or the source has tables that no database of its schema has, or there is no room
+            for the copy.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            copy_database(source.absolute(), target)
+            break
+        except duckdb.Error as error:
+            if not _is_locked(error):
+                raise _open_error(source, error) from error
+            if time.monotonic() >= deadline:
+                raise _in_use(source, error, wait_s) from error
+            target.unlink(missing_ok=True)
+            time.sleep(POLL_S)
+    try:
+        open_database(target, read_only=False).close()
+    except sa.exc.DBAPIError as error:
+        raise _open_error(source, error) from error
+    _require_complete(target)
 
 
 def _connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
@@ -262,12 +330,10 @@ def _connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
             engine = _engine(path, read_only, min(deadline, time.monotonic() + patience_s))
         except sa.exc.DBAPIError as error:
             turn.end()
-            message = str(error.orig)
-            if "Could not set lock" not in message:
+            if not _is_locked(error):
                 raise _open_error(path, error) from error
             if time.monotonic() >= deadline:
-                process = re.search(r"PID (\d+)", message)
-                raise DatabaseInUse(path, f"process {process[1]}" if process else "another process", wait_s) from error
+                raise _in_use(path, error, wait_s) from error
             time.sleep(_PATIENCE_S)  # others come first now, so that a long reader does not keep them waiting
         except BaseException:
             turn.end()
@@ -292,7 +358,7 @@ def _engine(path: Path, read_only: bool, deadline: float) -> sa.Engine:
                 if not read_only:
                     _attach(connection, path)
         except sa.exc.DBAPIError as error:
-            if "Could not set lock" not in str(error.orig) or time.monotonic() >= deadline:
+            if not _is_locked(error) or time.monotonic() >= deadline:
                 engine.dispose()
                 raise
             time.sleep(POLL_S)
@@ -301,14 +367,19 @@ def _engine(path: Path, read_only: bool, deadline: float) -> sa.Engine:
 
 
 def _attach(connection: sa.Connection, path: Path) -> None:
-    """Make the file the connection's database; only attaching it can say how it is stored."""
-    quoted = str(path).replace("'", "''")
-    stored = f"ROW_GROUP_SIZE {_ROW_GROUP_ROWS}"
-    if not path.exists():  # one that exists keeps its version, which cannot be lowered
-        stored += f", STORAGE_VERSION '{_STORAGE_VERSION}'"
-    connection.exec_driver_sql(f"ATTACH '{quoted}' AS results ({stored})")
+    """Make the file the connection's database."""
+    connection.exec_driver_sql(attach_sql(path, "results"))
     connection.exec_driver_sql("USE results")
     connection.commit()
+
+
+def _is_locked(error: BaseException) -> bool:
+    return "Could not set lock" in str(driver_error(error))
+
+
+def _in_use(path: Path, error: BaseException, wait_s: float) -> DatabaseInUse:
+    process = re.search(r"PID (\d+)", str(driver_error(error)))
+    return DatabaseInUse(path, f"process {process[1]}" if process else "another process", wait_s)
 
 
 def _open_error(path: Path, error: BaseException) -> UserError:
@@ -344,18 +415,32 @@ def _or_close(database: Database, action: Callable[[Database], Result]) -> Resul
 
 
 def _is_up_to_date(database: Database) -> bool:
+    """Whether views, macros and the tables beneath them are exactly this version's; more tables or views do no harm."""
     with database.engine.connect() as connection:
+        name, found = _found(connection)
         return (
-            _version(database, connection) == len(migration_scripts())
-            and _views_are_current(connection)
+            read_version(driver_connection(connection), name, found, str(database.path)) == schema_version()
+            and tables_of(schema_version()).items() <= found.tables.items()
+            and _views_are_current(connection, found)
             and publications_are_current(connection)
         )
 
 
 def _bring_up_to_date(database: Database) -> None:
-    with database.engine.connect() as connection:
-        version = _version(database, connection)
-    for number, script in enumerate(migration_scripts()[version:], start=version + 1):
+    scripts = migrations.migration_scripts()
+    with database.engine.begin() as connection:
+        name, found = _found(connection)
+        version = read_version(driver_connection(connection), name, found, str(database.path))
+        require_tables(found.tables, version, str(database.path))
+        if foreign := sorted(found.triggers | found.types):
+            raise UserError(
+                f"{database.path} has a trigger or type {spelled(foreign[0])}, which no database of ExitBench has. "
+                "Rebuild it from its spool: `exitbench db rebuild`."
+            )
+        views_are_current = version == len(scripts) and _views_are_current(connection, found)
+        if version and not views_are_current:
+            _drop_views(connection, found)
+    for number, script in enumerate(scripts[version:], start=version + 1):
         with database.engine.begin() as connection:
             connection.exec_driver_sql(script)
             applied_at = datetime.now(UTC).replace(tzinfo=None)
@@ -363,25 +448,17 @@ def _bring_up_to_date(database: Database) -> None:
                 SCHEMA_VERSION.insert().values(version=number, applied_at=applied_at, tool=f"exitbench {__version__}")
             )
     with database.engine.begin() as connection:
-        if not _views_are_current(connection):
+        if not views_are_current:
             _create_views(connection)
         refresh_publications(connection)
 
 
-def _version(database: Database, connection: sa.Connection) -> int:
-    """Return the schema's version, 0 for an empty database."""
-    tables = set(connection.exec_driver_sql("SELECT table_name FROM duckdb_tables()").scalars())
-    if not tables:
-        return 0
-    if SCHEMA_VERSION.name not in tables:
-        raise UserError(f"{database.path} is a DuckDB database, but not one of ExitBench. Name another file.")
-    version: int = connection.execute(sa.select(sa.func.max(SCHEMA_VERSION.c.version))).scalar_one()
-    if version > len(migration_scripts()):
-        raise UserError(
-            f"{database.path} has schema {version}; this version of ExitBench knows up to {len(migration_scripts())}. "
-            "Use the newer version, or rebuild the database from its spool."
-        )
-    return version
+def _found(connection: sa.Connection) -> tuple[str, Catalogue]:
+    """Return the name that the file has in its connection, and what is in it."""
+    duck = driver_connection(connection)
+    attached = duck.execute("SELECT database_name, path FROM system.main.duckdb_databases()").fetchall()
+    (name,) = (name for name, path in attached if path is not None)
+    return name, read_catalogue(duck, name)
 
 
 def _views_script() -> str:
@@ -392,14 +469,24 @@ def _views_digest() -> str:
     return hashlib.sha256(_views_script().encode()).hexdigest()
 
 
-def _views_are_current(connection: sa.Connection) -> bool:
-    return connection.execute(sa.select(VIEW_SOURCE.c.sha256)).scalar_one_or_none() == _views_digest()
+def _views_are_current(connection: sa.Connection, found: Catalogue) -> bool:
+    """Whether the views are those that the file says they are, and nothing that they call is called like another."""
+    expected = catalogue_with(_views_script(), found.storage)
+    return (
+        expected.views.items() <= found.views.items()
+        and (found.macros, found.types) == (expected.macros, expected.types)
+        and connection.execute(sa.select(VIEW_SOURCE.c.sha256)).scalar_one_or_none() == _views_digest()
+    )
+
+
+def _drop_views(connection: sa.Connection, found: Catalogue) -> None:
+    connection.execute(VIEW_SOURCE.delete())
+    for view in found.views:
+        connection.exec_driver_sql(f"DROP VIEW {quoted(view)}")
+    for macro, kind in {(name, kind) for name, kind, *_ in found.macros}:
+        connection.exec_driver_sql(f"DROP MACRO {'TABLE ' if kind == 'table_macro' else ''}{quoted(macro)}")
 
 
 def _create_views(connection: sa.Connection) -> None:
-    views = connection.exec_driver_sql("SELECT view_name FROM duckdb_views() WHERE NOT internal").scalars().all()
-    for view in views:
-        connection.exec_driver_sql(f'DROP VIEW "{view}"')
     connection.exec_driver_sql(_views_script())
-    connection.execute(VIEW_SOURCE.delete())
     connection.execute(VIEW_SOURCE.insert().values(sha256=_views_digest()))

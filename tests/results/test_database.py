@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
-from exitbench.results import database
+from exitbench.results import database, migrations
 from exitbench.results.catalogue import METADATA
 from exitbench.results.database import open_database, rebuild
 from exitbench.results.ingest import ingest
@@ -149,7 +149,7 @@ def test_a_newer_schema_is_refused_with_both_versions(path: Path) -> None:
 
 def test_an_older_schema_is_migrated_even_for_a_reader(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = [*migration_scripts(), "CREATE TABLE later (x INTEGER)"]
-    monkeypatch.setattr(database, "migration_scripts", lambda: scripts)
+    monkeypatch.setattr(migrations, "migration_scripts", lambda: scripts)
     with open_database(path) as opened:
         assert opened.query("SELECT max(version) AS v, (SELECT count(*) FROM later) AS n FROM schema_version")[
             "v"
@@ -179,7 +179,7 @@ def test_a_database_of_version_1_keeps_its_rows_and_gains_what_came_after(tmp_pa
 def test_a_migration_that_fails_leaves_the_older_schema(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = [*migration_scripts(), "CREATE TABLE half (x INTEGER); SELECT error('no')"]
     with monkeypatch.context() as patched:
-        patched.setattr(database, "migration_scripts", lambda: scripts)
+        patched.setattr(migrations, "migration_scripts", lambda: scripts)
         with pytest.raises(sa.exc.DBAPIError):
             open_database(path, read_only=False)
     with open_database(path) as opened:
