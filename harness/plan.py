@@ -45,6 +45,7 @@ class Group:
         folder: The checkpoint; None until the recipe is trained, and then ``cells`` is empty,
             since a cell has no identity without weights.
         labels: Labels of all cells, trained or not.
+        remarks: What is not wrong but should be known of the checkpoint, a sentence each.
     """
 
     model: ModelEntry
@@ -52,6 +53,7 @@ class Group:
     folder: Path | None
     labels: tuple[str, ...]
     cells: tuple[PlannedCell, ...]
+    remarks: tuple[str, ...] = ()
 
     def to_run(self, retry: Retry) -> tuple[WorkItem, ...]:
         """Return the cells to run, in order."""
