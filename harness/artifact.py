@@ -8,76 +8,114 @@ import contextlib
 import hashlib
 import json
 import math
+import secrets
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 
 from exitbench.errors import UserError
 from exitbench.harness.cell import ModelRef
+from exitbench.harness.checkpoint_files import EXIT_HEADS_FILE, checkpoint_remarks, weight_files
+from exitbench.harness.regular_files import read_json
+from exitbench.harness.tokenizer_files import check_vocabulary, load_tokenizer, tokenizer_files
 from exitbench.results.canonical import content_id
 
 CACHE = ".exitbench.json"
-GENERATION_CONFIG = "generation_config.json"
+CACHE_VERSION = 2
+"""Raise it whenever a description has something new to say, or refuses what it did not."""
 
-_TOKENIZER_PATTERNS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model")
+
+@dataclass(frozen=True)
+class Description:
+    """A checkpoint as a plan needs to know it.
+
+    Attributes:
+        model: What identifies it.
+        max_positions: Tokens that prompt and answer may have together; None where positions have no end.
+        remarks: What is not wrong but should be known, a sentence each.
+    """
+
+    model: ModelRef
+    max_positions: int | None
+    remarks: tuple[str, ...]
 
 
 def describe_checkpoint(name: str, folder: Path) -> ModelRef:
-    """Return what identifies the checkpoint in a folder.
+    """Return what identifies the checkpoint in a folder; see `inspect_checkpoint`."""
+    return inspect_checkpoint(name, folder).model
+
+
+def inspect_checkpoint(name: str, folder: Path) -> Description:
+    """Return what a plan needs to know of the checkpoint in a folder.
 
     Args:
         name: What the suite calls it.
         folder: A Hugging Face checkpoint: config.json, safetensors (one or more), tokenizer files.
 
     Raises:
-        UserError: The engine cannot read it, or it has no tokenizer.
+        UserError: The engine cannot read it, it has no tokenizer, or one with more tokens than the model.
     """
-    tokenizer = {path for pattern in _TOKENIZER_PATTERNS for path in folder.glob(pattern)}
-    if not tokenizer:
-        # transformers would make an empty tokenizer, and every prompt the same.
-        raise UserError(f"{folder}: no tokenizer files ({', '.join(_TOKENIZER_PATTERNS)}).")
-    files = sorted({folder / "config.json", folder / GENERATION_CONFIG, *tokenizer, *folder.glob("*.safetensors")})
-    stamps = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files if path.is_file()}
+    # The time of the last change too, which whoever packed the folder cannot have chosen: a description that came along
+    # with somebody's checkpoint is not believed.
+    files = sorted(path for path in folder.glob("*") if path.is_file() and not path.name.startswith("."))
+    status = {path.name: path.stat() for path in files}
+    stamps = {name: [file.st_size, file.st_mtime_ns, file.st_ctime_ns] for name, file in status.items()}
     cache = folder / CACHE
     if (known := _cached(cache, stamps, name)) is not None:
         return known
-    model = _describe(name, folder, sorted(tokenizer))
-    content = {key: value for key, value in asdict(model).items() if key != "name"}
-    _write(cache, json.dumps({"files": stamps, "model": content}, indent=1))
-    return model
+    made = _inspect(name, folder)
+    content = asdict(made)
+    del content["model"]["name"]
+    _write(cache, json.dumps({"version": CACHE_VERSION, "files": stamps, **content}, indent=1))
+    return made
 
 
-def _cached(cache: Path, stamps: Mapping[str, list[int]], name: str) -> ModelRef | None:
+def _cached(cache: Path, stamps: Mapping[str, list[int]], name: str) -> Description | None:
     """Return the stored description if it is of these very files; an unusable one is made anew."""
     try:
-        known = json.loads(cache.read_text(encoding="utf-8"))
-        return ModelRef(name=name, **known["model"]) if known["files"] == stamps else None
-    except (OSError, ValueError, KeyError, TypeError):
+        known = read_json(cache)
+        if known["version"] != CACHE_VERSION or known["files"] != stamps:
+            return None
+        model = ModelRef(name=name, **known["model"])
+        return Description(model, known["max_positions"], tuple(known["remarks"]))
+    except (UserError, KeyError, TypeError):
         return None
 
 
-def _describe(name: str, folder: Path, tokenizer: list[Path]) -> ModelRef:
+def _inspect(name: str, folder: Path) -> Description:
     # Imported here: it loads torch and transformers, which a cached description does not need.
-    from exitbench.harness.checkpoint import load_checkpoint, safetensors_files
-    from exitbench.harness.exit_heads import EXIT_HEADS_FILE
+    from exitbench.harness.checkpoint import load_checkpoint
 
-    heads = folder / EXIT_HEADS_FILE
-    weights = [*safetensors_files(folder), *([heads] if heads.is_file() else [])]
     checkpoint = load_checkpoint(folder, device="meta")
+    tokenizer = tokenizer_files(folder)
+    heads = folder / EXIT_HEADS_FILE
+    weights = [*weight_files(folder).paths, *([heads] if heads.is_file() else [])]
+    check_vocabulary(folder, loaded := load_tokenizer(folder), checkpoint.model.vocab_size)
     digests = [_sha256(path) for path in weights]
-    return ModelRef(
+    model = ModelRef(
         name=name,
         # One file's digest is its own, so that it can be checked with sha256sum.
         weights_sha256=digests[0] if len(digests) == 1 else content_id(digests),
         config_sha256=_config_sha256(folder),
-        tokenizer_sha256=content_id({path.name: _sha256(path) for path in tokenizer if path.is_file()}),
+        tokenizer_sha256=content_id({path.name: _sha256(path) for path in tokenizer}),
         kind=checkpoint.kind,
         blocks=checkpoint.model.n_blocks,
         encoder_blocks=checkpoint.model.arch.encoder_blocks,
         parameters=sum(_parameters(path) for path in weights),
     )
+    remarks = (*checkpoint_remarks(folder), *_no_end(checkpoint.eos_ids, loaded))
+    return Description(model, checkpoint.model.arch.max_positions, remarks)
+
+
+def _no_end(eos_ids: frozenset[int], tokenizer: Any) -> tuple[str, ...]:
+    if eos_ids:
+        return ()
+    own = tokenizer.eos_token_id
+    named = "" if own is None else f"; the tokenizer's is {own}, eos_token_id of config.json names none"
+    return (f"no end-of-sequence token: every answer runs to its budget{named}",)
 
 
 def _config_sha256(folder: Path) -> str:
@@ -102,10 +140,12 @@ def _sha256(path: Path) -> str:
 
 def _write(cache: Path, text: str) -> None:
     """Keep the description where the folder can be written; a read-only checkpoint is described each time."""
-    partial = cache.with_suffix(".partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(cache)
-    except OSError:
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        # A new file under a name that nobody can know before: a link put there is not written through.
+        partial = cache.with_name(f"{CACHE}.{secrets.token_hex(4)}")
+        try:
+            with partial.open("x", encoding="utf-8") as file:
+                file.write(text)
+            partial.replace(cache)
+        except OSError:
             partial.unlink(missing_ok=True)

@@ -27,8 +27,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from exitbench.errors import UserError, suggestion
+from exitbench.harness.checkpoint_files import EXIT_HEADS_FILE
+from exitbench.harness.regular_files import is_file
+from exitbench.harness.tensor_files import check_format
 
-EXIT_HEADS_FILE = "exit_heads.safetensors"
 METADATA = "exit_heads"
 RMS_EPS, LAYER_EPS = 1e-6, 1e-5
 
@@ -111,7 +113,7 @@ def read_exit_blocks(folder: Path) -> tuple[int, ...]:
         UserError: The header is not that of such a file.
     """
     path = folder / EXIT_HEADS_FILE
-    return _header(path)[1] if path.is_file() else ()
+    return _header(path)[1] if is_file(path) else ()
 
 
 def load_exit_heads(
@@ -136,7 +138,7 @@ def load_exit_heads(
         UserError: The file is not what the model and its own metadata ask for; names tensor and shapes.
     """
     path = folder / EXIT_HEADS_FILE
-    if not path.is_file():
+    if not is_file(path):
         return None
     kind, blocks = _header(path)
     if blocks[-1] >= n_blocks:
@@ -145,6 +147,8 @@ def load_exit_heads(
             f"allowed: between 1 and {n_blocks - 1}."
         )
     with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            check_format(path, name, file.get_slice(name).get_dtype())
         found: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     _check_shapes(path, found, kind, blocks, d_model, vocab_size)
     return ExitHeads(kind, blocks, {name: tensor.to(device, dtype) for name, tensor in found.items()})

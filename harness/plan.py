@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from exitbench.errors import UserError
-from exitbench.harness.artifact import describe_checkpoint
+from exitbench.harness.artifact import Description, inspect_checkpoint
 from exitbench.harness.cell import Cell, Generation, Kind, MethodRef, ModelRef, TaskRef
 from exitbench.harness.corpus import Corpora
 from exitbench.harness.drafts import Draft, expand, select
@@ -45,6 +45,7 @@ class Group:
         folder: The checkpoint; None until the recipe is trained, and then ``cells`` is empty,
             since a cell has no identity without weights.
         labels: Labels of all cells, trained or not.
+        remarks: What is not wrong but should be known of the checkpoint, a sentence each.
     """
 
     model: ModelEntry
@@ -52,6 +53,7 @@ class Group:
     folder: Path | None
     labels: tuple[str, ...]
     cells: tuple[PlannedCell, ...]
+    remarks: tuple[str, ...] = ()
 
     def to_run(self, retry: Retry) -> tuple[WorkItem, ...]:
         """Return the cells to run, in order."""
@@ -125,12 +127,14 @@ def make_plan(
         recipe = recipes[entry.name]
         folder = find_trained(recipe, models_dir, SHIPPED) if recipe else entry.path
         items: list[WorkItem] = []
+        remarks: tuple[str, ...] = ()
         if folder is not None:
-            model = describe_checkpoint(entry.name, folder)
-            _check_model(own, model.blocks, read_exit_blocks(folder))
-            items = builder.build(own, model)
+            found = inspect_checkpoint(entry.name, folder)
+            _check_model(own, found.model.blocks, read_exit_blocks(folder))
+            _check_budget(own, found)
+            items, remarks = builder.build(own, found.model), found.remarks
         cells = tuple(_planned(item, statuses, predecessors) for item in items)
-        groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in own), cells))
+        groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in own), cells, remarks))
     return Plan(suite, device, tuple(groups))
 
 
@@ -146,6 +150,16 @@ def resolve_device(device: str) -> str:
 def _check_model(drafts: Sequence[Draft], n_blocks: int, exit_blocks: tuple[int, ...] | None = None) -> None:
     for draft in drafts:
         draft.check(n_blocks, exit_blocks)
+
+
+def _check_budget(drafts: Sequence[Draft], found: Description) -> None:
+    for draft in drafts:
+        task, positions = draft.task, found.max_positions
+        if positions is not None and task.max_new_tokens >= positions:
+            raise UserError(
+                f"{task.where}: max_new_tokens is {task.max_new_tokens}, but model {found.model.name!r} has "
+                f"{positions} positions for prompt and answer together; allowed: at most {positions - 1}."
+            )
 
 
 def _requests(draft: Draft) -> list[DataRequest]:

@@ -46,6 +46,8 @@ def run(arguments: Namespace) -> int:
         ensure_all_trained(plan.untrained, runs.models, arguments.data_dir, cores)
         plan = planned(arguments)
     for group in plan.groups:
+        for remark in group.remarks:
+            print(f"{group.model.name}: {remark}", file=sys.stderr)
         if group.folder is not None and group.cells:
             record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
     try:

@@ -22,6 +22,7 @@ from exitbench.harness.lm import Answer, EarlyExitLM
 from exitbench.harness.scoring import metric_table
 from exitbench.harness.seeds import seed_for
 from exitbench.harness.spec import DataRequest, WorkerSpec, WorkItem
+from exitbench.harness.tokenizer_files import load_tokenizer
 from exitbench.methods.base import NOTHING_FITTED, Cost, Method, Parts
 from exitbench.methods.registry import baseline_method, get_method
 from exitbench.results.schema import FITTED_FILE
@@ -63,18 +64,12 @@ class Session:
     """One loaded model and what its cells share."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        from transformers import AutoTokenizer
-        from transformers.utils import logging as transformers_logging
-
-        transformers_logging.set_verbosity_error()
         dtypes = {item.cell.dtype for item in spec.cells}
         if len(dtypes) != 1:
             raise ValueError(f"one worker loads one number format, not {sorted(dtypes)}")
         self.spool, self.inputs, self.data_dir = spec.spool, spec.inputs or spec.spool, spec.data_dir
         self.checkpoint = load_checkpoint(spec.model_path, getattr(torch, dtypes.pop()), spec.device)
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(
-            str(spec.model_path), local_files_only=True, trust_remote_code=False
-        )
+        self.tokenizer: Any = load_tokenizer(spec.model_path)
         self._record_vocabulary(spec.cells[0].cell.model.tokenizer_sha256)
         self.documents = functools.cache(self._load)
         self._checked = functools.cache(read_attempt)  # many cells compute from one

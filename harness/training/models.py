@@ -10,6 +10,7 @@ import transformers
 from transformers import PreTrainedTokenizerFast
 
 from exitbench.harness.checkpoint import read_config
+from exitbench.harness.tokenizer_files import load_tokenizer
 from exitbench.harness.training.recipe import ArchitectureRecipe
 
 
@@ -65,7 +66,7 @@ def read_model(folder: Path) -> tuple[transformers.PreTrainedModel, PreTrainedTo
     model = auto.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, use_safetensors=True
     )
-    return model, transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return model, load_tokenizer(folder)
 
 
 def is_causal(model: transformers.PreTrainedModel) -> bool:

@@ -17,7 +17,8 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from exitbench.errors import UserError
-from exitbench.harness.exit_heads import EXIT_HEADS_FILE, save_exit_heads
+from exitbench.harness.checkpoint_files import EXIT_HEADS_FILE
+from exitbench.harness.exit_heads import save_exit_heads
 from exitbench.harness.training.data import (
     Batch,
     Example,

@@ -33,11 +33,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random T5 as transformers saves it."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("checkpoint")
+    tokenizer = build_tokenizer()
     config = T5Config(
-        vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_heads=4, num_layers=2, decoder_start_token_id=0, eos_token_id=1
+        vocab_size=tokenizer.get_vocab_size(),
+        d_model=16,
+        d_kv=4,
+        d_ff=32,
+        num_heads=4,
+        num_layers=2,
+        decoder_start_token_id=0,
+        eos_token_id=1,
     )
     T5ForConditionalGeneration(config).save_pretrained(folder)
-    PreTrainedTokenizerFast(tokenizer_object=build_tokenizer(), **SPECIAL_TOKENS).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL_TOKENS).save_pretrained(folder)
     return folder
 
 

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from exitbench.errors import UserError
 from exitbench.harness import cli, worker
 from exitbench.harness.checkpoint import load_checkpoint
-from exitbench.harness.exit_heads import EXIT_HEADS_FILE, new_exit_heads, save_exit_heads
+from exitbench.harness.checkpoint_files import EXIT_HEADS_FILE
+from exitbench.harness.exit_heads import new_exit_heads, save_exit_heads
 from exitbench.harness.plan import Plan, make_plan
 from exitbench.harness.spec import WorkerSpec
 from exitbench.harness.suite import load_suite

@@ -25,7 +25,8 @@ import transformers
 from numpy.typing import NDArray
 
 from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
-from exitbench.harness.exit_heads import EXIT_HEADS_FILE, HeadKind, save_exit_heads
+from exitbench.harness.checkpoint_files import EXIT_HEADS_FILE
+from exitbench.harness.exit_heads import HeadKind, save_exit_heads
 
 Array = NDArray[np.float64]
 N_BLOCKS = 6

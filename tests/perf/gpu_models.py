@@ -14,9 +14,11 @@ import torch
 from models import LARGE, SHAPES, Pair, Shape
 from ratios import Comparison, Timed, rounds_within
 
-from exitbench.harness.checkpoint import READERS, Checkpoint, Tensors, load_checkpoint
+from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
+from exitbench.harness.families import FAMILIES
 from exitbench.harness.model import Transformer
 from exitbench.harness.static_step import StaticSteps
+from exitbench.harness.tensor_files import Tensors
 from exitbench.methods.base import Parts
 
 TINY = dict(vocab_size=96, d_model=32, d_kv=8, d_ff=64, num_heads=4, num_layers=2, num_decoder_layers=6)
@@ -184,7 +186,7 @@ class Unsaved(OnDevice):
     @cached_property
     def checkpoint(self) -> Checkpoint:
         tensors = RandomTensors(self.folder, self.dtype, self.setting.device)
-        return Checkpoint(Transformer(*READERS[self.shape.family](self._config(), tensors)), frozenset(), None)
+        return Checkpoint(Transformer(*FAMILIES[self.shape.family].read(self._config(), tensors)), frozenset(), None)
 
 
 class RandomTensors(Tensors):

@@ -52,12 +52,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A suite, its checkpoint, and a spool with an attempt at each of its cells."""
     folder = tmp_path_factory.mktemp("many")
     checkpoint = folder / "checkpoint"
-    config = T5Config(
-        vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_heads=4, num_layers=2, decoder_start_token_id=0, eos_token_id=1
-    )
+    tokenizer, shape = build_tokenizer(), {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_heads": 4, "num_layers": 2}
+    config = T5Config(vocab_size=tokenizer.get_vocab_size(), decoder_start_token_id=0, eos_token_id=1, **shape)
     T5ForConditionalGeneration(config).save_pretrained(checkpoint)
     special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=build_tokenizer(), **special).save_pretrained(checkpoint)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(checkpoint)
     thresholds = [step / THRESHOLDS for step in range(THRESHOLDS)]
     (folder / "many.toml").write_text(SUITE.format(checkpoint=checkpoint, thresholds=thresholds))
     env = environment_and_hardware(1)

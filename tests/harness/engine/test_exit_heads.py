@@ -12,13 +12,16 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
 
 from exitbench.errors import UserError
 from exitbench.harness.artifact import describe_checkpoint
 from exitbench.harness.checkpoint import load_checkpoint
+from exitbench.harness.checkpoint_files import EXIT_HEADS_FILE
 from exitbench.harness.exit_heads import (
-    EXIT_HEADS_FILE,
     exit_logits,
     load_exit_heads,
     new_exit_heads,
@@ -234,9 +237,9 @@ def test_a_cut_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(params=["t5", "llama"])
 def folder(request: pytest.FixtureRequest, twin: Twins, tmp_path: Path) -> Path:
-    """A checkpoint with exit heads at blocks 1 and 3, and a tokenizer file."""
+    """A checkpoint with exit heads at blocks 1 and 3, and a tokenizer."""
     copied = Path(shutil.copytree(twin(request.param).folder, tmp_path / "model"))
-    (copied / "tokenizer.json").write_text("{}")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a"))).save_pretrained(copied)
     save_exit_heads(copied / EXIT_HEADS_FILE, "linear", new(twin(request.param), "linear", "scratch"))
     return copied
 
@@ -272,7 +275,7 @@ def test_transformers_still_loads_the_folder(folder: Path, twin: Twins) -> None:
 
 def test_heads_are_no_weights_of_the_model(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"no \*\.safetensors file"):
+    with pytest.raises(UserError, match=r"no model\.safetensors and no"):
         load_checkpoint(folder)
 
 

@@ -1,0 +1,98 @@
+"""Values of config.json and generation_config.json: the type and the range of each that is read, and token ids."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exitbench.errors import UserError
+
+_KIND_NAMES: Mapping[type, str] = {
+    int: "a whole number",
+    float: "a number above 0",
+    bool: "true or false",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a key may hold: a type, whole numbers from 1 to ``most``, and whether null is the same as absent."""
+
+    kind: type
+    null: bool = False
+    most: int = 2**31 - 1
+
+    def check(self, path: Path, key: str, value: Any) -> Any:
+        """Return the value.
+
+        Raises:
+            UserError: It is another; names file, key and what is allowed.
+        """
+        if value is None and self.null:
+            return None
+        accepted = (int, float) if self.kind is float else (self.kind,)
+        fits = isinstance(value, accepted) and (self.kind is bool or not isinstance(value, bool))
+        if fits and self.kind is int:
+            fits = 1 <= value <= self.most
+        if fits and self.kind is float:
+            value = _as_float(value)
+            fits = 0 < value < math.inf
+        if not fits:
+            wanted = f"{_KIND_NAMES[self.kind]}" + (f" of 1 to {self.most}" if self.kind is int else "")
+            raise UserError(f"{path}: {key} is {shortened(value)}; allowed: {wanted}{' or null' if self.null else ''}.")
+        return value
+
+
+def checked(path: Path, config: Mapping[str, Any], known: Mapping[str, Value]) -> dict[str, Any]:
+    """The values of the known keys, each of its type and within its range; other keys are not read.
+
+    Raises:
+        UserError: A value is not what its key allows.
+    """
+    return {key: known[key].check(path, key, value) for key, value in config.items() if key in known}
+
+
+def check_token_ids(path: Path, config: Mapping[str, Any], keys: Collection[str], several: Collection[str]) -> None:
+    """Check that special tokens are named by whole numbers, or null; those of ``several`` by a list of them too.
+
+    Raises:
+        UserError: A value is something else, such as the number as a string.
+    """
+    for key in keys:
+        value = config.get(key)
+        ids = value if isinstance(value, list) and key in several else [value]
+        if value is not None and any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
+            allowed = "a whole number" + (", a list of them" if key in several else "")
+            raise UserError(f"{path}: {key} is {shortened(value)}; allowed: {allowed} or null.")
+
+
+def check_in_vocabulary(path: Path, key: str, token_id: int, vocab_size: int) -> int:
+    """Return a token id that the model has a row for.
+
+    Raises:
+        UserError: It is negative, or beyond the vocabulary.
+    """
+    if not 0 <= token_id < vocab_size:
+        raise UserError(
+            f"{path}: {key} is {shortened(token_id)}; allowed: 0 to {vocab_size - 1}, since vocab_size is {vocab_size}."
+        )
+    return token_id
+
+
+def shortened(value: Any, most: int = 80) -> str:
+    """A value as Python spells it, cut to one line."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.inf
