@@ -142,7 +142,7 @@ def load_checkpoint(folder: Path, dtype: torch.dtype = torch.float32, device: st
         UserError: Anything in it that the engine cannot read; names the file and what was expected.
     """
     raw = read_config(folder)
-    config = _complete(raw)
+    config = complete_config(raw)
     arch, weights = READERS[raw["model_type"]](config, Tensors(folder, dtype, device))
     ids = {**raw, **read_generation_config(folder)}
     eos = ids.get("eos_token_id", config.eos_token_id)
@@ -152,8 +152,8 @@ def load_checkpoint(folder: Path, dtype: torch.dtype = torch.float32, device: st
     return Checkpoint(Transformer(arch, weights, heads), eos_ids, start)
 
 
-def _complete(raw: dict[str, Any]) -> Any:
-    """The configuration with transformers' own defaults for keys that the file leaves out."""
+def complete_config(raw: dict[str, Any]) -> Any:
+    """Return the configuration with transformers' own defaults for keys that the file leaves out."""
     from transformers import AutoConfig
 
     known = {key: value for key, value in raw.items() if key not in ("model_type", "auto_map")}

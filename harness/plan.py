@@ -16,10 +16,12 @@ from exitbench.harness.cell import Cell, Generation, Kind, MethodRef, ModelRef, 
 from exitbench.harness.corpus import Corpora
 from exitbench.harness.drafts import Draft, expand, select
 from exitbench.harness.exit_heads import read_exit_blocks
+from exitbench.harness.generation_checks import remarks, resolve
 from exitbench.harness.retry import RETRIED, Retry, State
 from exitbench.harness.spec import DataRequest, WorkItem
 from exitbench.harness.stale import Predecessors
-from exitbench.harness.suite import ModelEntry, Suite, TaskEntry
+from exitbench.harness.suite import ModelEntry, Suite
+from exitbench.harness.task_entry import TaskEntry
 from exitbench.harness.training import Recipe, find_trained, load_recipe
 from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.registry import distribution, source_sha256
@@ -45,6 +47,7 @@ class Group:
         folder: The checkpoint; None until the recipe is trained, and then ``cells`` is empty,
             since a cell has no identity without weights.
         labels: Labels of all cells, trained or not.
+        remarks: What is not wrong but should be known of the checkpoint, a sentence each.
     """
 
     model: ModelEntry
@@ -52,6 +55,7 @@ class Group:
     folder: Path | None
     labels: tuple[str, ...]
     cells: tuple[PlannedCell, ...]
+    remarks: tuple[str, ...] = ()
 
     def to_run(self, retry: Retry) -> tuple[WorkItem, ...]:
         """Return the cells to run, in order."""
@@ -125,12 +129,16 @@ def make_plan(
         recipe = recipes[entry.name]
         folder = find_trained(recipe, models_dir, SHIPPED) if recipe else entry.path
         items: list[WorkItem] = []
+        remarked: tuple[str, ...] = ()
         if folder is not None:
             model = describe_checkpoint(entry.name, folder)
             _check_model(own, model.blocks, read_exit_blocks(folder))
-            items = builder.build(own, model)
+            tasks = {draft.task.label: draft.task for draft in own}
+            asked = {label: resolve(task, folder, model) for label, task in tasks.items()}
+            items = builder.build(own, model, asked)
+            remarked = remarks(list(tasks.values()), folder, asked)
         cells = tuple(_planned(item, statuses, predecessors) for item in items)
-        groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in own), cells))
+        groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in own), cells, remarked))
     return Plan(suite, device, tuple(groups))
 
 
@@ -179,18 +187,18 @@ class _Builder:
     device: str
     tasks: Mapping[tuple[str, DataRequest], TaskRef]
 
-    def build(self, drafts: Sequence[Draft], model: ModelRef) -> list[WorkItem]:
-        """Return the cells of one model; two drafts that ask the same give one."""
+    def build(self, drafts: Sequence[Draft], model: ModelRef, asked: Mapping[str, Generation]) -> list[WorkItem]:
+        """Return the cells of one model, of which tasks ask this; two drafts that ask the same give one."""
         ids: dict[str, str] = {}
         items: dict[str, WorkItem] = {}
         for draft in drafts:
-            cell = self._cell(draft, model, ids)
+            cell = self._cell(draft, model, asked[draft.task.label], ids)
             ids[draft.label] = cell.cell_id
             held_out = None if draft.calibration is None else draft.task.data
             items.setdefault(cell.cell_id, WorkItem(cell, draft.label, draft.data, held_out))
         return list(items.values())
 
-    def _cell(self, draft: Draft, model: ModelRef, ids: Mapping[str, str]) -> Cell:
+    def _cell(self, draft: Draft, model: ModelRef, asked: Generation, ids: Mapping[str, str]) -> Cell:
         method, suite, calibration = draft.method, self.suite, draft.calibration
         params = {"fit": method.fit_params, "scores": method.score_params}.get(draft.kind, method.params)()
         if calibration is not None:
@@ -203,7 +211,7 @@ class _Builder:
             kv_policy=method.parts(model.blocks).kv_policy.name,
             model=model,
             task=self.tasks[draft.task.label, draft.data],
-            generation=Generation(draft.task.max_new_tokens, draft.task.stop),
+            generation=asked,
             dtype=suite.dtype,
             device=self.device,
             batch_size=suite.batch_size,

@@ -42,6 +42,7 @@ def plan(arguments: Namespace) -> int:
 def _lines(plan: Plan, retry: Retry, estimates: dict[str, Estimate]) -> Iterator[str]:
     for group in plan.groups:
         yield f"{group.model.name}: {_origin(group)}"
+        yield from (f"  {remark}" for remark in group.remarks)
         if group.folder is None:
             yield from (f"  new     {label}" for label in group.labels)
         for cell in group.cells:
