@@ -34,11 +34,13 @@ class Description:
 
     Attributes:
         model: What identifies it.
+        vocab_size: Rows of the LM head.
         max_positions: Tokens that prompt and answer may have together; None where positions have no end.
         remarks: What is not wrong but should be known, a sentence each.
     """
 
     model: ModelRef
+    vocab_size: int
     max_positions: int | None
     remarks: tuple[str, ...]
 
@@ -80,7 +82,7 @@ def _cached(cache: Path, stamps: Mapping[str, list[int]], name: str) -> Descript
         if known["version"] != CACHE_VERSION or known["files"] != stamps:
             return None
         model = ModelRef(name=name, **known["model"])
-        return Description(model, known["max_positions"], tuple(known["remarks"]))
+        return Description(model, known["vocab_size"], known["max_positions"], tuple(known["remarks"]))
     except (UserError, KeyError, TypeError):
         return None
 
@@ -107,7 +109,7 @@ def _inspect(name: str, folder: Path) -> Description:
         parameters=sum(_parameters(path) for path in weights),
     )
     remarks = (*checkpoint_remarks(folder), *_no_end(checkpoint.eos_ids, loaded))
-    return Description(model, checkpoint.model.arch.max_positions, remarks)
+    return Description(model, checkpoint.model.vocab_size, checkpoint.model.arch.max_positions, remarks)
 
 
 def _no_end(eos_ids: frozenset[int], tokenizer: Any) -> tuple[str, ...]:

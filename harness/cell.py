@@ -30,6 +30,9 @@ CONSISTENCIES: tuple[Consistency, ...] = get_args(Consistency)
 Record = Literal["sublayers", "layer-pairs"]
 RECORDS: tuple[Record, ...] = get_args(Record)
 
+Truncate = Literal["left", "right", "drop"]
+TRUNCATIONS: tuple[Truncate, ...] = get_args(Truncate)
+
 
 INPUTS = ("probe_cell_id", "scores_cell_id", "fit_cell_id")
 """Cells whose rows a cell computes from: part of what it asks."""
@@ -82,10 +85,43 @@ class TaskRef:
 
 @dataclass(frozen=True)
 class Generation:
-    """When greedy generation ends besides end-of-sequence: a budget in new tokens, and stop strings."""
+    """How prompts are made and when greedy generation ends besides end-of-sequence; None where a suite does not ask.
+
+    Attributes:
+        max_new_tokens: Longest answer.
+        stop: Strings that end an answer.
+        repetition_penalty: What logits of tokens seen before are divided by (multiplied with where negative).
+        no_repeat_ngram_size: No run of so many tokens appears twice.
+        min_length: Tokens before which no answer ends, counted as transformers does: with the prompt of a decoder-only
+            model, with the start token of an encoder-decoder.
+        forced_bos_token_id: First new token of an encoder-decoder.
+        chat_template_sha256: Digest of the checkpoint's chat template, through which prompts go.
+        system: System message of the chat.
+        max_prompt_tokens: Longest prompt, special tokens included.
+        truncate: Where longer ones are cut (``left`` keeps their end), or ``drop``: their documents are left out.
+    """
 
     max_new_tokens: int
     stop: tuple[str, ...] = ()
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    min_length: int | None = None
+    forced_bos_token_id: int | None = None
+    chat_template_sha256: str | None = None
+    system: str | None = None
+    max_prompt_tokens: int | None = None
+    truncate: Truncate | None = None
+
+    @cached_property
+    def logit_rules(self) -> dict[str, Any]:
+        """Of what is asked, by name, what changes logits before a token is chosen from them (`harness.logit_rules`)."""
+        names = ("repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the budget, the stop strings and whatever else is asked: its part of an identity."""
+        asked = {name: value for name, value in asdict(self).items() if value is not None}
+        return {**asked, "stop": list(self.stop)}
 
 
 @dataclass(frozen=True)
@@ -210,7 +246,7 @@ class Cell:
                 "prompts_sha256": self.task.prompts_sha256,
                 "metric_version": self.task.metric_version,
             },
-            "generation": {"max_new_tokens": self.generation.max_new_tokens, "stop": list(self.generation.stop)},
+            "generation": self.generation.to_json(),
             "dtype": self.dtype,
             "device": self.device,
             "batch_size": self.batch_size,
@@ -235,7 +271,7 @@ class Cell:
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``cell.json`` (docs/architecture.md)."""
         record = asdict(self)
-        record["generation"]["stop"] = list(self.generation.stop)
+        record["generation"] = self.generation.to_json()
         record["depends_on"] = list(self.depends_on)
         if self.calibration is not None:
             record["calibration"]["levels"] = list(self.calibration.levels)
@@ -262,7 +298,7 @@ class Cell:
             kv_policy=record["kv_policy"],
             model=ModelRef(**record["model"]),
             task=TaskRef(**record["task"]),
-            generation=Generation(generation["max_new_tokens"], tuple(generation["stop"])),
+            generation=Generation(**{**generation, "stop": tuple(generation["stop"])}),
             dtype=record["dtype"],
             device=record["device"],
             batch_size=record["batch_size"],

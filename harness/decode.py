@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.cache import Cache
+from exitbench.harness.cell import Generation as Asked
 from exitbench.harness.checkpoint import Checkpoint
+from exitbench.harness.logit_rules import Applied, LogitRules
 from exitbench.harness.model import Transformer
 from exitbench.harness.pending import begin_step, run_block
 from exitbench.harness.verification import verify
@@ -103,9 +105,11 @@ class Step:
         blocks_run: Blocks executed for each.
         head_rows: Rows of the LM head multiplied for each.
         scores: Confidence at each exit; None at the last block.
+        rules: What tokens are chosen from in place of a view; None: the view.
     """
 
-    def __init__(self, n_rows: int, n_blocks: int, device: torch.device) -> None:
+    def __init__(self, n_rows: int, n_blocks: int, device: torch.device, rules: Applied | None = None) -> None:
+        self.rules = rules
         self.token_B = torch.empty(n_rows, dtype=torch.long, device=device)
         self.exit_layers, self.blocks_run = [n_blocks] * n_rows, [n_blocks] * n_rows
         self.head_rows = [0] * n_rows
@@ -186,6 +190,7 @@ def decode(
     batch: Batch,
     parts: Parts,
     is_stopped: Callable[[list[int]], bool] | None = None,
+    asked: Asked | None = None,
 ) -> list[Generation]:
     """Generate until every row has ended.
 
@@ -194,6 +199,7 @@ def decode(
         batch: Prompts after `prefill`; used up by this call.
         parts: The method.
         is_stopped: Told the new tokens of a row after each token; True ends the row (stop strings).
+        asked: Whose rules change logits before tokens are chosen from them.
 
     Returns:
         One generation a request, in their order.
@@ -202,6 +208,9 @@ def decode(
     generations = [Generation() for _ in requests]
     alive = list(range(len(requests)))  # the request behind each row of the cache
     token_B: Tensor | None = None
+    rules = None
+    if asked is not None and asked.logit_rules:
+        rules = LogitRules(asked, checkpoint, [request.prompt_ids for request in requests])
     if model.static_steps is not None and parts.kv_policy.deferred is None and not parts.gate.looks_ahead:
         model.static_steps.bind(cache)
 
@@ -215,18 +224,21 @@ def decode(
     while alive:
         rows = [generations[row] for row in alive]
         seeds_B = tuple(requests[row].seed for row in alive)
+        applied = None if rules is None else rules.applied(alive)
         if token_B is not None or batch.prompt_state_BD is None:
             if token_B is None:
                 token_B = torch.full((len(alive),), checkpoint.start_id or 0, device=model.device)
             positions_B = tuple(len(generation.token_ids) + 1 for generation in rows)
             cache.make_room()
-            step = decode_step(model, cache, token_B, parts, positions_B, batch.max_new_tokens, seeds_B)
+            step = decode_step(model, cache, token_B, parts, positions_B, batch.max_new_tokens, seeds_B, applied)
         else:  # the prompt itself ran at full depth and already holds the first token
-            step = _first_token(model, batch.prompt_state_BD, parts, batch.max_new_tokens, seeds_B)
+            step = _first_token(model, batch.prompt_state_BD, parts, batch.max_new_tokens, seeds_B, applied)
         token_B = step.token_B
         columns = (step.token_B.tolist(), step.exit_layers, step.blocks_run, step.head_rows, step.scores)
         for generation, record in zip(rows, zip(*columns, strict=True), strict=True):
             generation.append(*record)
+        if rules is not None:
+            rules.note(alive, columns[0])
         reasons = [stop_reason(generation) for generation in rows]
         if parts.kv_policy.verifies:
             cut = verify(model, cache, parts.kv_policy, rows, [reason is not None for reason in reasons])
@@ -255,6 +267,7 @@ def decode_step(
     positions_B: tuple[int, ...],
     max_new_tokens: int,
     seeds_B: tuple[int, ...],
+    rules: Applied | None = None,
 ) -> Step:
     """Feed one token a row through as many blocks as the method wants, and choose the next ones.
 
@@ -266,9 +279,10 @@ def decode_step(
         positions_B: 1 for the first generated token of a row.
         max_new_tokens: Longest answer allowed.
         seeds_B: One seed a row.
+        rules: What tokens are chosen from in place of a view; None: the view.
     """
     n_blocks, policy = model.n_blocks, parts.kv_policy
-    step = Step(len(token_B), n_blocks, model.device)
+    step = Step(len(token_B), n_blocks, model.device, rules)
     begin_step(cache, policy)
     hidden_AD = model.embed(token_B[:, None], cache)[:, 0]
     earlier = [hidden_AD] if parts.gate.needs_history else []  # states after blocks 0..block-1
@@ -369,7 +383,7 @@ def _emit_together(step: Step, parts: Parts) -> None:
 
 
 def _choose(step: Step, parts: Parts, view: BlockView, leaving: Running) -> None:
-    token_A = parts.gate.choose(view)
+    token_A = parts.gate.choose(view if step.rules is None else step.rules(view, leaving.rows))
     if leaving.rows_A is None:
         step.token_B = token_A
     else:
@@ -399,10 +413,15 @@ def _all_states(model: Transformer, hidden_AD: Tensor, cache: Cache, policy: KVP
 
 
 def _first_token(
-    model: Transformer, state_BD: Tensor, parts: Parts, max_new_tokens: int, seeds_B: tuple[int, ...]
+    model: Transformer,
+    state_BD: Tensor,
+    parts: Parts,
+    max_new_tokens: int,
+    seeds_B: tuple[int, ...],
+    rules: Applied | None,
 ) -> Step:
     """The token that the prompt's full-depth pass already holds."""
-    step = Step(len(state_BD), model.n_blocks, model.device)
+    step = Step(len(state_BD), model.n_blocks, model.device, rules)
     rows = Running(range(len(state_BD)), None, (1,) * len(state_BD), seeds_B, (0,) * len(state_BD))
     view = BlockView(
         block=model.n_blocks,

@@ -7,8 +7,10 @@ from typing import Any
 
 from exitbench.errors import UserError
 from exitbench.harness.cell import CalibrationSettings, Kind, RecordSettings
+from exitbench.harness.logit_rules import why_not
 from exitbench.harness.spec import DataRequest
-from exitbench.harness.suite import CalibrationEntry, ModelEntry, Suite, TaskEntry, point_label
+from exitbench.harness.suite import CalibrationEntry, ModelEntry, Suite, point_label
+from exitbench.harness.task_entry import TaskEntry
 from exitbench.methods.base import Method
 from exitbench.methods.registry import baseline_method, get_method
 
@@ -146,8 +148,22 @@ class _Pair:
         label = self.label(baseline.name, "quality")
         return Draft(label, where, self.model, self.task, self.task.data, baseline, "quality")
 
+    def check_rules(self, where: str, kind: Kind, method: Method) -> None:
+        """Refuse what says of the head's own choices, where the task has tokens chosen otherwise."""
+        rules = f"{', '.join(self.task.generation.logit_rules)} of [tasks.{self.task.label}]"
+        if not self.task.generation.logit_rules:
+            return
+        if kind in ("probe", "scores", "replay"):
+            raise UserError(
+                f"{where}: a {kind} records the choices of the heads themselves, which {rules} changes; "
+                "allowed kinds: quality, timing, fit, calibration."
+            )
+        if why := why_not(method.parts(n_blocks=2)):
+            raise UserError(f"{where}: {method.name!r} {why}, which {rules} changes.")
+
     def probe(self, where: str) -> Draft:
         full = self.full(where)
+        self.check_rules(where, "probe", full.method)
         return replace(full, label=self.label(full.method.name, "probe"), kind="probe", baseline=full.label)
 
     def recording(self, where: str, record: RecordSettings) -> Draft:
@@ -178,6 +194,7 @@ class _Pair:
         full = self.full(where)
         if kind == "probe" or (kind == "quality" and method == full.method):
             return  # those of full depth are asked for above
+        self.check_rules(where, kind, method)
         inputs: dict[str, str] = {}
         if method.fit_params():
             fit = self.fit(where, method)
@@ -203,6 +220,7 @@ class _Pair:
 
     def calibration(self, entry: CalibrationEntry, method: Method, name: str) -> Iterator[Draft]:
         """A calibration, and what its method needs."""
+        self.check_rules(entry.where, "calibration", method)
         data = self.task.other_split("calibration", entry.documents, "a calibration")
         inputs = {}
         if method.fit_params():

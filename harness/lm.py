@@ -16,9 +16,9 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 
 from exitbench.errors import UserError
-from exitbench.harness.cell import Generation as GenerationSettings
 from exitbench.harness.checkpoint import Checkpoint
 from exitbench.harness.decode import Generation, Request, decode, prefill
+from exitbench.harness.prompts import Prompt, Prompts
 from exitbench.methods.base import Parts
 
 # It warns about every task whose records we hand over ourselves.
@@ -27,11 +27,15 @@ logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
 @dataclass(frozen=True)
 class Answer:
-    """What one document got: its prompt's length in tokens, the traced generation, and the text."""
+    """What one document got: its prompt's length in tokens, the traced generation, the text, and what was cut off.
+
+    ``n_cut`` is of the prompt, in tokens; None where nothing may be cut.
+    """
 
     n_prompt: int
     generation: Generation
     text: str
+    n_cut: int | None = None
 
 
 class EarlyExitLM(TemplateLM):  # type: ignore[misc]
@@ -39,7 +43,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
 
     Args:
         checkpoint: The model.
-        tokenizer: Its transformers tokenizer.
+        prompts: Makes token ids of prompts, with its transformers tokenizer, as the cell asks.
         parts: The method.
         batch_size: Rows decoded together.
         seed_of: Seed of a document, by its key.
@@ -51,7 +55,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
     def __init__(
         self,
         checkpoint: Checkpoint,
-        tokenizer: Any,
+        prompts: Prompts,
         parts: Parts,
         batch_size: int,
         seed_of: Callable[[str], int],
@@ -59,7 +63,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.backend = checkpoint.kind
-        self.checkpoint, self.tokenizer, self.parts = checkpoint, tokenizer, parts
+        self.checkpoint, self.prompts, self.tokenizer, self.parts = checkpoint, prompts, prompts.tokenizer, parts
         self.batch_size_, self.seed_of, self.on_answers = batch_size, seed_of, on_answers
         self.answers: dict[str, Answer] = {}
 
@@ -76,29 +80,28 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         """Answer generation requests; returns texts in the order of the requests."""
         # Alike settings in one batch, rows of alike length together; answers are found again by key.
         prepared = [(request.doc["doc_key"], *request.args) for request in requests]
-        groups: dict[tuple[int, tuple[str, ...]], list[tuple[str, list[int]]]] = {}
+        groups: dict[tuple[int, tuple[str, ...]], list[tuple[str, Prompt]]] = {}
         for key, prompt, raw in prepared:
             kwargs = normalize_gen_kwargs(dict(raw), default_max_gen_toks=128)
             settings = (kwargs["max_gen_toks"], tuple(kwargs["until"]))
-            groups.setdefault(settings, []).append((key, self.tok_encode(prompt)))
+            groups.setdefault(settings, []).append((key, self.prompts(prompt)))
         for (max_new_tokens, stop), items in groups.items():
             self._answer_all(items, max_new_tokens, stop)
         return [self.answers[key].text for key, _, _ in prepared]
 
-    def answer(self, prompts: Mapping[str, str], generation: GenerationSettings) -> None:
+    def answer(self, prompts: Mapping[str, str]) -> None:
         """Answer prompts by document key, without lm-eval; the answers are in `answers`."""
-        items = [(key, self.tok_encode(prompt)) for key, prompt in prompts.items()]
-        self._answer_all(items, generation.max_new_tokens, generation.stop)
+        items, asked = [(key, self.prompts(prompt)) for key, prompt in prompts.items()], self.prompts.generation
+        self._answer_all(items, asked.max_new_tokens, asked.stop)
 
-    def _answer_all(self, items: list[tuple[str, list[int]]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
-        items.sort(key=lambda item: (len(item[1]), item[0]))
+    def _answer_all(self, items: list[tuple[str, Prompt]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
+        items.sort(key=lambda item: (len(item[1].ids), item[0]))
         for start in range(0, len(items), self.batch_size_):
             self._answer(items[start : start + self.batch_size_], max_new_tokens, stop)
             self.on_answers(len(self.answers))
 
-    def _answer(self, items: Sequence[tuple[str, list[int]]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
-        requests = [Request(ids, self.seed_of(key)) for key, ids in items]
-        check_length(self.checkpoint, requests, max_new_tokens)
+    def _answer(self, items: Sequence[tuple[str, Prompt]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
+        requests = [Request(prompt.ids, self.seed_of(key)) for key, prompt in items]
         batch = prefill(self.checkpoint.model, requests, max_new_tokens)
         is_stopped = None
         if stop:
@@ -107,10 +110,11 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
                 text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
                 return any(string in text for string in stop)
 
-        generations = decode(self.checkpoint, batch, self.parts, is_stopped)
-        for (key, ids), generation in zip(items, generations, strict=True):
+        generations = decode(self.checkpoint, batch, self.parts, is_stopped, self.prompts.generation)
+        for (key, prompt), generation in zip(items, generations, strict=True):
             text = self.tokenizer.decode(generation.token_ids, skip_special_tokens=True)
-            self.answers[key] = Answer(len(ids), generation, postprocess_generated_text(text, list(stop), None))
+            cut_text = postprocess_generated_text(text, list(stop), None)
+            self.answers[key] = Answer(len(prompt.ids), generation, cut_text, prompt.n_cut)
 
     def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False, **kwargs: Any) -> list[Any]:
         raise UserError("likelihood tasks are not supported yet; allowed: tasks that generate text.")
@@ -118,14 +122,3 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         """Refuse: rolling likelihood is undefined for encoder-decoder models and exits."""
         raise UserError("rolling likelihood is not supported; allowed: tasks that generate text.")
-
-
-def check_length(checkpoint: Checkpoint, requests: Sequence[Request], max_new_tokens: int) -> None:
-    """Raise UserError if a prompt and its answer do not fit the model's learned or rotary positions."""
-    limit = checkpoint.model.arch.max_positions
-    longest = max(len(request.prompt_ids) for request in requests)
-    if limit is not None and longest + max_new_tokens > limit:
-        raise UserError(
-            f"a prompt of {longest} tokens and {max_new_tokens} new ones do not fit the model's {limit} positions; "
-            "lower max_new_tokens or leave long documents out."
-        )

@@ -16,10 +16,12 @@ from exitbench.harness.cell import Cell, Generation, Kind, MethodRef, ModelRef, 
 from exitbench.harness.corpus import Corpora
 from exitbench.harness.drafts import Draft, expand, select
 from exitbench.harness.exit_heads import read_exit_blocks
+from exitbench.harness.generation_checks import remarks, resolve
 from exitbench.harness.retry import RETRIED, Retry, State
 from exitbench.harness.spec import DataRequest, WorkItem
 from exitbench.harness.stale import Predecessors
-from exitbench.harness.suite import ModelEntry, Suite, TaskEntry
+from exitbench.harness.suite import ModelEntry, Suite
+from exitbench.harness.task_entry import TaskEntry
 from exitbench.harness.training import Recipe, find_trained, load_recipe
 from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.registry import distribution, source_sha256
@@ -127,14 +129,17 @@ def make_plan(
         recipe = recipes[entry.name]
         folder = find_trained(recipe, models_dir, SHIPPED) if recipe else entry.path
         items: list[WorkItem] = []
-        remarks: tuple[str, ...] = ()
+        remarked: tuple[str, ...] = ()
         if folder is not None:
             found = inspect_checkpoint(entry.name, folder)
             _check_model(own, found.model.blocks, read_exit_blocks(folder))
             _check_budget(own, found)
-            items, remarks = builder.build(own, found.model), found.remarks
+            tasks = {draft.task.label: draft.task for draft in own}
+            asked = {label: resolve(task, folder, found) for label, task in tasks.items()}
+            items = builder.build(own, found.model, asked)
+            remarked = (*found.remarks, *remarks(list(tasks.values()), folder, asked))
         cells = tuple(_planned(item, statuses, predecessors) for item in items)
-        groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in own), cells, remarks))
+        groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in own), cells, remarked))
     return Plan(suite, device, tuple(groups))
 
 
@@ -193,18 +198,18 @@ class _Builder:
     device: str
     tasks: Mapping[tuple[str, DataRequest], TaskRef]
 
-    def build(self, drafts: Sequence[Draft], model: ModelRef) -> list[WorkItem]:
-        """Return the cells of one model; two drafts that ask the same give one."""
+    def build(self, drafts: Sequence[Draft], model: ModelRef, asked: Mapping[str, Generation]) -> list[WorkItem]:
+        """Return the cells of one model, of which tasks ask this; two drafts that ask the same give one."""
         ids: dict[str, str] = {}
         items: dict[str, WorkItem] = {}
         for draft in drafts:
-            cell = self._cell(draft, model, ids)
+            cell = self._cell(draft, model, asked[draft.task.label], ids)
             ids[draft.label] = cell.cell_id
             held_out = None if draft.calibration is None else draft.task.data
             items.setdefault(cell.cell_id, WorkItem(cell, draft.label, draft.data, held_out))
         return list(items.values())
 
-    def _cell(self, draft: Draft, model: ModelRef, ids: Mapping[str, str]) -> Cell:
+    def _cell(self, draft: Draft, model: ModelRef, asked: Generation, ids: Mapping[str, str]) -> Cell:
         method, suite, calibration = draft.method, self.suite, draft.calibration
         params = {"fit": method.fit_params, "scores": method.score_params}.get(draft.kind, method.params)()
         if calibration is not None:
@@ -217,7 +222,7 @@ class _Builder:
             kv_policy=method.parts(model.blocks).kv_policy.name,
             model=model,
             task=self.tasks[draft.task.label, draft.data],
-            generation=Generation(draft.task.max_new_tokens, draft.task.stop),
+            generation=asked,
             dtype=suite.dtype,
             device=self.device,
             batch_size=suite.batch_size,

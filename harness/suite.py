@@ -7,9 +7,9 @@ models and tasks) is checked while reading, so that a typing error costs no meas
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.cell import (
@@ -22,14 +22,13 @@ from exitbench.harness.cell import (
     RecordSettings,
     TimingSettings,
 )
-from exitbench.harness.spec import DataRequest, SourceKind
+from exitbench.harness.task_entry import TaskEntry, read_task
 from exitbench.harness.toml import Table
 from exitbench.results.risk_control import RULES, Rule
 
 SCHEMA = 1
 DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("cpu", "auto")
-SOURCES = ("builtin", "local", "hub")
 SHIPPED = Path(__file__).parent / "suites"
 
 FIT_DOCUMENTS = 256
@@ -38,7 +37,6 @@ RECORD_DOCUMENTS = 4
 """A probed token leaves about 110 bytes for each block and read-out: at 32 blocks and 60 tokens, 1 MB a document."""
 
 Params = Mapping[str, Any]
-Files = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -55,35 +53,6 @@ class ModelEntry:
     recipe: str | None
     path: Path | None
     random_weights: bool
-
-
-@dataclass(frozen=True)
-class TaskEntry:
-    """``[tasks.LABEL]``: documents, and when generation ends; no budget means the task's own.
-
-    Attributes:
-        train_files: Local source only: what methods are fitted on, where any is.
-        calibration_files: Local source only: what thresholds are calibrated on.
-    """
-
-    label: str
-    where: str
-    data: DataRequest
-    max_new_tokens: int
-    stop: tuple[str, ...]
-    train_files: Files = ()
-    calibration_files: Files = ()
-
-    def other_split(self, split: Literal["train", "calibration"], limit: int, why: str) -> DataRequest:
-        """Return documents of another split of the same data.
-
-        Raises:
-            UserError: The source is local and the suite names no files for that split.
-        """
-        files = self.train_files if split == "train" else self.calibration_files
-        if self.data.source == "local" and not files:
-            raise UserError(f"{self.where}: {why} needs {split}_files, in the form of 'files'.")
-        return replace(self.data, split=split, files=files, limit=limit)
 
 
 @dataclass(frozen=True)
@@ -182,7 +151,7 @@ def load_suite(name_or_path: str | Path) -> Suite:
     defaults = top.table("defaults")
     defaults.allow("dtype", "batch_size", "kinds", "device")
     models = _entries(top, "models", _model)
-    tasks = _entries(top, "tasks", _task)
+    tasks = _entries(top, "tasks", read_task)
     kinds = _kinds(defaults, ("quality", "timing"))
     model_names, task_labels = [m.name for m in models], [t.label for t in tasks]
     return Suite(
@@ -241,36 +210,6 @@ def _check_recipe(table: Table, recipe: str) -> None:
     from exitbench.harness.training import recipe_names
 
     table.choose("recipe", recipe, recipe_names(), "recipe")
-
-
-def _task(label: str, table: Table) -> TaskEntry:
-    from exitbench.tasks.registry import get_task, task_names
-
-    other_files = ("train_files", "calibration_files")
-    table.allow("task", "source", "split", "limit", "max_new_tokens", "seed", "files", "stop", *other_files)
-    name = table.choose("task", table.get("task", str, label), task_names(), "task")
-    source = table.choose("source", table.get("source", str, "builtin"), SOURCES, "source")
-    files = table.table("files")
-    for key in other_files:
-        if source != "local" and key in table.values:
-            raise table.error(key, 'goes with source = "local" only; other sources have their own splits.')
-    if (source == "local") != bool(files.values):
-        raise table.error("files", 'goes with source = "local", which needs it: { role = "path below --data-dir" }.')
-    data = DataRequest(
-        task=name,
-        source=cast(SourceKind, source),
-        split=table.get("split", str, "test"),
-        files=_files(files),
-        limit=table.positive("limit") if "limit" in table.values else None,
-        seed=table.get("seed", int, 0),
-    )
-    max_new_tokens = table.positive("max_new_tokens", get_task(name).default_max_new_tokens)
-    other = (_files(table.table(key)) for key in other_files)
-    return TaskEntry(label, table.where(), data, max_new_tokens, table.strings("stop", ()), *other)
-
-
-def _files(table: Table) -> Files:
-    return tuple((role, table.get(role, str)) for role in table.values)
 
 
 def _kinds(table: Table, default: tuple[Kind, ...]) -> tuple[Kind, ...]:

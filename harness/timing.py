@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from exitbench.harness.cell import Generation as Asked
 from exitbench.harness.cell import TimingSettings
 from exitbench.harness.checkpoint import Checkpoint
 from exitbench.harness.decode import Generation, Request, decode, prefill
@@ -64,7 +65,7 @@ def measure(
     full: Parts,
     method: Parts,
     units: Sequence[Unit],
-    max_new_tokens: int,
+    asked: Asked,
     settings: TimingSettings,
     seed: int,
     on_unit: Callable[[int], None],
@@ -77,14 +78,14 @@ def measure(
         method: Parts of the method. One that looks ahead is timed as if it knew its exit layers: they are taken from
             an untimed decode and the blocks behind them are really skipped.
         units: What is decoded, in this order, every round.
-        max_new_tokens: Longest answer.
+        asked: Longest answer, and what changes logits; stop strings are not looked for.
         settings: Rounds, precision, warm-up.
         seed: Of the bootstrap that decides when to stop.
         on_unit: Told how many units have been timed.
     """
 
     def run(parts: Parts, unit: Unit) -> list[Generation]:
-        return decode(checkpoint, prefill(checkpoint.model, unit.requests, max_new_tokens), parts)
+        return decode(checkpoint, prefill(checkpoint.model, unit.requests, asked.max_new_tokens), parts, asked=asked)
 
     full_outputs = [generation for unit in units for generation in run(full, unit)]
     outputs = [generation for unit in units for generation in run(method, unit)]
@@ -102,7 +103,7 @@ def measure(
         device.append(read_device(kind, round_, "start"))
         for index, unit in enumerate(units):
             for position, (arm, twin) in enumerate(ORDER):
-                for phase, wall_ns, device_ns, n_tokens in _timed(checkpoint, arms[arm], unit, max_new_tokens):
+                for phase, wall_ns, device_ns, n_tokens in _timed(checkpoint, arms[arm], unit, asked):
                     readings.append(
                         Reading(unit.doc_key, round_, position, arm, twin, phase, n_tokens, wall_ns, device_ns)
                     )
@@ -138,16 +139,16 @@ def speedup(readings: Sequence[Reading], phase: str, seed: int, *, twin: bool = 
 
 
 def _timed(
-    checkpoint: Checkpoint, parts: Parts, unit: Unit, max_new_tokens: int
+    checkpoint: Checkpoint, parts: Parts, unit: Unit, asked: Asked
 ) -> Iterator[tuple[str, int, int | None, int]]:
     """Decode one unit and yield (phase, wall ns, device ns, tokens)."""
     clock = _Clock(checkpoint.model.device)
     gc.disable()
     try:
         clock.mark()
-        batch = prefill(checkpoint.model, unit.requests, max_new_tokens)
+        batch = prefill(checkpoint.model, unit.requests, asked.max_new_tokens)
         clock.mark()
-        generations = decode(checkpoint, batch, parts)
+        generations = decode(checkpoint, batch, parts, asked=asked)
         clock.mark()
     finally:
         gc.enable()

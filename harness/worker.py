@@ -23,6 +23,7 @@ from exitbench.errors import UserError, no_room
 from exitbench.harness.environment import environment_and_hardware
 from exitbench.harness.holding import hold, outcome
 from exitbench.harness.passes import PASSES, Session, Skip
+from exitbench.harness.passes.session import write_prompt_counts
 from exitbench.harness.spec import NO_ROOM, WorkerSpec, WorkItem
 from exitbench.results.spool import AttemptWriter
 
@@ -98,7 +99,7 @@ class _Work:
 
 def _attempt(session: Session, item: WorkItem, env: dict[str, Any], emit: Emit) -> str:
     try:
-        with AttemptWriter(session.spool, item.cell_record(), env) as writer:
+        with AttemptWriter(session.spool, session.cell_record(item), env) as writer:
 
             def on_progress(done: int) -> None:
                 emit({"event": "progress", "cell": item.cell.cell_id, "done": done})
@@ -106,6 +107,7 @@ def _attempt(session: Session, item: WorkItem, env: dict[str, Any], emit: Emit) 
 
             try:
                 PASSES[item.cell.kind](session, item, writer, on_progress)
+                write_prompt_counts(session, item, writer)
             except Skip as skip:
                 writer.finish("skipped", str(skip))
                 return "skipped"

@@ -80,7 +80,9 @@ def read_version(duck: duckdb.DuckDBPyConnection, database: str, found: Catalogu
         raise UserError(f"{where} is a DuckDB database, but not one of ExitBench. Name another file.")
     require_columns(found.tables[table], tables_of(1)[table], f"{where}: table {table}")
     # Sorted, since max may be a macro of theirs.
-    latest = duck.execute(f"SELECT version FROM {quoted(database)}.main.{table} ORDER BY version DESC LIMIT 1").fetchone()
+    latest = duck.execute(
+        f"SELECT version FROM {quoted(database)}.main.{table} ORDER BY version DESC LIMIT 1"
+    ).fetchone()
     if latest is None or latest[0] < 1:
         raise UserError(f"{where}: table {table} does not say of which schema the database is. Rebuild it.")
     version: int = latest[0]

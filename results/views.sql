@@ -25,7 +25,8 @@ SELECT
     e.git_dirty AS dirty, h.cpu, h.gpu, h.threads, c.setting_id, a.comparable_id,
     coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END) AS full_depth_cell_id,
     f.attempt_id AS full_depth_attempt_id,
-    c.full_depth_cell_id IS NULL AND c.kind = 'quality' AS is_full_depth, c.identity -> 'record' AS record
+    c.full_depth_cell_id IS NULL AND c.kind = 'quality' AS is_full_depth, c.identity -> 'record' AS record,
+    c.not_applied
 FROM run_names AS n
 JOIN attempt AS a USING (attempt_id)
 JOIN cell AS c ON c.cell_id = n.cell_id
@@ -42,7 +43,8 @@ randomness, how each seed is found; method_distribution, method_version: what br
 the code; cpu, gpu, threads; setting_id: equal for cells that differ only in method and kind; comparable_id: setting, software and machine:
 equal where times may be compared; full_depth_cell_id, full_depth_attempt_id: full depth on the same documents (itself for full depth, no
 attempt where it has not run, NULL where nothing is compared with it); is_full_depth: this run is that reference; record (JSON): what a probe
-recorded inside blocks, and of how many documents: it has rows in sublayer_trace and layer_pairs and none in probe_trace; NULL for any other run.';
+recorded inside blocks, and of how many documents: it has rows in sublayer_trace and layer_pairs and none in probe_trace; NULL for any other run; not_applied (JSON): of the checkpoint''s own
+generation settings those that the run did not apply, by name; NULL where there are none.';
 
 CREATE VIEW failures AS
 SELECT
@@ -81,7 +83,7 @@ task_metric AS (
     WHERE metric NOT IN (
         'mean_exit_layer', 'token_match', 'ideal_speedup_bytes', 'ideal_speedup_flops', 'acceptance_rate',
         'cost_blocks_bytes', 'cost_heads_bytes', 'cost_gates_bytes', 'cost_kv_bytes', 'cost_verification_bytes',
-        'cost_total_bytes'
+        'cost_total_bytes', 'documents_dropped', 'prompts_truncated'
     )
 ),
 -- Of the version computed last alone: an older one may have metrics that are no more.
@@ -221,6 +223,13 @@ untraced AS (
     LEFT JOIN (SELECT attempt_id, doc_key, count(*) AS tokens FROM token_exit GROUP BY ALL) AS t USING (attempt_id, doc_key)
     WHERE coalesce(t.tokens, 0) <> s.n_output GROUP BY s.attempt_id
 ),
+shortened AS (
+    SELECT v.attempt_id, v.metric, v.value, v.n, coalesce(c.generation ->> 'truncate' = 'drop', false) AS asked
+    FROM metric AS v
+    JOIN attempt AS a USING (attempt_id)
+    JOIN cell AS c USING (cell_id)
+    WHERE v.metric IN ('documents_dropped', 'prompts_truncated')
+),
 findings AS (
     SELECT attempt_id, 'clocks_disagree' AS rule, 2 AS severity, printf(
         'wall clock and device clock differ by more than 2%% and 0.2 ms in %d of %d timed phases, by up to %.1f%%', apart,
@@ -254,11 +263,22 @@ findings AS (
     UNION ALL
     SELECT n.attempt_id, 'limited', 1, 'only a part of the documents: ' || d.documents
     FROM run_names AS n JOIN cell AS c ON c.cell_id = n.cell_id JOIN dataset_artifact AS d USING (data_id) WHERE c.limited
+    UNION ALL
+    SELECT n.attempt_id, 'generation_not_applied', 2,
+        'not decoded as the checkpoint''s own settings ask: ' || left(c.not_applied::VARCHAR, 200)
+    FROM run_names AS n JOIN cell AS c ON c.cell_id = n.cell_id WHERE c.kind = 'quality' AND c.not_applied IS NOT NULL
+    UNION ALL
+    SELECT attempt_id, metric, CASE WHEN metric = 'documents_dropped' AND NOT asked THEN 2 ELSE 1 END, printf(
+        CASE WHEN metric = 'prompts_truncated' THEN '%.0f of %d prompts are cut to max_prompt_tokens'
+        WHEN asked THEN '%.0f of %d documents are left out: their prompts are longer than max_prompt_tokens'
+        ELSE '%.0f of %d documents are left out: prompt and answer do not fit the model''s positions' END, value, n)
+    FROM shortened
 )
 SELECT n.*, c.kind, f.severity, f.rule, f.message
 FROM findings AS f JOIN run_names AS n USING (attempt_id) JOIN cell AS c ON c.cell_id = n.cell_id;
 COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should know. kind: of cell; severity: 1 a remark, 2 look before you cite it, 3 do not cite
-it; rule: clocks_disagree, not_repeatable, noise_floor, throttled, slow_clock, trace_incomplete, dirty_commit, random_weights or limited;
+it; rule: clocks_disagree, not_repeatable, noise_floor, throttled, slow_clock, trace_incomplete, dirty_commit, random_weights, limited,
+generation_not_applied (the score is not that of a model card), documents_dropped (remark where the suite asks for it) or prompts_truncated;
 message: what was found. noise_floor has severity 1 up to 5%: of 20 intervals of 95% one lacks 1 by chance; not_repeatable has severity 1 where the other attempt ran on another machine, and compares files of one version of
 their writer only; slow_clock: below 90% of the median over all rounds on that machine.';
 

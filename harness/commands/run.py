@@ -20,6 +20,10 @@ from exitbench.harness.training import ensure_all_trained
 from exitbench.results.trainings import record_training
 
 EXAMPLE_QUERY = "SELECT model, task_label, method, params, round(value, 1) AS value FROM frontier ORDER BY ALL"
+LEFT_OUT_QUERY = """
+    SELECT DISTINCT model, task_label, value AS dropped, n FROM metric_values
+    WHERE metric = 'documents_dropped' AND kind = 'quality' AND suite = ? ORDER BY ALL
+"""
 FAILURES_QUERY = "SELECT model, task_label, method, params, kind, status, reason FROM failures"
 
 
@@ -57,7 +61,7 @@ def run(arguments: Namespace) -> int:
         print("Interrupted. What is finished is kept; the same command goes on from there.", file=sys.stderr)
         raise
     _ingest(runs)
-    _print_results(runs)
+    _print_results(runs, plan.suite.name)
     return _verdict(statuses, plan, runs, arguments.retry)
 
 
@@ -116,13 +120,26 @@ def _ingest_meanwhile(runs: Runs) -> None:
         print(f"The database is filled later: {error}", file=sys.stderr)
 
 
-def _print_results(runs: Runs) -> None:
+def _print_left_out(runs: Runs, suite: str) -> None:
+    """Say of which results documents were left out because their prompts were too long."""
+    from exitbench.results.database import open_database
+    from exitbench.results.spelling import visible
+
+    with open_database(runs.database) as database:
+        rows = database.query(LEFT_OUT_QUERY, [suite]).to_pylist()
+    for row in rows:
+        where = visible(f"{row['model']} on {row['task_label']}")
+        print(f"{where}: {row['dropped']:.0f} of {row['n']} documents left out, whose prompts are too long")
+
+
+def _print_results(runs: Runs, suite: str) -> None:
     from exitbench.reports.render import write_report
     from exitbench.reports.tables.text import calibration_text, summary_text
 
     print(summary_text(runs.database))
     if calibrations := calibration_text(runs.database):
         print(calibrations)
+    _print_left_out(runs, suite)
     print(f"Database  {runs.database}")
     report = write_report(runs.database, runs.report, draft=True, workers=available_cores(), progress=True)
     print(f"Report    {report.index_html}{' (a draft: see `exitbench check`)' if report.is_draft else ''}")

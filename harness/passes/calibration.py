@@ -28,7 +28,7 @@ from exitbench.tasks.registry import get_task
 
 def calibration_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
     """Try the levels, conservative first, until one fails; write the path, the choice, and its held-out loss."""
-    settings, documents = item.cell.calibration, session.documents(item.data)
+    settings, documents = item.cell.calibration, session.answered(item)
     assert settings is not None, "the planner gives every calibration its settings"
     done = count(len(documents), len(documents))
     full = session.answers(item, documents, session.full_parts(), lambda n: None)
@@ -88,7 +88,7 @@ def losses(
 def _held_out(session: Session, item: WorkItem, chosen: float | None) -> dict[str, Interval]:
     """Loss and depth on other documents at the chosen level; full depth where none was chosen."""
     assert item.held_out is not None, "the planner gives every calibration its held-out documents"
-    documents = session.documents(item.held_out)
+    documents = session.fitting(item.held_out, item.cell.generation).documents
     full = session.answers(item, documents, session.full_parts(), lambda n: None)
     parts = session.full_parts() if chosen is None else _at(session, item, chosen)
     early = session.answers(item, documents, parts, lambda n: None)

@@ -6,7 +6,6 @@ import pyarrow as pa
 import torch
 from safetensors.torch import save_file
 
-from exitbench.harness.lm import check_length
 from exitbench.harness.passes.session import BATCH_ROWS, METRIC_VERSION, Progress, Session, write_metrics
 from exitbench.harness.probe import states_of
 from exitbench.harness.spec import WorkItem
@@ -33,10 +32,9 @@ def fit_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progres
 @torch.no_grad()
 def fit_data(session: Session, item: WorkItem) -> FitData:
     """States of the cell's documents, teacher-forced on their references cut at the longest answer allowed."""
-    documents, checkpoint = session.documents(item.data), session.checkpoint
+    documents, checkpoint = session.answered(item), session.checkpoint
     longest = item.cell.generation.max_new_tokens
     requests = [session.request(item, document) for document in documents]
-    check_length(checkpoint, requests, longest)
     gold = [session.target_ids(item, document)[:longest] for document in documents]
     pieces = [
         states_of(

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from exitbench.harness.decode import decode, prefill
-from exitbench.harness.lm import check_length
 from exitbench.harness.passes.recording import recording_pass
 from exitbench.harness.passes.session import BATCH_ROWS, Progress, Session
 from exitbench.harness.probe import probe
@@ -23,10 +22,9 @@ def probe_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progr
     """Decode at full depth, then read every block's opinion on every token in one teacher-forced pass."""
     if item.cell.record is not None:
         return recording_pass(session, item, item.cell.record, writer, on_progress)
-    documents = session.documents(item.data)
+    documents = session.answered(item)
     requests = [session.request(item, document) for document in documents]
     max_new_tokens = item.cell.generation.max_new_tokens
-    check_length(session.checkpoint, requests, max_new_tokens)
     order = sorted(range(len(documents)), key=lambda index: len(requests[index].prompt_ids))
     for start in range(0, len(order), BATCH_ROWS):
         chosen = order[start : start + BATCH_ROWS]

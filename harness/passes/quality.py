@@ -37,7 +37,7 @@ def quality_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_pro
     from lm_eval.tasks import TaskManager
 
     cell, task = item.cell, get_task(item.cell.task.name)
-    documents = session.documents(item.data)
+    documents = session.answered(item)
     parts = session.parts(item)
     lm = session.lm(item, parts, on_progress)
     config = task.lm_eval_config(documents)
@@ -53,6 +53,7 @@ def quality_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_pro
             "output_text": answer.text,
             "output_ids": answer.generation.token_ids,
             "n_prompt": answer.n_prompt,
+            "n_cut": answer.n_cut,
             "n_output": len(answer.generation.token_ids),
             "stop_reason": answer.generation.stop_reason,
             **score_columns(score),

@@ -11,7 +11,6 @@ from exitbench.harness.cell import RecordSettings
 from exitbench.harness.checkpoint import Checkpoint
 from exitbench.harness.decode import decode, prefill
 from exitbench.harness.inside_blocks import layer_pairs, sublayer_read_outs
-from exitbench.harness.lm import check_length
 from exitbench.harness.passes.session import Progress, Session
 from exitbench.harness.spec import WorkItem
 from exitbench.results.spool import AttemptWriter
@@ -21,10 +20,9 @@ def recording_pass(
     session: Session, item: WorkItem, settings: RecordSettings, writer: AttemptWriter, on_progress: Progress
 ) -> None:
     """Decode one document after the other at full depth, and look into the blocks that did it."""
-    documents = session.documents(item.data)[: settings.documents]
+    documents = session.answered(item)[: settings.documents]
     requests = [session.request(item, document) for document in documents]
     max_new_tokens = item.cell.generation.max_new_tokens
-    check_length(session.checkpoint, requests, max_new_tokens)
     for done, (document, request) in enumerate(zip(documents, requests, strict=True), start=1):
         batch = prefill(session.checkpoint.model, [request], max_new_tokens)
         output = decode(session.checkpoint, batch, session.full_parts())[0].token_ids

@@ -28,7 +28,7 @@ def scores_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
     outputs: dict[str, list[int]] = defaultdict(list)
     for row in pq.read_table(path, columns=["doc_key", "position", "token_id"]).to_pylist():
         outputs[row["doc_key"]].append(row["token_id"])
-    parts, documents, schema = session.parts(item), session.documents(item.data), TABLES["scores"]
+    parts, documents, schema = session.parts(item), session.answered(item), TABLES["scores"]
     for start in range(0, len(documents), BATCH_ROWS):
         chosen = documents[start : start + BATCH_ROWS]
         made = [outputs[document.key] for document in chosen]

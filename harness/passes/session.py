@@ -15,10 +15,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from exitbench.errors import UserError
+from exitbench.harness.cell import Generation as Asked
 from exitbench.harness.checkpoint import load_checkpoint
 from exitbench.harness.cost import TokenPlace, answer_cost, answer_parts
 from exitbench.harness.decode import Generation, Request
+from exitbench.harness.generation_config import not_applied
 from exitbench.harness.lm import Answer, EarlyExitLM
+from exitbench.harness.prompts import Fitting, Prompts
 from exitbench.harness.scoring import metric_table
 from exitbench.harness.seeds import seed_for
 from exitbench.harness.spec import DataRequest, WorkerSpec, WorkItem
@@ -68,10 +71,12 @@ class Session:
         if len(dtypes) != 1:
             raise ValueError(f"one worker loads one number format, not {sorted(dtypes)}")
         self.spool, self.inputs, self.data_dir = spec.spool, spec.inputs or spec.spool, spec.data_dir
+        self.model_path = spec.model_path
         self.checkpoint = load_checkpoint(spec.model_path, getattr(torch, dtypes.pop()), spec.device)
         self.tokenizer: Any = load_tokenizer(spec.model_path)
         self._record_vocabulary(spec.cells[0].cell.model.tokenizer_sha256)
-        self.documents = functools.cache(self._load)
+        self.documents, self.fitting = functools.cache(self._load), functools.cache(self._fitting)
+        self.prompts = functools.cache(self._prompts)
         self._checked = functools.cache(read_attempt)  # many cells compute from one
 
     def _record_vocabulary(self, tokenizer_sha256: str) -> None:
@@ -84,9 +89,21 @@ class Session:
     def _load(self, data: DataRequest) -> list[Document]:
         return data.load(self.data_dir)
 
+    def _prompts(self, generation: Asked) -> Prompts:
+        return Prompts(self.tokenizer, generation, self.checkpoint.model.arch.max_positions)
+
+    def _fitting(self, data: DataRequest, generation: Asked) -> Fitting:
+        task = get_task(data.task)
+        texts = [(document, task.prompt(document)) for document in self.documents(data)]
+        return self.prompts(generation).fitting(texts)
+
+    def answered(self, item: WorkItem) -> Sequence[Document]:
+        """The documents of a cell whose prompts fit: the same for every cell of its model, task and generation."""
+        return self.fitting(item.data, item.cell.generation).documents
+
     def units(self, item: WorkItem) -> int:
         """What progress counts up to: documents (over all levels of a calibration), or timed units over all rounds."""
-        documents = len(self.documents(item.data))
+        documents = len(self.answered(item))
         if item.cell.calibration is not None:
             return documents * (1 + len(item.cell.calibration.levels))
         if item.cell.record is not None:
@@ -95,6 +112,11 @@ class Session:
         if settings is None:
             return documents
         return -(-min(documents, settings.documents) // item.cell.batch_size) * settings.max_rounds
+
+    def cell_record(self, item: WorkItem) -> dict[str, Any]:
+        """The content of ``cell.json``: the cell, and what of its checkpoint's own settings is not applied."""
+        ignored = not_applied(self.model_path, item.cell.generation).settings
+        return {**item.cell_record(), **({"not_applied": ignored} if ignored else {})}
 
     def method(self, item: WorkItem) -> Method:
         """The method of a cell, bound to the exit heads of this model."""
@@ -120,8 +142,8 @@ class Session:
 
     def request(self, item: WorkItem, document: Document) -> Request:
         """Prompt tokens and seed of a document."""
-        prompt = get_task(item.cell.task.name).prompt(document)
-        return Request(self.tokenizer(prompt)["input_ids"], seed_for("decode", item.cell.seed, document.key))
+        prompt = self.prompts(item.cell.generation)(get_task(item.cell.task.name).prompt(document))
+        return Request(prompt.ids, seed_for("decode", item.cell.seed, document.key))
 
     def kinds(self, item: WorkItem, document: Document) -> list[str]:
         """Kind of each target token of built-in data, end of sequence included; empty where it is not known."""
@@ -137,15 +159,15 @@ class Session:
         self, item: WorkItem, documents: Sequence[Document], parts: Parts, on_progress: Progress
     ) -> list[Answer]:
         """Answer documents under the cell's settings, without lm-eval."""
-        task, generation = get_task(item.cell.task.name), item.cell.generation
-        lm = self.lm(item, parts, on_progress)
-        lm.answer({document.key: task.prompt(document) for document in documents}, generation)
+        task, lm = get_task(item.cell.task.name), self.lm(item, parts, on_progress)
+        lm.answer({document.key: task.prompt(document) for document in documents})
         return [lm.answers[document.key] for document in documents]
 
     def lm(self, item: WorkItem, parts: Parts, on_progress: Progress) -> EarlyExitLM:
         """This model with a method, as lm-eval sees it."""
         seed_of = functools.partial(seed_for, "decode", item.cell.seed)
-        return EarlyExitLM(self.checkpoint, self.tokenizer, parts, item.cell.batch_size, seed_of, on_progress)
+        prompts = self.prompts(item.cell.generation)
+        return EarlyExitLM(self.checkpoint, prompts, parts, item.cell.batch_size, seed_of, on_progress)
 
     def file_of(self, cell_id: str, name: str) -> Path:
         """A file of the latest attempt at another cell.
@@ -164,6 +186,17 @@ class Session:
         if name.removesuffix(".parquet") in freed:
             raise Skip(f"needs {name} of cell {cell_id[:12]}, which `exitbench gc` removed; run that cell again")
         return status.path / name
+
+
+def write_prompt_counts(session: Session, item: WorkItem, writer: AttemptWriter) -> None:
+    """Write how many documents were left out and how many prompts were cut, of those asked; nothing where none was."""
+    found = [session.fitting(data, item.cell.generation) for data in (item.data, item.held_out) if data is not None]
+    dropped, truncated = sum(one.dropped for one in found), sum(one.truncated for one in found)
+    asked = dropped + sum(len(one.documents) for one in found)
+    counts = {"documents_dropped": dropped, "prompts_truncated": truncated}
+    metrics = {name: (METRIC_VERSION, Interval(n, None, None, None, asked)) for name, n in counts.items() if n}
+    if metrics:
+        write_metrics(writer, metrics)
 
 
 def write_metrics(writer: AttemptWriter, metrics: Mapping[str, tuple[str, Interval]]) -> None:

@@ -8,7 +8,6 @@ import pyarrow as pa
 
 from exitbench.harness import timing
 from exitbench.harness.cost import ideal_speedup
-from exitbench.harness.lm import check_length
 from exitbench.harness.passes.session import METRIC_VERSION, Progress, Session, answer_costs, write_metrics
 from exitbench.harness.seeds import seed_for
 from exitbench.harness.spec import WorkItem
@@ -23,18 +22,15 @@ def timing_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
     cell, settings = item.cell, item.cell.timing
     if settings is None:
         raise ValueError("a timing cell has timing settings")
-    documents = session.documents(item.data)[: settings.documents]
+    documents = session.answered(item)[: settings.documents]
     requests = [session.request(item, document) for document in documents]
-    check_length(session.checkpoint, requests, cell.generation.max_new_tokens)
     size = cell.batch_size
     units = [
         timing.Unit(documents[start].key, tuple(requests[start : start + size]))
         for start in range(0, len(documents), size)
     ]
     parts, full, seed = session.parts(item), session.full_parts(), seed_for("bootstrap", cell.seed)
-    measured = timing.measure(
-        session.checkpoint, full, parts, units, cell.generation.max_new_tokens, settings, seed, on_progress
-    )
+    measured = timing.measure(session.checkpoint, full, parts, units, cell.generation, settings, seed, on_progress)
     for table, rows in (("timings", measured.readings), ("device", measured.device)):
         writer.write(table, pa.Table.from_pylist([asdict(row) for row in rows], schema=TABLES[table]))
     metrics = {

@@ -10,8 +10,10 @@ from lm_eval.api.instance import Instance
 from transformers import AutoTokenizer
 
 from exitbench.errors import UserError
+from exitbench.harness.cell import Generation
 from exitbench.harness.checkpoint import load_checkpoint
 from exitbench.harness.lm import EarlyExitLM
+from exitbench.harness.prompts import Prompts
 from exitbench.methods.registry import get_method
 
 PROMPTS = {
@@ -37,7 +39,8 @@ def instances(**generation: Any) -> list[Instance]:
 def adapter(loaded: tuple[Any, Any], batch_size: int = 1, threshold: float = 1.0) -> EarlyExitLM:
     checkpoint, tokenizer = loaded
     parts = get_method("calm-softmax").from_params({"threshold": threshold}).parts(checkpoint.model.n_blocks)
-    return EarlyExitLM(checkpoint, tokenizer, parts, batch_size, lambda key: 0, lambda done: None)
+    prompts = Prompts(tokenizer, Generation(6))
+    return EarlyExitLM(checkpoint, prompts, parts, batch_size, lambda key: 0, lambda done: None)
 
 
 def test_budget_is_new_decoder_tokens_whatever_the_length_of_the_prompt(loaded: tuple[Any, Any]) -> None:

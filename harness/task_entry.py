@@ -1,0 +1,127 @@
+"""``[tasks.LABEL]`` of a suite: documents, how prompts are made of them, and how answers are decoded."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final, Literal, cast
+
+from exitbench.errors import UserError
+from exitbench.harness.cell import TRUNCATIONS, Generation, Truncate
+from exitbench.harness.spec import DataRequest, SourceKind
+from exitbench.harness.toml import Table
+
+SOURCES = ("builtin", "local", "hub")
+
+Files = tuple[tuple[str, str], ...]
+
+_OTHER_FILES: Final = ("train_files", "calibration_files")
+_KEYS: Final = (
+    *("task", "source", "split", "limit", "seed", "files", *_OTHER_FILES),
+    *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
+    *("chat_template", "system", "max_prompt_tokens", "truncate"),
+)
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """``[tasks.LABEL]``; no budget means the task's own.
+
+    Attributes:
+        generation: As far as it does not depend on the model; the digest of a chat template does.
+        chat_template: Prompts go through the checkpoint's own.
+        train_files: Local source only: what methods are fitted on, where any is.
+        calibration_files: Local source only: what thresholds are calibrated on.
+    """
+
+    label: str
+    where: str
+    data: DataRequest
+    generation: Generation
+    chat_template: bool = False
+    train_files: Files = ()
+    calibration_files: Files = ()
+
+    def other_split(self, split: Literal["train", "calibration"], limit: int, why: str) -> DataRequest:
+        """Return documents of another split of the same data.
+
+        Raises:
+            UserError: The source is local and the suite names no files for that split.
+        """
+        files = self.train_files if split == "train" else self.calibration_files
+        if self.data.source == "local" and not files:
+            raise UserError(f"{self.where}: {why} needs {split}_files, in the form of 'files'.")
+        return replace(self.data, split=split, files=files, limit=limit)
+
+
+def read_task(label: str, table: Table) -> TaskEntry:
+    """Read one table of a suite.
+
+    Raises:
+        UserError: Names file, line and key, and what is allowed.
+    """
+    from exitbench.tasks.registry import get_task, task_names
+
+    table.allow(*_KEYS)
+    name = table.choose("task", table.get("task", str, label), task_names(), "task")
+    source = table.choose("source", table.get("source", str, "builtin"), SOURCES, "source")
+    files = table.table("files")
+    for key in _OTHER_FILES:
+        if source != "local" and key in table.values:
+            raise table.error(key, 'goes with source = "local" only; other sources have their own splits.')
+    if (source == "local") != bool(files.values):
+        raise table.error("files", 'goes with source = "local", which needs it: { role = "path below --data-dir" }.')
+    data = DataRequest(
+        task=name,
+        source=cast(SourceKind, source),
+        split=table.get("split", str, "test"),
+        files=_files(files),
+        limit=table.positive("limit") if "limit" in table.values else None,
+        seed=table.get("seed", int, 0),
+    )
+    generation = _generation(table, get_task(name).default_max_new_tokens)
+    chat_template = table.get("chat_template", bool, False)
+    if generation.system is not None and not chat_template:
+        raise table.error("system", "goes with chat_template = true, which puts it before the prompt.")
+    if chat_template and generation.truncate in ("left", "right"):
+        raise table.error("truncate", 'would cut into the chat template; allowed with chat_template: "drop".')
+    other = (_files(table.table(key)) for key in _OTHER_FILES)
+    return TaskEntry(label, table.where(), data, generation, chat_template, *other)
+
+
+def _files(table: Table) -> Files:
+    return tuple((role, table.get(role, str)) for role in table.values)
+
+
+def _generation(table: Table, default_max_new_tokens: int) -> Generation:
+    for given, other in (("max_prompt_tokens", "truncate"), ("truncate", "max_prompt_tokens")):
+        if given in table.values and other not in table.values:
+            words = "a whole number" if other == "max_prompt_tokens" else ", ".join(f'"{way}"' for way in TRUNCATIONS)
+            raise table.error(given, f"goes with {other}; allowed: {words}.")
+    truncate = table.optional("truncate", str)
+    if truncate is not None:
+        table.choose("truncate", truncate, TRUNCATIONS, "way to shorten prompts")
+    return Generation(
+        max_new_tokens=table.positive("max_new_tokens", default_max_new_tokens),
+        stop=table.strings("stop", ()),
+        repetition_penalty=_penalty(table),
+        no_repeat_ngram_size=_from(table, "no_repeat_ngram_size", 1),
+        min_length=_from(table, "min_length", 1),
+        forced_bos_token_id=_from(table, "forced_bos_token_id", 0),
+        system=table.optional("system", str),
+        max_prompt_tokens=_from(table, "max_prompt_tokens", 1),
+        truncate=cast(Truncate | None, truncate),
+    )
+
+
+def _penalty(table: Table) -> float | None:
+    """1 divides by 1, so that asking for it is asking for nothing."""
+    value = table.optional("repetition_penalty", float)
+    if value is not None and not 0 < value < math.inf:
+        raise table.error("repetition_penalty", f"is {value}; it must be above 0 (1 changes nothing).")
+    return None if value == 1 else value
+
+
+def _from(table: Table, key: str, least: int) -> int | None:
+    value = table.optional(key, int)
+    if value is not None and value < least:
+        raise table.error(key, f"is {value}; it must be {least} or more.")
+    return value

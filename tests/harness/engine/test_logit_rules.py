@@ -1,0 +1,111 @@
+"""Penalties, forced first tokens and least lengths are those of transformers' greedy search, token for token."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from exitbench.errors import UserError
+from exitbench.harness.cell import Generation as Asked
+from exitbench.harness.decode import Generation, Request, decode, prefill
+from exitbench.harness.logit_rules import why_not
+from exitbench.methods.registry import baseline_method, get_method, method_names
+
+LONGEST, DEPTH = 14, 5
+FORCED = 7
+RULES: dict[str, dict[str, Any]] = {
+    "repetition_penalty": {"repetition_penalty": 1.4},
+    "a reward for repeating": {"repetition_penalty": 0.7},
+    "no_repeat_ngram_size 1": {"no_repeat_ngram_size": 1},
+    "no_repeat_ngram_size 2": {"no_repeat_ngram_size": 2},
+    "no_repeat_ngram_size 3": {"no_repeat_ngram_size": 3},
+    "min_length": {"min_length": 10},
+    "several": {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "min_length": 8},
+}
+
+
+def answers_of_transformers(family: Any, model: Any, prompts: list[list[int]], **rules: Any) -> list[list[int]]:
+    """Greedy answers, each prompt alone: padding would count as text that was seen before."""
+    answers = []
+    for prompt in prompts:
+        out = model.generate(
+            torch.tensor([prompt]), max_new_tokens=LONGEST, do_sample=False, num_beams=1, use_cache=False, **rules
+        )
+        answers.append(out[0, 1 if family.is_seq2seq else len(prompt) :].tolist())
+    return answers
+
+
+def run(family: Any, prompts: list[list[int]], method: Any, rules: dict[str, Any]) -> list[Generation]:
+    batch = prefill(family.checkpoint.model, [Request(prompt) for prompt in prompts], LONGEST)
+    asked = Asked(LONGEST, **rules)
+    return decode(family.checkpoint, batch, method.parts(family.checkpoint.model.n_blocks), asked=asked)
+
+
+def tokens(generations: list[Generation]) -> list[list[int]]:
+    return [generation.token_ids for generation in generations]
+
+
+@pytest.mark.parametrize("what", RULES)
+def test_full_depth_is_transformers_greedy_search(family: Any, prompts: list[list[int]], what: str) -> None:
+    rows = prompts[:20]
+    ours = tokens(run(family, rows, baseline_method()(), RULES[what]))
+    assert ours == answers_of_transformers(family, family.reference, rows, **RULES[what])
+    assert ours != tokens(run(family, rows, baseline_method()(), {})), "the rule must change something here"
+
+
+@pytest.mark.parametrize("rules", [{}, RULES["several"]], ids=["alone", "with others"])
+def test_a_forced_first_token_is_that_of_transformers(twin: Any, prompts: list[list[int]], rules: Any) -> None:
+    family, rules = twin("t5"), {"forced_bos_token_id": FORCED, **rules}
+    ours = run(family, prompts[:20], baseline_method()(), rules)
+    assert {generation.token_ids[0] for generation in ours} == {FORCED}
+    assert tokens(ours) == answers_of_transformers(family, family.reference, prompts[:20], **rules)
+
+
+@pytest.mark.parametrize("exit_layer", [1, 3])
+@pytest.mark.parametrize("what", ["repetition_penalty", "several"])
+def test_tokens_that_leave_early_are_those_of_a_shorter_model(
+    twin: Any, prompts: list[list[int]], what: str, exit_layer: int
+) -> None:
+    family = twin("t5")
+    shorter = copy.deepcopy(family.reference)
+    shorter.decoder.block = shorter.decoder.block[:exit_layer]
+    ours = run(family, prompts[:20], get_method("static")(exit_layer=exit_layer), RULES[what])
+    assert tokens(ours) == answers_of_transformers(family, shorter, prompts[:20], **RULES[what])
+
+
+def test_a_gate_is_asked_about_the_logits_of_the_head(twin: Any, prompts: list[list[int]]) -> None:
+    family, method = twin("t5"), get_method("calm-softmax")(threshold=0.05)
+    plain = run(family, prompts[:20], method, {})
+    forced = run(family, prompts[:20], method, {"forced_bos_token_id": FORCED})
+    first = [[(g.exit_layers[0], g.scores[0]) for g in made] for made in (plain, forced)]
+    assert first[0] == first[1]
+    assert len({layer for layer, _ in first[0]}) > 1
+    assert {g.token_ids[0] for g in forced} == {FORCED} != {g.token_ids[0] for g in plain}
+
+
+@pytest.mark.parametrize("name", ["t5", "gpt2"])
+def test_a_batch_is_its_rows_one_by_one(twin: Any, prompts: list[list[int]], name: str) -> None:
+    family, method = twin(name), get_method("calm-softmax")(threshold=0.1)
+    together = run(family, prompts[:12], method, RULES["several"])
+    alone = [run(family, [prompt], method, RULES["several"])[0] for prompt in prompts[:12]]
+    assert [(g.token_ids, g.exit_layers) for g in together] == [(g.token_ids, g.exit_layers) for g in alone]
+
+
+def test_a_token_that_the_vocabulary_lacks_is_refused(twin: Any, prompts: list[list[int]]) -> None:
+    with pytest.raises(UserError, match="forced_bos_token_id is 100; the vocabulary has tokens 0 to 99"):
+        run(twin("t5"), prompts[:1], baseline_method()(), {"forced_bos_token_id": 100})
+
+
+def test_heads_that_read_a_part_of_the_vocabulary_are_refused(twin: Any, prompts: list[list[int]]) -> None:
+    pruned = get_method("calm-softmax")(threshold=0.05, head="pruned-fixed", k_first=4, k_min=2)
+    assert why_not(pruned.parts(DEPTH)) == "reads only a part of the vocabulary"
+    with pytest.raises(UserError, match="min_length: the head must read the whole vocabulary"):
+        run(twin("t5"), prompts[:20], pruned, RULES["min_length"])
+
+
+def test_methods_whose_choice_is_not_the_heads_are_told() -> None:
+    refused = {name for name in method_names() if why_not(get_method(name)().parts(DEPTH)) is not None}
+    assert refused == {"oracle", "self-speculation", "contrastive", "contrastive-reweighted", "contrastive-jsd"}
