@@ -22,7 +22,7 @@ def check(arguments: Namespace) -> int:
     """
     from exitbench.reports.findings import DO_NOT_CITE
     from exitbench.results.database import open_database
-    from exitbench.results.spelling import visible
+    from exitbench.terminal import visible
 
     with open_database(existing_database(arguments)) as database:
         rows = database.query(_QUERY, [arguments.severity]).to_pylist()

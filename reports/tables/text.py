@@ -12,7 +12,7 @@ from exitbench.reports.sources import discover
 from exitbench.reports.tables.columns import written
 from exitbench.reports.tables.summary import delta, exit_layer, quality, speedup
 from exitbench.results.database import open_database
-from exitbench.results.spelling import visible
+from exitbench.terminal import visible
 
 _HEADINGS = ("method", "quality [95 %]", "Δ", "exit layer", "speed-up [95 %]", "ideal")
 _WIDTHS = (40, 20, 7, 12, 20, 6)  # 115 with two spaces between
