@@ -14,7 +14,7 @@ from exitbench import __version__
 from exitbench.errors import UserError, no_room, suggestion
 from exitbench.harness.arguments import asking, keeping, running
 from exitbench.harness.arguments.common import HIDDEN, Parser
-from exitbench.terminal import tell
+from exitbench.terminal import one_screen, tell, without_middle
 
 INTERRUPTED = 130
 _SHOWN = 200
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        tell(f"exitbench: {error}")
+        tell(f"exitbench: {one_screen(str(error))}")
         return 2
     except BrokenPipeError:
         # The reader of a pipe (head, less) has left; keep the interpreter from complaining while it ends.
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            tell(f"exitbench: {str(error.filename)[:_SHOWN]}…: {error.strerror}.")
+            tell(f"exitbench: {without_middle(str(error.filename), _SHOWN)}: {error.strerror}.")
             return 2
         if (cause := no_room(error)) is None:
             raise
