@@ -8,6 +8,8 @@ from typing import Protocol, Self, TextIO
 
 from tqdm import tqdm
 
+from exitbench.terminal import number_of, tell, visible
+
 
 class Progress(Protocol):
     """What an executor tells while cells run; several may run at once, and be told of by several threads."""
@@ -54,7 +56,7 @@ class Bars:
                 return
             bar = self._idle.pop() if self._idle else self._new_bar()
             bar.reset(total=documents)
-            bar.set_description(label)
+            bar.set_description(visible(label))
             self._running[label] = bar
 
     def documents_done(self, label: str, done: int) -> None:
@@ -71,7 +73,7 @@ class Bars:
                 bar.clear()
                 self._idle.append(bar)
             if status != "ok":
-                self._cells.write(f"{label}: {status}", file=self._stream)
+                self._cells.write(visible(f"{label}: {status}"), file=self._stream)
             self._cells.update()
 
     def __enter__(self) -> Self:
@@ -109,11 +111,11 @@ class Lines:
             self._ended += 1
             if label in self._running:
                 documents, started_s = self._running.pop(label)
-                how = f" ({documents} documents): {status}, {time.monotonic() - started_s:.1f} s"
+                how = f" ({number_of(documents, 'document')}): {status}, {time.monotonic() - started_s:.1f} s"
             else:
                 how = f": {status}"
             line = f"[{self._ended}/{self._cells}] {label}{how}"
-            print(line, file=self._stream, flush=True)
+            tell(line, self._stream)
 
     def __enter__(self) -> Self:
         return self

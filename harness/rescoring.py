@@ -18,6 +18,7 @@ from exitbench.results.selection import Run, Runs
 from exitbench.results.spool import read_attempt, scan_spool
 from exitbench.tasks.base import Document, Task, documents_sha256
 from exitbench.tasks.registry import get_task
+from exitbench.terminal import number_of
 
 _SHOWN_DIGITS = 12
 
@@ -149,7 +150,9 @@ class _Scorer:
         rows = [row for batch in record.batches("samples") for row in batch.to_pylist()]
         documents = self._documents(stored)
         if unknown := sorted({row["doc_key"] for row in rows} - documents.keys()):
-            raise UserError(f"answers {len(unknown)} documents that its data does not have, such as {unknown[0]}.")
+            raise UserError(
+                f"answers {number_of(len(unknown), 'document')} that its data does not have, such as {unknown[0]}."
+            )
         scores = [task.score(documents[row["doc_key"]], row["output_text"]) for row in rows]
         samples = [{"doc_key": row["doc_key"], **score_columns(score)} for row, score in zip(rows, scores, strict=True)]
         metrics = metric_table(task_metrics(task, scores, seed_for("bootstrap", stored.cell["seed"])))

@@ -6,7 +6,8 @@ models and tasks) is checked while reading, so that a typing error costs no meas
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -23,16 +24,19 @@ from exitbench.harness.cell import (
     TimingSettings,
 )
 from exitbench.harness.task_entry import TaskEntry, read_task
-from exitbench.harness.toml import Table
+from exitbench.harness.toml import MAX_COUNT, Table
 from exitbench.results.risk_control import RULES, Rule
 
 SCHEMA = 1
 DTYPES = ("float32", "bfloat16", "float16")
-DEVICES = ("cpu", "auto")
+DEVICES = ("cpu", "cuda", "auto")
 SHIPPED = Path(__file__).parent / "suites"
 
 FIT_DOCUMENTS = 256
 CALIBRATION_DOCUMENTS = 100
+MAX_BATCH = 65_536
+MAX_SETTINGS = 100_000
+"""Of all sweeps together, on every model and task: planning 5,000 takes 8 s."""
 RECORD_DOCUMENTS = 4
 """A probed token leaves about 110 bytes for each block and read-out: at 32 blocks and 60 tokens, 1 MB a document."""
 
@@ -156,17 +160,14 @@ def load_suite(name_or_path: str | Path) -> Suite:
     model_names, task_labels = [m.name for m in models], [t.label for t in tasks]
     return Suite(
         path=top.path,
-        name=top.get("name", str),
+        name=top.name("name", top.get("name", str)),
         seed=top.get("seed", int),
         dtype=defaults.choose("dtype", defaults.get("dtype", str, "float32"), DTYPES, "number format"),
-        device=defaults.choose("device", defaults.get("device", str, "cpu"), DEVICES, "device"),
-        batch_size=defaults.positive("batch_size", 1),
+        device=_device(defaults),
+        batch_size=defaults.positive("batch_size", 1, MAX_BATCH),
         models=models,
         tasks=tasks,
-        sweeps=tuple(
-            _sweep(table, model_names, task_labels, kinds)
-            for table in (top.tables("sweep") if "sweep" in top.values or "calibration" not in top.values else ())
-        ),
+        sweeps=tuple(_sweeps(top, model_names, task_labels, kinds)),
         calibrations=tuple(
             _calibration(table, model_names, task_labels)
             for table in (top.tables("calibration") if "calibration" in top.values else ())
@@ -174,6 +175,28 @@ def load_suite(name_or_path: str | Path) -> Suite:
         timing=_timing(top.table("timing")),
         fit_documents=_fit_documents(top.table("fit")),
     )
+
+
+def _device(defaults: Table) -> str:
+    device = defaults.get("device", str, "cpu")
+    if device not in DEVICES:
+        raise defaults.error(
+            "device",
+            f"unknown device {device!r}. Allowed: {', '.join(sorted(DEVICES))}; auto takes a GPU where there is one, "
+            "else the CPU.",
+        )
+    return device
+
+
+def _sweeps(top: Table, models: list[str], tasks: list[str], kinds: tuple[Kind, ...]) -> Iterator[Sweep]:
+    tables = top.tables("sweep") if "sweep" in top.values or "calibration" not in top.values else []
+    settings = 0
+    for table in tables:
+        sweep = _sweep(table, models, tasks, kinds)
+        settings += len(sweep.models) * len(sweep.tasks) * len(sweep.points)
+        if settings > MAX_SETTINGS:
+            raise table.error(None, f"asks for more than {MAX_SETTINGS} settings, with all sweeps before it.")
+        yield sweep
 
 
 def _fit_documents(table: Table) -> int:
@@ -186,8 +209,7 @@ def _entries(top: Table, key: str, read: Callable[[str, Table], Any]) -> tuple[A
     if not parent.values:
         raise top.error(None, f"no [{key}.NAME]: at least one is needed.")
     for name in parent.values:
-        if not name or set(name) & set("/*?[],=: "):
-            raise parent.error(name, f"{name!r} cannot be a name: letters, digits, '-', '_' and '.' only.")
+        parent.name(name, name)
     return tuple(read(name, parent.table(name)) for name in parent.values)
 
 
@@ -214,6 +236,8 @@ def _check_recipe(table: Table, recipe: str) -> None:
 
 def _kinds(table: Table, default: tuple[Kind, ...]) -> tuple[Kind, ...]:
     words = table.strings("kinds", default)
+    if not words:
+        raise table.error("kinds", f"is empty.{suggestion('', KINDS)}")
     return tuple(cast(Kind, table.choose("kinds", word, KINDS, "kind")) for word in words)
 
 
@@ -224,8 +248,8 @@ def _timing(table: Table) -> TimingSettings:
     if not 0 < half_width < 1:
         raise table.error("target_half_width", f"is {half_width}; it must lie between 0 and 1.")
     warm_up = table.get("warm_up", int, default.warm_up)
-    if warm_up < 0:
-        raise table.error("warm_up", f"is {warm_up}; it must be 0 or more.")
+    if not 0 <= warm_up <= MAX_COUNT:
+        raise table.error("warm_up", f"is {warm_up}; it must be 0 or more, and at most {MAX_COUNT}.")
     return TimingSettings(
         documents=table.positive("documents", default.documents),
         max_rounds=table.positive("max_rounds", default.max_rounds),
@@ -331,6 +355,8 @@ def _points(table: Table, method: str) -> Iterable[Point]:
     axes = {**_axes(table, "grid", method), **_axes(table, "query", method)}
     if twice := set(table.table("grid").values) & set(table.table("query").values):
         raise table.error(min(twice), "is in both 'grid' and 'query'.")
+    if math.prod(map(len, axes.values())) > MAX_SETTINGS:
+        raise table.error(None, f"has more than {MAX_SETTINGS} points: fewer values, or several suites.")
     exclusions = _exclusions(table, axes)
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     for rule in exclusions:

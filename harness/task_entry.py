@@ -11,6 +11,8 @@ from exitbench.harness.toml import Table
 
 SOURCES = ("builtin", "local", "hub")
 
+MAX_NEW_TOKENS = 1_000_000
+
 Files = tuple[tuple[str, str], ...]
 
 _OTHER_FILES: Final = ("train_files", "calibration_files")
@@ -100,7 +102,7 @@ def _generation(table: Table, default_max_new_tokens: int) -> Generation:
     if truncate is not None:
         table.choose("truncate", truncate, TRUNCATIONS, "way to shorten prompts")
     return Generation(
-        max_new_tokens=table.positive("max_new_tokens", default_max_new_tokens),
+        max_new_tokens=table.positive("max_new_tokens", default_max_new_tokens, MAX_NEW_TOKENS),
         stop=table.strings("stop", ()),
         repetition_penalty=_penalty(table),
         no_repeat_ngram_size=_from(table, "no_repeat_ngram_size", 1),

@@ -1,15 +1,32 @@
-"""Reading a TOML file strictly: unknown keys and wrong types are errors that name file, line and key."""
+"""Reading a TOML file strictly: unknown keys, wrong types and numbers out of range are errors with file, line and key.
 
+The file may be somebody else's: its size is bounded, as is every number in it, and names are of few characters.
+"""
+
+import functools
+import itertools
+import math
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from exitbench.errors import UserError, suggestion
+from exitbench.terminal import without_middle
 
 T = TypeVar("T")
+
+MAX_BYTES: Final = 1 << 20
+"""Of a file: the longest suite that comes along has 10 kB."""
+MAX_COUNT: Final = 10**9
+"""Of documents, rounds and the like."""
+_INTEGERS: Final = 1 << 63
+"""What the result database and JSON of others can hold lies below."""
+_MAX_NAME: Final = 100
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
+_SHOWN: Final = 200
 
 _KIND_NAMES: Mapping[type, str] = {
     str: "a string",
@@ -45,24 +62,37 @@ class Table:
             UserError: It cannot be read or is not TOML.
         """
         try:
-            text = path.read_text(encoding="utf-8")
+            if path.exists() and not path.is_file():
+                raise UserError(f"{path}: is not a file.")
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+            if len(data) > MAX_BYTES:
+                raise UserError(f"{path}: is larger than {MAX_BYTES} bytes, which is the most that is read.")
+            text = data.decode("utf-8").replace("\r\n", "\n")
             return cls(path, text, (), tomllib.loads(text))
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
         except UnicodeDecodeError as error:
             raise UserError(f"{path}: not UTF-8 text (byte {error.start}).") from None
         except tomllib.TOMLDecodeError as error:
-            raise UserError(f"{path}: not valid TOML: {error}.") from None
+            raise UserError(f"{path}: not valid TOML: {_short(str(error))}.") from None
+        except RecursionError:
+            raise UserError(f"{path}: lists or tables are nested too deep.") from None
+        except UserError:
+            raise
+        except ValueError:  # Python refuses to read thousands of digits
+            raise UserError(f"{path}: a number has too many digits; whole numbers fit into 64 bits.") from None
 
     @property
     def title(self) -> str:
         """How the file writes this table's header; empty for the top table."""
-        names = ".".join(str(key) for key in self.keys if isinstance(key, str))
+        names = ".".join(spelled(key) for key in self.keys if isinstance(key, str))
         return f"[[{names}]]" if any(isinstance(key, int) for key in self.keys) else f"[{names}]" if names else ""
 
     def where(self, key: str | None = None, value: str | None = None) -> str:
         """Return ``file:line: [table] key``; the line is that of ``value`` where one is given."""
-        return f"{self.path}:{self._line(value or key)}: " + " ".join(part for part in (self.title, key) if part)
+        place = " ".join(part for part in (self.title, key and spelled(key)) if part)
+        return f"{self.path}:{self._line(value or key)}" + (f": {place}" if place else "")
 
     def error(self, key: str | None, message: str, value: str | None = None) -> UserError:
         """Return the error to raise about a key of this table, or about one value of that key."""
@@ -85,7 +115,21 @@ class Table:
             UserError: It is not; ``what`` says what it should have named.
         """
         if word not in allowed:
-            raise self.error(key, f"unknown {what} {word!r}.{suggestion(word, allowed)}", word)
+            raise self.error(key, f"unknown {what} {_short(repr(word))}.{suggestion(word, allowed)}", word)
+        return word
+
+    def name(self, key: str, word: str) -> str:
+        """Return `word` if it can name something: it becomes part of names of files, of cells and of database rows.
+
+        Raises:
+            UserError: It cannot.
+        """
+        if len(word) > _MAX_NAME or not _NAME.fullmatch(word):
+            raise self.error(
+                key,
+                f"{_short(repr(word))} cannot be a name. Allowed: 1 to {_MAX_NAME} of the letters a to z and A to Z, "
+                "digits, '_', '-' and '.', the first of which is neither '-' nor '.'.",
+            )
         return word
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
@@ -108,14 +152,18 @@ class Table:
         """Return the value if it has the type; whole numbers count as numbers, booleans do not."""
         accepted = (int, float) if kind is float else (kind,)
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-            raise self.error(key, f"is {value!r}; it must be {_KIND_NAMES[kind]}.")
+            raise self.error(key, f"is {_short(repr(value))}; it must be {_KIND_NAMES[kind]}.")
+        if type(value) is int and not -_INTEGERS <= value < _INTEGERS:
+            raise self.error(key, f"is {_short(str(value))}; it must lie between -2^63 and 2^63 - 1.")
+        if type(value) is float and not math.isfinite(value):
+            raise self.error(key, f"is {value}; it must be a finite number.")
         return kind(value)  # type: ignore[call-arg]
 
-    def positive(self, key: str, default: int | None = None) -> int:
-        """Return a whole number from 1 up."""
+    def positive(self, key: str, default: int | None = None, most: int = MAX_COUNT) -> int:
+        """Return a whole number from 1 to `most`."""
         value = self.get(key, int, default)
-        if value < 1:
-            raise self.error(key, f"is {value}; it must be 1 or more.")
+        if not 1 <= value <= most:
+            raise self.error(key, f"is {value}; it must be 1 or more, and at most {most}.")
         return value
 
     def strings(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
@@ -123,7 +171,7 @@ class Table:
         items = self.get(key, list, None if default is None else list(default))
         words = tuple(self.typed(key, item, str) for item in items)
         if len(set(words)) != len(words):
-            raise self.error(key, f"names something twice: {', '.join(words)}.")
+            raise self.error(key, f"names something twice: {_short(', '.join(words))}.")
         return words
 
     def table(self, key: str) -> "Table":
@@ -145,29 +193,60 @@ class Table:
         ]
 
     def _line(self, word: str | None) -> int:
-        """Find a word in this table's part of the text; 1-based, the table's first line where it is not found."""
-        lines = [line.split("#")[0] for line in self.text.splitlines()]
-        start, end = self._section(lines)
-        return 1 + (start if word is None else next(_lines_with(word, lines, start, end), start))
+        """Find a word in this table's part of the text, or the header of a table within it that has that name.
 
-    def _section(self, lines: list[str]) -> tuple[int, int]:
+        1-based; the table's first line where it is not found.
+        """
+        lines = _lines(self.text)
+        start, end = self._section(lines)
+        if word is None:
+            return 1 + start
+        inside = itertools.chain(_lines_with(word, lines, start, end), _headers_of((*self._names(), word), lines))
+        return 1 + next(inside, start)
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(key for key in self.keys if isinstance(key, str))
+
+    def _section(self, lines: Sequence[str]) -> tuple[int, int]:
         """Return the lines [start, end) from this table's header to the next one.
 
         A table written inline has no header; its part starts where its key is first named.
         """
-        headers = [n for n, line in enumerate(lines) if re.match(r"\s*\[", line) and "=" not in line]
+        headers = list(_headers_of((), lines))
         if not self.keys:
             return 0, headers[0] if headers else len(lines)
-        names = [key for key in self.keys if isinstance(key, str)]
-        title = r"\s*\.\s*".join(rf"[\"']?{re.escape(name)}[\"']?" for name in names)
-        mine = [n for n in headers if re.match(rf"\s*\[+\s*{title}\s*\]", lines[n])]
+        names = self._names()
+        mine = list(_headers_of(names, lines, whole=True))
         nth = next((key for key in self.keys if isinstance(key, int)), 0)
         if nth >= len(mine):
             return next(_lines_with(names[-1], lines, 0, len(lines)), 0), len(lines)
         return mine[nth], min((n for n in headers if n > mine[nth]), default=len(lines))
 
 
-def _lines_with(word: str, lines: list[str], start: int, end: int) -> Iterator[int]:
+def spelled(key: str) -> str:
+    """Return a key as a message names it: as it is where it is a bare key of TOML, else quoted."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key, re.ASCII) and len(key) <= _SHOWN else _short(repr(key))
+
+
+def _short(text: str) -> str:
+    return without_middle(text, _SHOWN)
+
+
+@functools.lru_cache(maxsize=4)
+def _lines(text: str) -> tuple[str, ...]:
+    """The file's lines without comments."""
+    return tuple(line.split("#")[0] for line in text.split("\n"))
+
+
+def _headers_of(names: tuple[str, ...], lines: Sequence[str], whole: bool = False) -> Iterator[int]:
+    """Yield the lines of headers that begin with these names (`whole`: and have no others), 0-based."""
+    title = r"\s*\.\s*".join(rf"[\"']?{re.escape(name)}[\"']?" for name in names)
+    end = r"\s*\]" if whole else r"\s*[\].]" if names else ""
+    pattern = re.compile(rf"\s*\[+\s*{title}{end}")
+    return (number for number, line in enumerate(lines) if "=" not in line and pattern.match(line))
+
+
+def _lines_with(word: str, lines: Sequence[str], start: int, end: int) -> Iterator[int]:
     """Yield the lines in [start, end) that have the word as a word of its own, 0-based."""
     pattern = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
     return (number for number in range(start, end) if pattern.search(lines[number]))

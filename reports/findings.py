@@ -5,7 +5,7 @@ from typing import Final
 
 from exitbench.errors import UserError
 from exitbench.results.database import Database
-from exitbench.results.spelling import visible
+from exitbench.terminal import visible
 
 DO_NOT_CITE: Final = 3
 """Severity of findings with which no final report is made."""

@@ -11,8 +11,8 @@ from rich.text import Text
 from exitbench.errors import UserError
 from exitbench.reports.answer import Answer
 from exitbench.reports.exit_colours import shades
-from exitbench.results.spelling import visible
 from exitbench.results.traces import shared_prefix
+from exitbench.terminal import visible
 
 _CLIPPED: Final = 60
 """Characters of a token that are shown in a text; `print_token` shows all."""

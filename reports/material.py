@@ -76,14 +76,23 @@ def read_tables(path: Path, paper: str | None, only: str, draft: bool) -> tuple[
     Raises:
         UserError: As `read_material`; no table has such a name; or findings forbid it.
     """
-    wanted = [source for source in _wanted(tables, paper) if fnmatchcase(source.name, only)]
-    if not wanted:
-        names = [source.name for source in _wanted(tables, paper)]
-        raise UserError(f"No table is called {only}.{suggestion(only, names)}")
+    wanted = require_table(paper, only)
     with open_database(path) as database:
         require_final(severe_findings(database), path, draft)
         with computed_once(database, [_SHARED_VIEW] if any(_SHARED_VIEW in one.sql for one in wanted) else []):
             return _asked(database, wanted)
+
+
+def require_table(paper: str | None, only: str) -> list[Source]:
+    """Return the tables whose name matches a glob.
+
+    Raises:
+        UserError: There is none.
+    """
+    known = _wanted(tables, paper)
+    if not (wanted := [source for source in known if fnmatchcase(source.name, only)]):
+        raise UserError(f"No table is called {only!r}.{suggestion(only, [source.name for source in known])}")
+    return wanted
 
 
 def _wanted(package: ModuleType, paper: str | None) -> list[Source]:

@@ -1,6 +1,5 @@
-"""What token ids say, as a person reads them: without a tokenizer's marks, and with nothing that acts on a screen."""
+"""What token ids say, as a person reads them: without a tokenizer's marks."""
 
-import unicodedata
 from collections.abc import Collection
 from typing import Final
 
@@ -18,8 +17,6 @@ _TEXTS: Final = """
     SELECT token_id, text, begins_word FROM vocabulary
     WHERE tokenizer_sha256 = $tokenizer AND list_contains($ids, token_id) ORDER BY token_id
 """
-_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode categories of what cannot be seen, or changes how the rest is seen."""
 
 
 def spelled(database: Database, tokenizer_sha256: str, ids: Collection[int]) -> dict[int, str]:
@@ -54,14 +51,6 @@ def readable(text: str, style: str, begins_word: bool | None) -> str:
     if style == "wordpiece" and text.startswith("##"):
         return text[2:]
     return f" {text}"
-
-
-def visible(text: str) -> str:
-    """Return `text` with every character spelled out that cannot be seen or moves others."""
-    return "".join(
-        character.encode("unicode_escape").decode() if unicodedata.category(character) in _HIDDEN else character
-        for character in text
-    )
 
 
 def _from_bytes(text: str) -> str:

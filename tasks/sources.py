@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from exitbench.errors import UserError, suggestion
 
@@ -14,6 +14,10 @@ T = TypeVar("T")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _JSON_TYPES = {dict: "an object", list: "a list", str: "a string", int: "a whole number", float: "a number"}
 _SHOWN_NAMES = 10
+MAX_BYTES = 1 << 30
+"""Of a file, unpacked: 30 times the largest file of the data sets, and little enough to be held in memory."""
+_CHUNK_BYTES = 1 << 20
+_INTEGERS = 1 << 63
 
 
 def resolve_files(
@@ -39,11 +43,29 @@ def resolve_files(
             raise UserError(f"{task}: unknown role {role!r} in files ({role} = {path!r}).{suggestion(role, known)}")
         if role in paths:
             raise UserError(f"{task}: role {role!r} is given twice in files: {paths[role]} and {data_dir / path}.")
-        paths[role] = data_dir / path
+        paths[role] = below(data_dir, path)
     if frozenset(paths) not in role_sets:
         accepted = " or ".join(" + ".join(sorted(roles)) for roles in role_sets)
         raise UserError(f"{task}: files gives {' + '.join(sorted(paths)) or 'no role'}. Needed: {accepted}.")
     return paths
+
+
+def below(folder: Path, path: str) -> Path:
+    """Return a path within a folder: whoever wrote a suite must not read what else lies on its user's machine.
+
+    Raises:
+        UserError: It leads outside, by itself or by a link.
+    """
+    inside = folder / path
+    try:
+        outside = not inside.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, too long a name, NUL
+        raise UserError(f"--data-dir {folder}: {path!r} is no path ({error}).") from None
+    if outside:
+        raise UserError(
+            f"{path!r} leads out of --data-dir {folder}, by itself or by a link. Name a folder that holds everything."
+        )
+    return inside
 
 
 def read_text(path: Path) -> str:
@@ -117,6 +139,12 @@ def read_json(path: Path) -> Any:
         return json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}, column {error.colno}: not JSON: {error.msg}.") from error
+    except RecursionError:
+        raise UserError(f"{path}: its lists or objects are nested too deep.") from None
+    except UserError:
+        raise
+    except ValueError:  # Python refuses to read thousands of digits
+        raise UserError(f"{path}: a number has too many digits; whole numbers fit into 64 bits.") from None
 
 
 def require(value: object, kind: type[T], where: str) -> T:
@@ -136,6 +164,8 @@ def require(value: object, kind: type[T], where: str) -> T:
         raise UserError(f"{where}: is {found}. Needed: {_JSON_TYPES[kind]}.")
     if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
         raise UserError(f"{where}: holds half of a surrogate pair, which is not a character.")
+    if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
+        raise UserError(f"{where}: is {value}. Needed: a whole number between -2^63 and 2^63 - 1.")
     return value
 
 
@@ -180,15 +210,30 @@ def read_hub(name: str, config: str | None, split: str) -> Iterable[Mapping[str,
 
 def _read_bytes(path: Path) -> bytes:
     _require_file(path)
+    packed = path.suffix == ".gz"
     try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if path.suffix == ".gz" else data
+        with gzip.open(path) if packed else path.open("rb") as file:
+            data = _at_most(file, MAX_BYTES + 1)
     except EOFError as error:
-        raise UserError(f"{path}: the gzip file is cut short after {len(data)} bytes. Copy it again.") from error
+        raise UserError(
+            f"{path}: the gzip file is cut short after {path.stat().st_size} bytes. Copy it again."
+        ) from error
     except (gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path}: not a whole gzip file ({error}). A name in .gz must hold gzip.") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
+    if len(data) > MAX_BYTES:
+        unpacked = ", unpacked," if packed else ""
+        raise UserError(f"{path}: has{unpacked} more than {MAX_BYTES} bytes, the most that is read. Split it.")
+    return data
+
+
+def _at_most(file: BinaryIO, size_bytes: int) -> bytes:
+    """Read a file, or its beginning: a packed one may hold a thousand times its size."""
+    data = bytearray()
+    while len(data) < size_bytes and (chunk := file.read(min(_CHUNK_BYTES, size_bytes - len(data)))):
+        data += chunk
+    return bytes(data)
 
 
 def _require_file(path: Path) -> None:
@@ -196,6 +241,8 @@ def _require_file(path: Path) -> None:
         return
     if path.is_dir():
         raise UserError(f"{path}: is a folder. Needed: a file.")
+    if path.exists():
+        raise UserError(f"{path}: is a device or a pipe. Needed: a file.")
     missing, folder = path, path.parent
     while not folder.is_dir() and folder != folder.parent:
         missing, folder = folder, folder.parent

@@ -136,7 +136,7 @@ def imported(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-BENEATH_ALL = {"errors", "__version__"}
+BENEATH_ALL = {"errors", "terminal", "__version__"}
 MAY_IMPORT = {
     "harness": {"harness", "methods", "tasks", "results"},
     "harness/commands": {"harness", "methods", "tasks", "results", "reports"},  # the command line stands above all

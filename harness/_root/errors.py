@@ -34,6 +34,6 @@ def suggestion(word: str, allowed: Iterable[str]) -> str:
         allowed: Every accepted spelling.
     """
     choices = sorted(allowed)
-    close = get_close_matches(word, choices, n=1, cutoff=0.5)
+    close = get_close_matches(word, choices, n=1, cutoff=0.6)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{hint} Allowed: {', '.join(choices)}."

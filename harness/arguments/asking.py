@@ -1,9 +1,20 @@
 """Commands that show what there is: report, show, check, claims, sql, compare, status, env, verify, list."""
 
 from pathlib import Path
+from typing import Final
 
-from exitbench.harness.arguments.common import Commands, add_database, add_runs, command, positive
+from exitbench.harness.arguments.common import (
+    Commands,
+    add_data_dir,
+    add_database,
+    add_runs,
+    add_threads,
+    command,
+    up_to,
+)
 from exitbench.harness.commands.listing import LISTS
+
+_MOST_TOKENS: Final = 10**9
 
 
 def add_commands(commands: Commands) -> None:
@@ -81,7 +92,9 @@ def _add_show(commands: Commands) -> None:
         "--doc", default="1", metavar="K", help="number of the document in the order of keys, or its key (1)"
     )
     parser.add_argument("--against", metavar="RUN2", help="a second run on the same document")
-    parser.add_argument("--token", type=positive, metavar="N", help="also what every block read out at token N")
+    parser.add_argument(
+        "--token", type=up_to(_MOST_TOKENS), metavar="N", help="also what every block read out at token N"
+    )
     add_database(parser)
 
 
@@ -128,7 +141,7 @@ def _add_status(commands: Commands) -> None:
     about = "Show what is running, done, failed and left: from the spool, while the database is busy or absent."
     parser = command(commands, "status", "status:status", about, examples)
     parser.add_argument("suite", nargs="?", metavar="SUITE", help="only its cells, and the time left for all of them")
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="root of the local files that the suite names")
+    add_data_dir(parser, "that the suite names")
     add_runs(parser)
     parser.add_argument("--watch", action="store_true", help="refresh until Ctrl-C")
 
@@ -176,9 +189,9 @@ def _add_verify(commands: Commands) -> None:
         "run", metavar="RUN", help="attempt or cell id or its beginning, or a glob of MODEL/TASK/METHOD"
     )
     parser.add_argument("--model", type=Path, metavar="DIR", help="checkpoint (default: found by the weights' digest)")
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="root of the local files that were answered")
+    add_data_dir(parser, "that were answered")
     add_runs(parser)
-    parser.add_argument("--threads", type=positive, metavar="N", help="threads of torch (default: as the stored run)")
+    add_threads(parser, default="as the stored run")
 
 
 def _add_list(commands: Commands) -> None:

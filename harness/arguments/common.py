@@ -1,13 +1,33 @@
 """What the arguments of several commands have in common."""
 
 import argparse
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
+from exitbench.errors import UserError
 from exitbench.harness.cell import KINDS
 from exitbench.harness.retry import RETRIED
 
-Parser = argparse.ArgumentParser
+HIDDEN: Final = "_"
+"""What begins so is for other programs: it works, but is not listed."""
+_MOST_DOCUMENTS: Final = 10**9
+_MOST_THREADS: Final = 4096
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that says what was wrong in one line, as every other bad input is told."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the arguments.
+
+        Raises:
+            UserError: Always.
+        """
+        raise UserError(f"{message.removeprefix('argument ').removesuffix('.')}. See `{self.prog} --help`.")
+
+
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
@@ -21,9 +41,10 @@ def command(commands: Commands, name: str, function: str, about: str, examples: 
         about: One sentence.
         examples: Lines to copy, each indented by two spaces.
     """
+    listed = {} if name.startswith(HIDDEN) else {"help": re.split(r" \(|[:;.] |\.$", about)[0]}
     parser = commands.add_parser(
         name,
-        help=about,
+        **listed,
         description=about,
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -35,15 +56,13 @@ def command(commands: Commands, name: str, function: str, about: str, examples: 
 def add_selection(parser: Parser, kinds: tuple[str, ...] | None = None) -> None:
     """Add a suite and which of its cells; `kinds` fixes the kinds that may otherwise be chosen."""
     parser.add_argument("suite", metavar="SUITE", help="name of a shipped suite, or path of a TOML file")
-    parser.add_argument(
-        "--data-dir", type=Path, metavar="DIR", help="root of the local files that tasks and recipes name"
-    )
+    add_data_dir(parser, "that tasks and recipes name")
     add_runs(parser)
     parser.add_argument(
         "--only", metavar="GLOB", help="cells whose name MODEL/TASK/METHOD/KIND matches, and what they need"
     )
     parser.add_argument(
-        "--limit", type=positive, metavar="N", help="at most N documents a task (other cells, labelled)"
+        "--limit", type=up_to(_MOST_DOCUMENTS), metavar="N", help="at most N documents a task (other cells, labelled)"
     )
     if kinds is None:
         about = f"only these kinds of cells: {', '.join(KINDS)}"
@@ -72,6 +91,11 @@ def add_executor(parser: Parser) -> None:
     )
 
 
+def add_data_dir(parser: Parser, which: str) -> None:
+    """Add the folder of local files; `which` says whose."""
+    parser.add_argument("--data-dir", type=_folder, metavar="DIR", help=f"root of the local files {which}")
+
+
 def add_runs(parser: Parser) -> None:
     """Add the folder in which everything lies."""
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of all run data (runs)")
@@ -83,22 +107,37 @@ def add_database(parser: Parser) -> None:
     parser.add_argument("--database", type=Path, metavar="FILE", help="result database (RUNS/exitbench.duckdb)")
 
 
-def add_threads(parser: Parser) -> None:
+def add_threads(parser: Parser, default: str = "all available cores") -> None:
     """Add the number of threads."""
-    parser.add_argument("--threads", type=positive, metavar="N", help="threads of torch (default: all available cores)")
+    about = f"threads of torch (default: {default})"
+    parser.add_argument("--threads", type=up_to(_MOST_THREADS), metavar="N", help=about)
 
 
-def positive(text: str) -> int:
-    """Read a whole number of 1 or more."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return value
+def up_to(most: int) -> Callable[[str], int]:
+    """Return what reads a whole number from 1 to `most`."""
+
+    def read(text: str) -> int:
+        # The length first: Python refuses to read thousands of digits.
+        if text.isascii() and text.isdigit() and len(text) <= len(str(most)) and 1 <= int(text) <= most:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{_quoted(text)} is not a whole number from 1 to {most}")
+
+    return read
+
+
+def _folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {_quoted(text)}")
+    return Path(text)
+
+
+def _quoted(text: str, most: int = 200) -> str:
+    return repr(text if len(text) <= most else f"{text[:most]}…")
 
 
 def _kinds(text: str) -> tuple[str, ...]:
     words = tuple(text.split(","))
     for word in words:
         if word not in KINDS:
-            raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(KINDS)}")
+            raise argparse.ArgumentTypeError(f"{_quoted(word)} is not one of {', '.join(KINDS)}")
     return words

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from exitbench.harness.arguments.common import Commands, add_database, command
+from exitbench.harness.arguments.common import Commands, add_data_dir, add_database, command
 
 
 def add_commands(commands: Commands) -> None:
@@ -53,7 +53,7 @@ def _add_rescore(commands: Commands) -> None:
     parser = command(commands, "rescore", "rescore:rescore_runs", about, examples)
     naming = "suites (name or TOML file), attempt or cell ids, or globs over MODEL/TASK/METHOD; everything without any"
     parser.add_argument("names", nargs="*", metavar="RUN|SUITE", help=naming)
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="root of the local files that were answered")
+    add_data_dir(parser, "that were answered")
     add_database(parser)
 
 

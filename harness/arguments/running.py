@@ -2,7 +2,15 @@
 
 from pathlib import Path
 
-from exitbench.harness.arguments.common import Commands, add_executor, add_runs, add_selection, add_threads, command
+from exitbench.harness.arguments.common import (
+    Commands,
+    add_data_dir,
+    add_executor,
+    add_runs,
+    add_selection,
+    add_threads,
+    command,
+)
 
 
 def add_commands(commands: Commands) -> None:
@@ -46,7 +54,7 @@ def _add_train(commands: Commands) -> None:
     about = "Train the models of a suite, or one recipe. Interrupted, the same command goes on where it stopped."
     parser = command(commands, "train", "train:train", about, examples)
     parser.add_argument("what", metavar="SUITE", help="name or TOML file of a suite, or of a recipe")
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="root of the local files that recipes name")
+    add_data_dir(parser, "that recipes name")
     add_runs(parser)
     parser.add_argument("--models-dir", type=Path, metavar="DIR", help="folder of the models (RUNS/models)")
     add_threads(parser)

@@ -11,6 +11,7 @@ from exitbench.harness.commands.folders import existing_runs
 from exitbench.harness.taggers import load_tagger
 from exitbench.results.database import open_database
 from exitbench.results.ingest import ingest
+from exitbench.terminal import number_of, tell
 
 
 def annotate_runs(arguments: Namespace) -> int:
@@ -33,12 +34,15 @@ def annotate_runs(arguments: Namespace) -> int:
 
         report = annotate(database, runs.spool, arguments.names, tagger, on_run)
     if report.unspelled:
-        why = f"{len(report.unspelled)} runs, such as {report.unspelled[0]}: nothing spells their token ids."
+        why = (
+            f"{number_of(len(report.unspelled), 'run')}, such as {report.unspelled[0]}: nothing spells their token ids."
+        )
         if not report.tagged + report.current:
             raise UserError(f"nothing could be tagged.\n{why}")
-        print(f"not tagged: {why}", file=sys.stderr)
+        tell(f"not tagged: {why}")
     left_out = ingest(runs.spool, path).quarantined
     for problem in left_out:
-        print(f"left out of the database: {problem}", file=sys.stderr)
-    print(f"{report.tagged} runs tagged by {tagger.name}, {report.current} were, {len(report.unspelled)} left.")
+        tell(f"left out of the database: {problem}")
+    tagged, left = number_of(report.tagged, "run"), len(report.unspelled)
+    print(f"{tagged} tagged by {tagger.name}, {report.current} were, {left} left.")
     return 1 if report.unspelled or left_out else 0

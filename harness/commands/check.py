@@ -22,16 +22,17 @@ def check(arguments: Namespace) -> int:
     """
     from exitbench.reports.findings import DO_NOT_CITE
     from exitbench.results.database import open_database
-    from exitbench.results.spelling import visible
+    from exitbench.terminal import number_of, visible
 
     with open_database(existing_database(arguments)) as database:
         rows = database.query(_QUERY, [arguments.severity]).to_pylist()
     for severity, findings in groupby(rows, lambda row: int(row["severity"])):
         print(f"severity {severity}: {_MEANING[severity]}")
         for row in findings:
-            more = f" and {row['runs'] - 1} more runs" if row["runs"] > 1 else ""
+            more = f" and {number_of(row['runs'] - 1, 'more run')}" if row["runs"] > 1 else ""
             text = visible(f"{row['rule']}: {row['example']}{more}: {row['message']}")
             print(fill(text, _WIDTH, initial_indent="  ", subsequent_indent="    "))
     severe = sum(row["runs"] for row in rows if row["severity"] >= DO_NOT_CITE)
-    print(f"{severe} findings forbid a final report." if severe else "Nothing forbids a final report.")
+    said = f"{number_of(severe, 'finding')} forbid{'s' if severe == 1 else ''} a final report."
+    print(said if severe else "Nothing forbids a final report.")
     return 1 if severe else 0

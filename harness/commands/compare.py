@@ -10,6 +10,7 @@ from exitbench.harness.commands.rows import FORMATS
 from exitbench.results.comparison import Comparison, compare
 from exitbench.results.database import open_database
 from exitbench.results.statistics import Aggregate
+from exitbench.terminal import tell
 
 
 def compare_runs(arguments: Namespace) -> int:
@@ -21,7 +22,7 @@ def compare_runs(arguments: Namespace) -> int:
     with open_database(existing_database(arguments)) as database:
         found = compare(database, arguments.a, arguments.b, _aggregate)
     for warning in found.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        tell(f"warning: {warning}")
     _print(found, arguments.format)
     return 0
 
@@ -38,10 +39,10 @@ def _print(found: Comparison, form: str) -> None:
     names = list(rows[0])
     if form == "table":
         # The runs' names are long: what is the same in every row is said once.
-        print(f"a: {rows[0]['run_a']}")
+        tell(f"a: {rows[0]['run_a']}", sys.stdout)
         same = {"run_a"} if len({row["run_b"] for row in rows}) > 1 else {"run_a", "run_b"}
         if "run_b" in same:
-            print(f"b: {rows[0]['run_b']}")
+            tell(f"b: {rows[0]['run_b']}", sys.stdout)
         print()
         names = [name for name in names if name not in same]
     FORMATS[form](names, [[row[name] for name in names] for row in rows])

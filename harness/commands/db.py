@@ -12,6 +12,7 @@ from exitbench.errors import UserError
 from exitbench.harness.commands.folders import existing_runs
 from exitbench.results.check import check, require_whole_spool
 from exitbench.results.database import rebuild
+from exitbench.terminal import number_of, tell
 
 
 def db(arguments: Namespace) -> int:
@@ -35,9 +36,10 @@ def _check(spool: Path, path: Path) -> int:
     with counting("check") as on_attempt:
         report = check(spool, path, on_attempt)
     for problem in report.problems:
-        print(problem, file=sys.stderr)
-    found = f"{len(report.problems)} problems" if report.problems else "no problem"
-    print(f"{path}: {report.rows} rows; {spool}: {report.attempts} attempts, {report.files} files; {found}.")
+        tell(problem)
+    found = number_of(len(report.problems), "problem") if report.problems else "no problem"
+    held = f"{number_of(report.attempts, 'attempt')}, {number_of(report.files, 'file')}"
+    print(f"{path}: {number_of(report.rows, 'row')}; {spool}: {held}; {found}.")
     return 1 if report.problems else 0
 
 
@@ -45,8 +47,9 @@ def _rebuild(spool: Path, path: Path, forget: bool) -> int:
     with counting("rebuild") as on_attempt:
         report = rebuild(spool, path, on_attempt, forget=forget)
     for message in report.quarantined:
-        print(f"left out of the database: {message}", file=sys.stderr)
-    print(f"{path}: {report.added} attempts, {report.unfinished} unfinished, {len(report.quarantined)} left out.")
+        tell(f"left out of the database: {message}")
+    added, left = number_of(report.added, "attempt"), len(report.quarantined)
+    print(f"{path}: {added}, {report.unfinished} unfinished, {left} left out.")
     return 1 if report.quarantined else 0
 
 

@@ -1,6 +1,7 @@
 """``exitbench env``: software and machine of an attempt, and what differs between two."""
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from exitbench.errors import UserError
 from exitbench.harness.commands.folders import Runs, existing_database
 from exitbench.results.environments import Described, Difference, differences, find
+from exitbench.terminal import tell
 
 NOW = "now"
 
@@ -23,11 +25,12 @@ def env(arguments: Namespace) -> int:
         raise UserError(f"env {arguments.action} takes {wanted} of attempt, cell, environment or machine, or 'now'.")
     found = [_described(name, arguments) for name in arguments.of]
     if arguments.action == "show":
-        print(f"{found[0].name}\n" + "\n".join(f"  {name}: {said(value)}" for name, value in found[0].fields.items()))
+        fields = "\n".join(f"  {name}: {said(value)}" for name, value in found[0].fields.items())
+        tell(f"{found[0].name}\n{fields}", sys.stdout)
         return 0
     changed = differences(*found)
-    print(f"A: {found[0].name}\nB: {found[1].name}")
-    print("\n".join(difference_lines(changed)) if changed else "  equal")
+    tell(f"A: {found[0].name}\nB: {found[1].name}", sys.stdout)
+    tell("\n".join(difference_lines(changed)) if changed else "  equal", sys.stdout)
     return 1 if changed else 0
 
 

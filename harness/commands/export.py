@@ -8,6 +8,7 @@ from exitbench.results.database import open_database
 from exitbench.results.every_eval_ever import write_every_eval_ever
 from exitbench.results.snapshot import left_out, write_snapshot
 from exitbench.tasks.registry import get_task, task_names
+from exitbench.terminal import number_of
 
 
 def export(arguments: Namespace) -> int:
@@ -25,10 +26,11 @@ def export(arguments: Namespace) -> int:
         if records:
             organization, relationship = arguments.organization or "unknown", arguments.relationship or "other"
             count = write_every_eval_ever(database, arguments.folder, organization, relationship)
-            print(f"{arguments.folder}: {count} records.")
+            print(f"{arguments.folder}: {number_of(count, 'record')}.")
         else:
             tables = write_snapshot(database.engine, arguments.folder, redistributable)
-            print(f"{arguments.folder}: {sum(tables.rows.values())} rows in {len(tables.rows)} tables.")
+            rows = number_of(sum(tables.rows.values()), "row")
+            print(f"{arguments.folder}: {rows} in {number_of(len(tables.rows), 'table')}.")
             if tables.texts_left_out_of:
                 print(f"{left_out(tables.texts_left_out_of)} --with-texts keeps all of it.")
     return 0

@@ -1,5 +1,6 @@
 """``exitbench gc``: free what nobody needs any more."""
 
+import sys
 from argparse import Namespace
 from collections import Counter
 
@@ -7,6 +8,7 @@ from exitbench.harness.commands.db import counting
 from exitbench.harness.commands.folders import existing_runs
 from exitbench.harness.commands.words import data_size
 from exitbench.results.gc import find_garbage, free
+from exitbench.terminal import tell
 
 
 def gc(arguments: Namespace) -> int:
@@ -23,7 +25,7 @@ def gc(arguments: Namespace) -> int:
     for item in garbage:
         counts[item.kind] += 1
         sizes[item.kind] += item.size_bytes
-        print(f"{data_size(item.size_bytes):>10}  {item.kind:18}  {item.path}")
+        tell(f"{data_size(item.size_bytes):>10}  {item.kind:18}  {item.path}", sys.stdout)
     found = "; ".join(f"{kind}: {counts[kind]}, {data_size(sizes[kind])}" for kind in sorted(counts))
     if not garbage:
         print("Nothing to free.")

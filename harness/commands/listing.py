@@ -55,6 +55,13 @@ def _tasks() -> Iterator[str]:
         yield f"{name:16} {_first_line(type(task))} Metrics: {', '.join(task.metrics)}."
 
 
+def _families() -> Iterator[str]:
+    from exitbench.harness.checkpoint import READERS
+
+    for name in sorted(READERS):
+        yield f"{name:16} checkpoints whose config.json has model_type {name!r}"
+
+
 def _models() -> Iterator[str]:
     from exitbench.harness.training import load_recipe, recipe_names
 
@@ -88,4 +95,11 @@ def _first_line(cls: type) -> str:
     return (inspect.getdoc(cls) or "").splitlines()[0]
 
 
-LISTS = {"methods": _methods, "tasks": _tasks, "models": _models, "suites": _suites, "figures": _figures}
+LISTS = {
+    "methods": _methods,
+    "tasks": _tasks,
+    "families": _families,
+    "models": _models,
+    "suites": _suites,
+    "figures": _figures,
+}

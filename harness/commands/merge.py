@@ -5,6 +5,7 @@ from argparse import Namespace
 
 from exitbench.harness.commands.folders import Runs
 from exitbench.results.merge import merge
+from exitbench.terminal import number_of, tell
 
 _KINDS = {"spool": "a spool", "snapshot": "an export", "database": "a database", "benchmarks": "benchmark results"}
 
@@ -18,9 +19,17 @@ def import_results(arguments: Namespace) -> int:
     runs = Runs(arguments.runs)
     report = merge(arguments.source, runs.spool, arguments.database or runs.database)
     for problem in report.problems:
-        print(f"left out: {problem}", file=sys.stderr)
-    what = "files" if report.kind == "benchmarks" else "attempts"
-    known = "" if report.kind == "benchmarks" else f", {report.known} were here already"
-    scores = f"; {report.rescored} rescores of those are new" if report.rescored else ""
-    print(f"{arguments.source}: {_KINDS[report.kind]}; {report.added} {what} are new{known}{scores}.")
+        tell(f"left out: {problem}")
+    added = number_of(report.added, "file" if report.kind == "benchmarks" else "attempt")
+    known = (
+        "" if report.kind == "benchmarks" else f", {report.known} {'was' if report.known == 1 else 'were'} here already"
+    )
+    scores = (
+        f"; {number_of(report.rescored, 'rescore')} of those {_are(report.rescored)} new" if report.rescored else ""
+    )
+    tell(f"{arguments.source}: {_KINDS[report.kind]}; {added} {_are(report.added)} new{known}{scores}.", sys.stdout)
     return 1 if report.problems else 0
+
+
+def _are(n: int) -> str:
+    return "is" if n == 1 else "are"

@@ -1,5 +1,6 @@
 """``exitbench plan``: what a run would do."""
 
+import sys
 from argparse import Namespace
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ from exitbench.harness.retry import Retry
 from exitbench.harness.suite import load_suite
 from exitbench.harness.training.store import SHIPPED
 from exitbench.results.history import Estimate, total
+from exitbench.terminal import number_of, tell
 
 
 def planned(arguments: Namespace) -> Plan:
@@ -35,7 +37,7 @@ def plan(arguments: Namespace) -> int:
     """Print every cell and its state, and what a run would take."""
     made = planned(arguments)
     estimates = estimate_plan(made, Runs(arguments.runs).spool, arguments.retry)
-    print("\n".join(_lines(made, arguments.retry, estimates)))
+    tell("\n".join(_lines(made, arguments.retry, estimates)), sys.stdout)
     return 0
 
 
@@ -51,7 +53,7 @@ def _lines(plan: Plan, retry: Retry, estimates: dict[str, Estimate]) -> Iterator
             yield f"  to run: {_cost(own)}"
     states = plan.states()
     counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()) if count)
-    yield f"\n{states.total()} cells: {counted}. Runs with --retry {retry}: {plan.to_run_count(retry)}."
+    yield f"\n{number_of(states.total(), 'cell')}: {counted}. Runs with --retry {retry}: {plan.to_run_count(retry)}."
     if estimates:
         yield f"By earlier attempts, one cell after the other: {_cost(list(estimates.values()))}."
 

@@ -1,6 +1,5 @@
 """``exitbench report``: every figure and table from the database; loads no model."""
 
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.commands.folders import existing_database, existing_runs
 from exitbench.harness.environment import available_cores
+from exitbench.terminal import tell
 
 if TYPE_CHECKING:  # matplotlib is not loaded to print tables
     from exitbench.reports.render import ReportSummary
@@ -23,6 +23,10 @@ def report(arguments: Namespace) -> int:
 
     if arguments.paper not in (None, *PAPERS):
         raise UserError(f"No paper is called {arguments.paper!r}.{suggestion(arguments.paper, PAPERS)}")
+    if arguments.only != "*":
+        from exitbench.reports.material import require_table
+
+        require_table(arguments.paper, arguments.only)
     if arguments.format != "html":
         return _print_tables(arguments)
     if arguments.only != "*":
@@ -48,7 +52,7 @@ def report(arguments: Namespace) -> int:
 def print_broken(summary: "ReportSummary") -> int:
     """Say which figures could not be drawn; return 1 if there is one."""
     for name, error in summary.broken.items():
-        print(f"{name} could not be drawn: {error}", file=sys.stderr)
+        tell(f"{name} could not be drawn: {error}")
     return 1 if summary.broken else 0
 
 

@@ -9,6 +9,7 @@ from exitbench.errors import UserError
 from exitbench.harness.commands.folders import existing_runs
 from exitbench.harness.rescoring import rescore
 from exitbench.results.ingest import ingest
+from exitbench.terminal import number_of, tell
 
 
 def rescore_runs(arguments: Namespace) -> int:
@@ -25,14 +26,18 @@ def rescore_runs(arguments: Namespace) -> int:
             bar.refresh()
 
         report = rescore(runs.spool, arguments.names, arguments.data_dir, on_run)
-    problems = [f"{len(attempts)} runs, such as {attempts[0]}: {why}" for why, attempts in report.problems.items()]
+    problems = [
+        f"{number_of(len(attempts), 'run')}, such as {attempts[0]}: {why}" for why, attempts in report.problems.items()
+    ]
     if problems and not report.rescored + report.current:
         raise UserError("nothing could be scored.\n" + "\n".join(problems))
     for problem in problems:
-        print(f"not rescored: {problem}", file=sys.stderr)
+        tell(f"not rescored: {problem}")
     left_out = ingest(runs.spool, arguments.database or runs.database).quarantined
     for problem in left_out:
-        print(f"left out of the database: {problem}", file=sys.stderr)
+        tell(f"left out of the database: {problem}")
     left = sum(map(len, report.problems.values()))
-    print(f"{report.rescored} runs rescored, {report.current} had the current metric version, {left} left.")
+    print(
+        f"{number_of(report.rescored, 'run')} rescored, {report.current} had the current metric version, {left} left."
+    )
     return 1 if left or left_out else 0

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from exitbench.errors import UserError
-from exitbench.results.spelling import visible
 from exitbench.results.whole_file import whole_file
+from exitbench.terminal import visible
 
 if TYPE_CHECKING:
     from exitbench.results.answers import Answer

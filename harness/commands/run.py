@@ -3,8 +3,10 @@
 import sys
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Mapping
 
 from exitbench.errors import UserError
+from exitbench.harness.commands.failures import failure_lines
 from exitbench.harness.commands.folders import Runs
 from exitbench.harness.commands.plan import planned
 from exitbench.harness.commands.report import print_broken
@@ -12,12 +14,13 @@ from exitbench.harness.environment import available_cores
 from exitbench.harness.executors.base import Executor
 from exitbench.harness.executors.gpus import visible_gpus
 from exitbench.harness.executors.local import LocalExecutor
-from exitbench.harness.plan import Group, Plan
+from exitbench.harness.plan import Group, Plan, resolve_device
 from exitbench.harness.progress import progress
 from exitbench.harness.retry import Retry
 from exitbench.harness.spec import WorkerSpec
 from exitbench.harness.training import ensure_all_trained
 from exitbench.results.trainings import record_training
+from exitbench.terminal import number_of, tell
 
 EXAMPLE_QUERY = "SELECT model, task_label, method, params, round(value, 1) AS value FROM frontier ORDER BY ALL"
 LEFT_OUT_QUERY = """
@@ -42,6 +45,7 @@ def run(arguments: Namespace) -> int:
         raise UserError(
             '--executor slurm: device = "auto" of the suite means this machine; name "cuda" or "cpu" there.'
         )
+    executor = slurm or _local(plan, runs)
     runs.require_writable()
     if _ingest(runs):  # what is damaged has left the spool: those cells are to be run again
         plan = planned(arguments)
@@ -55,7 +59,7 @@ def run(arguments: Namespace) -> int:
         if group.folder is not None and group.cells:
             record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
     try:
-        statuses = _run_groups(plan, runs, slurm or _local(plan, runs), arguments)
+        statuses = _run_groups(plan, runs, executor, arguments)
     except KeyboardInterrupt:
         _ingest(runs)
         print("Interrupted. What is finished is kept; the same command goes on from there.", file=sys.stderr)
@@ -78,15 +82,20 @@ def _slurm(arguments: Namespace, runs: Runs) -> Executor | None:
 
 
 def _local(plan: Plan, runs: Runs) -> Executor:
+    if plan.device == "cuda" and resolve_device("auto") != "cuda":
+        raise UserError(
+            f'{plan.suite.path}: [defaults] device is "cuda", but torch sees no GPU here. Allowed: "cpu", or "auto", '
+            "which takes a GPU where there is one."
+        )
     return LocalExecutor(runs.logs, visible_gpus() if plan.device == "cuda" else ())
 
 
-def _run_groups(plan: Plan, runs: Runs, executor: Executor, arguments: Namespace) -> Counter[str]:
+def _run_groups(plan: Plan, runs: Runs, executor: Executor, arguments: Namespace) -> dict[str, str]:
+    """Run what is to be run; returns how each cell ended, by its id."""
     threads = arguments.threads or executor.threads
     specs = [_spec(group, plan, runs, threads, arguments) for group in plan.groups]
     with progress(plan.to_run_count(arguments.retry)) as bars:
-        statuses = executor.run([spec for spec in specs if spec.cells], bars, lambda: _ingest_meanwhile(runs))
-    return Counter(statuses.values())
+        return executor.run([spec for spec in specs if spec.cells], bars, lambda: _ingest_meanwhile(runs))
 
 
 def _spec(group: Group, plan: Plan, runs: Runs, threads: int, arguments: Namespace) -> WorkerSpec:
@@ -108,7 +117,7 @@ def _ingest(runs: Runs) -> bool:
 
     left_out = ingest(runs.spool, runs.database).quarantined
     for message in left_out:
-        print(f"left out of the database: {message}", file=sys.stderr)
+        tell(f"left out of the database: {message}")
     return bool(left_out)
 
 
@@ -117,7 +126,7 @@ def _ingest_meanwhile(runs: Runs) -> None:
     try:
         _ingest(runs)
     except UserError as error:
-        print(f"The database is filled later: {error}", file=sys.stderr)
+        tell(f"The database is filled later: {error}")
 
 
 def _print_left_out(runs: Runs, suite: str) -> None:
@@ -147,11 +156,15 @@ def _print_results(runs: Runs, suite: str) -> None:
     print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')
 
 
-def _verdict(statuses: Counter[str], plan: Plan, runs: Runs, retry: Retry) -> int:
-    bad = {status: count for status, count in statuses.items() if status != "ok"}
+def _verdict(statuses: Mapping[str, str], plan: Plan, runs: Runs, retry: Retry) -> int:
+    bad = [cell_id for cell_id, status in statuses.items() if status != "ok"]
     if bad:
-        counted = ", ".join(f"{count} {status}" for status, count in sorted(bad.items()))
-        print(f'\n{counted}. Why: exitbench sql --database {runs.database} "{FAILURES_QUERY}"', file=sys.stderr)
+        counts = Counter(statuses[cell_id] for cell_id in bad)
+        tell("\n" + ", ".join(f"{count} {status}" for status, count in sorted(counts.items())) + ":")
+        for line in failure_lines(runs.database, bad):
+            tell(f"  {line}")
+        tell(f'More: exitbench sql --database {runs.database} "{FAILURES_QUERY}"')
     elif not statuses:
-        print(f"\nNothing to run: {plan.states()['done']} cells are done (--retry {retry}).", file=sys.stderr)
+        done = plan.states()["done"]
+        tell(f"\nNothing to run: {number_of(done, 'cell')} {'is' if done == 1 else 'are'} done (--retry {retry}).")
     return 1 if bad else 0

@@ -1,5 +1,6 @@
 """``exitbench status``: what the spool says at this moment; the database is not opened."""
 
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Set
@@ -9,6 +10,7 @@ from exitbench.harness.commands.folders import existing_runs
 from exitbench.harness.commands.words import data_size, duration
 from exitbench.reports.labels import describe, shorten
 from exitbench.results.status import Running, SpoolStatus, spool_status
+from exitbench.terminal import number_of, tell
 
 REFRESH_S = 2.0
 _WIDTH = 150
@@ -33,11 +35,12 @@ def status(arguments: Namespace) -> int:
         return "\n".join([*_lines(found, suite.cell_ids), suite.time_left(found)])
 
     if not arguments.watch:
-        print(text())
+        tell(text(), sys.stdout)
         return 0
     try:
         while True:
-            print(f"{_CLEAR}{text()}", flush=True)
+            print(end=_CLEAR)
+            tell(text(), sys.stdout)
             time.sleep(REFRESH_S)
     except KeyboardInterrupt:
         return 0
@@ -65,7 +68,7 @@ class _Suite:
         seconds = [*running.values(), *(self._estimates[cell_id].seconds for cell_id in missing)]
         known = sum(value for value in seconds if value is not None)
         unknown = sum(value is None for value in seconds) + self._untrained
-        more = f", and {unknown} cells of unknown length" if unknown else ""
+        more = f", and {number_of(unknown, 'cell')} of unknown length" if unknown else ""
         return f"time left, one cell after the other: {duration(known)}{more}"
 
 
@@ -75,7 +78,8 @@ def _lines(found: SpoolStatus, cell_ids: Set[str] | tuple[()]) -> Iterator[str]:
     states = [*sorted(counts.items()), *([("new", new)] if new else [])]
     counted = ", ".join(f"{count} {state}" for state, count in states)
     size = data_size(found.size_bytes)
-    yield f"{len(found.states) + new} cells: {counted or 'none'}; {found.attempts} attempts, {size}"
+    cells, attempts = number_of(len(found.states) + new, "cell"), number_of(found.attempts, "attempt")
+    yield f"{cells}: {counted or 'none'}; {attempts}, {size}"
     if found.running:
         yield "\nrunning"
         yield from (f"  {_running_line(running, found.taken_s)}" for running in found.running)
@@ -99,5 +103,5 @@ def cell_name(cell: dict[str, Any]) -> str:
     """Return model/task/method parameters/kind of a cell.json."""
     if not cell:
         return "a cell whose cell.json cannot be read"
-    method = f"{cell['method']['name']} {shorten(describe(cell['method']['params']), 60)}".rstrip()
+    method = f"{cell['method']['name']} {describe(cell['method']['params'])}".rstrip()
     return f"{cell['model']['name']}/{cell['task']['label']}/{method}/{cell['kind']}"

@@ -9,6 +9,7 @@ from exitbench.harness.commands.folders import existing_runs
 from exitbench.harness.verify import Verdict, find_checkpoint, find_stored, verify
 from exitbench.results.environments import Described, differences
 from exitbench.results.repeats import Compared
+from exitbench.terminal import number_of, tell
 
 
 def verify_run(arguments: Namespace) -> int:
@@ -23,14 +24,15 @@ def verify_run(arguments: Namespace) -> int:
     stored = find_stored(runs.spool, arguments.run)
     threads = arguments.threads or int(stored.env["hardware"]["threads"])
     folder = arguments.model or find_checkpoint(stored, runs.models, runs.logs)
-    print(f"repeating attempt {stored.attempt.attempt_id} on {folder}, {threads} thread(s)", file=sys.stderr)
+    tell(f"repeating attempt {stored.attempt.attempt_id} on {folder}, {number_of(threads, 'thread')}")
     verdict = verify(stored, runs.spool, runs.repetitions, folder, arguments.data_dir, threads)
     for line in _lines(verdict):
-        print(line)
+        tell(line, sys.stdout)
     then = Described(f"attempt {stored.attempt.attempt_id}", stored.env)
     changed = difference_lines(differences(then, this_machine(threads)))
     print("software and machine: " + ("the same" if not changed else "they differ, then -> now"))
-    print("\n".join(changed), end="\n" if changed else "")
+    for line in changed:
+        tell(line, sys.stdout)
     return 0 if verdict.equal else 1
 
 
@@ -44,7 +46,7 @@ def _lines(verdict: Verdict) -> list[str]:
 
 def _line(compared: Compared) -> str:
     if compared.first is None:
-        return f"{compared.file}: equal" + ("" if compared.rows is None else f", {compared.rows} rows")
+        return f"{compared.file}: equal" + ("" if compared.rows is None else f", {number_of(compared.rows, 'row')}")
     if compared.rows is None:
         return f"{compared.file}: {compared.first}"
     return (

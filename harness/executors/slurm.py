@@ -10,7 +10,6 @@ of its jobs is left and every cell has a row.
 import contextlib
 import json
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +29,7 @@ from exitbench.harness.progress import Progress
 from exitbench.harness.spec import WorkerSpec, WorkItem
 from exitbench.results.owner import owner_of
 from exitbench.results.spool import AttemptWriter, new_attempt_id, read_status
+from exitbench.terminal import tell
 
 POLL_S: Final = (0.5, 10.0)
 """How long the controller sleeps between two looks: the first after something happened, and the most."""
@@ -126,9 +126,7 @@ class SlurmExecutor:
         except KeyboardInterrupt:
             jobs = " ".join(sorted({job.job_id.split("_")[0] for _, job in self._live}))
             if jobs:
-                print(
-                    f"The jobs go on; the same command follows them again. To end them: scancel {jobs}", file=sys.stderr
-                )
+                tell(f"The jobs go on; the same command follows them again. To end them: scancel {jobs}")
             raise
         return followed.statuses
 
@@ -144,7 +142,7 @@ class SlurmExecutor:
                 if ready := list(self._ready(specs, followed)):
                     self._submit(ready)
         except NoAnswer as error:
-            print(f"{error} Asked again in a while.", file=sys.stderr)
+            tell(f"{error} Asked again in a while.")
 
     def _close(self) -> dict[str, str]:
         """Write what jobs that are gone have left undone; returns the status of every cell of theirs."""

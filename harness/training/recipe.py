@@ -279,7 +279,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
     if given not in ({"start"}, {"tokenizer", "architecture"}):
         raise top.error(None, "needs either [start], or both [tokenizer] and [architecture].")
     recipe = Recipe(
-        name=top.get("name", str),
+        name=top.name("name", top.get("name", str)),
         seed=seed,
         train=train,
         validation=tuple(map(_data_source, top.tables("validation"))),

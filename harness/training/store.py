@@ -16,6 +16,7 @@ from exitbench.errors import UserError
 from exitbench.harness.training.recipe import Recipe, StartRecipe
 from exitbench.results.canonical import content_id
 from exitbench.results.schema import CARD_FILE
+from exitbench.tasks.sources import below
 
 # Part of every model's digest: raise it whenever a change of the training makes other weights of the same recipe.
 TRAINING_VERSION = 3
@@ -111,4 +112,4 @@ def _start(start: StartRecipe, models_dir: Path, data_dir: Path | None, progress
         return ensure_trained(load_recipe(start.recipe), models_dir, data_dir, progress, line)
     if data_dir is None:
         raise UserError(f"the start {start.checkpoint!r} is looked for below --data-dir, which is not given.")
-    return data_dir / start.checkpoint
+    return below(data_dir, start.checkpoint)

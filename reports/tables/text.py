@@ -12,12 +12,12 @@ from exitbench.reports.sources import discover
 from exitbench.reports.tables.columns import written
 from exitbench.reports.tables.summary import delta, exit_layer, quality, speedup
 from exitbench.results.database import open_database
-from exitbench.results.spelling import visible
+from exitbench.terminal import number_of, visible
 
 _HEADINGS = ("method", "quality [95 %]", "Δ", "exit layer", "speed-up [95 %]", "ideal")
 _WIDTHS = (40, 20, 7, 12, 20, 6)  # 115 with two spaces between
 _LEGEND = "Δ: to full depth; exit layer: mean blocks executed; ≈: inside the noise floor (full depth against itself)."
-_NOTHING = "No results yet. Run `nox -s bench`."
+_NOTHING = "No results yet."
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,11 @@ def _aligned(cells: Sequence[str]) -> str:
 def _footer(results: _Results) -> list[str]:
     lines = [_LEGEND if results.real.rows else _NOTHING]
     if results.simulated:
-        lines.append(f"{results.simulated} simulated settings (replays) are in the report only.")
+        lines.append(f"In the report only: {number_of(results.simulated, 'simulated setting')} (replays).")
     if results.failures:
-        lines.append(f"{results.failures} cells did not finish: see the report, or `SELECT * FROM failures`.")
+        lines.append(
+            f"{number_of(results.failures, 'cell')} did not finish: see the report, or `SELECT * FROM failures`."
+        )
     return ["\n".join(lines)]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from exitbench.reports.tables.filled import FilledTable
-from exitbench.results.spelling import visible
+from exitbench.terminal import visible
 
 _LATEX: Final[Mapping[str, str]] = {
     "\\": r"\textbackslash{}",

@@ -108,7 +108,7 @@ def test_every_piece_has_its_words_tag_in_the_database_and_in_a_rebuilt_one(
     assert main(["annotate", "upos", "--runs", str(runs)]) == 0
     assert "0 runs tagged by lengths one, 2 were, 0 left." in capsys.readouterr().out
     assert main(["annotate", "upos", "*t5/squad/*", "--runs", str(runs), "--model", "two"]) == 0
-    assert "1 runs tagged by lengths two" in capsys.readouterr().out
+    assert "1 run tagged by lengths two" in capsys.readouterr().out
     both = asked(runs, TAGGED)
     assert len(rows) < len(both) < 2 * len(rows)
     rebuild(runs / "spool", runs / "exitbench.duckdb")

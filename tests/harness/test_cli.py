@@ -134,7 +134,9 @@ def test_a_model_that_cannot_be_loaded_fails_its_cells_with_exit_code_1(
     suite.write_text(suite.read_text().replace(str(worded_model), "broken"))
     done = exitbench("run", str(suite), "--data-dir", "data", "--threads", "1")
     assert done.returncode == 1
-    assert "3 failed. Why: exitbench sql" in done.stderr
+    summary = done.stderr[done.stderr.index("3 failed:") :].splitlines()
+    assert summary[1].startswith("  3 cells, such as tiny/lines/full/quality: failed: ")
+    assert len(summary) == 3 and summary[2].startswith("More: exitbench sql --database ")
     assert "Traceback" not in done.stderr
 
 

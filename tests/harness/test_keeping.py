@@ -31,7 +31,7 @@ def test_a_check_says_what_it_looked_at_and_fails_where_something_is_wrong(
     assert main(["db", "check"]) == 1
     told = capsys.readouterr()
     assert str(changed) in told.err
-    assert "1 problems." in told.out
+    assert "1 problem." in told.out
     assert main(["db", "check", "--runs", "none"]) == 2
     assert main(["db", "check", "--force"]) == 2
 

@@ -106,7 +106,7 @@ def test_nothing_remaining_is_said_and_changes_nothing(
     assert main(["rescore", "--runs", str(runs)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "0 runs rescored, 0 had the current metric version, 0 left.",
-        "1 runs rescored, 0 had the current metric version, 0 left.",
+        "1 run rescored, 0 had the current metric version, 0 left.",
         "0 runs rescored, 1 had the current metric version, 0 left.",
     ]
     assert ask(runs, "SELECT * FROM sample_rescore ORDER BY ALL") == before
@@ -127,7 +127,7 @@ def test_only_what_is_named_is_scored(write: Write, runs: Path, capsys: pytest.C
     assert main(["rescore", "--runs", str(runs), first]) == 0
     assert ask(runs, "SELECT DISTINCT attempt_id FROM sample_rescore") == [(first,)]
     assert main(["rescore", "--runs", str(runs), "example"]) == 0  # the suite
-    assert "1 runs rescored, 1 had" in capsys.readouterr().out
+    assert "1 run rescored, 1 had" in capsys.readouterr().out
     assert main(["rescore", "--runs", str(runs), "exampel"]) == 2
     assert "no quality run is named 'exampel'" in capsys.readouterr().err
 
@@ -147,8 +147,8 @@ def test_one_run_that_cannot_be_scored_does_not_stop_the_others(
     write(1, data_sha256="0" * 64), write(2)
     assert main(["rescore", "--runs", str(runs)]) == 1
     told = capsys.readouterr()
-    assert "1 runs rescored, 0 had the current metric version, 1 left." in told.out
-    assert "not rescored: 1 runs, such as " in told.err
+    assert "1 run rescored, 0 had the current metric version, 1 left." in told.out
+    assert "not rescored: 1 run, such as " in told.err
 
 
 @pytest.fixture

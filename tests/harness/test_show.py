@@ -17,7 +17,8 @@ from exitbench.reports.answer import Answer, find_answers
 from exitbench.reports.exit_colours import shades
 from exitbench.reports.heat_map import HeatMap
 from exitbench.results.database import Database, open_database
-from exitbench.results.spelling import readable, visible
+from exitbench.results.spelling import readable
+from exitbench.terminal import visible
 
 CALM, STATIC, FULL = (f"world-t5/squad/{name}" for name in ("calm-softmax:threshold=0.3", "static", "full"))
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")

