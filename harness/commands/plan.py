@@ -5,12 +5,14 @@ from collections.abc import Iterator
 
 from exitbench.harness.commands.folders import Runs
 from exitbench.harness.commands.words import data_size, duration
+from exitbench.harness.conformance.planned import tried
 from exitbench.harness.estimate import estimate_plan, of_group
 from exitbench.harness.plan import Group, Plan, make_plan
 from exitbench.harness.retry import Retry
 from exitbench.harness.suite import load_suite
 from exitbench.harness.training.store import SHIPPED
 from exitbench.results.history import Estimate, total
+from exitbench.results.spelling import visible
 
 
 def planned(arguments: Namespace) -> Plan:
@@ -33,9 +35,11 @@ def planned(arguments: Namespace) -> Plan:
 
 def plan(arguments: Namespace) -> int:
     """Print every cell and its state, and what a run would take."""
-    made = planned(arguments)
-    estimates = estimate_plan(made, Runs(arguments.runs).spool, arguments.retry)
+    made, runs = planned(arguments), Runs(arguments.runs)
+    estimates = estimate_plan(made, runs.spool, arguments.retry)
     print("\n".join(_lines(made, arguments.retry, estimates)))
+    for line in tried(made, arguments.retry, runs.root):
+        print(f"Contracts: {visible(line)}")
     return 0
 
 

@@ -23,7 +23,7 @@ from exitbench.harness.conformance.verdict import Verdict, checks_version
 from exitbench.harness.conformance.watched import Breach
 from exitbench.methods.base import Method
 
-__all__ = ["Shape", "Verdict", "examine"]
+__all__ = ["USUAL", "Shape", "Verdict", "examine"]
 
 _CHECKS: Final[tuple[Callable[[Trial], Iterator[str]], ...]] = (
     thresholds,

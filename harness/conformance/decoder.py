@@ -25,8 +25,8 @@ from exitbench.methods.offline import score_states
 
 WIDTH, HEADS, VOCABULARY, MAX_NEW_TOKENS = 16, 2, 40, 6
 PROMPTS = [[2 + (7 * row + 3 * place) % 37 for place in range(1 + row % 5)] for row in range(8)]
-ANSWERED = [prompt for prompt in PROMPTS for _ in range(2)]
-ANSWERS = [[2 + (5 * row + 11 * place * place) % 37 for place in range(MAX_NEW_TOKENS)] for row in range(len(ANSWERED))]
+ANSWERED = PROMPTS * 4
+ANSWERS = [[2 + (5 * row + 11 * place * place) % 37 for place in range(3)] for row in range(len(ANSWERED))]
 """What the decoder is made to read after the prompts of `ANSWERED` where states are looked at; of one length."""
 
 

@@ -31,8 +31,9 @@ def thresholds(trial: Trial) -> Iterator[str]:
 def independence(trial: Trial) -> Iterator[str]:
     """A batch equals its rows one by one, and the same seed gives the same trace, of a gate made anew too."""
     together = trial.answers(trial.parts)
-    alone = [trial.answers(trial.parts, [prompt], seed)[0] for seed, prompt in enumerate(PROMPTS)]
-    if _traces(together) != _traces(alone):
+    some = range(0, len(PROMPTS), 3)
+    alone = [trial.answers(trial.parts, [PROMPTS[row]], first_seed=row)[0] for row in some]
+    if _traces([together[row] for row in some]) != _traces(alone):
         yield "a batch is not its rows one by one"
     if together != trial.answers(trial.parts) or together != trial.answers(trial.fresh()):
         yield "the same seed gives another trace"

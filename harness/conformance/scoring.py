@@ -40,7 +40,7 @@ def same_again(trial: Trial) -> Iterator[str]:
     if not _equal(first_LN, trial.scored(trial.fresh())[0]):
         yield "score() of a gate that was asked before differs from that of a new one"
     position, at_N = next(trial.positions())
-    for seed, at in enumerate(at_N.tolist()):
+    for seed, at in list(enumerate(at_N.tolist()))[::4]:
         state = trial.states_LND[:, [at]]
         alone_L1, _ = score_states(trial.parts, trial.model, state, position=position, seeds_N=[seed])
         if not _equal(first_LN[:, [at]], alone_L1):
