@@ -76,6 +76,7 @@ class WorkItem:
     Attributes:
         held_out: The documents on which a calibration is checked; None for other cells.
         seen: The last attempt that had ended when the plan was made; a worker runs what has no later one that ended.
+        conformance: What was found of the method before (`harness.conformance`); None where it was not tried.
     """
 
     cell: Cell
@@ -83,6 +84,7 @@ class WorkItem:
     data: DataRequest
     held_out: DataRequest | None = None
     seen: str | None = None
+    conformance: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data."""
@@ -92,19 +94,21 @@ class WorkItem:
             "data": asdict(self.data),
             "held_out": self.held_out and asdict(self.held_out),
             "seen": self.seen,
+            "conformance": self.conformance,
         }
 
     def cell_record(self) -> dict[str, Any]:
-        """Return the content of ``cell.json``: the cell, and which documents to read to score or run it again."""
+        """Return the content of ``cell.json``: the cell, which documents to read, and what was found of its method."""
         held_out = self.held_out and asdict(self.held_out)
-        return {**self.cell.to_json(), "data": asdict(self.data), "held_out": held_out}
+        found = {"conformance": self.conformance}
+        return {**self.cell.to_json(), "data": asdict(self.data), "held_out": held_out, **found}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "WorkItem":
         """Rebuild an item from its JSON."""
         held_out = record["held_out"] and DataRequest.from_json(record["held_out"])
         cell, data = Cell.from_json(record["cell"]), DataRequest.from_json(record["data"])
-        return cls(cell, record["label"], data, held_out, record["seen"])
+        return cls(cell, record["label"], data, held_out, record["seen"], record.get("conformance"))
 
 
 @dataclass(frozen=True)

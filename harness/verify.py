@@ -184,7 +184,8 @@ def _item(stored: Stored, repetitions: Path, folder: Path, data_dir: Path | None
         )
     status = attempt_status(repetitions, cell.cell_id)
     label = f"{cell.model.name}/{cell.task.label}/{cell.method.name}/{cell.kind}"
-    return WorkItem(cell, label, data, held_out, seen=status.attempt_id if status else None)
+    seen = status.attempt_id if status else None
+    return WorkItem(cell, label, data, held_out, seen, conformance=stored.cell.get("conformance"))
 
 
 def _as_of_now(record: dict[str, Any], model: ModelRef, corpus: Corpus, held_out_sha256: str) -> Cell:

@@ -6,11 +6,14 @@ Third parties publish theirs through the entry-point group ``exitbench.methods``
 from __future__ import annotations
 
 import ast
+import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +26,7 @@ GROUP = "exitbench.methods"
 """Entry points of other distributions, and the package of our own methods."""
 
 _methods: dict[str, type[Method]] = {}
+_unusable: dict[str, str] = {}
 M = TypeVar("M", bound=type[Method])
 
 
@@ -30,26 +34,62 @@ def register(cls: M) -> M:
     """Class decorator: make a method known by its name.
 
     Raises:
+        TypeError: It is no method that a suite can ask for.
         ValueError: Two different classes claim one name.
     """
+    _check_usable(cls)
     known = _methods.setdefault(cls.name, cls)
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"two methods are named {cls.name!r}: {known.__module__} and {cls.__module__}")
     return cls
 
 
+def _check_usable(cls: object) -> None:
+    if not (isinstance(cls, type) and issubclass(cls, Method)):
+        raise TypeError(f"what {GROUP} names must be a subclass of exitbench.methods.base.Method")
+    if not isinstance(getattr(cls, "name", None), str):
+        raise TypeError(f"method {cls.__name__} needs a name: name: ClassVar[str] = ...")
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        raise TypeError(f"method {cls.name!r} lacks {', '.join(missing)}()")
+    for field in dataclasses.fields(cls):
+        if "doc" not in field.metadata:
+            kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", field.type)
+            default = "..." if field.default is dataclasses.MISSING else repr(field.default)
+            raise TypeError(
+                f"parameter {field.name!r} of method {cls.name!r} is a plain field; write {field.name}: {kind} = "
+                f'param({default}, "what it means"), with param from exitbench.methods.base'
+            )
+
+
 @functools.cache
 def _discover() -> None:
     for module in pkgutil.iter_modules(exitbench.methods.__path__, "exitbench.methods."):
-        importlib.import_module(module.name)
+        with _set_aside(module.name.rpartition(".")[2].replace("_", "-"), module.name):
+            importlib.import_module(module.name)
     for point in entry_points(group=GROUP):
-        register(point.load())
+        with _set_aside(point.name, point.value):
+            register(point.load())
+
+
+@contextlib.contextmanager
+def _set_aside(name: str, what: str) -> Iterator[None]:
+    """Of a method that is broken the others know nothing."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        _unusable[name] = f"{what}: " + " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def method_names() -> tuple[str, ...]:
     """Every registered name, sorted."""
     _discover()
     return tuple(sorted(_methods))
+
+
+def unusable_methods() -> dict[str, str]:
+    """Modules and entry points that bring no method that can be used, by name, and why not."""
+    _discover()
+    return dict(sorted(_unusable.items()))
 
 
 def get_method(name: str, where: str = "") -> type[Method]:
@@ -59,6 +99,8 @@ def get_method(name: str, where: str = "") -> type[Method]:
         UserError: No such method; says which exist.
     """
     _discover()
+    if name not in _methods and name in _unusable:
+        raise UserError(f"{where + ': ' if where else ''}method {name!r} cannot be used: {_unusable[name]}")
     if name not in _methods:
         raise UserError(f"{where + ': ' if where else ''}unknown method {name!r}.{suggestion(name, _methods)}")
     return _methods[name]

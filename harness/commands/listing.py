@@ -17,20 +17,33 @@ def listing(arguments: Namespace) -> int:
 
 
 def _methods() -> Iterator[str]:
-    from exitbench.harness.conformance import verdict
-    from exitbench.methods.registry import get_method, method_names
+    from exitbench.harness.conformance import USUAL
+    from exitbench.harness.conformance.process import examine_apart
+    from exitbench.methods.registry import get_method, method_names, unusable_methods
 
-    for name in method_names():
+    names = method_names()
+    shape = dataclasses.asdict(USUAL)
+    verdicts = examine_apart([{"name": name, "params": {}, **shape} for name in names])
+    for name, verdict in zip(names, verdicts, strict=True):
         method = get_method(name)
         yield f"{name:24} {_first_line(method)}"
         yield f"  source: {method.source}"
-        yield f"  needs: {_needs(method())}"
-        yield f"  conformance: {verdict(method())}"
+        yield f"  needs: {_needs(method)}"
+        yield f"  conformance: {verdict}"
         for field in dataclasses.fields(method):
             yield f"  {field.name} = {field.default!r}: {field.metadata['doc']}{_bounds(field)}"
+    for name, why in unusable_methods().items():
+        yield f"{name:24} cannot be used: {why}"
 
 
-def _needs(method: "Method") -> str:
+def _needs(cls: "type[Method]") -> str:
+    try:
+        return _needs_of(cls())
+    except Exception as error:
+        return f"not known: {type(error).__name__}: {error}"
+
+
+def _needs_of(method: "Method") -> str:
     parts = method.parts(n_blocks=8)
     needs = ["trained exit heads"] if method.needs_exit_heads else []
     needs += ["a fit on the train split"] if method.fit_params() else []
@@ -92,7 +105,7 @@ def _figures() -> Iterator[str]:
 
 
 def _first_line(cls: type) -> str:
-    return (inspect.getdoc(cls) or "").splitlines()[0]
+    return next(iter((inspect.getdoc(cls) or "").splitlines()), "")
 
 
 LISTS = {

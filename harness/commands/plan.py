@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from exitbench.harness.commands.folders import Runs
 from exitbench.harness.commands.words import data_size, duration
+from exitbench.harness.conformance.planned import tried
 from exitbench.harness.estimate import estimate_plan, of_group
 from exitbench.harness.plan import Group, Plan, make_plan
 from exitbench.harness.retry import Retry
@@ -35,9 +36,11 @@ def planned(arguments: Namespace) -> Plan:
 
 def plan(arguments: Namespace) -> int:
     """Print every cell and its state, and what a run would take."""
-    made = planned(arguments)
-    estimates = estimate_plan(made, Runs(arguments.runs).spool, arguments.retry)
+    made, runs = planned(arguments), Runs(arguments.runs)
+    estimates = estimate_plan(made, runs.spool, arguments.retry)
     tell("\n".join(_lines(made, arguments.retry, estimates)), sys.stdout)
+    for line in tried(made, arguments.retry, runs.root):
+        tell(f"Contracts: {line}", sys.stdout)
     return 0
 
 

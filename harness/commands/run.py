@@ -10,6 +10,7 @@ from exitbench.harness.commands.failures import failure_lines
 from exitbench.harness.commands.folders import Runs
 from exitbench.harness.commands.plan import planned
 from exitbench.harness.commands.report import print_broken
+from exitbench.harness.conformance.planned import failing, with_verdicts
 from exitbench.harness.environment import available_cores
 from exitbench.harness.executors.base import Executor
 from exitbench.harness.executors.gpus import visible_gpus
@@ -19,6 +20,7 @@ from exitbench.harness.progress import progress
 from exitbench.harness.retry import Retry
 from exitbench.harness.spec import WorkerSpec
 from exitbench.harness.training import ensure_all_trained
+from exitbench.results.spelling import visible
 from exitbench.results.trainings import record_training
 from exitbench.terminal import number_of, tell
 
@@ -58,6 +60,9 @@ def run(arguments: Namespace) -> int:
             print(f"{group.model.name}: {remark}", file=sys.stderr)
         if group.folder is not None and group.cells:
             record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
+    plan = with_verdicts(plan, arguments.retry, runs.root, _say_tried)
+    for method in failing(plan):
+        print(f"breaks its contract, so that its runs are not to be cited: {visible(method)}", file=sys.stderr)
     try:
         statuses = _run_groups(plan, runs, executor, arguments)
     except KeyboardInterrupt:
@@ -67,6 +72,10 @@ def run(arguments: Namespace) -> int:
     _ingest(runs)
     _print_results(runs, plan.suite.name)
     return _verdict(statuses, plan, runs, arguments.retry)
+
+
+def _say_tried(number: int) -> None:
+    print(f"Trying whether methods keep their contracts: {number} settings.", file=sys.stderr)
 
 
 def _slurm(arguments: Namespace, runs: Runs) -> Executor | None:

@@ -1,0 +1,175 @@
+"""A small decoder with random weights, and what methods are tried on: its prompts, answers and states.
+
+Shape suffixes: L blocks, N tokens, D model width.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exitbench.harness.checkpoint import Checkpoint
+from exitbench.harness.conformance.watched import watched
+from exitbench.harness.decode import Generation, Request, decode, prefill
+from exitbench.harness.exit_heads import ExitHeads, new_exit_heads
+from exitbench.harness.model import Transformer
+from exitbench.harness.probe import states_of
+from exitbench.harness.weights import Architecture, BlockWeights, Linear, Weights
+from exitbench.methods.base import FitData, Method, Parts, argmax_token
+from exitbench.methods.offline import score_states
+
+WIDTH, HEADS, VOCABULARY, MAX_NEW_TOKENS = 16, 2, 40, 6
+PROMPTS = [[2 + (7 * row + 3 * place) % 37 for place in range(1 + row % 5)] for row in range(8)]
+ANSWERED = PROMPTS * 4
+ANSWERS = [[2 + (5 * row + 11 * place * place) % 37 for place in range(3)] for row in range(len(ANSWERED))]
+"""What the decoder is made to read after the prompts of `ANSWERED` where states are looked at; of one length."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a method's parameters may depend on: decoder blocks L, and after which of them there are exit heads."""
+
+    n_blocks: int = 6
+    exit_blocks: tuple[int, ...] = (2, 4)
+
+
+USUAL = Shape()
+
+
+class Trial:
+    """A method with its parameters, fitted where it asks for that, on the random decoder."""
+
+    def __init__(self, method: Method, shape: Shape, strength: float = 1.0) -> None:
+        self.shape, self.n_blocks = shape, shape.n_blocks
+        self.checkpoint = random_checkpoint(shape, strength)
+        self.model = self.checkpoint.model
+        self.method = method.bound_to(self.model.exit_blocks)
+        self.fitted = self._fit()
+        self.plain = self.method.parts(self.n_blocks, self.fitted)
+        """The parts as the method gives them; every check but that of costs asks through a watch (`parts`)."""
+        self.parts = watched(self.plain)
+
+    @property
+    def asked(self) -> list[int]:
+        """The blocks at which the gate is asked."""
+        return self.plain.asked(self.n_blocks)
+
+    @property
+    def first_exit(self) -> int:
+        """The least number of blocks after which a token can leave."""
+        return min([*self.asked, self.n_blocks])
+
+    def fresh(self) -> Parts:
+        """The parts made anew from the parameters as they are written, as another process would."""
+        made = type(self.method).from_params(self.method.params()).bound_to(self.model.exit_blocks)
+        return watched(made.parts(self.n_blocks, self.fitted))
+
+    def answers(self, parts: Parts, prompts: list[list[int]] = PROMPTS, first_seed: int = 0) -> list[Generation]:
+        """What the method answers to prompts together."""
+        requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts, first_seed)]
+        return decode(self.checkpoint, prefill(self.model, requests, MAX_NEW_TOKENS), parts)
+
+    @functools.cached_property
+    def states_LND(self) -> Tensor:
+        """States of the tokens of `ANSWERS`, row by row."""
+        with torch.no_grad():
+            return states_of(self.checkpoint, ANSWERED, ANSWERS)
+
+    @functools.cached_property
+    def final_token_N(self) -> Tensor:
+        """What the last block says of each."""
+        return argmax_token(self.model.logits(self.states_LND[-1]))
+
+    def scored(self, parts: Parts) -> tuple[Tensor, Tensor]:
+        """Scores (NaN where the gate is not asked) and the tokens that would be emitted, [L, N] each."""
+        n_tokens = self.states_LND.shape[1]
+        scores_LN = torch.empty(self.n_blocks, n_tokens)
+        emitted_LN = torch.empty(scores_LN.shape, dtype=torch.long)
+        for position, at_N in self.positions():
+            scores_LN[:, at_N], emitted_LN[:, at_N] = score_states(
+                parts, self.model, self.states_LND[:, at_N], position=position, seeds_N=range(len(at_N))
+            )
+        return scores_LN, emitted_LN
+
+    def positions(self) -> Iterator[tuple[int, Tensor]]:
+        """Every position of the answers, from 1, and which of the N tokens stand there, one a row."""
+        starts = torch.tensor([0, *itertools.accumulate(map(len, ANSWERS[:-1]))])
+        for place in range(len(ANSWERS[0])):
+            yield place + 1, starts + place
+
+    def _fit(self) -> dict[str, Tensor]:
+        if not self.method.fit_params():
+            return {}
+        document_N = torch.arange(len(ANSWERS)).repeat_interleave(len(ANSWERS[0]))
+        data = FitData(self.model, self.states_LND, self.final_token_N, torch.tensor(ANSWERS).flatten(), document_N)
+        return self.method.fit(data, lambda share: None).tensors
+
+
+def random_checkpoint(shape: Shape, strength: float = 1.0) -> Checkpoint:
+    """A small encoder-decoder with exit heads; random weights, so that its answers mean nothing.
+
+    Args:
+        shape: Its blocks and exit heads.
+        strength: What six blocks add to the residual stream is multiplied with it. The less blocks add, the more often
+            does an early one already say what the last one will, above all where it is sure of it.
+    """
+    generator = torch.Generator().manual_seed(3)
+    strength *= (6 / shape.n_blocks) ** 0.5
+
+    def linear(out: int, width: int, scale: float = 1.0) -> Linear:
+        return Linear(torch.randn(out, width, generator=generator) * (scale * width**-0.5))
+
+    def block() -> BlockWeights:
+        qkv, out = linear(3 * WIDTH, WIDTH), linear(WIDTH, WIDTH, strength)
+        up, down = linear(2 * WIDTH, WIDTH), linear(WIDTH, 2 * WIDTH, strength)
+        cross = (linear(WIDTH, WIDTH), linear(2 * WIDTH, WIDTH), linear(WIDTH, WIDTH, strength))
+        return BlockWeights(qkv, out, up, down, *cross)
+
+    arch = Architecture(
+        vocab_size=VOCABULARY,
+        d_model=WIDTH,
+        n_heads=HEADS,
+        n_kv_heads=HEADS,
+        head_dim=WIDTH // HEADS,
+        d_ff=2 * WIDTH,
+        n_blocks=shape.n_blocks,
+        encoder_blocks=1,
+        norm="rms",
+        norm_eps=1e-6,
+        positions="relative",
+        activation="relu",
+        gated=False,
+        attention_scale=1.0,
+        relative_buckets=8,
+        relative_max_distance=16,
+    )
+    weights = Weights(
+        token_embedding_VD=torch.randn(VOCABULARY, WIDTH, generator=generator),
+        lm_head=Linear(torch.randn(VOCABULARY, WIDTH, generator=generator) * 0.6),
+        final_norm=Linear(torch.ones(WIDTH)),
+        blocks=tuple(block() for _ in range(shape.n_blocks)),
+        encoder_blocks=(block(),),
+        relative_bias=torch.randn(8, HEADS, generator=generator),
+        encoder_relative_bias=torch.randn(8, HEADS, generator=generator),
+    )
+    tensors = new_exit_heads(
+        "linear",
+        shape.exit_blocks,
+        WIDTH,
+        VOCABULARY,
+        norm="rms",
+        init="scratch",
+        final_norm_weight=weights.final_norm.weight,
+        final_norm_bias=None,
+        lm_head_weight=weights.lm_head.weight,
+        hidden_width=WIDTH,
+        generator=generator,
+    )
+    heads = ExitHeads("linear", shape.exit_blocks, tensors) if shape.exit_blocks else None
+    model = Transformer(arch, weights, heads)
+    return Checkpoint(model, eos_ids=frozenset({1}), start_id=0)

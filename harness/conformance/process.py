@@ -1,0 +1,148 @@
+"""Trials in a process of their own, so that a method that hangs or ends its process takes nothing with it.
+
+The child reads settings as JSON lines from its standard input and writes one JSON line a verdict to a pipe, the first
+line of which says that methods were found. What methods print is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from exitbench.harness.conformance.verdict import Verdict, checks_version
+
+TIMEOUT_S = 120.0
+"""Longest trial of one setting; most take half a second."""
+_READY = "ready"
+_LONGER_S = 10
+"""After so many seconds more a child ends itself, should its parent be gone."""
+
+
+def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIMEOUT_S) -> list[Verdict]:
+    """Return a verdict for every setting.
+
+    What hangs or ends its process fails for that, and so do all later settings of that method untried.
+
+    Args:
+        settings: Each with ``name`` and ``params`` of the method, ``n_blocks`` and ``exit_blocks`` of the model.
+        timeout_s: Longest that one may take; the same again for finding the methods.
+    """
+    verdicts: list[Verdict] = []
+    ended: dict[str, str] = {}  # methods that took their process with them, and how
+    while len(verdicts) < len(settings):
+        rest = settings[len(verdicts) :]
+        if why := ended.get(rest[0]["name"]):
+            verdicts.append(Verdict((why,), checks_version()))
+            continue
+        child = _Child(rest, timeout_s)
+        try:
+            verdicts += child.verdicts()
+        finally:
+            child.end()
+        if len(verdicts) < len(settings):
+            ended[settings[len(verdicts)]["name"]] = child.why
+    return verdicts
+
+
+class _Child:
+    """One process that tries settings in their order, until it is done or dead."""
+
+    def __init__(self, settings: Sequence[Mapping[str, Any]], timeout_s: float) -> None:
+        self.why, self._timeout_s = "", timeout_s
+        self._read_end, write_end = os.pipe()
+        command = [sys.executable, "-P", "-m", __name__, str(write_end), str(math.ceil(timeout_s) + _LONGER_S)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(write_end,),
+            start_new_session=True,  # an interrupt from the terminal reaches the parent, which ends this
+        )
+        os.close(write_end)
+        assert self._process.stdin is not None
+        try:
+            with self._process.stdin as stdin:
+                stdin.write(json.dumps([dict(setting) for setting in settings]).encode())
+        except BrokenPipeError:  # died already; its exit tells why
+            pass
+
+    def verdicts(self) -> Iterator[Verdict]:
+        """Yield verdicts as they come; where they stop too early, `why` says why."""
+        lines = _lines(self._read_end, self._timeout_s)
+        try:
+            if next(lines, None) != _READY:
+                self.why = f"importing the methods {self._ended()}"
+                return
+            for line in lines:
+                yield Verdict.from_json(json.loads(line))
+        except TimeoutError:
+            self.why = f"hangs: no answer within {self._timeout_s:g} s"
+            return
+        except (ValueError, KeyError, TypeError):
+            self.why = "writes to where only the trial's verdicts belong"
+            return
+        self.why = self._ended()
+
+    def end(self) -> None:
+        """End the process, and whatever it started."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        os.close(self._read_end)
+
+    def _ended(self) -> str:
+        code = self._process.wait()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f"ends the process it runs in, with {how}"
+
+
+def _lines(read_end: int, timeout_s: float) -> Iterator[str]:
+    """Lines as they come.
+
+    Raises:
+        TimeoutError: One takes longer.
+    """
+    held, deadline = b"", time.monotonic() + timeout_s
+    while True:
+        if not select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise TimeoutError
+        if not (piece := os.read(read_end, 65536)):
+            return
+        *whole, held = (held + piece).split(b"\n")
+        for line in whole:
+            yield line.decode(errors="replace")
+            deadline = time.monotonic() + timeout_s
+
+
+def _main(settings: IO[str], verdicts: IO[str], ends_after_s: int) -> None:
+    signal.alarm(ends_after_s)  # nobody handles it: the system ends the process
+    import torch
+
+    from exitbench.harness.conformance import Shape, examine
+    from exitbench.methods.registry import get_method
+
+    torch.set_num_threads(1)
+    asked = json.load(settings)
+    print(_READY, file=verdicts, flush=True)
+    for one in asked:
+        signal.alarm(ends_after_s)
+        try:
+            method = get_method(one["name"]).from_params(one["params"])
+            found = examine(method, Shape(one["n_blocks"], tuple(one["exit_blocks"])))
+        except Exception as error:  # what cannot even be made
+            found = Verdict((f"{type(error).__name__}: {error}",), checks_version())
+        print(json.dumps(found.to_json()), file=verdicts, flush=True)
+
+
+if __name__ == "__main__":
+    with open(int(sys.argv[1]), "w", encoding="utf-8") as pipe:
+        _main(sys.stdin, pipe, int(sys.argv[2]))
