@@ -6,6 +6,7 @@ models and tasks) is checked while reading, so that a typing error costs no meas
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("cpu", "auto")
 SOURCES = ("builtin", "local", "hub")
 SHIPPED = Path(__file__).parent / "suites"
+
+CELL_TIMEOUT_S = 6 * 3600.0
+"""Far beyond what cells take (seconds to minutes with the models that come along), and a cell that hangs costs no more
+than a night."""
 
 FIT_DOCUMENTS = 256
 CALIBRATION_DOCUMENTS = 100
@@ -128,7 +133,12 @@ class CalibrationEntry:
 
 @dataclass(frozen=True)
 class Suite:
-    """A whole suite file. ``fit_documents``: documents of the train split that methods are fitted on, a task."""
+    """A whole suite file.
+
+    Attributes:
+        fit_documents: Documents of the train split that methods are fitted on, a task.
+        cell_timeout_s: How long a cell may take; no part of its identity.
+    """
 
     path: Path
     name: str
@@ -142,6 +152,7 @@ class Suite:
     calibrations: tuple[CalibrationEntry, ...]
     timing: TimingSettings
     fit_documents: int
+    cell_timeout_s: float
 
     def task(self, label: str) -> TaskEntry:
         """Return the task of that label."""
@@ -180,7 +191,7 @@ def load_suite(name_or_path: str | Path) -> Suite:
     if (schema := top.get("schema", int)) != SCHEMA:
         raise top.error("schema", f"is {schema}; this version reads schema {SCHEMA}.")
     defaults = top.table("defaults")
-    defaults.allow("dtype", "batch_size", "kinds", "device")
+    defaults.allow("dtype", "batch_size", "kinds", "device", "cell_timeout_s")
     models = _entries(top, "models", _model)
     tasks = _entries(top, "tasks", _task)
     kinds = _kinds(defaults, ("quality", "timing"))
@@ -204,7 +215,15 @@ def load_suite(name_or_path: str | Path) -> Suite:
         ),
         timing=_timing(top.table("timing")),
         fit_documents=_fit_documents(top.table("fit")),
+        cell_timeout_s=_cell_timeout_s(defaults),
     )
+
+
+def _cell_timeout_s(table: Table) -> float:
+    value = table.get("cell_timeout_s", float, CELL_TIMEOUT_S)
+    if not 0 < value < math.inf:
+        raise table.error("cell_timeout_s", f"is {value}; it must be a number of seconds above 0.")
+    return value
 
 
 def _fit_documents(table: Table) -> int:
