@@ -5,11 +5,13 @@ has ended since the plan was made.
 """
 
 import contextlib
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 from exitbench.harness.locks import locked
 from exitbench.harness.spec import WorkItem
+from exitbench.results.owner import owner_of
 from exitbench.results.spool import TO_BE_RUN, UNFINISHED, Attempt, cell_attempts, read_status
 
 
@@ -18,6 +20,15 @@ def hold(spool: Path, cell_id: str, *, wait: bool) -> Iterator[bool]:
     """Hold a cell while the context lasts; False if another process holds it and `wait` is not asked for."""
     with locked(spool / "locks" / cell_id, wait=wait) as held:
         yield held
+
+
+def holder(spool: Path, cell_id: str) -> str:
+    """Return who runs a cell that another process holds, in words."""
+    running = [attempt.path for attempt in cell_attempts(spool, cell_id) if not attempt.finished]
+    owner = owner_of(running[-1]) if running else None
+    if owner is None or not owner.pid:
+        return "another run"
+    return f"process {owner.pid}" + (f" on {owner.host}" if owner.host != socket.gethostname() else "")
 
 
 def attempts_since(spool: Path, item: WorkItem) -> list[Attempt]:

@@ -1,10 +1,13 @@
 """File locks that the system lets go of however their holder ends."""
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from exitbench.errors import UserError
 
 
 @contextlib.contextmanager
@@ -17,6 +20,9 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
     Args:
         path: The file; its folder is made when missing.
         wait: Whether to wait for another holder. Without, the context is given False if there is one.
+
+    Raises:
+        UserError: The file is a link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _acquire(path, wait)
@@ -33,7 +39,7 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
 
 def _acquire(path: Path, wait: bool) -> int | None:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = _open(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -49,9 +55,18 @@ def _acquire(path: Path, wait: bool) -> int | None:
         os.close(descriptor)
 
 
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise UserError(f"{path} is a link, which a lock never is. Remove it.") from None
+
+
 def _is_at(descriptor: int, path: Path) -> bool:
     """Whether the locked file is still the one that others find."""
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False

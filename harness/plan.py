@@ -206,7 +206,8 @@ class _Builder:
             cell = self._cell(draft, model, asked[draft.task.label], ids)
             ids[draft.label] = cell.cell_id
             held_out = None if draft.calibration is None else draft.task.data
-            items.setdefault(cell.cell_id, WorkItem(cell, draft.label, draft.data, held_out))
+            item = WorkItem(cell, draft.label, draft.data, held_out, timeout_s=self.suite.cell_timeout_s)
+            items.setdefault(cell.cell_id, item)
         return list(items.values())
 
     def _cell(self, draft: Draft, model: ModelRef, asked: Generation, ids: Mapping[str, str]) -> Cell:

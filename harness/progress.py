@@ -23,6 +23,9 @@ class Progress(Protocol):
     def end(self, label: str, status: str) -> None:
         """A cell has ended; it need not have started here."""
 
+    def note(self, text: str) -> None:
+        """Something that is worth a line."""
+
     def __enter__(self) -> Self: ...
 
     def __exit__(
@@ -76,6 +79,11 @@ class Bars:
                 self._cells.write(visible(f"{label}: {status}"), file=self._stream)
             self._cells.update()
 
+    def note(self, text: str) -> None:
+        """Write the line above the bars."""
+        with self._lock:
+            self._cells.write(text, file=self._stream)
+
     def __enter__(self) -> Self:
         return self
 
@@ -116,6 +124,11 @@ class Lines:
                 how = f": {status}"
             line = f"[{self._ended}/{self._cells}] {label}{how}"
             tell(line, self._stream)
+
+    def note(self, text: str) -> None:
+        """Write the line."""
+        with self._lock:
+            print(text, file=self._stream, flush=True)
 
     def __enter__(self) -> Self:
         return self

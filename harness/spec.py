@@ -4,24 +4,20 @@ The contract between planner and worker is files, so that the same command runs 
 cluster's scheduler or a test. A worker
 
 * loads ``model_path`` once and runs ``cells`` in their order, one attempt folder in ``spool`` each;
-* writes one JSON event a line to stdout (and nothing else there)::
-
-    {"event": "start", "cell": cell_id, "label": str, "documents": int}
-    {"event": "progress", "cell": cell_id, "done": int}          # documents finished so far
-    {"event": "end", "cell": cell_id, "status": "ok" | "failed" | ...}
-
+* says how far it is in events, one a line, through a pipe of their own (`events`);
 * ends a cell whose dependency did not end ``ok`` as ``skipped``, with the reason;
 * holds each cell while it runs (`holding`); one that has ended since it was planned gets its ``end`` event only, so
   that a specification given again does the rest;
 * on SIGINT, SIGTERM and SIGUSR2 (a scheduler's notice) ends the current attempt as ``interrupted``, says so in an
-  ``end`` event, and exits with 130.
+  ``end`` event, and exits with 130;
+* ends at once, and unfinished, when whoever started it is gone (`lifeline`).
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from exitbench.harness.cell import Cell
 
@@ -29,9 +25,6 @@ if TYPE_CHECKING:
     from exitbench.tasks.base import Document
 
 SourceKind = Literal["builtin", "local", "hub"]
-
-NO_ROOM: Final = 74
-"""Exit code of a worker that cannot write to the spool: the disk is full (EX_IOERR of sysexits.h)."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +70,7 @@ class WorkItem:
         held_out: The documents on which a calibration is checked; None for other cells.
         seen: The last attempt that had ended when the plan was made; a worker runs what has no later one that ended.
         conformance: What was found of the method before (`harness.conformance`); None where it was not tried.
+        timeout_s: How long the cell may take, the loading of its model apart; None for any time.
     """
 
     cell: Cell
@@ -85,6 +79,7 @@ class WorkItem:
     held_out: DataRequest | None = None
     seen: str | None = None
     conformance: Mapping[str, Any] | None = None
+    timeout_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data."""
@@ -95,20 +90,22 @@ class WorkItem:
             "held_out": self.held_out and asdict(self.held_out),
             "seen": self.seen,
             "conformance": self.conformance,
+            "timeout_s": self.timeout_s,
         }
 
     def cell_record(self) -> dict[str, Any]:
         """Return the content of ``cell.json``: the cell, which documents to read, and what was found of its method."""
         held_out = self.held_out and asdict(self.held_out)
-        found = {"conformance": self.conformance}
-        return {**self.cell.to_json(), "data": asdict(self.data), "held_out": held_out, **found}
+        known = {"data": asdict(self.data), "held_out": held_out}
+        return {**self.cell.to_json(), **known, "conformance": self.conformance, "cell_timeout_s": self.timeout_s}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "WorkItem":
         """Rebuild an item from its JSON."""
         held_out = record["held_out"] and DataRequest.from_json(record["held_out"])
         cell, data = Cell.from_json(record["cell"]), DataRequest.from_json(record["data"])
-        return cls(cell, record["label"], data, held_out, record["seen"], record.get("conformance"))
+        found, timeout_s = record.get("conformance"), record.get("timeout_s")
+        return cls(cell, record["label"], data, held_out, record["seen"], found, timeout_s)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda", "auto")
 SHIPPED = Path(__file__).parent / "suites"
 
+CELL_TIMEOUT_S = 6 * 3600.0
+"""Far beyond what cells take (seconds to minutes with the models that come along), and a cell that hangs costs no more
+than a night."""
+
 FIT_DOCUMENTS = 256
 CALIBRATION_DOCUMENTS = 100
 MAX_BATCH = 65_536
@@ -101,7 +105,12 @@ class CalibrationEntry:
 
 @dataclass(frozen=True)
 class Suite:
-    """A whole suite file. ``fit_documents``: documents of the train split that methods are fitted on, a task."""
+    """A whole suite file.
+
+    Attributes:
+        fit_documents: Documents of the train split that methods are fitted on, a task.
+        cell_timeout_s: How long a cell may take; no part of its identity.
+    """
 
     path: Path
     name: str
@@ -115,6 +124,7 @@ class Suite:
     calibrations: tuple[CalibrationEntry, ...]
     timing: TimingSettings
     fit_documents: int
+    cell_timeout_s: float
 
     def task(self, label: str) -> TaskEntry:
         """Return the task of that label."""
@@ -153,7 +163,7 @@ def load_suite(name_or_path: str | Path) -> Suite:
     if (schema := top.get("schema", int)) != SCHEMA:
         raise top.error("schema", f"is {schema}; this version reads schema {SCHEMA}.")
     defaults = top.table("defaults")
-    defaults.allow("dtype", "batch_size", "kinds", "device")
+    defaults.allow("dtype", "batch_size", "kinds", "device", "cell_timeout_s")
     models = _entries(top, "models", _model)
     tasks = _entries(top, "tasks", read_task)
     kinds = _kinds(defaults, ("quality", "timing"))
@@ -174,6 +184,7 @@ def load_suite(name_or_path: str | Path) -> Suite:
         ),
         timing=_timing(top.table("timing")),
         fit_documents=_fit_documents(top.table("fit")),
+        cell_timeout_s=_cell_timeout_s(defaults),
     )
 
 
@@ -197,6 +208,13 @@ def _sweeps(top: Table, models: list[str], tasks: list[str], kinds: tuple[Kind, 
         if settings > MAX_SETTINGS:
             raise table.error(None, f"asks for more than {MAX_SETTINGS} settings, with all sweeps before it.")
         yield sweep
+
+
+def _cell_timeout_s(table: Table) -> float:
+    value = table.get("cell_timeout_s", float, CELL_TIMEOUT_S)
+    if not 0 < value < math.inf:
+        raise table.error("cell_timeout_s", f"is {value}; it must be a number of seconds above 0.")
+    return value
 
 
 def _fit_documents(table: Table) -> int:

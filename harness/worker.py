@@ -1,36 +1,41 @@
 """The worker: loads one model and runs its cells, each into its own spool folder.
 
-Run by the executor (or by hand, or by a scheduler) as ``exitbench _cell SPEC.json``; the protocol on stdout is in
-`harness.spec`. A cell that fails is a row and the next one runs; only a dead process loses its current cell.
+Run by the executor in a process of its own (`worker_process`; by hand: ``exitbench _cell SPEC.json``); what it says is
+in `events`. A cell that fails is a row and the next one runs; only a dead process loses its current cell.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
+import os
 import resource
-import signal
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Any, Final
 
 import torch
 
 from exitbench.errors import UserError, no_room
 from exitbench.harness.environment import environment_and_hardware
-from exitbench.harness.holding import hold, outcome
+from exitbench.harness.holding import hold, holder, outcome
 from exitbench.harness.passes import PASSES, Session, Skip
 from exitbench.harness.passes.session import write_prompt_counts
-from exitbench.harness.spec import NO_ROOM, WorkerSpec, WorkItem
-from exitbench.results.spool import AttemptWriter
+from exitbench.harness.spec import WorkerSpec, WorkItem
+from exitbench.results.spool import AttemptWriter, status_of
 
 Emit = Callable[[dict[str, Any]], None]
 
 INTERRUPTED = 130
 """Exit code after a signal that asks to end."""
+
+NO_ROOM = 74
+"""Exit code where the spool cannot be written: the disk is full (EX_IOERR of sysexits.h)."""
+
+_ROOM_BYTES: Final = 1 << 16
+"""What must fit into the spool for a disk not to be full."""
 
 
 def run(spec: WorkerSpec, emit: Emit) -> int:
@@ -38,10 +43,11 @@ def run(spec: WorkerSpec, emit: Emit) -> int:
 
     Args:
         spec: The model, its cells and where they go.
-        emit: Receives the events of `harness.spec`.
+        emit: Receives the events of `harness.events`.
 
     Returns:
-        The exit code: 0, 130 after an interrupt, 74 if the disk is full. A failed cell is not a failed worker.
+        The exit code: 0, 130 after an interrupt, 74 if the spool cannot be written. A failed cell is not a failed
+        worker.
 
     Raises:
         UserError: The checkpoint cannot be read.
@@ -58,12 +64,13 @@ def run(spec: WorkerSpec, emit: Emit) -> int:
             work.end(item, wait=True)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except (OSError, UserError) as error:
-        if (cause := no_room(error)) is None:
-            raise
-        print(f"{cause.filename or spec.spool}: {cause.strerror}", file=sys.stderr)
+    except _NoRoom:
         return NO_ROOM
     return 0
+
+
+class _NoRoom(Exception):
+    """The spool cannot be written, which has been said."""
 
 
 class _Work:
@@ -79,13 +86,29 @@ class _Work:
 
     def end(self, item: WorkItem, *, wait: bool) -> bool:
         """See to it that a cell has ended; False if another process holds it and `wait` is not asked for."""
-        cell_id = item.cell.cell_id
-        with hold(self._spec.spool, cell_id, wait=wait) as held:
-            if not held:
-                return False
-            status = outcome(self._spec.spool, item) or self._run(item)
-        self._emit({"event": "end", "cell": cell_id, "status": status})
-        return True
+        spool, cell_id = self._spec.spool, item.cell.cell_id
+        try:
+            with hold(spool, cell_id, wait=False) as held:
+                if held:
+                    self._end(item)
+            if held or not wait:
+                return held
+            self._emit({"event": "wait", "cell": cell_id, "holder": holder(spool, cell_id)})
+            with hold(spool, cell_id, wait=True):
+                self._emit({"event": "held", "cell": cell_id})
+                self._end(item)
+            return True
+        except (OSError, UserError) as error:
+            if (cause := _no_room(error, spool)) is None:
+                raise
+            path, why = str(cause.filename or spool), str(cause.strerror)
+            print(f"{path}: {why}", file=sys.stderr)
+            self._emit({"event": "no_room", "cell": cell_id, "path": path, "why": why})
+            raise _NoRoom from error
+
+    def _end(self, item: WorkItem) -> None:
+        status = outcome(self._spec.spool, item) or self._run(item)
+        self._emit({"event": "end", "cell": item.cell.cell_id, "status": status})
 
     def _run(self, item: WorkItem) -> str:
         session, cell_id = self._session, item.cell.cell_id
@@ -117,32 +140,28 @@ def _attempt(session: Session, item: WorkItem, env: dict[str, Any], emit: Emit) 
             peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             writer.finish("ok", peak_rss_bytes=peak_rss_bytes)
             return "ok"
-    except (MemoryError, torch.OutOfMemoryError):
-        return "oom"
-    except Exception as error:
-        if no_room(error) is not None:
-            raise  # no other cell would fare better
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a method raises costs its cell alone
+        if _no_room(error, session.spool) is not None:
+            raise
         print(f"{item.label}: {type(error).__name__}: {error}", file=sys.stderr)
-        return "failed"
+        return status_of(error)
 
 
-def main(spec_path: Path) -> int:
-    """Run the cells of a SPEC.json; events go to stdout, everything else that is printed to stderr."""
-    # Of a scheduler that is about to end this process, or of whoever started it, perhaps in the background of a shell,
-    # whose jobs begin with SIGINT ignored.
-    for notice in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(notice, signal.default_int_handler)
-    events = sys.stdout
+def _no_room(error: BaseException, spool: Path) -> OSError | None:
+    """Return what the system said if an error came about because the spool cannot be written.
 
-    def emit(event: dict[str, Any]) -> None:
-        try:
-            print(json.dumps(event), file=events, flush=True)
-        except BrokenPipeError:  # whoever started this worker was killed, and would not see to the rest
-            raise KeyboardInterrupt from None
-
-    with contextlib.redirect_stdout(sys.stderr):
-        return run(WorkerSpec.from_json(spec_path.read_text(encoding="utf-8")), emit)
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    A method may fill another disk, or raise such an error itself.
+    """
+    cause = no_room(error)
+    if cause is None or (cause.filename is not None and Path(str(cause.filename)).is_relative_to(spool)):
+        return cause
+    try:
+        with TemporaryFile(dir=spool) as file:
+            file.write(bytes(_ROOM_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as failure:
+        return no_room(failure)
+    return None

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from exitbench.errors import UserError, suggestion
+from exitbench.errors import UserError, is_out_of_memory, suggestion
 from exitbench.results.owner import OWNER_FILE, OwnerLock
 from exitbench.results.schema import CELL_KEYS, ENV_KEYS, FITTED_FILE, SCHEMA_VERSION, STATUSES, TABLES
 from exitbench.results.sealed import SpoolError, check_digest, read_json, sha256, write_json
@@ -218,7 +218,7 @@ class AttemptWriter:
         if error is None:
             self.finish("failed", "the attempt was left without finish()")
         else:
-            self.finish(_status_of(error), f"{type(error).__name__}: {error}")
+            self.finish(status_of(error), f"{type(error).__name__}: {error}")
 
 
 def new_attempt_id() -> str:
@@ -442,13 +442,13 @@ def _folders(path: Path) -> list[Path]:
         raise UserError(f"The spool folder {path} cannot be listed: {error.strerror}.") from error
 
 
-def _status_of(error: BaseException) -> str:
-    # The accelerator's own out-of-memory error is known by name, so that nothing here imports its library.
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+def status_of(error: BaseException) -> str:
+    """Return the status of an attempt that an error ended."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if is_out_of_memory(error):
         return "oom"
-    if isinstance(error, TimeoutError):
-        return "timeout"
-    return "failed" if isinstance(error, Exception) else "interrupted"
+    return "timeout" if isinstance(error, TimeoutError) else "failed"
 
 
 def _utc_now() -> str:

@@ -11,6 +11,16 @@ from typing import Final
 
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
+# How those say it that have no error of their own for it: torch on a CPU, CUDA's libraries, C++, Python's last words.
+_NO_MEMORY: Final = (
+    "DefaultCPUAllocator",
+    "enforce fail at alloc_cpu",
+    "out of memory",
+    "std::bad_alloc",
+    "OutOfMemoryError",
+    "MemoryError",
+)
+
 
 class UserError(ValueError):
     """Bad input: says what was wrong, where, and what is allowed. Fits on one screen."""
@@ -24,6 +34,20 @@ def no_room(error: BaseException) -> OSError | None:
             return cause
         cause = cause.__cause__ or cause.__context__
     return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error came about because the machine or its accelerator has no more memory."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    # Accelerators' and the database's own errors are known by name, so that nothing here imports their libraries.
+    named = type(error).__name__ in ("OutOfMemoryError", "OutOfMemoryException")
+    return named or (isinstance(error, RuntimeError) and says_out_of_memory(str(error)))
+
+
+def says_out_of_memory(words: str) -> bool:
+    """Return whether the message of an error, or the last line of a log, says that there was no more memory."""
+    return any(sign in words for sign in _NO_MEMORY)
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:

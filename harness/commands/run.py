@@ -20,7 +20,6 @@ from exitbench.harness.progress import progress
 from exitbench.harness.retry import Retry
 from exitbench.harness.spec import WorkerSpec
 from exitbench.harness.training import ensure_all_trained
-from exitbench.results.spelling import visible
 from exitbench.results.trainings import record_training
 from exitbench.terminal import number_of, tell
 
@@ -62,7 +61,7 @@ def run(arguments: Namespace) -> int:
             record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
     plan = with_verdicts(plan, arguments.retry, runs.root, _say_tried)
     for method in failing(plan):
-        print(f"breaks its contract, so that its runs are not to be cited: {visible(method)}", file=sys.stderr)
+        tell(f"breaks its contract, so that its runs are not to be cited: {method}")
     try:
         statuses = _run_groups(plan, runs, executor, arguments)
     except KeyboardInterrupt:
@@ -141,13 +140,12 @@ def _ingest_meanwhile(runs: Runs) -> None:
 def _print_left_out(runs: Runs, suite: str) -> None:
     """Say of which results documents were left out because their prompts were too long."""
     from exitbench.results.database import open_database
-    from exitbench.results.spelling import visible
 
     with open_database(runs.database) as database:
         rows = database.query(LEFT_OUT_QUERY, [suite]).to_pylist()
     for row in rows:
-        where = visible(f"{row['model']} on {row['task_label']}")
-        print(f"{where}: {row['dropped']:.0f} of {row['n']} documents left out, whose prompts are too long")
+        where, dropped = f"{row['model']} on {row['task_label']}", f"{row['dropped']:.0f} of {row['n']} documents"
+        tell(f"{where}: {dropped} left out, whose prompts are too long", sys.stdout)
 
 
 def _print_results(runs: Runs, suite: str) -> None:

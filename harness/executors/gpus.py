@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from exitbench.errors import UserError
 from exitbench.harness.locks import locked
 
 POLL_S = 0.5
@@ -39,8 +41,33 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 
 def lock_folder() -> Path:
-    """Return where the locks of GPUs lie: a user's runs share them, whatever their folders."""
-    return Path(tempfile.gettempdir()) / f"exitbench-gpus-{os.getuid()}"
+    """Return where the locks of GPUs lie, made when missing: a user's runs share them, whatever their folders.
+
+    Nobody else can write there: in a folder that all may write to, another user could be first at any name.
+
+    Raises:
+        UserError: Somebody else has made it, or it is a link.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    of_user = Path(runtime) if runtime else None
+    base = of_user if of_user is not None and _is_private(of_user) else Path(tempfile.gettempdir())
+    folder = base / f"exitbench-gpus-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if not _is_private(folder):
+        raise UserError(
+            f"{folder}, for the locks of GPUs, is not a folder that you alone can write to. Remove it, or set "
+            "XDG_RUNTIME_DIR to a folder of your own with mode 0700."
+        )
+    return folder
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 @contextlib.contextmanager

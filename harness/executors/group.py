@@ -1,28 +1,30 @@
 """One model group on this machine: a worker process, and a row for every way it can end.
 
-A worker that dies loses only its current cell: the parent writes that cell's failed attempt (exit code,
+A worker that dies, or takes too long over a cell, loses only that cell: the parent writes its attempt (exit code,
 signal, last log lines) and starts a worker for the rest.
 """
 
-import json
-import os
+import contextlib
+import re
 import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Final
 
-from exitbench.errors import UserError
+from exitbench.errors import UserError, says_out_of_memory
 from exitbench.harness.environment import environment_and_hardware
+from exitbench.harness.events import read_event
+from exitbench.harness.executors.process import Overdue, WorkerProcess
 from exitbench.harness.progress import Progress
-from exitbench.harness.spec import NO_ROOM, WorkerSpec, WorkItem
+from exitbench.harness.spec import WorkerSpec, WorkItem
 from exitbench.results.spool import LOG_TAIL_LINES, AttemptWriter
 
-WORKER: Final = (sys.executable, "-m", "exitbench.harness.worker")
+WORKER: Final = (sys.executable, "-m", "exitbench.harness.worker_process")
 
 GRACE_S = 20.0
 """How long an interrupted worker may take to end its attempt before it is killed."""
@@ -30,45 +32,91 @@ GRACE_S = 20.0
 # A worker that ends so was asked to: its exit code, or the signal if it was still starting.
 _ASKED_TO_END: Final = (130, -signal.SIGINT, -signal.SIGTERM, -signal.SIGUSR2)
 
+_LOG_BYTES: Final = 1 << 18
+"""How much of the end of a worker's log is looked at."""
 
-@dataclass
+_PROGRESS_BAR: Final = re.compile(r"\d{1,3}%\||\d{1,12}\w{0,20} \[\d+:\d")
+"""What is in tqdm's bars: 45%|###  or 12it [00:03, and a bracket that is closed at the end."""
+
+
 class _Watch:
-    """What a worker has said so far."""
+    """What a worker has said so far, and how long it may take until it says something else."""
 
-    labels: dict[str, str]
-    progress: Progress
-    statuses: dict[str, str] = field(default_factory=dict)
-    current: str | None = None
+    def __init__(self, items: Sequence[WorkItem], progress: Progress) -> None:
+        self.statuses: dict[str, str] = {}
+        self.current: str | None = None
+        self.full: str | None = None
+        self._items = {item.cell.cell_id: item for item in items}
+        self._progress = progress
+        self._holders: set[str] = set()
+        self._since_s, self._waits = time.monotonic(), False
 
-    def event(self, event: dict[str, Any]) -> None:
-        """Take in one event (see `spec`)."""
-        cell_id = event["cell"]
-        if event["event"] == "start":
+    def begin(self) -> None:
+        """A worker starts, and loads its model first."""
+        self.current, self._since_s, self._waits = None, time.monotonic(), False
+
+    @property
+    def limit_s(self) -> float | None:
+        """How long the current cell may take; while there is none, loading may take as long as any cell."""
+        if self.current is not None:
+            return self._items[self.current].timeout_s
+        limits = [item.timeout_s for item in self._items.values()]
+        return None if None in limits else max(filter(None, limits), default=None)
+
+    @property
+    def deadline(self) -> float | None:
+        """When the worker has taken too long, by `time.monotonic`; None where nothing says so."""
+        return None if self._waits or self.limit_s is None else self._since_s + self.limit_s
+
+    def take(self, line: str) -> bool:
+        """Take in one line (see `events`); False for what is not an event."""
+        event = read_event(line, self._items)
+        if event is None or event["cell"] in self.statuses:
+            return False
+        cell_id, word = event["cell"], event["event"]
+        label = self._items[cell_id].label
+        if word == "progress":
+            self._progress.documents_done(label, event["done"])
+            return True
+        self._since_s, self._waits = time.monotonic(), word == "wait"
+        if word == "start":
             self.current = cell_id
-            self.progress.start(event["label"], event["documents"])
-        elif event["event"] == "progress":
-            self.progress.documents_done(self.labels[cell_id], event["done"])
-        else:
+            self._progress.start(label, event["documents"])
+        elif word == "end":
             self.end(cell_id, event["status"])
+        elif word == "no_room":
+            self.full = f"{event['path']}: {event['why']}"
+        elif word == "wait" and event["holder"] not in self._holders:
+            self._holders.add(event["holder"])
+            self._progress.note(f"{label}: waiting for {event['holder']}, which runs it")
+        return True
 
     def end(self, cell_id: str, status: str) -> None:
         """Note how a cell ended."""
         self.statuses[cell_id], self.current = status, None
-        self.progress.end(self.labels[cell_id], status)
+        self._progress.end(self._items[cell_id].label, status)
 
 
 @dataclass(frozen=True)
 class _Death:
-    """How a worker process ended without finishing its cells; ``interrupted`` says by whom, if it was asked to."""
+    """How a worker process ended without finishing its cells.
+
+    Attributes:
+        interrupted: By whom, if it was asked to end.
+        killed_for: Why this process ended it, if it did so.
+    """
 
     returncode: int
     interrupted: str | None
+    killed_for: tuple[str, str] | None
     out_of_memory: bool
     log_tail: str
 
     @property
     def status(self) -> str:
         """The spool's word for it."""
+        if self.killed_for is not None:
+            return self.killed_for[0]
         return "interrupted" if self.interrupted else "oom" if self.out_of_memory else "failed"
 
     @property
@@ -79,11 +127,13 @@ class _Death:
     @property
     def reason(self) -> str:
         """One line for people."""
+        if self.killed_for is not None:
+            return self.killed_for[1]
         if self.interrupted:
             return self.interrupted
-        how = f"killed by {signal.Signals(self.signal).name}" if self.signal else f"exited with code {self.returncode}"
-        last = self.log_tail.splitlines()[-1:]
-        return f"the worker was {how}" if self.signal else ": ".join([f"the worker {how}", *last])
+        if self.signal:
+            return f"the worker was killed by {_signal_name(self.signal)}"
+        return ": ".join([f"the worker exited with code {self.returncode}", *self.log_tail.splitlines()[-1:]])
 
 
 class GroupRun:
@@ -100,12 +150,12 @@ class GroupRun:
             spec: The cells, in order, and where everything lies.
             logs: Folder for the workers' specifications and logs; created when missing.
             progress: Told of every start, document and end.
-            worker: Command that is given the path of a SPEC.json (docs in `spec`).
+            worker: Command that is given the path of a SPEC.json and two descriptors (`worker_process`).
         """
         self.interrupted: str | None = None
         self._spec, self._logs, self._worker = spec, logs, tuple(worker)
-        self._watch = _Watch({item.cell.cell_id: item.label for item in spec.cells}, progress)
-        self._process: subprocess.Popen[str] | None = None
+        self._watch = _Watch(spec.cells, progress)
+        self._process: WorkerProcess | None = None
         self._starting = threading.Lock()
 
     def run(self, variables: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -124,9 +174,8 @@ class GroupRun:
         while not self.interrupted and (remaining := self._remaining()):
             before = len(watch.statuses)
             death = self._run_worker(replace(self._spec, cells=remaining), variables or {})
-            if death.returncode == NO_ROOM:
-                last = death.log_tail.splitlines()[-1:] or [f"{self._spec.spool}: No space left on device"]
-                raise UserError(f"{last[0]}. What is finished is kept; the same command goes on.")
+            if watch.full is not None:
+                raise UserError(f"{watch.full}. What is finished is kept; the same command goes on.")
             if watch.current is not None:
                 lost = [item for item in remaining if item.cell.cell_id == watch.current]
             elif len(watch.statuses) == before and not death.interrupted:
@@ -143,16 +192,16 @@ class GroupRun:
         self.interrupted = self.interrupted or reason
         with self._starting:
             process = self._process
-        if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGINT)
+        if process is not None:
+            process.interrupt()
             deadline = threading.Timer(GRACE_S, process.kill)
             deadline.daemon = True
             deadline.start()
 
     def kill(self) -> None:
         """End the worker at once."""
-        if self._process is not None:
-            self._process.kill()
+        if (process := self._process) is not None:
+            process.kill()
 
     def _remaining(self) -> tuple[WorkItem, ...]:
         return tuple(item for item in self._spec.cells if item.cell.cell_id not in self._watch.statuses)
@@ -165,55 +214,47 @@ class GroupRun:
         spec_path.write_text(spec.to_json(), encoding="utf-8")
         oom_kills = _oom_kills()
         with log_path.open("w", encoding="utf-8") as log:
-            returncode = self._follow([*self._worker, str(spec_path)], variables, log)
-        lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+            returncode, killed_for = self._follow([*self._worker, str(spec_path)], variables, log)
+        lines = _lines(log_path)[-LOG_TAIL_LINES:]
         killed_for_memory = returncode == -signal.SIGKILL and _oom_kills() > oom_kills
-        out_of_memory = killed_for_memory or (returncode != 0 and "MemoryError" in "".join(lines[-1:]))
+        out_of_memory = killed_for_memory or (returncode != 0 and says_out_of_memory("".join(lines[-1:])))
         if returncode in _ASKED_TO_END:
             self.interrupted = self.interrupted or "the worker was asked to end"
-        return _Death(returncode, self.interrupted, out_of_memory, "\n".join(lines[-LOG_TAIL_LINES:]))
+        return _Death(returncode, self.interrupted, killed_for, out_of_memory, "\n".join(lines))
 
-    def _follow(self, command: Sequence[str], variables: Mapping[str, str], log: Any) -> int:
-        """Start a process and read its events until it has ended; returns its exit code."""
+    def _follow(
+        self, command: Sequence[str], variables: Mapping[str, str], log: IO[str]
+    ) -> tuple[int, tuple[str, str] | None]:
+        """Start a process and take in what it says until it has ended.
+
+        Returns:
+            Its exit code; and status and reason where it was ended from here.
+        """
+        self._watch.begin()
         with self._starting:
-            # Its own session, so that Ctrl-C reaches the parent alone, which then ends the worker in order.
-            process = self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-                env={**os.environ, **variables},
-            )
+            process = self._process = WorkerProcess(command, variables, log)
         if self.interrupted:  # between the last worker and this one
-            process.send_signal(signal.SIGINT)
-        assert process.stdout is not None
-        with process:
-            try:
-                _read(process.stdout, self._watch, log.write)
-                return process.wait()
-            except BaseException:
-                process.kill()
-                raise
+            process.interrupt()
+        killed_for = None
+        try:
+            while (line := process.next_line(self._watch.deadline)) is not None:
+                if not self._watch.take(line):
+                    log.write(line)
+                    log.flush()
+        except Overdue:
+            killed_for = "timeout", self._overdue()
+        except OSError:  # a terminal that is gone, a disk that is full: no other cell would fare better
+            raise
+        except Exception as error:
+            killed_for = "failed", f"the worker could not be followed: {type(error).__name__}: {error}"
+        finally:
+            with self._starting:
+                returncode, self._process = process.end(), None
+        return returncode, killed_for
 
-
-def _read(lines: Iterable[str], watch: _Watch, log: Callable[[str], Any]) -> None:
-    for line in lines:
-        event = _event(line)
-        if event is None:
-            log(line)  # some library printed
-        else:
-            watch.event(event)
-
-
-def _event(line: str) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and "event" in event else None
+    def _overdue(self) -> str:
+        where = "" if self._watch.current is not None else " before its first event, or between two cells"
+        return f"took longer than cell_timeout_s = {self._watch.limit_s:g}{where}"
 
 
 def _record(spec: WorkerSpec, item: WorkItem, death: _Death) -> None:
@@ -232,3 +273,24 @@ def _oom_kills() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)
+
+
+def _signal_name(number: int) -> str:
+    """Return a signal's name; some, such as those of real time, have none."""
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
+def _lines(log: Path) -> list[str]:
+    """Return the last lines of a log, without empty ones and progress bars."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_BYTES))
+        text = file.read().decode(errors="replace")
+    return [line for line in map(_without_bar, text.splitlines()) if line.strip()]
+
+
+def _without_bar(line: str) -> str:
+    """Return what was printed after a progress bar, where a line begins with one."""
+    bar = _PROGRESS_BAR.search(line)
+    return line if bar is None else line[bar.end() :].partition("]")[2]

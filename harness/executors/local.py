@@ -28,11 +28,11 @@ class LocalExecutor:
         Args:
             logs: Folder for the workers' specifications and logs.
             gpus: GPUs to use, a worker each; none for the CPU.
-            worker: Command that is given the path of a SPEC.json.
+            worker: Command that is given the path of a SPEC.json and two descriptors (`worker_process`).
             gpu_locks: Folder of the GPUs' locks; the user's own by default.
         """
         self._logs, self._gpus, self._worker = logs, tuple(gpus), worker
-        self._gpu_locks = gpu_locks or lock_folder()
+        self._gpu_locks = gpu_locks
         self._stop = threading.Event()
 
     @property
@@ -73,4 +73,4 @@ class LocalExecutor:
     def _place(self) -> contextlib.AbstractContextManager[Mapping[str, str] | None]:
         if not self._gpus:
             return contextlib.nullcontext({})
-        return free_gpu(self._gpus, self._gpu_locks, self._stop.is_set)
+        return free_gpu(self._gpus, self._gpu_locks or lock_folder(), self._stop.is_set)

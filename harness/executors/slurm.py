@@ -243,7 +243,7 @@ def _settle(task: _Task, job: Job) -> dict[str, str]:
         status = statuses[item.cell.cell_id] = how if begun else "interrupted"
         env = _read_env(own[-1].path) if own else None
         with AttemptWriter(
-            task.spec.spool, item.cell.to_json(), env or environment_and_hardware(task.spec.threads)
+            task.spec.spool, item.cell_record(), env or environment_and_hardware(task.spec.threads)
         ) as row:
             row.log_path.write_text(_job_log(task, job), encoding="utf-8")
             row.finish(status, reason)

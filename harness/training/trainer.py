@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from tqdm import tqdm
 
-from exitbench.errors import UserError
+from exitbench.errors import UserError, is_out_of_memory
 from exitbench.harness.training.data import Batch
 from exitbench.harness.training.objective import Objective
 from exitbench.harness.training.optimizers import make_optimizer
@@ -133,7 +133,7 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
                 loss, logged = self.objective(model, inputs, self.state.global_step)
             self.accelerator.backward(loss * share)
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             if n_rows == 1:
                 raise UserError("a single pair does not fit into memory; lower max_tokens.") from error
@@ -207,8 +207,3 @@ def resume_point(folder: Path) -> Path | None:
 
 def _key(metric: str, block: int | None) -> str:
     return f"{metric}/{'' if block is None else block}"
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    # torch raises a plain RuntimeError where the system, not the GPU, has no more.
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

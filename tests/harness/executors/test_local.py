@@ -40,7 +40,7 @@ def test_every_cell_is_run_and_shown_once(spec: WorkerSpec, worker: Worker, tmp_
         "[3/3] three (2 documents)",
     ]
     (log,) = (tmp_path / "logs").glob("*.log")
-    assert log.read_text() == "a library prints\n3\n"
+    assert log.read_text() == 'a library prints\n{"event": "x"}\n'
 
 
 @pytest.mark.parametrize(

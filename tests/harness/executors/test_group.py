@@ -1,0 +1,216 @@
+"""What a worker may do without harm to the run: say what is no event, leave processes behind, hang, end in any way."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.harness.executors import process
+from exitbench.harness.executors.local import LocalExecutor
+from exitbench.harness.progress import Lines
+from exitbench.harness.spec import WorkerSpec
+from exitbench.results.spool import latest_status, read_attempt
+
+Worker = Callable[[str, str], tuple[str, ...]]
+LONG_S = 300.0
+
+
+@pytest.fixture
+def run(spec: WorkerSpec, tmp_path: Path) -> Callable[..., list[str]]:
+    """Run the three cells; returns their statuses in order."""
+
+    def run_cells(command: tuple[str, ...], timeout_s: float | None = None) -> list[str]:
+        timed = replace(spec, cells=tuple(replace(item, timeout_s=timeout_s) for item in spec.cells))
+        with Lines(3, io.StringIO()) as progress:
+            statuses = LocalExecutor(tmp_path / "logs", worker=command).run([timed], progress, lambda: None)
+        return [statuses[item.cell.cell_id] for item in spec.cells]
+
+    return run_cells
+
+
+def record(spec: WorkerSpec, cell: int) -> dict[str, Any]:
+    """status.json of a cell's only finished attempt, with what cell.json says of its time-out."""
+    cell_id = spec.cells[cell].cell.cell_id
+    assert len(list(spec.spool.glob(f"*/{cell_id}/*/DONE"))) == 1
+    found = read_attempt(latest_status(spec.spool)[cell_id].path)
+    return {**found.status, "cell_timeout_s": found.cell.get("cell_timeout_s")}
+
+
+def logs(tmp_path: Path) -> str:
+    return "".join(path.read_text() for path in sorted((tmp_path / "logs").glob("*.log")))
+
+
+# ------------------------------------------------------------------------------------------ events
+
+OWN = "item.cell.cell_id"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        '{"event": "x"}',
+        "[]",
+        "3",
+        '{"event": ["start"]}',
+        '{"event": "end", "cell": "0123", "status": "ok"}',
+        '{"event": "end", "cell": CELL}',
+        '{"event": "end", "cell": CELL, "status": "great"}',
+        '{"event": "end", "cell": CELL, "status": "ok", "more": 1}',
+        '{"event": "end", "cell": [CELL], "status": "ok"}',
+        '{"event": "progress", "cell": CELL, "done": "2"}',
+        '{"event": "progress", "cell": CELL, "done": true}',
+        '{"event": "progress", "cell": CELL, "done": -1}',
+        '{"event": "start", "cell": CELL, "label": "one", "documents": 2.5}',
+        '{"event": "wait", "cell": CELL, "holder": null}',
+        "[" * 100_000,
+    ],
+    ids=lambda event: event[:40],
+)
+def test_what_is_no_event_is_a_line_of_the_log_and_changes_nothing(
+    event: str, spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    text = event.replace("CELL", json.dumps(spec.cells[1].cell.cell_id))
+    assert run(worker("two", f"tell({text!r})")) == ["ok", "ok", "ok"]
+    assert text in logs(tmp_path).splitlines()
+    assert len(list(spec.spool.glob("*/*/*/DONE"))) == 3
+
+
+def test_a_cell_that_has_ended_is_not_ended_again(worker: Worker, run: Callable[..., list[str]]) -> None:
+    assert run(worker("two", "say('end', spec.cells[0], status='failed')")) == ["ok", "ok", "ok"]
+
+
+# ------------------------------------------------------------------------------------------ ends
+
+
+def test_a_worker_killed_by_a_signal_without_a_name_is_a_row(
+    spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]]
+) -> None:
+    number = signal.SIGRTMIN + 6
+    assert run(worker("two", f"os.kill(os.getpid(), {number})")) == ["ok", "failed", "ok"]
+    assert record(spec, 1)["reason"] == f"the worker was killed by signal {number}"
+    assert record(spec, 1)["signal"] == number
+
+
+def test_a_method_that_exits_as_if_the_disk_were_full_fails_its_cell(
+    spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]]
+) -> None:
+    assert run(worker("two", "die(74, 'the last words')")) == ["ok", "failed", "ok"]
+    assert record(spec, 1)["reason"] == "the worker exited with code 74: the last words"
+
+
+@pytest.mark.parametrize(
+    ("printed", "reason"),
+    [
+        ("first\\n\\rexitbench: 100%|#####| 2/2 [00:01<00:00,  1.5doc/s]", ": first"),
+        ("\\r 50%|##   | 1/2 [00:01<00:01]the last words", ": the last words"),
+        ("\\rtold\\n12it [00:03, 4.1it/s]\\n", ": told"),
+        ("\\r  0%|  | 0/2 [00:00<?, ?it/s]", ""),
+    ],
+)
+def test_reasons_do_not_quote_progress_bars(
+    printed: str, reason: str, spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]]
+) -> None:
+    run(worker("two", f"(sys.stderr.write('{printed}'), sys.stderr.flush(), os._exit(0))"))
+    assert record(spec, 1)["reason"] == f"the worker exited with code 0{reason}"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory",
+        "  what():  std::bad_alloc",
+    ],
+)
+def test_want_of_memory_is_told_by_the_last_words_too(last: str, worker: Worker, run: Callable[..., list[str]]) -> None:
+    assert run(worker("two", f"die(1, {last!r})")) == ["ok", "oom", "ok"]
+
+
+# ------------------------------------------------------------------------------------------ what is left behind
+
+
+@pytest.mark.parametrize("kept", ["1", "1, int(sys.argv[2])", "1, 2, int(sys.argv[2]), int(sys.argv[3])"])
+def test_a_process_that_a_method_leaves_behind_is_ended_with_the_worker(
+    kept: str, worker: Worker, run: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    started = time.monotonic()
+    assert run(worker("two", f"(leave_child({kept}), note('left'))")) == ["ok", "ok", "ok"]
+    assert time.monotonic() - started < LONG_S
+    (left,) = (tmp_path / "notes").glob("left-*")
+    group = left.name.split("-")[1]
+    while [stat for stat in _stats() if stat[4] == group and stat[2] != "Z"]:  # killed, and ends when it is its turn
+        assert time.monotonic() - started < LONG_S
+        time.sleep(0.05)
+
+
+def _stats() -> list[list[str]]:
+    """Of every process: id, name, state, parent, group."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            before, _, after = path.read_text().rpartition(")")
+        except OSError:
+            continue
+        found.append([*before.split(" (", 1), *after.split()])
+    return found
+
+
+def test_a_method_that_closes_standard_output_costs_nothing(worker: Worker, run: Callable[..., list[str]]) -> None:
+    assert run(worker("two", "os.close(1)")) == ["ok", "ok", "ok"]
+
+
+def test_a_worker_that_closes_its_pipe_and_goes_on_is_ended(
+    spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "CLOSING_S", 0.2)
+    assert run(worker("three", "(os.close(int(sys.argv[2])), wait())")) == ["ok", "ok", "failed"]
+    assert record(spec, 2)["reason"] == "the worker was killed by SIGKILL"
+
+
+# ------------------------------------------------------------------------------------------ time-outs
+
+
+@pytest.mark.parametrize(
+    "hangs",
+    ["(forget_signals(), wait())", "__import__('ctypes').PyDLL(None).sleep(600)", "exec('while True: pass')"],
+    ids=["asleep", "in C, with the interpreter's lock", "in Python"],
+)
+def test_a_cell_that_hangs_is_a_row_that_names_the_key_and_the_next_one_runs(
+    hangs: str, spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]]
+) -> None:
+    # Long enough for a worker to start on a busy machine: its start counts too.
+    assert run(worker("two", hangs), timeout_s=15.0) == ["ok", "timeout", "ok"]
+    lost = record(spec, 1)
+    assert lost["reason"] == "took longer than cell_timeout_s = 15"
+    assert (lost["signal"], lost["cell_timeout_s"]) == (9, 15.0)
+
+
+def test_a_worker_that_hangs_before_its_first_cell_is_not_tried_again(
+    spec: WorkerSpec, run: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    path = tmp_path / "worker.py"
+    path.write_text("import time\ntime.sleep(600)\n")
+    assert run((sys.executable, str(path)), timeout_s=0.5) == ["timeout"] * 3
+    reason = "took longer than cell_timeout_s = 0.5 before its first event, or between two cells"
+    assert {status.reason for status in latest_status(spec.spool).values()} == {reason}
+
+
+def test_waiting_for_another_process_is_not_hanging_and_is_told_once(
+    spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    waits = "(say('wait', item, holder='process 7'), say('wait', item, holder='process 7'), time.sleep(8), wake())"
+    command = worker("two", waits.replace("wake()", "say('held', item)"))
+    shown = io.StringIO()
+    timed = replace(spec, cells=tuple(replace(item, timeout_s=7.0) for item in spec.cells))
+    with Lines(3, shown) as progress:
+        LocalExecutor(tmp_path / "logs", worker=command).run([timed], progress, lambda: None)
+    assert {status.status for status in latest_status(spec.spool).values()} == {"ok"}
+    assert shown.getvalue().count("two: waiting for process 7, which runs it\n") == 1
