@@ -8,7 +8,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
@@ -85,10 +85,6 @@ class Folder:
         """Open a folder by its path, which may be a link."""
         return cls(path, os.open(path, _FOLDER))
 
-    def names(self) -> list[str]:
-        """Return the names of what is in the folder, sorted."""
-        return sorted(os.listdir(self._descriptor))
-
     def folder(self, name: str) -> "Folder":
         """Open a folder in this one.
 
@@ -102,13 +98,6 @@ class Folder:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise NotRegular(self.path / name) from error
             raise
-
-    def has(self, name: str) -> bool:
-        """Return whether there is anything of that name."""
-        with suppress(FileNotFoundError):
-            os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
-            return True
-        return False
 
     def copy(self, name: str, target: Path, limit: int) -> None:
         """Copy a file of this folder to `target`, which must not exist.

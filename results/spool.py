@@ -47,7 +47,7 @@ TO_BE_RUN = NO_OUTCOME | {DAMAGED}
 
 _JSON_FILES = ("cell.json", "env.json", "status.json")
 LOG_FILE = "log.txt"
-FREED = "FREED"
+_FREED = "_FREED"
 ATTEMPT_FILES = frozenset({*_JSON_FILES, LOG_FILE, FITTED_FILE, *(f"{table}.parquet" for table in TABLES)})
 """What DONE may list."""
 _OUTCOME: Keys = {"": {name: STATUS_KEYS[""][name] for name in ("status", "reason")}}
@@ -381,9 +381,9 @@ def free_tables(path: Path, rows: Mapping[str, int]) -> None:
         path: The attempt's folder.
         rows: By table; with those that were freed before.
     """
-    (path / f"{FREED}.partial").unlink(missing_ok=True)  # a link would be written through
-    write_json(path / f"{FREED}.partial", rows)
-    (path / f"{FREED}.partial").rename(path / FREED)
+    (path / f"{_FREED}.partial").unlink(missing_ok=True)  # a link would be written through
+    write_json(path / f"{_FREED}.partial", rows)
+    (path / f"{_FREED}.partial").rename(path / _FREED)
     for table in rows:
         (path / f"{table}.parquet").unlink(missing_ok=True)
 
@@ -395,7 +395,7 @@ def freed_tables(path: Path) -> dict[str, int]:
         DamagedFile: The note of it is not what was written.
         SpoolError: It cannot be read.
     """
-    note = path / FREED
+    note = path / _FREED
     if not os.path.lexists(note):
         return {}
     rows = read_json(note)

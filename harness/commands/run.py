@@ -24,7 +24,7 @@ FAILURES_QUERY = "SELECT model, task_label, method, params, kind, status, reason
 
 
 def run(arguments: Namespace) -> int:
-    """Run a suite; returns 0 if every cell that ran ended ok, else 1.
+    """Run a suite; returns 0 if every cell that ran ended ok and is in the database, else 1.
 
     Raises:
         UserError: Anything that can be known before work begins, or data that turns out damaged.
@@ -48,15 +48,17 @@ def run(arguments: Namespace) -> int:
     for group in plan.groups:
         if group.folder is not None and group.cells:
             record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
+    left_out: list[str] = []
     try:
-        statuses = _run_groups(plan, runs, slurm or _local(plan, runs), arguments)
+        statuses = _run_groups(plan, runs, slurm or _local(plan, runs), arguments, left_out)
     except KeyboardInterrupt:
         _ingest(runs)
         print("Interrupted. What is finished is kept; the same command goes on from there.", file=sys.stderr)
         raise
-    _ingest(runs)
+    left_out += _ingest(runs)
     _print_results(runs)
-    return _verdict(statuses, plan, runs, arguments.retry)
+    verdict = _verdict(statuses, plan, runs, arguments.retry)
+    return 1 if left_out else verdict
 
 
 def _slurm(arguments: Namespace, runs: Runs) -> Executor | None:
@@ -75,11 +77,14 @@ def _local(plan: Plan, runs: Runs) -> Executor:
     return LocalExecutor(runs.logs, visible_gpus() if plan.device == "cuda" else ())
 
 
-def _run_groups(plan: Plan, runs: Runs, executor: Executor, arguments: Namespace) -> Counter[str]:
+def _run_groups(plan: Plan, runs: Runs, executor: Executor, arguments: Namespace, left_out: list[str]) -> Counter[str]:
+    """Run what is to be run; returns how many cells ended how. What no database takes is added to `left_out`."""
     threads = arguments.threads or executor.threads
     specs = [_spec(group, plan, runs, threads, arguments) for group in plan.groups]
     with progress(plan.to_run_count(arguments.retry)) as bars:
-        statuses = executor.run([spec for spec in specs if spec.cells], bars, lambda: _ingest_meanwhile(runs))
+        statuses = executor.run(
+            [spec for spec in specs if spec.cells], bars, lambda: left_out.extend(_ingest_meanwhile(runs))
+        )
     return Counter(statuses.values())
 
 
@@ -96,22 +101,23 @@ def _spec(group: Group, plan: Plan, runs: Runs, threads: int, arguments: Namespa
     )
 
 
-def _ingest(runs: Runs) -> bool:
-    """Fill the database with what has ended; returns whether something was left out."""
+def _ingest(runs: Runs) -> tuple[str, ...]:
+    """Fill the database with what has ended; returns what was left out, and why."""
     from exitbench.results.ingest import ingest
 
     left_out = ingest(runs.spool, runs.database).quarantined
     for message in left_out:
         print(f"left out of the database: {message}", file=sys.stderr)
-    return bool(left_out)
+    return left_out
 
 
-def _ingest_meanwhile(runs: Runs) -> None:
+def _ingest_meanwhile(runs: Runs) -> tuple[str, ...]:
     """The same while cells run, which do not end because somebody has the database open or the disk is full."""
     try:
-        _ingest(runs)
+        return _ingest(runs)
     except UserError as error:
         print(f"The database is filled later: {error}", file=sys.stderr)
+        return ()
 
 
 def _print_results(runs: Runs) -> None:
