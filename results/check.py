@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -12,15 +13,28 @@ import sqlalchemy as sa
 from exitbench.errors import UserError
 from exitbench.results.catalogue import ATTEMPT, ATTEMPT_FILE
 from exitbench.results.database import DamagedDatabase, Database, DatabaseInUse, open_database
-from exitbench.results.imports import IMPORTS
 from exitbench.results.load import DATABASE_TABLE
+from exitbench.results.records import IMPORT, linked, records
+from exitbench.results.regular import open_regular
 from exitbench.results.rescores import RESCORES
-from exitbench.results.sealed import SpoolError
+from exitbench.results.sealed import DamagedFile, SpoolError
 from exitbench.results.snapshot import Manifest
-from exitbench.results.spool import AttemptRecord, freed_tables, read_attempt, scan_spool
+from exitbench.results.spool import (
+    QUARANTINE,
+    Attempt,
+    AttemptRecord,
+    freed_tables,
+    links_in,
+    read_attempt,
+    scan_spool,
+)
 from exitbench.results.tags import TAGS
+from exitbench.results.trainings import check_trainings
 from exitbench.results.vocabularies import check_vocabularies
+from exitbench.results.words import counted
 
+_INDEX_ROWS: Final = 1_000
+"""DuckDB asks an index for up to 2,048 rows, and reads the table for more."""
 _REBUILD: Final = "`exitbench db rebuild` builds the database anew."
 _KEYS: Final = {
     "token_exit": "attempt_id, doc_key, position",
@@ -97,8 +111,10 @@ def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | N
     for seen, attempt in enumerate(attempts, start=1):
         try:
             record = read_attempt(attempt.path)
-        except SpoolError as error:
+        except DamagedFile as error:
             problems.append(f"{error} The next run moves it to the quarantine if the database does not have it.")
+        except SpoolError as error:
+            problems.append(f"{error} No database takes it; move {attempt.path} away, and its cell is run again.")
         else:
             n_files += len(record.digests) - len(record.freed)
             if not damaged:
@@ -107,9 +123,10 @@ def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | N
             progress(seen, len(attempts))
     if not damaged:
         here = {attempt.attempt_id for attempt in attempts} | imported_attempts(spool_root)
-        problems += _nowhere_else(stored.done.keys() - here, path)
+        problems += _nowhere_else(stored.done.keys() - here, spool_root, path)
     problems += [*RESCORES.check(spool_root), *TAGS.check(spool_root)]
-    problems += [*check_vocabularies(spool_root), *_damaged_imports(spool_root)]
+    problems += [*check_vocabularies(spool_root), *check_trainings(spool_root), *_damaged_imports(spool_root)]
+    problems += [linked(link) for link in links_in(spool_root)]
     return CheckReport(len(attempts), n_files, stored.total, tuple(problems))
 
 
@@ -145,9 +162,10 @@ def stored_rows(database: Database) -> dict[str, dict[str, int]]:
 def imported_attempts(spool_root: Path) -> set[str]:
     """Return the attempts of which a snapshot was imported; a damaged import has none."""
     found: set[str] = set()
-    for path in (spool_root / IMPORTS).glob("[!.]*/attempt.parquet"):
+    for folder in records(spool_root, IMPORT)[0]:
         try:
-            found.update(pq.read_table(path, columns=["attempt_id"])["attempt_id"].to_pylist())
+            with open_regular(folder / "attempt.parquet") as file:
+                found.update(pq.read_table(file, columns=["attempt_id"])["attempt_id"].to_pylist())
         except (OSError, KeyError, pa.ArrowException):
             continue  # named by `_damaged_imports`
     return found
@@ -157,14 +175,36 @@ def _read_all(database: Database) -> _Stored:
     """Read every value, since a block that was changed shows when it is read."""
     stored = _Stored(rows=stored_rows(database))
     for table in _tables(database):
-        row = database.query(f"SELECT count(*) AS n, bit_xor(hash(t)) FROM {table} AS t").to_pylist()[0]
+        row = database.query(f"SELECT count(*) AS n, bit_xor(hash(t)) FROM {_quoted(table)} AS t").to_pylist()[0]
         stored.total += row["n"]
+    _read_indexes(database)
     with database.engine.connect() as connection:
         done = connection.execute(sa.select(ATTEMPT.c.attempt_id, ATTEMPT.c.spool_sha256))
         stored.done.update({attempt_id: digest for attempt_id, digest in done})
         for attempt_id, name, digest in connection.execute(sa.select(ATTEMPT_FILE)):
             stored.files.setdefault(attempt_id, {})[name] = digest
     return stored
+
+
+def _read_indexes(database: Database) -> None:
+    """Find every row by its primary key, since looking at a table reads no block of its index, and some queries do.
+
+    Keys of several columns serve only those who write, whom DuckDB tells of damage.
+    """
+    keys = "SELECT table_name AS t, constraint_column_names AS k FROM duckdb_constraints() WHERE constraint_type = $1"
+    for row in database.query(keys, ["PRIMARY KEY"]).to_pylist():
+        if len(row["k"]) > 1:
+            continue
+        table, key = _quoted(row["t"]), _quoted(row["k"][0])
+        numbered = f"SELECT {key} AS k, row_number() OVER (ORDER BY {key}) AS n FROM {table}"
+        steps = database.query(f"SELECT k FROM ({numbered}) WHERE n % {_INDEX_ROWS} = 1 ORDER BY n")["k"].to_pylist()
+        for low, high in pairwise([*steps, None]):
+            below, bounds = ("", {"low": low}) if high is None else (f"AND {key} < $high", {"low": low, "high": high})
+            database.query(f"SELECT count(*) FROM {table} WHERE {key} >= $low {below}", bounds)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _tables(database: Database) -> list[str]:
@@ -194,7 +234,8 @@ def _differences(record: AttemptRecord, stored: _Stored) -> Iterator[str]:
     for table in sorted(expected.keys() | found):
         if expected.get(table, 0) != found.get(table, 0):
             yield (
-                f"{where}: {table} has {found.get(table, 0)} rows of it, its file {expected.get(table, 0)}. {_REBUILD}"
+                f"{where}: {table} has {counted(found.get(table, 0), 'row', 'rows')} of it, its file "
+                f"{expected.get(table, 0)}. {_REBUILD}"
             )
 
 
@@ -205,10 +246,11 @@ def _rows_without_owner(database: Database) -> Iterator[str]:
     tables = set(_tables(database)) & set(own["t"].to_pylist()) - {"attempt"}
     references = (*((table, "attempt_id", "attempt") for table in sorted(tables)), *_REFERENCES)
     for table, column, owner in references:
-        query = f"SELECT min({column}) AS id, count(*) AS n FROM {table} ANTI JOIN {owner} USING ({column})"
+        query = f"SELECT min({column}) AS id, count(*) AS n FROM {_quoted(table)} ANTI JOIN {owner} USING ({column})"
         row = database.query(query).to_pylist()[0]
         if row["n"]:
-            yield f"{table}: {row['n']} rows of a {column} that {owner} does not have, such as {row['id']}. {_REBUILD}"
+            rows = counted(row["n"], "row", "rows")
+            yield f"{table}: {rows} of a {column} that {owner} does not have, such as {row['id']}. {_REBUILD}"
 
 
 def _rows_twice(database: Database) -> Iterator[str]:
@@ -218,22 +260,27 @@ def _rows_twice(database: Database) -> Iterator[str]:
         if rows:
             n = rows[0].pop("n")
             which = ", ".join(f"{name} {value}" for name, value in rows[0].items())
-            yield f"{table}: {n} rows are there more than once, such as {which}. {_REBUILD}"
+            yield f"{table}: {counted(n, 'row is', 'rows are')} there more than once, such as {which}. {_REBUILD}"
 
 
-def _nowhere_else(attempt_ids: Set[str], path: Path) -> Iterator[str]:
+def _nowhere_else(attempt_ids: Set[str], spool_root: Path, path: Path) -> Iterator[str]:
     if attempt_ids:
+        moved = {folder.name for folder in (spool_root / QUARANTINE).glob("*/*")} & attempt_ids
+        where = f" ({len(moved)} of them damaged, in {spool_root / QUARANTINE})" if moved else ""
         yield (
-            f"{path}: has {len(attempt_ids)} attempts that the spool lacks, such as {min(attempt_ids)}: a rebuilt "
-            "database would not have them. `exitbench export` saves them."
+            f"{path}: has {counted(len(attempt_ids), 'attempt', 'attempts')} that the spool lacks{where}, such as "
+            f"{min(attempt_ids)}: a rebuilt database would not have them. `exitbench export` saves them, `exitbench db "
+            "rebuild --force` does without them."
         )
 
 
 def _damaged_imports(spool_root: Path) -> Iterator[str]:
-    for folder in sorted((spool_root / IMPORTS).glob("[!.]*")):
+    found, problems = records(spool_root, IMPORT)
+    yield from problems
+    for folder in found:
         try:
             Manifest.read(folder)
-        except (UserError, KeyError, TypeError) as error:
+        except (UserError, KeyError, TypeError, AttributeError) as error:
             yield f"{folder}: {error}"
 
 
@@ -244,11 +291,11 @@ def require_whole_spool(spool_root: Path, path: Path) -> None:
         UserError: It would not, or the database is in use.
     """
     attempts = list(scan_spool(spool_root))
-    freed = sum(bool(freed_tables(attempt.path)) for attempt in attempts)
+    freed = sum(map(_is_freed, attempts))
     if freed:
         raise UserError(
-            f"{spool_root}: `exitbench gc` removed the traces of {freed} attempts, since {path} has them; a rebuilt "
-            "database would not. Add --force to do without them."
+            f"{spool_root}: `exitbench gc` removed the traces of {counted(freed, 'attempt', 'attempts')}, since {path} "
+            "has them; a rebuilt database would not. Add --force to do without them."
         )
     try:
         with open_database(path) as database:
@@ -260,6 +307,14 @@ def require_whole_spool(spool_root: Path, path: Path) -> None:
     missing = known - {attempt.attempt_id for attempt in attempts} - imported_attempts(spool_root)
     if missing:
         raise UserError(
-            f"{path} has {len(missing)} attempts that {spool_root} lacks, such as {min(missing)}; a rebuilt database "
-            "would not have them. `exitbench export` saves them; add --force to do without them."
+            f"{path} has {counted(len(missing), 'attempt', 'attempts')} that {spool_root} lacks, such as "
+            f"{min(missing)}; a rebuilt database would not have them. `exitbench export` saves them; add --force to do "
+            "without them."
         )
+
+
+def _is_freed(attempt: Attempt) -> bool:
+    try:
+        return bool(freed_tables(attempt.path))
+    except SpoolError:
+        return False  # the rebuild names it, and keeps the old database if that has the attempt

@@ -18,12 +18,13 @@ import sqlalchemy as sa
 
 from exitbench.errors import UserError
 from exitbench.results.arrow import driver_connection, insert_rows
+from exitbench.results.records import BENCHMARK, IMPORT, records
 from exitbench.results.sealed import read_json
 from exitbench.results.snapshot import KEYS, load_snapshot, new_rows, table_file
 from exitbench.results.trouble import is_trouble
 
-IMPORTS: Final = "imports"
-PERF: Final = "perf"
+IMPORTS: Final = IMPORT.folder
+PERF: Final = BENCHMARK.folder
 _BENCHMARKS: Final = pa.schema(
     [
         ("benchmark", pa.string()),
@@ -41,9 +42,12 @@ _BENCHMARKS: Final = pa.schema(
 
 def load_imports(engine: sa.Engine, spool_root: Path) -> tuple[int, list[str]]:
     """Add every import that the database does not have; return the attempts added, and what is wrong with others."""
-    added, problems = _load_snapshots(engine, sorted((spool_root / IMPORTS).glob("[!.]*")))
+    snapshots, odd_snapshots = records(spool_root, IMPORT)
+    benchmarks, odd_benchmarks = records(spool_root, BENCHMARK)
+    added, problems = _load_snapshots(engine, snapshots)
+    problems += [*odd_snapshots, *odd_benchmarks]
     known = known_keys(engine, "perf_sample")
-    for path in sorted((spool_root / PERF).glob("[!.]*.json")):
+    for path in benchmarks:
         if path.stem not in known:
             try:
                 rows = benchmark_rows(path)

@@ -14,12 +14,14 @@ from exitbench.results.arrow import driver_connection, parquet_path
 from exitbench.results.catalogue import ATTEMPT
 from exitbench.results.catalogue_rows import insert_catalogue
 from exitbench.results.imports import load_imports
+from exitbench.results.records import linked
 from exitbench.results.rescores import load_rescores
 from exitbench.results.schema import TABLES
 from exitbench.results.sealed import DamagedFile, SpoolError
 from exitbench.results.spool import (
     Attempt,
     AttemptRecord,
+    links_in,
     quarantine,
     read_attempt,
     scan_spool,
@@ -109,7 +111,8 @@ class SpoolLoader:
             known = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
         if self._seen == 0:
             beside = (*load_trainings(engine, self.spool_root), *load_vocabularies(engine, self.spool_root))
-            self._count(quarantined=beside)
+            links = (linked(link) for link in links_in(self.spool_root))
+            self._count(quarantined=(*beside, *links))
         artifacts: set[str] = set()
         for group, checked in self._checked_groups(known):
             problems = _load_group(engine, checked, artifacts)
@@ -181,7 +184,7 @@ def load_spool(engine: sa.Engine, spool_root: Path, progress: Callable[[int, int
 
 
 def _parquet_bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.glob("*.parquet"))
+    return sum(file.lstat().st_size for file in path.glob("*.parquet"))
 
 
 def _set_aside(spool_root: Path, attempt: Attempt, problem: Exception) -> str:

@@ -19,13 +19,11 @@ from exitbench.results.imports import IMPORTS, PERF, benchmark_rows, key_rows
 from exitbench.results.ingest import ingest
 from exitbench.results.sealed import own_name, read_json, sha256
 from exitbench.results.snapshot import KEYS, MANIFEST, SCORES, is_snapshot, load_snapshot, write_snapshot
-from exitbench.results.spool import Attempt, attempt_path, read_attempt, scan_spool
+from exitbench.results.spool import scan_spool
+from exitbench.results.spool_import import has_records, import_spool, require_equal
 
 Kind = Literal["spool", "snapshot", "database", "benchmarks"]
 
-_RESCORES: Final = "rescores/*/*"
-_RECORDS: Final = ("trainings/*", "vocabularies/*", _RESCORES, "tags/*/*", "imports/*", "perf/*.json")
-"""What a spool keeps beside its attempts, each complete or absent."""
 _DIGITS: Final = 16
 _MAGIC_AT, _MAGIC = 8, b"DUCK"
 
@@ -58,14 +56,14 @@ def kind_of(source: Path) -> Kind:
     if source.is_dir():
         if is_snapshot(source):
             return "snapshot"
-        if next(scan_spool(source), None) or any(next(source.glob(record), None) for record in _RECORDS):
+        if next(scan_spool(source), None) or has_records(source):
             return "spool"
     elif source.is_file():
         with source.open("rb") as file:
             start = file.read(_MAGIC_AT + len(_MAGIC))
         if start[_MAGIC_AT:] == _MAGIC:
             return "database"
-        if start.lstrip()[:1] == b"{" and read_json(source).keys() >= {"benchmarks", "machine_info"}:
+        if start.lstrip()[:1] == b"{" and read_json(source.resolve()).keys() >= {"benchmarks", "machine_info"}:
             return "benchmarks"
     what = "is nothing that can be imported" if source.exists() else "does not exist"
     hint = f" Did you mean {source / 'spool'}?" if (source / "spool").is_dir() else ""
@@ -95,7 +93,8 @@ def merge(source: Path, spool_root: Path, database_path: Path) -> MergeReport:
         keys = {table: key_rows(database.engine, table) for table in KEYS}
     problems: tuple[str, ...] = ()
     if kind == "spool":
-        added, known, rescored, problems = _merge_spool(source, spool_root, ours)
+        brought = import_spool(source, spool_root, ours)
+        added, known, rescored, problems = brought.added, brought.known, brought.rescored, brought.problems
     elif kind == "benchmarks":
         added, known, rescored = _merge_benchmarks(source, spool_root), 0, 0
     else:
@@ -111,75 +110,21 @@ def _digests(engine: sa.Engine) -> dict[str, str]:
     return dict(rows)
 
 
-def _require_equal(source: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    differ = sorted(key for key in theirs.keys() & ours.keys() if theirs[key] != ours[key])
-    if differ:
-        raise UserError(
-            f"{source}: {len(differ)} attempts are here already with other files, such as {differ[0]}: one of the two "
-            "was changed. Nothing was merged."
-        )
-
-
-def _merge_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> tuple[int, int, int, tuple[str, ...]]:
-    attempts = [attempt for attempt in scan_spool(source) if attempt.finished]
-    _require_equal(source, {attempt.attempt_id: sha256(attempt.path / "DONE") for attempt in attempts}, ours)
-    added, problems = 0, []
-    for attempt in attempts:
-        target = attempt_path(spool_root, attempt.cell_id, attempt.attempt_id)
-        if (target / "DONE").is_file():
-            continue
-        try:
-            _copy_attempt(attempt, target, spool_root)
-        except UserError as error:
-            problems.append(str(error))
-        else:
-            added += attempt.attempt_id not in ours
-    rescored = 0
-    for record in _RECORDS:
-        for path in sorted(source.glob(record)):
-            target = spool_root / path.relative_to(source)
-            if not path.name.startswith(".") and not target.exists():
-                _copy(path, target, spool_root)
-                rescored += record == _RESCORES and path.parent.name in ours
-    return added, len(attempts) - added - len(problems), rescored, tuple(problems)
-
-
-def _copy_attempt(attempt: Attempt, target: Path, spool_root: Path) -> None:
-    """Copy one attempt that is what its DONE says, whole or not at all."""
-    if target.exists():
-        raise UserError(f"{target}: the attempt is here without DONE: still running, or its process was killed.")
-    if freed := read_attempt(attempt.path).freed:
-        raise UserError(
-            f"{attempt.path}: its {', '.join(freed)} were removed by `exitbench gc`. Import the database that has them."
-        )
-    _copy(attempt.path, target, spool_root)
-
-
-def _copy(path: Path, target: Path, spool_root: Path) -> None:
-    """Copy a file or folder into its place by rename."""
-    partial = spool_root / own_name(".importing")
-    try:
-        if path.is_dir():
-            shutil.copytree(path, partial)
-        else:
-            shutil.copyfile(path, partial)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial.rename(target)
-    except OSError as error:
-        raise UserError(f"{target}: cannot be written: {error.strerror}.") from error
-    finally:
-        if partial.is_dir():
-            shutil.rmtree(partial)
-        else:
-            partial.unlink(missing_ok=True)
-
-
 def _merge_benchmarks(source: Path, spool_root: Path) -> int:
+    source = source.resolve()
     benchmark_rows(source)
     target = spool_root / PERF / f"{sha256(source)[:_DIGITS]}.json"
     if target.exists():
         return 0
-    _copy(source, target, spool_root)
+    partial = spool_root / own_name(".importing")
+    try:
+        shutil.copyfile(source, partial)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.rename(target)
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written: {error.strerror or error}.") from error
+    finally:
+        partial.unlink(missing_ok=True)
     return 1
 
 
@@ -189,7 +134,7 @@ def _merge_rows(
     """Keep what is new of a database or snapshot as a snapshot; return `added`, `known` and `rescored`."""
     with _as_database(source, kind, spool_root) as engine:
         theirs = _digests(engine)
-        _require_equal(source, theirs, ours)
+        require_equal(source, theirs, ours)
         _delete_known(engine, keys)
         new_scores = {tuple(key.values()) for table in SCORES for key in key_rows(engine, table).to_pylist()}
         if any(len(key_rows(engine, table)) for table in KEYS):

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from exitbench.results.regular import open_regular
+
 OWNER_FILE: Final = "RUNNING"
 """In an attempt's folder while it runs; gone before DONE is written."""
 
@@ -87,7 +89,7 @@ def owner_of(folder: Path) -> Owner | None:
         folder: Of the attempt.
     """
     try:
-        with (folder / OWNER_FILE).open("rb") as file:
+        with open_regular(folder / OWNER_FILE) as file:
             owner, held = _read(file.read()), _is_held(file.fileno())
             written_s = os.fstat(file.fileno()).st_mtime
     except OSError:

@@ -14,11 +14,13 @@ import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from exitbench.results.arrow import insert_rows
+from exitbench.results.bounded import read_table
 from exitbench.results.derived import Derived
-from exitbench.results.schema import SAMPLES
+from exitbench.results.records import RESCORE
+from exitbench.results.schema import METRICS, SAMPLES
 from exitbench.results.spool import conform
 
-RESCORES: Final = Derived("rescores", ("samples.parquet", "metrics.parquet"), "rescore again")
+RESCORES: Final = Derived(RESCORE, "metric_version", ("samples.parquet", "metrics.parquet"), "rescore again")
 _SAMPLES: Final = pa.schema([SAMPLES.field(name) for name in ("doc_key", "scores", "statistics")])
 _KNOWN: Final = "SELECT DISTINCT attempt_id, metric_version FROM sample_rescore"
 
@@ -74,12 +76,22 @@ def load_rescores(engine: sa.Engine, spool_root: Path) -> list[str]:
     return RESCORES.load(engine, spool_root, _KNOWN, add)
 
 
+def check_rescore(folder: Path) -> None:
+    """Read one record, and forget it.
+
+    Raises:
+        UserError: It is not what it should be.
+    """
+    _read(folder, RESCORES.status(folder))
+
+
 def _read(folder: Path, status: Mapping[str, Any]) -> tuple[Rescore, datetime]:
     """Return a record, and when (UTC) it was scored."""
     scored_at = datetime.fromisoformat(status["scored_at"]).astimezone(UTC).replace(tzinfo=None)
-    samples, metrics = pq.read_table(folder / "samples.parquet"), pq.read_table(folder / "metrics.parquet")
-    metrics = conform("metrics", metrics, where=str(folder / "metrics.parquet"))
-    return Rescore(status["attempt_id"], status["metric_version"], samples.cast(_SAMPLES), metrics), scored_at
+    samples = read_table(folder / "samples.parquet", _SAMPLES)
+    path = folder / "metrics.parquet"
+    metrics = conform("metrics", read_table(path, METRICS), where=str(path))
+    return Rescore(status["attempt_id"], status["metric_version"], samples, metrics), scored_at
 
 
 def _insert(engine: sa.Engine, rescore: Rescore, scored_at: datetime) -> None:

@@ -4,15 +4,44 @@ The table and column meanings are in `docs/architecture.md` ("results"). Blocks 
 logarithms are natural, times are nanoseconds.
 """
 
+import re
 from typing import Final
 
 import pyarrow as pa
+
+from exitbench.results.values import (
+    ANY,
+    COUNT,
+    FLAG,
+    INT32,
+    INT64,
+    LONG,
+    NUMBER,
+    OBJECT,
+    TEXT,
+    TEXTS,
+    TIME,
+    Keys,
+    of_form,
+    one_of,
+    optional,
+    or_none,
+    whole,
+)
 
 SCHEMA_VERSION: Final = 6
 """Version of the spool's layout; status.json carries it. Attempts of every earlier version are read too."""
 
 STATUSES: Final = ("ok", "failed", "oom", "timeout", "skipped", "interrupted")
 """How an attempt can end."""
+
+CELL_KINDS: Final = ("quality", "timing", "probe", "scores", "replay", "fit", "calibration")
+EXECUTIONS: Final = ("real", "simulated")
+
+SHA256: Final = re.compile(r"[0-9a-f]{64}")
+SHORT_SHA256: Final = re.compile(r"[0-9a-f]{16}")
+ATTEMPT_ID: Final = re.compile(r"[0-9]{8}T[0-9]{12}Z-[0-9a-f]{8}")
+"""The forms that names of folders have: digests of what they are of, and ids of attempts."""
 
 
 def _required(name: str, kind: pa.DataType) -> pa.Field:
@@ -219,48 +248,97 @@ TABLES: Final[dict[str, pa.Schema]] = {
 }
 """Schema of each Parquet file by its name without the ending. A column that may be NULL may be left out."""
 
-CELL_KEYS: Final[dict[str, tuple[str, ...]]] = {
-    "": (
-        "cell_id",
-        "id_version",
-        "suite",
-        "kind",
-        "execution",
-        "random_weights",
-        "limited",
-        "method",
-        "kv_policy",
-        "model",
-        "task",
-        "generation",
-        "dtype",
-        "device",
-        "batch_size",
-        "seed",
-        "full_depth_cell_id",
-        "depends_on",
-        "identity",
-    ),
-    "method": ("name", "params", "source_sha256"),
-    "model": (
-        "name",
-        "weights_sha256",
-        "config_sha256",
-        "tokenizer_sha256",
-        "kind",
-        "blocks",
-        "encoder_blocks",
-        "parameters",
-    ),
-    "task": ("name", "label", "split", "source", "documents", "data_sha256", "metric_version"),
-    "generation": (),
-    "identity": (),
+CELL_KEYS: Final[Keys] = {
+    "": {
+        "cell_id": of_form("64 hexadecimal digits", SHA256),
+        "id_version": COUNT,
+        "suite": TEXT,
+        "kind": one_of(CELL_KINDS),
+        "execution": one_of(EXECUTIONS),
+        "random_weights": FLAG,
+        "limited": FLAG,
+        "method": OBJECT,
+        "kv_policy": or_none(TEXT),
+        "model": OBJECT,
+        "task": OBJECT,
+        "generation": OBJECT,
+        "dtype": TEXT,
+        "device": TEXT,
+        "batch_size": COUNT,
+        "seed": whole(-INT64 - 1, INT64),
+        "full_depth_cell_id": or_none(TEXT),
+        "depends_on": TEXTS,
+        "identity": OBJECT,
+        "seeds": optional(ANY),
+        "conformance": optional(ANY),
+        "not_applied": optional(ANY),
+        "cell_timeout_s": optional(NUMBER),
+    },
+    "method": {
+        "name": TEXT,
+        "params": OBJECT,
+        "source_sha256": TEXT,
+        "distribution": optional(TEXT),
+        "version": optional(TEXT),
+    },
+    "model": {
+        "name": TEXT,
+        "weights_sha256": TEXT,
+        "config_sha256": TEXT,
+        "tokenizer_sha256": TEXT,
+        "kind": TEXT,
+        "blocks": COUNT,
+        "encoder_blocks": or_none(COUNT),
+        "parameters": or_none(LONG),
+    },
+    "task": {
+        "name": TEXT,
+        "label": TEXT,
+        "split": TEXT,
+        "source": ANY,
+        "documents": COUNT,
+        "data_sha256": TEXT,
+        "metric_version": TEXT,
+    },
+    "generation": {},
+    "identity": {},
 }
-"""Keys that cell.json must have: at the top ('') and inside its objects."""
+"""What cell.json holds."""
 
-ENV_KEYS: Final[dict[str, tuple[str, ...]]] = {
-    "": ("environment", "hardware"),
-    "environment": ("python", "platform", "packages", "git_commit", "git_dirty", "env_vars"),
-    "hardware": ("cpu", "cores", "ram_bytes", "gpu", "gpu_count", "driver", "cuda", "threads"),
+ENV_KEYS: Final[Keys] = {
+    "": {"environment": OBJECT, "hardware": OBJECT},
+    "environment": {
+        "python": or_none(TEXT),
+        "platform": or_none(TEXT),
+        "packages": ANY,
+        "git_commit": or_none(TEXT),
+        "git_dirty": or_none(FLAG),
+        "env_vars": ANY,
+    },
+    "hardware": {
+        "cpu": or_none(TEXT),
+        "cores": or_none(COUNT),
+        "ram_bytes": or_none(LONG),
+        "gpu": or_none(TEXT),
+        "gpu_count": or_none(COUNT),
+        "driver": or_none(TEXT),
+        "cuda": or_none(TEXT),
+        "threads": or_none(COUNT),
+    },
 }
-"""Keys that env.json must have."""
+"""What env.json holds."""
+
+STATUS_KEYS: Final[Keys] = {
+    "": {
+        "schema_version": whole(1, SCHEMA_VERSION),
+        "status": one_of(STATUSES),
+        "reason": or_none(TEXT),
+        "started_at": TIME,
+        "ended_at": TIME,
+        "exit_code": optional(whole(-INT32 - 1, INT32)),
+        "signal": optional(COUNT),
+        "peak_rss_bytes": optional(LONG),
+        "log_tail": optional(TEXT),
+    },
+}
+"""What status.json holds."""

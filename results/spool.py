@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,8 +24,19 @@ import pyarrow.parquet as pq
 
 from exitbench.errors import UserError, is_out_of_memory, suggestion
 from exitbench.results.owner import OWNER_FILE, OwnerLock
-from exitbench.results.schema import CELL_KEYS, ENV_KEYS, FITTED_FILE, SCHEMA_VERSION, STATUSES, TABLES
-from exitbench.results.sealed import SpoolError, check_digest, read_json, sha256, write_json
+from exitbench.results.paths import without_home
+from exitbench.results.schema import (
+    ATTEMPT_ID,
+    CELL_KEYS,
+    ENV_KEYS,
+    FITTED_FILE,
+    SCHEMA_VERSION,
+    STATUS_KEYS,
+    STATUSES,
+    TABLES,
+)
+from exitbench.results.sealed import DamagedFile, SpoolError, check_digest, read_digests, read_json, sha256, write_json
+from exitbench.results.values import INT64, Keys, first_fault
 
 LOG_TAIL_LINES = 40
 UNFINISHED = "unfinished"
@@ -35,9 +46,11 @@ TO_BE_RUN = NO_OUTCOME | {DAMAGED}
 """What a cell's latest attempt says of one that has no outcome yet."""
 
 _JSON_FILES = ("cell.json", "env.json", "status.json")
-_LOG_FILE = "log.txt"
-_FREED = "FREED"
-_FILES = frozenset({*_JSON_FILES, _LOG_FILE, FITTED_FILE, *(f"{table}.parquet" for table in TABLES)})
+LOG_FILE = "log.txt"
+_FREED = "_FREED"
+ATTEMPT_FILES = frozenset({*_JSON_FILES, LOG_FILE, FITTED_FILE, *(f"{table}.parquet" for table in TABLES)})
+"""What DONE may list."""
+_OUTCOME: Keys = {"": {name: STATUS_KEYS[""][name] for name in ("status", "reason")}}
 # Small enough that several threads share the reading of one file. Not compressed: that would halve the speed of ingest.
 _ROW_GROUP_ROWS = 16_384
 QUARANTINE = "quarantine"
@@ -121,14 +134,16 @@ class AttemptWriter:
             env: The content of env.json (`schema.ENV_KEYS`).
 
         Raises:
-            SpoolError: A key is missing.
+            SpoolError: A key is missing, or of the wrong kind.
             UserError: The folder cannot be created.
         """
-        _require_keys(cell, CELL_KEYS, "cell.json")
-        _require_keys(env, ENV_KEYS, "env.json")
+        _require(cell, CELL_KEYS, "cell.json")
+        _require(env, ENV_KEYS, "env.json")
         self.cell_id: str = cell["cell_id"]
         self.attempt_id = _following_id(spool_root, self.cell_id)
         self.path = attempt_path(spool_root, self.cell_id, self.attempt_id)
+        if link := next(filter(Path.is_symlink, (self.path.parent.parent, self.path.parent)), None):
+            raise UserError(f"{link}: is a link, behind which no attempt is found again. Put the folder in its place.")
         try:
             self.path.mkdir(parents=True)
             self._owner = OwnerLock(self.path)
@@ -143,7 +158,7 @@ class AttemptWriter:
     @property
     def log_path(self) -> Path:
         """Where this attempt's log goes. Nothing may be written to it after `finish`."""
-        return self.path / _LOG_FILE
+        return self.path / LOG_FILE
 
     def progress(self, done: int, total: int | None = None) -> None:
         """Say how many documents are done, for whoever watches the spool."""
@@ -188,7 +203,7 @@ class AttemptWriter:
             {
                 "schema_version": SCHEMA_VERSION,
                 "status": status,
-                "reason": reason,
+                "reason": None if reason is None else without_home(reason),
                 "started_at": self._started_at,
                 "ended_at": self._ended_at(),
                 "exit_code": exit_code,
@@ -248,6 +263,7 @@ def quarantine(spool_root: Path, attempt: Attempt, why: str) -> Path:
         target, number = places / f"{attempt.attempt_id}.{number}", number + 1
     places.mkdir(parents=True, exist_ok=True)
     attempt.path.rename(target)
+    (target / "WHY.txt").unlink(missing_ok=True)  # a link would be written through
     (target / "WHY.txt").write_text(f"{why}\n", encoding="utf-8")
     return target
 
@@ -268,9 +284,20 @@ def scan_spool(spool_root: Path) -> Iterator[Attempt]:
                 yield from _attempts(cell)
 
 
+def links_in(spool_root: Path) -> Iterator[Path]:
+    """Yield every link where a folder of attempts should be, which `scan_spool` passes over."""
+    prefixes = [path for path in _folders(spool_root) if len(path.name) == _PREFIX_LENGTH]
+    cells = [cell for prefix in prefixes for cell in _folders(prefix)]
+    yield from (path for path in _links(spool_root) if len(path.name) == _PREFIX_LENGTH)
+    for folder in (*prefixes, *cells):
+        yield from _links(folder)
+
+
 def cell_attempts(spool_root: Path, cell_id: str) -> Iterator[Attempt]:
     """Yield every attempt at one cell by time."""
-    yield from _attempts(spool_root / cell_id[:_PREFIX_LENGTH] / cell_id)
+    cell = spool_root / cell_id[:_PREFIX_LENGTH] / cell_id
+    if not cell.parent.is_symlink() and not cell.is_symlink():
+        yield from _attempts(cell)
 
 
 def deciding_statuses(attempts: Iterable[Attempt]) -> Iterator[AttemptStatus]:
@@ -302,16 +329,15 @@ def attempt_status(spool_root: Path, cell_id: str) -> AttemptStatus | None:
 
 def read_status(attempt: Attempt) -> AttemptStatus:
     """Return how an attempt ended."""
-    status: Any = UNFINISHED
-    reason: Any = None
+    status: str = UNFINISHED
+    reason: str | None = None
     if attempt.finished:
         try:
             content = read_json(attempt.path / "status.json")
+            _require(content, _OUTCOME if _is_newer(content) else STATUS_KEYS, str(attempt.path / "status.json"))
             status, reason = content["status"], content["reason"]
         except SpoolError as error:
             status, reason = DAMAGED, str(error)
-        except KeyError as error:
-            status, reason = DAMAGED, f"{attempt.path / 'status.json'}: key {error} is missing."
     return AttemptStatus(attempt.cell_id, attempt.attempt_id, attempt.path, status, reason)
 
 
@@ -319,27 +345,23 @@ def read_attempt(path: Path) -> AttemptRecord:
     """Check every file of a finished attempt against DONE and read its JSON files.
 
     Raises:
-        DamagedFile: DONE is missing or unreadable, a file is missing or was changed; names the file.
-        SpoolError: A key is missing, or a newer version wrote the files; names the file.
+        DamagedFile: DONE is missing or unreadable, a file is missing, no regular file or was changed; names the file.
+        SpoolError: A key is missing or of the wrong kind, or a newer version wrote the files; names the file.
     """
-    digests = read_json(path / "DONE")
+    digests = read_digests(path / "DONE")
     missing = set(_JSON_FILES) - digests.keys()
-    if missing or not digests.keys() <= _FILES:
+    if missing or not digests.keys() <= ATTEMPT_FILES:
         raise SpoolError(f"{path / 'DONE'}: lists {sorted(digests)}; expected {', '.join(_JSON_FILES)} and the tables.")
     freed = freed_tables(path)
     for name, digest in digests.items():
         if name.removesuffix(".parquet") not in freed:
             check_digest(path / name, digest)
-    cell, env, status = (read_json(path / name) for name in _JSON_FILES)
-    _require_keys(cell, CELL_KEYS, str(path / "cell.json"))
-    _require_keys(env, ENV_KEYS, str(path / "env.json"))
+    status = _read_status(path)
+    cell, env = (_read(path / name, keys) for name, keys in (("cell.json", CELL_KEYS), ("env.json", ENV_KEYS)))
+    if not ATTEMPT_ID.fullmatch(path.name):
+        raise SpoolError(f"{path}: is not the name of an attempt, such as {_id_of(datetime(2026, 1, 2, tzinfo=UTC))}.")
     if cell["cell_id"] != path.parent.name:
         raise SpoolError(f"{path / 'cell.json'}: cell_id {cell['cell_id']!r} is not its folder's name.")
-    if status["schema_version"] > SCHEMA_VERSION:
-        raise SpoolError(
-            f"{path / 'status.json'}: written by a newer version (spool schema {status['schema_version']}, "
-            f"this one reads up to {SCHEMA_VERSION})."
-        )
     return AttemptRecord(
         attempt=Attempt(path.parent.name, path.name, path, finished=True),
         cell=cell,
@@ -359,6 +381,7 @@ def free_tables(path: Path, rows: Mapping[str, int]) -> None:
         path: The attempt's folder.
         rows: By table; with those that were freed before.
     """
+    (path / f"{_FREED}.partial").unlink(missing_ok=True)  # a link would be written through
     write_json(path / f"{_FREED}.partial", rows)
     (path / f"{_FREED}.partial").rename(path / _FREED)
     for table in rows:
@@ -372,7 +395,16 @@ def freed_tables(path: Path) -> dict[str, int]:
         DamagedFile: The note of it is not what was written.
         SpoolError: It cannot be read.
     """
-    return read_json(path / _FREED) if (path / _FREED).exists() else {}
+    note = path / _FREED
+    if not os.path.lexists(note):
+        return {}
+    rows = read_json(note)
+    for table, n in rows.items():
+        if table not in TABLES:
+            raise DamagedFile(f"{note}: no table {table!r}.{suggestion(table, TABLES)}")
+        if type(n) is not int or not 0 <= n <= INT64:
+            raise DamagedFile(f"{note}: {table} is no number of rows.")
+    return rows
 
 
 def conform(table: str, rows: pa.Table, *, where: str) -> pa.Table:
@@ -433,9 +465,17 @@ def _attempts(cell: Path) -> Iterator[Attempt]:
 
 
 def _folders(path: Path) -> list[Path]:
+    return _listed(path, lambda entry: entry.is_dir(follow_symlinks=False))
+
+
+def _links(path: Path) -> list[Path]:
+    return _listed(path, lambda entry: entry.is_symlink())
+
+
+def _listed(path: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[Path]:
     try:
         with os.scandir(path) as entries:
-            return sorted(Path(entry.path) for entry in entries if entry.is_dir())
+            return sorted(Path(entry.path) for entry in entries if wanted(entry))
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -455,21 +495,40 @@ def _utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def _require_keys(value: Mapping[str, Any], keys: Mapping[str, tuple[str, ...]], where: str) -> None:
-    for section, names in keys.items():
-        part = value[section] if section else value
-        if not isinstance(part, Mapping):
-            raise SpoolError(f"{where}: key {section!r} is not an object.")
-        for name in names:
-            if name not in part:
-                raise SpoolError(f"{where}: key {f'{section}.{name}'.lstrip('.')!r} is missing.")
+def _read_status(path: Path) -> dict[str, Any]:
+    """Return status.json of an attempt."""
+    where = path / "status.json"
+    status = read_json(where)
+    if _is_newer(status):
+        raise SpoolError(
+            f"{where}: written by a newer version (spool schema {status['schema_version']}, this one reads up to "
+            f"{SCHEMA_VERSION})."
+        )
+    _require(status, STATUS_KEYS, str(where))
+    return status
+
+
+def _is_newer(status: Mapping[str, Any]) -> bool:
+    version = status.get("schema_version")
+    return type(version) is int and version > SCHEMA_VERSION
+
+
+def _read(path: Path, keys: Keys) -> dict[str, Any]:
+    told = read_json(path)
+    _require(told, keys, str(path))
+    return told
+
+
+def _require(told: Mapping[str, Any], keys: Keys, where: str) -> None:
+    if fault := first_fault(told, keys):
+        raise SpoolError(f"{where}: {fault}")
 
 
 def _log_tail(path: Path) -> str | None:
     if not path.exists():
         return None
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join(lines[-LOG_TAIL_LINES:])
+    return without_home("\n".join(lines[-LOG_TAIL_LINES:]))
 
 
 def _write_done(path: Path) -> None:

@@ -1,6 +1,5 @@
 """What a spool holds at this moment: outcomes, what is running, what failed last. Reads the spool only."""
 
-import json
 import os
 import time
 from collections import Counter
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from exitbench.results.owner import Owner, owner_of
+from exitbench.results.sealed import SpoolError, read_json
 from exitbench.results.spool import DAMAGED, UNFINISHED, Attempt, AttemptStatus, deciding_statuses, scan_spool
 
 SHOWN_FAILURES: Final = 5
@@ -123,7 +123,6 @@ def _running(attempt: Attempt) -> Running | None:
 def _cell(path: Path) -> dict[str, Any]:
     """cell.json; nothing where it is not written yet, or torn."""
     try:
-        record = json.loads((path / "cell.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path / "cell.json")
+    except SpoolError:
         return {}
-    return record if isinstance(record, dict) else {}

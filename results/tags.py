@@ -12,10 +12,12 @@ import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from exitbench.results.arrow import insert_rows
+from exitbench.results.bounded import read_table
 from exitbench.results.derived import Derived
+from exitbench.results.records import TAG
 
 _FILE: Final = "token_tag.parquet"
-TAGS: Final = Derived("tags", (_FILE,), "annotate again")
+TAGS: Final = Derived(TAG, "tagger", (_FILE,), "annotate again")
 SCHEMA: Final = pa.schema(
     [
         pa.field("doc_key", pa.string(), nullable=False),
@@ -51,9 +53,19 @@ def load_tags(engine: sa.Engine, spool_root: Path) -> list[str]:
     """Add every record whose attempt the database has, each whole or not at all; return what is wrong with others."""
 
     def add(folder: Path, status: Mapping[str, Any]) -> None:
-        rows = pq.read_table(folder / _FILE).cast(SCHEMA)
+        rows = read_table(folder / _FILE, SCHEMA)
         rows = rows.append_column("tagger", pa.array([status["tagger"]] * len(rows), pa.string()))
         with engine.begin() as connection:
             insert_rows(connection, "token_tag", rows, "attempt_id", status["attempt_id"])
 
     return TAGS.load(engine, spool_root, _KNOWN, add)
+
+
+def check_tags(folder: Path) -> None:
+    """Read one record, and forget it.
+
+    Raises:
+        UserError: It is not what it should be.
+    """
+    TAGS.status(folder)
+    read_table(folder / _FILE, SCHEMA)

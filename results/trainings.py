@@ -6,22 +6,29 @@ A record is complete or absent. Both are those of the model's folder (`schema.TR
 model).
 """
 
-import json
+import io
 import shutil
 from pathlib import Path
+from typing import Any, Final
 
 import duckdb
+import pyarrow as pa
 import sqlalchemy as sa
 from pyarrow import csv
 from sqlalchemy.dialects.postgresql import insert
 
 from exitbench.results.arrow import insert_rows
 from exitbench.results.catalogue import TRAINING_RUN
+from exitbench.results.records import TRAINING, records
+from exitbench.results.regular import read_regular
 from exitbench.results.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE
-from exitbench.results.sealed import SpoolError, own_name
+from exitbench.results.sealed import SpoolError, own_name, read_json
 from exitbench.results.trouble import is_trouble
+from exitbench.results.values import OBJECT, TEXT, Keys, first_fault
 
-_FOLDER = "trainings"
+_LOG_BYTES: Final = 1 << 28
+"""A row takes about 30 bytes, and trainings log some hundred steps of each block."""
+_CARD_KEYS: Final[Keys] = {"": {"recipe": OBJECT}, "recipe": {"name": TEXT}}
 _LOG_COLUMNS = csv.ConvertOptions(column_types=TRAINING_LOG, include_columns=TRAINING_LOG.names)
 
 
@@ -34,7 +41,7 @@ def record_training(spool_root: Path, weights_sha256: str, model_folder: Path) -
         model_folder: The model's folder.
     """
     files = [model_folder / CARD_FILE, model_folder / TRAINING_LOG_FILE]
-    final = spool_root / _FOLDER / weights_sha256
+    final = spool_root / TRAINING.folder / weights_sha256
     if final.is_dir() or not all(path.is_file() for path in files):
         return
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -54,8 +61,8 @@ def load_trainings(engine: sa.Engine, spool_root: Path) -> list[str]:
     """Add every record that the database does not have, each whole or not at all; return what is wrong with others."""
     with engine.connect() as connection:
         known = set(connection.execute(sa.select(TRAINING_RUN.c.weights_sha256)).scalars())
-    problems = []
-    for folder in sorted((spool_root / _FOLDER).glob("[!.]*")):
+    found, problems = records(spool_root, TRAINING)
+    for folder in found:
         if folder.name not in known:
             try:
                 _load(engine, folder)
@@ -66,13 +73,43 @@ def load_trainings(engine: sa.Engine, spool_root: Path) -> list[str]:
     return problems
 
 
-def _load(engine: sa.Engine, folder: Path) -> None:
+def check_trainings(spool_root: Path) -> list[str]:
+    """Return what is wrong with records."""
+    found, problems = records(spool_root, TRAINING)
+    for folder in found:
+        try:
+            read_training(folder)
+        except SpoolError as error:
+            problems.append(str(error))
+    return problems
+
+
+def read_training(folder: Path) -> tuple[dict[str, Any], pa.Table]:
+    """Return the card of a record and its log.
+
+    Raises:
+        SpoolError: They are not what a training writes; names the file.
+    """
+    card = read_json(folder / CARD_FILE)
+    if fault := first_fault(card, _CARD_KEYS):
+        raise SpoolError(f"{folder / CARD_FILE}: {fault}")
+    path = folder / TRAINING_LOG_FILE
     try:
-        card = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
-        row = {"weights_sha256": folder.name, "recipe": card["recipe"]["name"], "card": card}
-        log = csv.read_csv(folder / TRAINING_LOG_FILE, convert_options=_LOG_COLUMNS)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SpoolError(f"card or log cannot be read: {type(error).__name__}: {error}") from error
+        with io.BytesIO(read_regular(path, _LOG_BYTES)) as file:
+            log = csv.read_csv(file, convert_options=_LOG_COLUMNS)
+    except OSError as error:
+        raise SpoolError(f"{path}: {error.strerror or error}.") from error
+    except (pa.ArrowException, KeyError) as error:
+        raise SpoolError(f"{path}: cannot be read: {error}") from error
+    for field in TRAINING_LOG:
+        if log[field.name].null_count and not field.nullable:
+            raise SpoolError(f"{path}: column {field.name!r} has empty fields; none is allowed.")
+    return card, log
+
+
+def _load(engine: sa.Engine, folder: Path) -> None:
+    card, log = read_training(folder)
+    row = {"weights_sha256": folder.name, "recipe": card["recipe"]["name"], "card": card}
     with engine.begin() as connection:
         connection.execute(insert(TRAINING_RUN).values(row))
         insert_rows(connection, "training_log", log, "weights_sha256", folder.name)

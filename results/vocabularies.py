@@ -11,18 +11,22 @@ from typing import Final
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
 from exitbench.results.arrow import insert_rows
+from exitbench.results.bounded import read_table
 from exitbench.results.imports import known_keys
-from exitbench.results.sealed import check_sealed, write_sealed
+from exitbench.results.records import VOCABULARY, records
+from exitbench.results.sealed import DamagedFile, check_sealed, write_sealed
 from exitbench.results.trouble import is_trouble
 
-_FOLDER: Final = "vocabularies"
 _QUARANTINE: Final = "quarantine"
-_FILE: Final = "token_text.parquet"
+FILE: Final = "token_text.parquet"
+_LONGEST_BYTES: Final = 1 << 16
+"""Of a token's text; the longest that tokenizers have are some hundred spaces."""
 _SCHEMA: Final = pa.schema(
     [
         pa.field("token_id", pa.int32(), nullable=False),
@@ -59,8 +63,8 @@ def record_vocabulary(
     }
     table = pa.table(rows, schema=_SCHEMA)
     write_sealed(
-        spool_root / _FOLDER / tokenizer_sha256,
-        lambda folder: pq.write_table(table, folder / _FILE, compression="zstd"),
+        spool_root / VOCABULARY.folder / tokenizer_sha256,
+        lambda folder: pq.write_table(table, folder / FILE, compression="zstd"),
     )
 
 
@@ -75,12 +79,11 @@ def begins_word(texts: Sequence[str | None]) -> list[bool]:
 def load_vocabularies(engine: sa.Engine, spool_root: Path) -> list[str]:
     """Add every vocabulary that the database lacks, each whole or not at all; return what is wrong with others."""
     known = known_keys(engine, "token_text")
-    problems = []
-    for folder in sorted((spool_root / _FOLDER).glob("[!.]*")):
+    found, problems = records(spool_root, VOCABULARY)
+    for folder in found:
         if folder.name not in known:
             try:
-                check_sealed(folder, [_FILE])
-                rows = pq.read_table(folder / _FILE).cast(_SCHEMA)
+                rows = read_vocabulary(folder)
                 with engine.begin() as connection:
                     insert_rows(connection, "token_text", rows, "tokenizer_sha256", folder.name)
             except (UserError, duckdb.Error, sa.exc.DBAPIError, pa.ArrowException, ValueError) as error:
@@ -90,12 +93,27 @@ def load_vocabularies(engine: sa.Engine, spool_root: Path) -> list[str]:
     return problems
 
 
+def read_vocabulary(folder: Path) -> pa.Table:
+    """Return a vocabulary that is what was written.
+
+    Raises:
+        DamagedFile: A file is missing or was changed, or holds no vocabulary.
+        SpoolError: It cannot be read.
+    """
+    check_sealed(folder, [FILE])
+    rows = read_table(folder / FILE, _SCHEMA)
+    longest = pc.max(pc.binary_length(rows["text"])).as_py() or 0
+    if longest > _LONGEST_BYTES:
+        raise DamagedFile(f"{folder / FILE}: a token has {longest} bytes; allowed: {_LONGEST_BYTES}.")
+    return rows
+
+
 def check_vocabularies(spool_root: Path) -> list[str]:
     """Return what is wrong with vocabularies, each checked against its digest."""
-    problems = []
-    for folder in sorted((spool_root / _FOLDER).glob("[!.]*")):
+    found, problems = records(spool_root, VOCABULARY)
+    for folder in found:
         try:
-            check_sealed(folder, [_FILE])
+            check_sealed(folder, [FILE])
         except UserError as error:
             problems.append(f"{folder}: {error} The next ingest moves it to the quarantine; the next run writes it.")
     return problems
@@ -103,7 +121,7 @@ def check_vocabularies(spool_root: Path) -> list[str]:
 
 def _set_aside(spool_root: Path, folder: Path) -> Path:
     """Move a damaged vocabulary out of the way of a new one."""
-    aside = spool_root / _QUARANTINE / _FOLDER / folder.name
+    aside = spool_root / _QUARANTINE / VOCABULARY.folder / folder.name
     aside.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(aside, ignore_errors=True)
     return folder.rename(aside)

@@ -32,7 +32,7 @@ FAILURES_QUERY = "SELECT model, task_label, method, params, kind, status, reason
 
 
 def run(arguments: Namespace) -> int:
-    """Run a suite; returns 0 if every cell that ran ended ok, else 1.
+    """Run a suite; returns 0 if every cell that ran ended ok and is in the database, else 1.
 
     Raises:
         UserError: Anything that can be known before work begins, or data that turns out damaged.
@@ -62,15 +62,17 @@ def run(arguments: Namespace) -> int:
     plan = with_verdicts(plan, arguments.retry, runs.root, _say_tried)
     for method in failing(plan):
         tell(f"breaks its contract, so that its runs are not to be cited: {method}")
+    left_out: list[str] = []
     try:
-        statuses = _run_groups(plan, runs, executor, arguments)
+        statuses = _run_groups(plan, runs, executor, arguments, left_out)
     except KeyboardInterrupt:
         _ingest(runs)
         print("Interrupted. What is finished is kept; the same command goes on from there.", file=sys.stderr)
         raise
-    _ingest(runs)
+    left_out += _ingest(runs)
     _print_results(runs, plan.suite.name)
-    return _verdict(statuses, plan, runs, arguments.retry)
+    verdict = _verdict(statuses, plan, runs, arguments.retry)
+    return 1 if left_out else verdict
 
 
 def _say_tried(number: int) -> None:
@@ -98,12 +100,16 @@ def _local(plan: Plan, runs: Runs) -> Executor:
     return LocalExecutor(runs.logs, visible_gpus() if plan.device == "cuda" else ())
 
 
-def _run_groups(plan: Plan, runs: Runs, executor: Executor, arguments: Namespace) -> dict[str, str]:
-    """Run what is to be run; returns how each cell ended, by its id."""
+def _run_groups(
+    plan: Plan, runs: Runs, executor: Executor, arguments: Namespace, left_out: list[str]
+) -> dict[str, str]:
+    """Run what is to be run; returns how each cell ended, by its id. What no database takes is added to `left_out`."""
     threads = arguments.threads or executor.threads
     specs = [_spec(group, plan, runs, threads, arguments) for group in plan.groups]
     with progress(plan.to_run_count(arguments.retry)) as bars:
-        return executor.run([spec for spec in specs if spec.cells], bars, lambda: _ingest_meanwhile(runs))
+        return executor.run(
+            [spec for spec in specs if spec.cells], bars, lambda: left_out.extend(_ingest_meanwhile(runs))
+        )
 
 
 def _spec(group: Group, plan: Plan, runs: Runs, threads: int, arguments: Namespace) -> WorkerSpec:
@@ -119,22 +125,23 @@ def _spec(group: Group, plan: Plan, runs: Runs, threads: int, arguments: Namespa
     )
 
 
-def _ingest(runs: Runs) -> bool:
-    """Fill the database with what has ended; returns whether something was left out."""
+def _ingest(runs: Runs) -> tuple[str, ...]:
+    """Fill the database with what has ended; returns what was left out, and why."""
     from exitbench.results.ingest import ingest
 
     left_out = ingest(runs.spool, runs.database).quarantined
     for message in left_out:
         tell(f"left out of the database: {message}")
-    return bool(left_out)
+    return left_out
 
 
-def _ingest_meanwhile(runs: Runs) -> None:
+def _ingest_meanwhile(runs: Runs) -> tuple[str, ...]:
     """The same while cells run, which do not end because somebody has the database open or the disk is full."""
     try:
-        _ingest(runs)
+        return _ingest(runs)
     except UserError as error:
         tell(f"The database is filled later: {error}")
+        return ()
 
 
 def _print_left_out(runs: Runs, suite: str) -> None:

@@ -114,7 +114,7 @@ def test_rows_that_are_not_what_the_files_say(runs: Path, sql: str, told: str) -
 def test_a_row_that_is_there_twice(runs: Path) -> None:
     change(runs, "INSERT INTO token_exit FROM token_exit WHERE attempt_id = '{id}' AND position = 1 LIMIT 1")
     twice, more = problems(runs)
-    assert f"1 rows are there more than once, such as attempt_id {traced(runs).name}, doc_key " in twice
+    assert f"1 row is there more than once, such as attempt_id {traced(runs).name}, doc_key " in twice
     assert "token_exit has" in more
 
 
@@ -122,7 +122,7 @@ def test_an_attempt_that_only_one_of_the_two_has(runs: Path) -> None:
     folder = traced(runs)
     folder.rename(runs / "away")
     (problem,) = problems(runs)
-    assert f"1 attempts that the spool lacks, such as {folder.name}" in problem
+    assert f"1 attempt that the spool lacks, such as {folder.name}" in problem
     with pytest.raises(UserError, match=r"would not have them.*--force"):
         require_whole_spool(runs / "spool", runs / "exitbench.duckdb")
     rebuild(runs / "spool", runs / "exitbench.duckdb", forget=True)
@@ -156,7 +156,7 @@ def test_traces_that_were_freed_are_counted_against_the_note_of_them(runs: Path)
     free_tables(folder, {"tokens": rows})
     assert not (folder / "tokens.parquet").exists()
     assert problems(runs) == ()
-    with pytest.raises(UserError, match=r"removed the traces of 1 attempts.*--force"):
+    with pytest.raises(UserError, match=r"removed the traces of 1 attempt,.*--force"):
         require_whole_spool(runs / "spool", runs / "exitbench.duckdb")
     with duckdb.connect(runs / "exitbench.duckdb") as connection:
         connection.execute("DELETE FROM token_exit WHERE attempt_id = ?", [folder.name])

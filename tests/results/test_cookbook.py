@@ -114,7 +114,7 @@ def _extend(example: Any, root: Path) -> None:
     log = ["step,block,metric,value", "0,,loss_nats,9", "0,1,loss,8", "4,,loss_nats,5", "5,1,loss,3"]
     log += ["10,,loss_nats,1", "10,1,loss,2\n"]
     (root.parent / "trained" / "training_log.csv").write_text("\n".join(log))
-    record_training(root, "abc", root.parent / "trained")
+    record_training(root, "a" * 64, root.parent / "trained")
     _write_benchmarks(example, root)
 
 

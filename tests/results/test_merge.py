@@ -133,7 +133,9 @@ def test_new_metric_versions_of_known_attempts_are_taken(
     assert merge(source, spool, path).rescored == 0
     kept = sorted((spool / "imports").iterdir(), key=lambda folder: Manifest.read(folder).rows["attempt"])
     assert [Manifest.read(folder).rows["attempt"] for folder in kept] == [0, len(expected["attempt"])]
-    for name, folder in zip(("0", "1"), kept, strict=True):  # read in this order: scores before their attempts
+    for name, folder in zip(
+        ("0" * 16, "1" * 16), kept, strict=True
+    ):  # read in this order: scores before their attempts
         folder.rename(folder.with_name(name))
     rebuild(spool, path)
     assert rows(path) == expected
@@ -207,7 +209,7 @@ def test_an_attempt_with_other_files_stops_everything(
     done.write_text(json.dumps(json.loads(done.read_text()), indent=4))  # as valid, and not the same
     ingest(spool, path)
     before = rows(path)
-    with pytest.raises(UserError, match=f"1 attempts are here already with other files, such as {attempt.attempt_id}"):
+    with pytest.raises(UserError, match=f"1 attempt is here already with other files, such as {attempt.attempt_id}"):
         merge(source, spool, path)
     assert rows(path) == before
 
@@ -251,9 +253,9 @@ def test_an_attempt_that_is_unfinished_here_is_not_touched(example_spool: Path, 
 def test_records_beside_the_attempts_come_along(example_spool: Path, spool: Path, path: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     copy_some(example_spool, other, every=20)
-    (other / "trainings" / "abc").mkdir(parents=True)
-    (other / "trainings" / "abc" / "card.json").write_text('{"recipe": {"name": "small"}}')
-    (other / "trainings" / "abc" / "training_log.csv").write_text("step,block,metric,value\n10,,loss_nats,2.5\n")
+    (other / "trainings" / ("a" * 64)).mkdir(parents=True)
+    (other / "trainings" / ("a" * 64) / "card.json").write_text('{"recipe": {"name": "small"}}')
+    (other / "trainings" / ("a" * 64) / "training_log.csv").write_text("step,block,metric,value\n10,,loss_nats,2.5\n")
     merge(other, spool, path)
     assert len(rows(path)["training_log"]) == 1
 

@@ -1,7 +1,9 @@
 """Sealed folders: whole whoever writes them, how often, and from how many processes at once."""
 
+import contextlib
 import errno
 import os
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.results.sealed import (
+    JSON_BYTES,
     DamagedFile,
     SpoolError,
     check_digest,
@@ -73,10 +76,58 @@ def test_what_others_have_begun_is_not_touched(tmp_path: Path) -> None:
     assert own_name("x") != own_name("x")
 
 
-def test_what_the_device_cannot_read_is_no_damage(tmp_path: Path) -> None:
-    path = tmp_path / "status.json"
-    path.symlink_to("/proc/self/mem")  # reading it is an error of the device
+def test_what_the_device_cannot_read_is_no_damage() -> None:
+    path = Path("/proc/self/mem")  # reading it is an error of the device
     for look in (read_json, lambda path: check_digest(path, "0" * 64)):
         with pytest.raises(SpoolError, match="cannot be read") as raised:
             look(path)
         assert not isinstance(raised.value, DamagedFile)
+
+
+def _make(path: Path, kind: str) -> None:
+    if kind == "link":
+        path.with_name("real").write_text("{}")
+        path.symlink_to(path.with_name("real"))
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):  # its path has few characters
+            made.bind(path.name)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "socket", "folder", "device"])
+def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "cell.json"
+    _make(path, kind)
+    for look in (read_json, lambda path: check_digest(path, "0" * 64)):
+        with pytest.raises(DamagedFile, match="is a link, or something else than a regular file"):
+            look(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"a":' * 200_000, "nested too deeply"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "is not JSON"),
+        (b'{"a": "\xff"}', "is not JSON"),
+        (b'{"a": "\\ud800"}', "surrogates not allowed"),
+        (b"[]", "is not a JSON object"),
+    ],
+    ids=["lists", "objects", "digits", "not UTF-8", "half a pair", "list"],
+)
+def test_json_of_any_kind_is_an_object_or_named(tmp_path: Path, content: bytes, told: str) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(DamagedFile, match=rf"a\.json: .*{told}"):
+        read_json(tmp_path / "a.json")
+
+
+def test_a_file_larger_than_any_of_its_kind_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "cell.json").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DamagedFile, match=f"has more than {JSON_BYTES} bytes"):
+        read_json(tmp_path / "cell.json")

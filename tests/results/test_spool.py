@@ -1,18 +1,20 @@
 """The spool: what is written can be checked, what is not finished is not counted, what was changed is refused."""
 
+import errno
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import datetime, tzinfo
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from exitbench.errors import UserError
+from exitbench.results.regular import open_regular
 from exitbench.results.schema import FITTED_FILE, METRICS, PROBE, TABLES
 from exitbench.results.sealed import DamagedFile, SpoolError
 from exitbench.results.spool import (
@@ -163,7 +165,7 @@ def test_a_missing_key_of_a_cell_is_named(tmp_path: Path, cell: Json, env: Json,
 
 
 def test_a_part_of_a_cell_that_is_no_object_is_named(tmp_path: Path, cell: Json, env: Json) -> None:
-    with pytest.raises(SpoolError, match=r"cell\.json: key 'identity' is not an object"):
+    with pytest.raises(SpoolError, match=r"cell\.json: key 'identity' is 3, not an object"):
         AttemptWriter(tmp_path, {**cell, "identity": 3}, env)
 
 
@@ -263,16 +265,25 @@ def test_an_interrupted_repetition_leaves_the_outcome_before_it(tmp_path: Path, 
     assert latest_status(tmp_path)[cell["cell_id"]].status == "ok"
 
 
-def test_what_the_device_cannot_read_is_no_damage(tmp_path: Path, cell: Json, env: Json, tokens: pa.Table) -> None:
-    with AttemptWriter(tmp_path, cell, env) as writer:
-        writer.write("tokens", tokens)
-        writer.finish("ok")
-    for name in ("tokens.parquet", "DONE"):
-        (writer.path / name).unlink()
-        (writer.path / name).symlink_to("/proc/self/mem")  # reading it is an error of the device
-        with pytest.raises(SpoolError, match=f"{name}: cannot be read") as raised:
-            read_attempt(writer.path)
-        assert not isinstance(raised.value, DamagedFile)
+def test_what_the_device_cannot_read_is_no_damage(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken_device(path: Path) -> BinaryIO:
+        if path.name != name:
+            return open_regular(path)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("exitbench.results.sealed.open_regular", broken_device)
+    name = "tokens.parquet"
+    with pytest.raises(SpoolError, match=f"{name}: cannot be read: Input/output error") as raised:
+        read_attempt(finished)
+    assert not isinstance(raised.value, DamagedFile)
+
+
+@pytest.mark.parametrize("name", ["tokens.parquet", "cell.json", "DONE"])
+def test_a_link_in_a_files_place_is_damage(finished: Path, tmp_path: Path, name: str) -> None:
+    (finished / name).rename(tmp_path / "moved")
+    (finished / name).symlink_to(tmp_path / "moved")
+    with pytest.raises(DamagedFile, match=f"{name}: is a link"):
+        read_attempt(finished)
 
 
 def test_the_latest_outcome_of_one_cell_is_that_among_all(tmp_path: Path, cell: Json, env: Json) -> None:

@@ -18,6 +18,7 @@ CARD = {
     "validation": {"token_accuracy": [0.25, 0.75]},
     "wall_seconds": 1.5,
 }
+GOOD, BAD = "a" * 64, "b" * 64
 LOG = "step,block,metric,value\n10,,loss_nats,2.5\n10,1,block_loss_nats,3\n20,,loss_nats,0.5\n"
 
 
@@ -40,7 +41,7 @@ def test_a_models_log_can_be_asked_for_and_is_named_by_recipe_until_a_suite_name
     model: Path, tmp_path: Path
 ) -> None:
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
-    record_training(spool, "abc", model)
+    record_training(spool, "a" * 64, model)
     assert ingest(spool, path).quarantined == ()
     assert ingest(spool, path).quarantined == ()  # again: nothing more
     rows = ask(path, "SELECT model, step, block, metric, value FROM training_curves ORDER BY ALL")
@@ -55,13 +56,13 @@ def test_a_models_log_can_be_asked_for_and_is_named_by_recipe_until_a_suite_name
 
 def test_a_rebuilt_database_has_it_too(model: Path, tmp_path: Path) -> None:
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
-    record_training(spool, "abc", model)
+    record_training(spool, "a" * 64, model)
     rebuild(spool, path)
     assert ask(path, "SELECT count(*) AS n FROM training_curves") == [{"n": 3}]
 
 
 def test_models_without_a_record_leave_none(tmp_path: Path) -> None:
-    record_training(tmp_path / "spool", "abc", tmp_path)
+    record_training(tmp_path / "spool", "a" * 64, tmp_path)
     assert not (tmp_path / "spool").exists()
 
 
@@ -76,11 +77,11 @@ def test_models_without_a_record_leave_none(tmp_path: Path) -> None:
 )
 def test_a_damaged_record_is_named_and_nothing_of_it_is_kept(model: Path, tmp_path: Path, file: str, text: str) -> None:
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
-    record_training(spool, "good", model)
+    record_training(spool, GOOD, model)
     (model / file).write_text(text)
-    record_training(spool, "bad", model)
+    record_training(spool, BAD, model)
     (problem,) = ingest(spool, path).quarantined
-    assert "bad" in problem
+    assert BAD in problem
     assert ask(path, "SELECT weights_sha256, (SELECT count(*) FROM training_log) AS n FROM training_run") == [
-        {"weights_sha256": "good", "n": 3}
+        {"weights_sha256": GOOD, "n": 3}
     ]

@@ -10,6 +10,7 @@ from exitbench.results.ingest import ingest
 from exitbench.results.merge import merge
 from exitbench.results.vocabularies import begins_word, check_vocabularies, record_vocabulary
 
+ID = "abc0" * 16
 TEXTS = ["<pad>", "▁the", "ory", None, "▁"]
 
 
@@ -35,15 +36,15 @@ def test_the_marks_of_a_tokenizer_say_which_pieces_begin_a_word(texts: list[str 
 
 def test_a_vocabulary_is_stored_once_and_special_tokens_are_neither(tmp_path: Path) -> None:
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
-    record_vocabulary(spool, "abc", TEXTS, {0})
-    record_vocabulary(spool, "abc", ["other"], ())
+    record_vocabulary(spool, ID, TEXTS, {0})
+    record_vocabulary(spool, ID, ["other"], ())
     assert ingest(spool, path).quarantined == ()
     assert ingest(spool, path).quarantined == ()
     rows = [
-        ("abc", 0, "<pad>", None),
-        ("abc", 1, "▁the", True),
-        ("abc", 2, "ory", False),
-        ("abc", 4, "▁", True),
+        (ID, 0, "<pad>", None),
+        (ID, 1, "▁the", True),
+        (ID, 2, "ory", False),
+        (ID, 4, "▁", True),
     ]
     assert ask(path) == rows
     rebuild(spool, path)
@@ -52,8 +53,8 @@ def test_a_vocabulary_is_stored_once_and_special_tokens_are_neither(tmp_path: Pa
 
 def test_a_damaged_one_is_named_and_written_again_by_the_next_run(tmp_path: Path) -> None:
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
-    record_vocabulary(spool, "abc", TEXTS, {0})
-    with (spool / "vocabularies" / "abc" / "token_text.parquet").open("ab") as file:
+    record_vocabulary(spool, ID, TEXTS, {0})
+    with (spool / "vocabularies" / ID / "token_text.parquet").open("ab") as file:
         file.write(b"x")
     (found,) = check_vocabularies(spool)
     assert "token_text.parquet: is not what was written" in found
@@ -61,13 +62,13 @@ def test_a_damaged_one_is_named_and_written_again_by_the_next_run(tmp_path: Path
     assert "token_text.parquet: is not what was written" in problem and "quarantine" in problem
     assert ask(path) == []
     assert check_vocabularies(spool) == []
-    record_vocabulary(spool, "abc", TEXTS, {0})
+    record_vocabulary(spool, ID, TEXTS, {0})
     assert ingest(spool, path).quarantined == ()
     assert len(ask(path)) == 4
 
 
 def test_a_merged_spool_brings_its_vocabularies(tmp_path: Path) -> None:
     theirs, spool, path = tmp_path / "theirs", tmp_path / "spool", tmp_path / "exitbench.duckdb"
-    record_vocabulary(theirs, "abc", TEXTS, {0})
+    record_vocabulary(theirs, ID, TEXTS, {0})
     merge(theirs, spool, path)
     assert len(ask(path)) == 4

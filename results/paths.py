@@ -1,0 +1,29 @@
+"""Paths in what is handed on: without whose machine it was."""
+
+import os
+import pwd
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_PACKAGES: Final = re.compile(r"[~/][^\s\"':]*/((?:site|dist)-packages|lib/python3\.\d+)(?=/)")
+"""Where an interpreter keeps what it runs."""
+_ENDS: Final = r"(?=[/\\\s\"'`:;,)\]>]|$)"
+"""What may follow a folder's path."""
+
+
+def without_home(text: str) -> str:
+    """Return a text with ``~`` for the home folder, and ``...`` for what is above an interpreter's packages."""
+    for home in _homes():
+        text = re.sub(re.escape(home) + _ENDS, "~", text)
+    return _PACKAGES.sub(r".../\1", text)
+
+
+def _homes() -> list[str]:
+    """The home folder as people name it and as it is, the longest first."""
+    named = [os.environ.get("HOME", "")]
+    with suppress(KeyError):
+        named.append(pwd.getpwuid(os.getuid()).pw_dir)
+    paths = {path for home in named if home for path in (home.rstrip("/"), os.path.realpath(home))}
+    return sorted((path for path in paths if len(Path(path).parts) > 1), key=len, reverse=True)

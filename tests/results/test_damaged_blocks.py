@@ -1,0 +1,64 @@
+"""`db check` reads every block of a database that a query reads: each is changed in turn."""
+
+import shutil
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from exitbench.results.check import check
+
+HEADERS = 3 * 4096
+BLOCK = 262_144
+AT = (3, 100_000)
+"""Of a block: in its checksum, and behind it."""
+
+
+def answers(path: Path) -> dict[str, object] | None:
+    """A digest of every table and view, and one row of each table found by its key; None where something is damaged."""
+    try:
+        with duckdb.connect(path, read_only=True) as connection:
+            names = connection.execute(
+                "SELECT table_name FROM duckdb_tables() UNION ALL SELECT view_name FROM duckdb_views() WHERE NOT internal"
+            ).fetchall()
+            told: dict[str, object] = {
+                name: connection.execute(f'SELECT count(*), bit_xor(hash(t)) FROM "{name}" AS t').fetchone()
+                for (name,) in names
+            }
+            keys = connection.execute(
+                "SELECT table_name, constraint_column_names[1] FROM duckdb_constraints() "
+                "WHERE constraint_type = 'PRIMARY KEY' AND len(constraint_column_names) = 1"
+            ).fetchall()
+            for table, key in keys:
+                first = connection.execute(f"SELECT min({key}) FROM {table}").fetchone()
+                told[f"{table} by its key"] = connection.execute(
+                    f"SELECT count(*) FROM {table} WHERE {key} = $1", first
+                ).fetchone()
+            return told
+    except duckdb.Error:
+        return None
+
+
+def blocks(path: Path) -> int:
+    return (path.stat().st_size - HEADERS) // BLOCK
+
+
+@pytest.mark.parametrize("at", AT)
+def test_no_block_that_changes_an_answer_is_called_good(
+    example_spool: Path, example_database: Path, tmp_path: Path, at: int
+) -> None:
+    path = tmp_path / "exitbench.duckdb"
+    shutil.copyfile(example_database, path)
+    whole, content = answers(path), path.read_bytes()
+    assert whole is not None
+    assert check(example_spool, path).problems == ()
+    named = 0
+    for block in range(blocks(path)):
+        changed = bytearray(content)
+        changed[HEADERS + block * BLOCK + at] ^= 0x55
+        path.write_bytes(changed)
+        problems = check(example_spool, path).problems
+        named += bool(problems)
+        assert problems or answers(path) == whole, block
+        assert all("exitbench db rebuild" in problem for problem in problems), problems
+    assert named > blocks(path) / 2
