@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from exitbench.harness.artifact import GENERATION_CONFIG
 from exitbench.harness.cell import Generation
 
 _UNCHANGED: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -86,7 +85,7 @@ def not_applied(folder: Path, generation: Generation) -> NotApplied:
     Raises:
         UserError: A file cannot be read.
     """
-    from exitbench.harness.checkpoint import read_config, read_generation_config
+    from exitbench.harness.checkpoint import GENERATION_CONFIG, read_config, read_generation_config
 
     own = (folder / GENERATION_CONFIG).is_file()
     said, asked = read_generation_config(folder) if own else read_config(folder), generation.to_json()

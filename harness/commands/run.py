@@ -56,7 +56,7 @@ def run(arguments: Namespace) -> int:
         plan = planned(arguments)
     for group in plan.groups:
         for remark in group.remarks:
-            print(f"{group.model.name}: {remark}", file=sys.stderr)
+            tell(f"{group.model.name}: {remark}")
         if group.folder is not None and group.cells:
             record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
     plan = with_verdicts(plan, arguments.retry, runs.root, _say_tried)

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from exitbench.errors import UserError
 from exitbench.harness.cell import Generation, Truncate
-from exitbench.harness.prompts import Prompts, check_chat_template, load_tokenizer, render_chat, template_sha256
+from exitbench.harness.prompts import Prompts, check_chat_template, render_chat, template_sha256
+from exitbench.harness.tokenizer_files import load_tokenizer
 from exitbench.tasks.base import Document
 from exitbench.tasks.builtin.tokenizer import build_tokenizer
 
@@ -173,7 +174,7 @@ def test_a_template_that_reaches_for_python_is_a_message(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     loaded, start = tokenizer("end", template), time.perf_counter()
-    with pytest.raises(UserError, match="the chat template (fails|leaves out)"):
+    with pytest.raises(UserError, match=r"the chat template (fails|leaves out)"):
         check_chat_template(loaded, None)
     assert time.perf_counter() - start < 60
     assert not (tmp_path / "PROOF").exists()
