@@ -12,12 +12,14 @@ import sqlalchemy as sa
 from exitbench.errors import UserError
 from exitbench.results.catalogue import ATTEMPT, ATTEMPT_FILE
 from exitbench.results.database import DamagedDatabase, Database, DatabaseInUse, open_database
-from exitbench.results.imports import IMPORTS
+from exitbench.results.imports import IMPORTS, imported_attempts
 from exitbench.results.load import DATABASE_TABLE
 from exitbench.results.rescores import RESCORES
 from exitbench.results.sealed import SpoolError
 from exitbench.results.snapshot import Manifest
+from exitbench.results.soundness import REFERENCES, tables_by_attempt
 from exitbench.results.spool import AttemptRecord, freed_tables, read_attempt, scan_spool
+from exitbench.results.tables import quoted, schema_version, tables_of
 from exitbench.results.tags import TAGS
 from exitbench.results.vocabularies import check_vocabularies
 
@@ -34,14 +36,6 @@ _KEYS: Final = {
     "training_log": "weights_sha256, step, block, metric",
 }
 """What tells rows apart where no primary key sees to it."""
-_REFERENCES: Final = (
-    ("attempt", "cell_id", "cell"),
-    ("attempt", "env_id", "environment"),
-    ("attempt", "hw_id", "hardware"),
-    ("cell", "model_id", "model_artifact"),
-    ("cell", "data_id", "dataset_artifact"),
-    ("training_log", "weights_sha256", "training_run"),
-)
 
 
 @dataclass(frozen=True)
@@ -142,22 +136,11 @@ def stored_rows(database: Database) -> dict[str, dict[str, int]]:
     return counts
 
 
-def imported_attempts(spool_root: Path) -> set[str]:
-    """Return the attempts of which a snapshot was imported; a damaged import has none."""
-    found: set[str] = set()
-    for path in (spool_root / IMPORTS).glob("[!.]*/attempt.parquet"):
-        try:
-            found.update(pq.read_table(path, columns=["attempt_id"])["attempt_id"].to_pylist())
-        except (OSError, KeyError, pa.ArrowException):
-            continue  # named by `_damaged_imports`
-    return found
-
-
 def _read_all(database: Database) -> _Stored:
     """Read every value, since a block that was changed shows when it is read."""
     stored = _Stored(rows=stored_rows(database))
-    for table in _tables(database):
-        row = database.query(f"SELECT count(*) AS n, bit_xor(hash(t)) FROM {table} AS t").to_pylist()[0]
+    for table in sorted(tables_of(schema_version())):
+        row = database.query(f"SELECT count(*) AS n, bit_xor(hash(t)) FROM {quoted(table)} AS t").to_pylist()[0]
         stored.total += row["n"]
     with database.engine.connect() as connection:
         done = connection.execute(sa.select(ATTEMPT.c.attempt_id, ATTEMPT.c.spool_sha256))
@@ -165,11 +148,6 @@ def _read_all(database: Database) -> _Stored:
         for attempt_id, name, digest in connection.execute(sa.select(ATTEMPT_FILE)):
             stored.files.setdefault(attempt_id, {})[name] = digest
     return stored
-
-
-def _tables(database: Database) -> list[str]:
-    names: list[str] = database.query("SELECT table_name AS t FROM duckdb_tables() ORDER BY t")["t"].to_pylist()
-    return names
 
 
 def _differences(record: AttemptRecord, stored: _Stored) -> Iterator[str]:
@@ -199,11 +177,7 @@ def _differences(record: AttemptRecord, stored: _Stored) -> Iterator[str]:
 
 
 def _rows_without_owner(database: Database) -> Iterator[str]:
-    own = database.query(
-        "SELECT table_name AS t FROM duckdb_columns() WHERE column_name = 'attempt_id' AND NOT internal"
-    )
-    tables = set(_tables(database)) & set(own["t"].to_pylist()) - {"attempt"}
-    references = (*((table, "attempt_id", "attempt") for table in sorted(tables)), *_REFERENCES)
+    references = (*((table, "attempt_id", "attempt") for table in tables_by_attempt()), *REFERENCES)
     for table, column, owner in references:
         query = f"SELECT min({column}) AS id, count(*) AS n FROM {table} ANTI JOIN {owner} USING ({column})"
         row = database.query(query).to_pylist()[0]
@@ -233,7 +207,7 @@ def _damaged_imports(spool_root: Path) -> Iterator[str]:
     for folder in sorted((spool_root / IMPORTS).glob("[!.]*")):
         try:
             Manifest.read(folder)
-        except (UserError, KeyError, TypeError) as error:
+        except UserError as error:
             yield f"{folder}: {error}"
 
 
