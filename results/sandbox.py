@@ -54,9 +54,8 @@ def sandbox(readable: Iterable[Path], folder: Path) -> duckdb.DuckDBPyConnection
         folder: Where it may write, and does so when memory is short.
     """
     # DuckDB asks first whether a pattern is allowed, and then each file that it matches.
-    files = [
-        quoted_text(f"{name}{end}") for path in readable for name in (path, glob.escape(str(path))) for end in _LOGS
-    ]
+    names = [name for path in map(str, readable) for name in (path, glob.escape(path))]
+    files = [quoted_text(name + end) for name in names for end in _LOGS]
     duck = duckdb.connect(config={**NO_EXTENSIONS, "python_enable_replacements": False})
     for setting in (
         f"temp_directory = {quoted_text(str(folder / 'spilled'))}",
