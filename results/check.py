@@ -13,12 +13,13 @@ import sqlalchemy as sa
 from exitbench.errors import UserError
 from exitbench.results.catalogue import ATTEMPT, ATTEMPT_FILE
 from exitbench.results.database import DamagedDatabase, Database, DatabaseInUse, open_database
+from exitbench.results.imports import imported_attempts
 from exitbench.results.load import DATABASE_TABLE
 from exitbench.results.records import IMPORT, linked, records
-from exitbench.results.regular import open_regular
 from exitbench.results.rescores import RESCORES
 from exitbench.results.sealed import DamagedFile, SpoolError
 from exitbench.results.snapshot import Manifest
+from exitbench.results.soundness import REFERENCES, tables_by_attempt
 from exitbench.results.spool import (
     QUARANTINE,
     Attempt,
@@ -28,6 +29,7 @@ from exitbench.results.spool import (
     read_attempt,
     scan_spool,
 )
+from exitbench.results.tables import quoted, schema_version, tables_of
 from exitbench.results.tags import TAGS
 from exitbench.results.trainings import check_trainings
 from exitbench.results.vocabularies import check_vocabularies
@@ -48,14 +50,6 @@ _KEYS: Final = {
     "training_log": "weights_sha256, step, block, metric",
 }
 """What tells rows apart where no primary key sees to it."""
-_REFERENCES: Final = (
-    ("attempt", "cell_id", "cell"),
-    ("attempt", "env_id", "environment"),
-    ("attempt", "hw_id", "hardware"),
-    ("cell", "model_id", "model_artifact"),
-    ("cell", "data_id", "dataset_artifact"),
-    ("training_log", "weights_sha256", "training_run"),
-)
 
 
 @dataclass(frozen=True)
@@ -159,23 +153,11 @@ def stored_rows(database: Database) -> dict[str, dict[str, int]]:
     return counts
 
 
-def imported_attempts(spool_root: Path) -> set[str]:
-    """Return the attempts of which a snapshot was imported; a damaged import has none."""
-    found: set[str] = set()
-    for folder in records(spool_root, IMPORT)[0]:
-        try:
-            with open_regular(folder / "attempt.parquet") as file:
-                found.update(pq.read_table(file, columns=["attempt_id"])["attempt_id"].to_pylist())
-        except (OSError, KeyError, pa.ArrowException):
-            continue  # named by `_damaged_imports`
-    return found
-
-
 def _read_all(database: Database) -> _Stored:
     """Read every value, since a block that was changed shows when it is read."""
     stored = _Stored(rows=stored_rows(database))
-    for table in _tables(database):
-        row = database.query(f"SELECT count(*) AS n, bit_xor(hash(t)) FROM {_quoted(table)} AS t").to_pylist()[0]
+    for table in sorted(tables_of(schema_version())):
+        row = database.query(f"SELECT count(*) AS n, bit_xor(hash(t)) FROM {quoted(table)} AS t").to_pylist()[0]
         stored.total += row["n"]
     _read_indexes(database)
     with database.engine.connect() as connection:
@@ -195,21 +177,12 @@ def _read_indexes(database: Database) -> None:
     for row in database.query(keys, ["PRIMARY KEY"]).to_pylist():
         if len(row["k"]) > 1:
             continue
-        table, key = _quoted(row["t"]), _quoted(row["k"][0])
+        table, key = quoted(row["t"]), quoted(row["k"][0])
         numbered = f"SELECT {key} AS k, row_number() OVER (ORDER BY {key}) AS n FROM {table}"
         steps = database.query(f"SELECT k FROM ({numbered}) WHERE n % {_INDEX_ROWS} = 1 ORDER BY n")["k"].to_pylist()
         for low, high in pairwise([*steps, None]):
             below, bounds = ("", {"low": low}) if high is None else (f"AND {key} < $high", {"low": low, "high": high})
             database.query(f"SELECT count(*) FROM {table} WHERE {key} >= $low {below}", bounds)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _tables(database: Database) -> list[str]:
-    names: list[str] = database.query("SELECT table_name AS t FROM duckdb_tables() ORDER BY t")["t"].to_pylist()
-    return names
 
 
 def _differences(record: AttemptRecord, stored: _Stored) -> Iterator[str]:
@@ -240,13 +213,9 @@ def _differences(record: AttemptRecord, stored: _Stored) -> Iterator[str]:
 
 
 def _rows_without_owner(database: Database) -> Iterator[str]:
-    own = database.query(
-        "SELECT table_name AS t FROM duckdb_columns() WHERE column_name = 'attempt_id' AND NOT internal"
-    )
-    tables = set(_tables(database)) & set(own["t"].to_pylist()) - {"attempt"}
-    references = (*((table, "attempt_id", "attempt") for table in sorted(tables)), *_REFERENCES)
+    references = (*((table, "attempt_id", "attempt") for table in tables_by_attempt()), *REFERENCES)
     for table, column, owner in references:
-        query = f"SELECT min({column}) AS id, count(*) AS n FROM {_quoted(table)} ANTI JOIN {owner} USING ({column})"
+        query = f"SELECT min({column}) AS id, count(*) AS n FROM {quoted(table)} ANTI JOIN {owner} USING ({column})"
         row = database.query(query).to_pylist()[0]
         if row["n"]:
             rows = counted(row["n"], "row", "rows")
@@ -280,7 +249,7 @@ def _damaged_imports(spool_root: Path) -> Iterator[str]:
     for folder in found:
         try:
             Manifest.read(folder)
-        except (UserError, KeyError, TypeError, AttributeError) as error:
+        except UserError as error:
             yield f"{folder}: {error}"
 
 

@@ -1,8 +1,9 @@
 """The database file: opening (read-only by default), bringing its schema and views up to date, rebuilding from a spool.
 
-Whoever only reads never changes the file: one whose schema, views or macros are not exactly this version's is read from
-a copy that is (`results/foreign.py`). DuckDB allows many readers or one writer per file and holds a file lock to see to it; whoever comes second waits for a
-bounded time. The database is derived from the spool, so any trouble with it ends at `rebuild`.
+Whoever only reads never changes the file: one whose tables, views or macros are not exactly this version's is read from
+a copy that is (`results/foreign.py`). DuckDB allows many readers or one writer per file and holds a file lock to see to
+it; whoever comes second waits for a bounded time. The database is derived from the spool, so any trouble with it ends
+at `rebuild`.
 """
 
 import hashlib
@@ -42,7 +43,6 @@ from exitbench.results.tables import (
     require_tables,
     schema_version,
     spelled,
-    tables_of,
 )
 from exitbench.results.trouble import driver_error, is_damage, is_trouble
 from exitbench.results.turns import POLL_S, Turn, holder, is_wanted, take_turn
@@ -267,7 +267,7 @@ def _open_reader(path: Path, wait_s: float) -> Database:
 def _open_copy(path: Path, wait_s: float) -> Database:
     """Open a copy that is up to date, which is gone when it is closed."""
     print(
-        f"{path} is not as this version of ExitBench makes it: a copy is read. The next run or import that fills it, or "
+        f"{path} is not as this version of ExitBench makes it: a copy is read. The next run or import into it, or "
         "`exitbench db rebuild`, brings it up to date.",
         file=sys.stderr,
         flush=True,
@@ -420,7 +420,7 @@ def _is_up_to_date(database: Database) -> bool:
         name, found = _found(connection)
         return (
             read_version(driver_connection(connection), name, found, str(database.path)) == schema_version()
-            and tables_of(schema_version()).items() <= found.tables.items()
+            and catalogue_with(_views_script(), found.storage).tables.items() <= found.tables.items()
             and _views_are_current(connection, found)
             and publications_are_current(connection)
         )

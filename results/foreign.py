@@ -30,6 +30,12 @@ from exitbench.results.tables import (
 )
 
 _THEIRS: Final = "theirs"
+_VERSION_COLUMNS: Final = {
+    "version": Column("INTEGER", False, None, False),
+    "applied_at": Column("TIMESTAMP", False, None, False),
+    "tool": Column("VARCHAR", False, None, False),
+}
+"""Of the table that says of which schema a database is, in every schema."""
 _MADE_HERE: Final = (VIEW_SOURCE.name, PUBLISHED_SOURCE.name, PUBLISHED_RESULT.name)
 """Tables that a database is given when it is opened to be written."""
 
@@ -78,7 +84,7 @@ def read_version(duck: duckdb.DuckDBPyConnection, database: str, found: Catalogu
     table, known = SCHEMA_VERSION.name, schema_version()
     if table not in found.tables:
         raise UserError(f"{where} is a DuckDB database, but not one of ExitBench. Name another file.")
-    require_columns(found.tables[table], tables_of(1)[table], f"{where}: table {table}")
+    require_columns(found.tables[table], _VERSION_COLUMNS, f"{where}: table {table}")
     # Sorted, since max may be a macro of theirs.
     latest = duck.execute(
         f"SELECT version FROM {quoted(database)}.main.{table} ORDER BY version DESC LIMIT 1"

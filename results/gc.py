@@ -11,12 +11,14 @@ from typing import Final, Literal
 
 from exitbench.errors import UserError
 from exitbench.results.arrow import driver_connection
-from exitbench.results.check import counted_rows, imported_attempts, stored_rows
+from exitbench.results.check import counted_rows, stored_rows
 from exitbench.results.database import open_database
+from exitbench.results.imports import imported_attempts
 from exitbench.results.load import DATABASE_TABLE
 from exitbench.results.owner import owner_of
 from exitbench.results.rescores import RESCORES
 from exitbench.results.sealed import SpoolError
+from exitbench.results.soundness import tables_by_attempt
 from exitbench.results.spool import (
     QUARANTINE,
     Attempt,
@@ -28,6 +30,7 @@ from exitbench.results.spool import (
     scan_spool,
 )
 from exitbench.results.status import folder_bytes
+from exitbench.results.tables import quoted
 from exitbench.results.tags import TAGS
 
 Kind = Literal["killed attempt", "quarantined attempt", "leftover", "superseded attempt", "traces"]
@@ -212,9 +215,7 @@ def _forget(path: Path, attempt_ids: Sequence[str]) -> None:
     """Remove every row of attempts, in one transaction."""
     with open_database(path, read_only=False) as database, database.engine.begin() as connection:
         duck = driver_connection(connection)
-        own = "SELECT table_name FROM duckdb_columns() WHERE column_name = 'attempt_id' AND NOT internal"
-        views = "SELECT view_name FROM duckdb_views() WHERE NOT internal"
-        for (table,) in duck.execute(f"{own} AND table_name NOT IN ({views})").fetchall():
-            duck.execute(f"DELETE FROM {table} WHERE list_contains($1, attempt_id)", [list(attempt_ids)])
+        for table in (*tables_by_attempt(), "attempt"):
+            duck.execute(f"DELETE FROM {quoted(table)} WHERE list_contains($1, attempt_id)", [list(attempt_ids)])
         for table, key in (("environment", "env_id"), ("hardware", "hw_id")):
             duck.execute(f"DELETE FROM {table} WHERE {key} NOT IN (SELECT {key} FROM attempt)")

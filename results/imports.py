@@ -14,14 +14,18 @@ from typing import Any, Final
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
 from exitbench.results.arrow import driver_connection, insert_rows
+from exitbench.results.manifest import Manifest
 from exitbench.results.records import BENCHMARK, IMPORT, records
+from exitbench.results.regular import open_regular
 from exitbench.results.sealed import read_json
-from exitbench.results.snapshot import KEYS, load_snapshot, new_rows, table_file
-from exitbench.results.trouble import is_trouble
+from exitbench.results.snapshot import KEYS, is_loaded, load_snapshot
+from exitbench.results.tables import quoted
+from exitbench.results.trouble import driver_error, is_trouble
 
 IMPORTS: Final = IMPORT.folder
 PERF: Final = BENCHMARK.folder
@@ -38,6 +42,10 @@ _BENCHMARKS: Final = pa.schema(
         ("data", pa.list_(pa.float64())),
     ]
 )
+
+
+_ODD: Final = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+"""What comes of a file that has other things where numbers, texts and objects should be."""
 
 
 def load_imports(engine: sa.Engine, spool_root: Path) -> tuple[int, list[str]]:
@@ -67,10 +75,10 @@ def _load_snapshots(engine: sa.Engine, folders: Sequence[Path]) -> tuple[int, li
             if not _is_loaded(engine, folder):
                 added += load_snapshot(engine, folder)
             loaded.append(folder)
-        except (UserError, duckdb.Error, sa.exc.DBAPIError, KeyError, TypeError) as error:
+        except (UserError, duckdb.Error, sa.exc.DBAPIError) as error:
             if is_trouble(error):
                 raise
-            problems.append(f"{folder}: {error}")
+            problems.append(str(error) if isinstance(error, UserError) else f"{folder}: {driver_error(error)}")
     for folder in loaded:
         # Scores of attempts that a folder further on brought.
         if not _is_loaded(engine, folder):
@@ -78,11 +86,26 @@ def _load_snapshots(engine: sa.Engine, folders: Sequence[Path]) -> tuple[int, li
     return added, problems
 
 
+def imported_attempts(spool_root: Path) -> set[str]:
+    """Return the attempts of which a snapshot was imported; a damaged import has none, and is named when loaded."""
+    found: set[str] = set()
+    for folder in records(spool_root, IMPORT)[0]:
+        try:
+            Manifest.claimed(folder)
+            with open_regular(folder / "attempt.parquet") as file:
+                found.update(pq.read_table(file, columns=["attempt_id"])["attempt_id"].to_pylist())
+        except (UserError, OSError, KeyError, pa.ArrowException):
+            continue
+    return found
+
+
 def key_rows(engine: sa.Engine, table: str) -> pa.Table:
     """Return the keys (`KEYS`) of a table's rows, each once."""
     with engine.connect() as connection:
         duck = driver_connection(connection)
-        keys: pa.Table = duck.sql(f"SELECT DISTINCT {', '.join(KEYS[table])} FROM {table}").to_arrow_table()
+        keys: pa.Table = duck.sql(
+            f"SELECT DISTINCT {', '.join(map(quoted, KEYS[table]))} FROM {quoted(table)}"
+        ).to_arrow_table()
     return keys
 
 
@@ -106,23 +129,30 @@ def benchmark_rows(path: Path) -> pa.Table:
             # What it writes outside of a repository.
             "git_commit": None if commit.get("id") == "unversioned" else commit.get("id"),
             "git_dirty": commit.get("dirty"),
-            "machine": json.dumps(told["machine_info"]),
+            "machine": _json(told["machine_info"]),
         }
         rows = [{**common, **_benchmark_row(benchmark)} for benchmark in told["benchmarks"]]
+        if len({row["benchmark"] for row in rows}) < len(rows):
+            raise ValueError("a benchmark is there twice")
         return pa.Table.from_pylist(rows, schema=_BENCHMARKS)
-    except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
+    except (*_ODD, pa.ArrowException) as error:
         raise UserError(f"{path}: is not what pytest-benchmark writes: {type(error).__name__}: {error}") from error
 
 
 def _benchmark_row(benchmark: dict[str, Any]) -> dict[str, Any]:
     return {
         "benchmark": benchmark["fullname"],
-        "params": json.dumps(benchmark["params"]),
-        "extra": json.dumps(benchmark["extra_info"]),
+        "params": _json(benchmark["params"]),
+        "extra": _json(benchmark["extra_info"]),
         "median_s": benchmark["stats"]["median"],
         # Only kept by pytest-benchmark where it was asked to (--benchmark-save-data).
         "data": benchmark["stats"].get("data", []),
     }
+
+
+def _json(value: Any) -> str:
+    """Return JSON as DuckDB takes it: without NaN, and without the halves of characters that no text has."""
+    return json.dumps(value, allow_nan=False, ensure_ascii=False).encode().decode()
 
 
 def _utc(text: str) -> datetime:
@@ -133,14 +163,9 @@ def _utc(text: str) -> datetime:
 
 def _is_loaded(engine: sa.Engine, folder: Path) -> bool:
     """Whether the database has all of a snapshot; what cannot be read is left to `load_snapshot` to name."""
-    with engine.connect() as connection:
-        duck = driver_connection(connection)
-        try:
-            return not any(
-                duck.execute(f"SELECT 1 {new_rows(table, table_file(folder, table))} LIMIT 1").fetchone()
-                for table in KEYS
-            )
-        except (UserError, duckdb.Error) as error:
-            if is_trouble(error):
-                raise
-            return False
+    try:
+        return is_loaded(engine, folder)
+    except (UserError, duckdb.Error) as error:
+        if is_trouble(error):
+            raise
+        return False

@@ -14,13 +14,16 @@ import sqlalchemy as sa
 
 from exitbench.errors import UserError
 from exitbench.results.arrow import driver_connection
-from exitbench.results.database import open_database
+from exitbench.results.database import copy_to, open_database
 from exitbench.results.imports import IMPORTS, PERF, benchmark_rows, key_rows
 from exitbench.results.ingest import ingest
 from exitbench.results.sealed import own_name, read_json, sha256
 from exitbench.results.snapshot import KEYS, MANIFEST, SCORES, is_snapshot, load_snapshot, write_snapshot
+from exitbench.results.soundness import require_sound, tables_by_attempt
 from exitbench.results.spool import scan_spool
 from exitbench.results.spool_import import has_records, import_spool, require_equal
+from exitbench.results.tables import quoted, schema_version, tables_of
+from exitbench.results.trouble import driver_error
 
 Kind = Literal["spool", "snapshot", "database", "benchmarks"]
 
@@ -153,42 +156,33 @@ def _merge_rows(
 
 @contextmanager
 def _as_database(source: Path, kind: Kind, spool_root: Path) -> Iterator[sa.Engine]:
-    """Yield a database of this schema with what a source has, which may be changed: it is a copy."""
+    """Yield a database of this schema with the rows of a source, which may be changed."""
     with TemporaryDirectory(dir=spool_root, prefix=".import-") as folder:
         copy = Path(folder) / "source.duckdb"
-        if kind == "database":
-            _copy_database(source, copy)
         try:
+            if kind == "database":
+                copy_to(source, copy, wait_s=0.0)
             with open_database(copy, read_only=False) as database:
                 if kind == "snapshot":
                     load_snapshot(database.engine, source)
+                with database.engine.connect() as connection:
+                    rows = {table: quoted(table) for table in tables_of(schema_version())}
+                    require_sound(driver_connection(connection), rows, str(source))
                 yield database.engine
         except UserError as error:
             raise UserError(str(error).replace(str(copy), str(source))) from error
-
-
-def _copy_database(source: Path, copy: Path) -> None:
-    try:
-        # Held open, so that nobody writes it meanwhile.
-        with duckdb.connect(str(source), read_only=True):
-            shutil.copyfile(source, copy)
-            log = source.with_name(f"{source.name}.wal")
-            if log.exists():
-                shutil.copyfile(log, copy.with_name(f"{copy.name}.wal"))
-    except duckdb.Error as error:
-        raise UserError(f"{source} cannot be opened: {error}") from error
+        except (duckdb.Error, sa.exc.DBAPIError) as error:
+            raise UserError(f"{source}: cannot be imported: {driver_error(error)}") from error
 
 
 def _delete_known(engine: sa.Engine, keys: Mapping[str, pa.Table]) -> None:
     """Delete what is known elsewhere, and the cells that are left without attempts."""
-    by_attempt = "SELECT table_name FROM duckdb_columns() WHERE column_name = 'attempt_id' AND NOT internal"
     with engine.begin() as connection:
         duck = driver_connection(connection)
-        views = {name for (name,) in duck.execute("SELECT view_name FROM duckdb_views()").fetchall()}
-        tables = {name: "attempt" for (name,) in duck.execute(by_attempt).fetchall() if name not in views}
-        for table, keyed in {**tables, **{table: table for table in KEYS}}.items():
-            equal = " AND ".join(f"known_keys.{key} = {table}.{key}" for key in KEYS[keyed])
+        owners = {**dict.fromkeys(tables_by_attempt(), "attempt"), **{table: table for table in KEYS}}
+        for table, keyed in owners.items():
+            equal = " AND ".join(f"known_keys.{quoted(key)} = {quoted(table)}.{quoted(key)}" for key in KEYS[keyed])
             duck.register("known_keys", keys[keyed])
-            duck.execute(f"DELETE FROM {table} WHERE EXISTS (SELECT 1 FROM known_keys WHERE {equal})")
+            duck.execute(f"DELETE FROM {quoted(table)} WHERE EXISTS (SELECT 1 FROM known_keys WHERE {equal})")
             duck.unregister("known_keys")
         duck.execute("DELETE FROM cell WHERE cell_id NOT IN (SELECT cell_id FROM attempt)")

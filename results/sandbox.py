@@ -1,5 +1,6 @@
 """Connections that read what others made: they reach the named files and nothing else, and cannot be told otherwise."""
 
+import glob
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +53,9 @@ def sandbox(readable: Iterable[Path], folder: Path) -> duckdb.DuckDBPyConnection
         readable: Files of others, and of a database what DuckDB keeps beside it.
         folder: Where it may write, and does so when memory is short.
     """
-    files = [quoted_text(f"{path}{end}") for path in readable for end in _LOGS]
+    # DuckDB asks first whether a pattern is allowed, and then each file that it matches.
+    names = [name for path in map(str, readable) for name in (path, glob.escape(path))]
+    files = [quoted_text(name + end) for name in names for end in _LOGS]
     duck = duckdb.connect(config={**NO_EXTENSIONS, "python_enable_replacements": False})
     for setting in (
         f"temp_directory = {quoted_text(str(folder / 'spilled'))}",

@@ -6,26 +6,29 @@ A snapshot is what is handed on (`export`) and what an import keeps in the spool
 it says of which schema it is, and one of an earlier schema is migrated when it is loaded.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-import duckdb
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from exitbench import __version__
 from exitbench.errors import UserError
-from exitbench.results.arrow import driver_connection, parquet_path
-from exitbench.results.catalogue import CELL
-from exitbench.results.migrations import migration_scripts
-from exitbench.results.sealed import check_digest, read_json, sha256, write_json, write_whole
+from exitbench.results import migrations
+from exitbench.results.arrow import driver_connection
+from exitbench.results.manifest import FORMAT, table_rows
+from exitbench.results.manifest import MANIFEST as MANIFEST
+from exitbench.results.manifest import OF_EVERY_DATABASE as OF_EVERY_DATABASE
+from exitbench.results.manifest import Manifest as Manifest
+from exitbench.results.sandbox import fresh_database
+from exitbench.results.sealed import sha256, write_json, write_whole
+from exitbench.results.soundness import LATER, require_sound
+from exitbench.results.tables import quoted, quoted_text, schema_version, tables_of
 
-MANIFEST: Final = "manifest.json"
-_FORMAT: Final = "exitbench-snapshot-1"
 _BATCH_ROWS: Final = 65_536
 _ARTIFACTS: Final = ("environment", "hardware", "model_artifact", "dataset_artifact")
 KEYED: Final = {
@@ -42,10 +45,6 @@ KEYS: Final = {"attempt": ("attempt_id",), **KEYED}
 """What tells whether a row of a snapshot is new, by table; what hangs on an attempt is as new as that."""
 SCORES: Final = ("metric", "sample_rescore")
 """Tables with a known attempt's scores under another metric version."""
-_LATER: Final = (*SCORES, "token_tag")
-"""Tables to which a known attempt may get more rows."""
-OF_EVERY_DATABASE: Final = ("schema_version", "view_source", "published_source", "published_result")
-"""Tables that no database has from another."""
 _QUOTING: Final = {
     "sample": {"output_text": "''", "output_ids": "[]::INTEGER[]"},
     "probe_token": {"gold_token_id": "NULL::INTEGER"},
@@ -58,48 +57,11 @@ _SPELLING: Final = "token_text"
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """What a snapshot says of itself.
+class _Rows:
+    """Where to select rows of a table from, in SQL, and the columns that are there."""
 
-    Attributes:
-        schema_version: Schema of the database that it is of.
-        tables: Digest of every table's file.
-        rows: Rows of every table.
-        texts_left_out_of: Labels of the data sets whose texts it does not have. If there is one, no token is spelled.
-    """
-
-    schema_version: int
-    tables: dict[str, str]
-    rows: dict[str, int]
-    texts_left_out_of: tuple[str, ...]
-
-    @classmethod
-    def read(cls, folder: Path) -> "Manifest":
-        """Read the manifest of a snapshot and check every file against it.
-
-        Raises:
-            UserError: It is not a snapshot that this version can read, or a file is not what was written.
-        """
-        path = folder / MANIFEST
-        told = read_json(path)
-        if told.get("format") != _FORMAT:
-            raise UserError(f"{path}: format is {told.get('format')!r}, not {_FORMAT!r}.")
-        known = len(migration_scripts())
-        if told["schema_version"] > known:
-            raise UserError(
-                f"{path}: of schema {told['schema_version']}; this version of ExitBench knows up to {known}. "
-                "Use the newer version."
-            )
-        tables = told["tables"]
-        manifest = cls(
-            schema_version=told["schema_version"],
-            tables={name: table["sha256"] for name, table in tables.items()},
-            rows={name: table["rows"] for name, table in tables.items()},
-            texts_left_out_of=tuple(told["texts_left_out_of"]),
-        )
-        for name, digest in manifest.tables.items():
-            check_digest(folder / f"{name}.parquet", digest)
-        return manifest
+    source: str
+    columns: tuple[str, ...]
 
 
 def is_snapshot(folder: Path) -> bool:
@@ -142,50 +104,79 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
         folder: The snapshot.
 
     Raises:
-        UserError: As `Manifest.read`; or an attempt that both have is not the same in both.
+        UserError: As `Manifest.read` and `Manifest.columns`; rows refer to what is not there; or an attempt that both
+            have is not the same in both.
     """
     manifest = Manifest.read(folder)
-    with _of_this_schema(engine, folder, manifest) as source, engine.begin() as connection:
-        theirs, ours = (_digests(connection, table) for table in (source["attempt"], "attempt"))
+    with _of_this_schema(engine, folder, manifest) as tables, engine.begin() as connection:
+        sources = {name: rows.source for name, rows in tables.items()}
+        require_sound(driver_connection(connection), sources, str(folder))
+        theirs, ours = (_digests(connection, table) for table in (sources["attempt"], "attempt"))
         differ = sorted(key for key in theirs.keys() & ours.keys() if theirs[key] != ours[key])
         if differ:
             raise UserError(
                 f"{folder}: {len(differ)} attempts are here already with other files, such as {differ[0]}. "
                 "One of the two was changed; nothing is merged."
             )
-        for table in sorted(source, key=_turn):
+        for table in sorted(tables, key=_turn):
             if table not in OF_EVERY_DATABASE:
-                connection.exec_driver_sql(_insert(table, source[table]))
+                connection.exec_driver_sql(_insert(table, tables[table]))
     return len(theirs.keys() - ours.keys())
 
 
-def new_rows(table: str, rows: str) -> str:
-    """Return SQL that selects what a database lacks, and has a place for, of rows of one of its tables."""
-    keys, known = (", ".join(KEYS[table]), table) if table in KEYS else ("attempt_id", "attempt")
+def is_loaded(engine: sa.Engine, folder: Path) -> bool:
+    """Return whether the database has all of a snapshot.
+
+    Raises:
+        UserError: As `Manifest.claimed`.
+        duckdb.Error: A file cannot be read.
+    """
+    manifest = Manifest.claimed(folder)
+    with engine.connect() as connection:
+        duck = driver_connection(connection)
+        return not any(
+            duck.execute(f"SELECT 1 {_new_rows(table, table_rows(folder, table))} LIMIT 1").fetchone()
+            for table in KEYS
+            if table in manifest.tables
+        )
+
+
+def _new_rows(table: str, rows: str) -> str:
+    """SQL that selects what a database lacks, and has a place for, of rows of one of its tables."""
+    by, known = (KEYS[table], table) if table in KEYS else (("attempt_id",), "attempt")
+    keys = _names(by)
     # What was made later of attempts that are not here (any more) stays out.
-    placed = "SEMI JOIN attempt USING (attempt_id)" if table in _LATER else ""
-    return f"FROM {rows} AS incoming ANTI JOIN (SELECT DISTINCT {keys} FROM {known}) AS known USING ({keys}) {placed}"
+    placed = "SEMI JOIN attempt USING (attempt_id)" if table in LATER else ""
+    return (
+        f"FROM {rows} AS incoming ANTI JOIN (SELECT DISTINCT {keys} FROM {quoted(known)}) AS known USING ({keys}) "
+        f"{placed}"
+    )
 
 
 def _turn(table: str) -> int:
     """Attempts say which of their rows are new until they are in, and whose later ones have a place from then on."""
-    return 2 if table in _LATER else int(table == "attempt")
+    return 2 if table in LATER else int(table == "attempt")
 
 
-def _insert(table: str, rows: str) -> str:
+def _insert(table: str, rows: _Rows) -> str:
     """SQL that adds what a table does not have."""
+    names = _names(rows.columns)
+    into = f"INSERT INTO {quoted(table)} ({names}) SELECT {names}"
     if table in _ARTIFACTS:
-        return f"INSERT INTO {table} BY NAME FROM {rows} ON CONFLICT DO NOTHING"
-    if table == CELL.name:
+        return f"{into} FROM {rows.source} ON CONFLICT DO NOTHING"
+    if table == "cell":
         # As with attempts of the spool, the latest attempt gives a cell its names.
-        renamed = ", ".join(
-            f"{name} = excluded.{name}" for column in CELL.columns if (name := column.name) != "cell_id"
-        )
+        columns = (quoted(name) for name in tables_of(schema_version())[table] if name != "cell_id")
+        renamed = ", ".join(f"{name} = excluded.{name}" for name in columns)
         return (
-            f"INSERT INTO {table} BY NAME FROM {rows} ON CONFLICT (cell_id) DO UPDATE SET {renamed} "
-            f"WHERE excluded.described_by > {table}.described_by"
+            f"{into} FROM {rows.source} ON CONFLICT (cell_id) DO UPDATE SET {renamed} "
+            "WHERE excluded.described_by > cell.described_by"
         )
-    return f"INSERT INTO {table} BY NAME {new_rows(table, rows)}"
+    return f"{into} {_new_rows(table, rows.source)}"
+
+
+def _names(columns: Iterable[str]) -> str:
+    return ", ".join(map(quoted, columns))
 
 
 def _digests(connection: sa.Connection, attempts: str) -> dict[str, str]:
@@ -193,31 +184,36 @@ def _digests(connection: sa.Connection, attempts: str) -> dict[str, str]:
 
 
 @contextmanager
-def _of_this_schema(engine: sa.Engine, folder: Path, manifest: Manifest) -> Iterator[dict[str, str]]:
+def _of_this_schema(engine: sa.Engine, folder: Path, manifest: Manifest) -> Iterator[dict[str, _Rows]]:
     """Yield what to select every table's rows from, at the schema of this version."""
-    scripts = migration_scripts()
-    files = {table: table_file(folder, table) for table in manifest.tables}
-    if manifest.schema_version == len(scripts):
+    found = manifest.columns(folder)
+    files = {table: _Rows(table_rows(folder.absolute(), table), columns) for table, columns in found.items()}
+    if manifest.schema_version == schema_version():
         yield files
         return
+    scripts = migrations.migration_scripts()
     with TemporaryDirectory(prefix="exitbench-snapshot-") as beside:
         path = Path(beside) / "snapshot.duckdb"
-        with duckdb.connect(str(path)) as old:
+        readable = [folder.absolute() / f"{table}.parquet" for table in files]
+        with fresh_database(path, readable) as old:
             for script in scripts[: manifest.schema_version]:
                 old.execute(script)
             for table, rows in files.items():
-                old.execute(f"INSERT INTO {table} BY NAME FROM {rows}")
+                names = _names(rows.columns)
+                old.execute(f"INSERT INTO {quoted(table)} ({names}) SELECT {names} FROM {rows.source}")
             for script in scripts[manifest.schema_version :]:
                 old.execute(script)
-            tables = [name for (name,) in old.execute("SELECT table_name FROM duckdb_tables()").fetchall()]
         with _attached(engine, path):
-            yield {table: f"incoming.{table}" for table in tables}
+            yield {
+                table: _Rows(f"incoming.main.{quoted(table)}", tuple(columns))
+                for table, columns in tables_of(schema_version()).items()
+            }
 
 
 @contextmanager
 def _attached(engine: sa.Engine, path: Path) -> Iterator[None]:
     with engine.connect() as connection:
-        driver_connection(connection).execute(f"ATTACH {_quoted(str(path))} AS incoming (READ_ONLY)")
+        driver_connection(connection).execute(f"ATTACH {quoted_text(str(path))} AS incoming (READ_ONLY, TYPE duckdb)")
     try:
         yield
     finally:
@@ -225,37 +221,24 @@ def _attached(engine: sa.Engine, path: Path) -> Iterator[None]:
             driver_connection(connection).execute("DETACH incoming")
 
 
-def table_file(folder: Path, table: str) -> str:
-    """Return what to select a table of a snapshot from, in SQL."""
-    return f"read_parquet({_quoted(parquet_path(folder / f'{table}.parquet'))}, hive_partitioning=false)"
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 def _write_tables(engine: sa.Engine, folder: Path, redistributable: Collection[str] | None) -> None:
     with engine.connect() as connection:
         duck = driver_connection(connection)
-        names = [name for (name,) in duck.execute(_TABLES).fetchall()]
         licensed = _licensed(duck, redistributable)
         tables = {}
-        for name in sorted(names):
+        for name in sorted(tables_of(schema_version())):
             path = folder / f"{name}.parquet"
             rows = _write_table(duck, _select(name, licensed), path)
             tables[name] = {"rows": rows, "sha256": sha256(path)}
     manifest = {
-        "format": _FORMAT,
+        "format": FORMAT,
         "exitbench": __version__,
-        "schema_version": len(migration_scripts()),
+        "schema_version": schema_version(),
         "texts_left_out_of": sorted(licensed),
         "left_out": left_out(licensed) if licensed else None,
         "tables": tables,
     }
     write_json(folder / MANIFEST, manifest)
-
-
-_TABLES: Final = "SELECT table_name FROM duckdb_tables() WHERE NOT temporary AND database_name = current_database()"
 
 
 def _licensed(duck: Any, redistributable: Collection[str] | None) -> frozenset[str]:
@@ -267,28 +250,33 @@ def _licensed(duck: Any, redistributable: Collection[str] | None) -> frozenset[s
 
 
 def _select(table: str, licensed: Collection[str]) -> str:
-    if licensed and table == _SPELLING:
-        return f"SELECT * FROM {table} WHERE false"
-    if table not in _QUOTING or not licensed:
-        return f"SELECT * FROM {table}"
-    labels = ", ".join(map(_quoted, sorted(licensed)))
+    columns, replaced = tables_of(schema_version())[table], _QUOTING.get(table, {})
+    if not licensed or not replaced:
+        nothing = "WHERE false" if licensed and table == _SPELLING else ""
+        return f"SELECT {_names(columns)} FROM {quoted(table)} {nothing}"
+    labels = ", ".join(map(quoted_text, sorted(licensed)))
     quoting = f"""
         SELECT a.attempt_id FROM attempt AS a JOIN cell USING (cell_id) JOIN dataset_artifact AS d USING (data_id)
         WHERE d.source <> 'builtin' AND d.label IN ({labels})
     """
     kept = ", ".join(
-        f"if(attempt_id IN ({quoting}), {replaced}, {column}) AS {column}"
-        for column, replaced in _QUOTING[table].items()
+        f"if(attempt_id IN ({quoting}), {replaced[name]}, {quoted(name)}) AS {quoted(name)}"
+        if name in replaced
+        else quoted(name)
+        for name in columns
     )
-    return f"SELECT * REPLACE ({kept}) FROM {table}"
+    return f"SELECT {kept} FROM {quoted(table)}"
 
 
 def _write_table(duck: Any, query: str, path: Path) -> int:
     """Write the rows of a query batch by batch; return how many they are."""
     reader = duck.sql(query).to_arrow_reader(_BATCH_ROWS)
-    with pq.ParquetWriter(path, reader.schema, compression="zstd") as writer:
-        rows = 0
-        for batch in reader:
-            writer.write_batch(batch)
-            rows += batch.num_rows
-    return rows
+    try:
+        with pq.ParquetWriter(path, reader.schema, compression="zstd") as writer:
+            rows = 0
+            for batch in reader:
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        return rows
+    finally:
+        reader.close()  # what is still to come of it would be in the way of closing the connection

@@ -3,6 +3,7 @@
 Names of tables and columns in SQL come from here, never from a file: what others made may be called anything.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,21 +19,22 @@ from exitbench.results import migrations
 _SHOWN: Final = 60
 _ROWS_PER_BYTE: Final = 100
 _FEW_ROWS: Final = 1_000_000
-_MAIN: Final = "main"
-# Asked by their full names and filtered in Python: a macro of the database may be called like any function.
-_COLUMNS: Final = """
-    SELECT database_name, schema_name, table_name, column_name, data_type, is_nullable, column_default, is_generated
-    FROM system.main.duckdb_columns()
+_EXCLUDED: Final = re.compile(r"EXCLUDE \(([^()]*)\)")
+# Asked by their full names, and compared without a function: a macro of the database may be called like any.
+_OF: Final = "WHERE database_name = $database AND schema_name = 'main'"
+_TABLES: Final = f"SELECT table_name, estimated_size FROM system.main.duckdb_tables() {_OF}"
+_COLUMNS: Final = f"""
+    SELECT table_name, column_name, data_type, is_nullable, column_default, is_generated
+    FROM system.main.duckdb_columns() {_OF}
 """
-_TABLES: Final = "SELECT database_name, schema_name, table_name, estimated_size FROM system.main.duckdb_tables()"
-_VIEWS: Final = "SELECT database_name, schema_name, view_name, sql FROM system.main.duckdb_views()"
+_VIEWS: Final = f"SELECT view_name, sql FROM system.main.duckdb_views() {_OF}"
 _MACROS: Final = """
-    SELECT database_name, schema_name, function_name, function_type, parameters, macro_definition
-    FROM system.main.duckdb_functions() WHERE NOT internal
+    SELECT function_name, function_type, parameters, macro_definition FROM system.main.duckdb_functions()
+    WHERE database_name = $database AND NOT internal
 """
-_TYPES: Final = "SELECT database_name, schema_name, type_name FROM system.main.duckdb_types() WHERE NOT internal"
-_DATABASES: Final = "SELECT database_name, tags FROM system.main.duckdb_databases()"
-_TRIGGERS: Final = "SELECT database_name, schema_name, trigger_name FROM system.main.duckdb_triggers()"
+_TYPES: Final = "SELECT type_name FROM system.main.duckdb_types() WHERE database_name = $database AND NOT internal"
+_TRIGGERS: Final = "SELECT trigger_name FROM system.main.duckdb_triggers() WHERE database_name = $database"
+_STORAGE: Final = "SELECT tags FROM system.main.duckdb_databases() WHERE database_name = $database"
 
 
 class Column(NamedTuple):
@@ -112,11 +114,6 @@ def catalogue_with(views: str, storage: str) -> Catalogue:
     return _catalogue_with(tuple(migrations.migration_scripts()), views, storage)
 
 
-def tables_by_attempt() -> list[str]:
-    """Return the names of this schema's tables that have rows of attempts."""
-    return sorted(name for name, columns in tables_of(schema_version()).items() if "attempt_id" in columns)
-
-
 def read_catalogue(duck: duckdb.DuckDBPyConnection, database: str) -> Catalogue:
     """Read what an attached database has; nothing in it is run.
 
@@ -126,25 +123,25 @@ def read_catalogue(duck: duckdb.DuckDBPyConnection, database: str) -> Catalogue:
     """
 
     def rows(query: str) -> list[tuple[Any, ...]]:
-        return [row[2:] for row in duck.execute(query).fetchall() if row[:2] == (database, _MAIN)]
+        return duck.execute(query, {"database": database}).fetchall()
 
     sizes = dict(rows(_TABLES))
     tables: dict[str, dict[str, Column]] = {name: {} for name in sizes}
     for table, column, *about in rows(_COLUMNS):
-        if table in tables:
+        if table in tables:  # else of a view
             tables[table][column] = Column(*about)
-    macros = (
-        (name, kind, tuple(parameters), definition)
-        for at, _, name, kind, parameters, definition in duck.execute(_MACROS).fetchall()
-        if at == database
-    )
-    names = [
-        frozenset(name for at, _, name in duck.execute(query).fetchall() if at == database)
-        for query in (_TYPES, _TRIGGERS)
-    ]
-    (tags,) = (tags for name, tags in duck.execute(_DATABASES).fetchall() if name == database)
+    macros = frozenset((name, kind, tuple(parameters), sql) for name, kind, parameters, sql in rows(_MACROS))
+    types, triggers = (frozenset(name for (name,) in rows(query)) for query in (_TYPES, _TRIGGERS))
+    ((tags,),) = rows(_STORAGE)
     storage = tags.get("storage_version", "").removesuffix("+")
-    return Catalogue(tables, sizes, dict(rows(_VIEWS)), frozenset(macros), *names, storage)
+    return Catalogue(
+        tables, sizes, {name: _sorted(sql) for name, sql in rows(_VIEWS)}, macros, types, triggers, storage
+    )
+
+
+def _sorted(sql: str) -> str:
+    """Text of a view, with sets of names in one order: DuckDB writes them in another each time it stores them."""
+    return _EXCLUDED.sub(lambda match: f"EXCLUDE ({', '.join(sorted(match[1].split(', ')))})", sql)
 
 
 def require_tables(found: Mapping[str, Columns], version: int, where: str) -> None:
@@ -216,9 +213,10 @@ def _catalogue_with(scripts: tuple[str, ...], views: str, storage: str) -> Catal
         path = quoted_text(str(Path(folder) / "expected.duckdb"))
         with duckdb.connect() as duck:
             duck.execute(f"ATTACH {path} AS expected (STORAGE_VERSION {quoted_text(storage)})")
-            duck.execute("USE expected")
+            duck.execute("USE expected; BEGIN")  # a commit takes longer than all of it
             for script in (*scripts, views):
                 duck.execute(script)
+            duck.execute("COMMIT")
         with duckdb.connect() as duck:
             duck.execute(f"ATTACH {path} AS expected (READ_ONLY)")
             return read_catalogue(duck, "expected")

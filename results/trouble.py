@@ -17,10 +17,13 @@ _NO_ROOM: Final = (
 
 def driver_error(error: BaseException) -> BaseException:
     """Return DuckDB's own error beneath SQLAlchemy's, or beneath the words that one was put into."""
-    if isinstance(error, sa.exc.StatementError) and error.orig is not None:
-        return error.orig
-    if isinstance(error.__cause__, duckdb.Error | pa.ArrowException):
-        return error.__cause__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, sa.exc.StatementError) and cause.orig is not None:
+            return cause.orig
+        if isinstance(cause, duckdb.Error | pa.ArrowException):
+            return cause
+        cause = cause.__cause__
     return error
 
 

@@ -3,7 +3,7 @@
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from itertools import groupby, islice
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ _INSTEAD: Final = ("views", "explain_view", "queries", "schema", "cookbook")
 """Options that show something else than a query's answer."""
 _OF_A_QUERY: Final = ("query", "set", "format", "out", "force", "all")
 _READING: Final = ("SELECT", "EXPLAIN")
+_WRITING: Final = ("COPY", "INSERT", "UPDATE", "DELETE", "MERGE")
 _SAVED: Final = "@"
 
 
@@ -159,9 +160,23 @@ def require_reading(query: str) -> set[str]:
     kinds = [statement.type.name for statement in statements]
     if len(kinds) != 1:
         raise UserError(f"{len(kinds)} statements were given; exactly one is allowed.")
-    if kinds[0] not in _READING:
-        raise UserError(f"{kinds[0]} is refused: the database is read-only here. Allowed: {', '.join(_READING)}.")
+    if (kind := _within(query) or kinds[0]) not in _READING:
+        raise UserError(f"{kind} is refused: the database is read-only here. Allowed: {', '.join(_READING)}.")
     return set(statements[0].named_parameters)
+
+
+def _within(query: str) -> str | None:
+    """Return the statement that writes inside one that reads: explained while it runs, or as WITH x AS (COPY ...).
+
+    COPY may write to the database's own file and log, since those are open.
+    """
+    starts = [start for start, kind in duckdb.tokenize(query) if kind != duckdb.token_type.comment]
+    encoded = query.encode()
+    words = [encoded[a:b].decode(errors="replace") for a, b in pairwise([*starts, len(encoded)])]
+    plain = [word.partition("--")[0].partition("/*")[0].strip().upper() for word in words]
+    if plain[0] == "EXPLAIN":
+        return next((word for word in plain[1:] if word in _WRITING), None)
+    return next((word for before, word in pairwise(plain) if before.endswith("(") and word in _WRITING), None)
 
 
 def _saved_queries() -> str:

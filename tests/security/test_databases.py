@@ -1,0 +1,300 @@
+"""Databases of others: whatever a file has besides rows is neither run nor believed, and no reading command changes it.
+
+Each attack is SQL that its author ran in a database of ours. Files that one of them writes would be below `loot`.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.results.database import open_database
+
+Ask = Callable[..., tuple[int, str, str]]
+Unchanged = Callable[[Path], dict[str, str]]
+
+QUESTION = "SELECT count(*) AS n, round(sum(value), 6) AS total, max(metric) AS last FROM metric_values"
+COPY = "COPY (SELECT content FROM read_text('/etc/hostname')) TO '{loot}/written'"
+STALE = "UPDATE view_source SET sha256 = 'other'"
+AGAIN = "CREATE TABLE again AS FROM metric; DROP TABLE metric; ALTER TABLE again RENAME TO metric"
+
+CARRIED = {
+    "a view whose name ends a statement": f'CREATE VIEW "main"".""zzz""; {COPY}; --" AS SELECT 1; {STALE}',
+    "a macro whose name ends a statement": f'CREATE MACRO "zzz""; {COPY}; --"() AS 1; {STALE}',
+    "a macro that is called like a function of our views": "CREATE MACRO max(x) AS 'wrong'; CREATE MACRO sum(x) AS 42",
+    "a macro that is called like an operator": 'CREATE MACRO "+"(a, b) AS 42; CREATE MACRO "||"(a, b) AS 42',
+    "a table macro that is called like our means to look": "CREATE MACRO duckdb_views() AS TABLE SELECT 1 AS sql",
+    "a table macro that is called like our reader": "CREATE MACRO read_parquet(x) AS TABLE SELECT 1 AS attempt_id",
+    "another of our macros": "CREATE OR REPLACE MACRO half_width(s, c) AS 42",
+    "another of our views, the digest as it was": (
+        "CREATE OR REPLACE VIEW metric_values AS SELECT 7 AS value, 'wrong' AS metric"
+    ),
+    "a view that reads files": (
+        "CREATE OR REPLACE VIEW metric_values AS SELECT 7 AS value, content AS metric FROM read_text('/etc/hostname')"
+    ),
+    "a type that is called like one of ours": "CREATE TYPE json AS ENUM ('a', 'b')",
+    "tables of our names in another schema": (
+        "CREATE SCHEMA evil; CREATE TABLE evil.attempt AS SELECT 1 AS attempt_id; "
+        "CREATE TABLE evil.schema_version AS SELECT 99 AS version"
+    ),
+    "a trigger": (
+        "CREATE TRIGGER t AFTER INSERT ON metric FOR EACH STATEMENT "
+        "INSERT INTO view_source SELECT content FROM read_text('/etc/hostname')"
+    ),
+    "an index on an expression": "CREATE INDEX i ON metric ((value + 1))",
+}
+"""What a file has besides rows; it stays behind."""
+
+NAME = f"attempt WHERE false; {COPY}; --"
+PTH = "COPY (SELECT 'import os' || chr(59) || ' os.system(''id'')') TO '{loot}/zzz.pth' (FORMAT csv, HEADER false)"
+REFUSED = {
+    "a table whose name ends a statement": (
+        f'CREATE TABLE "{NAME}" AS SELECT 1 AS attempt_id',
+        'has a table "attempt WHERE false; COPY',
+    ),
+    "a table whose name writes a file that Python runs": (
+        f'CREATE TABLE "attempt WHERE false; {PTH}; --" AS SELECT 1 AS attempt_id',
+        'has a table "attempt WHERE false; COPY',
+    ),
+    "a table with control characters in its name": (
+        'CREATE TABLE "\x1b[31mred\u202e" AS SELECT 1 AS attempt_id',
+        r"has a table '\x1b[31mred\u202e', which no database of schema",
+    ),
+    "a table that is called like a keyword": ('CREATE TABLE "select" (x INT)', "has a table 'select'"),
+    "a column whose name ends a statement": (
+        f'ALTER TABLE metric ADD COLUMN "a""; {COPY}; --" INTEGER',
+        "table metric has a column 'a\"; COPY (SELECT content",
+    ),
+    "a view in the place of a table": (
+        "ALTER TABLE cell RENAME TO hidden; CREATE VIEW cell AS FROM hidden",
+        "has a table 'hidden'",
+    ),
+    "a view in the place of a table that is elsewhere": (
+        "CREATE SCHEMA s; CREATE TABLE s.cell AS FROM cell; DROP TABLE cell; CREATE VIEW cell AS FROM s.cell",
+        "has no table cell",
+    ),
+    "a column that is computed": (
+        f"{AGAIN}; ALTER TABLE metric DROP COLUMN n; ALTER TABLE metric ADD COLUMN n BIGINT; {AGAIN}; "
+        "CREATE TABLE other (attempt_id VARCHAR, ordinal INTEGER, metric VARCHAR, metric_version VARCHAR, "
+        "value DOUBLE GENERATED ALWAYS AS (ordinal * 42.0), ci_low DOUBLE, ci_high DOUBLE, ci_method VARCHAR, "
+        "n BIGINT, scored_at TIMESTAMP); DROP TABLE metric; ALTER TABLE other RENAME TO metric",
+        "table metric: column value has an expression; only stored values are read",
+    ),
+    "a default that is computed": (
+        "ALTER TABLE training_log ALTER COLUMN metric SET DEFAULT concat('a', 'b')",
+        "table training_log: column metric has an expression",
+    ),
+    "an enumeration for a text": (
+        "ALTER TABLE training_log ALTER COLUMN metric TYPE ENUM ('a', 'it''s \"b\"')",
+        "table training_log: column metric is",
+    ),
+    "a structure for a text": (
+        "ALTER TABLE training_log DROP COLUMN metric; "
+        'ALTER TABLE training_log ADD COLUMN metric STRUCT("a""; DROP" INTEGER)',
+        "table training_log: column metric is",
+    ),
+    "a column less": ("ALTER TABLE training_log DROP COLUMN metric", "table training_log has no column metric"),
+    "a table less": ("DROP TABLE training_log", "has no table training_log"),
+    "no schema": ("DELETE FROM schema_version", "does not say of which schema the database is"),
+    "a schema before the first": ("UPDATE schema_version SET version = -version", "does not say of which schema"),
+    "a schema of another kind": (
+        "DROP TABLE schema_version; CREATE TABLE schema_version AS "
+        "SELECT 'x' AS version, now()::TIMESTAMP AS applied_at, 'a' AS tool",
+        "table schema_version: column version is 'VARCHAR', not INTEGER",
+    ),
+    "attempts without cells": ("DELETE FROM cell", "rows of attempt are of a cell_id that cell does not have"),
+    "samples without attempts": (
+        "INSERT INTO sample BY NAME SELECT * REPLACE ('20200101T000000000000Z-00000000' AS attempt_id) FROM sample "
+        "WHERE attempt_id = (SELECT min(attempt_id) FROM sample)",
+        "rows of sample are of a attempt_id that attempt does not have",
+    ),
+    "an attempt that is called like a folder": (
+        "UPDATE attempt SET attempt_id = '../../outside' WHERE attempt_id = (SELECT max(attempt_id) FROM attempt)",
+        "attempt.attempt_id '../../outside' is no id that ExitBench gives",
+    ),
+    "a cell that is called like a folder": (
+        "UPDATE cell SET cell_id = '../../outside' WHERE cell_id = (SELECT max(cell_id) FROM cell)",
+        "cell.cell_id '../../outside' is no id that ExitBench gives",
+    ),
+}
+"""What is no database of ours, and words of the message when it is imported."""
+
+
+def attacked(example_database: Path, path: Path, sql: str) -> Path:
+    """A copy of the example in which somebody ran SQL; stored as only the newest DuckDB reads it, which has most."""
+    (path.parent / "loot").mkdir()
+    with duckdb.connect() as connection:
+        connection.execute(f"ATTACH '{example_database}' AS ours (READ_ONLY)")
+        connection.execute(f"ATTACH '{path}' AS theirs (STORAGE_VERSION 'v2.0.0')")
+        connection.execute("COPY FROM DATABASE ours TO theirs; USE theirs")
+        connection.execute(sql.replace("{loot}", str(path.parent / "loot")))
+    return path
+
+
+def loot(path: Path) -> list[Path]:
+    """What an attack wrote."""
+    return list((path.parent / "loot").iterdir())
+
+
+@pytest.fixture(scope="module")
+def answer(example_database: Path) -> str:
+    """What the example says."""
+    with open_database(example_database) as database:
+        return str(database.query(QUESTION).to_pylist())
+
+
+def asked(path: Path) -> str:
+    with open_database(path) as database:
+        return str(database.query(QUESTION).to_pylist())
+
+
+@pytest.mark.parametrize("what", CARRIED)
+def test_what_a_file_has_besides_rows_is_neither_run_nor_believed(
+    what: str, example_database: Path, answer: str, tmp_path: Path, runs: Path, ask: Ask, unchanged: Unchanged
+) -> None:
+    path = attacked(example_database, tmp_path / "theirs.duckdb", CARRIED[what])
+    before = unchanged(tmp_path)
+    assert asked(path) == answer
+    assert unchanged(tmp_path) == before
+    code, said, _ = ask("import", path, "--runs", runs)
+    assert (code, loot(path)) == (0, [])
+    assert " attempts are new" in said
+    assert asked(runs / "exitbench.duckdb") == answer
+    assert before.items() <= unchanged(tmp_path).items()
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_database_that_is_not_as_ours_are_is_not_imported(
+    what: str, example_database: Path, tmp_path: Path, runs: Path, ask: Ask, unchanged: Unchanged
+) -> None:
+    sql, says = REFUSED[what]
+    path = attacked(example_database, tmp_path / "theirs.duckdb", sql)
+    before = unchanged(path.parent / "loot"), path.read_bytes()
+    code, said, complained = ask("import", path, "--runs", runs)
+    assert (code, said) == (2, "")
+    assert says in complained and str(path) in complained
+    assert (unchanged(path.parent / "loot"), path.read_bytes()) == before
+    assert not list((runs / "spool").rglob("*"))
+    with open_database(runs / "exitbench.duckdb") as database:
+        assert database.query("SELECT count(*) AS n FROM attempt")["n"].to_pylist() == [0]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("sql", QUESTION),
+        ("report", "--format", "md", "--draft", "--out", "{folder}/out"),
+        ("claims",),
+        ("export", "{folder}/exported"),
+        ("check",),
+    ],
+    ids=lambda command: command[0],
+)
+def test_reading_commands_leave_a_stale_file_as_it_is(
+    command: tuple[str, ...], example_database: Path, tmp_path: Path, ask: Ask
+) -> None:
+    stale = f'{STALE}; CREATE VIEW "main"".""zzz""; {COPY}; --" AS SELECT 1'
+    path = attacked(example_database, tmp_path / "theirs.duckdb", stale)
+    before = path.read_bytes()
+    code, _, complained = ask(*(word.format(folder=tmp_path) for word in command), "--database", path)
+    assert code in (0, 1)
+    assert (path.read_bytes(), loot(path)) == (before, [])
+    assert "a copy is read" in complained and "db rebuild" in complained
+
+
+def test_a_log_that_is_replayed_brings_nothing_but_rows(
+    example_database: Path, answer: str, tmp_path: Path, runs: Path, ask: Ask
+) -> None:
+    path = attacked(example_database, tmp_path / "theirs.duckdb", "SELECT 1")
+    hostile = "; ".join(CARRIED[what] for what in list(CARRIED)[:3]).replace("{loot}", str(tmp_path / "loot"))
+    script = "import duckdb, os, sys; c = duckdb.connect(sys.argv[1]); c.execute(sys.argv[2]); os._exit(0)"
+    subprocess.run([sys.executable, "-c", script, path, f"SET checkpoint_threshold = '1GB'; {hostile}"], check=True)
+    log = path.with_name(f"{path.name}.wal")
+    before = path.read_bytes(), log.read_bytes()
+    assert asked(path) == answer
+    assert ask("import", path, "--runs", runs)[0] == 0
+    assert asked(runs / "exitbench.duckdb") == answer
+    assert ((path.read_bytes(), log.read_bytes()), loot(path)) == (before, [])
+
+
+def test_a_file_of_another_program_is_refused_and_nothing_is_fetched_for_it(
+    tmp_path: Path, runs: Path, ask: Ask
+) -> None:
+    path = tmp_path / "theirs.duckdb"
+    path.write_bytes(b"SQLite format 3\0" + b"\x10\0\x01\x01\0\x40\x20\x20" + bytes(4072))
+    for command in (("import", path, "--runs", runs), ("sql", QUESTION, "--database", path)):
+        assert ask(*command)[0] == 2
+    with pytest.raises(UserError, match="is not a DuckDB database"):
+        open_database(path, read_only=False)
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_no_connection_loads_extensions_or_changes_what_it_may(
+    read_only: bool, example_database: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copyfile(example_database, tmp_path / "exitbench.duckdb"))
+    with open_database(path, read_only=read_only) as database:
+        told = database.query(
+            "SELECT name, value FROM duckdb_settings() WHERE name IN "
+            "('autoload_known_extensions', 'autoinstall_known_extensions', 'lock_configuration') ORDER BY name"
+        )
+        assert told["value"].to_pylist() == ["false", "false", "true"]
+        with pytest.raises(UserError, match="configuration has been locked"):
+            database.query("SET autoload_known_extensions = true")
+
+
+@pytest.mark.parametrize("what", ["a trigger", "a type that is called like one of ours"])
+def test_a_writer_refuses_a_database_that_would_act_by_itself(
+    what: str, example_database: Path, tmp_path: Path
+) -> None:
+    path = attacked(example_database, tmp_path / "theirs.duckdb", CARRIED[what])
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=r"has a trigger or type '.*db rebuild"):
+        open_database(path, read_only=False)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("what", list(CARRIED)[:9])
+def test_a_writer_makes_every_view_and_macro_anew(
+    what: str, example_database: Path, answer: str, tmp_path: Path
+) -> None:
+    path = attacked(example_database, tmp_path / "theirs.duckdb", CARRIED[what])
+    open_database(path, read_only=False).close()
+    with open_database(path) as database:
+        assert database.copy is None
+        assert str(database.query(QUESTION).to_pylist()) == answer
+        macros = database.query("SELECT DISTINCT function_name AS f FROM duckdb_functions() WHERE NOT internal")
+    assert sorted(macros["f"].to_pylist()) == ["half_width", "mean_half_width", "t_quantile"]
+    assert loot(path) == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "WITH x AS (COPY (SELECT 1) TO '{path}' (USE_TMP_FILE false)) FROM x",
+        "WITH x AS MATERIALIZED ( /* ( */ copy (SELECT 1) TO '{path}.wal' (USE_TMP_FILE false)) FROM x",
+        "EXPLAIN ANALYZE COPY (SELECT 1) TO '{path}' (USE_TMP_FILE false)",
+        "EXPLAIN (ANALYZE, FORMAT json) COPY (SELECT 1) TO '{path}.wal' (USE_TMP_FILE false)",
+        "FROM query('WITH x AS (COPY (SELECT 1) TO ''{path}'' (USE_TMP_FILE false)) FROM x')",
+    ],
+)
+def test_a_question_cannot_write_over_the_database_that_it_is_asked_of(
+    query: str, example_database: Path, tmp_path: Path, ask: Ask
+) -> None:
+    path = Path(shutil.copyfile(example_database, tmp_path / "exitbench.duckdb"))
+    before = path.read_bytes()
+    code, said, _ = ask("sql", query.format(path=path), "--database", path)
+    assert (code, said) == (2, "")
+    assert path.read_bytes() == before
+    assert not os.path.exists(f"{path}.wal")
+
+
+def test_words_that_write_are_no_statements_elsewhere(example_database: Path, ask: Ask) -> None:
+    query = "SELECT 'copy' AS \"update\", replace('(delete', 'a', 'b') AS kv -- (copy"
+    assert ask("sql", query, "--database", example_database, "--format", "csv")[0] == 0
