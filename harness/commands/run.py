@@ -3,6 +3,7 @@
 import sys
 from argparse import Namespace
 from collections import Counter
+from pathlib import Path
 
 from exitbench.errors import UserError
 from exitbench.harness.commands.folders import Runs
@@ -120,12 +121,12 @@ def _ingest_meanwhile(runs: Runs) -> None:
         print(f"The database is filled later: {error}", file=sys.stderr)
 
 
-def _print_left_out(runs: Runs, suite: str) -> None:
+def print_left_out(path: Path, suite: str) -> None:
     """Say of which results documents were left out because their prompts were too long."""
     from exitbench.results.database import open_database
     from exitbench.results.spelling import visible
 
-    with open_database(runs.database) as database:
+    with open_database(path) as database:
         rows = database.query(LEFT_OUT_QUERY, [suite]).to_pylist()
     for row in rows:
         where = visible(f"{row['model']} on {row['task_label']}")
@@ -139,7 +140,7 @@ def _print_results(runs: Runs, suite: str) -> None:
     print(summary_text(runs.database))
     if calibrations := calibration_text(runs.database):
         print(calibrations)
-    _print_left_out(runs, suite)
+    print_left_out(runs.database, suite)
     print(f"Database  {runs.database}")
     report = write_report(runs.database, runs.report, draft=True, workers=available_cores(), progress=True)
     print(f"Report    {report.index_html}{' (a draft: see `exitbench check`)' if report.is_draft else ''}")

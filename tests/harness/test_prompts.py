@@ -173,7 +173,7 @@ def test_a_template_that_reaches_for_python_is_a_message(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     loaded, start = tokenizer("end", template), time.perf_counter()
-    with pytest.raises(UserError, match="the chat template (fails|leaves out)"):
+    with pytest.raises(UserError, match=r"the chat template (fails|leaves out)"):
         check_chat_template(loaded, None)
     assert time.perf_counter() - start < 60
     assert not (tmp_path / "PROOF").exists()
