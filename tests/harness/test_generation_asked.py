@@ -319,3 +319,14 @@ def test_config_json_counts_only_without_a_generation_config_as_in_transformers(
     (model / "generation_config.json").unlink()
     assert GPT2LMHeadModel.from_pretrained(model).generation_config.repetition_penalty == 1.3
     assert str(not_applied(model, Generation(4))) == "not applied: repetition_penalty = 1.3 (config.json)"
+
+
+def test_the_example_of_the_documentation_is_read(tmp_path: Path, model: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "measuring.md").read_text()
+    block = next(part.split("```")[0] for part in text.split("```toml\n")[1:] if part.startswith("[tasks."))
+    path = tmp_path / "example.toml"
+    path.write_text(f'schema = 1\nname = "example"\nseed = 1\n[models.m]\npath = "{model}"\n{block}\n{QUALITY}')
+    tasks = {entry.label: entry for entry in load_suite(path).tasks}
+    assert tasks["squad"].generation.truncate == "left"
+    assert tasks["samsum"].chat_template
+    assert tasks["wmt-en-fr"].generation.logit_rules == {"forced_bos_token_id": 9}

@@ -33,7 +33,7 @@ documents = 4
 max_rounds = 1
 [[sweep]]
 method = "calm-softmax"
-grid = { threshold = [0.02] }
+grid = { threshold = [0.0001] }
 kinds = ["quality", "timing"]
 [[sweep]]
 method = "calm-classifier"
@@ -82,12 +82,12 @@ def check_all_cells(ran: Ran, full: dict[str, list[int]]) -> None:
     """Full depth is transformers', and what is compared with it is compared with that."""
     assert answers(ran, "full") == full
     assert len({tuple(ids) for ids in full.values()}) > 5
-    early = answers(ran, "calm-softmax:threshold=0.02")
+    early = answers(ran, "calm-softmax:threshold=0.0001")
     matches = sum(mine == theirs for key, ids in full.items() for mine, theirs in zip(early[key], ids, strict=False))
-    told = metrics(ran, "calm-softmax:threshold=0.02/quality")
+    told = metrics(ran, "calm-softmax:threshold=0.0001/quality")
     assert told["token_match"] == pytest.approx(matches / sum(map(len, full.values())))
     assert 1 < told["mean_exit_layer"] < 4
-    timed = metrics(ran, "calm-softmax:threshold=0.02/timing")
+    timed = metrics(ran, "calm-softmax:threshold=0.0001/timing")
     first = list(full)[:4]
     assert timed["full_tokens_per_request"] == pytest.approx(sum(len(full[key]) for key in first) / 4)
     assert timed["tokens_per_request"] == pytest.approx(sum(len(early[key]) for key in first) / 4)
