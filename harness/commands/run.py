@@ -4,6 +4,7 @@ import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
 from exitbench.errors import UserError
 from exitbench.harness.commands.failures import failure_lines
@@ -144,11 +145,11 @@ def _ingest_meanwhile(runs: Runs) -> tuple[str, ...]:
         return ()
 
 
-def _print_left_out(runs: Runs, suite: str) -> None:
+def print_left_out(path: Path, suite: str) -> None:
     """Say of which results documents were left out because their prompts were too long."""
     from exitbench.results.database import open_database
 
-    with open_database(runs.database) as database:
+    with open_database(path) as database:
         rows = database.query(LEFT_OUT_QUERY, [suite]).to_pylist()
     for row in rows:
         where, dropped = f"{row['model']} on {row['task_label']}", f"{row['dropped']:.0f} of {row['n']} documents"
@@ -162,7 +163,7 @@ def _print_results(runs: Runs, suite: str) -> None:
     print(summary_text(runs.database))
     if calibrations := calibration_text(runs.database):
         print(calibrations)
-    _print_left_out(runs, suite)
+    print_left_out(runs.database, suite)
     print(f"Database  {runs.database}")
     report = write_report(runs.database, runs.report, draft=True, workers=available_cores(), progress=True)
     print(f"Report    {report.index_html}{' (a draft: see `exitbench check`)' if report.is_draft else ''}")

@@ -103,7 +103,10 @@ class Session:
 
     def units(self, item: WorkItem) -> int:
         """What progress counts up to: documents (over all levels of a calibration), or timed units over all rounds."""
-        documents = len(self.answered(item))
+        try:
+            documents = len(self.answered(item))
+        except UserError:  # nothing has begun yet that could fail with it: the pass does
+            documents = len(self.documents(item.data))
         if item.cell.calibration is not None:
             return documents * (1 + len(item.cell.calibration.levels))
         if item.cell.record is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from exitbench.tasks.builtin.tokenizer import build_tokenizer
 
@@ -94,6 +94,32 @@ def worded_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pad_token_id=0,
     )
     reference = T5ForConditionalGeneration(config)
+    for parameter in reference.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.3
+    reference.save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL_TOKENS).save_pretrained(folder)
+    return folder
+
+
+FEW_POSITIONS = 58
+
+
+@pytest.fixture(scope="session")
+def causal_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random GPT-2 with few positions, the tokenizer of the built-in data, and no chat template."""
+    torch.manual_seed(0)
+    folder, tokenizer = tmp_path_factory.mktemp("causal"), build_tokenizer()
+    config = GPT2Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        n_embd=16,
+        n_head=2,
+        n_layer=3,
+        n_positions=FEW_POSITIONS,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    reference = GPT2LMHeadModel(config)
     for parameter in reference.parameters():
         parameter.data = torch.randn_like(parameter) * 0.3
     reference.save_pretrained(folder)

@@ -79,6 +79,18 @@ def noise(low: float, high: float) -> Json:
     }
 
 
+def count(metric: str, value: int) -> Json:
+    return {
+        "metric": metric,
+        "metric_version": "1",
+        "value": value,
+        "ci_low": None,
+        "ci_high": None,
+        "ci_method": None,
+        "n": 20,
+    }
+
+
 @pytest.fixture
 def found(example: ModuleType, env: Json, tmp_path: Path) -> Callable[..., list[tuple[str, int, str]]]:
     """Write attempts at one cell and return the findings about it: rule, severity, message."""
@@ -157,6 +169,20 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
         {"samples": [sample(2), sample(1, "b")], "tokens": [token(1), token(1, key="b")]},
         ("trace_incomplete", 3, "traced tokens are not as many as the answer's in 1 document(s)"),
     ),
+    "a document that does not fit": (
+        "probe",
+        {"metrics": [count("documents_dropped", 3)]},
+        (
+            "documents_dropped",
+            2,
+            "3 of 20 documents are left out: prompt and answer do not fit the model's positions",
+        ),
+    ),
+    "prompts that are cut": (
+        "probe",
+        {"metrics": [count("prompts_truncated", 4)]},
+        ("prompts_truncated", 1, "4 of 20 prompts are cut to max_prompt_tokens"),
+    ),
     "no trace": (
         "quality",
         {"samples": [sample(2)]},
@@ -207,3 +233,20 @@ def test_remarks(found: Callable[..., Any], env: Json) -> None:
         ("random_weights", 1),
     ]
     assert rules[0][2] == "tracked files differed from commit 0123456789ab"
+
+
+def test_what_the_suite_has_dropped_is_a_remark(found: Callable[..., Any]) -> None:
+    generation = {"max_new_tokens": 4, "stop": [], "max_prompt_tokens": 9, "truncate": "drop"}
+    rows = {**ONE, "metrics": [count("documents_dropped", 3)]}
+    message = "3 of 20 documents are left out: their prompts are longer than max_prompt_tokens"
+    assert found(rows, generation=generation) == [("documents_dropped", 1, message)]
+
+
+@pytest.mark.parametrize(("kind", "n"), [("quality", 1), ("timing", 0)])
+def test_settings_of_the_checkpoint_that_are_not_applied_are_found_with_scores(
+    found: Callable[..., Any], kind: str, n: int
+) -> None:
+    ignored = {"repetition_penalty": 1.3, "$.[weird": [1]}
+    rules = found(ONE if kind == "quality" else {}, kind=kind, not_applied=ignored)
+    assert [(rule, severity) for rule, severity, _ in rules] == [("generation_not_applied", 2)] * n
+    assert all("repetition_penalty" in message and "1.3" in message for _, _, message in rules)

@@ -1,0 +1,171 @@
+"""What tasks ask of decoding, run: whole cells against transformers, and what was not applied stands with the run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoTokenizer, GPT2LMHeadModel, T5ForConditionalGeneration
+
+from exitbench.harness import worker
+from exitbench.harness.plan import make_plan
+from exitbench.harness.spec import WorkerSpec, WorkItem
+from exitbench.harness.suite import load_suite
+from exitbench.results.database import open_database
+from exitbench.results.ingest import ingest
+from exitbench.results.spool import attempt_status
+from exitbench.tasks.registry import get_task
+
+LONGEST = 8
+TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'system' %}<pad> context : {{ message.content }}\n"
+    "{% else %}question : {{ message.content }}\n{% endif %}{% endfor %}French :"
+)
+SYSTEM = "the house is old"
+SWEEPS = """
+[timing]
+documents = 4
+max_rounds = 1
+[[sweep]]
+method = "calm-softmax"
+grid = { threshold = [0.0001] }
+kinds = ["quality", "timing"]
+[[sweep]]
+method = "calm-classifier"
+kinds = ["quality"]
+[fit]
+documents = 6
+"""
+
+Ran = dict[str, tuple[WorkItem, Path]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Ran]:
+    """Run a suite of one model on 20 documents; cells by label, each with the folder of its attempt."""
+
+    def go(model: Path, *lines: str, sweeps: str = SWEEPS) -> Ran:
+        task = "\n".join(["[tasks.wmt-en-fr]", "limit = 20", f"max_new_tokens = {LONGEST}", *lines])
+        path, spool = tmp_path / "asked.toml", tmp_path / "spool"
+        path.write_text(f'schema = 1\nname = "asked"\nseed = 3\n[models.m]\npath = "{model}"\n{task}\n{sweeps}')
+        (group,) = make_plan(load_suite(path), spool, tmp_path / "models", None).groups
+        items = tuple(planned.item for planned in group.cells)
+        spec = WorkerSpec(items, model, None, spool, "cpu", 1)
+        assert worker.run(WorkerSpec.from_json(spec.to_json()), lambda event: None) == 0
+        ran = {}
+        for item in items:
+            status = attempt_status(spool, item.cell.cell_id)
+            assert status is not None
+            assert status.status == "ok", status.reason
+            ran[item.label] = (item, status.path)
+        return ran
+
+    return go
+
+
+def answers(ran: Ran, method: str) -> dict[str, list[int]]:
+    rows = pq.read_table(ran[f"m/wmt-en-fr/{method}/quality"][1] / "samples.parquet").to_pylist()
+    return {row["doc_key"]: row["output_ids"] for row in rows}
+
+
+def metrics(ran: Ran, label: str) -> dict[str, float]:
+    rows = pq.read_table(ran[f"m/wmt-en-fr/{label}"][1] / "metrics.parquet").to_pylist()
+    return {row["metric"]: row["value"] for row in rows}
+
+
+def check_all_cells(ran: Ran, full: dict[str, list[int]]) -> None:
+    """Full depth is transformers', and what is compared with it is compared with that."""
+    assert answers(ran, "full") == full
+    assert len({tuple(ids) for ids in full.values()}) > 5
+    early = answers(ran, "calm-softmax:threshold=0.0001")
+    matches = sum(mine == theirs for key, ids in full.items() for mine, theirs in zip(early[key], ids, strict=False))
+    told = metrics(ran, "calm-softmax:threshold=0.0001/quality")
+    assert told["token_match"] == pytest.approx(matches / sum(map(len, full.values())))
+    assert 1 < told["mean_exit_layer"] < 4
+    timed = metrics(ran, "calm-softmax:threshold=0.0001/timing")
+    first = list(full)[:4]
+    assert timed["full_tokens_per_request"] == pytest.approx(sum(len(full[key]) for key in first) / 4)
+    assert timed["tokens_per_request"] == pytest.approx(sum(len(early[key]) for key in first) / 4)
+
+
+def test_cells_of_an_encoder_decoder_are_decoded_as_asked(run: Callable[..., Ran], worded_model: Path) -> None:
+    rules = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_length": 5, "forced_bos_token_id": 9}
+    ran = run(worded_model, *(f"{name} = {value}" for name, value in rules.items()))
+    model = T5ForConditionalGeneration.from_pretrained(worded_model).eval()
+    tokenizer = AutoTokenizer.from_pretrained(worded_model)
+    item, task = ran["m/wmt-en-fr/full/quality"][0], get_task("wmt-en-fr")
+    expected = {}
+    for document in item.data.load(None):
+        prompt = tokenizer(task.prompt(document), return_tensors="pt")["input_ids"]
+        # With a cache, transformers fails where encoder and decoder differ in depth.
+        out = model.generate(prompt, max_new_tokens=LONGEST, do_sample=False, num_beams=1, use_cache=False, **rules)
+        expected[document.key] = out[0, 1:].tolist()
+    assert len(expected) == 20
+    check_all_cells(ran, expected)
+    told = json.loads((ran["m/wmt-en-fr/full/quality"][1] / "cell.json").read_text())
+    assert told["generation"] == {"max_new_tokens": LONGEST, "stop": [], **rules}
+
+
+def test_cells_of_a_decoder_are_decoded_as_asked_behind_a_chat_template(
+    run: Callable[..., Ran], causal_model: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(causal_model, tmp_path / "chat"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    rules = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "min_length": 30}
+    asked = ("chat_template = true", f'system = "{SYSTEM}"', *(f"{name} = {value}" for name, value in rules.items()))
+    ran = run(folder, *asked)
+    model, tokenizer = GPT2LMHeadModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    item, task = ran["m/wmt-en-fr/full/quality"][0], get_task("wmt-en-fr")
+    expected = {}
+    for document in item.data.load(None):
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.prompt(document)}]
+        prompt = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        out = model.generate(**prompt, max_new_tokens=LONGEST, do_sample=False, num_beams=1, **rules)
+        expected[document.key] = out[0, prompt["input_ids"].shape[1] :].tolist()
+    check_all_cells(ran, expected)
+
+
+def test_what_is_not_applied_stands_with_the_run(run: Callable[..., Ran], causal_model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(causal_model, tmp_path / "own"))
+    config = json.loads((folder / "generation_config.json").read_text())
+    settings: dict[str, Any] = {"repetition_penalty": 1.3, "num_beams": 4}
+    plain = run(folder, sweeps='[[sweep]]\nmethod = "full"\nkinds = ["quality"]\n')
+    (folder / "generation_config.json").write_text(json.dumps({**config, **settings}))
+    asked = run(folder, sweeps='[[sweep]]\nmethod = "full"\nkinds = ["quality", "probe"]\n')
+    assert set(plain) < set(asked)
+    item = asked["m/wmt-en-fr/full/quality"][0]
+    assert item.cell.cell_id == plain["m/wmt-en-fr/full/quality"][0].cell.cell_id, "nothing else is asked"
+    assert (
+        item.cell.identity == json.loads((asked["m/wmt-en-fr/full/quality"][1] / "cell.json").read_text())["identity"]
+    )
+    ingest(tmp_path / "spool", tmp_path / "x.duckdb")
+    with open_database(tmp_path / "x.duckdb") as database:
+        runs = database.query("SELECT kind, not_applied FROM runs ORDER BY kind").to_pylist()
+        found = database.query("SELECT kind, severity, message FROM qc WHERE rule = 'generation_not_applied'")
+    assert [(row["kind"], json.loads(row["not_applied"])) for row in runs] == [
+        ("probe", {"num_beams": 4, "repetition_penalty": 1.3}),
+        ("quality", {"num_beams": 4, "repetition_penalty": 1.3}),
+    ]
+    message = 'not decoded as the checkpoint\'s own settings ask: {"num_beams":4,"repetition_penalty":1.3}'
+    assert [(row["kind"], row["severity"]) for row in found.to_pylist()] == [("quality", 2)]
+    assert found.to_pylist()[0]["message"].replace(" ", "") == message.replace(" ", "")
+
+
+def test_without_settings_of_its_own_nothing_is_told(
+    run: Callable[..., Ran], causal_model: Path, tmp_path: Path
+) -> None:
+    (attempt,) = (
+        path for _, path in run(causal_model, sweeps='[[sweep]]\nmethod = "full"\nkinds = ["quality"]\n').values()
+    )
+    assert "not_applied" not in json.loads((attempt / "cell.json").read_text())
+    ingest(tmp_path / "spool", tmp_path / "x.duckdb")
+    with open_database(tmp_path / "x.duckdb") as database:
+        assert database.query("SELECT not_applied FROM runs").to_pylist() == [{"not_applied": None}]
+        assert database.query("SELECT * FROM qc WHERE rule = 'generation_not_applied'").num_rows == 0
