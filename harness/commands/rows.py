@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Row = Sequence[Any]
 
+_LINE_END: Final = "\r\n"
 _CUT: Final = 40
 """Characters of a cell, where a table is too wide for the terminal."""
 
@@ -122,10 +123,20 @@ def _write_records(cells: Sequence[Sequence[str]], out: TextIO) -> None:
 def _write_csv(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
     """Write the values as they are; on a terminal, control characters are spelled out."""
     out = file or sys.stdout
-    writer = csv.writer(out, lineterminator="\n")
+    writer = csv.writer(_LineFeeds(out), lineterminator=_LINE_END)
     spelled = _spelled if out.isatty() else lambda value: value
     writer.writerow(map(spelled, names))
     writer.writerows([spelled(_csv_value(value)) for value in row] for row in rows)
+
+
+class _LineFeeds:
+    """Ends lines with a line feed; the writer quotes a carriage return only where it is part of the line's end."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, line: str) -> None:
+        self._out.write(line.removesuffix(_LINE_END) + "\n")
 
 
 def _write_json(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
