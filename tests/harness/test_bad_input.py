@@ -1,4 +1,4 @@
-"""Misuse of suites and arguments: each is one screen with exit code 2, says where and what is allowed, writes nothing."""
+"""Misuse of suites and arguments: one screen, exit code 2, which says where and what is allowed; nothing is written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ method = "static"
 grid = { exit_layer = [1, 2] }
 kinds = ["quality"]
 """
-SUITE_LINES = 21
 
 Refused = Callable[..., str]
 
@@ -221,7 +220,7 @@ OF_ARGUMENTS = {
 def test_a_mistake_in_arguments(refused: Refused, arguments: list[str], says: str) -> None:
     message = refused(*arguments)
     assert says in message
-    assert "_cell" not in message and "usage:" not in message
+    assert "'_cell'" not in message and "usage:" not in message
 
 
 def test_help_names_no_command_of_other_programs_and_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
