@@ -65,7 +65,7 @@ def _key(data: DataRequest, data_dir: Path | None) -> str | None:
         return None
     try:
         files = [(role, *_stamp((data_dir or Path()) / path)) for role, path in data.files]
-    except OSError:
+    except (OSError, ValueError):  # ValueError: NUL in a path
         return None
     made_by = {"python": platform.python_version(), "sources": _sources_sha256()}
     return content_id(

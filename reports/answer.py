@@ -107,7 +107,10 @@ def _document(text: str, keys: Sequence[str], name: str) -> str:
     if len(begun) == 1:
         return begun[0]
     if begun:
-        raise UserError(f"{text!r} begins {len(begun)} keys of documents: {', '.join(begun[:5])}. Give more of it.")
+        raise UserError(
+            f"{name} has no document {text!r}: {len(begun)} keys begin with it, such as {begun[0]!r}. "
+            f"Allowed: 1 to {len(keys)}, or more of a key."
+        )
     close = get_close_matches(text, keys, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     told = f"1 to {len(keys)}, or a key such as {keys[0]!r}" if keys else "none: it answered no document"

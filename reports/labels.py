@@ -34,16 +34,21 @@ def describe(params: dict[str, Any], *, brief: bool = False) -> str:
 def labels(rows: Iterable[Row], *, brief: bool = False) -> dict[Setting, str]:
     """Return a label for each setting: the method, the parameters that it sweeps, and what else is not the usual.
 
-    A method with one setting shows its parameters (but what is switched off) if they are few, else its threshold.
+    A method with one setting shows its parameters (but what is switched off) if they are few, else its threshold. Two
+    settings never have one label.
     """
     by_method: dict[str, dict[Setting, dict[str, Any]]] = defaultdict(dict)
     for row in rows:
         by_method[row["method"]][setting(row)] = _params(row)
-    return {
-        key: f"{method} {describe(shown, brief=brief)}".rstrip()
-        for method, settings in by_method.items()
-        for key, shown in _shown(settings).items()
-    }
+    named: dict[Setting, str] = {}
+    for method, settings in by_method.items():
+        shown = {key: describe(params, brief=brief) for key, params in _shown(settings).items()}
+        times = Counter(shown.values())
+        varying = sorted(_varying(list(settings.values())))
+        for key, text in shown.items():
+            alike = times[text] > 1  # numbers that differ late, or words of which one goes without saying
+            named[key] = f"{method} {_exact(settings[key], varying) if alike else text}".rstrip()
+    return named
 
 
 def varying_parameters(rows: Iterable[Row]) -> dict[str, frozenset[str]]:
@@ -74,6 +79,10 @@ def shorten(text: str, width: int) -> str:
     """Return `text` on one line, cut to `width` characters with an ellipsis."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def _exact(params: dict[str, Any], names: Iterable[str]) -> str:
+    return ", ".join(f"{name}={json.dumps(params[name], ensure_ascii=False)}" for name in names if name in params)
 
 
 def _varying(params: list[dict[str, Any]]) -> set[str]:

@@ -13,12 +13,14 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
 from exitbench.reports.style import MUTED, WIDTH_INCHES, SeriesStyle
+from exitbench.terminal import told_apart
 
 Interval = tuple[float | None, float | None]  # (low, high); None where no interval was measured
 
 _PANEL_INCHES = 2.6
 _LEGEND_COLUMNS = 4
 _LEGEND_LINE_INCHES = 0.19
+_LEGEND_LENGTH = 26  # characters of an entry
 
 
 def grid_of_panels(count: int, columns: int, legend_entries: int = 0) -> tuple[Figure, list[Axes]]:
@@ -100,9 +102,11 @@ def share_of_blocks_axis(axes: Axes) -> None:
 
 def legend_of_series(figure: Figure, styles: dict[str, SeriesStyle], extra: Sequence[Line2D | Patch] = ()) -> None:
     """Put the series and `extra` entries above all panels."""
+    # matplotlib leaves entries out whose label starts with an underscore
+    names = told_apart([f" {name}" if name.startswith("_") else name for name in styles], _LEGEND_LENGTH)
     handles = [
-        Line2D([], [], color=style.colour, marker=style.marker, linestyle="none", label=_legend_label(name))
-        for name, style in styles.items()
+        Line2D([], [], color=style.colour, marker=style.marker, linestyle="none", label=name)
+        for name, style in zip(names, styles.values(), strict=True)
     ]
     figure.legend(handles=[*handles, *extra], loc="outside upper center", ncols=_LEGEND_COLUMNS)
 
@@ -134,8 +138,3 @@ def draw_published(
 def published_entry() -> Line2D:
     """Return the legend's entry for published values."""
     return Line2D([], [], color=MUTED, linestyle=":", marker="x", label="published")
-
-
-def _legend_label(name: str) -> str:
-    # matplotlib leaves entries out whose label starts with an underscore
-    return shorten(f" {name}" if name.startswith("_") else name, 26)

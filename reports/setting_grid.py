@@ -10,6 +10,7 @@ from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import Setting, labels, natural_key, setting, shorten
 from exitbench.reports.panels import draw_intervals, legend_height
 from exitbench.reports.style import WIDTH_INCHES, SeriesStyle
+from exitbench.terminal import told_apart
 
 _LINE_INCHES = 0.165
 _MARGINS_INCHES = 0.9  # headings, and the axis below
@@ -64,7 +65,7 @@ def setting_grid(
             axes.set_ylim(len(own) - 0.5, -0.5)
             axes.set_yticks(range(len(own)), [""] * len(own))
             axes.tick_params(axis="y", length=0)
-        panels[0].set_yticklabels([shorten(names[one], _LABEL_LENGTH) for one in own], fontsize=7)
+        panels[0].set_yticklabels(told_apart([names[one] for one in own], _LABEL_LENGTH), fontsize=7)
         left_out = f" ({len(own)} of {len(every)} settings)" if len(own) < len(every) else ""
         panels[0].set_ylabel(shorten(model, max(12, 2 * len(own))) + left_out, fontweight="bold")
     return figure, [

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from exitbench.errors import UserError
 from exitbench.results.whole_file import whole_file
-from exitbench.terminal import visible
+from exitbench.terminal import told_apart, visible
 
 if TYPE_CHECKING:
     from exitbench.results.answers import Answer
 
 Row = Sequence[Any]
 
+_LINE_END: Final = "\r\n"
 _CUT: Final = 40
 """Characters of a cell, where a table is too wide for the terminal."""
 
@@ -76,13 +77,15 @@ def _save_text(answer: "Answer", path: Path, form: str) -> int:
 def _write_table(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
     """Write aligned columns, for which all rows are looked at first.
 
-    Where that is too wide for a terminal, long cells are cut; where it still is, every value gets a line of its own.
+    Where that is too wide for a terminal, long cells are cut, but so that what differs still does; where it is too wide
+    still, every value gets a line of its own.
     """
     rows, out = list(rows), file or sys.stdout
     room = shutil.get_terminal_size().columns if out.isatty() else math.inf
     cells = [[_text(value) for value in row] for row in (names, *rows)]
     if _width(cells) > room:
-        cut = [[text if len(text) <= _CUT else f"{text[: _CUT - 1]}…" for text in line] for line in cells]
+        columns = [told_apart(column, _CUT) for column in zip(*cells, strict=True)]
+        cut = [list(line) for line in zip(*columns, strict=True)]
         if rows and _width(cut) > room:
             _write_records(cells, out)
             return
@@ -118,9 +121,22 @@ def _write_records(cells: Sequence[Sequence[str]], out: TextIO) -> None:
 
 
 def _write_csv(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
-    writer = csv.writer(file or sys.stdout, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([_csv_value(value) for value in row] for row in rows)
+    """Write the values as they are; on a terminal, control characters are spelled out."""
+    out = file or sys.stdout
+    writer = csv.writer(_LineFeeds(out), lineterminator=_LINE_END)
+    spelled = _spelled if out.isatty() else lambda value: value
+    writer.writerow(map(spelled, names))
+    writer.writerows([spelled(_csv_value(value)) for value in row] for row in rows)
+
+
+class _LineFeeds:
+    """Ends lines with a line feed; the writer quotes a carriage return only where it is part of the line's end."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, line: str) -> None:
+        self._out.write(line.removesuffix(_LINE_END) + "\n")
 
 
 def _write_json(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
@@ -143,8 +159,16 @@ def _csv_value(value: Any) -> Any:
     return _json(value) if isinstance(value, list | dict) else value
 
 
+def _spelled(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) else value
+
+
 def _json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(_plain(value), default=str, ensure_ascii=False, indent=indent, allow_nan=False)
+    """A value as JSON; what cannot be seen is written as its number, which means the same."""
+    text = json.dumps(_plain(value), default=str, ensure_ascii=False, indent=indent, allow_nan=False)
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return "".join(c if c == "\n" or visible(c) == c else json.dumps(c)[1:-1].replace("\x7f", "\\u007f") for c in text)
 
 
 def _plain(value: Any) -> Any:

@@ -24,10 +24,10 @@ def train(arguments: Namespace) -> int:
     from exitbench.harness.artifact import describe_checkpoint
     from exitbench.results.ingest import ingest
 
+    recipes = named_recipes(arguments.what)
     runs = Runs(arguments.runs)
     runs.require_writable()
     models_dir = arguments.models_dir or runs.models
-    recipes = named_recipes(arguments.what)
     folders = ensure_all_trained(recipes, models_dir, arguments.data_dir, arguments.threads or available_cores())
     for recipe, folder in zip(recipes, folders, strict=True):
         record_training(runs.spool, describe_checkpoint(recipe.name, folder).weights_sha256, folder)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import count, shorten
+from exitbench.reports.labels import count
 from exitbench.reports.panels import draw_intervals, grid_of_panels, legend_of_series
 from exitbench.reports.style import MUTED, SeriesStyle, series_styles
 
@@ -57,7 +57,7 @@ def plot(frame: Frame) -> Figure:
 
 
 def _series(row: Row) -> str:
-    return f"{shorten(row['model'], 12)} · {shorten(row['task'], 12)}"
+    return f"{row['model']} · {row['task']}"
 
 
 def _losses(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:

@@ -24,6 +24,7 @@ from exitbench.reports.panels import (
     simulated_entry,
 )
 from exitbench.reports.style import MUTED, WIDTH_INCHES, SeriesStyle, quiet, series_styles
+from exitbench.terminal import told_apart
 
 ORDER = 10
 TITLE = "Quality against depth and measured speed-up"
@@ -127,14 +128,16 @@ def _fastest(
     if all(row["is_full_depth"] for row in timed.rows):
         return
     fastest = fastest_within(timed)
+    named = sorted(fastest.items(), key=lambda item: -item[1]["speedup"])[:_NAMED]
+    models = told_apart([model for model, _ in named], 12)
+    settings = told_apart([names[setting(row)] for _, row in named], 27)
     place = 1.0
     axes.text(0, place, "fastest at 99 % quality", fontweight="bold", fontsize=7.5, transform=axes.transAxes, va="top")
-    for model, row in sorted(fastest.items(), key=lambda item: -item[1]["speedup"])[:_NAMED]:
+    for model, name, (_, row) in zip(models, settings, named, strict=True):
         place -= 0.19
         style = styles[row[by]]
         axes.plot(0.02, place - 0.04, style.marker, color=style.colour, transform=axes.transAxes, clip_on=False)
-        name = "" if row["is_full_depth"] else f"\n{shorten(names[setting(row)], 27)}"
-        lines = f"{shorten(model, 12)}: {_speed(row)}{name}"
+        lines = f"{model}: {_speed(row)}" + ("" if row["is_full_depth"] else f"\n{name}")
         axes.text(0.08, place, lines, fontsize=6.5, transform=axes.transAxes, va="top", linespacing=1.25)
 
 

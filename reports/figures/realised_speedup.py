@@ -11,9 +11,10 @@ from matplotlib.ticker import LogLocator, PercentFormatter
 
 from exitbench.reports.figures.frontier_parts import series_of
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, shorten
+from exitbench.reports.labels import count
 from exitbench.reports.panels import draw_intervals, legend_height, legend_of_series
 from exitbench.reports.style import MUTED, WIDTH_INCHES, SeriesStyle, series_styles
+from exitbench.terminal import told_apart
 
 ORDER = 12
 TITLE = "Measured against ideal speed-up"
@@ -83,7 +84,7 @@ def _strip(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str)
             axes.plot(row["realised"], y, color=style.colour, marker=style.marker, markersize=3.5, zorder=3)
     for share, line_style in _GOALS.items():
         axes.axvline(share, color=MUTED, linestyle=line_style, linewidth=0.9, zorder=1.5)
-    axes.set_yticks(range(len(methods)), [shorten(method, 24) for method in methods])
+    axes.set_yticks(range(len(methods)), told_apart(methods, 24))
     axes.set_ylim(len(methods) - 0.5, -0.5)
     axes.set_xlim(0.9 * min(0.9, *frame.values("realised")), 1.1 * max(1.1, *frame.values("realised")))
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from exitbench.reports import tables
@@ -12,10 +13,13 @@ from exitbench.reports.sources import discover
 from exitbench.reports.tables.columns import written
 from exitbench.reports.tables.summary import delta, exit_layer, quality, speedup
 from exitbench.results.database import open_database
-from exitbench.terminal import number_of, visible
+from exitbench.terminal import number_of, told_apart, visible
 
 _HEADINGS = ("method", "quality [95 %]", "Δ", "exit layer", "speed-up [95 %]", "ideal")
 _WIDTHS = (40, 20, 7, 12, 20, 6)  # 115 with two spaces between
+_INDENT = "    "
+_MOST_LINES = 4
+"""Of a setting's name, where it need not be longer to be told from others."""
 _LEGEND = "Δ: to full depth; exit layer: mean blocks executed; ≈: inside the noise floor (full depth against itself)."
 _NOTHING = "No results yet."
 
@@ -57,7 +61,9 @@ def _read(database: Path) -> _Results:
 
 def _blocks(results: _Results) -> list[tuple[str, list[tuple[str, ...]]]]:
     groups = results.real.groups("model", "task", "setting", "metric", "random_weights")
-    return [(_title(keys, rows), [_cells(row, results.names) for row in rows.rows]) for keys, rows in groups]
+    texts = told_apart([visible(name) for name in results.names.values()], _MOST_LINES * (_WIDTHS[0] - len(_INDENT)))
+    names = dict(zip(results.names, texts, strict=True))
+    return [(_title(keys, rows), [line for row in rows.rows for line in _lines(row, names)]) for keys, rows in groups]
 
 
 def _title(keys: tuple[Any, ...], rows: Frame) -> str:
@@ -68,10 +74,13 @@ def _title(keys: tuple[Any, ...], rows: Frame) -> str:
     )
 
 
-def _cells(row: Row, names: dict[Setting, str]) -> tuple[str, ...]:
+def _lines(row: Row, names: dict[Setting, str]) -> list[tuple[str, ...]]:
+    """The cells of a row; a setting that is too long goes on below itself, so that none is taken for another."""
     ideal = written(row["ideal_speedup_bytes"], "{:.2f}")
     shown = (quality(row), delta(row), exit_layer(row), speedup(row))
-    return (shorten(names[setting(row)], _WIDTHS[0]), *(cell.text for cell in shown), ideal)
+    name, *more = wrap(names[setting(row)], _WIDTHS[0], subsequent_indent=_INDENT, break_on_hyphens=False)
+    rest = [(line, *[""] * (len(_WIDTHS) - 1)) for line in more]
+    return [(name, *(cell.text for cell in shown), ideal), *rest]
 
 
 def _aligned(cells: Sequence[str]) -> str:

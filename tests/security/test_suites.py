@@ -1,0 +1,241 @@
+"""Suites, recipes and data files of somebody else: each attack is a file made here, and ends as one message."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness import toml
+from exitbench.harness.cli import main
+from exitbench.harness.suite import load_suite
+from exitbench.harness.training import load_recipe, recipe_path
+from exitbench.tasks import sources
+
+HEAD = """\
+schema = 1
+name = "foreign"
+seed = 7
+[models.m]
+recipe = "builtin-vanilla"
+[tasks.lines]
+task = "wmt-en-fr"
+source = "local"
+files = { en = "text.en", fr = "text.fr" }
+"""
+SWEEP = '[[sweep]]\nmethod = "static"\nkinds = ["quality"]\n'
+SECRET = "the secret of this machine"
+
+Told = Callable[..., str]
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
+    """Plan a suite with this text and return what is printed: one screen, exit code 2, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+
+    def plan(text: str | bytes) -> str:
+        path = tmp_path / "s.toml"
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        code = main(["plan", "s.toml", "--data-dir", "data"])
+        printed = capsys.readouterr()
+        assert (code, printed.out) == (2, "")
+        assert printed.err.startswith("exitbench: ") and len(printed.err.splitlines()) <= 21
+        assert len(printed.err) < 4000
+        assert all(c == "\n" or c.isprintable() for c in printed.err)
+        assert not (tmp_path / "runs").exists()
+        return printed.err
+
+    return plan
+
+
+# ------------------------------------------------------------------------------------------ bombs
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = " + "[" * 100_000, "nested too deep"),
+        ("x = " + "{a=" * 50_000, "nested too deep"),
+        (f"schema = {'9' * 5000}", "a number has too many digits"),
+        (b"\xff\xfe", "not UTF-8 text"),
+        ("name = 'a\0b'", "not valid TOML"),
+        ("#" * (toml.MAX_BYTES + 1 if hasattr(toml, "MAX_BYTES") else 1 << 21), "is larger than"),
+        ("[" + ".".join("a" * 500) + "]\n" * 2, "not valid TOML"),
+    ],
+    ids=["nested lists", "nested tables", "digits", "bytes", "NUL", "size", "deep header"],
+)
+def test_a_file_that_no_parser_likes_is_one_message(told: Told, text: str | bytes, says: str) -> None:
+    assert says in told(text)
+
+
+def test_a_grid_that_no_memory_holds_is_refused_before_it_is_made(told: Told) -> None:
+    values = ", ".join(f"{n / 1000}" for n in range(1, 400))
+    thresholds = f"grid = {{ threshold = [{values}], every = [{', '.join(map(str, range(1, 400)))}] }}"
+    text = HEAD + '[[sweep]]\nmethod = "calm-softmax"\n' + thresholds
+    assert "points: fewer values, or several suites" in told(text)
+
+
+def test_sweeps_that_are_too_many_together_are_refused(told: Told) -> None:
+    values = ", ".join(f"{n / 1000}" for n in range(1, 200))
+    grid = f"{{ threshold = [{values}], every = [{', '.join(map(str, range(1, 200)))}] }}"
+    assert "settings, with all sweeps before it" in told(
+        HEAD + f'[[sweep]]\nmethod = "calm-softmax"\ngrid = {grid}\n' * 3
+    )
+
+
+@pytest.mark.parametrize("name", ["text.en.gz", "text.en"])
+def test_a_file_that_unpacks_to_more_than_memory_holds_is_read_up_to_a_bound(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MAX_BYTES", 1 << 20)
+    path = tmp_path / name
+    data = b"\n" * (64 << 20)
+    path.write_bytes(gzip.compress(data, 1) if name.endswith(".gz") else data)
+    with pytest.raises(UserError, match="more than 1048576 bytes, the most that is read"):
+        sources.read_text(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 200_000, "nested too deep"),
+        ('{"a":' * 200_000, "nested too deep"),
+        ("9" * 5000, "a number has too many digits"),
+        ("[1, 2", "not JSON"),
+        ("\0", "not JSON"),
+    ],
+    ids=["lists", "objects", "digits", "cut", "NUL"],
+)
+def test_documents_that_no_parser_likes_are_one_message(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "dev.json"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        sources.read_json(path)
+    assert str(caught.value).startswith(str(path)) and says in str(caught.value)
+
+
+def test_numbers_of_documents_fit_into_64_bits(told: Told, tmp_path: Path) -> None:
+    answer = {"text": "a", "answer_start": 1 << 70}
+    paragraph = {"context": "a", "qas": [{"id": "1", "question": "?", "answers": [answer]}]}
+    (tmp_path / "data" / "dev.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": [paragraph]}]}))
+    files = 'task = "squad"\nsource = "local"\nfiles = { data = "dev.json" }\n'
+    text = HEAD.replace('[models.m]\nrecipe = "builtin-vanilla"', '[models.m]\nrecipe = "builtin-vanilla"')
+    message = told(text[: text.index("[tasks")] + "[tasks.t]\n" + files + SWEEP)
+    assert "Needed: a whole number between -2^63 and 2^63 - 1" in message
+
+
+# ------------------------------------------------------------------------------------------ out of the data folder
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "secret").write_text(f"{SECRET}\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../elsewhere/secret", "{folder}/secret", "link", "linked/secret", "inside/../../elsewhere/secret", "loop"],
+)
+def test_a_suite_reads_nothing_outside_the_data_folder(told: Told, secret: Path, tmp_path: Path, path: str) -> None:
+    data = tmp_path / "data"
+    (data / "text.fr").write_text("un\n")
+    (data / "inside").mkdir()
+    (data / "link").symlink_to(secret / "secret")
+    (data / "linked").symlink_to(secret)
+    (data / "loop").symlink_to(data / "loop")
+    message = told(HEAD.replace("text.en", path.format(folder=secret)) + SWEEP)
+    assert "leads out of --data-dir data" in message or "is no path" in message
+    assert SECRET not in message and "Allowed: " not in message
+
+
+def test_links_that_stay_inside_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert sources.read_text(sources.below(tmp_path, "link")) == "x"
+
+
+def test_a_pipe_in_the_data_folder_is_not_waited_for(told: Told, tmp_path: Path) -> None:
+    (tmp_path / "data" / "text.fr").write_text("un\n")
+    os.mkfifo(tmp_path / "data" / "text.en")
+    assert "is a device or a pipe" in told(HEAD + SWEEP)
+
+
+def test_a_path_with_nul_is_one_message(told: Told) -> None:
+    assert "is no path" in told(HEAD.replace('"text.en"', r'"te\u0000xt"') + SWEEP)
+
+
+# ------------------------------------------------------------------------------------------ names
+
+HOSTILE_NAMES = {
+    "parent": "..",
+    "hidden": ".ssh",
+    "option": "--help",
+    "path": "a/b",
+    "absolute": "/etc/passwd",
+    "escape": "a\\u001b[31m",
+    "bell": "\\u0007",
+    "csi": "\\u009b31m",
+    "right to left": "a\\u202eb",
+    "newline": "a\\nb",
+    "nul": "a\\u0000",
+    "tag": "<script>alert(1)</script>",
+    "shell": "$(touch pwned)",
+    "quote": 'a\\"b',
+    "sql": "a'; DROP TABLE cell; --",
+    "formula": "=cmd|' /C calc'!A0",
+    "mathtext": "$\\\\frac{$",
+    "unicode": "模型é",
+    "emoji": "🙂",
+    "empty": "",
+    "long": "a" * 300,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES.values(), ids=HOSTILE_NAMES.keys())
+@pytest.mark.parametrize("of", ["suite", "model", "task"])
+def test_a_name_is_of_few_characters(told: Told, of: str, name: str) -> None:
+    before = {"suite": 'name = "foreign"', "model": "[models.m]", "task": "[tasks.lines]"}[of]
+    after = {"suite": f'name = "{name}"', "model": f'[models."{name}"]', "task": f'[tasks."{name}"]'}[of]
+    message = told(HEAD.replace(before, after) + SWEEP)
+    assert "cannot be a name. Allowed: 1 to 100 of the letters a to z and A to Z, digits, '_', '-' and '.'" in message
+
+
+def test_names_in_use_are_names(tmp_path: Path) -> None:
+    for name in ("gpt-2.5_XL", "_a", "7b", "a" * 100):
+        (tmp_path / "s.toml").write_text(
+            HEAD.replace("foreign", name).replace("[models.m]", f"[models.'{name}']") + SWEEP
+        )
+        suite = load_suite(tmp_path / "s.toml")
+        assert (suite.name, suite.models[0].name) == (name, name)
+
+
+def test_a_recipe_names_no_folder_outside_that_of_models(tmp_path: Path) -> None:
+    text = recipe_path("builtin-vanilla").read_text()
+    path = tmp_path / "r.toml"
+    path.write_text(text.replace('name = "builtin-vanilla"', 'name = "../../elsewhere"'))
+    assert path.read_text() != text
+    with pytest.raises(UserError, match="cannot be a name"):
+        load_recipe(path)
+
+
+@pytest.mark.parametrize("place", ["top", "model", "sweep", "grid", "files"])
+def test_a_key_with_controls_is_spelled_out(told: Told, place: str) -> None:
+    key = r'"\u001b]0;owned\u0007\u009b2J\u202e"'
+    texts = {
+        "top": f"{key} = 1\n" + HEAD + SWEEP,
+        "model": HEAD.replace("[models.m]", f"[models.m]\n{key} = 1") + SWEEP,
+        "sweep": HEAD + SWEEP + f"{key} = 1\n",
+        "grid": HEAD + SWEEP + f"grid = {{ {key} = [1] }}\n",
+        "files": HEAD.replace("{ en =", f"{{ {key} =") + SWEEP,
+    }
+    assert r"\x1b]0;owned\x07\x9b2J\u202e" in told(texts[place])
