@@ -9,7 +9,7 @@ from exitbench.reports import tables
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import Setting, count, labels, setting, shorten
 from exitbench.reports.sources import discover
-from exitbench.reports.tables.columns import written
+from exitbench.reports.tables.columns import BREAKS, marked, written
 from exitbench.reports.tables.summary import delta, exit_layer, quality, speedup
 from exitbench.results.database import open_database
 from exitbench.results.spelling import visible
@@ -17,6 +17,7 @@ from exitbench.results.spelling import visible
 _HEADINGS = ("method", "quality [95 %]", "Δ", "exit layer", "speed-up [95 %]", "ideal")
 _WIDTHS = (40, 20, 7, 12, 20, 6)  # 115 with two spaces between
 _LEGEND = "Δ: to full depth; exit layer: mean blocks executed; ≈: inside the noise floor (full depth against itself)."
+_BREAKS = f"{BREAKS}: the method breaks its contract; its numbers are not to be cited (`exitbench check` says why)."
 _NOTHING = "No results yet. Run `nox -s bench`."
 
 
@@ -71,7 +72,7 @@ def _title(keys: tuple[Any, ...], rows: Frame) -> str:
 def _cells(row: Row, names: dict[Setting, str]) -> tuple[str, ...]:
     ideal = written(row["ideal_speedup_bytes"], "{:.2f}")
     shown = (quality(row), delta(row), exit_layer(row), speedup(row))
-    return (shorten(names[setting(row)], _WIDTHS[0]), *(cell.text for cell in shown), ideal)
+    return (shorten(marked(row, names[setting(row)]), _WIDTHS[0]), *(cell.text for cell in shown), ideal)
 
 
 def _aligned(cells: Sequence[str]) -> str:
@@ -81,6 +82,8 @@ def _aligned(cells: Sequence[str]) -> str:
 
 def _footer(results: _Results) -> list[str]:
     lines = [_LEGEND if results.real.rows else _NOTHING]
+    if any(row["conforms"] is False for row in results.real.rows):
+        lines.append(_BREAKS)
     if results.simulated:
         lines.append(f"{results.simulated} simulated settings (replays) are in the report only.")
     if results.failures:
