@@ -233,13 +233,13 @@ depths AS (
     JOIN metric AS v ON v.attempt_id = a.attempt_id AND v.metric = 'mean_exit_layer'
     WHERE c.kind IN ('quality', 'replay') AND c.full_depth_cell_id IS NOT NULL
 ),
--- Simulated and real decodes differ in keys, values and tokens behind an early exit: by tenths of a block, seldom by one.
+-- Behind an early exit real decodes read other keys, values and tokens than a probe did: that moves depths by tenths of a block.
 replayed AS (
     SELECT unnest([q.attempt_id, s.attempt_id]) AS attempt_id, q.value AS real_depth, s.value AS simulated_depth, q.blocks
     FROM depths AS q
     JOIN depths AS s USING (full_depth_cell_id, method, method_sha256, params)
     WHERE q.kind = 'quality' AND s.kind = 'replay' AND q.kv_policy IS NOT DISTINCT FROM s.kv_policy
-        AND q.fit_cell_id IS NOT DISTINCT FROM s.fit_cell_id AND abs(q.value - s.value) > greatest(1, q.blocks / 4)
+        AND q.fit_cell_id IS NOT DISTINCT FROM s.fit_cell_id AND abs(q.value - s.value) > greatest(1, q.blocks / 8)
         AND NOT coalesce(q.ci_low <= s.ci_high AND s.ci_low <= q.ci_high, false)
 ),
 findings AS (
@@ -290,7 +290,7 @@ COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should kn
 it; rule: clocks_disagree, not_repeatable, noise_floor, throttled, slow_clock, trace_incomplete, not_conforming, replay_differs, dirty_commit, random_weights or limited;
 message: what was found. noise_floor has severity 1 up to 5%: of 20 intervals of 95% one lacks 1 by chance; not_repeatable has severity 1 where the other attempt ran on another machine, and compares files of one version of
 their writer only; slow_clock: below 90% of the median over all rounds on that machine; replay_differs: a real decode and a replay of one setting whose mean exit
-layers are more than a quarter of the blocks (at least one) apart, their intervals too: more than what an early exit changes for later tokens makes up for.';
+layers are more than an eighth of the blocks (at least one) apart and their intervals too: more than keys and values of skipped blocks usually explain.';
 
 CREATE VIEW answers AS
 SELECT n.*, s.* EXCLUDE (attempt_id) FROM sample AS s JOIN run_names AS n USING (attempt_id);

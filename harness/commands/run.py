@@ -52,7 +52,7 @@ def run(arguments: Namespace) -> int:
             record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
     plan = with_verdicts(plan, arguments.retry, runs.root, _say_tried)
     for method in failing(plan):
-        print(f"breaks its contract, so that its runs are not to be cited: {visible(method)}", file=sys.stderr)
+        print(f"Breaks its contract, so that its runs are not to be cited: {visible(method)}", file=sys.stderr)
     try:
         statuses = _run_groups(plan, runs, slurm or _local(plan, runs), arguments)
     except KeyboardInterrupt:
