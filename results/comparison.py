@@ -27,6 +27,7 @@ _RUNS: Final = """
         d.label AS task_label, d.documents, d.metric_version, c.method, c.params, c.kv_policy, c.method_sha256,
         c.identity ->> 'fit_cell_id' AS fit_cell_id, c.setting_id, c.full_depth_cell_id IS NULL AS is_full_depth,
         c.batch_size, c.dtype, c.device, c.generation, c.seed, c.random_weights,
+        c.conformance ->> 'verdict' = 'conforms' AS conforms,
         row_number() OVER (
             PARTITION BY c.setting_id, c.method, c.params, c.kv_policy ORDER BY a.attempt_id DESC
         ) = 1 AS newest
@@ -105,10 +106,11 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Contrasts of one or more runs B with run A, and what to keep in mind when reading them."""
+    """Contrasts of one or more runs B with run A, what to keep in mind, and names of runs that break a contract."""
 
     contrasts: tuple[Contrast, ...]
     warnings: tuple[str, ...]
+    broken: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,8 @@ class _Comparer:
             _require_same_documents(self._runs.name(run_a), samples_a, self._runs.name(run_b), samples_b)
             warnings += self._warnings(run_a, run_b)
             contrasts += self._contrasts(run_a, samples_a, run_b, samples_b)
-        return Comparison(tuple(_adjusted(contrasts)), tuple(dict.fromkeys(warnings)))
+        broken = {self._runs.name(run) for run in (run_a, *others) if self._facts[run.attempt_id]["conforms"] is False}
+        return Comparison(tuple(_adjusted(contrasts)), tuple(dict.fromkeys(warnings)), frozenset(broken))
 
     @cached_property
     def _facts(self) -> dict[str, dict[str, Any]]:
@@ -227,6 +230,11 @@ class _Comparer:
             f"{setting} differs: {a[setting]} ({name_a}) and {b[setting]} ({name_b})"
             for setting in _SETTINGS
             if a[setting] != b[setting]
+        ]
+        told += [
+            f"{name}: its method breaks its contract, so its numbers are not to be cited (`exitbench check` says why)"
+            for name, facts in ((name_a, a), (name_b, b))
+            if facts["conforms"] is False
         ]
         return told + [
             f"{name}: random weights, so its quality means nothing"

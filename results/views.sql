@@ -26,7 +26,7 @@ SELECT
     coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END) AS full_depth_cell_id,
     f.attempt_id AS full_depth_attempt_id,
     c.full_depth_cell_id IS NULL AND c.kind = 'quality' AS is_full_depth, c.identity -> 'record' AS record,
-    c.not_applied
+    c.not_applied, c.conformance ->> 'verdict' = 'conforms' AS conforms
 FROM run_names AS n
 JOIN attempt AS a USING (attempt_id)
 JOIN cell AS c ON c.cell_id = n.cell_id
@@ -43,14 +43,16 @@ randomness, how each seed is found; method_distribution, method_version: what br
 the code; cpu, gpu, threads; setting_id: equal for cells that differ only in method and kind; comparable_id: setting, software and machine:
 equal where times may be compared; full_depth_cell_id, full_depth_attempt_id: full depth on the same documents (itself for full depth, no
 attempt where it has not run, NULL where nothing is compared with it); is_full_depth: this run is that reference; record (JSON): what a probe
-recorded inside blocks, and of how many documents: it has rows in sublayer_trace and layer_pairs and none in probe_trace; NULL for any other run; not_applied (JSON): of the checkpoint''s own
-generation settings those that the run did not apply, by name; NULL where there are none.';
+recorded inside blocks, and of how many documents: it has rows in sublayer_trace and layer_pairs and none in probe_trace; NULL for any other run;
+not_applied (JSON): of the checkpoint''s own generation settings those that the run did not apply, by name, NULL where there are none;
+conforms: whether the method was found to keep its contracts before it ran (what it breaks: cell.conformance), NULL where that was never tried.';
 
 CREATE VIEW failures AS
 SELECT
     m.name AS model, d.task, d.label AS task_label, c.method, c.params, c.kv_policy, c.seed, c.execution,
     c.random_weights, c.suite, a.cell_id, a.attempt_id, c.kind, a.status, a.reason, a.started_at,
-    epoch(a.ended_at) - epoch(a.started_at) AS seconds, a.exit_code, a.signal, a.log_tail
+    epoch(a.ended_at) - epoch(a.started_at) AS seconds, a.exit_code, a.signal, a.log_tail,
+    c.conformance ->> 'verdict' = 'conforms' AS conforms
 FROM attempt AS a
 JOIN cell AS c USING (cell_id)
 JOIN model_artifact AS m USING (model_id)
@@ -61,7 +63,7 @@ WHERE a.status <> 'ok' AND a.attempt_id IN (
 );
 COMMENT ON VIEW failures IS 'One row per cell whose latest attempt did not succeed; cells that differ only in the method''s source, or in what it
 was fitted or replayed on, count as one. kind: of cell; status: failed, oom, timeout, skipped or
-interrupted; reason: in words; started_at: UTC; seconds: until it ended; exit_code, signal: of the process; log_tail: last lines of the log.';
+interrupted; reason: in words; started_at: UTC; seconds: until it ended; exit_code, signal: of the process; log_tail: last lines of the log; conforms: as in runs.';
 
 CREATE VIEW metric_values AS
 SELECT
@@ -143,7 +145,7 @@ SELECT
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_low END AS speedup_low,
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_high END AS speedup_high, s.aa_low, s.aa_high, shared.ideal_speedup_bytes,
     shared.ideal_speedup_flops, s.realised_fraction, shared.token_match, coalesce(v.n, shared.n) AS n, r.is_full_depth,
-    s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu
+    s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu, r.conforms
 FROM run_names AS n
 JOIN newest USING (attempt_id)
 JOIN runs AS r USING (attempt_id)
@@ -167,7 +169,7 @@ the same process, with 95% interval (1 for full depth itself, NULL where not tim
 session: the noise floor; ideal_speedup_bytes, ideal_speedup_flops: cost model; realised_fraction: speedup over ideal; token_match: share
 of tokens equal to full depth''s; n: documents; is_full_depth: the reference itself; timing_attempt_id: where the speed is from: the latest
 timing of the same weights, data, method, source, fit, parameters, generation, dtype, batch and seed, all of one setting on one machine:
-the one timed last; timing_cpu, timing_gpu: that machine.';
+the one timed last; timing_cpu, timing_gpu: that machine; conforms: whether the method keeps its contracts, NULL where that was never tried.';
 
 CREATE VIEW device_readings AS
 SELECT n.*, d.* EXCLUDE (attempt_id) FROM device_sample AS d JOIN run_names AS n USING (attempt_id);
@@ -230,6 +232,24 @@ shortened AS (
     JOIN cell AS c USING (cell_id)
     WHERE v.metric IN ('documents_dropped', 'prompts_truncated')
 ),
+depths AS (
+    SELECT a.attempt_id, c.kind, c.full_depth_cell_id, c.method, c.method_sha256, c.params, c.kv_policy, m.blocks,
+        c.identity ->> 'fit_cell_id' AS fit_cell_id, v.value, v.ci_low, v.ci_high
+    FROM run_names AS a
+    JOIN cell AS c USING (cell_id)
+    JOIN model_artifact AS m USING (model_id)
+    JOIN metric AS v ON v.attempt_id = a.attempt_id AND v.metric = 'mean_exit_layer'
+    WHERE c.kind IN ('quality', 'replay') AND c.full_depth_cell_id IS NOT NULL
+),
+-- Behind an early exit real decodes read other keys, values and tokens than a probe did: that moves depths by tenths of a block.
+replayed AS (
+    SELECT unnest([q.attempt_id, s.attempt_id]) AS attempt_id, q.value AS real_depth, s.value AS simulated_depth, q.blocks
+    FROM depths AS q
+    JOIN depths AS s USING (full_depth_cell_id, method, method_sha256, params)
+    WHERE q.kind = 'quality' AND s.kind = 'replay' AND q.kv_policy IS NOT DISTINCT FROM s.kv_policy
+        AND q.fit_cell_id IS NOT DISTINCT FROM s.fit_cell_id AND abs(q.value - s.value) > greatest(1, q.blocks / 8)
+        AND NOT coalesce(q.ci_low <= s.ci_high AND s.ci_low <= q.ci_high, false)
+),
 findings AS (
     SELECT attempt_id, 'clocks_disagree' AS rule, 2 AS severity, printf(
         'wall clock and device clock differ by more than 2%% and 0.2 ms in %d of %d timed phases, by up to %.1f%%', apart,
@@ -255,6 +275,14 @@ findings AS (
         'traced tokens are not as many as the answer''s in %d document(s)', documents)
     FROM untraced
     UNION ALL
+    SELECT n.attempt_id, 'not_conforming', 3, 'the method breaks its contract: ' || coalesce(
+        array_to_string(try_cast(c.conformance -> 'problems' AS VARCHAR[]), '; '), 'how is not told')
+    FROM run_names AS n JOIN cell AS c USING (cell_id) WHERE c.conformance ->> 'verdict' = 'fails'
+    UNION ALL
+    SELECT attempt_id, 'replay_differs', 2, printf(
+        'tokens leave after %.2f of %d blocks when decoded and after %.2f when replayed', real_depth, blocks, simulated_depth)
+    FROM replayed
+    UNION ALL
     SELECT attempt_id, 'dirty_commit', 1, 'tracked files differed from commit ' || coalesce(e.git_commit[:12], 'unknown')
     FROM attempt JOIN environment AS e USING (env_id) WHERE e.git_dirty
     UNION ALL
@@ -277,10 +305,11 @@ findings AS (
 SELECT n.*, c.kind, f.severity, f.rule, f.message
 FROM findings AS f JOIN run_names AS n USING (attempt_id) JOIN cell AS c ON c.cell_id = n.cell_id;
 COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should know. kind: of cell; severity: 1 a remark, 2 look before you cite it, 3 do not cite
-it; rule: clocks_disagree, not_repeatable, noise_floor, throttled, slow_clock, trace_incomplete, dirty_commit, random_weights, limited,
-generation_not_applied (the score is not that of a model card), documents_dropped (remark where the suite asks for it) or prompts_truncated;
+it; rule: clocks_disagree, not_repeatable, noise_floor, throttled, slow_clock, trace_incomplete, not_conforming, replay_differs, dirty_commit,
+random_weights, limited, generation_not_applied (the score is not that of a model card), documents_dropped (remark where the suite asks for it) or prompts_truncated;
 message: what was found. noise_floor has severity 1 up to 5%: of 20 intervals of 95% one lacks 1 by chance; not_repeatable has severity 1 where the other attempt ran on another machine, and compares files of one version of
-their writer only; slow_clock: below 90% of the median over all rounds on that machine.';
+their writer only; slow_clock: below 90% of the median over all rounds on that machine; replay_differs: a real decode and a replay of one setting whose mean exit
+layers are more than an eighth of the blocks (at least one) apart and their intervals too: more than keys and values of skipped blocks usually explain.';
 
 CREATE VIEW answers AS
 SELECT n.*, s.* EXCLUDE (attempt_id) FROM sample AS s JOIN run_names AS n USING (attempt_id);

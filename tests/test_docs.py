@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from exitbench.harness import cli
-from exitbench.harness.conformance import verdict
+from exitbench.harness.conformance import examine
 from exitbench.harness.plan import make_plan
 from exitbench.harness.suite import load_suite
 from exitbench.methods import registry
@@ -39,7 +39,7 @@ def test_the_contributing_guides_method_is_a_whole_method(tmp_path: Path, monkey
     parts = method.parts(6)
     assert parts.blocks == {2, 3, 4, 5}
     assert parts.score_sql(6) == "p1[l]"
-    assert verdict(method) == "conforms"
+    assert examine(method).conforms
 
 
 def test_every_path_a_document_names_exists() -> None:

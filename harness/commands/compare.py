@@ -38,6 +38,7 @@ def _print(found: Comparison, form: str) -> None:
     rows = [asdict(contrast) for contrast in found.contrasts]
     names = list(rows[0])
     if form == "table":
+        rows = [{name: f"✗ {value}" if value in found.broken else value for name, value in row.items()} for row in rows]
         # The runs' names are long: what is the same in every row is said once.
         tell(f"a: {rows[0]['run_a']}", sys.stdout)
         same = {"run_a"} if len({row["run_b"] for row in rows}) > 1 else {"run_a", "run_b"}

@@ -62,7 +62,7 @@ def run(arguments: Namespace) -> int:
             record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
     plan = with_verdicts(plan, arguments.retry, runs.root, _say_tried)
     for method in failing(plan):
-        tell(f"breaks its contract, so that its runs are not to be cited: {method}")
+        tell(f"Breaks its contract, so that its runs are not to be cited: {method}")
     left_out: list[str] = []
     try:
         statuses = _run_groups(plan, runs, executor, arguments, left_out)

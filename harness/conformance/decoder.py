@@ -24,9 +24,10 @@ from exitbench.methods.base import FitData, Method, Parts, argmax_token
 from exitbench.methods.offline import score_states
 
 WIDTH, HEADS, VOCABULARY, MAX_NEW_TOKENS = 16, 2, 40, 6
-PROMPTS = [[2 + (7 * row + 3 * place) % 37 for place in range(1 + row % 5)] for row in range(8)]
-ANSWERED = PROMPTS * 4
-ANSWERS = [[2 + (5 * row + 11 * place * place) % 37 for place in range(3)] for row in range(len(ANSWERED))]
+ANSWERED = [[2 + (7 * row + 3 * place) % 37 for place in range(1 + row % 5)] for row in range(32)]
+PROMPTS = ANSWERED[:8]
+_DRAWN = torch.randint(2, VOCABULARY, (len(ANSWERED), MAX_NEW_TOKENS), generator=torch.Generator().manual_seed(1))
+ANSWERS: list[list[int]] = _DRAWN.tolist()
 """What the decoder is made to read after the prompts of `ANSWERED` where states are looked at; of one length."""
 
 

@@ -37,7 +37,8 @@ def replays(trial: Trial) -> Iterator[str]:
                 "FROM probe ORDER BY doc_key, position"
             ).fetchall()
         except duckdb.Error as error:
-            yield f"score_sql() = {score_sql!r} cannot be computed over a probe: {' '.join(str(error).split())}"
+            told = str(error).partition("\n")[0]
+            yield f"score_sql() = {score_sql!r} cannot be computed over a probe: {told}"
             return
     scores_LN, _ = trial.scored(trial.parts)
     for place, block in enumerate(asked):

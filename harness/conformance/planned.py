@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -43,20 +43,29 @@ def tried(plan: Plan, retry: Retry, folder: Path) -> Iterator[str]:
     """Say what is known of the methods to be run: those of other distributions are tried, ours wait for the run."""
     asked = _settings(plan, retry)
     own = {setting for setting in asked.values() if setting.distribution == _OURS}
-    others = [setting for setting in asked.values() if setting not in own]
+    others = dict.fromkeys(setting for setting in asked.values() if setting not in own)
     found = known_verdicts(own, folder) | verdicts(others, folder)
-    times = Counter(
-        f"{setting.name} {verdict}" for setting, verdict in found.items() if setting not in own or not verdict.conforms
-    )
-    for line, number in sorted(times.items()):
-        yield line if number == 1 else f"{line} ({number} settings)"
+    told = {cell_id: found[setting] for cell_id, setting in asked.items() if setting in found}
+    yield from _told(plan, told)
+    kept = Counter(setting.name for setting in others if found[setting].conforms)
+    yield from (f"{name} conforms{f' in {times} settings' if times > 1 else ''}" for name, times in kept.items())
 
 
 def failing(plan: Plan) -> Iterator[str]:
-    """Name the methods of a plan that fail, and for what."""
+    """Name the cells of a plan whose method fails, one for each way of failing."""
     items = [planned.item for group in plan.groups for planned in group.cells]
-    found = [(item.cell.method.name, Verdict.from_json(item.conformance)) for item in items if item.conformance]
-    yield from dict.fromkeys(f"{name} {verdict}" for name, verdict in found if not verdict.conforms)
+    yield from _told(
+        plan, {item.cell.cell_id: Verdict.from_json(item.conformance) for item in items if item.conformance}
+    )
+
+
+def _told(plan: Plan, found: Mapping[str, Verdict]) -> Iterator[str]:
+    first: dict[tuple[str, Verdict], str] = {}
+    for item in (planned.item for group in plan.groups for planned in group.cells):
+        verdict = found.get(item.cell.cell_id)
+        if verdict is not None and not verdict.conforms:
+            first.setdefault((item.cell.method.name, verdict), item.label)
+    yield from (f"{label} {verdict}" for (_, verdict), label in first.items())
 
 
 def _settings(plan: Plan, retry: Retry) -> dict[str, Setting]:

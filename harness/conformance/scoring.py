@@ -19,11 +19,11 @@ from exitbench.methods.offline import score_states
 
 _TOLERANCE = 1e-4
 _LEVELS = 9
-_CALM = 0.4
+_CALM = 0.25
 """Strength of blocks where directions are asked: half of the tokens are settled early, and sureness tells which."""
 _REVERSED = 0.35
 """Share of pairs below which scores run against agreement: 0.5 is a coin, a softmax margin 0.7 and its negative 0.3."""
-_SEVERAL = 4
+_SEVERAL = 3
 """Times that the gate is asked the same again, with ever more questions in between."""
 
 
@@ -40,7 +40,7 @@ def same_again(trial: Trial) -> Iterator[str]:
     if not _equal(first_LN, trial.scored(trial.fresh())[0]):
         yield "score() of a gate that was asked before differs from that of a new one"
     position, at_N = next(trial.positions())
-    for seed, at in list(enumerate(at_N.tolist()))[::4]:
+    for seed, at in list(enumerate(at_N.tolist()))[::8]:
         state = trial.states_LND[:, [at]]
         alone_L1, _ = score_states(trial.parts, trial.model, state, position=position, seeds_N=[seed])
         if not _equal(first_LN[:, [at]], alone_L1):

@@ -1,7 +1,7 @@
 """Thresholds chosen with a guarantee, and the path that led to each."""
 
 from exitbench.reports.frame import Row
-from exitbench.reports.tables.columns import ABSENT, Cell, Column, number, settings, text
+from exitbench.reports.tables.columns import ABSENT, Cell, Column, method, number, settings, text
 
 ORDER = 15
 TITLE = "Calibrated thresholds"
@@ -22,7 +22,7 @@ def _held_out(row: Row) -> Cell:
 COLUMNS = (
     text("Model", "model"),
     text("Task", "task"),
-    text("Method", "method"),
+    method("Method"),
     settings("Parameters"),
     text("KV policy", "kv_policy", collapses=True),
     text("Consistency", "consistency", collapses=True),

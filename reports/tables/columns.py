@@ -9,6 +9,9 @@ from exitbench.reports.frame import Row
 from exitbench.reports.labels import describe, labels, setting
 
 ABSENT = "–"
+BREAKS = "✗"
+"""Before the name of a method that breaks its contract."""
+BREAKS_NOTE = f"{BREAKS}: the method breaks its contract, so that its numbers are not to be cited (see the findings)."
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,16 @@ def text(heading: str, name: str, *, long: bool = False, collapses: bool = False
         return Cell(ABSENT if value is None else str(value), value if value is None else str(value))
 
     return Column(heading, cell, long=long, collapses=collapses)
+
+
+def method(heading: str) -> Column:
+    """Return a column of method names, marked where one breaks its contract; sorted by name all the same."""
+    return Column(heading, lambda row: Cell(marked(row, row["method"]), row["method"]))
+
+
+def marked(row: Row, name: str) -> str:
+    """Return `name`, marked where the row's method is known to break its contract."""
+    return f"{BREAKS} {name}" if row["conforms"] is False else name
 
 
 def number(heading: str, name: str, form: str) -> Column:

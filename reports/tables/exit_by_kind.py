@@ -1,7 +1,7 @@
 """Which kinds of token settle early: copied words, or those that need several facts."""
 
 from exitbench.reports.frame import Row
-from exitbench.reports.tables.columns import ABSENT, Cell, Column, number, settings, text
+from exitbench.reports.tables.columns import ABSENT, Cell, Column, method, number, settings, text
 
 ORDER = 20
 TITLE = "Depth by kind of token"
@@ -30,7 +30,7 @@ COLUMNS = (
     text("Model", "model"),
     text("Task", "task"),
     text("Cells", "kind"),
-    text("Method", "method"),
+    method("Method"),
     settings("Parameters"),
     text("KV policy", "kv_policy", collapses=True),
     text("Kind of token", "token_kind"),

@@ -24,7 +24,7 @@ decodes AS (
            half_width(coalesce(equal_full, 0), n) AS equal_full_half, count(equal_full) > 0 AS compared
     FROM emitted GROUP BY ALL
 )
-SELECT r.model, r.task_label AS task, r.kind, r.method, r.params, r.kv_policy, k.token_kind,
+SELECT r.model, r.task_label AS task, r.kind, r.method, r.params, r.kv_policy, r.conforms, k.token_kind,
        CAST(k.n AS BIGINT) AS n, round(mean_first_match, 6) AS mean_first_match,
        round(first_match_half, 6) AS first_match_half, round(mean_stable_from, 6) AS mean_stable_from,
        round(stable_from_half, 6) AS stable_from_half, round(mean_exit_layer, 6) AS mean_exit_layer,

@@ -1,6 +1,6 @@
 """What did not run, and why: a result that is missing for a reason is a result."""
 
-from exitbench.reports.tables.columns import settings, text
+from exitbench.reports.tables.columns import method, settings, text
 
 SECTION = "provenance"
 ORDER = 30
@@ -13,7 +13,7 @@ COLUMNS = (
     text("Model", "model"),
     text("Task", "task"),
     text("Kind of cell", "kind"),
-    text("Method", "method"),
+    method("Method"),
     settings("Parameters"),
     text("KV policy", "kv_policy", collapses=True),
     text("Status", "status"),

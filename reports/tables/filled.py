@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.sources import Source
-from exitbench.reports.tables.columns import Cell, Column
+from exitbench.reports.tables.columns import BREAKS, BREAKS_NOTE, Cell, Column
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,11 @@ class FilledTable:
     columns: tuple[Column, ...]
     agreed: str
     rows: tuple[tuple[Cell, ...], ...]
+
+    @property
+    def note(self) -> str:
+        """What the mark of methods that break their contract means, where there is one; else nothing."""
+        return BREAKS_NOTE if any(cell.text.startswith(BREAKS) for row in self.rows for cell in row) else ""
 
 
 def fill(source: Source, frame: Frame) -> FilledTable:

@@ -1,6 +1,6 @@
 """The README's table: every timed setting on one model and task, the fastest first."""
 
-from exitbench.reports.tables.columns import Column, number, settings, text
+from exitbench.reports.tables.columns import Column, method, number, settings, text
 from exitbench.reports.tables.summary import delta, exit_layer, quality, speedup
 
 SECTION = "results"
@@ -19,7 +19,7 @@ COLUMNS = (
     text("Setting", "setting", collapses=True),
     text("Machine", "machine", collapses=True),
     text("Metric", "metric", collapses=True),
-    text("Method", "method"),
+    method("Method"),
     settings("Parameters"),
     Column("Quality", quality, numeric=True),
     Column("Δ", delta, numeric=True),

@@ -15,6 +15,6 @@ SELECT model, task_label AS task, setting, coalesce(timing_gpu, timing_cpu) AS m
        execution, metric, value, ci_low, ci_high, full_value, delta, token_match, mean_exit_layer, is_full_depth, speedup,
        speedup_low, speedup_high,
        coalesce(NOT is_full_depth AND speedup_low <= aa_high AND speedup_high >= aa_low, false) AS inside_noise_floor,
-       ideal_speedup_bytes, n, cell_id
+       ideal_speedup_bytes, n, conforms, cell_id
 FROM timed SEMI JOIN chosen USING (model, task_label, setting)
 ORDER BY is_full_depth DESC, speedup DESC, method, params, cell_id;

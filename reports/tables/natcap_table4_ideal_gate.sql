@@ -15,6 +15,7 @@ ours AS (
     FROM frontier AS f
     LEFT JOIN trained AS t USING (model)
     WHERE NOT f.random_weights AND f.method = 'oracle' AND f.params ->> 'match' = 'first' AND f.execution = 'real'
+          AND f.conforms IS DISTINCT FROM false
 ),
 theirs AS (
     SELECT figure_or_table AS printed_in, dataset AS data, model,

@@ -13,6 +13,7 @@ asked AS (
     WHERE NOT f.random_weights AND f.execution = 'real' AND coalesce(t.loss, 'unknown') IN ('last', 'weighted', 'unknown')
           AND f.method = 'contrastive-jsd' AND f.params ->> 'rule' = 'constant' AND f.params ->> 'decay' = 'none'
           AND f.params ->> 'every' = '1' AND coalesce(f.params ->> 'emit_score', 'plain') = 'plain'
+          AND f.conforms IS DISTINCT FROM false
     QUALIFY row_number() OVER (  -- of lists of several sizes the latest run
         PARTITION BY f.model, setting, r.full_depth_cell_id, head, min_exit ORDER BY f.attempt_id DESC
     ) = 1

@@ -4,6 +4,7 @@ from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import (
     Cell,
     Column,
+    method,
     metric_digits,
     number,
     settings,
@@ -59,7 +60,7 @@ COLUMNS = (
     text("Model", "model"),
     text("Task", "task"),
     text("Setting", "setting", collapses=True),
-    text("Method", "method"),
+    method("Method"),
     settings("Parameters"),
     text("KV policy", "kv_policy", collapses=True),
     Column("Kind", _kind, collapses=True),

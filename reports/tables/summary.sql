@@ -5,6 +5,6 @@ SELECT model, task_label AS task, concat_ws(', ', dtype, device, 'batch ' || bat
        metric, value, ci_low, ci_high, full_value, delta, token_match, mean_exit_layer, blocks, is_full_depth,
        speedup, speedup_low, speedup_high, aa_low, aa_high,
        coalesce(NOT is_full_depth AND speedup_low <= aa_high AND speedup_high >= aa_low, false) AS inside_noise_floor,
-       ideal_speedup_bytes, realised_fraction, n, cell_id
+       ideal_speedup_bytes, realised_fraction, n, conforms, cell_id
 FROM frontier
 ORDER BY model, task, setting, metric, execution, method, mean_exit_layer, params, cell_id;

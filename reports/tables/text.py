@@ -10,7 +10,7 @@ from exitbench.reports import tables
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import Setting, count, labels, setting, shorten
 from exitbench.reports.sources import discover
-from exitbench.reports.tables.columns import written
+from exitbench.reports.tables.columns import BREAKS, marked, written
 from exitbench.reports.tables.summary import delta, exit_layer, quality, speedup
 from exitbench.results.database import open_database
 from exitbench.terminal import number_of, told_apart, visible
@@ -21,6 +21,7 @@ _INDENT = "    "
 _MOST_LINES = 4
 """Of a setting's name, where it need not be longer to be told from others."""
 _LEGEND = "Δ: to full depth; exit layer: mean blocks executed; ≈: inside the noise floor (full depth against itself)."
+_BREAKS = f"{BREAKS}: the method breaks its contract; its numbers are not to be cited (`exitbench check` says why)."
 _NOTHING = "No results yet."
 
 
@@ -78,7 +79,7 @@ def _lines(row: Row, names: dict[Setting, str]) -> list[tuple[str, ...]]:
     """The cells of a row; a setting that is too long goes on below itself, so that none is taken for another."""
     ideal = written(row["ideal_speedup_bytes"], "{:.2f}")
     shown = (quality(row), delta(row), exit_layer(row), speedup(row))
-    name, *more = wrap(names[setting(row)], _WIDTHS[0], subsequent_indent=_INDENT, break_on_hyphens=False)
+    name, *more = wrap(marked(row, names[setting(row)]), _WIDTHS[0], subsequent_indent=_INDENT, break_on_hyphens=False)
     rest = [(line, *[""] * (len(_WIDTHS) - 1)) for line in more]
     return [(name, *(cell.text for cell in shown), ideal), *rest]
 
@@ -90,6 +91,8 @@ def _aligned(cells: Sequence[str]) -> str:
 
 def _footer(results: _Results) -> list[str]:
     lines = [_LEGEND if results.real.rows else _NOTHING]
+    if any(row["conforms"] is False for row in results.real.rows):
+        lines.append(_BREAKS)
     if results.simulated:
         lines.append(f"In the report only: {number_of(results.simulated, 'simulated setting')} (replays).")
     if results.failures:

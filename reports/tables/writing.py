@@ -13,6 +13,7 @@ _LATEX: Final[Mapping[str, str]] = {
     "^": r"\textasciicircum{}",
     "Δ": r"$\Delta$",
     "≈": r"$\approx$",
+    "✗": r"$\times$",
     "±": r"$\pm$",
     "≥": r"$\geq$",
     "≤": r"$\leq$",
@@ -71,7 +72,7 @@ def latex_text(text: str) -> str:
 
 def _caption(table: FilledTable, escaped: Callable[[str], str]) -> str:
     """Return the caption, which is ours, and what all rows agree on, which is data."""
-    caption: str = table.source.module.CAPTION
+    caption: str = " ".join(filter(None, (table.source.module.CAPTION, table.note)))
     return f"{caption} In all rows: {escaped(table.agreed)}." if table.agreed else caption
 
 

@@ -1,0 +1,45 @@
+"""The distribution `exit-broken`, which brings methods that break contracts."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+_SOURCE = Path(__file__).with_name("exit_broken.py")
+_ENTRY_POINTS = """\
+[exitbench.methods]
+broken = exit_broken:Broken
+plain = exit_broken:Plain
+unmade = exit_broken:Unmade
+absent = exit_broken:Absent
+"""
+
+
+@pytest.fixture(scope="session")
+def broken() -> ModuleType:
+    """The module `exit_broken.py`, which tests cannot import by name."""
+    spec = importlib.util.spec_from_file_location("exit_broken", _SOURCE)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["exit_broken"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the path of new processes with what installing a wheel of `exit_broken.py` leaves behind."""
+    folder = tmp_path / "site"
+    info = folder / "exit_broken-1.0.dist-info"
+    info.mkdir(parents=True)
+    shutil.copy(_SOURCE, folder)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: exit-broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(_ENTRY_POINTS)
+    known = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", str(folder) if not known else f"{folder}{os.pathsep}{known}")
+    return folder

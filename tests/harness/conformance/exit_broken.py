@@ -1,0 +1,225 @@
+"""Methods of another distribution: one that keeps every contract, and others that each break one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.gated import Gated
+
+
+class Honest(Gate):
+    """Probability of the most probable token."""
+
+    def score(self, view: BlockView) -> Tensor:
+        return torch.softmax(view.logits_AK.float(), dim=-1).amax(-1)
+
+    def score_sql(self, asked: Sequence[int]) -> str | None:
+        return "p1[l]"
+
+    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+        return Cost(elementwise_flops=5 * model.vocab_size * len(asked))
+
+
+class Untold(Honest):
+    """The same; a probe cannot tell it."""
+
+    def score_sql(self, asked: Sequence[int]) -> str | None:
+        return None
+
+
+class Nan(Honest):
+    def score(self, view: BlockView) -> Tensor:
+        return super().score(view) * torch.nan
+
+
+class Column(Honest):
+    def score(self, view: BlockView) -> Tensor:
+        return super().score(view)[:, None]
+
+
+class Scalar(Honest):
+    def score(self, view: BlockView) -> Tensor:
+        return super().score(view).mean()
+
+
+class Truth(Honest):
+    def score(self, view: BlockView) -> Tensor:
+        return super().score(view) > 0.5
+
+
+class Raises(Honest):
+    def score(self, view: BlockView) -> Tensor:
+        raise RuntimeError("oops in my gate")
+
+
+class Draws(Untold):
+    def score(self, view: BlockView) -> Tensor:
+        return torch.rand(len(view.hidden_AD))
+
+
+class OfBatch(Untold):
+    def score(self, view: BlockView) -> Tensor:
+        score_A = super().score(view)
+        return score_A / score_A.max()
+
+
+class HalvesState(Honest):
+    def score(self, view: BlockView) -> Tensor:
+        score_A = super().score(view)
+        view.hidden_AD.mul_(0.5)
+        return score_A
+
+
+class OtherState(Honest):
+    def score(self, view: BlockView) -> Tensor:
+        score_A = super().score(view)
+        view.hidden_AD = view.hidden_AD * 0.5
+        return score_A
+
+
+class RollsLogits(Honest):
+    def score(self, view: BlockView) -> Tensor:
+        score_A = super().score(view)
+        view.logits_AK.copy_(view.logits_AK.roll(1, dims=-1))
+        return score_A
+
+
+class HalvesHistory(Untold):
+    needs_history: ClassVar[bool] = True
+
+    def score(self, view: BlockView) -> Tensor:
+        score_A = super().score(view)
+        view.state(view.block - 1).mul_(0.5)
+        return score_A
+
+
+class HalvesWeights(Untold):
+    def score(self, view: BlockView) -> Tensor:
+        score_A = super().score(view)
+        view.model.weights.lm_head.weight[:5] *= 0.5  # type: ignore[attr-defined]
+        return score_A
+
+
+class OneMemory(Untold):
+    def score(self, view: BlockView) -> Tensor:
+        view.memory["seen"] = torch.ones(3)
+        return super().score(view)
+
+
+class Counts(Untold):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def score(self, view: BlockView) -> Tensor:
+        self.calls += 1
+        return super().score(view) * (self.calls % 7 != 0)
+
+
+class Negative(Untold):
+    """No score is above any threshold allowed."""
+
+    def score(self, view: BlockView) -> Tensor:
+        return -super().score(view)
+
+
+class Reversed(Untold):
+    def score(self, view: BlockView) -> Tensor:
+        return 1 - super().score(view)
+
+
+class Huge(Untold):
+    """Every score is above every threshold allowed."""
+
+    def score(self, view: BlockView) -> Tensor:
+        return 2 + super().score(view)
+
+
+class WrongSql(Honest):
+    def score_sql(self, asked: Sequence[int]) -> str | None:
+        return "1 - p1[l]"
+
+
+class NoSql(Honest):
+    def score_sql(self, asked: Sequence[int]) -> str | None:
+        return "p_one[l]"
+
+
+class Free(Honest):
+    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+        return Cost()
+
+
+class ReadsTwice(Untold):
+    """Multiplies the LM head behind the view's back."""
+
+    def score(self, view: BlockView) -> Tensor:
+        return torch.softmax(view.model.logits(view.hidden_AD), dim=-1).amax(-1)
+
+
+class OtherToken(Honest):
+    def choose(self, view: BlockView) -> Tensor:
+        return (super().choose(view) + 1) % view.model.vocab_size
+
+
+class Hangs(Untold):
+    def score(self, view: BlockView) -> Tensor:
+        while True:
+            time.sleep(1)
+
+
+class Exits(Untold):
+    def score(self, view: BlockView) -> Tensor:
+        os._exit(3)
+
+
+class Crashes(Untold):
+    def score(self, view: BlockView) -> Tensor:
+        os.abort()
+
+
+GATES: dict[str, Callable[[], Gate]] = {
+    cls.__name__: cls
+    for cls in (
+        *(Honest, Untold, Nan, Column, Scalar, Truth, Raises, Draws, OfBatch, HalvesState, OtherState, RollsLogits),
+        *(HalvesHistory, HalvesWeights, OneMemory, Counts, Negative, Reversed, Huge, WrongSql, NoSql, Free, ReadsTwice),
+        *(OtherToken, Hangs, Exits, Crashes),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Broken(Gated):
+    """A method that is broken as asked."""
+
+    name: ClassVar[str] = "broken"
+    threshold: float = param(0.3, "exit above it", low=0.0, high=1.0)
+    how: str = param("Honest", "its gate", choices=tuple(GATES))
+
+    def gate(self, fitted: Mapping[str, Tensor]) -> Gate:
+        return GATES[self.how]()
+
+
+@dataclass(frozen=True)
+class Plain(Broken):
+    """A method with a plain field."""
+
+    name: ClassVar[str] = "plain"
+    mine: float = 3.0
+
+
+@dataclass(frozen=True)
+class Unmade(Broken):
+    """A method that cannot be made."""
+
+    name: ClassVar[str] = "unmade"
+
+    def gate(self, fitted: Mapping[str, Tensor]) -> Gate:
+        raise LookupError("no such gate")

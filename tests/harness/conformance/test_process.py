@@ -1,0 +1,88 @@
+"""Methods tried in a process of their own, and verdicts that are kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.harness import cli
+from exitbench.harness.cell import MethodRef
+from exitbench.harness.conformance import kept
+from exitbench.harness.conformance.kept import CACHE, Setting, verdicts
+from exitbench.harness.conformance.process import examine_apart
+from exitbench.harness.conformance.verdict import Verdict
+from exitbench.methods.registry import method_names
+
+PATIENT_S = 15.0
+"""Longer than a trial takes on a busy machine; no longer than a test wants to wait for one that hangs."""
+
+
+def asked(name: str, **params: Any) -> dict[str, Any]:
+    return {"name": name, "params": params, "n_blocks": 6, "exit_blocks": []}
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_hangs_or_dies_fails_and_the_others_are_tried() -> None:
+    hows = ("Hangs", "Exits", "Crashes")
+    settings = [asked("broken", how=how) for how in hows]
+    found = [examine_apart([setting, asked("static")], PATIENT_S) for setting in settings]
+    assert [str(first) for first, _ in found] == [
+        "fails: hangs: no answer within 15 s",
+        "fails: ends the process it runs in, with exit code 3",
+        "fails: ends the process it runs in, with signal SIGABRT",
+    ]
+    assert all(second.conforms for _, second in found)
+
+
+def test_a_method_that_is_not_there_fails_and_says_so() -> None:
+    (found,) = examine_apart([asked("no-such")])
+    assert not found.conforms
+    assert "unknown method 'no-such'" in found.problems[0]
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the methods tried, in whose place a verdict is made up."""
+    names: list[str] = []
+
+    def examine(settings: list[dict[str, Any]]) -> list[Verdict]:
+        names.extend(setting["name"] for setting in settings)
+        return [Verdict(("made up",), "of now") for _ in settings]
+
+    monkeypatch.setattr(kept, "examine_apart", examine)
+    return names
+
+
+def setting(**changed: Any) -> Setting:
+    method = MethodRef(**{"name": "static", "params": {"exit_layer": 2}, "source_sha256": "0" * 64, **changed})
+    return Setting.of(method, 6, ())
+
+
+def test_a_verdict_is_kept_by_parameters_and_source(tmp_path: Path, trials: list[str]) -> None:
+    first = verdicts([setting()], tmp_path)
+    assert verdicts([setting(), setting()], tmp_path) == first
+    assert trials == ["static"]
+    verdicts([setting(params={"exit_layer": 3}), setting(source_sha256="1" * 64)], tmp_path)
+    assert trials == ["static"] * 3
+    assert verdicts([setting()], tmp_path) == first
+    assert trials == ["static"] * 3
+
+
+@pytest.mark.parametrize("damage", ["", "[]", '{"x": 1}', '{"x": {"verdict": "conforms", "problems": ["no"]}}'])
+def test_a_damaged_file_of_verdicts_is_made_anew(tmp_path: Path, trials: list[str], damage: str) -> None:
+    (tmp_path / CACHE).write_text(damage)
+    verdicts([setting()], tmp_path)
+    verdicts([setting()], tmp_path)
+    assert trials == ["static"]
+    assert list(json.loads((tmp_path / CACHE).read_text())) == [setting().key]
+
+
+def test_the_list_of_methods_names_needs_and_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "methods"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("  conformance: conforms\n") == len(method_names())
+    assert "  needs: a fit on the train split, a scores cell before a replay\n" in printed
+    assert "  kv_policy = 'state-copy': " in printed

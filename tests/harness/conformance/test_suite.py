@@ -1,0 +1,118 @@
+"""A suite with methods that break their contract: what plan, run, check, reports and lists say of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from exitbench.results.database import open_database
+
+SUITE = """\
+schema = 1
+name = "broken"
+seed = 1
+
+[defaults]
+dtype = "float32"
+batch_size = 1
+kinds = ["quality"]
+device = "cpu"
+
+[models.weighted]
+recipe = "builtin-weighted"
+
+[tasks.squad]
+task = "squad"
+source = "builtin"
+split = "test"
+limit = 8
+
+[[sweep]]
+method = "full"
+kinds = ["quality", "probe"]
+
+[[sweep]]
+method = "broken"
+grid = { how = ["Honest", "HalvesState", "WrongSql"], threshold = [0.9] }
+kinds = ["quality", "replay"]
+"""
+
+
+def exitbench(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """A command in a process that finds what is installed."""
+    command = [sys.executable, "-m", "exitbench.harness.cli", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_method_that_breaks_its_contract_is_marked_wherever_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "broken.toml").write_text(SUITE)
+    code, planned, _ = exitbench(tmp_path, "plan", "broken.toml")
+    assert code == 0
+    assert "Contracts: weighted/squad/broken:how=HalvesState,threshold=0.9/quality fails: score() changes" in planned
+    assert "Contracts: weighted/squad/broken:how=WrongSql,threshold=0.9/quality fails: score_sql() =" in planned
+    assert "Contracts: broken conforms\n" in planned
+
+    code, printed, said = exitbench(tmp_path, "run", "broken.toml", "--threads", "1")
+    assert code == 0, said
+    assert "so that its runs are not to be cited: weighted/squad/broken:how=HalvesState" in said
+    lines = printed.splitlines()
+    (honest,) = [line for line in lines if "how=Honest" in line]
+    assert honest.startswith("broken ")
+    assert sum(line.startswith("✗ broken how=") for line in lines) == 2
+    assert "✗: the method breaks its contract" in printed
+
+    code, checked, _ = exitbench(tmp_path, "check")
+    assert code == 1
+    assert "not_conforming: weighted/squad/broken and 1 more runs: the method breaks its contract: score()" in checked
+    assert "4 findings forbid a final report." in checked
+    code, _, refused = exitbench(tmp_path, "report")
+    assert (code, "4 findings say not to cite runs of" in refused) == (2, True)
+    _, table, _ = exitbench(tmp_path, "report", "--format", "md", "--only", "summary", "--draft")
+    assert table.count("| ✗ broken | how=") == 4
+    assert "| broken | how=Honest" in table
+    assert "✗: the method breaks its contract" in table.partition("|")[0]
+    _, _, warned = exitbench(tmp_path, "compare", "weighted/squad/full", "weighted/squad/broken:how=HalvesState")
+    assert "its method breaks its contract" in warned
+    assert (tmp_path / "runs/report/index.html").read_text().count("✗ broken") >= 4
+
+    with open_database(tmp_path / "runs/exitbench.duckdb") as database:
+        conforms = "SELECT params ->> 'how' AS how, conforms, count(*) AS runs FROM frontier GROUP BY ALL ORDER BY ALL"
+        assert [tuple(row.values()) for row in database.query(conforms).to_pylist()] == [
+            ("HalvesState", False, 2),
+            ("Honest", True, 2),
+            ("WrongSql", False, 2),
+            (None, True, 1),
+        ]
+        # The wrong SQL is also found by what it does, and the honest one and the merely broken one are not.
+        differ = "SELECT DISTINCT params ->> 'how' AS how, severity FROM qc WHERE rule = 'replay_differs'"
+        assert database.query(differ).to_pylist() == [{"how": "WrongSql", "severity": 2}]
+
+    code, _, again = exitbench(tmp_path, "run", "broken.toml", "--threads", "1")
+    assert (code, "Trying whether" in again) == (0, False)
+    cells = [json.loads(path.read_text()) for path in (tmp_path / "runs/spool").rglob("cell.json")]
+    (stored, _) = [cell["conformance"] for cell in cells if cell["method"]["params"].get("how") == "HalvesState"]
+    assert (stored["verdict"], len(stored["problems"])) == ("fails", 1)
+
+
+@pytest.mark.usefixtures("installed")
+def test_methods_that_cannot_be_used_are_listed_and_stop_no_other(tmp_path: Path) -> None:
+    code, listed, _ = exitbench(tmp_path, "list", "methods")
+    assert code == 0
+    plain = next(line for line in listed.splitlines() if line.startswith("plain "))
+    assert "cannot be used: exit_broken:Plain: TypeError: parameter 'mine' of method 'plain' is a plain field" in plain
+    assert 'write mine: float = param(3.0, "what it means"), with param from exitbench.methods.base' in plain
+    absent = next(line for line in listed.splitlines() if line.startswith("absent "))
+    assert "cannot be used: exit_broken:Absent: AttributeError: " in absent
+    after = listed.partition("\nunmade ")[2]
+    assert after.partition("conformance: ")[2].startswith("fails: LookupError: 'no such gate' (exit_broken.py, line")
+    assert "\nstatic  " in listed and "\nbroken  " in listed
+    (tmp_path / "plain.toml").write_text(SUITE.replace('method = "broken"', 'method = "plain"'))
+    code, _, said = exitbench(tmp_path, "plan", "plain.toml")
+    assert (code, "method 'plain' cannot be used: " in said) == (2, True)
