@@ -11,25 +11,16 @@ from typing import NoReturn
 
 from exitbench import __version__
 from exitbench.errors import UserError, no_room
-from exitbench.harness.arguments import asking, keeping, running
+from exitbench.harness.interrupts import Interruptible
 
 INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 (some cell failed), 2 (bad input), 130 (interrupted)."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # an encoding may lack what models write, and what we do
-            stream.reconfigure(errors="backslashreplace")
-    arguments = _parser().parse_args(argv)
-    module, function = arguments.command.split(":")
     try:
-        command: Callable[[argparse.Namespace], int] = getattr(
-            import_module(f"exitbench.harness.commands.{module}"), function
-        )
-        code = command(arguments)
-        sys.stdout.flush()
-        return code
+        with Interruptible():
+            return _command(argv)
     except UserError as error:
         print(f"exitbench: {error}", file=sys.stderr)
         return 2
@@ -49,6 +40,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+def _command(argv: Sequence[str] | None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # an encoding may lack what models write, and what we do
+            stream.reconfigure(errors="backslashreplace")
+    arguments = _parser().parse_args(argv)
+    module, function = arguments.command.split(":")
+    command: Callable[[argparse.Namespace], int] = getattr(
+        import_module(f"exitbench.harness.commands.{module}"), function
+    )
+    code = command(arguments)
+    sys.stdout.flush()
+    return code
+
+
 def console() -> NoReturn:
     """The console script: `main`, then the end of the process.
 
@@ -57,12 +62,23 @@ def console() -> NoReturn:
     """
     # A scheduler's SIGTERM ends a run as Ctrl-C does: what is finished stays.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    code = main()
-    sys.stderr.flush()
+    code = INTERRUPTED
+    try:
+        try:
+            code = main()
+            sys.stderr.flush()
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+    except KeyboardInterrupt:  # as `main` ended
+        pass
     os._exit(code)
 
 
 def _parser() -> argparse.ArgumentParser:
+    # Imported here, where an interrupt is taken care of.
+    from exitbench.harness.arguments import asking, keeping, running
+
     parser = argparse.ArgumentParser(
         "exitbench", description="Benchmark early-exit methods and ask the results in SQL."
     )

@@ -3,6 +3,7 @@
 import sys
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Callable
 
 from exitbench.errors import UserError
 from exitbench.harness.commands.folders import Runs
@@ -51,12 +52,16 @@ def run(arguments: Namespace) -> int:
     try:
         statuses = _run_groups(plan, runs, slurm or _local(plan, runs), arguments)
     except KeyboardInterrupt:
-        _ingest(runs)
+        _ingest_meanwhile(runs)
         print("Interrupted. What is finished is kept; the same command goes on from there.", file=sys.stderr)
         raise
     _ingest(runs)
     _print_results(runs)
     return _verdict(statuses, plan, runs, arguments.retry)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _slurm(arguments: Namespace, runs: Runs) -> Executor | None:
@@ -96,11 +101,14 @@ def _spec(group: Group, plan: Plan, runs: Runs, threads: int, arguments: Namespa
     )
 
 
-def _ingest(runs: Runs) -> bool:
-    """Fill the database with what has ended; returns whether something was left out."""
+def _ingest(runs: Runs, say: Callable[[str], None] | None = _say) -> bool:
+    """Fill the database with what has ended; returns whether something was left out.
+
+    Other runs that fill it are waited for; without `say`, not for long.
+    """
     from exitbench.results.ingest import ingest
 
-    left_out = ingest(runs.spool, runs.database).quarantined
+    left_out = ingest(runs.spool, runs.database, say=say).quarantined
     for message in left_out:
         print(f"left out of the database: {message}", file=sys.stderr)
     return bool(left_out)
@@ -109,7 +117,7 @@ def _ingest(runs: Runs) -> bool:
 def _ingest_meanwhile(runs: Runs) -> None:
     """The same while cells run, which do not end because somebody has the database open or the disk is full."""
     try:
-        _ingest(runs)
+        _ingest(runs, say=None)
     except UserError as error:
         print(f"The database is filled later: {error}", file=sys.stderr)
 
@@ -117,12 +125,16 @@ def _ingest_meanwhile(runs: Runs) -> None:
 def _print_results(runs: Runs) -> None:
     from exitbench.reports.render import write_report
     from exitbench.reports.tables.text import calibration_text, summary_text
+    from exitbench.results.patience import patiently
 
-    print(summary_text(runs.database))
-    if calibrations := calibration_text(runs.database):
+    print(patiently(lambda: summary_text(runs.database), _say))
+    if calibrations := patiently(lambda: calibration_text(runs.database), _say):
         print(calibrations)
     print(f"Database  {runs.database}")
-    report = write_report(runs.database, runs.report, draft=True, workers=available_cores(), progress=True)
+    cores = available_cores()
+    report = patiently(
+        lambda: write_report(runs.database, runs.report, draft=True, workers=cores, progress=True), _say
+    )
     print(f"Report    {report.index_html}{' (a draft: see `exitbench check`)' if report.is_draft else ''}")
     print_broken(report)
     print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')
