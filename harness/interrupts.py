@@ -5,6 +5,7 @@ RuntimeError, a module that is being imported an ImportError), and where nobody 
 lost. So that one came is remembered.
 """
 
+import logging
 import signal
 import sys
 import threading
@@ -43,11 +44,14 @@ class Interruptible:
         for number in self._changed:
             signal.signal(number, signal.default_int_handler)
         sys.unraisablehook = self._hook
+        if self._came:
+            logging.disable(logging.NOTSET)
         if self._came and error is not None and not isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt from error
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._came = True
+        logging.disable()  # libraries log what they make of it
         raise KeyboardInterrupt
 
     def _on_lost(self, lost: Any) -> None:

@@ -1,5 +1,6 @@
 """An interrupt ends what runs, whatever a library makes of it; `tests/faults/test_interrupts.py` sends real ones."""
 
+import logging
 import signal
 import threading
 import time
@@ -60,3 +61,13 @@ def test_in_another_thread_nothing_changes() -> None:
     thread.start()
     thread.join()
     assert not failed
+
+
+def test_what_a_library_logs_of_an_interrupt_is_not_told(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), Interruptible():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            logging.getLogger("library").error("Exception closing connection", exc_info=True)
+    assert capfd.readouterr().err == ""
+    assert logging.root.manager.disable == logging.NOTSET
