@@ -12,8 +12,7 @@ from typing import NoReturn
 
 from exitbench import __version__
 from exitbench.errors import UserError, no_room, suggestion
-from exitbench.harness.arguments import asking, keeping, running
-from exitbench.harness.arguments.common import HIDDEN, Parser
+from exitbench.harness.interrupts import Interruptible
 from exitbench.terminal import one_screen, tell, without_middle
 
 INTERRUPTED = 130
@@ -33,19 +32,10 @@ Each command explains itself, with examples: exitbench COMMAND --help
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 (some cell failed), 2 (bad input), 130 (interrupted)."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # an encoding may lack what models write, and what we do
-            stream.reconfigure(errors="backslashreplace")
     given = sys.argv[1:] if argv is None else argv
     try:
-        arguments = _parsed(given)
-        module, function = arguments.command.split(":")
-        command: Callable[[argparse.Namespace], int] = getattr(
-            import_module(f"exitbench.harness.commands.{module}"), function
-        )
-        code = command(arguments)
-        sys.stdout.flush()
-        return code
+        with Interruptible():
+            return _command(given)
     except UserError as error:
         tell(f"exitbench: {one_screen(str(error))}")
         return 2
@@ -72,6 +62,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+def _command(given: Sequence[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # an encoding may lack what models write, and what we do
+            stream.reconfigure(errors="backslashreplace")
+    arguments = _parsed(given)
+    module, function = arguments.command.split(":")
+    command: Callable[[argparse.Namespace], int] = getattr(
+        import_module(f"exitbench.harness.commands.{module}"), function
+    )
+    code = command(arguments)
+    sys.stdout.flush()
+    return code
+
+
 def console() -> NoReturn:
     """The console script: `main`, then the end of the process.
 
@@ -80,8 +84,16 @@ def console() -> NoReturn:
     """
     # A scheduler's SIGTERM ends a run as Ctrl-C does: what is finished stays.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    code = main()
-    sys.stderr.flush()
+    code = INTERRUPTED
+    try:
+        try:
+            code = main()
+            sys.stderr.flush()
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+    except KeyboardInterrupt:  # as `main` ended
+        pass
     os._exit(code)
 
 
@@ -91,6 +103,10 @@ def _parsed(given: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: They are not a command's.
     """
+    # Imported here, where an interrupt is taken care of.
+    from exitbench.harness.arguments import asking, keeping, running
+    from exitbench.harness.arguments.common import HIDDEN, Parser
+
     parser = Parser(
         "exitbench",
         description="Benchmark early-exit methods and ask the results in SQL.",

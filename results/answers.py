@@ -1,5 +1,6 @@
 """Answers to queries, batch by batch: no more of one is in memory than is being looked at."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ BATCH_ROWS: Final = 10_000
 """Rows that are fetched at a time."""
 
 _GRACE_S: Final = 2.0
+_POLL_S: Final = 0.02
 
 
 @dataclass(frozen=True)
@@ -96,12 +98,14 @@ def _run(duck: duckdb.DuckDBPyConnection, call: Callable[[], Result]) -> Result:
         except BaseException as error:
             future.set_exception(error)
 
-    Thread(target=work, daemon=True).start()
     try:
+        Thread(target=work, daemon=True).start()
         return future.result()
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         raise UserError(f"The query failed: {error}") from error
     except KeyboardInterrupt:
-        duck.interrupt()
-        wait([future], _GRACE_S)
+        deadline = time.monotonic() + _GRACE_S
+        while not future.done() and time.monotonic() < deadline:
+            duck.interrupt()  # again and again: before the query has begun there is nothing to interrupt
+            wait([future], _POLL_S)
         raise

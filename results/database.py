@@ -82,11 +82,11 @@ _READER_CONFIG: Final[dict[str, Any]] = {
 
 
 class DatabaseInUse(UserError):
-    """Another process has the database open; `who` says which."""
+    """Another process has the database open; `who` says which, `is_ours` whether it is known to be one of ExitBench."""
 
-    def __init__(self, path: Path, who: str, wait_s: float) -> None:
+    def __init__(self, path: Path, who: str, wait_s: float, *, is_ours: bool = False) -> None:
         super().__init__(f"{path} is in use by {who}; waited {wait_s:g} s. Try again when it has ended.")
-        self.who = who
+        self.path, self.who, self.is_ours = path, who, is_ours
 
 
 class DamagedDatabase(UserError):
@@ -323,7 +323,7 @@ def _connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
         patience_s = _PATIENCE_S if time.monotonic() - started_s < _STARVED_S else _LAST_PATIENCE_S
         turn = take_turn(path, alone=not read_only, deadline=deadline)
         if turn is None:
-            raise DatabaseInUse(path, holder(path), wait_s)
+            raise DatabaseInUse(path, holder(path), wait_s, is_ours=True)
         try:
             if not read_only and not path.exists():
                 _create(path)

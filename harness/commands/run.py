@@ -3,7 +3,7 @@
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from exitbench.errors import UserError
@@ -67,7 +67,7 @@ def run(arguments: Namespace) -> int:
     try:
         statuses = _run_groups(plan, runs, executor, arguments, left_out)
     except KeyboardInterrupt:
-        _ingest(runs)
+        _ingest_meanwhile(runs)
         print("Interrupted. What is finished is kept; the same command goes on from there.", file=sys.stderr)
         raise
     left_out += _ingest(runs)
@@ -126,11 +126,14 @@ def _spec(group: Group, plan: Plan, runs: Runs, threads: int, arguments: Namespa
     )
 
 
-def _ingest(runs: Runs) -> tuple[str, ...]:
-    """Fill the database with what has ended; returns what was left out, and why."""
+def _ingest(runs: Runs, say: Callable[[str], None] | None = tell) -> tuple[str, ...]:
+    """Fill the database with what has ended; returns what was left out, and why.
+
+    Other runs that fill it are waited for; without `say`, not for long.
+    """
     from exitbench.results.ingest import ingest
 
-    left_out = ingest(runs.spool, runs.database).quarantined
+    left_out = ingest(runs.spool, runs.database, say=say).quarantined
     for message in left_out:
         tell(f"left out of the database: {message}")
     return left_out
@@ -139,7 +142,7 @@ def _ingest(runs: Runs) -> tuple[str, ...]:
 def _ingest_meanwhile(runs: Runs) -> tuple[str, ...]:
     """The same while cells run, which do not end because somebody has the database open or the disk is full."""
     try:
-        return _ingest(runs)
+        return _ingest(runs, say=None)
     except UserError as error:
         tell(f"The database is filled later: {error}")
         return ()
@@ -159,13 +162,15 @@ def print_left_out(path: Path, suite: str) -> None:
 def _print_results(runs: Runs, suite: str) -> None:
     from exitbench.reports.render import write_report
     from exitbench.reports.tables.text import calibration_text, summary_text
+    from exitbench.results.patience import patiently
 
-    print(summary_text(runs.database))
-    if calibrations := calibration_text(runs.database):
+    print(patiently(lambda: summary_text(runs.database), tell))
+    if calibrations := patiently(lambda: calibration_text(runs.database), tell):
         print(calibrations)
     print_left_out(runs.database, suite)
     print(f"Database  {runs.database}")
-    report = write_report(runs.database, runs.report, draft=True, workers=available_cores(), progress=True)
+    cores = available_cores()
+    report = patiently(lambda: write_report(runs.database, runs.report, draft=True, workers=cores, progress=True), tell)
     print(f"Report    {report.index_html}{' (a draft: see `exitbench check`)' if report.is_draft else ''}")
     print_broken(report)
     print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')

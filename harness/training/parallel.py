@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 from exitbench.errors import UserError
+from exitbench.harness.lifeline import end_with
 from exitbench.harness.training.recipe import Recipe
 from exitbench.harness.training.store import ensure_trained
 
@@ -36,7 +37,7 @@ def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Pa
     ordered = sorted({**own, **first}.values(), key=lambda recipe: (recipe.first is not None, recipe.name not in first))
     workers = min(len(ordered), cores)
     # Spawned, so that the parent needs no torch and its threads are not copied.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
         jobs: dict[str, Future[Path]] = {
             recipe.name: pool.submit(_train, recipe, models_dir, data_dir, max(1, cores // workers), line)
             for line, recipe in enumerate(ordered)
@@ -55,6 +56,12 @@ def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Pa
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [folders[recipe.name] for recipe in recipes]
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None, "a spawned process has one"
+    end_with(int(parent.sentinel))
 
 
 def _train(recipe: Recipe, models_dir: Path, data_dir: Path | None, threads: int, line: int) -> Path:

@@ -1,0 +1,123 @@
+"""`kill -9` of a command whose processes hang: they are gone with it, and the next command goes on."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.results.spool import latest_status
+
+LONG_S = 240.0
+"""On a machine that is busy with other things; what ends at once takes part of a second on a quiet one."""
+SOON_S = 20.0
+
+METHOD = """
+import ctypes, os, time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+from exitbench.methods.max_prob import LargestProbability, MaxProb
+
+class Hanging(LargestProbability):
+    def score(self, view):
+        flag = Path(os.environ["HANG_FLAG"])
+        if flag.exists():
+            flag.with_suffix(".hangs").touch()
+            ctypes.PyDLL(None).sleep(600) if flag.read_text() == "in C" else None
+            while flag.read_text() == "in Python":
+                pass
+        return super().score(view)
+
+@dataclass(frozen=True)
+class Hangs(MaxProb):
+    name: ClassVar[str] = "hangs"
+
+    def gate(self, fitted):
+        return Hanging()
+"""
+SWEEP = """
+[[sweep]]
+method = "hangs"
+grid = { threshold = [0.5] }
+kinds = ["quality"]
+"""
+
+
+@pytest.fixture
+def flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A plug-in is installed for new processes; it hangs while this file is there, in the way that it says."""
+    known = tmp_path / "site" / "hangs-1.0.dist-info"
+    known.mkdir(parents=True)
+    (known / "METADATA").write_text("Metadata-Version: 2.1\nName: hangs\nVersion: 1.0\n")
+    (known / "entry_points.txt").write_text("[exitbench.methods]\nhangs = hangs:Hangs\n")
+    (known.parent / "hangs.py").write_text(METHOD)
+    monkeypatch.setenv("PYTHONPATH", str(known.parent))
+    monkeypatch.setenv("HANG_FLAG", str(tmp_path / "flag"))
+    return tmp_path / "flag"
+
+
+def wait_for(condition: Callable[[], object], limit_s: float = LONG_S) -> float:
+    """Wait for a condition; returns how long it took."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < limit_s
+        time.sleep(0.02)
+    return time.monotonic() - started
+
+
+def descendants(process: int) -> Iterator[int]:
+    """Ids of the processes that one has started, and of theirs."""
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        for child in map(int, path.read_text().split()):
+            yield child
+            yield from descendants(child)
+
+
+def lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def kill_and_wait(running: "subprocess.Popen[str]") -> float:
+    """Kill a command alone; returns how long the processes that it started outlive it."""
+    started = list(descendants(running.pid))
+    assert started
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    return wait_for(lambda: not any(map(lives, started)), SOON_S)
+
+
+@pytest.mark.parametrize("how", ["in Python", "in C"])
+def test_a_worker_that_hangs_ends_with_its_run_and_the_next_run_does_the_cell(
+    bench: Any, flag: Path, how: str, tmp_path: Path
+) -> None:
+    suite = bench.suite.with_name("hanging.toml")
+    suite.write_text(bench.suite.read_text().partition("[[sweep]]")[0] + SWEEP)
+    runs, flag_hangs = tmp_path / "runs", flag.with_suffix(".hangs")
+    run = bench.command("run", suite, "--data-dir", suite.parent, "--runs", runs)
+    flag.write_text(how)
+    with bench.start(run) as running:
+        wait_for(lambda: flag_hangs.exists() or running.poll() is not None)
+        assert running.poll() is None, running.communicate()
+        outlived_s = kill_and_wait(running)
+    flag.unlink()
+    again = bench.end(run)
+    assert again.returncode == 0, again.stderr
+    assert "waiting for" not in again.stderr
+    assert {status.status for status in latest_status(runs / "spool").values()} == {"ok"}
+    print(f"hanging {how}: the worker outlived its run by {outlived_s:.2f} s")
+
+
+def test_trainings_end_with_their_command(bench: Any, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    with bench.start(bench.command("train", "builtin", "--runs", runs, "--threads", "2")) as running:
+        wait_for(lambda: len(list((runs / "models").glob(".*.partial"))) >= 2 or running.poll() is not None)
+        assert running.poll() is None, running.communicate()
+        print(f"trainings outlived their command by {kill_and_wait(running):.2f} s")

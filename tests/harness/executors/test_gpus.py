@@ -1,0 +1,79 @@
+"""Where the locks of GPUs lie: in a folder that nobody else can write to."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.executors.gpus import lock_folder
+from exitbench.harness.locks import locked
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The temporary directory; there is no runtime directory."""
+    folder = tmp_path / "tmp"
+    folder.mkdir(mode=0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    return folder
+
+
+def test_it_is_made_for_the_user_alone(shared: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = lock_folder()
+    finally:
+        os.umask(before)
+    assert folder == shared / f"exitbench-gpus-{os.getuid()}"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert lock_folder() == folder
+
+
+def test_the_runtime_directory_is_preferred_where_it_is_private(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    assert lock_folder().parent == runtime
+    runtime.chmod(0o777)
+    assert lock_folder().parent == shared
+
+
+def test_a_folder_that_somebody_else_could_write_to_is_refused(shared: Path) -> None:
+    (shared / f"exitbench-gpus-{os.getuid()}").mkdir()
+    (shared / f"exitbench-gpus-{os.getuid()}").chmod(0o777)
+    with pytest.raises(UserError, match="not a folder that you alone can write to"):
+        lock_folder()
+
+
+def test_a_link_or_a_file_in_its_place_is_refused(shared: Path, tmp_path: Path) -> None:
+    place, theirs = shared / f"exitbench-gpus-{os.getuid()}", tmp_path / "theirs"
+    theirs.mkdir(mode=0o700)
+    place.symlink_to(theirs)
+    with pytest.raises(UserError, match="not a folder"):
+        lock_folder()
+    place.unlink()
+    place.touch()
+    with pytest.raises(UserError, match="not a folder"):
+        lock_folder()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_the_folder_of_another_user_is_refused(shared: Path) -> None:
+    place = shared / f"exitbench-gpus-{os.getuid()}"
+    place.mkdir(mode=0o700)
+    os.chown(place, 12345, 12345)
+    with pytest.raises(UserError, match="not a folder"):
+        lock_folder()
+
+
+def test_a_lock_is_never_taken_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("theirs")
+    (tmp_path / "lock").symlink_to(tmp_path / "target")
+    with pytest.raises(UserError, match="is a link"), locked(tmp_path / "lock", wait=True):
+        pass
+    assert (tmp_path / "target").read_text() == "theirs"

@@ -1,0 +1,146 @@
+"""Whatever a method raises costs its cell one row, with the right word for it; only a spool without room ends a run."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from exitbench.harness import worker
+from exitbench.harness.holding import hold
+from exitbench.harness.plan import make_plan
+from exitbench.harness.spec import WorkerSpec
+from exitbench.harness.suite import load_suite
+from exitbench.results.spool import AttemptWriter, latest_status, read_attempt, scan_spool
+
+SWEEP = '[[sweep]]\nmethod = "static"\ngrid = { exit_layer = [1] }\nkinds = ["quality"]\n'
+
+
+@pytest.fixture
+def spec(write_suite: Callable[..., Path], data_dir: Path, tmp_path: Path) -> WorkerSpec:
+    """Two cells."""
+    plan = make_plan(load_suite(write_suite(SWEEP)), tmp_path / "spool", tmp_path / "models", data_dir)
+    (group,) = plan.groups
+    assert group.folder is not None
+    return WorkerSpec(group.to_run("failed"), group.folder, data_dir, tmp_path / "spool", "cpu", 1)
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def work(*_: Any) -> None:
+        raise error
+
+    return work
+
+
+def run_both(spec: WorkerSpec, work: Callable[..., None]) -> tuple[int, list[dict[str, Any]]]:
+    """Run with a pass of one's own; returns exit code and events."""
+    events: list[dict[str, Any]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(worker.PASSES, "quality", work)
+        code = worker.run(spec, events.append)
+    return code, events
+
+
+@pytest.mark.parametrize(
+    ("work", "status", "reason"),
+    [
+        (raising(GeneratorExit()), "failed", "GeneratorExit: "),
+        (raising(SystemExit(74)), "failed", "SystemExit: 74"),
+        (raising(OSError(errno.ENOSPC, "No space left on device")), "failed", "OSError: [Errno 28] No space left on"),
+        (raising(OSError(errno.EROFS, "Read-only", "/elsewhere/file")), "failed", "OSError: [Errno 30] Read-only"),
+        (raising(TimeoutError("late")), "timeout", "TimeoutError: late"),
+        (raising(MemoryError()), "oom", "MemoryError: "),
+        (raising(RuntimeError("std::bad_alloc")), "oom", "RuntimeError: std::bad_alloc"),
+        (raising(OSError(errno.ENOMEM, "Cannot allocate memory")), "oom", "OSError: [Errno 12]"),
+        (lambda *_: torch.empty(10**15), "oom", "RuntimeError: [enforce fail at alloc_cpu"),
+        (raising(RuntimeError("the lamp went out")), "failed", "RuntimeError: the lamp went out"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_an_error_is_one_row_and_the_next_cell_runs(
+    spec: WorkerSpec, work: Callable[..., None], status: str, reason: str
+) -> None:
+    code, events = run_both(spec, work)
+    assert code == 0
+    assert [event["status"] for event in events if event["event"] == "end"] == [status, status]
+    attempts = list(scan_spool(spec.spool))
+    assert len(attempts) == 2 and all(attempt.finished for attempt in attempts)
+    for found in latest_status(spec.spool).values():
+        assert found.status == status and str(found.reason).startswith(reason)
+
+
+def test_an_interrupt_ends_the_worker_with_one_row(spec: WorkerSpec) -> None:
+    code, events = run_both(spec, raising(KeyboardInterrupt()))
+    assert code == 130
+    assert [event["event"] for event in events] == ["start", "end"]
+    assert [status.status for status in latest_status(spec.spool).values()] == ["interrupted"]
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["by name", "found out"])
+def test_a_spool_without_room_ends_the_worker_and_is_named(
+    spec: WorkerSpec, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parquet's errors name no file, so the spool is tried."""
+
+    def full(*_: Any) -> None:
+        if not named:
+            monkeypatch.setattr(worker, "TemporaryFile", raising_factory)
+        raise OSError(errno.ENOSPC, "No space left on device", *([str(spec.spool / "ab/x.parquet")] if named else []))
+
+    def raising_factory(**_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    code, events = run_both(spec, full)
+    assert code == worker.NO_ROOM
+    place = str(spec.spool / "ab/x.parquet") if named else str(spec.spool)
+    cell_id = spec.cells[0].cell.cell_id
+    told = {"event": "no_room", "cell": cell_id, "path": place, "why": "No space left on device"}
+    assert events[-1] == told
+
+
+def test_how_long_a_cell_may_take_is_stored_and_no_part_of_its_identity(
+    spec: WorkerSpec, write_suite: Callable[..., Path], data_dir: Path, tmp_path: Path
+) -> None:
+    path = write_suite(SWEEP)
+    path.write_text(path.read_text().replace("[models.tiny]", "[defaults]\ncell_timeout_s = 90\n[models.tiny]"))
+    plan = make_plan(load_suite(path), tmp_path / "spool", tmp_path / "models", data_dir)
+    items = plan.groups[0].to_run("failed")
+    assert [item.cell.cell_id for item in items] == [item.cell.cell_id for item in spec.cells]
+    assert {item.timeout_s for item in items} == {90.0} and {item.timeout_s for item in spec.cells} == {6 * 3600.0}
+    given = WorkerSpec.from_json(replace(spec, cells=items).to_json())
+    assert given.cells == items
+    with AttemptWriter(spec.spool, items[0].cell_record(), json.loads(json.dumps(_env()))) as writer:
+        writer.finish("ok")
+    assert read_attempt(writer.path).cell["cell_timeout_s"] == 90.0
+
+
+def _env() -> dict[str, Any]:
+    from exitbench.results.schema import ENV_KEYS
+
+    return {section: dict.fromkeys(keys) for section, keys in ENV_KEYS.items() if section}
+
+
+def test_a_cell_that_another_process_holds_is_waited_for_with_a_word(spec: WorkerSpec, tmp_path: Path) -> None:
+    """The other one lets go when it is told of the wait, having run the cell."""
+    first = spec.cells[0]
+    held = hold(spec.spool, first.cell.cell_id, wait=False)
+    assert held.__enter__()
+    other = AttemptWriter(spec.spool, first.cell_record(), _env())
+    events: list[dict[str, Any]] = []
+
+    def emit(event: dict[str, Any]) -> None:
+        events.append(event)
+        if event["event"] == "wait":
+            other.finish("ok")
+            held.__exit__(None, None, None)
+
+    assert worker.run(replace(spec, cells=(first,)), emit) == 0
+    assert [event["event"] for event in events] == ["wait", "held", "end"]
+    assert events[0]["holder"].startswith("process ")
+    assert [attempt.attempt_id for attempt in scan_spool(spec.spool)] == [other.attempt_id]

@@ -1,0 +1,84 @@
+"""Whoever fills the database is waited for, however long it takes; a stranger that does nothing is not."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from exitbench.results.database import Database, DatabaseInUse, open_database
+from exitbench.results.ingest import ingest
+from exitbench.results.patience import patiently
+
+OURS = """
+import sys, time
+from pathlib import Path
+from exitbench.results.database import open_database
+with open_database(Path(sys.argv[1]), read_only=False):
+    print("open", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+STRANGER = """
+import sys, time, duckdb
+connection = duckdb.connect(sys.argv[1])
+print("open", flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@contextmanager
+def holding(path: Path, script: str, seconds: float) -> Iterator[int]:
+    """A process that has the database open for some time; gives its id."""
+    command = [sys.executable, "-c", script, str(path), str(seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "open\n"
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "exitbench.duckdb"
+    open_database(path, read_only=False).close()
+    return path
+
+
+def opening(path: Path, read_only: bool) -> Callable[[], Database]:
+    return lambda: open_database(path, read_only=read_only, wait_s=0.1)
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_process_of_ours_that_writes_is_waited_for_and_named_once(path: Path, read_only: bool) -> None:
+    said: list[str] = []
+    with holding(path, OURS, 3.0) as process:
+        patiently(opening(path, read_only), said.append, patience_s=0.0).close()
+    assert said == [f"{path} is in use by process {process}; waiting for it."]
+
+
+def test_a_stranger_that_lets_go_in_time_is_waited_for(path: Path) -> None:
+    said: list[str] = []
+    with holding(path, STRANGER, 2.0) as process:
+        patiently(opening(path, False), said.append, patience_s=60.0).close()
+    assert said == [f"{path} is in use by process {process}; waiting for it."]
+
+
+def test_a_stranger_that_does_not_let_go_is_named(path: Path) -> None:
+    started = time.monotonic()
+    with holding(path, STRANGER, 300.0) as process, pytest.raises(DatabaseInUse, match=f"in use by process {process};"):
+        patiently(opening(path, False), lambda text: None, patience_s=1.0)
+    assert time.monotonic() - started < 150.0
+
+
+def test_ingest_waits_for_another_one(
+    example_spool: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exitbench.results.database.open_database.__defaults__", (True, 0.1))
+    said: list[str] = []
+    with holding(path, OURS, 3.0):
+        report = ingest(example_spool, path, say=said.append)
+    assert report.added > 0 and len(said) == 1
