@@ -5,6 +5,7 @@ that tightly: the rows of a table differ.
 """
 
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -59,11 +60,14 @@ def check_table(path: Path, schema: pa.Schema) -> None:
 
 def _batches(path: Path, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, int]]:
     """Yield the rows in batches, texts still as a dictionary, and how many bytes each takes in full."""
-    texts = [field.name for field in schema if pa.types.is_string(field.type)]
     try:
         # Not by its path: what was looked at is what is read.
-        with open_regular(path) as opened, pq.ParquetFile(opened, read_dictionary=texts) as file:
-            _check_claims(path, file.metadata)
+        with open_regular(path) as opened:
+            metadata = pq.read_metadata(opened)
+            _check_claims(path, os.fstat(opened.fileno()).st_size, metadata)
+            names = set(metadata.schema.to_arrow_schema().names)
+            texts = [field.name for field in schema if pa.types.is_string(field.type) and field.name in names]
+            file = pq.ParquetFile(opened, metadata=metadata, read_dictionary=texts)
             _check_columns(path, file.schema_arrow, schema)
             for batch in file.iter_batches(BATCH_ROWS):
                 n_bytes = sum(map(_full_bytes, batch.columns))
@@ -83,9 +87,9 @@ def _batches(path: Path, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, in
         raise DamagedFile(f"{path}: cannot be read as Parquet: {error}") from error
 
 
-def _check_claims(path: Path, metadata: pq.FileMetaData) -> None:
+def _check_claims(path: Path, size: int, metadata: pq.FileMetaData) -> None:
     """Refuse counts that no file of this size has, before anything is read by them."""
-    allowed = ROWS_PER_BYTE * path.stat().st_size
+    allowed = ROWS_PER_BYTE * size
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     values = (
         group.column(number).num_values for group, number in itertools.product(groups, range(metadata.num_columns))

@@ -181,8 +181,10 @@ def _read_indexes(database: Database) -> None:
         numbered = f"SELECT {key} AS k, row_number() OVER (ORDER BY {key}) AS n FROM {table}"
         steps = database.query(f"SELECT k FROM ({numbered}) WHERE n % {_INDEX_ROWS} = 1 ORDER BY n")["k"].to_pylist()
         for low, high in pairwise([*steps, None]):
-            below, bounds = ("", {"low": low}) if high is None else (f"AND {key} < $high", {"low": low, "high": high})
-            database.query(f"SELECT count(*) FROM {table} WHERE {key} >= $low {below}", bounds)
+            # Not `>=`: what is true of every row is not asked for.
+            database.query(f"SELECT count(*) FROM {table} WHERE {key} = ?", [low])
+            below, bounds = ("", [low]) if high is None else (f"AND {key} < ?", [low, high])
+            database.query(f"SELECT count(*) FROM {table} WHERE {key} > ? {below}", bounds)
 
 
 def _differences(record: AttemptRecord, stored: _Stored) -> Iterator[str]:

@@ -47,7 +47,7 @@ TO_BE_RUN = NO_OUTCOME | {DAMAGED}
 
 _JSON_FILES = ("cell.json", "env.json", "status.json")
 LOG_FILE = "log.txt"
-_FREED = "_FREED"
+_FREED = "FREED"
 ATTEMPT_FILES = frozenset({*_JSON_FILES, LOG_FILE, FITTED_FILE, *(f"{table}.parquet" for table in TABLES)})
 """What DONE may list."""
 _OUTCOME: Keys = {"": {name: STATUS_KEYS[""][name] for name in ("status", "reason")}}

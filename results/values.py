@@ -1,5 +1,6 @@
 """What the keys of JSON files may hold, said once and checked where the files are read."""
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -98,8 +99,5 @@ def first_fault(told: Mapping[str, Any], keys: Keys) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of thousands of digits
-        return "an integer of thousands of digits"
+    text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}.."

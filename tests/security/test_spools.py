@@ -1,0 +1,700 @@
+"""Somebody's spool: what it brings is data, no link of it is followed, and one bad piece does not stop the rest."""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.results import spool_import
+from exitbench.results.check import check, require_whole_spool
+from exitbench.results.database import open_database, rebuild
+from exitbench.results.ingest import ingest
+from exitbench.results.merge import merge
+from exitbench.results.regular import Folder
+from exitbench.results.sealed import DamagedFile, SpoolError
+from exitbench.results.spool import AttemptWriter, free_tables, read_attempt, read_status, scan_spool
+from exitbench.results.spool_import import import_spool
+from exitbench.results.status import spool_status
+from exitbench.results.tags import SCHEMA as TAGS
+from exitbench.results.tags import record_tags
+from exitbench.results.vocabularies import record_vocabulary
+
+SECRET = b"the reader's own key"
+ID = "ab" * 32
+SHORT = "ab" * 8
+CARD = {"recipe": {"name": "small"}}
+LOG = "step,block,metric,value\n10,,loss_nats,2.5\n"
+
+
+@pytest.fixture(scope="session")
+def small(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A spool of a few good attempts."""
+    root = tmp_path_factory.mktemp("small") / "spool"
+    for attempt in list(scan_spool(example_spool))[::40]:
+        shutil.copytree(attempt.path, root / attempt.path.relative_to(example_spool))
+    return root
+
+
+@pytest.fixture
+def theirs(small: Path, tmp_path: Path) -> Path:
+    """A copy of it, to become hostile."""
+    return Path(shutil.copytree(small, tmp_path / "theirs"))
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    """A folder of the reader's that a link could lead to."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    for name in ("id_rsa", "card.json", "training_log.csv", "token_text.parquet"):
+        (folder / name).write_bytes(SECRET)
+    return folder
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Path:
+    return tmp_path / "ours" / "spool"
+
+
+def database(spool: Path) -> Path:
+    return spool.parent / "exitbench.duckdb"
+
+
+def first(spool: Path) -> Path:
+    """The folder of an attempt that ended well and has tokens."""
+    found = (one.path for one in scan_spool(spool) if (one.path / "tokens.parquet").exists())
+    return next(path for path in found if json.loads((path / "status.json").read_text())["status"] == "ok")
+
+
+def seal(folder: Path) -> None:
+    """Make DONE say of every file but itself what it is now."""
+    names = [path for path in sorted(folder.iterdir()) if path.name != "DONE" and path.is_file()]
+    (folder / "DONE").write_text(
+        json.dumps({path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in names})
+    )
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    """Change keys of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def training(root: Path, name: str = ID, card: Any = CARD, log: str = LOG) -> Path:
+    folder = root / "trainings" / name
+    folder.mkdir(parents=True)
+    (folder / "card.json").write_text(card if isinstance(card, str) else json.dumps(card))
+    (folder / "training_log.csv").write_text(log)
+    return folder
+
+
+def vocabulary(root: Path, rows: pa.Table, **how: Any) -> None:
+    folder = root / "vocabularies" / ID
+    folder.mkdir(parents=True)
+    pq.write_table(rows, folder / "token_text.parquet", **how)
+    seal(folder)
+
+
+def no_secret_in(spool: Path) -> None:
+    for path in spool.rglob("*"):
+        assert not path.is_symlink(), path
+        assert path.is_dir() or path.is_file(), path
+        assert not path.is_file() or SECRET not in path.read_bytes(), path
+
+
+# What `attack` does to a spool, what must be said of it, and whether an attempt is lost by it.
+
+
+def link_among_files(theirs: Path, secrets: Path) -> None:
+    (first(theirs) / "leak.txt").symlink_to(secrets / "id_rsa")
+
+
+def unlisted_file(theirs: Path, _secrets: Path) -> None:
+    (first(theirs) / "more.bin").write_bytes(SECRET)
+
+
+def link_for_a_file(theirs: Path, secrets: Path) -> str:
+    """Its content is what DONE says, so that only the link is wrong."""
+    path = first(theirs) / "log.txt"
+    (secrets / "log").write_bytes(SECRET)
+    path.unlink(missing_ok=True)
+    path.symlink_to(secrets / "log")
+    seal(path.parent)
+    return r"log\.txt: is a link"
+
+
+def link_for_done(theirs: Path, secrets: Path) -> str:
+    (first(theirs) / "DONE").rename(secrets / "DONE")
+    (first_unsealed(theirs) / "DONE").symlink_to(secrets / "DONE")
+    return "DONE: is a link"
+
+
+def first_unsealed(spool: Path) -> Path:
+    return next(one.path for one in scan_spool(spool) if not (one.path / "DONE").exists())
+
+
+def link_for_an_attempt(theirs: Path, secrets: Path) -> str:
+    path = first(theirs)
+    path.rename(secrets / "attempt")
+    path.symlink_to(secrets / "attempt")
+    return f"{path.name}: is a link"
+
+
+def link_for_a_cell(theirs: Path, secrets: Path) -> str:
+    path = first(theirs).parent
+    path.rename(secrets / "cell")
+    path.symlink_to(secrets / "cell")
+    return f"{path.name}: is a link"
+
+
+def link_for_a_prefix(theirs: Path, secrets: Path) -> str:
+    path = first(theirs).parent.parent
+    path.rename(secrets / "prefix")
+    path.symlink_to(secrets / "prefix")
+    return f"{path.name}: is a link"
+
+
+def device_for_a_table(theirs: Path, _secrets: Path) -> str:
+    path = first(theirs) / "tokens.parquet"
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    return r"tokens\.parquet: is a link"
+
+
+def socket_for_a_table(theirs: Path, _secrets: Path) -> str:
+    path = first(theirs) / "tokens.parquet"
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):
+        made.bind(path.name)
+    return r"tokens\.parquet: is a link, or something else than a regular file"
+
+
+def pipe_for_cell_json(theirs: Path, _secrets: Path) -> str:
+    path = first(theirs) / "cell.json"
+    path.unlink()
+    os.mkfifo(path)
+    return r"cell\.json: is a link, or something else than a regular file"
+
+
+def other_cells_id(theirs: Path, _secrets: Path) -> str:
+    path = first(theirs)
+    rewrite(path / "cell.json", cell_id="../../../x")
+    seal(path)
+    return r"cell_id' is .*\.\./x\W, not 64 hexadecimal digits"
+
+
+def cell_that_is_not_its_identity(theirs: Path, _secrets: Path) -> str:
+    path = first(theirs)
+    rewrite(path / "cell.json", identity={"kind": "quality", "method": "a better one"})
+    seal(path)
+    return "cell_id is not the digest of its identity"
+
+
+def attempt_with_a_newline(theirs: Path, _secrets: Path) -> str:
+    path = first(theirs)
+    path.rename(path.with_name(f"{path.name}\nno problem"))
+    return "is not the name of an attempt"
+
+
+def done_that_leaves_its_folder(theirs: Path, _secrets: Path) -> str:
+    done = first(theirs) / "DONE"
+    done.write_text(json.dumps({**json.loads(done.read_text()), "../../x": "0" * 64}))
+    return r"lists '\.\./\.\./x'"
+
+
+def done_with_numbers(theirs: Path, _secrets: Path) -> str:
+    done = first(theirs) / "DONE"
+    done.write_text(json.dumps(dict.fromkeys(json.loads(done.read_text()), 7)))
+    return "is not text"
+
+
+def freed_that_leaves_its_folder(theirs: Path, _secrets: Path) -> str:
+    (first(theirs) / "FREED").write_text('{"../../victim": 3}')
+    return r"FREED: no table '\.\./\.\./victim'"
+
+
+def large_cell_json(theirs: Path, _secrets: Path) -> str:
+    path = first(theirs) / "cell.json"
+    with path.open("ab") as file:
+        file.write(b" " * 100_000_000)
+    seal(path.parent)
+    return r"cell\.json: has more than \d+ bytes"
+
+
+def table_of_too_many_rows(theirs: Path, _secrets: Path) -> str:
+    path = first(theirs) / "tokens.parquet"
+    pq.write_table(pa.table({"position": np.zeros(20_000_000, np.int8)}), path)
+    seal(path.parent)
+    return r"tokens\.parquet: claims \d+ rows or values; its size allows"
+
+
+def table_that_expands(theirs: Path, _secrets: Path) -> str:
+    """A megabyte of text, written once and meant in every row: 100 GB."""
+    path = first(theirs) / "samples.parquet"
+    texts = pa.DictionaryArray.from_arrays(np.zeros(100_000, np.int32), pa.array(["x" * 1_000_000]))
+    rows = {"doc_key": np.arange(100_000).astype(str), "output_text": texts, "output_ids": [[1]] * 100_000}
+    numbers = {"n_prompt": np.arange(100_000), "n_output": np.arange(100_000)}
+    words = dict.fromkeys(("stop_reason", "scores", "statistics"), ["{}"] * 100_000)
+    pq.write_table(pa.table({**rows, **numbers, **words}), path)
+    seal(path.parent)
+    return r"samples\.parquet: 4096 of its rows take more than"
+
+
+def table_of_nested_columns(theirs: Path, _secrets: Path) -> str:
+    path = first(theirs) / "tokens.parquet"
+    kind: pa.DataType = pa.int32()
+    for _ in range(200):
+        kind = pa.struct([("a", kind)])
+    pq.write_table(pa.schema([("score", kind)]).empty_table(), path, store_schema=False)
+    seal(path.parent)
+    return r"tokens\.parquet: "
+
+
+def table_with_a_column_of_ours(theirs: Path, _secrets: Path) -> str:
+    path = first(theirs) / "tokens.parquet"
+    rows = pq.read_table(path)
+    pq.write_table(rows.append_column("attempt_id", pa.array(["other"] * len(rows))), path)
+    seal(path.parent)
+    return "has a column 'attempt_id'"
+
+
+def trainings_linked(theirs: Path, secrets: Path) -> str:
+    (theirs / "trainings").mkdir()
+    (theirs / "trainings" / "0000").symlink_to(secrets)
+    (theirs / "trainings" / ID).symlink_to(secrets)
+    return "trainings/0000: is a link"
+
+
+def all_trainings_linked(theirs: Path, secrets: Path) -> str:
+    (theirs / "trainings").symlink_to(secrets)
+    return "trainings: is a link"
+
+
+def training_with_more_files(theirs: Path, _secrets: Path) -> None:
+    (training(theirs) / ".ssh").write_bytes(SECRET)
+
+
+def training_of_another_name(theirs: Path, _secrets: Path) -> str:
+    training(theirs, "evil")
+    return "trainings/evil: is no record by its name"
+
+
+def training_in_capitals(theirs: Path, _secrets: Path) -> str:
+    """On some file systems the same name as the small letters'."""
+    training(theirs, ID.upper())
+    return "is no record by its name"
+
+
+def training_in_wide_digits(theirs: Path, _secrets: Path) -> str:
+    """Equal to a digest once it is normalised."""
+    training(theirs, "\uff11" * 64)
+    return "is no record by its name"
+
+
+def training_with_a_pipe(theirs: Path, _secrets: Path) -> str:
+    log = training(theirs) / "training_log.csv"
+    log.unlink()
+    os.mkfifo(log)
+    return r"training_log\.csv: is a link, or something else"
+
+
+def pipe_for_a_training(theirs: Path, _secrets: Path) -> str:
+    (theirs / "trainings").mkdir()
+    os.mkfifo(theirs / "trainings" / ID)
+    return "is no folder"
+
+
+def card_of_wrong_types(theirs: Path, _secrets: Path) -> str:
+    training(theirs, card={"recipe": {"name": ["small"]}})
+    return r"card\.json: key 'recipe\.name' is \[.small.\], not text"
+
+
+def card_nested_deeply(theirs: Path, _secrets: Path) -> str:
+    training(theirs, card='{"recipe":' * 100_000)
+    return r"card\.json: is not JSON: nested too deeply"
+
+
+def log_of_wrong_types(theirs: Path, _secrets: Path) -> str:
+    training(theirs, log="step,block,metric,value\n=cmd|' /C calc'!A0,,m,1\n")
+    return r"training_log\.csv: cannot be read"
+
+
+def log_without_metric(theirs: Path, _secrets: Path) -> str:
+    training(theirs, log="step,block,metric,value\n,,,\n")
+    return "has empty fields"
+
+
+def vocabulary_of_a_device(theirs: Path, _secrets: Path) -> str:
+    folder = theirs / "vocabularies" / ID
+    folder.mkdir(parents=True)
+    (folder / "token_text.parquet").symlink_to("/dev/zero")
+    (folder / "DONE").write_text(json.dumps({"token_text.parquet": "0" * 64}))
+    return r"token_text\.parquet: is a link"
+
+
+def vocabulary_of_another_name(theirs: Path, _secrets: Path) -> str:
+    folder = theirs / "vocabularies" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "token_text.parquet").symlink_to("/dev/zero")
+    return "vocabularies/abc: is no record by its name"
+
+
+def vocabulary_of_a_huge_token(theirs: Path, _secrets: Path) -> str:
+    vocabulary(theirs, pa.table({"token_id": [0], "text": ["x" * 10_000_000], "begins_word": [True]}))
+    return "a token has 10000000 bytes"
+
+
+def vocabulary_of_too_many_tokens(theirs: Path, _secrets: Path) -> str:
+    zeros = pa.array(np.zeros(20_000_000, np.int8))
+    texts = pa.DictionaryArray.from_arrays(zeros, pa.array(["x"]))
+    vocabulary(theirs, pa.table({"token_id": zeros, "text": texts}), compression="zstd")
+    return "rows or values; its size allows"
+
+
+def vocabulary_with_a_second_file(theirs: Path, _secrets: Path) -> str:
+    record_vocabulary(theirs, ID, ["a"], ())
+    (theirs / "vocabularies" / ID / "more").write_bytes(SECRET)
+    seal(theirs / "vocabularies" / ID)
+    return "lists 'more'"
+
+
+def rescores_of_dots(theirs: Path, _secrets: Path) -> str:
+    (theirs / "rescores" / "a..%2f.." / SHORT).mkdir(parents=True)
+    return "is no record by its name"
+
+
+def tags_under_another_digest(theirs: Path, _secrets: Path) -> str:
+    """Would be added again by every ingest."""
+    rows = pa.Table.from_pylist([{"doc_key": "a", "position": 1, "upos": "NOUN"}], schema=TAGS)
+    record_tags(theirs, first(theirs).name, "tagger", rows)
+    (folder,) = (theirs / "tags").glob("*/*")
+    folder.rename(folder.with_name(SHORT))
+    return "its folder's name is not the digest of its tagger"
+
+
+def tags_of_another_attempt(theirs: Path, _secrets: Path) -> str:
+    rows = pa.Table.from_pylist([{"doc_key": "a", "position": 1, "upos": "NOUN"}], schema=TAGS)
+    record_tags(theirs, first(theirs).name, "tagger", rows)
+    (theirs / "tags" / first(theirs).name).rename(theirs / "tags" / "20260102T030405000000Z-ffffffff")
+    return "not of its folder's"
+
+
+def pipe_for_a_benchmark(theirs: Path, _secrets: Path) -> str:
+    (theirs / "perf").mkdir()
+    os.mkfifo(theirs / "perf" / f"{SHORT}.json")
+    return "is no regular file"
+
+
+def link_for_a_benchmark(theirs: Path, secrets: Path) -> str:
+    (theirs / "perf").mkdir()
+    (theirs / "perf" / f"{SHORT}.json").symlink_to(secrets / "id_rsa")
+    return "json: is a link"
+
+
+def import_that_leaves_its_folder(theirs: Path, secrets: Path) -> str:
+    folder = theirs / "imports" / SHORT
+    folder.mkdir(parents=True)
+    tables = {"../../../home/token_text": {"sha256": hashlib.sha256(SECRET).hexdigest(), "rows": 1}}
+    manifest = {"format": "exitbench-snapshot-1", "schema_version": 8, "tables": tables, "texts_left_out_of": []}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return r"lists '\.\./\.\./\.\./home/token_text\.parquet'"
+
+
+def import_with_a_linked_table(theirs: Path, secrets: Path) -> str:
+    folder = theirs / "imports" / SHORT
+    folder.mkdir(parents=True)
+    (folder / "token_text.parquet").symlink_to(secrets / "token_text.parquet")
+    tables = {"token_text": {"sha256": hashlib.sha256(SECRET).hexdigest(), "rows": 1}}
+    manifest = {"format": "exitbench-snapshot-1", "schema_version": 8, "tables": tables, "texts_left_out_of": []}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return r"token_text\.parquet: is a link"
+
+
+ON_ATTEMPTS = (
+    link_for_a_file,
+    link_for_done,
+    link_for_an_attempt,
+    link_for_a_cell,
+    link_for_a_prefix,
+    device_for_a_table,
+    socket_for_a_table,
+    pipe_for_cell_json,
+    other_cells_id,
+    cell_that_is_not_its_identity,
+    attempt_with_a_newline,
+    done_that_leaves_its_folder,
+    done_with_numbers,
+    freed_that_leaves_its_folder,
+    large_cell_json,
+    table_of_too_many_rows,
+    table_that_expands,
+    table_of_nested_columns,
+    table_with_a_column_of_ours,
+)
+ON_RECORDS = (
+    trainings_linked,
+    all_trainings_linked,
+    training_of_another_name,
+    training_in_capitals,
+    training_in_wide_digits,
+    training_with_a_pipe,
+    pipe_for_a_training,
+    card_of_wrong_types,
+    card_nested_deeply,
+    log_of_wrong_types,
+    log_without_metric,
+    vocabulary_of_a_device,
+    vocabulary_of_another_name,
+    vocabulary_of_a_huge_token,
+    vocabulary_of_too_many_tokens,
+    vocabulary_with_a_second_file,
+    rescores_of_dots,
+    tags_under_another_digest,
+    tags_of_another_attempt,
+    pipe_for_a_benchmark,
+    link_for_a_benchmark,
+    import_that_leaves_its_folder,
+    import_with_a_linked_table,
+)
+UNSEEN = (link_among_files, unlisted_file, training_with_more_files)
+Attack = Callable[[Path, Path], str | None]
+
+
+@pytest.mark.parametrize("attack", [*ON_ATTEMPTS, *ON_RECORDS, *UNSEEN], ids=lambda attack: attack.__name__)
+def test_a_hostile_spool_brings_what_is_good_of_it_and_nothing_else(
+    attack: Attack, theirs: Path, ours: Path, secrets: Path
+) -> None:
+    n = len(list(scan_spool(theirs)))
+    says = attack(theirs, secrets)
+    ours.mkdir(parents=True)
+    report = import_spool(theirs, ours, {})
+    assert report.added == n - (attack in ON_ATTEMPTS)
+    no_secret_in(ours)
+    if says is None:
+        assert report.problems == ()
+    else:
+        assert len([problem for problem in report.problems if _matches(says, problem)]) == 1, report.problems
+    assert not any("None" in problem for problem in report.problems)
+    assert [read_attempt(one.path).status["schema_version"] for one in scan_spool(ours)] == [6] * report.added
+    assert not list(ours.glob(".import*"))
+
+
+def _matches(says: str, problem: str) -> bool:
+    return re.search(says, problem) is not None
+
+
+def test_a_good_spool_with_records_of_every_kind_is_taken_whole(theirs: Path, ours: Path) -> None:
+    training(theirs, log=LOG + "20,,=1+1\x00,3\n")
+    record_vocabulary(theirs, ID, ["a", "\x1b[31m", "\u202e", "</script>", "\x00"], ())
+    rows = pa.Table.from_pylist([{"doc_key": "a", "position": 1, "upos": "NOUN"}], schema=TAGS)
+    record_tags(theirs, first(theirs).name, "tagger", rows)
+    linked = theirs.with_name("linked")
+    linked.symlink_to(theirs)  # of the source itself, by whoever imports it
+    assert merge(linked, ours, database(ours)).problems == ()
+    with open_database(database(ours)) as opened:
+        texts = opened.query("SELECT text FROM token_text ORDER BY token_id")["text"].to_pylist()
+        metrics = opened.query("SELECT metric FROM training_log ORDER BY step")["metric"].to_pylist()
+        tags = opened.query("FROM token_tag").num_rows
+    assert (texts, metrics, tags) == (["a", "\x1b[31m", "\u202e", "</script>", "\x00"], ["loss_nats", "=1+1\x00"], 1)
+    assert check(ours, database(ours)).problems == ()
+
+
+def test_a_link_swapped_in_after_the_spool_was_listed_is_not_followed(
+    theirs: Path, ours: Path, secrets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of the attempt becomes a link when its files are about to be copied."""
+    path = first(theirs)
+    shutil.copytree(path, secrets / "attempt")
+    (secrets / "attempt" / "log.txt").write_bytes(SECRET)
+    seal(secrets / "attempt")
+    copy = Folder.copy
+
+    def swap(folder: Folder, name: str, target: Path, limit: int) -> None:
+        if folder.path == path and not path.is_symlink():
+            path.rename(path.with_name("away"))
+            path.symlink_to(secrets / "attempt")
+        copy(folder, name, target, limit)
+
+    monkeypatch.setattr(Folder, "copy", swap)
+    merge(theirs, ours, database(ours))
+    assert path.is_symlink()
+    no_secret_in(ours)
+    assert check(ours, database(ours)).problems == ()
+
+
+def test_what_is_changed_after_it_was_copied_is_not_what_is_checked(
+    theirs: Path, ours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = first(theirs)
+    read = read_attempt
+
+    def change(copy: Path) -> Any:
+        if copy.name == path.name:
+            shutil.rmtree(path)
+        return read(copy)
+
+    monkeypatch.setattr(spool_import, "read_attempt", change)
+    assert merge(theirs, ours, database(ours)).problems == ()
+    assert read_attempt(ours / path.relative_to(theirs)).status["status"] == "ok"
+
+
+FAULTS = {
+    "no version": ("status.json", {"schema_version": None}),
+    "version of text": ("status.json", {"schema_version": "6"}),
+    "version of truth": ("status.json", {"schema_version": True}),
+    "status": ("status.json", {"status": "great"}),
+    "status as a list": ("status.json", {"status": ["ok"]}),
+    "date": ("status.json", {"started_at": "yesterday"}),
+    "date without a zone": ("status.json", {"ended_at": "2026-01-02T03:04:05"}),
+    "date before all dates": ("status.json", {"started_at": "0001-01-01T00:00:00+14:00"}),
+    "date as a number": ("status.json", {"ended_at": 3}),
+    "reason": ("status.json", {"reason": {"a": 1}}),
+    "exit code": ("status.json", {"exit_code": 10**30}),
+    "memory": ("status.json", {"peak_rss_bytes": -1}),
+    "kind": ("cell.json", {"kind": "evil"}),
+    "execution": ("cell.json", {"execution": "imagined"}),
+    "seed": ("cell.json", {"seed": 10**40}),
+    "batch size": ("cell.json", {"batch_size": 1.5}),
+    "depends_on": ("cell.json", {"depends_on": [3]}),
+    "model": ("cell.json", {"model": ["a"]}),
+    "method": ("cell.json", {"method": None}),
+    "random weights": ("cell.json", {"random_weights": "no"}),
+    "environment": ("env.json", {"environment": 3}),
+    "no hardware": ("env.json", {"hardware": None}),
+}
+FREED = ('["tokens"]', '{"../../victim": 1}', '{"tokens": -1}', '{"tokens": "many"}', '{"tokens": true}', "{", "null")
+
+
+@pytest.fixture(scope="session")
+def filled(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A runs folder with the good attempts and their database."""
+    runs = tmp_path_factory.mktemp("filled") / "runs"
+    shutil.copytree(small, runs / "spool")
+    ingest(runs / "spool", runs / "exitbench.duckdb")
+    return runs
+
+
+@pytest.fixture
+def own(filled: Path, tmp_path: Path) -> Path:
+    """A spool of one's own, with its database."""
+    return Path(shutil.copytree(filled, tmp_path / "runs")) / "spool"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_resealed_attempt_with_a_value_that_none_has_is_named(theirs: Path, fault: str) -> None:
+    name, changes = FAULTS[fault]
+    bad = first(theirs)
+    rewrite(bad / name, **changes)
+    seal(bad)
+    with pytest.raises(SpoolError, match=rf"{name}: key '{next(iter(changes))}' is ") as raised:
+        read_attempt(bad)
+    assert not isinstance(raised.value, DamagedFile)  # another version's, perhaps: it stays where it is
+
+
+@pytest.mark.parametrize("key", ["schema_version", "status", "reason", "started_at", "ended_at"])
+def test_a_resealed_status_without_a_key_is_named(theirs: Path, key: str) -> None:
+    path = first(theirs) / "status.json"
+    path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != key}))
+    seal(path.parent)
+    with pytest.raises(SpoolError, match=rf"status\.json: key '{key}' is missing"):
+        read_attempt(path.parent)
+
+
+@pytest.mark.parametrize("note", FREED)
+def test_a_note_of_freed_tables_that_none_wrote_is_named(theirs: Path, note: str) -> None:
+    (first(theirs) / "FREED").write_text(note)
+    with pytest.raises(DamagedFile, match="FREED: "):
+        read_attempt(first(theirs))
+
+
+def test_damaged_attempts_stop_neither_check_nor_rebuild_for_the_others(own: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim.parquet"
+    victim.write_bytes(SECRET)
+    whole = [one.path for one in scan_spool(own) if one.finished]
+    no_version, kind, listed, leaving = whole[:4]
+    rewrite(no_version / "status.json", schema_version=None)
+    rewrite(kind / "cell.json", kind="evil")
+    for path in (no_version, kind):
+        seal(path)
+    (listed / "FREED").write_text('["tokens"]')
+    (leaving / "FREED").write_text('{"../../victim": 1}')
+    problems = check(own, database(own)).problems
+    assert [[str(bad) in problem for problem in problems].count(True) for bad in whole[:4]] == [1] * 4
+    assert len(problems) == 4 and not any("None" in problem for problem in problems)
+    require_whole_spool(own, database(own))
+    with pytest.raises(UserError, match="is kept: it has 4 attempts"):
+        rebuild(own, database(own))
+    report = rebuild(own, database(own), forget=True)
+    assert report.added == len(whole) - 4
+    assert spool_status(own).attempts == len(whole) - 2  # two are in the quarantine
+    assert victim.read_bytes() == SECRET
+
+
+def test_a_cell_whose_status_is_no_status_is_run_again(own: Path) -> None:
+    bad = first(own)
+    rewrite(bad / "status.json", status="great")
+    seal(bad)
+    attempt = next(one for one in scan_spool(own) if one.path == bad)
+    assert read_status(attempt).status == "damaged"
+
+
+def test_links_in_ones_own_spool_are_named_and_the_spool_itself_may_be_one(own: Path, tmp_path: Path) -> None:
+    bad = first(own)
+    bad.rename(tmp_path / "elsewhere")
+    bad.symlink_to(tmp_path / "elsewhere")
+    (named,) = ingest(own, database(own)).quarantined
+    assert f"{bad}: is a link" in named
+    assert any(f"{bad}: is a link" in problem for problem in check(own, database(own)).problems)
+    bad.unlink()
+    (tmp_path / "elsewhere").rename(bad)
+    own.rename(tmp_path / "large disk")
+    own.symlink_to(tmp_path / "large disk")
+    assert ingest(own, database(own)).quarantined == ()
+    assert check(own, database(own)).problems == ()
+
+
+def test_an_attempt_is_not_begun_behind_a_link(own: Path, tmp_path: Path) -> None:
+    record = read_attempt(first(own))
+    prefix = first(own).parent.parent
+    prefix.rename(tmp_path / "elsewhere")
+    prefix.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=f"{prefix}: is a link"):
+        AttemptWriter(own, record.cell, record.env)
+
+
+@pytest.mark.parametrize("name", ["WHY.txt", "FREED.partial"])
+def test_what_is_written_into_an_attempt_goes_through_no_link(own: Path, tmp_path: Path, name: str) -> None:
+    """The note of why it was moved away, and that of what was freed."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(SECRET)
+    bad = first(own)
+    (bad / name).symlink_to(victim)
+    if name == "FREED.partial":
+        free_tables(bad, {"tokens": 3})
+    else:
+        database(own).unlink()
+        (bad / "tokens.parquet").write_bytes(b"")
+        (told,) = ingest(own, database(own)).quarantined
+        assert "quarantine" in told
+    assert victim.read_bytes() == SECRET
+
+
+def test_pipes_in_a_spool_keep_nobody_waiting(own: Path) -> None:
+    bad = first(own)
+    for name in ("status.json", "DONE", "RUNNING", "FREED"):
+        (bad / name).unlink(missing_ok=True)
+        os.mkfifo(bad / name)
+    assert any(str(bad) in problem for problem in check(own, database(own)).problems)
+    assert bad.parent.name in {one.cell_id for one in scan_spool(own)}
+    assert len(spool_status(own).damaged) == 1
