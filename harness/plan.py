@@ -160,9 +160,9 @@ def _check_model(drafts: Sequence[Draft], n_blocks: int, exit_blocks: tuple[int,
 def _check_budget(drafts: Sequence[Draft], found: Description) -> None:
     for draft in drafts:
         task, positions = draft.task, found.max_positions
-        if positions is not None and task.max_new_tokens >= positions:
+        if positions is not None and task.generation.max_new_tokens >= positions:
             raise UserError(
-                f"{task.where}: max_new_tokens is {task.max_new_tokens}, but model {found.model.name!r} has "
+                f"{task.where}: max_new_tokens is {task.generation.max_new_tokens}, but model {found.model.name!r} has "
                 f"{positions} positions for prompt and answer together; allowed: at most {positions - 1}."
             )
 

@@ -69,9 +69,9 @@ def _tasks() -> Iterator[str]:
 
 
 def _families() -> Iterator[str]:
-    from exitbench.harness.checkpoint import READERS
+    from exitbench.harness.families import FAMILIES
 
-    for name in sorted(READERS):
+    for name in sorted(FAMILIES):
         yield f"{name:16} checkpoints whose config.json has model_type {name!r}"
 
 
