@@ -37,6 +37,7 @@ def test_everything_that_reads_works(bench: Any, runs: Path, tmp_path: Path) -> 
     for command in (
         ("sql", "SELECT count(*) AS n FROM runs", "--runs", runs),
         ("sql", "FROM runs", "--runs", runs, "--out", tmp_path / "runs.parquet"),
+        ("sql", "FROM runs", "--database", runs.parent / "old.duckdb"),
         ("status", "--runs", runs),
         ("status", *suite, "--runs", runs),
         ("plan", *suite, "--runs", runs),
@@ -57,7 +58,6 @@ def test_everything_that_writes_says_why_it_cannot(bench: Any, runs: Path) -> No
         ("report", "--runs", runs),
         ("db", "rebuild", "--runs", runs),
         ("gc", "--yes", "--runs", runs),
-        ("sql", "FROM runs", "--database", runs.parent / "old.duckdb"),
     ):
         done = bench.do(*command)
         print(command, done.stderr)

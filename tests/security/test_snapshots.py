@@ -1,0 +1,380 @@
+"""Snapshots of others: manifest and Parquet files are data, checked before a row is read, wherever a snapshot lies."""
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from exitbench.results.database import open_database
+from exitbench.results.migrations import migration_scripts
+from exitbench.results.snapshot import MANIFEST, write_snapshot
+
+Ask = Callable[..., tuple[int, str, str]]
+Unchanged = Callable[[Path], dict[str, str]]
+
+VERSION = len(migration_scripts())
+# Written where the command runs, since a name of a file cannot have a slash.
+COPY = "COPY (SELECT content FROM read_text('manifest.json')) TO 'written.csv'"
+NAME = f"attempt BY NAME SELECT * FROM attempt WHERE false; {COPY}; --"
+
+
+@pytest.fixture(scope="module")
+def whole(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A snapshot of the example."""
+    folder = tmp_path_factory.mktemp("whole") / "taken"
+    with open_database(example_database) as database:
+        write_snapshot(database.engine, folder)
+    return folder
+
+
+@pytest.fixture
+def taken(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, to be attacked; commands run beside it."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(whole, tmp_path / "taken"))
+
+
+def tell(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change what the manifest says."""
+    told = json.loads((folder / MANIFEST).read_text())
+    replaced = change(told)
+    (folder / MANIFEST).write_text(json.dumps(told if replaced is None else replaced))
+
+
+def reseal(folder: Path, table: str, rows: int | None = None) -> None:
+    """Let the manifest say what a changed file is."""
+    path = folder / f"{table}.parquet"
+    about = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    tell(folder, lambda told: told["tables"][table].update(about if rows is None else {**about, "rows": rows}))
+
+
+def rewrite(folder: Path, table: str, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
+    path = folder / f"{table}.parquet"
+    changed = change(pq.read_table(path))
+    pq.write_table(changed, path, **options)
+    reseal(folder, table, len(changed))
+
+
+def add_table(folder: Path, name: str) -> None:
+    path = folder / f"{name}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(folder / "attempt.parquet", path)
+    tell(folder, lambda told: told["tables"].update({name: told["tables"]["attempt"]}))
+
+
+def put(folder: Path, table: str, content: bytes) -> None:
+    (folder / f"{table}.parquet").write_bytes(content)
+    reseal(folder, table)
+
+
+def replace_file(folder: Path, table: str, make: Callable[[Path], Any]) -> None:
+    path = folder / f"{table}.parquet"
+    path.rename(folder.parent / "elsewhere.parquet")
+    make(path)
+
+
+def renamed(table: pa.Table, old: str, new: str) -> pa.Table:
+    return table.rename_columns([new if name == old else name for name in table.column_names])
+
+
+def as_type(table: pa.Table, name: str, column: Any) -> pa.Table:
+    return table.set_column(table.column_names.index(name), name, column)
+
+
+MANIFESTS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a table whose name ends a statement": (
+        lambda folder: add_table(folder, NAME),
+        "has a table 'attempt BY NAME SELECT * FROM attempt WHERE false; COPY",
+    ),
+    "a table outside": (lambda folder: add_table(folder, "../outside"), "has a table '../outside'"),
+    "a table at an absolute place": (
+        lambda folder: tell(folder, lambda told: told["tables"].update({"/etc/hostname": {}})),
+        "has a table '/etc/hostname', which no database of schema",
+    ),
+    "a table that is called like a keyword": (lambda folder: add_table(folder, "select"), "has a table 'select'"),
+    "a table with control characters in its name": (
+        lambda folder: tell(folder, lambda told: told["tables"].update({"\x1b[31m\u202e": {}})),
+        r"has a table '\x1b[31m\u202e'",
+    ),
+    "no tables": (lambda folder: tell(folder, lambda told: told.pop("tables") and None), "tables is not an object"),
+    "a list of tables": (lambda folder: tell(folder, lambda told: told.update(tables=["attempt"])), "is not an object"),
+    "no attempts": (
+        lambda folder: tell(folder, lambda told: told["tables"].pop("attempt") and None),
+        f"lacks attempt, which every snapshot of schema {VERSION} has",
+    ),
+    "a table that is a list": (
+        lambda folder: tell(folder, lambda told: told["tables"].update(attempt=[1])),
+        "tables.attempt is not an object with rows and sha256",
+    ),
+    **{
+        f"rows {rows!r}": (
+            lambda folder, rows=rows: tell(folder, lambda told: told["tables"]["attempt"].update(rows=rows)),
+            says,
+        )
+        for rows, says in (
+            (-1, "tables.attempt.rows is '-1'. Allowed: a whole number from 0 on"),
+            (True, "tables.attempt.rows is 'True'"),
+            (1.5, "tables.attempt.rows is '1.5'"),
+            (None, "tables.attempt.rows is 'None'"),
+            (1, "rows; manifest.json says 1"),
+            (10**15, "has 1000000000000000 rows in a file of"),
+        )
+    },
+    **{
+        f"digest {digest!r}": (
+            lambda folder, digest=digest: tell(folder, lambda told: told["tables"]["attempt"].update(sha256=digest)),
+            "tables.attempt.sha256 is",
+        )
+        for digest in (None, 7, "0" * 63, "A" * 64, ["0" * 64])
+    },
+    **{
+        f"schema {version!r}": (
+            lambda folder, version=version: tell(folder, lambda told: told.update(schema_version=version)),
+            f"Allowed: a whole number from 1 to {VERSION}",
+        )
+        for version in (None, 0, -1, True, False, "4", [1], 1.0, {})
+    },
+    "a schema of the far future": (
+        lambda folder: tell(folder, lambda told: told.update(schema_version=10**300)),
+        f"knows up to {VERSION}. Use the newer version",
+    ),
+    "no format": (lambda folder: tell(folder, lambda told: told.pop("format") and None), "format is 'None'"),
+    "a format with control characters": (
+        lambda folder: tell(folder, lambda told: told.update(format="\x1b]0;title\x07")),
+        r"format is '\x1b]0;title\x07'",
+    ),
+    "labels that are none": (
+        lambda folder: tell(folder, lambda told: told.update(texts_left_out_of=[1])),
+        "texts_left_out_of is not a list of labels",
+    ),
+    "a manifest that is a list": (lambda folder: tell(folder, lambda told: [told]), "is not a JSON object"),
+    "a manifest that is large": (
+        lambda folder: tell(folder, lambda told: told.update(more="x" * 2_000_000)),
+        "is larger than 1000000 bytes, which no manifest is",
+    ),
+}
+
+FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a link": (
+        lambda folder: replace_file(folder, "hardware", lambda path: path.symlink_to("../elsewhere.parquet")),
+        "hardware.parquet: is a link; only files are read",
+    ),
+    "a pipe": (lambda folder: replace_file(folder, "hardware", os.mkfifo), "hardware.parquet: is not a file"),
+    "a folder": (lambda folder: replace_file(folder, "hardware", Path.mkdir), "hardware.parquet: is not a file"),
+    "a device": (
+        lambda folder: replace_file(folder, "hardware", lambda path: path.symlink_to("/dev/zero")),
+        "hardware.parquet: is a link",
+    ),
+    "a file less": (lambda folder: (folder / "hardware.parquet").unlink(), "hardware.parquet: is missing"),
+    "no Parquet": (lambda folder: put(folder, "hardware", b"x"), "hardware.parquet: cannot be read as Parquet"),
+    "an empty file": (lambda folder: put(folder, "hardware", b""), "hardware.parquet: cannot be read as Parquet"),
+    "half a file": (
+        lambda folder: put(folder, "cell", (folder / "cell.parquet").read_bytes()[: 1 << 10]),
+        "cell.parquet: cannot be read as Parquet",
+    ),
+    "a footer of any length": (
+        lambda folder: put(folder, "hardware", b"PAR1" + b"\xff" * 4 + b"PAR1"),
+        "hardware.parquet: cannot be read as Parquet",
+    ),
+    "more rows than told": (
+        lambda folder: reseal(folder, "hardware", 0),
+        "hardware.parquet: has 1 rows; manifest.json says 0",
+    ),
+    "a column of another table": (
+        lambda folder: rewrite(folder, "hardware", lambda rows: rows.append_column("seed", pa.array([1]))),
+        "hardware.parquet has a column 'seed'. Allowed: hw_id",
+    ),
+    "a column whose name ends a statement": (
+        lambda folder: rewrite(folder, "hardware", lambda rows: rows.append_column(f'x"; {COPY}; --', pa.array([1]))),
+        "hardware.parquet has a column 'x\"; COPY",
+    ),
+    "a column twice": (
+        lambda folder: rewrite(folder, "hardware", lambda rows: rows.append_column("HW_ID", pa.array(["a"]))),
+        "hardware.parquet has a column 'HW_ID",
+    ),
+    "a column less that may not be NULL": (
+        lambda folder: rewrite(folder, "attempt", lambda rows: rows.drop_columns(["status"])),
+        "attempt.parquet has no column status",
+    ),
+    "a number for a text": (
+        lambda folder: rewrite(folder, "hardware", lambda rows: as_type(rows, "hw_id", pa.array([1], pa.int64()))),
+        "hardware.parquet: column hw_id is 'BIGINT', not VARCHAR",
+    ),
+    "a structure with quotes for a text": (
+        lambda folder: rewrite(folder, "hardware", lambda rows: as_type(rows, "cpu", pa.array([{'a"; DROP': 1}]))),
+        "hardware.parquet: column cpu is 'STRUCT(",
+    ),
+    "bytes that are no text": (
+        lambda folder: rewrite(
+            folder, "hardware", lambda rows: as_type(rows, "cpu", pa.array([b"\xff\xfe"], pa.binary()))
+        ),
+        "hardware.parquet: column cpu is 'BLOB', not VARCHAR",
+    ),
+    "a text that is no JSON": (
+        lambda folder: rewrite(
+            folder, "environment", lambda rows: as_type(rows, "packages", pa.array(["{"] * len(rows)))
+        ),
+        "cannot be imported: ",
+    ),
+    "a NULL where none may be": (
+        lambda folder: rewrite(
+            folder, "attempt", lambda rows: as_type(rows, "status", pa.array([None] * len(rows), pa.string()))
+        ),
+        "cannot be imported: ",
+    ),
+    "an attempt twice": (
+        lambda folder: rewrite(folder, "attempt", lambda rows: pa.concat_tables([rows, rows])),
+        "cannot be imported: ",
+    ),
+    "attempts without cells": (
+        lambda folder: rewrite(folder, "cell", lambda rows: rows.slice(0, 0)),
+        "rows of attempt are of a cell_id that cell does not have",
+    ),
+    "an attempt that is called like a folder": (
+        lambda folder: rewrite(
+            folder, "attempt", lambda rows: as_type(rows, "attempt_id", pa.array(["../../outside"] * len(rows)))
+        ),
+        "attempt.attempt_id '../../outside' is no id that ExitBench gives",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", [*MANIFESTS, *FILES])
+def test_a_snapshot_that_is_not_as_ours_are_is_not_imported(
+    what: str, taken: Path, runs: Path, ask: Ask, unchanged: Unchanged
+) -> None:
+    attack, says = {**MANIFESTS, **FILES}[what]
+    attack(taken)
+    before = unchanged(taken.parent)
+    code, said, complained = ask("import", taken, "--runs", runs)
+    assert (code, said) == (2, "")
+    assert says in complained and "taken" in complained
+    made = {name for name in unchanged(taken.parent).keys() - before.keys() if not name.startswith("runs/")}
+    assert made == set()
+    assert not list((runs / "spool").rglob("*"))
+    with open_database(runs / "exitbench.duckdb") as database:
+        assert database.query("SELECT count(*) AS n FROM attempt")["n"].to_pylist() == [0]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "a table whose name ends a statement",
+        "a table outside",
+        "no attempts",
+        "schema -1",
+        "a column whose name ends a statement",
+        "a pipe",
+        "attempts without cells",
+    ],
+)
+@pytest.mark.parametrize("command", [("db", "rebuild", "--force"), ("db", "check")], ids=lambda command: command[1])
+def test_one_that_lies_in_a_spool_is_left_out_by_name(
+    command: tuple[str, ...], what: str, taken: Path, runs: Path, ask: Ask, unchanged: Unchanged
+) -> None:
+    attack, says = {**MANIFESTS, **FILES}[what]
+    attack(taken)
+    open_database(runs / "exitbench.duckdb", read_only=False).close()
+    place = runs / "spool" / "imports" / "0123456789abcdef"
+    place.parent.mkdir(parents=True)
+    taken.rename(place)
+    before = unchanged(runs / "spool")
+    code, said, complained = ask(*command, "--runs", runs)
+    if command[1] == "rebuild" or what in MANIFESTS or what == "a pipe":  # `check` reads no rows
+        assert code == 1 and says in said + complained and place.name in said + complained
+    assert unchanged(runs / "spool") == before
+    assert not (Path.cwd() / "written.csv").exists()
+    with open_database(runs / "exitbench.duckdb") as database:
+        assert database.query("SELECT count(*) AS n FROM attempt")["n"].to_pylist() == [0]
+
+
+def test_what_parquet_files_say_besides_rows_is_not_looked_at(
+    taken: Path, runs: Path, ask: Ask, example_database: Path
+) -> None:
+    hostile = {
+        b"ARROW:schema": base64.b64encode(b"\xff" * 64),
+        b"pandas": b"{" * 1000,
+        b"geo": b'{"version": "1.1.0", "primary_column": "x", "columns": {"x": {"encoding": "WKB"}}}',
+        b"exitbench": b"\x1b[31m\xff",
+    }
+    rewrite(taken, "hardware", lambda rows: rows.replace_schema_metadata(hostile), store_schema=False)
+    code, said, _ = ask("import", taken, "--runs", runs)
+    assert (code, "attempts are new" in said) == (0, True)
+    with open_database(runs / "exitbench.duckdb") as ours, open_database(example_database) as theirs:
+        query = "FROM hardware ORDER BY ALL"
+        assert ours.query(query).to_pylist() == theirs.query(query).to_pylist()
+
+
+def test_a_row_group_a_row_is_slow_at_most(taken: Path, runs: Path, ask: Ask) -> None:
+    rewrite(taken, "token_exit", lambda rows: rows, row_group_size=1)
+    assert ask("import", taken, "--runs", runs)[0] == 0
+
+
+def test_folders_that_look_like_columns_are_none(taken: Path, runs: Path, ask: Ask) -> None:
+    folder = taken.parent / "attempt_id=wrong" / "r[1]*?"
+    folder.parent.mkdir()
+    taken.rename(folder)
+    assert ask("import", folder, "--runs", runs)[0] == 0
+    with open_database(runs / "exitbench.duckdb") as database:
+        assert database.query("SELECT count(*) AS n FROM attempt WHERE attempt_id = 'wrong'")["n"].to_pylist() == [0]
+
+
+def test_files_that_no_manifest_lists_stay_behind(taken: Path, runs: Path, ask: Ask) -> None:
+    (taken / "more.txt").write_text("secret")
+    (taken / "link").symlink_to("/etc/hostname")
+    assert ask("import", taken, "--runs", runs)[0] == 0
+    names = {path.name for path in (runs / "spool").rglob("*")}
+    assert "attempt.parquet" in names and not {"more.txt", "link"} & names
+
+
+@pytest.mark.parametrize("version", [1, 4])
+def test_one_of_an_earlier_schema_is_checked_against_that_schema(
+    version: int, taken: Path, runs: Path, ask: Ask
+) -> None:
+    tell(taken, lambda told: told.update(schema_version=version))
+    code, _, complained = ask("import", taken, "--runs", runs)
+    assert code == 2
+    assert f"which no database of schema {version} has" in complained
+
+
+BENCHMARK = {
+    "machine_info": {},
+    "commit_info": {},
+    "datetime": "2026-01-01T00:00:00",
+    "benchmarks": [{"fullname": "a", "params": None, "extra_info": {}, "stats": {"median": 1.0}}],
+}
+ONE = BENCHMARK["benchmarks"][0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"datetime": "9999-12-31T23:59:59-23:59"},
+        {"datetime": 7},
+        {"commit_info": [1]},
+        {"commit_info": {"dirty": "x"}},
+        {"machine_info": {"x": float("nan")}},
+        {"benchmarks": [{**ONE, "fullname": "\ud800"}]},
+        {"benchmarks": [{**ONE, "params": {"\ud800": 1}}]},
+        {"benchmarks": [{**ONE, "stats": {"median": 10**400}}]},
+        {"benchmarks": [{**ONE, "stats": {"median": 1.0, "data": {"a": 1}}}]},
+        {"benchmarks": [{**ONE, "stats": None}]},
+        {"benchmarks": [ONE, ONE]},
+        {"benchmarks": {"a": 1}},
+    ],
+    ids=str,
+)
+def test_benchmarks_of_another_form_are_refused(change: dict[str, Any], tmp_path: Path, runs: Path, ask: Ask) -> None:
+    (tmp_path / "odd.json").write_text(json.dumps({**BENCHMARK, **change}))
+    code, _, complained = ask("import", tmp_path / "odd.json", "--runs", runs)
+    assert code == 2
+    assert "odd.json: is not what pytest-benchmark writes" in complained
+    assert not (runs / "spool" / "perf").exists()
