@@ -11,6 +11,7 @@ from exitbench.harness.retry import Retry
 from exitbench.harness.suite import load_suite
 from exitbench.harness.training.store import SHIPPED
 from exitbench.results.history import Estimate, total
+from exitbench.results.spelling import visible
 
 
 def planned(arguments: Namespace) -> Plan:
@@ -42,7 +43,7 @@ def plan(arguments: Namespace) -> int:
 def _lines(plan: Plan, retry: Retry, estimates: dict[str, Estimate]) -> Iterator[str]:
     for group in plan.groups:
         yield f"{group.model.name}: {_origin(group)}"
-        yield from (f"  {remark}" for remark in group.remarks)
+        yield from (f"  {visible(remark)}" for remark in group.remarks)
         if group.folder is None:
             yield from (f"  new     {label}" for label in group.labels)
         for cell in group.cells:

@@ -17,6 +17,7 @@ from exitbench.harness.progress import progress
 from exitbench.harness.retry import Retry
 from exitbench.harness.spec import WorkerSpec
 from exitbench.harness.training import ensure_all_trained
+from exitbench.results.spelling import visible
 from exitbench.results.trainings import record_training
 
 EXAMPLE_QUERY = "SELECT model, task_label, method, params, round(value, 1) AS value FROM frontier ORDER BY ALL"
@@ -47,7 +48,7 @@ def run(arguments: Namespace) -> int:
         plan = planned(arguments)
     for group in plan.groups:
         for remark in group.remarks:
-            print(f"{group.model.name}: {remark}", file=sys.stderr)
+            print(f"{group.model.name}: {visible(remark)}", file=sys.stderr)
         if group.folder is not None and group.cells:
             record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
     try:
