@@ -13,6 +13,9 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 
 _PATTERNS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model")
 _MOST_BYTES = 2**28
+_ADDED = ("extra_special_tokens", "additional_special_tokens", "added_tokens_decoder")
+_MOST_ADDED = 20_000
+"""transformers compares each with all others."""
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -42,23 +45,33 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers.utils import logging
 
     tokenizer_files(folder)
-    _check_config(folder / TOKENIZER_CONFIG)
+    for name in (TOKENIZER_CONFIG, "special_tokens_map.json"):
+        _check_config(folder / name)
     logging.set_verbosity_error()
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # any of transformers' or Python's, and a panic of tokenizers, which is no Exception
+        if "auto_map" in read_json(folder / TOKENIZER_CONFIG):
+            raise UserError(
+                f"{folder / TOKENIZER_CONFIG}: auto_map: the tokenizer is a program of its own, which is never run; "
+                "allowed: tokenizers that transformers has a class for."
+            ) from error
         said = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 300)
         raise UserError(f"{folder}: transformers cannot read the tokenizer ({said}).") from error
 
 
 def _check_config(path: Path) -> None:
-    """Check the keys of tokenizer_config.json that would have other files read than are known to belong to it."""
+    """Check the keys that would have transformers read files of elsewhere, or add tokens for hours."""
     config = read_json(path)
-    for name in config.get("fast_tokenizer_files") or ():
-        if not isinstance(name, str) or "/" in name or "\\" in name:
-            raise UserError(f"{path}: fast_tokenizer_files has {shortened(name)}; allowed: names in the same folder.")
+    names = config.get("fast_tokenizer_files")
+    plain = isinstance(names, list) and all(isinstance(name, str) and not set(name) & set("/\\") for name in names)
+    if names is not None and not plain:
+        raise UserError(f"{path}: fast_tokenizer_files is {shortened(names)}; allowed: names in the same folder.")
+    for key in _ADDED:
+        if isinstance(config.get(key), list | dict) and (count := len(config[key])) > _MOST_ADDED:
+            raise UserError(f"{path}: {key} has {count:,} tokens; allowed: at most {_MOST_ADDED:,}.")
     for key in ("gguf_file", "init_inputs"):
         if config.get(key):
             raise UserError(f"{path}: {key} is {shortened(config[key])}; allowed: nothing.")

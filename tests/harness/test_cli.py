@@ -14,6 +14,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from exitbench.harness import plan
+from exitbench.harness.artifact import inspect_checkpoint
 from exitbench.harness.cli import main
 from exitbench.results.database import open_database
 
@@ -123,8 +125,8 @@ def test_a_suite_from_plan_to_query(suite: Path, tmp_path: Path, exitbench: Comm
     assert len(list((tmp_path / "elsewhere").glob("*/*/*/DONE"))) == 3
 
 
-def test_a_model_that_cannot_be_loaded_fails_its_cells_with_exit_code_1(
-    suite: Path, worded_model: Path, tmp_path: Path, exitbench: Command
+def test_a_model_that_can_no_longer_be_loaded_fails_its_cells_with_exit_code_1(
+    suite: Path, worded_model: Path, tmp_path: Path, exitbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "broken"
     folder.mkdir()
@@ -132,6 +134,11 @@ def test_a_model_that_cannot_be_loaded_fails_its_cells_with_exit_code_1(
         (folder / file.name).write_bytes(file.read_bytes())
     (folder / "tokenizer.json").write_text("{")
     suite.write_text(suite.read_text().replace(str(worded_model), "broken"))
+    done = exitbench("run", str(suite), "--data-dir", "data", "--threads", "1")
+    assert done.returncode == 2
+    assert "transformers cannot read the tokenizer" in done.stderr
+    sound = inspect_checkpoint("tiny", worded_model)  # as if it broke after the plan
+    monkeypatch.setattr(plan, "inspect_checkpoint", lambda *_: sound)
     done = exitbench("run", str(suite), "--data-dir", "data", "--threads", "1")
     assert done.returncode == 1
     summary = done.stderr[done.stderr.index("3 failed:") :].splitlines()
