@@ -15,6 +15,7 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.sources import Source, discover
 from exitbench.reports.svg import themed_uri
 from exitbench.results.whole_file import write_whole_file
+from exitbench.terminal import visible
 
 KINDS = ("svg", "pdf", "png")
 
@@ -80,7 +81,7 @@ def draw(name: str, frame: Frame, folder: Path) -> Drawing:
     (source,) = (source for source in discover(figures) if source.name == name)
     try:
         with style.theme(style.LIGHT):
-            figure = source.module.plot(frame)
+            figure = source.module.plot(_drawable(frame))
             style.lay_out(figure)
             pictures = {kind: style.save(figure, kind) for kind in KINDS}
             image = themed_uri(style.save(figure, "svg", letters="none"))
@@ -89,6 +90,17 @@ def draw(name: str, frame: Frame, folder: Path) -> Drawing:
     for kind, content in pictures.items():
         write_whole_file(folder / f"{name}.{kind}", content)
     return Drawing(name, image)
+
+
+def _drawable(frame: Frame) -> Frame:
+    """The frame with what no picture can hold spelled out: a control character makes an SVG no XML."""
+    return Frame(
+        frame.columns,
+        tuple(
+            {name: visible(value, keep="\n\r\t") if isinstance(value, str) else value for name, value in row.items()}
+            for row in frame.rows
+        ),
+    )
 
 
 def _drawn(filled: Sequence[tuple[str, Frame]], folder: Path, workers: int) -> Iterator[Drawing]:

@@ -1,6 +1,5 @@
 """The rows a query gave: the only data type that figures and tables see."""
 
-import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from exitbench.results.arrow import driver_connection
+from exitbench.results.comma_separated import csv_writer
 from exitbench.results.database import Database
 
 Row = Mapping[str, Any]
@@ -60,7 +60,7 @@ class Frame:
     def csv(self) -> str:
         """Return the frame as CSV with a header and bare newlines; NULL is an empty field."""
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
+        writer = csv_writer(text)
         writer.writerow(self.columns)
         writer.writerows([row[name] for name in self.columns] for row in self.rows)
         return text.getvalue()

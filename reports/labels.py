@@ -8,6 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from exitbench.terminal import visible
+
 if TYPE_CHECKING:  # DuckDB is not loaded to name a cell
     from exitbench.reports.frame import Row
 
@@ -82,7 +84,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def _exact(params: dict[str, Any], names: Iterable[str]) -> str:
-    return ", ".join(f"{name}={json.dumps(params[name], ensure_ascii=False)}" for name in names if name in params)
+    return ", ".join(f"{name}={json.dumps(params[name])}" for name in names if name in params)
 
 
 def _varying(params: list[dict[str, Any]]) -> set[str]:
@@ -125,4 +127,4 @@ def _value(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
-    return value if isinstance(value, str) else json.dumps(value)
+    return visible(value) if isinstance(value, str) else json.dumps(value)

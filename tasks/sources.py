@@ -1,12 +1,13 @@
 """Readers of data sets in their original formats, plain or .gz, with errors that name file and line."""
 
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from exitbench.errors import UserError, suggestion
 
@@ -228,7 +229,7 @@ def _read_bytes(path: Path) -> bytes:
     return data
 
 
-def _at_most(file: BinaryIO, size_bytes: int) -> bytes:
+def _at_most(file: gzip.GzipFile | io.BufferedReader, size_bytes: int) -> bytes:
     """Read a file, or its beginning: a packed one may hold a thousand times its size."""
     data = bytearray()
     while len(data) < size_bytes and (chunk := file.read(min(_CHUNK_BYTES, size_bytes - len(data)))):

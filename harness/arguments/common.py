@@ -4,7 +4,7 @@ import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from exitbench.errors import UserError
 from exitbench.harness.cell import KINDS
@@ -41,7 +41,7 @@ def command(commands: Commands, name: str, function: str, about: str, examples: 
         about: One sentence.
         examples: Lines to copy, each indented by two spaces.
     """
-    listed = {} if name.startswith(HIDDEN) else {"help": re.split(r" \(|[:;.] |\.$", about)[0]}
+    listed: dict[str, Any] = {} if name.startswith(HIDDEN) else {"help": re.split(r" \(|[:;.] |\.$", about)[0]}
     parser = commands.add_parser(
         name,
         **listed,

@@ -1,6 +1,5 @@
 """Rows on standard output or in a file, in the formats that every command that answers with rows has."""
 
-import csv
 import json
 import math
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from exitbench.errors import UserError
+from exitbench.results.comma_separated import csv_writer
 from exitbench.results.whole_file import whole_file
 from exitbench.terminal import told_apart, visible
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 Row = Sequence[Any]
 
-_LINE_END: Final = "\r\n"
 _CUT: Final = 40
 """Characters of a cell, where a table is too wide for the terminal."""
 
@@ -123,20 +122,10 @@ def _write_records(cells: Sequence[Sequence[str]], out: TextIO) -> None:
 def _write_csv(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
     """Write the values as they are; on a terminal, control characters are spelled out."""
     out = file or sys.stdout
-    writer = csv.writer(_LineFeeds(out), lineterminator=_LINE_END)
+    writer = csv_writer(out)
     spelled = _spelled if out.isatty() else lambda value: value
     writer.writerow(map(spelled, names))
     writer.writerows([spelled(_csv_value(value)) for value in row] for row in rows)
-
-
-class _LineFeeds:
-    """Ends lines with a line feed; the writer quotes a carriage return only where it is part of the line's end."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-
-    def write(self, line: str) -> None:
-        self._out.write(line.removesuffix(_LINE_END) + "\n")
 
 
 def _write_json(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:

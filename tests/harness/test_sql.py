@@ -16,6 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyarrow import parquet
 
 from exitbench.errors import UserError
@@ -250,6 +252,36 @@ def test_a_terminal_shows_a_table_that_fits_it(columns: int, shown: list[str], m
         FORMATS["table"](["a", "b"], [[1, "x" * 50], [22, "y"]], out)
     assert terminal.getvalue().splitlines() == shown
     assert "x" * 50 in pipe.getvalue()
+
+
+LONG = "entropy-and-cosine cosine=0.5, threshold="
+CELLS = st.builds(lambda head, tail: LONG[:head] + tail, st.integers(0, len(LONG)), st.text("abc01.", max_size=60))
+
+
+@given(st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=12, unique=True), st.integers(8, 200))
+def test_rows_that_differ_look_different_on_a_terminal_of_any_width(rows: list[tuple[str, str]], columns: int) -> None:
+    terminal = Terminal()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(columns))
+        FORMATS["table"](["method", "note"], rows, terminal)
+    lines = terminal.getvalue().splitlines()
+    if lines[0].startswith("--"):  # a line a value
+        shown = list(zip(lines[1::3], lines[2::3], strict=True))
+    else:
+        width = len(lines[1].split("  ")[0])
+        shown = [(line[:width], line[width:]) for line in lines[2:]]
+    assert len(set(shown)) == len(rows)
+
+
+def test_parameters_at_the_end_of_a_long_name_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "48")
+    terminal = Terminal()
+    FORMATS["table"](["method", "value"], [[f"{LONG}{n}", n] for n in (0.1, 0.2, 0.3)], terminal)
+    assert [line.split("…")[1].split()[-2:] for line in terminal.getvalue().splitlines()[2:]] == [
+        ["threshold=0.1", "0.1"],
+        ["threshold=0.2", "0.2"],
+        ["threshold=0.3", "0.3"],
+    ]
 
 
 def test_a_wide_table_without_rows_shows_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:

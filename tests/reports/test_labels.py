@@ -3,6 +3,9 @@
 import json
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from exitbench.reports.labels import count, describe, is_sweep, labels, natural_key, setting, shorten
 
 
@@ -76,3 +79,27 @@ def test_what_is_switched_off_goes_without_saying() -> None:
     assert label == "full"
     (label,) = labels([{"method": "full", "params": '{"temperature": 0.7}', "kv_policy": "state-copy"}]).values()
     assert label == "full temperature=0.7"
+
+
+PARAMETERS = st.dictionaries(
+    st.sampled_from(["threshold", "rule", "every", "decay"]),
+    st.one_of(st.floats(0, 1), st.integers(0, 3), st.booleans(), st.sampled_from(["a", "b", "exact"])),
+)
+KV_POLICIES = st.sampled_from(["state-copy", "exact"])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["m", "n"]), PARAMETERS, KV_POLICIES), min_size=1), st.booleans())
+def test_two_settings_never_have_one_label(settings: list[tuple[str, dict[str, Any], str]], brief: bool) -> None:
+    rows = [{"method": m, "params": json.dumps(p, sort_keys=True), "kv_policy": kv} for m, p, kv in settings]
+    named = labels(rows, brief=brief)
+    assert set(named) == set(map(setting, rows))
+    assert len(set(named.values())) == len(named)
+
+
+def test_numbers_that_differ_late_are_written_out() -> None:
+    rows = [row("calm", threshold=0.1234567), row("calm", threshold=0.1234568), row("calm", threshold=0.5)]
+    assert list(labels(rows).values()) == [
+        "calm threshold=0.1234567",
+        "calm threshold=0.1234568",
+        "calm threshold=0.5",
+    ]

@@ -1,0 +1,145 @@
+"""Reports on results whose names, parameters and keys were chosen to do harm: page, pictures, CSV, Markdown, LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+import pytest
+
+from exitbench.reports.drawing import draw
+from exitbench.reports.frame import Frame
+from exitbench.reports.material import read_material, read_tables
+from exitbench.reports.page import page
+from exitbench.reports.tables.filled import fill
+from exitbench.reports.tables.writing import FORMATS, latex_text, markdown_text
+from exitbench.results.ingest import ingest
+
+HOSTILE = {
+    "script": "</script><script>alert(1)</script>",
+    "image": "<img src=x onerror=alert(1)>",
+    "attribute": '" onmouseover="alert(1)" x=\'',
+    "style": "</style><base href='https://evil.example/'>",
+    "comment": "--><svg onload=alert(1)>",
+    "template": "{{ 7 * 7 }}{% raw %}",
+    "formula": "=cmd|' /C calc'!A0",
+    "separators": "a,b;c\td\"e'f",
+    "line ends": "a\rb\r\nc\nd",
+    "mathtext": r"$\frac{$^{\infty}$",
+    "latex": r"\input{/etc/passwd}\write18{id}%&#_~^",
+    "markdown": "|a|`b`[c](javascript:alert(1))**d**<e>",
+    "path": "../../etc/passwd",
+    "controls": "\x1b]0;owned\x07\u009b31m\u202e",
+}
+EVERY = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+MODEL = "".join(HOSTILE[name] for name in ("script", "attribute", "style", "comment", "template", "mathtext", "path"))
+LABEL = HOSTILE["image"] + HOSTILE["latex"] + HOSTILE["markdown"]
+
+
+class Page(HTMLParser):
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def _policy(found: Page) -> dict[str, list[str]]:
+    (policy,) = (a["content"] or "" for _, a in found.tags if a.get("http-equiv") == "Content-Security-Policy")
+    return {rule.split()[0]: rule.split()[1:] for rule in policy.split("; ")}
+
+
+@pytest.fixture(scope="module")
+def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Results of a hostile model on a task with a hostile label."""
+    folder, models, tasks = tmp_path_factory.mktemp("hostile"), example.MODELS, example.TASKS
+    example.MODELS = (replace(models[1], name=MODEL),)
+    example.TASKS = tasks[:1]
+    write = example.AttemptWriter
+    labelled = lambda root, cell, env: write(root, {**cell, "task": {**cell["task"], "label": LABEL}}, env)  # noqa: E731
+    example.AttemptWriter = labelled
+    try:
+        example.make_spool(folder / "spool")
+    finally:
+        example.MODELS, example.TASKS, example.AttemptWriter = models, tasks, write
+    ingest(folder / "spool", folder / "exitbench.duckdb")
+    yield folder / "exitbench.duckdb"
+
+
+@pytest.fixture(scope="module")
+def html(database: Path) -> str:
+    material = read_material(database)
+    return page(material, (), [fill(source, frame) for source, frame in material.tables])
+
+
+def test_nothing_of_the_data_becomes_a_tag_or_a_handler(html: str) -> None:
+    found = Page(html)
+    scripts = [attributes for tag, attributes in found.tags if tag == "script" and "type" not in attributes]
+    assert len(scripts) == len(_policy(found)["script-src"]) and not any("src" in one for one in scripts)
+    assert not [tag for tag, _ in found.tags if tag in ("base", "iframe", "object", "embed", "link")]
+    assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
+    assert not [a for tag, a in found.tags if tag == "img" and not (a["src"] or "").startswith("data:")]
+    assert "49{% raw" not in html and "{{ 7 * 7 }}" in html
+
+
+def test_the_page_allows_no_base_no_form_and_nothing_else_from_outside(html: str) -> None:
+    rules = _policy(Page(html))
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == ["'none'"]
+    assert rules["img-src"] == ["data:"]
+    assert all(source.startswith("'sha256-") for name in ("style-src", "script-src") for source in rules[name])
+
+
+@pytest.mark.parametrize("form", ["md", "latex"])
+def test_tables_as_text_hold_no_markup_of_the_data(form: str, database: Path) -> None:
+    tables = [fill(source, frame) for source, frame in read_tables(database, None, "*", True) if frame.rows]
+    written = "\n".join(FORMATS[form](table) for table in tables)
+    assert all(c == "\n" or c.isprintable() for c in written)
+    for tag in ("<script", "<img", "<base") if form == "md" else (r"\input", r"\write18"):
+        assert f"\\{tag}" in written if form == "md" and tag == "<script" else True
+        assert not re.search(rf"(?<!\\){re.escape(tag)}", written)
+
+
+@EVERY
+def test_csv_is_read_as_it_was_written(text: str) -> None:
+    """Formulas stay what they are: data. The number of rows and columns is never the data's to choose."""
+    frame = Frame((text, "n"), ({text: text, "n": 1}, {text: f"{text}2", "n": 2}))
+    rows = list(csv.reader(io.StringIO(frame.csv(), newline="")))
+    assert rows == [[text, "n"], [text, "1"], [f"{text}2", "2"]]
+
+
+@EVERY
+def test_a_cell_of_markdown_stays_one_cell_without_markup(text: str) -> None:
+    written = markdown_text(text)
+    assert "\n" not in written and all(c.isprintable() for c in written)
+    assert not re.search(r"(?<!\\)(?:\\\\)*[|<>`*\[\]$]", written)
+
+
+@EVERY
+def test_a_cell_of_latex_runs_no_command(text: str) -> None:
+    written = latex_text(text)
+    commands = set(re.findall(r"\\[A-Za-z]+", written))
+    assert commands <= {r"\textbackslash", r"\textasciitilde", r"\textasciicircum"}
+    assert not re.search(r"(?<!\\)[%&#_]", written)
+
+
+@EVERY
+def test_a_picture_holds_names_as_text(text: str, tmp_path: Path) -> None:
+    """As SVG of the page and as files, which lie where they belong whatever the data say."""
+    rows = tuple({"loss": text, "training": text, "step": n, "value": 1.0 / n} for n in (1, 2, 3))
+    drawing = draw("training_loss", Frame(tuple(rows[0]), rows), tmp_path)
+    assert not drawing.error, drawing.error
+    root = ElementTree.fromstring(unquote(drawing.image.removeprefix("data:image/svg+xml,")))
+    tags = {element.tag.rsplit("}")[-1] for element in root.iter()}
+    assert tags.isdisjoint({"script", "foreignObject", "image", "a"})
+    assert not [name for element in root.iter() for name in element.attrib if name.lower().startswith("on")]
+    assert {path.stem for path in tmp_path.rglob("*")} == {"training_loss"}
