@@ -132,9 +132,7 @@ def _print_results(runs: Runs) -> None:
         print(calibrations)
     print(f"Database  {runs.database}")
     cores = available_cores()
-    report = patiently(
-        lambda: write_report(runs.database, runs.report, draft=True, workers=cores, progress=True), _say
-    )
+    report = patiently(lambda: write_report(runs.database, runs.report, draft=True, workers=cores, progress=True), _say)
     print(f"Report    {report.index_html}{' (a draft: see `exitbench check`)' if report.is_draft else ''}")
     print_broken(report)
     print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')
