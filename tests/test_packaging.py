@@ -64,7 +64,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         elif (ROOT / name).is_file():
             shutil.copy(ROOT / name, source / name)
     build = "import sys, setuptools.build_meta as b; b.build_wheel(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", build, out], cwd=source, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", build, out], cwd=source, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     (built,) = out.glob("exitbench-*.whl")
     return set(zipfile.ZipFile(built).namelist())

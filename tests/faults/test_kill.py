@@ -21,8 +21,8 @@ from exitbench.results.spool import latest_status, scan_spool
 KILLS = int(os.environ.get("EXITBENCH_KILLS", "100"))
 SEED = int(os.environ.get("EXITBENCH_SEED", "1"))
 LONGEST_S = 6.0
-ORPHAN_S = 60.0
-"""A worker notices that its parent is gone when it has something to say, first of all after it has loaded its model."""
+ORPHAN_S = 20.0
+"""A worker ends with its parent, however busy the machine."""
 
 
 def worker_of(parent: int) -> int | None:

@@ -22,6 +22,7 @@ from pyarrow import parquet
 
 from exitbench.errors import UserError
 from exitbench.harness.cli import main
+from exitbench.harness.commands import sql
 from exitbench.harness.commands.rows import FORMATS
 from exitbench.harness.commands.sql import SHOWN_ROWS
 from exitbench.results.answers import answer
@@ -34,6 +35,8 @@ Command = Callable[..., Any]
 MANY = "SELECT range AS a, 'text ' || range AS b FROM range(25000)"
 # A reader's connection takes these: they stay within it, or have nothing to do there.
 HARMLESS = {"CHECKPOINT", "BEGIN", "VACUUM", "PREPARE q AS DELETE FROM cell", "CREATE TEMP TABLE t AS SELECT 1"}
+LONG_S = 300.0
+"""Longer than anything takes on a busy machine."""
 ENDLESS = "SELECT count(*) FROM range(10000000) AS a, range(100000) AS b WHERE a.range * b.range % 1000003 = -1"
 
 
@@ -382,13 +385,21 @@ def test_an_unknown_view_is_refused_with_a_suggestion(exitbench: Command) -> Non
 
 
 def test_whoever_has_the_database_is_named_while_waiting_and_the_answer_comes_then(
-    exitbench: Command, tmp_path: Path
+    exitbench: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "exitbench.duckdb"
     open_database(path, read_only=False).close()
-    script = f"import duckdb, time; c = duckdb.connect({str(path)!r}); print('open', flush=True); time.sleep(3)"
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as holder:
+    script = f"import duckdb; c = duckdb.connect({str(path)!r}); print('open', flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "open\n"
+
+        def opened(path: Path, **how: Any) -> Any:
+            if not how:  # the long wait, after the word
+                holder.kill()
+            return open_database(path, **how)
+
+        monkeypatch.setattr(sql, "open_database", opened)
         done = exitbench("sql", "--database", str(path), "SELECT 1 AS a")
     assert (done.returncode, done.stdout) == (0, "a\n-\n1\n")
     assert done.stderr == f"{path} is in use by process {holder.pid}; waiting up to 10 s.\n"
@@ -405,15 +416,13 @@ def test_ctrl_c_ends_a_long_query_at_once_with_130(
 ) -> None:
     command = [sys.executable, "-m", "exitbench.harness.cli", "sql", "--database", str(example_database), ENDLESS, *out]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asked:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LONG_S
         while not reads(asked.pid, example_database):
             assert asked.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         time.sleep(0.5)
         assert asked.poll() is None
-        start = time.monotonic()
         os.kill(asked.pid, signal.SIGINT)
-        stdout, stderr = asked.communicate(timeout=20)
+        stdout, stderr = asked.communicate(timeout=LONG_S)  # the query would take hours
         assert (asked.returncode, stdout, stderr) == (130, "", "")
-        assert time.monotonic() - start < 5
     assert not _left(tmp_path)

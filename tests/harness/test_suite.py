@@ -118,6 +118,15 @@ def test_a_mistake_anywhere_else_is_named_with_its_line(
         assert message.startswith(f"{path}:{line_of(path, after.splitlines()[0])}: ")
 
 
+@pytest.mark.parametrize("value", ["0", "-1", "inf", "nan"])
+def test_a_cell_may_take_some_seconds_and_not_for_ever(write_suite: Writer, value: str) -> None:
+    path = write_suite()
+    text = path.read_text().replace("[models.tiny]", f"[defaults]\ncell_timeout_s = {value}\n[models.tiny]")
+    path.write_text(text)
+    says = f"[defaults] cell_timeout_s: is {float(value)}; it must be a number of seconds above 0."
+    assert complaint(path) == f"{path}:{line_of(path, 'cell_timeout_s = ')}: {says}"
+
+
 def test_files_go_with_local_data_only(write_suite: Writer) -> None:
     path = write_suite()
     path.write_text(path.read_text().replace('source = "local"', 'source = "builtin"'))

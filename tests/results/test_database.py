@@ -246,7 +246,7 @@ def test_a_database_in_use_names_the_process_after_a_bounded_wait(path: Path) ->
             with pytest.raises(UserError, match=rf"in use by process {holder.pid}; waited 0.3 s"):
                 open_database(path, read_only, wait_s=0.3)
         holder.stdin.close()
-        open_database(path, wait_s=10).close()
+        open_database(path, wait_s=300).close()
 
 
 def test_rebuilding_gives_the_same_rows_and_leaves_nothing_beside(example_spool: Path, tmp_path: Path) -> None:

@@ -74,9 +74,7 @@ def test_a_stranger_that_does_not_let_go_is_named(path: Path) -> None:
     assert time.monotonic() - started < 150.0
 
 
-def test_ingest_waits_for_another_one(
-    example_spool: Path, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ingest_waits_for_another_one(example_spool: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exitbench.results.database.open_database.__defaults__", (True, 0.1))
     said: list[str] = []
     with holding(path, OURS, 3.0):

@@ -38,7 +38,7 @@ def test_who_comes_second_leaves_what_is_there(tmp_path: Path) -> None:
 
 
 def test_several_may_write_it_at_once(tmp_path: Path) -> None:
-    place, together, failed = tmp_path / "one", threading.Barrier(4, timeout=10), []
+    place, together, failed = tmp_path / "one", threading.Barrier(4, timeout=300), []
 
     def fill(folder: Path) -> None:
         write("same")(folder)

