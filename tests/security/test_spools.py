@@ -649,6 +649,21 @@ def test_a_cell_whose_status_is_no_status_is_run_again(own: Path) -> None:
     assert read_status(attempt).status == "damaged"
 
 
+def test_a_table_that_ends_early_is_not_taken_for_a_damaged_database(own: Path) -> None:
+    """Its digest is right, and what cannot be read enough of is not the database."""
+    bad = first(own) / "tokens.parquet"
+    rows = pq.read_table(bad)
+    pq.write_table(pa.concat_tables([rows] * 200), bad, compression="none", use_dictionary=False)
+    content = bad.read_bytes()
+    footer = int.from_bytes(content[-8:-4], "little") + 8
+    bad.write_bytes(content[:100] + content[-footer:])
+    seal(bad.parent)
+    database(own).unlink()
+    (named,) = ingest(own, database(own)).quarantined
+    assert f"{bad}: " in named and "quarantine" in named
+    assert check(own, database(own)).problems == ()
+
+
 def test_links_in_ones_own_spool_are_named_and_the_spool_itself_may_be_one(own: Path, tmp_path: Path) -> None:
     bad = first(own)
     bad.rename(tmp_path / "elsewhere")
