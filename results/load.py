@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from exitbench.errors import UserError
 from exitbench.results.arrow import driver_connection, parquet_path
+from exitbench.results.bounded import check_table
 from exitbench.results.catalogue import ATTEMPT
 from exitbench.results.catalogue_rows import insert_catalogue
 from exitbench.results.imports import load_imports
@@ -234,14 +235,27 @@ def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts
                 _insert_files(connection, table, [record for record in successes if table in record.tables])
     except (duckdb.Error, sa.exc.StatementError, KeyError, TypeError, ValueError) as error:
         cause = driver_error(error)
-        if is_damage(cause):
-            raise
         if is_trouble(cause):
+            if (fault := _fault(records)) is not None:
+                return fault  # the trouble was a file's own
+            if is_damage(cause):
+                raise
             raise _full(cause) from error
         if isinstance(error, duckdb.Error):
             return SpoolError(f"{where}: does not fit the database: {cause}")
         return SpoolError(f"{where}: cell.json, env.json or status.json has a value of the wrong kind: {cause}")
     artifacts |= ids
+    return None
+
+
+def _fault(records: Sequence[AttemptRecord]) -> SpoolError | None:
+    """Return what is wrong with the tables of attempts; None if they can be read."""
+    try:
+        for record in records:
+            for table in record.tables:
+                check_table(record.attempt.path / f"{table}.parquet", TABLES[table])
+    except SpoolError as error:
+        return error
     return None
 
 

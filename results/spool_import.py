@@ -185,14 +185,17 @@ def _files(kind: RecordKind, folder: Folder, copy: Path) -> tuple[Iterable[str],
     if kind is IMPORT:
         folder.copy(MANIFEST, copy / MANIFEST, JSON_BYTES)
         tables = read_json(copy / MANIFEST).get("tables")
-        names = [f"{table}.parquet" for table in tables] if isinstance(tables, dict) else []
-        return names, frozenset(filter(_TABLE_FILE.fullmatch, names))
-    if kind is TRAINING:
-        return (CARD_FILE, TRAINING_LOG_FILE), frozenset({CARD_FILE, TRAINING_LOG_FILE})
-    names = {VOCABULARY.folder: (VOCABULARY_FILE,), RESCORE.folder: RESCORES.all_files, TAG.folder: TAGS.all_files}
-    return (SEAL, *names[kind.folder]), frozenset({SEAL, *names[kind.folder]})
+        listed = [f"{table}.parquet" for table in tables] if isinstance(tables, dict) else []
+        return listed, frozenset(filter(_TABLE_FILE.fullmatch, listed))
+    return _FILES[kind.folder], frozenset(_FILES[kind.folder])
 
 
+_FILES: Final[Mapping[str, tuple[str, ...]]] = {
+    TRAINING.folder: (CARD_FILE, TRAINING_LOG_FILE),
+    VOCABULARY.folder: (SEAL, VOCABULARY_FILE),
+    RESCORE.folder: (SEAL, *RESCORES.all_files),
+    TAG.folder: (SEAL, *TAGS.all_files),
+}
 _CHECKS: Final[Mapping[str, Callable[[Path], object]]] = {
     TRAINING.folder: read_training,
     VOCABULARY.folder: read_vocabulary,

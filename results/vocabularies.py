@@ -15,12 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
-from exitbench.errors import UserError
 from exitbench.results.arrow import insert_rows
 from exitbench.results.bounded import read_table
 from exitbench.results.imports import known_keys
 from exitbench.results.records import VOCABULARY, records
-from exitbench.results.sealed import DamagedFile, check_sealed, write_sealed
+from exitbench.results.sealed import DamagedFile, SpoolError, check_sealed, write_sealed
 from exitbench.results.trouble import is_trouble
 
 _QUARANTINE: Final = "quarantine"
@@ -86,10 +85,12 @@ def load_vocabularies(engine: sa.Engine, spool_root: Path) -> list[str]:
                 rows = read_vocabulary(folder)
                 with engine.begin() as connection:
                     insert_rows(connection, "token_text", rows, "tokenizer_sha256", folder.name)
-            except (UserError, duckdb.Error, sa.exc.DBAPIError, pa.ArrowException, ValueError) as error:
+            except SpoolError as error:
+                problems.append(f"{folder}: {error}{_aside(spool_root, folder, error)}")
+            except (duckdb.Error, sa.exc.DBAPIError) as error:
                 if is_trouble(error):
                     raise
-                problems.append(f"{folder}: {error} Moved to {_set_aside(spool_root, folder)}; the next run writes it.")
+                problems.append(f"{folder}: does not fit the database: {error}")
     return problems
 
 
@@ -113,15 +114,20 @@ def check_vocabularies(spool_root: Path) -> list[str]:
     found, problems = records(spool_root, VOCABULARY)
     for folder in found:
         try:
-            check_sealed(folder, [FILE])
-        except UserError as error:
+            read_vocabulary(folder)
+        except SpoolError as error:
+            if not isinstance(error, DamagedFile):
+                problems.append(f"{folder}: {error}")
+                continue
             problems.append(f"{folder}: {error} The next ingest moves it to the quarantine; the next run writes it.")
     return problems
 
 
-def _set_aside(spool_root: Path, folder: Path) -> Path:
-    """Move a damaged vocabulary out of the way of a new one."""
+def _aside(spool_root: Path, folder: Path, error: SpoolError) -> str:
+    """Move a damaged vocabulary out of the way of a new one and say so; one that cannot be read stays."""
+    if not isinstance(error, DamagedFile):
+        return ""
     aside = spool_root / _QUARANTINE / VOCABULARY.folder / folder.name
     aside.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(aside, ignore_errors=True)
-    return folder.rename(aside)
+    return f" Moved to {folder.rename(aside)}; the next run writes it."

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -111,6 +113,26 @@ def test_one_run_finds_what_is_damaged_and_runs_it_again(
     assert after == before
     assert main(command) == 0
     assert "Nothing to run" in capfd.readouterr().err
+
+
+def test_a_run_whose_results_no_database_takes_ends_with_1(
+    suite: Path, checkpoint: Path, worded_model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    suite.write_text(suite.read_text().replace(str(checkpoint), str(worded_model)))
+    command = ["run", str(suite), "--data-dir", "data"]
+    assert main(command) == 0
+    (attempt, *_) = scan_spool(Path("runs/spool"))
+    cell = json.loads((attempt.path / "cell.json").read_text())
+    (attempt.path / "cell.json").write_text(json.dumps({**cell, "seed": 10**22}))
+    digests = json.loads((attempt.path / "DONE").read_text())
+    digests["cell.json"] = hashlib.sha256((attempt.path / "cell.json").read_bytes()).hexdigest()
+    (attempt.path / "DONE").write_text(json.dumps(digests))
+    Path("runs/exitbench.duckdb").unlink()
+    capfd.readouterr()
+    assert main(command) == 1
+    told = capfd.readouterr().err
+    assert "left out of the database: " in told and "key 'seed' is 1000" in told
+    assert main(["db", "check"]) == 1
 
 
 def test_every_command_that_opens_a_damaged_database_says_how_to_rebuild_it(

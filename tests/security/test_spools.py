@@ -649,6 +649,23 @@ def test_a_cell_whose_status_is_no_status_is_run_again(own: Path) -> None:
     assert read_status(attempt).status == "damaged"
 
 
+def test_a_table_that_ends_early_is_not_taken_for_a_damaged_database(small: Path, tmp_path: Path) -> None:
+    """DuckDB names the file, and so says the word by which damage of the database is known."""
+    spool = Path(shutil.copytree(small, tmp_path / "Corrupt" / "spool"))
+    bad = first(spool) / "tokens.parquet"
+    pq.write_table(pa.concat_tables([pq.read_table(bad)] * 200), bad, compression="none", use_dictionary=False)
+    content = bad.read_bytes()
+    footer = int.from_bytes(content[-8:-4], "little") + 8
+    bad.write_bytes(content[:100] + content[-footer:])
+    seal(bad.parent)
+    n = len(list(scan_spool(spool)))
+    report = ingest(spool, database(spool))
+    assert report.added == n - 1
+    (named,) = report.quarantined
+    assert f"{bad}: " in named and "quarantine" in named
+    assert check(spool, database(spool)).problems == ()
+
+
 def test_links_in_ones_own_spool_are_named_and_the_spool_itself_may_be_one(own: Path, tmp_path: Path) -> None:
     bad = first(own)
     bad.rename(tmp_path / "elsewhere")

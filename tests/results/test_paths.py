@@ -1,0 +1,49 @@
+"""What is stored of paths says neither whose machine it was nor where its packages lie."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.results.paths import without_home
+from exitbench.results.spool import AttemptWriter, read_attempt
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "ada.l"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('File "{home}/run.py", line 3', 'File "~/run.py", line 3'),
+        ("{home}: no such file", "~: no such file"),
+        ("{home}s/run.py", "{home}s/run.py"),
+        ('File "{home}/.venv/lib/python3.11/site-packages/torch/x.py"', 'File ".../site-packages/torch/x.py"'),
+        ('File "/usr/lib/python3/dist-packages/numpy/x.py"', 'File ".../dist-packages/numpy/x.py"'),
+        ("{home}/.pyenv/versions/3.11.7/lib/python3.11/json/decoder.py:3", ".../lib/python3.11/json/decoder.py:3"),
+        ("a/b and https://example.org/lib", "a/b and https://example.org/lib"),
+    ],
+)
+def test_paths_below_home_and_of_packages_are_shortened(home: Path, text: str, told: str) -> None:
+    assert without_home(text.format(home=home)) == told.format(home=home)
+
+
+@pytest.mark.parametrize("nowhere", ["", "/"])
+def test_without_a_home_nothing_is(nowhere: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", nowhere)
+    assert without_home("/data/run.py") == "/data/run.py"
+
+
+def test_an_attempt_says_why_it_failed_without_them(
+    home: Path, tmp_path: Path, cell: dict[str, Any], env: dict[str, Any]
+) -> None:
+    with AttemptWriter(tmp_path / "spool", cell, env) as writer:
+        writer.log_path.write_text(f'File "{home}/plugin.py"\n')
+        writer.finish("failed", f"{home}/weights: is missing")
+    status = read_attempt(writer.path).status
+    assert (status["reason"], status["log_tail"]) == ("~/weights: is missing", 'File "~/plugin.py"')
