@@ -391,6 +391,8 @@ def _axes(table: Table, key: str, method: str) -> dict[str, list[Any]]:
     for name, values in table.get(key, dict, {}).items():
         if not isinstance(values, list) or not values:
             raise table.error(name, f"is {values!r} in {key!r}; it must be a list of values to sweep over.")
+        for value in values:
+            table.require_storable(name, value)
         checked = [get_method(method).from_params({name: value}, table.where(name)).params()[name] for value in values]
         if len({_spelled(value) for value in checked}) != len(checked):
             raise table.error(name, f"names a value twice in {key!r}: {values}.")

@@ -153,11 +153,20 @@ class Table:
         accepted = (int, float) if kind is float else (kind,)
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
             raise self.error(key, f"is {_short(repr(value))}; it must be {_KIND_NAMES[kind]}.")
-        if type(value) is int and not -_INTEGERS <= value < _INTEGERS:
-            raise self.error(key, f"is {_short(str(value))}; it must lie between -2^63 and 2^63 - 1.")
-        if type(value) is float and not math.isfinite(value):
-            raise self.error(key, f"is {value}; it must be a finite number.")
+        self.require_storable(key, value)
         return kind(value)  # type: ignore[call-arg]
+
+    def require_storable(self, key: str, value: Any) -> None:
+        """Check that a value's numbers fit into a database.
+
+        Raises:
+            UserError: A whole number has more than 64 bits, or a number is infinite or none.
+        """
+        for item in value if isinstance(value, list) else [value]:
+            if type(item) is int and not -_INTEGERS <= item < _INTEGERS:
+                raise self.error(key, f"is {_short(str(item))}; it must lie between -2^63 and 2^63 - 1.")
+            if type(item) is float and not math.isfinite(item):
+                raise self.error(key, f"is {item}; it must be a finite number.")
 
     def positive(self, key: str, default: int | None = None, most: int = MAX_COUNT) -> int:
         """Return a whole number from 1 to `most`."""

@@ -486,8 +486,6 @@ def param(
     return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": choices})
 
 
-_INTEGERS = 1 << 63
-"""Whole numbers are stored in 64 bits."""
 NOTHING_FITTED: Mapping[str, Tensor] = MappingProxyType({})
 
 
@@ -576,8 +574,6 @@ def _checked(value: Any, kind: Any, rule: Mapping[str, Any], what: str) -> Any:
         if not isinstance(value, (list, tuple)):
             raise UserError(f"{what} must be a list, not {value!r}.")
         return tuple(_checked(item, get_args(kind)[0], rule, f"{what}[{place}]") for place, item in enumerate(value))
-    if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
-        raise UserError(f"{what} must lie between -2^63 and 2^63 - 1.")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):

@@ -83,7 +83,7 @@ OF_SUITES = {
     "tokens 10^20": ("tokens = 3", f"tokens = {10**20}", 13, "it must lie between -2^63 and 2^63 - 1"),
     "tokens 10^7": ("tokens = 3", f"tokens = {10**7}", 13, "it must be 1 or more, and at most 1000000"),
     "task seed": ("limit = 4", f"seed = {MANY}", 12, "[tasks.squad] seed: is 9999"),
-    "exit layer beyond 64 bits": ("[1, 2]", f"[{MANY}]", 17, "static.exit_layer must lie between -2^63 and 2^63 - 1"),
+    "exit layer beyond 64 bits": ("[1, 2]", f"[{MANY}]", 17, "exit_layer: is 9999"),
     "exit layer true": ("[1, 2]", "[true]", 17, "static.exit_layer must be of type int, not True"),
     "warm-up": ("[defaults]", "[timing]\nwarm_up = -1\n[defaults]", 6, "warm_up: is -1; it must be 0 or more"),
     "half width inf": ("[defaults]", "[timing]\ntarget_half_width = inf\n[defaults]", 6, "it must be a finite number"),
