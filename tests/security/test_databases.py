@@ -25,7 +25,9 @@ STALE = "UPDATE view_source SET sha256 = 'other'"
 AGAIN = "CREATE TABLE again AS FROM metric; DROP TABLE metric; ALTER TABLE again RENAME TO metric"
 
 CARRIED = {
-    "a view whose name ends a statement": f'CREATE VIEW "main"".""zzz""; {COPY}; --" AS SELECT 1; {STALE}',
+    "a view whose name ends a statement": (
+        f'CREATE VIEW "main"".""zzz""; {COPY}; --" AS SELECT 1; CREATE VIEW zzz AS SELECT 1; {STALE}'
+    ),
     "a macro whose name ends a statement": f'CREATE MACRO "zzz""; {COPY}; --"() AS 1; {STALE}',
     "a macro that is called like a function of our views": "CREATE MACRO max(x) AS 'wrong'; CREATE MACRO sum(x) AS 42",
     "a macro that is called like an operator": 'CREATE MACRO "+"(a, b) AS 42; CREATE MACRO "||"(a, b) AS 42',
@@ -199,7 +201,7 @@ def test_a_database_that_is_not_as_ours_are_is_not_imported(
 def test_reading_commands_leave_a_stale_file_as_it_is(
     command: tuple[str, ...], example_database: Path, tmp_path: Path, ask: Ask
 ) -> None:
-    stale = f'{STALE}; CREATE VIEW "main"".""zzz""; {COPY}; --" AS SELECT 1'
+    stale = f'{STALE}; CREATE VIEW "main"".""zzz""; {COPY}; --" AS SELECT 1; CREATE VIEW zzz AS SELECT 1'
     path = attacked(example_database, tmp_path / "theirs.duckdb", stale)
     before = path.read_bytes()
     code, _, complained = ask(*(word.format(folder=tmp_path) for word in command), "--database", path)
