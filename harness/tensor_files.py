@@ -60,7 +60,7 @@ class Tensors:
         return tensor.to(self.device, self.dtype)
 
     def linear(self, name: str, shape: tuple[int, int], *, bias: bool = False, transposed: bool = False) -> Linear:
-        """Read a projection [out, in], with its bias if the family has one; ``transposed`` for GPT-2's Conv1D."""
+        """Read a projection [out, in], with its bias if the family has one; ``transposed``: stored as [width, out]."""
         weight = self(f"{name}.weight", *(shape[::-1] if transposed else shape))
         return Linear(weight.T.contiguous() if transposed else weight, self(f"{name}.bias", shape[0]) if bias else None)
 

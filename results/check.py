@@ -33,7 +33,7 @@ from exitbench.results.tables import quoted, schema_version, tables_of
 from exitbench.results.tags import TAGS
 from exitbench.results.trainings import check_trainings
 from exitbench.results.vocabularies import check_vocabularies
-from exitbench.results.words import counted
+from exitbench.terminal import number_of
 
 _INDEX_ROWS: Final = 1_000
 """DuckDB asks an index for up to 2,048 rows, and reads the table for more."""
@@ -209,7 +209,7 @@ def _differences(record: AttemptRecord, stored: _Stored) -> Iterator[str]:
     for table in sorted(expected.keys() | found):
         if expected.get(table, 0) != found.get(table, 0):
             yield (
-                f"{where}: {table} has {counted(found.get(table, 0), 'row', 'rows')} of it, its file "
+                f"{where}: {table} has {number_of(found.get(table, 0), 'row')} of it, its file "
                 f"{expected.get(table, 0)}. {_REBUILD}"
             )
 
@@ -220,7 +220,7 @@ def _rows_without_owner(database: Database) -> Iterator[str]:
         query = f"SELECT min({column}) AS id, count(*) AS n FROM {quoted(table)} ANTI JOIN {owner} USING ({column})"
         row = database.query(query).to_pylist()[0]
         if row["n"]:
-            rows = counted(row["n"], "row", "rows")
+            rows = number_of(row["n"], "row")
             yield f"{table}: {rows} of a {column} that {owner} does not have, such as {row['id']}. {_REBUILD}"
 
 
@@ -231,7 +231,7 @@ def _rows_twice(database: Database) -> Iterator[str]:
         if rows:
             n = rows[0].pop("n")
             which = ", ".join(f"{name} {value}" for name, value in rows[0].items())
-            yield f"{table}: {counted(n, 'row is', 'rows are')} there more than once, such as {which}. {_REBUILD}"
+            yield f"{table}: {number_of(n, 'row')} more than once, such as {which}. {_REBUILD}"
 
 
 def _nowhere_else(attempt_ids: Set[str], spool_root: Path, path: Path) -> Iterator[str]:
@@ -239,7 +239,7 @@ def _nowhere_else(attempt_ids: Set[str], spool_root: Path, path: Path) -> Iterat
         moved = {folder.name for folder in (spool_root / QUARANTINE).glob("*/*")} & attempt_ids
         where = f" ({len(moved)} of them damaged, in {spool_root / QUARANTINE})" if moved else ""
         yield (
-            f"{path}: has {counted(len(attempt_ids), 'attempt', 'attempts')} that the spool lacks{where}, such as "
+            f"{path}: has {number_of(len(attempt_ids), 'attempt')} that the spool lacks{where}, such as "
             f"{min(attempt_ids)}: a rebuilt database would not have them. `exitbench export` saves them, `exitbench db "
             "rebuild --force` does without them."
         )
@@ -265,7 +265,7 @@ def require_whole_spool(spool_root: Path, path: Path) -> None:
     freed = sum(map(_is_freed, attempts))
     if freed:
         raise UserError(
-            f"{spool_root}: `exitbench gc` removed the traces of {counted(freed, 'attempt', 'attempts')}, since {path} "
+            f"{spool_root}: `exitbench gc` removed the traces of {number_of(freed, 'attempt')}, since {path} "
             "has them; a rebuilt database would not. Add --force to do without them."
         )
     try:
@@ -278,7 +278,7 @@ def require_whole_spool(spool_root: Path, path: Path) -> None:
     missing = known - {attempt.attempt_id for attempt in attempts} - imported_attempts(spool_root)
     if missing:
         raise UserError(
-            f"{path} has {counted(len(missing), 'attempt', 'attempts')} that {spool_root} lacks, such as "
+            f"{path} has {number_of(len(missing), 'attempt')} that {spool_root} lacks, such as "
             f"{min(missing)}; a rebuilt database would not have them. `exitbench export` saves them; add --force to do "
             "without them."
         )

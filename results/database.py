@@ -46,6 +46,7 @@ from exitbench.results.tables import (
 )
 from exitbench.results.trouble import driver_error, is_damage, is_trouble
 from exitbench.results.turns import POLL_S, Turn, holder, is_wanted, take_turn
+from exitbench.terminal import number_of
 
 Result = TypeVar("Result")
 
@@ -213,8 +214,8 @@ def _require_all(old: Database, new: Path, report: IngestReport) -> None:
     if lost:
         why = "\n  ".join(report.quarantined[:_SHOWN])
         raise UserError(
-            f"{old.path} is kept: it has {len(lost)} attempts that cannot be read from the spool any more, such as "
-            f"{min(lost)}. Add --force to do without them." + (f"\n  {why}" if why else "")
+            f"{old.path} is kept: it has {number_of(len(lost), 'attempt')} that cannot be read from the spool any "
+            f"more, such as {min(lost)}. Add --force to do without them." + (f"\n  {why}" if why else "")
         )
 
 

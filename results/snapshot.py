@@ -28,6 +28,7 @@ from exitbench.results.sandbox import fresh_database
 from exitbench.results.sealed import sha256, write_json, write_whole
 from exitbench.results.soundness import LATER, require_sound
 from exitbench.results.tables import quoted, quoted_text, schema_version, tables_of
+from exitbench.terminal import number_of
 
 _BATCH_ROWS: Final = 65_536
 _ARTIFACTS: Final = ("environment", "hardware", "model_artifact", "dataset_artifact")
@@ -115,7 +116,7 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
         differ = sorted(key for key in theirs.keys() & ours.keys() if theirs[key] != ours[key])
         if differ:
             raise UserError(
-                f"{folder}: {len(differ)} attempts are here already with other files, such as {differ[0]}. "
+                f"{folder}: here already with other files: {number_of(len(differ), 'attempt')}, such as {differ[0]}. "
                 "One of the two was changed; nothing is merged."
             )
         for table in sorted(tables, key=_turn):

@@ -56,7 +56,7 @@ from exitbench.results.tags import TAGS, check_tags
 from exitbench.results.trainings import read_training
 from exitbench.results.vocabularies import FILE as VOCABULARY_FILE
 from exitbench.results.vocabularies import read_vocabulary
-from exitbench.results.words import counted
+from exitbench.terminal import number_of
 
 _TABLE_FILE: Final = re.compile(r"[a-z][a-z_]*\.parquet")
 _LOG_BYTES: Final = 1 << 28
@@ -133,8 +133,8 @@ def require_equal(source: Path, theirs: Mapping[str, str], ours: Mapping[str, st
     differ = sorted(key for key in theirs.keys() & ours.keys() if theirs[key] != ours[key])
     if differ:
         raise UserError(
-            f"{source}: {counted(len(differ), 'attempt is', 'attempts are')} here already with other files, such as "
-            f"{differ[0]}: one of the two was changed. Nothing was merged."
+            f"{source}: here already with other files: {number_of(len(differ), 'attempt')}, such as {differ[0]}. "
+            "One of the two was changed; nothing is merged."
         )
 
 

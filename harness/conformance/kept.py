@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from exitbench.harness.cell import MethodRef
 from exitbench.harness.conformance.process import examine_apart
+from exitbench.harness.conformance.shipped import conforming_sources
 from exitbench.harness.conformance.verdict import Verdict, checks_version
 from exitbench.results.canonical import canonical_json, content_id
 
@@ -58,10 +59,12 @@ class Setting:
         return content_id({**self.to_json(), "source_sha256": self.source_sha256, "checks": checks_version()})
 
 
-def known_verdicts(settings: Iterable[Setting], folder: Path) -> dict[Setting, Verdict]:
-    """Return those that are kept in a folder, which need not exist."""
-    kept = _read(folder / CACHE)
-    return {setting: kept[setting.key] for setting in settings if setting.key in kept}
+def known_verdicts(settings: Collection[Setting], folder: Path) -> dict[Setting, Verdict]:
+    """Return those that are kept in a folder, which need not exist, and of methods that come along."""
+    kept, ours = _read(folder / CACHE), conforming_sources()
+    known = {setting: kept[setting.key] for setting in settings if setting.key in kept}
+    unchanged = (setting for setting in settings if ours.get(setting.name) == setting.source_sha256)
+    return {**dict.fromkeys(unchanged, Verdict((), checks_version())), **known}
 
 
 def verdicts(

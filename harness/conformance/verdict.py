@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import exitbench
+from exitbench import __version__
 
 
 @dataclass(frozen=True)
@@ -59,4 +59,4 @@ def checks_version() -> str:
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return f"{exitbench.__version__}-{digest.hexdigest()[:12]}"
+    return f"{__version__}-{digest.hexdigest()[:12]}"

@@ -114,7 +114,7 @@ def test_rows_that_are_not_what_the_files_say(runs: Path, sql: str, told: str) -
 def test_a_row_that_is_there_twice(runs: Path) -> None:
     change(runs, "INSERT INTO token_exit FROM token_exit WHERE attempt_id = '{id}' AND position = 1 LIMIT 1")
     twice, more = problems(runs)
-    assert f"1 row is there more than once, such as attempt_id {traced(runs).name}, doc_key " in twice
+    assert f"1 row more than once, such as attempt_id {traced(runs).name}, doc_key " in twice
     assert "token_exit has" in more
 
 

@@ -209,7 +209,7 @@ def test_an_attempt_with_other_files_stops_everything(
     done.write_text(json.dumps(json.loads(done.read_text()), indent=4))  # as valid, and not the same
     ingest(spool, path)
     before = rows(path)
-    with pytest.raises(UserError, match=f"1 attempt is here already with other files, such as {attempt.attempt_id}"):
+    with pytest.raises(UserError, match=f"here already with other files: 1 attempt, such as {attempt.attempt_id}"):
         merge(source, spool, path)
     assert rows(path) == before
 

@@ -196,7 +196,7 @@ def test_an_attempt_that_is_here_with_other_files_is_refused_and_nothing_is_adde
             (attempt_id,) = connection.exec_driver_sql("SELECT min(attempt_id) FROM attempt").one()
             connection.exec_driver_sql("DELETE FROM attempt WHERE attempt_id > (SELECT min(attempt_id) FROM attempt)")
             connection.execute(ATTEMPT.update().values(spool_sha256="0" * 64))
-        with pytest.raises(UserError, match=f"1 attempts are here already with other files, such as {attempt_id}"):
+        with pytest.raises(UserError, match=f"here already with other files: 1 attempt, such as {attempt_id}"):
             load_snapshot(empty.engine, taken)
         assert len(rows(empty)["attempt"]) == 1
 

@@ -7,7 +7,8 @@ from types import ModuleType
 import pytest
 
 from exitbench.harness.conformance import Shape, examine
-from exitbench.methods.registry import get_method, method_names
+from exitbench.harness.conformance.shipped import FILE, conforming_sources
+from exitbench.methods.registry import distribution, get_method, method_names, source_sha256
 
 SAYS = {
     "Nan": "score() must return finite numbers, got [nan, nan",
@@ -40,6 +41,12 @@ APART = {"Hangs", "Exits", "Crashes"}
 @pytest.mark.parametrize("name", method_names())
 def test_every_method_that_ships_conforms(name: str) -> None:
     assert str(examine(get_method(name)())) == "conforms"
+
+
+def test_the_file_of_methods_that_need_not_be_tried_is_of_these_sources_and_checks() -> None:
+    ours = [cls for cls in map(get_method, method_names()) if distribution(cls)[0] == "exitbench"]
+    again = f"python -m exitbench.harness.conformance.shipped ({FILE.name})"
+    assert conforming_sources() == {cls.name: source_sha256(cls) for cls in ours}, again
 
 
 @pytest.mark.parametrize("shape", [Shape(12, (3, 6, 9)), Shape(3, ())], ids=["deep", "shallow"])

@@ -1,0 +1,57 @@
+"""The methods that come along: tried by the tests, so that no run tries them again while their source is the same.
+
+`python -m exitbench.harness.conformance.shipped` tries every one of them and writes `shipped.toml` anew.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from exitbench.errors import UserError
+from exitbench.harness.conformance.verdict import checks_version
+
+FILE: Final = Path(__file__).with_name("shipped.toml")
+
+
+@cache
+def conforming_sources() -> dict[str, str]:
+    """Return the digest of each source that conforms by today's checks, by the method's name."""
+    record = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    return dict(record["sources"]) if record["checks"] == checks_version() else {}
+
+
+def shipped_text() -> str:
+    """Try every method that comes along, with its defaults, and return what the file is to say.
+
+    Raises:
+        UserError: One of them does not conform.
+    """
+    from exitbench.harness.conformance import examine
+    from exitbench.methods.registry import distribution, get_method, method_names, source_sha256
+
+    lines = [
+        "# Sources of methods that conform by these checks; made by `python -m exitbench.harness.conformance.shipped`.",
+        f'checks = "{checks_version()}"',
+        "",
+        "[sources]",
+    ]
+    for name in method_names():
+        method = get_method(name)
+        if distribution(method)[0] != "exitbench":
+            continue
+        found = examine(method.from_params({}))
+        if not found.conforms:
+            raise UserError(f"{name} {found}")
+        lines.append(f'{name} = "{source_sha256(method)}"')
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    try:
+        FILE.write_text(shipped_text(), encoding="utf-8")
+    except UserError as error:
+        sys.exit(f"exitbench: {error}")
