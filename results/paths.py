@@ -11,13 +11,15 @@ _PACKAGES: Final = re.compile(r"[~/][^\s\"':]*/((?:site|dist)-packages|lib/pytho
 """Where an interpreter keeps what it runs."""
 _ENDS: Final = r"(?=[/\\\s\"'`:;,)\]>]|$)"
 """What may follow a folder's path."""
+_HOMES: Final = re.compile(r"(?<![\w.~/-])(?:/home|/Users)/[^/\s\"'`:;,)\]>]+|(?<![\w.~/-])/root" + _ENDS)
+"""Where homes usually are: what was stored on another machine is of another user."""
 
 
 def without_home(text: str) -> str:
-    """Return a text with ``~`` for the home folder, and ``...`` for what is above an interpreter's packages."""
+    """Return a text with ``~`` for home folders, and ``...`` for what is above an interpreter's packages."""
     for home in _homes():
         text = re.sub(re.escape(home) + _ENDS, "~", text)
-    return _PACKAGES.sub(r".../\1", text)
+    return _PACKAGES.sub(r".../\1", _HOMES.sub("~", text))
 
 
 def _homes() -> list[str]:

@@ -6,13 +6,14 @@ A snapshot is what is handed on (`export`) and what an import keeps in the spool
 it says of which schema it is, and one of an earlier schema is migrated when it is loaded.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
@@ -24,6 +25,7 @@ from exitbench.results.manifest import FORMAT, table_rows
 from exitbench.results.manifest import MANIFEST as MANIFEST
 from exitbench.results.manifest import OF_EVERY_DATABASE as OF_EVERY_DATABASE
 from exitbench.results.manifest import Manifest as Manifest
+from exitbench.results.paths import without_home
 from exitbench.results.sandbox import fresh_database
 from exitbench.results.sealed import sha256, write_json, write_whole
 from exitbench.results.soundness import LATER, require_sound
@@ -53,6 +55,8 @@ _QUOTING: Final = {
 }
 """What quotes records of a data set, or may: answers, references, what a failing cell printed; and what stands there
 instead."""
+_NAMES_PATHS: Final = {"attempt": ("reason", "log_tail")}
+"""What may say where files lie on somebody's machine; earlier versions stored it as it was."""
 _SPELLING: Final = "token_text"
 """With it, the ids in traces of tokens are texts."""
 
@@ -229,7 +233,7 @@ def _write_tables(engine: sa.Engine, folder: Path, redistributable: Collection[s
         tables = {}
         for name in sorted(tables_of(schema_version())):
             path = folder / f"{name}.parquet"
-            rows = _write_table(duck, _select(name, licensed), path)
+            rows = _write_table(duck, _select(name, licensed), path, _NAMES_PATHS.get(name, ()))
             tables[name] = {"rows": rows, "sha256": sha256(path)}
     manifest = {
         "format": FORMAT,
@@ -269,13 +273,17 @@ def _select(table: str, licensed: Collection[str]) -> str:
     return f"SELECT {kept} FROM {quoted(table)}"
 
 
-def _write_table(duck: Any, query: str, path: Path) -> int:
-    """Write the rows of a query batch by batch; return how many they are."""
+def _write_table(duck: Any, query: str, path: Path, names_paths: Sequence[str]) -> int:
+    """Write the rows of a query batch by batch, some columns without homes; return how many they are."""
     reader = duck.sql(query).to_arrow_reader(_BATCH_ROWS)
     try:
         with pq.ParquetWriter(path, reader.schema, compression="zstd") as writer:
             rows = 0
             for batch in reader:
+                for name in names_paths:
+                    texts = [text and without_home(text) for text in batch[name].to_pylist()]
+                    place = batch.schema.get_field_index(name)
+                    batch = batch.set_column(place, batch.schema.field(name), pa.array(texts, pa.string()))
                 writer.write_batch(batch)
                 rows += batch.num_rows
         return rows

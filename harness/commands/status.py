@@ -30,9 +30,14 @@ def status(arguments: Namespace) -> int:
 
     def text() -> str:
         if suite is None:
-            return "\n".join(_lines(spool_status(runs.spool), ()))
-        found = spool_status(runs.spool, suite.cell_ids.__contains__)
-        return "\n".join([*_lines(found, suite.cell_ids), suite.time_left(found)])
+            found = spool_status(runs.spool)
+            lines = [*_lines(found, ())]
+        else:
+            found = spool_status(runs.spool, suite.cell_ids.__contains__)
+            lines = [*_lines(found, suite.cell_ids), suite.time_left(found)]
+        if not found.attempts and runs.database.exists():
+            lines.append(f"{runs.database} is not looked at; `exitbench sql` asks it.")
+        return "\n".join(lines)
 
     if not arguments.watch:
         tell(text(), sys.stdout)

@@ -26,6 +26,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ('File "{home}/.venv/lib/python3.11/site-packages/torch/x.py"', 'File ".../site-packages/torch/x.py"'),
         ('File "/usr/lib/python3/dist-packages/numpy/x.py"', 'File ".../dist-packages/numpy/x.py"'),
         ("{home}/.pyenv/versions/3.11.7/lib/python3.11/json/decoder.py:3", ".../lib/python3.11/json/decoder.py:3"),
+        ('File "/home/grace.h/x/run.py", line 3', 'File "~/x/run.py", line 3'),
+        ("/Users/grace: no such file; /root/x, /rooted/x", "~: no such file; ~/x, /rooted/x"),
+        ("https://example.org/home/grace/x", "https://example.org/home/grace/x"),
         ("a/b and https://example.org/lib", "a/b and https://example.org/lib"),
     ],
 )

@@ -72,6 +72,17 @@ def test_every_table_is_known_to_hang_on_attempts_or_on_something_else(empty: Da
     assert tables == (by_attempt & tables) | artifacts | set(KEYED) | set(OF_EVERY_DATABASE)
 
 
+def test_what_is_handed_on_does_not_name_a_home_folder(example_database: Path, tmp_path: Path) -> None:
+    copy = shutil.copy(example_database, tmp_path / "copy.duckdb")
+    with duckdb.connect(str(copy)) as connection:
+        connection.execute("UPDATE attempt SET log_tail = 'File \"/home/grace/x.py\"', reason = NULL")
+    with open_database(Path(copy)) as database:
+        write_snapshot(database.engine, tmp_path / "taken")
+    written = pq.read_table(tmp_path / "taken" / "attempt.parquet", columns=["log_tail", "reason"])
+    assert set(written["log_tail"].to_pylist()) == {'File "~/x.py"'}
+    assert set(written["reason"].to_pylist()) == {None}
+
+
 def test_the_manifest_counts_and_digests_every_table(taken: Path) -> None:
     told = json.loads((taken / MANIFEST).read_text())
     assert told["schema_version"] == VERSION
