@@ -162,7 +162,7 @@ def test_a_folder_that_exists_is_not_written_over(taken: Path, example_database:
 def test_a_full_disk_leaves_no_folder(example_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
 
-    def write_two(_duck: Any, _query: str, path: Path) -> int:
+    def write_two(_duck: Any, _query: str, path: Path, _names_paths: object) -> int:
         if len(written) == 2:
             raise OSError(28, "No space left on device")
         path.write_bytes(b"")
