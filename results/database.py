@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -28,10 +28,11 @@ from exitbench import __version__
 from exitbench.errors import UserError
 from exitbench.results import migrations
 from exitbench.results.arrow import driver_connection
-from exitbench.results.canonical import canonical_json
+from exitbench.results.canonical import canonical_json, content_id
 from exitbench.results.catalogue import SCHEMA_VERSION, VIEW_SOURCE
 from exitbench.results.foreign import copy_database, read_version
 from exitbench.results.load import IngestReport, load_spool
+from exitbench.results.published import digest as publications_digest
 from exitbench.results.published import is_current as publications_are_current
 from exitbench.results.published import refresh as refresh_publications
 from exitbench.results.sandbox import NO_EXTENSIONS, attach_sql
@@ -46,6 +47,7 @@ from exitbench.results.tables import (
 )
 from exitbench.results.trouble import driver_error, is_damage, is_trouble
 from exitbench.results.turns import POLL_S, Turn, holder, is_wanted, take_turn
+from exitbench.results.verified import is_verified, remember
 from exitbench.terminal import number_of
 
 Result = TypeVar("Result")
@@ -103,12 +105,14 @@ class Database:
         engine: SQLAlchemy engine over the one connection.
         turn: Ends when the database is closed.
         copy: Folder of the copy that is read in its place, if one is.
+        is_ours: Whether tables and views are known to be this version's.
     """
 
     path: Path
     engine: sa.Engine
     turn: Turn
     copy: TemporaryDirectory[str] | None = None
+    is_ours: bool = False
 
     def query(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> pa.Table:
         """Run one SQL query and return its rows.
@@ -133,6 +137,8 @@ class Database:
     def close(self) -> None:
         """Close the file and let others in."""
         self.engine.dispose()
+        if self.is_ours:
+            remember(self.path, _version())
         self.turn.end()
         if self.copy is not None:
             self.copy.cleanup()
@@ -167,8 +173,9 @@ def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) ->
     if read_only:
         return _open_reader(path, wait_s)
     database = _connect(path, read_only=False, wait_s=wait_s)
-    _or_close(database, _bring_up_to_date)
-    return database
+    if not is_verified(path, _version()):
+        _or_close(database, _bring_up_to_date)
+    return replace(database, is_ours=True)
 
 
 def rebuild(
@@ -239,6 +246,7 @@ def _create(path: Path) -> None:
             _bring_up_to_date(database)
         _require_complete(beside)
         beside.replace(path)
+        remember(path, _version())
     finally:
         beside.unlink(missing_ok=True)
         _log(beside).unlink(missing_ok=True)
@@ -259,7 +267,10 @@ def _open_reader(path: Path, wait_s: float) -> Database:
     if not path.exists():
         raise UserError(f"There is no database at {path}. Run a suite first, or rebuild it from its spool.")
     database = _connect(path, read_only=True, wait_s=wait_s)
+    if is_verified(path, _version()):
+        return database
     if _or_close(database, _is_up_to_date):
+        remember(path, _version())
         return database
     database.close()
     return _open_copy(path, wait_s)
@@ -464,6 +475,11 @@ def _found(connection: sa.Connection) -> tuple[str, Catalogue]:
 
 def _views_script() -> str:
     return (files(_PACKAGE) / "views.sql").read_text(encoding="utf-8")
+
+
+def _version() -> str:
+    """Digest of all that makes tables, views, and the rows of publications."""
+    return content_id([*migrations.migration_scripts(), _views_script(), publications_digest()])
 
 
 def _views_digest() -> str:

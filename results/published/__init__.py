@@ -29,7 +29,7 @@ _RULES: Final = "comparable.toml"
 
 def is_current(connection: sa.Connection) -> bool:
     """Whether the database has what this version of ExitBench knows of publications."""
-    return connection.execute(sa.select(PUBLISHED_SOURCE.c.sha256)).scalar_one_or_none() == _digest()
+    return connection.execute(sa.select(PUBLISHED_SOURCE.c.sha256)).scalar_one_or_none() == digest()
 
 
 def refresh(connection: sa.Connection) -> None:
@@ -38,11 +38,17 @@ def refresh(connection: sa.Connection) -> None:
         return
     connection.execute(PUBLISHED_RESULT.delete())
     duck = driver_connection(connection)
-    duck.register("published_incoming", pa.Table.from_pylist(published_rows()))
+    duck.register("published_incoming", _incoming(digest()))
     duck.execute(f"INSERT INTO {PUBLISHED_RESULT.name} BY NAME SELECT * FROM published_incoming")
     duck.unregister("published_incoming")
     connection.execute(PUBLISHED_SOURCE.delete())
-    connection.execute(PUBLISHED_SOURCE.insert().values(sha256=_digest()))
+    connection.execute(PUBLISHED_SOURCE.insert().values(sha256=digest()))
+
+
+@cache
+def _incoming(of: str) -> pa.Table:
+    """The rows of the sources of one digest."""
+    return pa.Table.from_pylist(published_rows())
 
 
 def published_rows() -> list[Row]:
@@ -109,7 +115,8 @@ def _alternatives(texts: str | Iterable[str]) -> tuple[str, ...]:
 
 
 @cache
-def _digest() -> str:
+def digest() -> str:
+    """Digest of the sources."""
     return hashlib.sha256("\0".join(map(_text, (_ROWS, _RULES))).encode()).hexdigest()
 
 
