@@ -212,7 +212,7 @@ def _sweeps(top: Table, models: list[str], tasks: list[str], kinds: tuple[Kind, 
 
 def _cell_timeout_s(table: Table) -> float:
     value = table.get("cell_timeout_s", float, CELL_TIMEOUT_S)
-    if not 0 < value < math.inf:
+    if value <= 0:
         raise table.error("cell_timeout_s", f"is {value}; it must be a number of seconds above 0.")
     return value
 
@@ -276,11 +276,18 @@ def _timing(table: Table) -> TimingSettings:
     )
 
 
-def _sweep(table: Table, models: list[str], tasks: list[str], kinds: tuple[Kind, ...]) -> Sweep:
-    from exitbench.methods.registry import method_names
+def _method(table: Table) -> str:
+    from exitbench.methods.registry import method_names, unusable_methods
 
+    name = table.get("method", str)
+    if name in (unusable := unusable_methods()):
+        raise table.error("method", f"method {name!r} cannot be used: {unusable[name]}")
+    return table.choose("method", name, method_names(), "method")
+
+
+def _sweep(table: Table, models: list[str], tasks: list[str], kinds: tuple[Kind, ...]) -> Sweep:
     table.allow("models", "tasks", "method", "grid", "query", "exclude", "kinds", "record", "record_documents")
-    method = table.choose("method", table.get("method", str), method_names(), "method")
+    method = _method(table)
     own_kinds = _kinds(table, kinds)
     return Sweep(
         where=table.where("method"),
@@ -308,11 +315,9 @@ def _record(table: Table, kinds: tuple[Kind, ...]) -> RecordSettings | None:
 
 
 def _calibration(table: Table, models: list[str], tasks: list[str]) -> CalibrationEntry:
-    from exitbench.methods.registry import method_names
-
     keys = ("models", "tasks", "method", "grid", "levels", "delta", "epsilon", "consistency", "rule", "documents")
     table.allow(*keys)
-    method = table.choose("method", table.get("method", str), method_names(), "method")
+    method = _method(table)
     consistency = table.choose("consistency", table.get("consistency", str, "textual"), CONSISTENCIES, "consistency")
     rule = table.choose("rule", table.get("rule", str, "hoeffding-bentkus"), RULES, "rule")
     points = tuple(_points(table, method))

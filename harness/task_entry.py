@@ -1,6 +1,5 @@
 """``[tasks.LABEL]`` of a suite: documents, how prompts are made of them, and how answers are decoded."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Final, Literal, cast
 
@@ -117,7 +116,7 @@ def _generation(table: Table, default_max_new_tokens: int) -> Generation:
 def _penalty(table: Table) -> float | None:
     """1 divides by 1, so that asking for it is asking for nothing."""
     value = table.optional("repetition_penalty", float)
-    if value is not None and not 0 < value < math.inf:
+    if value is not None and value <= 0:
         raise table.error("repetition_penalty", f"is {value}; it must be above 0 (1 changes nothing).")
     return None if value == 1 else value
 

@@ -62,11 +62,13 @@ def test_the_readmes_queries_answer_from_the_database(example_database: Path) ->
             assert database.query(query).num_rows > 0, query
 
 
-def test_the_readmes_other_commands_are_commands() -> None:
+def test_the_readmes_other_commands_are_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
     for command in readme_commands():
         words = shlex.split(command)
         if words[0] == "exitbench":
-            assert cli._parser().parse_args(words[1:])
+            assert cli._parsed(words[1:])
         else:
             assert command.startswith("python3 -m pip install nox && python3 -m nox -s ")
             assert f"def {words[-1]}(session" in (ROOT / "noxfile.py").read_text()

@@ -45,8 +45,10 @@ class Clock:
         return time.perf_counter() - self.started[0], time.process_time() - self.started[1]
 
     def write(self, path: Path) -> None:
-        """Note the time in a resume point."""
-        path.write_text(json.dumps(self.seconds()), encoding="utf-8")
+        """Note the time in a resume point, whole or not at all."""
+        partial = path.with_name(f".{path.name}")
+        partial.write_text(json.dumps(self.seconds()), encoding="utf-8")
+        partial.replace(path)
 
 
 class ExitTrainer(transformers.Trainer):  # type: ignore[misc]

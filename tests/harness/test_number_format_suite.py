@@ -8,7 +8,7 @@ Asked = tuple[object, ...]
 def asked(suite: Suite) -> set[Asked]:
     """Quality cells, each by what it asks but for the number format."""
     recipes = {entry.name: (entry.recipe, entry.path, entry.random_weights) for entry in suite.models}
-    data = {entry.label: (entry.data, entry.max_new_tokens, entry.stop) for entry in suite.tasks}
+    data = {entry.label: (entry.data, entry.generation.max_new_tokens, entry.generation.stop) for entry in suite.tasks}
     return {
         (suite.seed, suite.device, suite.batch_size, recipes[model], data[task], sweep.method, point)
         for sweep in suite.sweeps

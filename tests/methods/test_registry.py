@@ -150,7 +150,7 @@ def test_an_unknown_method_is_answered_with_a_suggestion() -> None:
 def test_two_methods_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_methods", dict(registry._methods))
 
-    class Impostor(Method):
+    class Impostor(get_method("static")):  # type: ignore[misc]
         name = "static"
 
     with pytest.raises(ValueError, match="two methods are named 'static'"):

@@ -192,7 +192,7 @@ def _write_benchmarks(example: Any, root: Path) -> None:
             "datetime": f"2026-01-0{day}T00:00:00+00:00",
             "benchmarks": [benchmark | {"extra_info": {"measured": day}, "stats": {"median": median_s}}],
         }
-        (root / "perf" / f"{day}.json").write_text(json.dumps(told))
+        (root / "perf" / f"{day:016x}.json").write_text(json.dumps(told))
 
 
 def _text(params: Row) -> str:

@@ -22,9 +22,6 @@ from pathlib import Path
 from exitbench.results.database import open_database
 from exitbench.results.load import load_spool
 database = open_database(Path(sys.argv[1]), read_only=False)
-with database.engine.connect() as connection:
-    connection.exec_driver_sql("SET checkpoint_threshold = '1GB'")
-    connection.commit()
 load_spool(database.engine, Path(sys.argv[2]))
 os.kill(os.getpid(), 9)
 """

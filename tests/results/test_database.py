@@ -270,7 +270,7 @@ def test_rebuilding_does_not_lose_what_the_spool_had_once(example_spool: Path, t
     before = _rows(path)
     done = next(spool.glob("*/*/*/DONE"))
     done.write_text("x")
-    with pytest.raises(UserError, match=rf"kept: it has 1 attempts.*{done.parent.name}(.|\n)*DONE"):
+    with pytest.raises(UserError, match=rf"kept: it has 1 attempt .*{done.parent.name}(.|\n)*DONE"):
         rebuild(spool, path)
     assert _rows(path) == before
     rebuild(spool, path, forget=True)

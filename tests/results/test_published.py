@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -60,10 +61,11 @@ def test_known_values_are_found_by_what_they_are_of(database: Database) -> None:
 
 def test_changed_publications_replace_those_of_an_older_version(tmp_path: Path) -> None:
     path = tmp_path / "exitbench.duckdb"
-    with open_database(path, read_only=False) as opened, opened.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE published_source SET sha256 = 'older'")
-        connection.exec_driver_sql("DELETE FROM published_result WHERE ordinal > 10")
-        connection.exec_driver_sql("UPDATE published_result SET value = -1")
+    open_database(path, read_only=False).close()
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("UPDATE published_source SET sha256 = 'older'")
+        connection.execute("DELETE FROM published_result WHERE ordinal > 10")
+        connection.execute("UPDATE published_result SET value = -1")
     with open_database(path) as opened:
         rows = opened.query("SELECT count(*) AS n, min(value) AS low FROM published_result").to_pylist()
         assert rows == [{"n": 1203, "low": 0}]
