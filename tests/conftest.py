@@ -1,15 +1,19 @@
 """A small finished benchmark, for the tests of whatever reads results."""
 
 import importlib.util
+import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from exitbench.results import database
 from exitbench.results.ingest import ingest
+from exitbench.results.verified import remember
 
 # How long an example takes says how busy the cores are.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,6 +24,28 @@ settings.load_profile("tests")
 def _interrupts_reach_child_processes() -> None:
     # A background job of a shell starts with SIGINT ignored, and its children would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _databases_begin_as_copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A process makes the empty database of each schema once and then copies it: a thousand tests begin with one."""
+    made: dict[str, Path] = {}
+    create = database._create
+
+    def copy(path: Path) -> None:
+        version = database._version()
+        if version not in made:
+            create(path)
+            made[version] = tmp_path_factory.mktemp("empty") / "empty.duckdb"
+            shutil.copyfile(path, made[version])
+            return
+        path.with_name(f"{path.name}.wal").unlink(missing_ok=True)
+        shutil.copyfile(made[version], path)
+        remember(path, version)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(database, "_create", copy)
+        yield
 
 
 @pytest.fixture(scope="session")
