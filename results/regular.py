@@ -9,8 +9,9 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Final, Self
+from typing import Final, Self
 
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Not blocking, since opening a pipe waits for who writes it."""
@@ -32,7 +33,7 @@ class TooLarge(OSError):
         super().__init__(errno.EFBIG, f"has more than {limit} bytes, which no file of its kind has", str(path))
 
 
-def open_regular(path: Path, folder: int | None = None) -> BinaryIO:
+def open_regular(path: Path, folder: int | None = None) -> BufferedReader:
     """Open a regular file for reading.
 
     Args:

@@ -88,7 +88,7 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
             )
 
 
-class _Worked(TorchDispatchMode):
+class _Worked(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The most numbers that one operation reads to compute others from them."""
 
     most = 0
@@ -122,7 +122,7 @@ class _Counted(Gate):
 
     def score(self, view: BlockView) -> torch.Tensor:
         head_has_read = view.logits_AK  # the head declares its own
-        with _Worked() as worked:
+        with _Worked() as worked:  # type: ignore[no-untyped-call]
             score_A = self._gate.score(view)
         del head_has_read
         self.most = max(self.most, worked.most)

@@ -6,6 +6,7 @@ Shape suffixes: L blocks, N tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -61,7 +62,7 @@ def replays(trial: Trial) -> Iterator[str]:
 def _probe(trial: Trial) -> pa.Table:
     """The table that a probe of `ANSWERS` leaves."""
     schema, length = TABLES["probe"], len(ANSWERS[0])
-    columns = {
+    columns: dict[str, Any] = {
         "doc_key": [f"{row:03}" for row in range(len(ANSWERS)) for _ in range(length)],
         "position": [place for _ in ANSWERS for place in range(1, length + 1)],
         "token_id": [token for answer in ANSWERS for token in answer],
