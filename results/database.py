@@ -8,7 +8,6 @@ at `rebuild`.
 
 import hashlib
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +47,7 @@ from exitbench.results.tables import (
 from exitbench.results.trouble import driver_error, is_damage, is_trouble
 from exitbench.results.turns import POLL_S, Turn, holder, is_wanted, take_turn
 from exitbench.results.verified import is_verified, remember
-from exitbench.terminal import number_of
+from exitbench.terminal import number_of, tell
 
 Result = TypeVar("Result")
 
@@ -278,11 +277,9 @@ def _open_reader(path: Path, wait_s: float) -> Database:
 
 def _open_copy(path: Path, wait_s: float) -> Database:
     """Open a copy that is up to date, which is gone when it is closed."""
-    print(
+    tell(
         f"{path} is not as this version of ExitBench makes it: a copy is read. The next run or import into it, or "
         "`exitbench db rebuild`, brings it up to date.",
-        file=sys.stderr,
-        flush=True,
     )
     folder = TemporaryDirectory(prefix="exitbench-")
     try:
