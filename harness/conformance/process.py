@@ -1,13 +1,12 @@
 """Trials in a process of their own, so that a method that hangs or ends its process takes nothing with it.
 
-The child reads settings as JSON lines from its standard input and writes one JSON line a verdict to a pipe, the first
-line of which says that methods were found. What methods print is dropped.
+The child reads settings as JSON from its standard input and writes one JSON line a verdict to a pipe, the first line of
+which says that methods were found. What methods print is dropped. A child whose parent is gone ends too (`lifeline`).
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import select
 import signal
@@ -18,12 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from exitbench.harness.conformance.verdict import Verdict, checks_version
+from exitbench.harness.lifeline import end_with, end_with_starting_thread
 
 TIMEOUT_S = 120.0
 """Longest trial of one setting; most take half a second."""
 _READY = "ready"
-_LONGER_S = 10
-"""After so many seconds more a child ends itself, should its parent be gone."""
 
 
 def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIMEOUT_S) -> list[Verdict]:
@@ -58,16 +56,18 @@ class _Child:
     def __init__(self, settings: Sequence[Mapping[str, Any]], timeout_s: float) -> None:
         self.why, self._timeout_s = "", timeout_s
         self._read_end, write_end = os.pipe()
-        command = [sys.executable, "-P", "-m", __name__, str(write_end), str(math.ceil(timeout_s) + _LONGER_S)]
+        lifeline, self._lifeline = os.pipe()
+        command = [sys.executable, "-P", "-m", __name__, str(write_end), str(lifeline)]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=(write_end,),
+            pass_fds=(write_end, lifeline),
             start_new_session=True,  # an interrupt from the terminal reaches the parent, which ends this
         )
         os.close(write_end)
+        os.close(lifeline)
         assert self._process.stdin is not None
         try:
             with self._process.stdin as stdin:
@@ -98,6 +98,7 @@ class _Child:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         os.close(self._read_end)
+        os.close(self._lifeline)
 
     def _ended(self) -> str:
         code = self._process.wait()
@@ -123,8 +124,11 @@ def _lines(read_end: int, timeout_s: float) -> Iterator[str]:
             deadline = time.monotonic() + timeout_s
 
 
-def _main(settings: IO[str], verdicts: IO[str], ends_after_s: int) -> None:
-    signal.alarm(ends_after_s)  # nobody handles it: the system ends the process
+def _main(settings: IO[str], verdicts: IO[str], lifeline: int) -> None:
+    os.set_inheritable(verdicts.fileno(), False)  # a process that a method starts is not to hold them
+    os.set_inheritable(lifeline, False)
+    end_with_starting_thread()
+    end_with(lifeline)
     import torch
 
     from exitbench.harness.conformance import Shape, examine
@@ -134,7 +138,6 @@ def _main(settings: IO[str], verdicts: IO[str], ends_after_s: int) -> None:
     asked = json.load(settings)
     print(_READY, file=verdicts, flush=True)
     for one in asked:
-        signal.alarm(ends_after_s)
         try:
             method = get_method(one["name"]).from_params(one["params"])
             found = examine(method, Shape(one["n_blocks"], tuple(one["exit_blocks"])))

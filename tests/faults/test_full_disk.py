@@ -122,3 +122,19 @@ def test_a_report_that_finds_no_room_is_written_later(bench: Any, disk: Path, wh
     ballast.unlink()
     assert bench.do(*report).returncode == 0
     assert (disk / "report" / "index.html").exists()
+
+
+@pytest.mark.parametrize("form", ["parquet", "every-eval-ever"])
+@pytest.mark.parametrize("free_kilobytes", [0, 8, 20])
+def test_an_export_that_finds_no_room_leaves_nothing_and_is_written_later(
+    bench: Any, disk: Path, whole: Path, free_kilobytes: int, form: str
+) -> None:
+    ballast = fill(disk, free_kilobytes * KILOBYTE)
+    export = ("export", disk / "ours", "--format", form, "--database", whole / "exitbench.duckdb")
+    done = bench.do(*export)
+    assert done.returncode == 2
+    assert is_said_in_a_few_lines(done)
+    assert sorted(path.name for path in disk.iterdir()) == ["ballast"]
+    ballast.unlink()
+    assert bench.do(*export).returncode == 0
+    assert any((disk / "ours").iterdir())

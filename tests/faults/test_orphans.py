@@ -17,7 +17,7 @@ LONG_S = 240.0
 SOON_S = 20.0
 
 METHOD = """
-import ctypes, os, time
+import ctypes, os, sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -26,10 +26,11 @@ from exitbench.methods.max_prob import LargestProbability, MaxProb
 class Hanging(LargestProbability):
     def score(self, view):
         flag = Path(os.environ["HANG_FLAG"])
-        if flag.exists():
+        asked, where = flag.read_text() if flag.exists() else "", sys.modules["__main__"].__spec__.name
+        if asked.startswith("a trial" if "conformance" in where else "a cell"):
             flag.with_suffix(".hangs").touch()
-            ctypes.PyDLL(None).sleep(600) if flag.read_text() == "in C" else None
-            while flag.read_text() == "in Python":
+            ctypes.PyDLL(None).sleep(600) if asked.endswith("in C") else None
+            while asked.endswith("in Python"):
                 pass
         return super().score(view)
 
@@ -94,8 +95,8 @@ def kill_and_wait(running: "subprocess.Popen[str]") -> float:
     return wait_for(lambda: not any(map(lives, started)), SOON_S)
 
 
-@pytest.mark.parametrize("how", ["in Python", "in C"])
-def test_a_worker_that_hangs_ends_with_its_run_and_the_next_run_does_the_cell(
+@pytest.mark.parametrize("how", ["a trial in Python", "a trial in C", "a cell in Python", "a cell in C"])
+def test_what_hangs_ends_with_its_run_and_the_next_run_does_the_cell(
     bench: Any, flag: Path, how: str, tmp_path: Path
 ) -> None:
     suite = bench.suite.with_name("hanging.toml")
@@ -112,7 +113,7 @@ def test_a_worker_that_hangs_ends_with_its_run_and_the_next_run_does_the_cell(
     assert again.returncode == 0, again.stderr
     assert "waiting for" not in again.stderr
     assert {status.status for status in latest_status(runs / "spool").values()} == {"ok"}
-    print(f"hanging {how}: the worker outlived its run by {outlived_s:.2f} s")
+    print(f"{how}: outlived its run by {outlived_s:.2f} s")
 
 
 def test_trainings_end_with_their_command(bench: Any, tmp_path: Path) -> None:
