@@ -20,6 +20,7 @@ from exitbench.harness.spec import WorkerSpec
 from exitbench.harness.suite import load_suite
 from exitbench.results.database import open_database
 from exitbench.results.ingest import ingest
+from exitbench.results.queries import saved_query
 from exitbench.results.spool import attempt_status
 from exitbench.tasks.builtin.tokenizer import build_tokenizer
 
@@ -61,6 +62,10 @@ max_rounds = 1
 method = "static"
 grid = { exit_layer = [2] }
 kinds = ["quality", "timing"]
+[[sweep]]
+method = "calm-softmax"
+grid = { threshold = [0.05], decay = ["none"] }
+kinds = ["replay"]
 """
 
 
@@ -167,8 +172,20 @@ def test_a_gated_first_token_is_asked_of_a_task(
             """SELECT task_label, value FROM metric_values WHERE metric = 'cost_blocks_bytes' AND method = 'full'
             ORDER BY 1"""
         ).to_pylist()
+        replays = database.query(
+            "SELECT task_label, mean_exit_layer, token_match FROM frontier WHERE execution = 'simulated' ORDER BY 1"
+        ).to_pylist()
+        query = saved_query("threshold_replay")
+        swept = [row for row in database.query(query.sql, query.defaults).to_pylist() if row["threshold"] == 0.05]
+        query = saved_query("threshold_for_agreement")
+        least = database.query(query.sql, {**query.defaults, "agreement": 0.0}).to_pylist()
     assert told == [{"task_label": "gated", "first_token": "gated"}, {"task_label": "whole", "first_token": "full"}]
     assert ideal[0]["value"] > ideal[1]["value"]
+    for asked in (swept, least):
+        assert [row["threshold"] for row in asked] == [0.05, 0.05]
+        assert [row["mean_exit_layer"] for row in asked] == pytest.approx([row["mean_exit_layer"] for row in replays])
+        assert [row["token_match"] for row in asked] == pytest.approx([row["token_match"] for row in replays])
+    assert replays[0]["mean_exit_layer"] < replays[1]["mean_exit_layer"]
 
 
 def test_an_encoder_decoder_refuses(checkpoint: Callable[[str], Path], tmp_path: Path, data_dir: Path) -> None:
