@@ -1,7 +1,7 @@
 """What timing cells take for one request while the clock runs, by gate.
 
-Small models, where everything beside products counts most. Processor time, which other work changes less than the clock,
-is compared by `nox -s perf -- --against REV -k timed_section --benchmark-timer=time.process_time`.
+Small models, where everything beside products counts most. Processor time, which other work changes less, is compared
+by `nox -s perf -- --against REV -k timed_section --benchmark-timer=time.process_time`.
 """
 
 from __future__ import annotations
