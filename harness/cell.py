@@ -34,6 +34,10 @@ Truncate = Literal["left", "right", "drop"]
 TRUNCATIONS: tuple[Truncate, ...] = get_args(Truncate)
 
 
+FirstToken = Literal["full", "gated"]
+FIRST_TOKENS: tuple[FirstToken, ...] = get_args(FirstToken)
+
+
 INPUTS = ("probe_cell_id", "scores_cell_id", "fit_cell_id")
 """Cells whose rows a cell computes from: part of what it asks."""
 
@@ -99,6 +103,8 @@ class Generation:
         system: System message of the chat.
         max_prompt_tokens: Longest prompt, special tokens included.
         truncate: Where longer ones are cut (``left`` keeps their end), or ``drop``: their documents are left out.
+        first_token: Decoder-only models: ``gated`` lets the first token exit early like every other; None reads it
+            from the prompt's own pass, at full depth.
     """
 
     max_new_tokens: int
@@ -111,6 +117,12 @@ class Generation:
     system: str | None = None
     max_prompt_tokens: int | None = None
     truncate: Truncate | None = None
+    first_token: Literal["gated"] | None = None
+
+    @property
+    def gates_first_token(self) -> bool:
+        """Whether the last prompt token of a decoder-only model goes through the decode loop."""
+        return self.first_token == "gated"
 
     @cached_property
     def logit_rules(self) -> dict[str, Any]:
@@ -222,6 +234,11 @@ class Cell:
     def execution(self) -> str:
         """``simulated`` for a replay, ``real`` for everything that ran the model."""
         return "simulated" if self.kind == "replay" else "real"
+
+    @property
+    def first_token(self) -> FirstToken:
+        """``full`` where the first token is read from the prompt's own pass, ``gated`` where it may exit early."""
+        return "gated" if self.model.kind == "seq2seq" or self.generation.gates_first_token else "full"
 
     @cached_property
     def identity(self) -> dict[str, Any]:

@@ -50,10 +50,10 @@ def answer_cost(
     Args:
         model: The model.
         parts: The method.
-        exit_layers: Of every token.
-        head_rows: Rows of the LM head multiplied for every token.
-        places: Where every token stands; positions run in vain are taken to have stood where the token does that
-            replaced them.
+        exit_layers: Of every token that a step of decoding made.
+        head_rows: Rows of the LM head multiplied for every token; of a first one too that the prompt's own pass made.
+        places: Where every token of ``exit_layers`` stands; positions run in vain are taken to have stood where the
+            token does that replaced them.
         rejected: Drafts thrown away before every token; empty if none were.
         wasted: Positions run in vain before every token; empty if none were.
     """

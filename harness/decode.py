@@ -8,7 +8,6 @@ Shape suffixes: B rows of the batch, A rows still running at a block, D model wi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -22,6 +21,7 @@ from exitbench.harness.checkpoint import Checkpoint
 from exitbench.harness.logit_rules import Applied, LogitRules
 from exitbench.harness.model import Transformer
 from exitbench.harness.pending import begin_step, run_block
+from exitbench.harness.step_trace import StepTrace
 from exitbench.harness.verification import verify
 from exitbench.methods.base import BlockView, KVPolicy, Parts, Threshold
 
@@ -43,6 +43,8 @@ class Request:
 class Generation:
     """The answer to one request and its exit trace; one entry a new token, the end-of-sequence token included.
 
+    A decode that is not traced (`decode`) leaves tokens and stop reason only.
+
     Attributes:
         token_ids: New tokens.
         exit_layers: Blocks whose output the token was read from, 1..L.
@@ -63,9 +65,8 @@ class Generation:
     wasted: list[int] = field(default_factory=list)
     stop_reason: str = "length"
 
-    def append(
+    def note(
         self,
-        token_id: int,
         exit_layer: int,
         blocks_run: int,
         head_rows: int,
@@ -73,8 +74,7 @@ class Generation:
         rejected: int = 0,
         wasted: int = 0,
     ) -> None:
-        """Add a token and its trace."""
-        self.token_ids.append(token_id)
+        """Add the trace of the newest token."""
         self.exit_layers.append(exit_layer)
         self.blocks_run.append(blocks_run)
         self.head_rows.append(head_rows)
@@ -101,31 +101,16 @@ class Step:
 
     Attributes:
         token_B: The tokens.
-        exit_layers: Blocks whose output each was read from.
-        blocks_run: Blocks executed for each.
-        head_rows: Rows of the LM head multiplied for each.
-        scores: Confidence at each exit; None at the last block.
         rules: What tokens are chosen from in place of a view; None: the view.
+        trace: What the tokens leave behind; None: nothing.
+        unread: Rows that have left and are to be read out together.
     """
 
-    def __init__(self, n_rows: int, n_blocks: int, device: torch.device, rules: Applied | None = None) -> None:
+    def __init__(self, model: Transformer, n_rows: int, rules: Applied | None, *, traced: bool) -> None:
         self.rules = rules
-        self.token_B = torch.empty(n_rows, dtype=torch.long, device=device)
-        self.exit_layers, self.blocks_run = [n_blocks] * n_rows, [n_blocks] * n_rows
-        self.head_rows = [0] * n_rows
-        self.scores: list[float | None] = [None] * n_rows
-        self.asked: list[tuple[int, Tensor]] = []  # (block, scores of the rows running there)
-        self.read: list[tuple[int, Tensor]] = []  # (block, largest logit of rows read there)
-        self.unread: list[tuple[BlockView, Running]] = []  # rows that have left and are to be read out together
-
-    def check_finite(self) -> None:
-        """Raise ArithmeticError, naming the block, if a logit or a score is not a number or infinite."""
-        found = [("logits", *pair) for pair in self.read] + [("confidence scores", *pair) for pair in self.asked]
-        if math.isfinite(float(torch.cat([value_A for _, _, value_A in found]).sum())):
-            return
-        for what, block, value_A in sorted(found, key=lambda item: item[1]):
-            if not bool(value_A.isfinite().all()):
-                raise ArithmeticError(f"the {what} at block {block} are not finite: {value_A.tolist()}")
+        self.token_B = torch.empty(n_rows, dtype=torch.long, device=model.device)
+        self.trace = StepTrace(n_rows, model.n_blocks) if traced else None
+        self.unread: list[tuple[BlockView, Running]] = []
 
 
 @dataclass(frozen=True)
@@ -168,20 +153,35 @@ class Batch:
         requests: One a row.
         max_new_tokens: Longest answer, counted in new decoder tokens; also N of position-decayed thresholds.
         cache: Keys and values.
-        prompt_state_BD: Decoder-only models: state after the last prompt token.
+        prompt_state_BD: State after the last prompt token, from which the first token is read; None where that one
+            goes through the decode loop too.
+        fed_B: What the decode loop is fed first; None: the start token of an encoder-decoder.
     """
 
     requests: Sequence[Request]
     max_new_tokens: int
     cache: Cache
     prompt_state_BD: Tensor | None
+    fed_B: Tensor | None = None
 
 
 @torch.inference_mode()
-def prefill(model: Transformer, requests: Sequence[Request], max_new_tokens: int) -> Batch:
-    """Run the encoder, or the prompts of a decoder-only model at full depth."""
-    cache, state_BD = model.start([request.prompt_ids for request in requests], max_new_tokens)
-    return Batch(requests, max_new_tokens, cache, state_BD)
+def prefill(
+    model: Transformer, requests: Sequence[Request], max_new_tokens: int, *, gates_first_token: bool = False
+) -> Batch:
+    """Run the encoder, or the prompts of a decoder-only model at full depth.
+
+    Args:
+        model: The model.
+        requests: What is answered.
+        max_new_tokens: Longest answer.
+        gates_first_token: Leave the last prompt token of a decoder-only model to the decode loop, so that the first
+            new token may exit early too. That of an encoder-decoder always may.
+    """
+    prompts = [request.prompt_ids for request in requests]
+    cache, state_BD = model.start(prompts, max_new_tokens, holds_last=gates_first_token)
+    fed_B = torch.tensor([prompt[-1] for prompt in prompts], device=model.device) if gates_first_token else None
+    return Batch(requests, max_new_tokens, cache, state_BD, fed_B)
 
 
 @torch.inference_mode()
@@ -191,6 +191,8 @@ def decode(
     parts: Parts,
     is_stopped: Callable[[list[int]], bool] | None = None,
     asked: Asked | None = None,
+    *,
+    traced: bool = True,
 ) -> list[Generation]:
     """Generate until every row has ended.
 
@@ -200,14 +202,18 @@ def decode(
         parts: The method.
         is_stopped: Told the new tokens of a row after each token; True ends the row (stop strings).
         asked: Whose rules change logits before tokens are chosen from them.
+        traced: Record exits and check that all numbers are finite. The tokens are the same without.
 
     Returns:
         One generation a request, in their order.
+
+    Raises:
+        ArithmeticError: Traced, and a logit or a score is not finite.
     """
     model, cache, requests = checkpoint.model, batch.cache, batch.requests
     generations = [Generation() for _ in requests]
     alive = list(range(len(requests)))  # the request behind each row of the cache
-    token_B: Tensor | None = None
+    token_B = batch.fed_B
     rules = None
     if asked is not None and asked.logit_rules:
         rules = LogitRules(asked, checkpoint, [request.prompt_ids for request in requests])
@@ -230,18 +236,23 @@ def decode(
                 token_B = torch.full((len(alive),), checkpoint.start_id or 0, device=model.device)
             positions_B = tuple(len(generation.token_ids) + 1 for generation in rows)
             cache.make_room()
-            step = decode_step(model, cache, token_B, parts, positions_B, batch.max_new_tokens, seeds_B, applied)
+            longest = batch.max_new_tokens
+            step = decode_step(model, cache, token_B, parts, positions_B, longest, seeds_B, applied, traced=traced)
         else:  # the prompt itself ran at full depth and already holds the first token
-            step = _first_token(model, batch.prompt_state_BD, parts, batch.max_new_tokens, seeds_B, applied)
+            step = _first_token(model, batch, parts, seeds_B, applied, traced=traced)
         token_B = step.token_B
-        columns = (step.token_B.tolist(), step.exit_layers, step.blocks_run, step.head_rows, step.scores)
-        for generation, record in zip(rows, zip(*columns, strict=True), strict=True):
-            generation.append(*record)
+        token_ids = token_B.tolist()
+        for generation, token_id in zip(rows, token_ids, strict=True):
+            generation.token_ids.append(token_id)
+        if step.trace is not None:
+            for generation, record in zip(rows, step.trace.by_row(), strict=True):
+                generation.note(*record)
         if rules is not None:
-            rules.note(alive, columns[0])
+            rules.note(alive, token_ids)
         reasons = [stop_reason(generation) for generation in rows]
         if parts.kv_policy.verifies:
-            cut = verify(model, cache, parts.kv_policy, rows, [reason is not None for reason in reasons])
+            ends = [reason is not None for reason in reasons]
+            cut = verify(model, cache, parts.kv_policy, rows, ends, traced=traced)
             for row in cut:
                 reasons[row] = stop_reason(rows[row])
             if cut:
@@ -268,6 +279,8 @@ def decode_step(
     max_new_tokens: int,
     seeds_B: tuple[int, ...],
     rules: Applied | None = None,
+    *,
+    traced: bool = True,
 ) -> Step:
     """Feed one token a row through as many blocks as the method wants, and choose the next ones.
 
@@ -280,9 +293,10 @@ def decode_step(
         max_new_tokens: Longest answer allowed.
         seeds_B: One seed a row.
         rules: What tokens are chosen from in place of a view; None: the view.
+        traced: Record exits and check that all numbers are finite.
     """
     n_blocks, policy = model.n_blocks, parts.kv_policy
-    step = Step(len(token_B), n_blocks, model.device, rules)
+    step = Step(model, len(token_B), rules, traced=traced)
     begin_step(cache, policy)
     hidden_AD = model.embed(token_B[:, None], cache)[:, 0]
     earlier = [hidden_AD] if parts.gate.needs_history else []  # states after blocks 0..block-1
@@ -315,20 +329,19 @@ def decode_step(
                 break
             static = cache.static if running.rows_A is None else None
             score_A = parts.gate.score(view) if static is None else static.score(parts, view)
-            step.asked.append((block, score_A))
-            _note_reading(step, view, running)
+            if step.trace is not None:
+                step.trace.note_score(view, score_A, running.rows)
             leaves_A = score_A > _level(parts.threshold, view, score_A)
             # the one look at the device that a decision needs
             leaves = leaves_A.tolist() if static is None else static.look(leaves_A, block)
             if all(leaves):
-                _leave(step, parts, cache, view, running, score_A)
+                _leave(step, parts, cache, view, running)
                 break
             if any(leaves):
                 out, on = ([at for at, leaving in enumerate(leaves) if leaving is which] for which in (True, False))
                 # Places rather than masks, of which the device would have to tell how many they are.
                 out_A, on_A = (torch.tensor(places, device=model.device) for places in (out, on))
-                left = running.at(out, out_A)
-                _leave(step, parts, cache, view.rows(out, out_A), left, score_A.index_select(0, out_A))
+                _leave(step, parts, cache, view.rows(out, out_A), running.at(out, out_A))
                 running = running.at(on, on_A)
                 hidden_AD, score_A = hidden_AD.index_select(0, on_A), score_A.index_select(0, on_A)
                 memory = {name: value.index_select(0, on_A) for name, value in memory.items()}
@@ -338,7 +351,8 @@ def decode_step(
         if parts.gate.needs_history:
             earlier.append(hidden_AD)
     _emit_together(step, parts)
-    step.check_finite()
+    if step.trace is not None:
+        step.trace.check_finite()
     cache.end_step()
     return step
 
@@ -352,15 +366,13 @@ def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Te
     return score_A.new_tensor(levels)
 
 
-def _leave(step: Step, parts: Parts, cache: Cache, view: BlockView, leaving: Running, score_A: Tensor) -> None:
+def _leave(step: Step, parts: Parts, cache: Cache, view: BlockView, leaving: Running) -> None:
     """Rows end at an early block: the KV policy sees to the skipped ones and may know a deeper state to emit from."""
     deep_AD = parts.kv_policy.on_exit(cache, view.block, view.hidden_AD, leaving.rows_A)
     _emit(step, parts, view if deep_AD is None else view.at_full_depth(deep_AD), leaving)
-    runs_all = parts.kv_policy.runs_all_blocks or parts.gate.looks_ahead
-    for row, score in zip(leaving.rows, score_A.tolist(), strict=True):
-        step.exit_layers[row], step.scores[row] = view.block, score
-        if not runs_all:
-            step.blocks_run[row] = view.block
+    if step.trace is not None:
+        runs_all = parts.kv_policy.runs_all_blocks or parts.gate.looks_ahead
+        step.trace.note_exit(leaving.rows, runs_all_blocks=runs_all)
 
 
 def _emit(step: Step, parts: Parts, view: BlockView, leaving: Running) -> None:
@@ -377,9 +389,8 @@ def _emit_together(step: Step, parts: Parts) -> None:
         _choose(step, parts, views[0], groups[0])
     elif views:
         _choose(step, parts, BlockView.joined(views), Running.joined(groups))
-        largest_A = step.read.pop()[1]
-        pieces = torch.split(largest_A, [len(group.rows) for group in groups])
-        step.read += [(view.block, piece_A) for view, piece_A in zip(views, pieces, strict=True)]
+        if step.trace is not None:
+            step.trace.split_reading([view.block for view in views], [len(group.rows) for group in groups])
 
 
 def _choose(step: Step, parts: Parts, view: BlockView, leaving: Running) -> None:
@@ -388,19 +399,8 @@ def _choose(step: Step, parts: Parts, view: BlockView, leaving: Running) -> None
         step.token_B = token_A
     else:
         step.token_B[leaving.rows_A] = token_A
-    _note_reading(step, view, leaving)
-
-
-def _note_reading(step: Step, view: BlockView, running: Running) -> None:
-    """Count the rows of the head that the view multiplied since last asked, and keep its largest logits."""
-    multiplied = view.head_rows
-    if isinstance(multiplied, int) and multiplied == 0:
-        return
-    numbers = [multiplied] * len(running.rows) if isinstance(multiplied, int) else multiplied.tolist()
-    for row, number in zip(running.rows, numbers, strict=True):
-        step.head_rows[row] += number
-    step.read.append((view.block, view.logits_AK.amax(-1).float()))
-    view.head_rows = 0
+    if step.trace is not None:
+        step.trace.note_reading(view, leaving.rows)
 
 
 def _all_states(model: Transformer, hidden_AD: Tensor, cache: Cache, policy: KVPolicy) -> Tensor:
@@ -413,26 +413,24 @@ def _all_states(model: Transformer, hidden_AD: Tensor, cache: Cache, policy: KVP
 
 
 def _first_token(
-    model: Transformer,
-    state_BD: Tensor,
-    parts: Parts,
-    max_new_tokens: int,
-    seeds_B: tuple[int, ...],
-    rules: Applied | None,
+    model: Transformer, batch: Batch, parts: Parts, seeds_B: tuple[int, ...], rules: Applied | None, *, traced: bool
 ) -> Step:
     """The token that the prompt's full-depth pass already holds."""
-    step = Step(len(state_BD), model.n_blocks, model.device, rules)
-    rows = Running(range(len(state_BD)), None, (1,) * len(state_BD), seeds_B, (0,) * len(state_BD))
+    assert batch.prompt_state_BD is not None, "asked only where the prompt's pass gave it"
+    n_rows = len(batch.prompt_state_BD)
+    step = Step(model, n_rows, rules, traced=traced)
+    rows = Running(range(n_rows), None, (1,) * n_rows, seeds_B, (0,) * n_rows)
     view = BlockView(
         block=model.n_blocks,
         positions_A=rows.positions,
-        max_new_tokens=max_new_tokens,
-        hidden_AD=state_BD,
+        max_new_tokens=batch.max_new_tokens,
+        hidden_AD=batch.prompt_state_BD,
         seeds_A=seeds_B,
         memory={},
         model=model,
         head=parts.head,
     )
     _choose(step, parts, view, rows)
-    step.check_finite()
+    if step.trace is not None:
+        step.trace.check_finite()
     return step

@@ -29,6 +29,8 @@ def resolve(entry: TaskEntry, folder: Path, found: Description) -> Generation:
         _checked(entry, "max_prompt_tokens", _check_bound, folder, found, asked)
     if asked.forced_bos_token_id is not None:
         _checked(entry, "forced_bos_token_id", _check_forced, found, asked.forced_bos_token_id)
+    if asked.gates_first_token:
+        _checked(entry, "first_token", _check_first_token, found.model)
     return asked
 
 
@@ -45,6 +47,8 @@ def remarks(entries: Sequence[TaskEntry], folder: Path, asked: Mapping[str, Gene
     for entry in entries:
         ignored = not_applied(folder, asked[entry.label])
         lines = [str(ignored)] if ignored.settings else []
+        if asked[entry.label].gates_first_token:
+            lines.append('first_token = "gated": the first token of an answer may exit early too')
         if template and not entry.chat_template:
             lines.append("has a chat template, which is not used: chat_template = true in [tasks.LABEL] uses it")
         for line in lines:
@@ -91,6 +95,14 @@ def _check_forced(found: Description, token_id: int) -> None:
     if token_id >= found.vocab_size:
         raise UserError(
             f"is {token_id}; the vocabulary of model {model.name!r} has tokens 0 to {found.vocab_size - 1}."
+        )
+
+
+def _check_first_token(model: ModelRef) -> None:
+    if model.kind != "causal":
+        raise UserError(
+            f"model {model.name!r} is an encoder-decoder, whose first token always goes through the gate, behind the "
+            'decoder\'s start token; "gated" goes with decoder-only models.'
         )
 
 

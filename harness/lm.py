@@ -102,7 +102,9 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
 
     def _answer(self, items: Sequence[tuple[str, Prompt]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
         requests = [Request(prompt.ids, self.seed_of(key)) for key, prompt in items]
-        batch = prefill(self.checkpoint.model, requests, max_new_tokens)
+        asked = self.prompts.generation
+        gates_first = asked.gates_first_token
+        batch = prefill(self.checkpoint.model, requests, max_new_tokens, gates_first_token=gates_first)
         is_stopped = None
         if stop:
 
@@ -110,7 +112,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
                 text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
                 return any(string in text for string in stop)
 
-        generations = decode(self.checkpoint, batch, self.parts, is_stopped, self.prompts.generation)
+        generations = decode(self.checkpoint, batch, self.parts, is_stopped, asked)
         for (key, prompt), generation in zip(items, generations, strict=True):
             text = self.tokenizer.decode(generation.token_ids, skip_special_tokens=True)
             cut_text = postprocess_generated_text(text, list(stop), None)

@@ -224,21 +224,31 @@ class Transformer:
             hidden_ND = block.down.onto(hidden_ND, self._inner(hidden_ND, block))
         return self.normalise(hidden_ND)
 
-    def start(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Cache, Tensor | None]:
+    def start(
+        self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False
+    ) -> tuple[Cache, Tensor | None]:
         """Prefill: everything that happens once a prompt, at full depth.
 
         Args:
             prompts: Token ids of each row.
             room: New decoder positions to leave space for.
+            holds_last: Decoder-only models: hold back each prompt's last token, which is to be fed next.
 
         Returns:
-            The cache, and for decoder-only models the state after the last prompt token [B, D] (None otherwise).
+            The cache, and for decoder-only models the state after the last prompt token [B, D] (None otherwise, and
+            where that token is held back).
 
         Raises:
-            UserError: Prompt and answer are longer than the model's learned positions.
+            UserError: Prompt and answer are longer than the model's learned positions, or the last token of an
+                encoder-decoder's prompt is to be held back.
         """
         if not self.arch.encoder_blocks:
-            return self._start_decoder_only(prompts, room)
+            return self._start_decoder_only(prompts, room, holds_last)
+        if holds_last:
+            raise UserError(
+                "an encoder-decoder reads its whole prompt in the encoder; its first new token, which follows the "
+                "decoder's start token, goes through the gate anyhow."
+            )
         tokens_BS, mask_BS = padded(prompts, self.device, side="right")
         source_ND = self.encode(tokens_BS, mask_BS)
         cache = Cache(self, len(prompts), room)
@@ -251,17 +261,23 @@ class Transformer:
             target.copy_(block.cross_kv(source_ND).view(n_rows, n_source, *target.shape[1::2]).transpose(1, 2))
         return cache, None
 
-    def _start_decoder_only(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Cache, Tensor]:
+    def _start_decoder_only(
+        self, prompts: Sequence[Sequence[int]], room: int, holds_last: bool
+    ) -> tuple[Cache, Tensor | None]:
         self._check_room(max(len(prompt) for prompt in prompts), room)
         tokens_BT, mask_BT = padded(prompts, self.device, side="left")
         cache = Cache(self, len(prompts), tokens_BT.shape[1] + room)
         if mask_BT is not None:
             cache.padding_B = (~mask_BT).sum(1)
+        if holds_last:
+            tokens_BT = tokens_BT[:, :-1]
+        if not tokens_BT.shape[1]:
+            return cache, None
         hidden = self.embed(tokens_BT, cache)
         for block in range(1, self.n_blocks + 1):
             hidden = self.block(block, hidden, cache)
         cache.length = tokens_BT.shape[1]
-        return cache, hidden[:, -1]
+        return cache, None if holds_last else hidden[:, -1]
 
     def _check_room(self, n_prompt: int, n_new: int) -> None:
         needed = n_prompt + n_new - 1  # the last new token is never fed

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, cast
 
 from exitbench.errors import UserError
-from exitbench.harness.cell import TRUNCATIONS, Generation, Truncate
+from exitbench.harness.cell import FIRST_TOKENS, TRUNCATIONS, Generation, Truncate
 from exitbench.harness.spec import DataRequest, SourceKind
 from exitbench.harness.toml import Table
 
@@ -18,7 +18,7 @@ _OTHER_FILES: Final = ("train_files", "calibration_files")
 _KEYS: Final = (
     *("task", "source", "split", "limit", "seed", "files", *_OTHER_FILES),
     *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
-    *("chat_template", "system", "max_prompt_tokens", "truncate"),
+    *("chat_template", "system", "max_prompt_tokens", "truncate", "first_token"),
 )
 
 
@@ -100,6 +100,9 @@ def _generation(table: Table, default_max_new_tokens: int) -> Generation:
     truncate = table.optional("truncate", str)
     if truncate is not None:
         table.choose("truncate", truncate, TRUNCATIONS, "way to shorten prompts")
+    first_token = table.choose(
+        "first_token", table.get("first_token", str, "full"), FIRST_TOKENS, "way to the first token"
+    )
     return Generation(
         max_new_tokens=table.positive("max_new_tokens", default_max_new_tokens, MAX_NEW_TOKENS),
         stop=table.strings("stop", ()),
@@ -110,6 +113,7 @@ def _generation(table: Table, default_max_new_tokens: int) -> Generation:
         system=table.optional("system", str),
         max_prompt_tokens=_from(table, "max_prompt_tokens", 1),
         truncate=cast(Truncate | None, truncate),
+        first_token="gated" if first_token == "gated" else None,  # asking for the default is asking for nothing
     )
 
 

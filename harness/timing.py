@@ -1,7 +1,8 @@
 """Speed of a method against full depth of the same checkpoint: paired, in one process, with its own noise floor.
 
 For every unit of documents the order is full, twin, method, method, twin, full, where twin is full depth again: both
-comparisons are ABBA, so a machine that slowly warms up or cools down favours neither. Nothing is traced or scored here.
+comparisons are ABBA, so a machine that slowly warms up or cools down favours neither. Nothing is traced, checked or
+scored while the clock runs: an untimed decode before does that (`decode`'s ``traced``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from exitbench.harness.cell import Generation as Asked
 from exitbench.harness.cell import TimingSettings
 from exitbench.harness.checkpoint import Checkpoint
-from exitbench.harness.decode import Generation, Request, decode, prefill
+from exitbench.harness.decode import Batch, Generation, Request, decode, prefill
 from exitbench.harness.device_readings import DeviceReading, read_device
 from exitbench.methods.base import Parts
 from exitbench.methods.gates import Scheduled
@@ -85,7 +86,7 @@ def measure(
     """
 
     def run(parts: Parts, unit: Unit) -> list[Generation]:
-        return decode(checkpoint, prefill(checkpoint.model, unit.requests, asked.max_new_tokens), parts, asked=asked)
+        return decode(checkpoint, _prefilled(checkpoint, unit, asked), parts, asked=asked)
 
     full_outputs = [generation for unit in units for generation in run(full, unit)]
     outputs = [generation for unit in units for generation in run(method, unit)]
@@ -95,7 +96,8 @@ def measure(
         method = Parts(Scheduled(known), method.threshold, method.head, method.kv_policy, method.blocks)
     arms = {"full": full, "method": method}
     for unit in units[: settings.warm_up]:
-        run(full, unit), run(method, unit)
+        for parts in (full, method):
+            decode(checkpoint, _prefilled(checkpoint, unit, asked), parts, asked=asked, traced=False)
     readings: list[Reading] = []
     device: list[DeviceReading] = []
     kind = checkpoint.model.device.type
@@ -146,15 +148,20 @@ def _timed(
     gc.disable()
     try:
         clock.mark()
-        batch = prefill(checkpoint.model, unit.requests, asked.max_new_tokens)
+        batch = _prefilled(checkpoint, unit, asked)
         clock.mark()
-        generations = decode(checkpoint, batch, parts, asked=asked)
+        generations = decode(checkpoint, batch, parts, asked=asked, traced=False)
         clock.mark()
     finally:
         gc.enable()
     n_tokens = sum(len(generation.token_ids) for generation in generations)
     for phase, first, last in (("prefill", 0, 1), ("decode", 1, 2), ("total", 0, 2)):
         yield phase, *clock.between(first, last), n_tokens
+
+
+def _prefilled(checkpoint: Checkpoint, unit: Unit, asked: Asked) -> Batch:
+    model, gates_first = checkpoint.model, asked.gates_first_token
+    return prefill(model, unit.requests, asked.max_new_tokens, gates_first_token=gates_first)
 
 
 class _Clock:

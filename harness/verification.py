@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
 
 def verify(
-    model: Transformer, cache: Cache, policy: KVPolicy, generations: Sequence[Generation], ends: Sequence[bool]
+    model: Transformer,
+    cache: Cache,
+    policy: KVPolicy,
+    generations: Sequence[Generation],
+    ends: Sequence[bool],
+    *,
+    traced: bool,
 ) -> list[int]:
     """Verify the drafts of rows whose newest token has run all blocks, and of rows that would end.
 
@@ -36,6 +42,7 @@ def verify(
         policy: One that verifies.
         generations: Of every row of the cache; cut in place.
         ends: Whether each row would end with the token it has just got.
+        traced: Whether generations have a trace, which then tells of this too, and logits are checked.
 
     Returns:
         The rows that were cut: they end in another token now.
@@ -48,7 +55,8 @@ def verify(
     if not rows:
         return []
     logits_NV = model.logits(torch.stack([token.state_D for row in rows for token in waiting[row]]))
-    _check_finite(logits_NV, model.n_blocks)
+    if traced:
+        _check_finite(logits_NV, model.n_blocks)
     drafted = [len(waiting[row]) for row in rows]
     # The token emitted from the newest place of the cache is its row's last.
     firsts = [len(generations[row].token_ids) + waiting[row][0].place - cache.length for row in rows]
@@ -61,8 +69,9 @@ def verify(
     wasted_B, cut = [0] * cache.n_rows, []
     for row, first, rejects_N, choice_N in zip(rows, firsts, rejects, choices, strict=True):
         waiting[row] = []
-        if _settle(generations[row], first, rejects_N.tolist(), choice_N.tolist(), model):
-            wasted_B[row] = generations[row].wasted[-1]
+        wasted = _settle(generations[row], first, rejects_N.tolist(), choice_N.tolist(), model, traced=traced)
+        if wasted is not None:
+            wasted_B[row] = wasted
             cut.append(row)
     if cut:
         cache.drop_newest(wasted_B)
@@ -90,24 +99,32 @@ def _run_rest(model: Transformer, cache: Cache, policy: KVPolicy, rows: Sequence
     cache.length += 1
 
 
-def _settle(generation: Generation, first: int, rejects: list[bool], choices: list[int], model: Transformer) -> bool:
-    """Keep the drafts from index ``first`` on up to the first rejected one; tells whether there was one.
+def _settle(
+    generation: Generation, first: int, rejects: list[bool], choices: list[int], model: Transformer, *, traced: bool
+) -> int | None:
+    """Keep the drafts from index ``first`` on up to the first rejected one.
 
     The work that was done for what is dropped is noted at the token that takes the place of the first rejected draft.
+
+    Returns:
+        Positions run in vain; None if no draft was rejected.
     """
     kept = rejects.index(True) if True in rejects else len(rejects)
-    for at in range(first, first + kept):
-        generation.blocks_run[at] = model.n_blocks
-        generation.head_rows[at] += model.vocab_size
+    if traced:
+        for at in range(first, first + kept):
+            generation.blocks_run[at] = model.n_blocks
+            generation.head_rows[at] += model.vocab_size
     rejected = len(rejects) - kept
     if rejected == 0:
-        return False
+        return None
     at = first + kept
     wasted = len(generation.token_ids) - 1 - at
     head_rows = sum(generation.head_rows[at:]) + rejected * model.vocab_size
     generation.cut(at)
-    generation.append(choices[kept], model.n_blocks, model.n_blocks, head_rows, None, rejected, wasted)
-    return True
+    generation.token_ids.append(choices[kept])
+    if traced:
+        generation.note(model.n_blocks, model.n_blocks, head_rows, None, rejected, wasted)
+    return wasted
 
 
 def _check_finite(logits_NV: Tensor, block: int) -> None:

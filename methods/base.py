@@ -404,8 +404,9 @@ class Parts:
 
         Args:
             model: The model.
-            exit_layers: Of every token.
-            head_rows: Rows of the LM head multiplied for every token, as the trace has them.
+            exit_layers: Of every token that a step of decoding made.
+            head_rows: Rows of the LM head multiplied for every token, as the trace has them; of a first one too that
+                the prompt's own pass made.
             block_costs: Work of one block for each token.
             rejected: Drafts thrown away before each token; empty if none were.
             wasted: Positions run in vain before each token; empty if none were.
@@ -426,12 +427,23 @@ class Parts:
         """The score at block ``l`` as SQL over one row of a probe; None if the probe's columns cannot tell."""
         return self.gate.score_sql(self.asked(n_blocks)) if self.head.reads_vocabulary else None
 
-    def exit_layer_sql(self, n_blocks: int, max_new_tokens: int, score_sql: str) -> str:
-        """The exit layer of one probe row as a SQL expression, from the score at block ``l``."""
+    def exit_layer_sql(self, n_blocks: int, max_new_tokens: int, score_sql: str, first_position: int = 1) -> str:
+        """The exit layer of one probe row as a SQL expression.
+
+        Args:
+            n_blocks: Decoder blocks, L.
+            max_new_tokens: Longest answer allowed.
+            score_sql: The score at block ``l``.
+            first_position: The first position whose token may exit early: 2 where the first token is read from the
+                prompt's own pass.
+        """
         # The loop compares in the score's precision, so the threshold is rounded to it here too.
         test = f"({score_sql})::FLOAT > ({self.threshold.sql(max_new_tokens)})::FLOAT"
         asked = f"{self.asked(n_blocks)}::INTEGER[]"
-        return f"coalesce(list_filter({asked}, lambda l: {test})[1], {n_blocks})"
+        exit_layer = f"coalesce(list_filter({asked}, lambda l: {test})[1], {n_blocks})"
+        if first_position == 1:
+            return exit_layer
+        return f"CASE WHEN position < {first_position} THEN {n_blocks} ELSE {exit_layer} END"
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ def sweep(
     n_blocks: int,
     thresholds: ArrayLike,
     per_document: bool = False,
+    first_position: int = 1,
 ) -> Sweep:
     """Replay a gate over a probe at every threshold.
 
@@ -88,6 +89,7 @@ def sweep(
         n_blocks: Decoder blocks, L.
         thresholds: [K], or [P, K] with row p - 1 for position p; K in any order, repeated or not.
         per_document: Whether to keep documents apart, for intervals over documents.
+        first_position: The first position whose token may exit early; those before leave at the last block.
 
     Raises:
         ValueError: No tokens; NaN scores; blocks without a token; blocks out of range; thresholds that are none, NaN,
@@ -101,6 +103,8 @@ def sweep(
     exits = [*sorted(set(asked) - {n_blocks}), n_blocks]
     n_thresholds = table.shape[1]
     width = 1 << n_thresholds.bit_length()  # a power of two, more than K: what halving needs
+    if first_position > 1:
+        score_sql = f"CASE WHEN position >= {first_position} THEN {score_sql} END"
     padded = np.pad(table, ((0, 0), (0, width - n_thresholds)), constant_values=np.inf)
     row_start = f"(position::INTEGER - 1) * {width}" if by_position else "0"
     tokens = _best_so_far(f"(SELECT * FROM {source})", score_sql, emitted_sql, exits)

@@ -26,7 +26,8 @@ SELECT
     coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END) AS full_depth_cell_id,
     f.attempt_id AS full_depth_attempt_id,
     c.full_depth_cell_id IS NULL AND c.kind = 'quality' AS is_full_depth, c.identity -> 'record' AS record,
-    c.not_applied, c.conformance ->> 'verdict' = 'conforms' AS conforms
+    c.not_applied, c.conformance ->> 'verdict' = 'conforms' AS conforms,
+    CASE WHEN m.kind = 'seq2seq' THEN 'gated' ELSE coalesce(c.generation ->> 'first_token', 'full') END AS first_token
 FROM run_names AS n
 JOIN attempt AS a USING (attempt_id)
 JOIN cell AS c ON c.cell_id = n.cell_id
@@ -45,7 +46,8 @@ equal where times may be compared; full_depth_cell_id, full_depth_attempt_id: fu
 attempt where it has not run, NULL where nothing is compared with it); is_full_depth: this run is that reference; record (JSON): what a probe
 recorded inside blocks, and of how many documents: it has rows in sublayer_trace and layer_pairs and none in probe_trace; NULL for any other run;
 not_applied (JSON): of the checkpoint''s own generation settings those that the run did not apply, by name, NULL where there are none;
-conforms: whether the method was found to keep its contracts before it ran (what it breaks: cell.conformance), NULL where that was never tried.';
+conforms: whether the method was found to keep its contracts before it ran (what it breaks: cell.conformance), NULL where that was never tried;
+first_token: full where the first token of an answer is read from the prompt''s own pass (decoder-only models, if not asked otherwise), gated where it may exit early.';
 
 CREATE VIEW failures AS
 SELECT

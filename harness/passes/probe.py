@@ -24,12 +24,13 @@ def probe_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progr
         return recording_pass(session, item, item.cell.record, writer, on_progress)
     documents = session.answered(item)
     requests = [session.request(item, document) for document in documents]
-    max_new_tokens = item.cell.generation.max_new_tokens
+    asked = item.cell.generation
     order = sorted(range(len(documents)), key=lambda index: len(requests[index].prompt_ids))
     for start in range(0, len(order), BATCH_ROWS):
         chosen = order[start : start + BATCH_ROWS]
         rows = [requests[index] for index in chosen]
-        batch = prefill(session.checkpoint.model, rows, max_new_tokens)
+        gates_first = asked.gates_first_token
+        batch = prefill(session.checkpoint.model, rows, asked.max_new_tokens, gates_first_token=gates_first)
         outputs = [made.token_ids for made in decode(session.checkpoint, batch, session.full_parts())]
         signals = probe(session.checkpoint, [row.prompt_ids for row in rows], outputs)
         writer.write("probe", _probe_table(session, item, [documents[index] for index in chosen], outputs, signals))

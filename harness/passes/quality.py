@@ -140,10 +140,12 @@ def _depth_metrics(
         for generation, output in zip(made, outputs, strict=True)
     ]
     lengths = [answer.n_prompt for answer in answers]
-    costs = answer_costs(session, parts, made, lengths)
-    by_part = answer_costs_by_part(session, parts, made, lengths)
-    full_made = [_at_full_depth(output, session.checkpoint.model) for output in outputs]
-    full_costs = answer_costs(session, session.full_parts(), full_made, [output.n_prompt for output in outputs])
+    checkpoint, first_token = session.checkpoint, item.cell.first_token
+    costs = answer_costs(checkpoint, parts, made, lengths, first_token)
+    by_part = answer_costs_by_part(checkpoint, parts, made, lengths, first_token)
+    full_made = [_at_full_depth(output, checkpoint.model) for output in outputs]
+    full_lengths = [output.n_prompt for output in outputs]
+    full_costs = answer_costs(checkpoint, session.full_parts(), full_made, full_lengths, first_token)
     seed = seed_for("bootstrap", item.cell.seed)
     metrics = {
         "mean_exit_layer": ratio_interval(

@@ -22,9 +22,10 @@ def recording_pass(
     """Decode one document after the other at full depth, and look into the blocks that did it."""
     documents = session.answered(item)[: settings.documents]
     requests = [session.request(item, document) for document in documents]
-    max_new_tokens = item.cell.generation.max_new_tokens
+    asked = item.cell.generation
     for done, (document, request) in enumerate(zip(documents, requests, strict=True), start=1):
-        batch = prefill(session.checkpoint.model, [request], max_new_tokens)
+        gates_first = asked.gates_first_token
+        batch = prefill(session.checkpoint.model, [request], asked.max_new_tokens, gates_first_token=gates_first)
         output = decode(session.checkpoint, batch, session.full_parts())[0].token_ids
         if "sublayers" in settings.what:
             writer.write("sublayers", sublayer_table(session.checkpoint, document.key, request.prompt_ids, output))

@@ -26,7 +26,8 @@ def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
         source = f"{source} JOIN read_parquet($scores) AS scores USING (doc_key, position)"
         score_sql, emitted_sql = "score[l]", "emitted_id[e]"
     assert score_sql is not None, "the planner gives every replay that a probe cannot score its scores"
-    rule = parts.exit_layer_sql(depth, cell.generation.max_new_tokens, score_sql)
+    first_position = 1 if cell.first_token == "gated" else 2
+    rule = parts.exit_layer_sql(depth, cell.generation.max_new_tokens, score_sql, first_position)
     with duckdb.connect() as connection:
         tokens = connection.sql(
             f"""

@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from exitbench.errors import UserError
+from exitbench.harness.cell import FirstToken
 from exitbench.harness.cell import Generation as Asked
-from exitbench.harness.checkpoint import load_checkpoint
+from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
 from exitbench.harness.cost import TokenPlace, answer_cost, answer_parts
 from exitbench.harness.decode import Generation, Request
 from exitbench.harness.generation_config import not_applied
@@ -36,7 +37,7 @@ from exitbench.results.vocabularies import record_vocabulary
 from exitbench.tasks.base import Document
 from exitbench.tasks.registry import get_task
 
-METRIC_VERSION = "1"
+METRIC_VERSION = "2"
 """Version of the metrics made here (depth, faithfulness, cost, speed); tasks version their own."""
 BATCH_ROWS = 16
 """Documents that go through all blocks together where nothing is timed."""
@@ -208,32 +209,43 @@ def write_metrics(writer: AttemptWriter, metrics: Mapping[str, tuple[str, Interv
 
 
 def answer_costs(
-    session: Session, parts: Parts, generations: Sequence[Generation], prompt_lengths: Sequence[int]
+    checkpoint: Checkpoint,
+    parts: Parts,
+    generations: Sequence[Generation],
+    prompt_lengths: Sequence[int],
+    first_token: FirstToken,
 ) -> list[Cost]:
-    """Decode cost of each document."""
-    model = session.checkpoint.model
+    """Decode cost of each document; ``first_token`` as of its cell."""
     return [
-        answer_cost(model, parts, *_work(session, generation, n_prompt))
+        answer_cost(checkpoint.model, parts, *_work(checkpoint, generation, n_prompt, first_token))
         for generation, n_prompt in zip(generations, prompt_lengths, strict=True)
     ]
 
 
 def answer_costs_by_part(
-    session: Session, parts: Parts, generations: Sequence[Generation], prompt_lengths: Sequence[int]
+    checkpoint: Checkpoint,
+    parts: Parts,
+    generations: Sequence[Generation],
+    prompt_lengths: Sequence[int],
+    first_token: FirstToken,
 ) -> list[dict[str, Cost]]:
-    """Decode cost of each document, by the part of the work."""
-    model = session.checkpoint.model
+    """Decode cost of each document, by the part of the work; ``first_token`` as of its cell."""
     return [
-        answer_parts(model, parts, *_work(session, generation, n_prompt))
+        answer_parts(checkpoint.model, parts, *_work(checkpoint, generation, n_prompt, first_token))
         for generation, n_prompt in zip(generations, prompt_lengths, strict=True)
     ]
 
 
-def _work(session: Session, generation: Generation, n_prompt: int) -> tuple[Any, ...]:
-    """What the cost of an answer depends on, in the order of `answer_cost`."""
-    before, after = (0, 1) if session.checkpoint.kind == "seq2seq" else (1, 0)
-    places = [
-        TokenPlace(context=before * n_prompt + position, source=after * n_prompt)
-        for position in range(1, len(generation.token_ids) + 1)
-    ]
-    return generation.exit_layers, generation.head_rows, places, generation.rejected, generation.wasted
+def _work(checkpoint: Checkpoint, made: Generation, n_prompt: int, first_token: FirstToken) -> tuple[Any, ...]:
+    """What the cost of an answer depends on, in the order of `answer_cost`.
+
+    A first token read from the prompt's own pass is no step of decoding: only its read-out is.
+    """
+    positions = range(1, len(made.token_ids) + 1)
+    if checkpoint.kind == "seq2seq":
+        places = [TokenPlace(context=position, source=n_prompt) for position in positions]
+    else:  # the first token is chosen where the last one of the prompt is fed
+        places = [TokenPlace(context=n_prompt + position - 1, source=0) for position in positions]
+    first = 1 if first_token == "full" else 0
+    layers, rejected, wasted = made.exit_layers[first:], made.rejected[first:], made.wasted[first:]
+    return layers, made.head_rows, places[first:], rejected, wasted

@@ -49,8 +49,11 @@ def timing_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
         n_tokens = sum(len(generation.token_ids) for generation in generations)
         metrics[f"{prefix}tokens_per_request"] = _plain(n_tokens / len(generations), len(units))
     lengths = [len(request.prompt_ids) for request in requests]
-    full_cost = sum(answer_costs(session, full, measured.full, lengths), Cost())
-    ideal = ideal_speedup(full_cost, sum(answer_costs(session, parts, measured.method, lengths), Cost()))
+    full_cost, cost = (
+        sum(answer_costs(session.checkpoint, who, made, lengths, cell.first_token), Cost())
+        for who, made in ((full, measured.full), (parts, measured.method))
+    )
+    ideal = ideal_speedup(full_cost, cost)
     metrics["realised_fraction"] = _plain(metrics["speedup_decode"].value / ideal.by_bytes, len(units))
     write_metrics(writer, {name: (METRIC_VERSION, interval) for name, interval in metrics.items()})
     writer.log_path.write_text(f"stopped reading: {measured.stop_reason}\n", encoding="utf-8")

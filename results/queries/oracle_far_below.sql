@@ -13,7 +13,7 @@ WITH probes AS (  -- the newest of each full depth; those that record what is in
     FROM runs WHERE kind = 'probe' AND record IS NULL GROUP BY full_depth_cell_id
 ),
 chosen AS (
-    SELECT r.attempt_id, p.attempt_id AS probe_id, r.tokenizer_sha256, s.doc_key
+    SELECT r.attempt_id, p.attempt_id AS probe_id, r.tokenizer_sha256, r.first_token, s.doc_key
     FROM runs AS r
     JOIN probes AS p USING (full_depth_cell_id)
     JOIN sample AS s ON s.attempt_id = r.attempt_id
@@ -23,6 +23,7 @@ chosen AS (
 emitted AS (
     SELECT
         t.attempt_id, t.doc_key, t.position, t.token_id, t.token_kind, t.exit_layer, c.probe_id, c.tokenizer_sha256,
+        c.first_token,
         min(t.position) FILTER (t.token_id IS DISTINCT FROM t.full_token_id) OVER document AS differs_at
     FROM token_trace AS t JOIN chosen AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
     WINDOW document AS (PARTITION BY t.attempt_id, c.probe_id, t.doc_key)
@@ -38,6 +39,7 @@ JOIN run_names AS r USING (attempt_id)
 JOIN probe_trace AS p ON p.attempt_id = e.probe_id AND p.doc_key = e.doc_key AND p.position = e.position
 LEFT JOIN vocabulary AS v ON v.tokenizer_sha256 = e.tokenizer_sha256 AND v.token_id = e.token_id
 WHERE coalesce(e.position < e.differs_at, true) AND e.exit_layer - p.first_match >= $blocks
+    AND NOT (e.position = 1 AND e.first_token = 'full')  -- read from the prompt's own pass, it could not leave
 ORDER BY
     blocks_too_many DESC, r.model, r.task_label, r.method, r.params, r.kv_policy, r.seed, r.cell_id, e.doc_key,
     e.position

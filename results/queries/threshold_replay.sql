@@ -4,7 +4,7 @@
 -- tokens.
 -- $documents = 200: documents of each probe to replay, the first by key; all of many millions of tokens take a while
 WITH probes AS (  -- of several of one model on one task that of the most documents, of these the newest
-    SELECT attempt_id FROM runs WHERE kind = 'probe' AND record IS NULL AND NOT random_weights
+    SELECT attempt_id, first_token FROM runs WHERE kind = 'probe' AND record IS NULL AND NOT random_weights
     QUALIFY row_number() OVER (PARTITION BY model, task_label ORDER BY documents DESC, attempt_id DESC) = 1
 ),
 chosen AS (
@@ -18,11 +18,13 @@ thresholds AS (
 probed AS (
     SELECT
         model, task_label, top1_id, full_token_id, len(p1) AS blocks,
-        list_transform(list_zip(p1, p2), lambda top: top[1] - top[2]) AS gap
-    FROM probe_trace SEMI JOIN chosen USING (attempt_id, doc_key)
+        list_transform(list_zip(p1, p2), lambda top: top[1] - top[2]) AS gap,
+        position = 1 AND first_token = 'full' AS stays  -- read from the prompt's own pass
+    FROM probe_trace JOIN probes USING (attempt_id) SEMI JOIN chosen USING (attempt_id, doc_key)
 ),
 replayed AS (
-    SELECT *, coalesce(list_position(list_transform(gap, lambda x: x > threshold), true), blocks) AS exit_layer
+    SELECT *, CASE WHEN stays THEN blocks ELSE
+        coalesce(list_position(list_transform(gap, lambda x: x > threshold), true), blocks) END AS exit_layer
     FROM probed CROSS JOIN thresholds
 )
 SELECT

@@ -341,6 +341,7 @@ def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
         choose: Choose,
         kv_policy: str,
         temperature: float = 0.0,
+        gates_first_token: bool = False,
     ) -> list[Any]:
         decoder, semantics = begin(model, prompt), SEMANTICS[kv_policy]
         is_seq2seq = model.checkpoint.kind == "seq2seq"
@@ -350,7 +351,8 @@ def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
             states, shown = look(decoder, fed)
             view = slow_rules.SlowView(*shown, position, max_new_tokens, seed)
             last = slow_rules.RULES["full"](view, {"temperature": temperature}, {})
-            in_prompt = position == 1 and not is_seq2seq  # which runs at full depth and holds the first token
+            # The prompt runs at full depth and holds the first token, if that is not to be gated.
+            in_prompt = position == 1 and not is_seq2seq and not gates_first_token
             choice = last if in_prompt else choose(view)
             decoder.commit(fed, states, N_BLOCKS if semantics == "exact" else choice.exit_layer)
             if semantics == "noisy":  # the cache is damaged as by copying, the token is that of full depth

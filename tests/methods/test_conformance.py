@@ -234,7 +234,8 @@ def test_scores_of_known_states_are_those_of_the_decode_loop(
         known = torch.stack([*states, hidden[:, 0]])
         step = decode_step(model, cache, torch.full((6,), 5), parts, (position,) * 6, MAX_NEW_TOKENS, tuple(range(6)))
         scores_LN, emitted_LN = score_states(parts, model, known, position=position, seeds_N=range(6))
-        for block, score_A in step.asked:
+        assert step.trace is not None
+        for block, score_A, _ in step.trace.asked:
             assert torch.allclose(scores_LN[block - 1], score_A, atol=1e-4)
         assert emitted_LN[-1].tolist() == step.token_B.tolist()
 

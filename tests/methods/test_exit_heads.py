@@ -104,5 +104,6 @@ def test_the_declared_cost_of_a_head_is_what_a_flop_counter_sees(tiny: Any, kind
         place = TokenPlace(cache.length + 1, len(prompt) if state is None else 0)
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             step = decode_step(model, cache, torch.tensor([5]), parts, (1,), 8, (0,))
-        declared = answer_cost(model, parts, [exit_layer], step.head_rows, [place])
+        assert step.trace is not None
+        declared = answer_cost(model, parts, [exit_layer], step.trace.head_rows, [place])
         assert declared.matmul_flops == pytest.approx(counter.get_total_flops(), rel=1e-3)

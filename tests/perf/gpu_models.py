@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -173,11 +173,15 @@ class OnDevice(Pair):
             self.setting.wait()
             return batch
 
-        def run(batch: Any) -> Any:
-            with self.setting.going(way, model):
-                return decoding.run(batch)
+        def that_way(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def go(batch: Any) -> Any:
+                with self.setting.going(way, model):
+                    return run(batch)
 
-        return Timed(run, prepare)
+            return go
+
+        assert decoding.traced is not None, "a decode has a trace"
+        return Timed(that_way(decoding.run), prepare, that_way(decoding.traced))
 
 
 class Unsaved(OnDevice):

@@ -80,7 +80,7 @@ def realised_fraction(setting: Setting) -> Iterator[Line]:
 def _realised(setting: Setting, pair: OnDevice, exit_layer: int) -> Line:
     prompts, way, early = pair.prompts(), setting.best, pair.parts("static", exit_layer=exit_layer)
     full, method = (pair.going(way, parts, prompts) for parts in (pair.full(), early))
-    ideal = ideal_over_full(pair, early, method.once(), PROMPT_TOKENS).by_bytes
+    ideal = ideal_over_full(pair, early, method.told(), PROMPT_TOKENS).by_bytes
     found = setting.in_turn(full, method)
     note = f"speed-up {found.ratio:.2f} of {ideal:.2f}"
     return f"realised at exit {exit_layer}, {way.name}", _told(found, "%", note, ideal, **setting.goal(0.9))
@@ -96,7 +96,7 @@ def gates(setting: Setting) -> Iterator[Line]:
     for name, (method, params) in {**RANKED, **exits}.items():
         parts = pair.parts(method, **params)
         timed = pair.going(way, parts, prompts)
-        answers = timed.once()
+        answers = timed.told()
         ideal = ideal_over_full(pair, parts, answers, PROMPT_TOKENS).by_bytes
         found = setting.in_turn(full, timed)
         ranked.append((ideal, found))

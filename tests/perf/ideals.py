@@ -28,23 +28,27 @@ def ideal_over_full(pair: Pair, parts: Parts, answers: Sequence[Generation], sou
 
 
 def total(pair: Pair, parts: Parts, answers: Sequence[Generation], source_tokens: int) -> Cost:
-    """Work of decoding all of some answers."""
-    model = pair.checkpoint.model
+    """Work of decoding all of some answers; of a decoder-only model the prompt's pass has made the first token."""
+    model, first = pair.checkpoint.model, 0 if pair.checkpoint.kind == "seq2seq" else 1
     each = (
-        answer_cost(model, parts, made.exit_layers, made.head_rows, places(made, source_tokens)) for made in answers
+        answer_cost(model, parts, made.exit_layers[first:], made.head_rows, places(pair, made, source_tokens)[first:])
+        for made in answers
     )
     return sum(each, Cost())
 
 
-def places(made: Generation, source_tokens: int) -> list[TokenPlace]:
-    """Where the tokens of an answer of an encoder-decoder model stand."""
-    return [TokenPlace(context=position, source=source_tokens) for position in range(1, len(made.token_ids) + 1)]
+def places(pair: Pair, made: Generation, source_tokens: int) -> list[TokenPlace]:
+    """Where the tokens of an answer stand; a decoder-only model's source is its prompt."""
+    positions = range(1, len(made.token_ids) + 1)
+    if pair.checkpoint.kind == "seq2seq":
+        return [TokenPlace(context=position, source=source_tokens) for position in positions]
+    return [TokenPlace(context=source_tokens + position - 1, source=0) for position in positions]
 
 
 def share_of_a_block(pair: Pair, made: Generation, source_tokens: int) -> float:
     """Bytes of one block over those of a whole token, at full depth."""
     (full,) = at_full_depth(pair, [made])
-    model, where = pair.checkpoint.model, places(made, source_tokens)
+    model, where = pair.checkpoint.model, places(pair, made, source_tokens)
     work = answer_parts(model, pair.full(), full.exit_layers, full.head_rows, where)
     return work["blocks"].read_numel / pair.n_blocks / sum(cost.read_numel for cost in work.values())
 

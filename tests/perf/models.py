@@ -5,6 +5,7 @@ Random weights cost what trained ones cost, and say nothing about quality. Nothi
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,8 @@ from exitbench.methods.base import Parts
 from exitbench.methods.registry import baseline_method, get_method
 
 PROMPT_TOKENS = 24
+UNTRACED: dict[str, Any] = {"traced": False} if "traced" in inspect.signature(decode).parameters else {}
+"""How timing cells decode; an older engine, which `nox -s perf -- --against` may measure, always traces."""
 
 
 @dataclass(frozen=True)
@@ -156,11 +159,15 @@ class Pair:
         new_tokens: int | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> Timed:
-        """The engine's decoding, after its prefill; each row has a seed of its own."""
+        """The engine's decoding, after its prefill, as timing cells decode; each row has a seed of its own."""
         requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
         used = checkpoint or self.checkpoint
         length = new_tokens or self.shape.new_tokens
-        return Timed(lambda batch: decode(used, batch, parts), lambda: prefill(used.model, requests, length))
+        return Timed(
+            lambda batch: decode(used, batch, parts, **UNTRACED),
+            lambda: prefill(used.model, requests, length),
+            lambda batch: decode(used, batch, parts),
+        )
 
     def full(self) -> Parts:
         """Full depth."""

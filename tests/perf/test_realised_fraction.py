@@ -23,7 +23,7 @@ def test_realised_fraction(pair: Pair, share: str, benchmark: Any, capsys: pytes
     exit_layer = round(pair.n_blocks * SHARES[share])
     prompts, early = pair.prompts(), pair.parts("static", exit_layer=exit_layer)
     full, method = pair.decoding(pair.full(), prompts), pair.decoding(early, prompts)
-    ideal = ideal_over_full(pair, early, method.once(), PROMPT_TOKENS)
+    ideal = ideal_over_full(pair, early, method.told(), PROMPT_TOKENS)
     found = compare(benchmark, full, method)
     record(
         benchmark,

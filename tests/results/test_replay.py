@@ -139,6 +139,20 @@ def test_equals_a_loop(connection: duckdb.DuckDBPyConnection, name: str, rule: s
 
 
 @pytest.mark.parametrize("name", THRESHOLDS)
+def test_tokens_before_the_first_position_that_may_exit_stay_to_the_end(
+    connection: duckdb.DuckDBPyConnection, name: str
+) -> None:
+    rows, thresholds, asked = _probe(60), THRESHOLDS[name], range(1, L)
+    held = [(row, [] if row["position"] == 1 else asked) for row in rows]
+    looped = np.array([_loop([row], RULES["margin"], blocks, thresholds)[0] for row, blocks in held]).sum(axis=0)
+    connection.register("probe", pa.Table.from_pylist(rows, schema=PROBE))
+    score_sql = RULES["margin"].sql
+    swept = sweep(connection, "probe", score_sql, "top1_id[l]", asked, L, thresholds, first_position=2)
+    assert swept.exit_layers.tolist() == [looped[:, 0].tolist()]
+    assert swept.matches.tolist() == [looped[:, 1].tolist()]
+
+
+@pytest.mark.parametrize("name", THRESHOLDS)
 def test_documents_apart_equal_a_loop(connection: duckdb.DuckDBPyConnection, name: str) -> None:
     rows = _probe(62)[::-1]
     swept = _sweep(connection, rows, THRESHOLDS[name], per_document=True)

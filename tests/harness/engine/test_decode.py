@@ -232,8 +232,9 @@ def test_rows_that_left_after_different_blocks_are_read_out_together(
             family.checkpoint.model, batch.cache, token, parts(gate), (1,) * 10, MAX_NEW_TOKENS, tuple(seeds)
         )
     assert read == ([10] if type(gate) is ExitAtSeed else [2] * L)
-    assert step.exit_layers == seeds
-    assert step.head_rows == [family.checkpoint.model.vocab_size] * 10
+    assert step.trace is not None
+    assert step.trace.exit_layers == seeds
+    assert step.trace.head_rows == [family.checkpoint.model.vocab_size] * 10
 
 
 def test_skipped_blocks_hold_the_projections_of_the_exit_state(family: Any, prompts: Any) -> None:

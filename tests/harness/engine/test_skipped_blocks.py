@@ -174,8 +174,9 @@ def test_noisy_emits_the_full_models_token_and_leaves_the_cache_of_state_copying
                 for cache, (policy, asked) in zip(caches, schedules.items(), strict=True)
             )
         assert torch.equal(noisy.token_B, full.token_B)
-        assert noisy.exit_layers == copied.exit_layers
-        assert set(noisy.blocks_run) == {L}
+        assert noisy.trace is not None and copied.trace is not None
+        assert noisy.trace.exit_layers == copied.trace.exit_layers
+        assert set(noisy.trace.blocks_run) == {L}
         end = batch.cache.length + 1
         torch.testing.assert_close(caches[0].self_kv[..., :end, :], caches[1].self_kv[..., :end, :], **TOLERANCE)
         shallow_differs += int((copied.token_B != full.token_B).sum())

@@ -21,9 +21,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from exitbench.harness.cache import Cache
-from exitbench.harness.cost import TokenPlace, answer_cost
 from exitbench.harness.decode import Batch, Generation, Request, decode, prefill
 from exitbench.harness.model import Transformer
+from exitbench.harness.passes.session import answer_costs
 from exitbench.methods.base import Method, Parts
 from exitbench.methods.free import Free
 from exitbench.methods.full import Full
@@ -305,25 +305,16 @@ def test_rows_shift_to_a_common_end_and_room_is_made_when_longer_rows_have_ended
 @pytest.mark.parametrize("method", [SPECULATIONS[1], SPECULATIONS[8], *ROLLBACKS], ids=named)
 def test_the_declared_work_is_what_a_flop_counter_sees(family: Any, prompts: Any, method: Method) -> None:
     """Of whole answers, with drafts that were kept, thrown away, and made to end them."""
-    model, before = family.checkpoint.model, 0 if family.is_seq2seq else 1
     for prompt in prompts[:2]:
         batch = start(family, [prompt])
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             (made,) = decode(endless(family), batch, parts(method), stops_somewhere)
-        places = [
-            TokenPlace(before * (len(prompt) - 1) + at, (1 - before) * len(prompt))
-            for at in range(1, len(made.token_ids) + 1)
-        ]
-        columns = [made.exit_layers, made.head_rows, places, made.rejected, made.wasted]
-        if before:  # the prompt's own token is no work of decoding, but for its read-out
-            columns = [column[1:] for column in columns]
-            columns[1] = [columns[1][0] + made.head_rows[0], *columns[1][1:]] if columns[1] else []
-        declared = answer_cost(model, parts(method), *columns) if columns[0] else None
-        if declared is not None:
-            # Positions in vain count as if they stood where the token does that replaced them, with fewer keys to see.
-            seen = counter.get_total_flops()
-            assert 0.94 * seen <= declared.matmul_flops <= 1.001 * seen
-            assert any(made.wasted) or declared.matmul_flops == pytest.approx(seen, rel=0.01)
+        first_token: Any = "gated" if family.is_seq2seq else "full"
+        (declared,) = answer_costs(family.checkpoint, parts(method), [made], [len(prompt)], first_token)
+        # Positions in vain count as if they stood where the token does that replaced them, with fewer keys to see.
+        seen = counter.get_total_flops()
+        assert 0.94 * seen <= declared.matmul_flops <= 1.001 * seen
+        assert any(made.wasted) or declared.matmul_flops == pytest.approx(seen, rel=1e-6)
 
 
 class Blocks:

@@ -1,0 +1,59 @@
+"""The work of answers as cells are charged it, against what a counter of FLOPs sees while they are decoded."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from exitbench.harness.decode import Generation, Request, decode, prefill
+from exitbench.harness.passes.session import answer_costs, answer_costs_by_part
+from exitbench.methods.base import Method
+from exitbench.methods.calm_softmax import CalmSoftmax
+from exitbench.methods.full import Full
+from exitbench.methods.static import Static
+
+L = 5
+N_NEW = 16
+METHODS: list[Method] = [Full(), Static(exit_layer=2), CalmSoftmax(threshold=0.05, decay="none")]
+# Keys of each query head's own (T5, GPT-2), of two, and of all four.
+CASES = [("t5", "gated"), ("t5-gated-untied", "gated")]
+CASES += [(family, first) for family in ("gpt2", "llama", "qwen2-tied") for first in ("full", "gated")]
+
+
+def beginning(made: Generation, n: int) -> Generation:
+    """The first tokens of an answer and their trace."""
+    columns = {name: value[:n] for name, value in vars(made).items() if isinstance(value, list)}
+    return dataclasses.replace(made, **columns)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize(("name", "first_token"), CASES)
+def test_answers_of_1_to_16_tokens_cost_what_is_counted(
+    twin: Any, prompts: Any, name: str, first_token: Any, method: Method
+) -> None:
+    checkpoint = dataclasses.replace(twin(name).checkpoint, eos_ids=frozenset())
+    prompt, parts, counted = prompts[1], method.parts(L), list[int]()
+    gates_first = first_token == "gated" and checkpoint.kind == "causal"
+    batch = prefill(checkpoint.model, [Request(prompt)], N_NEW, gates_first_token=gates_first)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        (made,) = decode(checkpoint, batch, parts, lambda tokens: counted.append(counter.get_total_flops()) or False)
+    assert len(counted) == N_NEW
+    assert method.name == "full" or min(made.exit_layers) < L
+    answers = [beginning(made, n) for n in range(1, N_NEW + 1)]
+    costs = answer_costs(checkpoint, parts, answers, [len(prompt)] * N_NEW, first_token)
+    assert [cost.matmul_flops for cost in costs] == pytest.approx(counted, rel=1e-9)
+    by_part = answer_costs_by_part(checkpoint, parts, answers, [len(prompt)] * N_NEW, first_token)
+    assert [sum(part.matmul_flops for part in parts.values()) for parts in by_part] == pytest.approx(counted, rel=1e-9)
+
+
+def test_a_first_token_from_the_prompts_own_pass_costs_its_read_out(twin: Any, prompts: Any) -> None:
+    checkpoint = twin("llama").checkpoint
+    made = Generation([7], [L], [L], [checkpoint.model.vocab_size], [None], [0], [0])
+    (cost,) = answer_costs(checkpoint, Full().parts(L), [made], [len(prompts[0])], "full")
+    assert cost.read_numel == checkpoint.model.vocab_size * checkpoint.model.d_model
+    (gated,) = answer_costs(checkpoint, Full().parts(L), [made], [len(prompts[0])], "gated")
+    assert gated.read_numel > cost.read_numel
