@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def verify(
     model: Transformer, cache: Cache, policy: KVPolicy, generations: Sequence[Generation], ends: Sequence[bool]
 ) -> list[int]:
-    """Verify the drafts of rows whose newest token has run all blocks, and of rows that would end if the policy says so.
+    """Verify the drafts of rows whose newest token has run all blocks, and of rows that would end (`verifies_tail`).
 
     Args:
         model: The model.

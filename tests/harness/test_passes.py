@@ -68,7 +68,9 @@ grid = {{ exit_layer = [2, 3], drafts = [2] }}
 kinds = ["quality"]
 [[sweep]]
 method = "free"
-grid = {{ threshold = [0.0], rollback = [3.4], kv_policy = ["sync-parallel", "sync-parallel-rollback", "sync-parallel-rollback-code"] }}
+grid = {{ threshold = [0.0], rollback = [3.4], kv_policy = [
+    "sync-parallel", "sync-parallel-rollback", "sync-parallel-rollback-code",
+] }}
 kinds = ["quality"]
 [[calibration]]
 method = "calm-softmax"
