@@ -79,6 +79,7 @@ def checkpoint(recipe: str) -> Checkpoint:
     return load_checkpoint(folder(recipe))
 
 
+@cache
 def documents(recipe: str, every: int, most: int | None) -> list[Document]:
     """Every so many of all documents, of each task and seed alike; the first of them if there is a limit."""
     tokenizer = AutoTokenizer.from_pretrained(folder(recipe))

@@ -15,10 +15,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,6 +37,7 @@ from exitbench.methods.beta_mixture import adaptive_threshold
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "parity.md"
 BEGIN, END = "<!-- made by `nox -s parity -- ... --write` -->", "<!-- end -->"
+PAUSE_S = 0.2
 THRESHOLDS = "thresholds of 300 made-up histories"
 
 
@@ -84,20 +87,25 @@ def run(known: argparse.Namespace) -> int:
         raise UserError(f"--only {' '.join(known.only)} matches no setting. Settings are {names}, ...")
     codes = {asked.code for asked in chosen} | ({"free"} if _is_chosen(THRESHOLDS, known.only) else set())
     sources = {option: _checkout(option, getattr(known, option)) for option in PUBLISHED if option in codes}
-    rows, lines = [], []
-    for row, told in _compare(known, chosen, sources):
-        if row is not None:
-            rows.append(row)
-        lines += [told] * bool(told)
-        print(_shown(row) if row is not None else told, flush=True)
+    rows, lines, interrupted = [], [], False
+    try:
+        for row, told in _compare(known, chosen, sources):
+            if row is not None:
+                rows.append(row)
+            lines += [told] * bool(told)
+            print("\n".join([*([_shown(row)] if row is not None else []), *[told] * bool(told)]), flush=True)
+    except KeyboardInterrupt:
+        interrupted = True
     wrong = [row.asked.name for row in rows if row.is_wrong] + [line for line in lines if "DIFFER" in line]
     page = _page(rows, lines, known)
+    if interrupted:
+        page = f"Ended early: {len(rows)} of {len(chosen)} settings were compared. {page}"
     print(f"\n{page}\n\n{len(wrong)} settings differ" + "".join(f"\n  {name}" for name in wrong))
     if known.write:
         text = PAGE.read_text(encoding="utf-8")
         before, _, rest = text.partition(BEGIN)
         PAGE.write_text(f"{before}{BEGIN}\n{page}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
-    return int(bool(wrong))
+    return 130 if interrupted else int(bool(wrong))
 
 
 def _is_chosen(name: str, patterns: Sequence[str] | None) -> bool:
@@ -134,8 +142,8 @@ def _compare(
     known: argparse.Namespace, chosen: Sequence[Configuration], sources: Mapping[str, Path]
 ) -> Iterator[tuple[Row | None, str]]:
     """Yield each setting compared, and what is to be said of thresholds."""
-    with TemporaryDirectory(prefix="parity-") as temporary:
-        place = Path(temporary)
+    with TemporaryDirectory(prefix="parity-") as temporary, ExitStack() as running:
+        place, begun = Path(temporary), []
         paths = networks(checkpoint("builtin-weighted").model.d_model, place)
         for option, source in sources.items():
             own = [asked for asked in chosen if asked.code == option]
@@ -146,13 +154,14 @@ def _compare(
                 jobs.insert(0, {"name": THRESHOLDS, "runtime": "thresholds", "histories": made_up})
             job = place / f"{option}.json"
             job.write_text(json.dumps({"source": str(source), "configurations": jobs}), encoding="utf-8")
-            with _published(known.python, job) as results:
-                if made_up:
-                    found = [_threshold(history) for history in made_up]
-                    yield None, _told(THRESHOLDS, next(results)["thresholds"], found)
-                for asked, docs, result in zip(own, texts, results, strict=True):
-                    weights = load_file(paths[asked.network]) if asked.network else {}
-                    yield _row(asked, docs, weights, result)
+            begun.append((own, texts, made_up, running.enter_context(_published(known.python, job))))
+        for own, texts, made_up, results in begun:
+            if made_up:
+                found = [_threshold(history) for history in made_up]
+                yield None, _told(THRESHOLDS, next(results)["thresholds"], found)
+            for asked, docs, result in zip(own, texts, results, strict=True):
+                weights = load_file(paths[asked.network]) if asked.network else {}
+                yield _row(asked, docs, weights, result)
 
 
 def _job(asked: Configuration, docs: Sequence[Document], paths: Mapping[str, Path]) -> dict[str, Any]:
@@ -173,24 +182,29 @@ def _published(python: Path, job: Path) -> Iterator[Iterator[dict[str, Any]]]:
     """Answers of the published code, a configuration at a time, while it goes on with the next.
 
     Raises:
-        UserError: It ended before all were made.
+        UserError: It ended before all were made, or cannot be started.
     """
-    errors = job.with_suffix(".log")
+    made, errors = job.with_suffix(".jsonl"), job.with_suffix(".log")
     quiet = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
-    with errors.open("wb") as log:
-        process = subprocess.Popen(
-            [str(python), str(HERE / "published.py"), str(job)],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={**os.environ, **quiet},
-        )
-    assert process.stdout is not None
+    command = [str(python), str(HERE / "published.py"), str(job)]
+    with made.open("wb") as out, errors.open("wb") as log:
+        try:
+            process = subprocess.Popen(command, stdout=out, stderr=log, env={**os.environ, **quiet})
+        except OSError as error:
+            raise UserError(f"--python {python} cannot be started: {error.strerror}.") from None
 
     def results() -> Iterator[dict[str, Any]]:
-        assert process.stdout is not None
-        for line in process.stdout:
-            yield json.loads(line)
-        if process.wait():
+        with made.open(encoding="utf-8") as lines:
+            text, ended = "", False
+            while not ended:
+                ended = process.poll() is not None
+                text += lines.read()
+                while "\n" in text:
+                    line, _, text = text.partition("\n")
+                    yield json.loads(line)
+                if not ended:
+                    time.sleep(PAUSE_S)
+        if process.returncode:
             said = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
             raise UserError(f"the published code ended with {process.returncode}: {' / '.join(said)}")
 
@@ -208,11 +222,24 @@ def _row(
     levels = [answer.get("threshold") for answer in there]
     published = [Answer(one["key"], one["tokens"], one["exits"], one["asked"], one["rolled_back"]) for one in there]
     row = Row(asked, compared(published, answers(asked, docs, weights, levels)))
+    if "rollback_conf_threshold" in asked.settings:
+        return row, _tails(asked, published, checkpoint(asked.model).model.n_blocks)
     if not asked.own_threshold:
         return row, ""
     fitted = [one for one in there if one["threshold"] is not None]
     ours = [_threshold(list(zip(*result["history"][: one["known"]], strict=True))) for one in fitted]
     return row, _told(f"thresholds of {asked.name}", [one["threshold"] for one in fitted], ours)
+
+
+def _tails(asked: Configuration, published: Sequence[Answer], n_blocks: int) -> str:
+    """How much of the published answers nobody verified: what left early behind the last token of full depth."""
+    if asked.differs:
+        return ""
+    tails = [len(list(takewhile(lambda layer: layer < n_blocks, reversed(one.exits)))) for one in published]
+    return (
+        f"{asked.name}: {sum(tail > 0 for tail in tails)} of {len(tails)} answers of the published code end in tokens "
+        f"that it did not verify, {sum(tails)} of {sum(len(one.tokens) for one in published)} tokens"
+    )
 
 
 def _threshold(history: Sequence[Sequence[float]]) -> float:
