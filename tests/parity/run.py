@@ -16,13 +16,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import takewhile
+from multiprocessing import get_context
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Any
 
 import torch
@@ -96,6 +100,9 @@ def run(known: argparse.Namespace) -> int:
             print("\n".join([*([_shown(row)] if row is not None else []), *[told] * bool(told)]), flush=True)
     except KeyboardInterrupt:
         interrupted = True
+    places = {asked.name: place for place, asked in enumerate(chosen)}
+    rows.sort(key=lambda row: places[row.asked.name])
+    lines.sort()
     wrong = [row.asked.name for row in rows if row.is_wrong] + [line for line in lines if "DIFFER" in line]
     page = _page(rows, lines, known)
     if interrupted:
@@ -143,7 +150,9 @@ def _compare(
 ) -> Iterator[tuple[Row | None, str]]:
     """Yield each setting compared, and what is to be said of thresholds."""
     with TemporaryDirectory(prefix="parity-") as temporary, ExitStack() as running:
-        place, begun = Path(temporary), []
+        place, told = Path(temporary), SimpleQueue[tuple[Row | None, str] | BaseException | None]()
+        pool = ProcessPoolExecutor(len(sources), get_context("spawn"))
+        running.callback(pool.shutdown, wait=False, cancel_futures=True)
         paths = networks(checkpoint("builtin-weighted").model.d_model, place)
         for option, source in sources.items():
             own = [asked for asked in chosen if asked.code == option]
@@ -154,14 +163,34 @@ def _compare(
                 jobs.insert(0, {"name": THRESHOLDS, "runtime": "thresholds", "histories": made_up})
             job = place / f"{option}.json"
             job.write_text(json.dumps({"source": str(source), "configurations": jobs}), encoding="utf-8")
-            begun.append((own, texts, made_up, running.enter_context(_published(known.python, job))))
-        for own, texts, made_up, results in begun:
-            if made_up:
-                found = [_threshold(history) for history in made_up]
-                yield None, _told(THRESHOLDS, next(results)["thresholds"], found)
-            for asked, docs, result in zip(own, texts, results, strict=True):
-                weights = load_file(paths[asked.network]) if asked.network else {}
-                yield _row(asked, docs, weights, result)
+            results = running.enter_context(_published(known.python, job))
+            asked = [(_made_up, (made_up,))] * bool(made_up)
+            asked += [(_row, (one, docs, paths.get(one.network))) for one, docs in zip(own, texts, strict=True)]
+            Thread(target=_follow, args=(pool, asked, results, told), daemon=True).start()
+        going = len(sources)
+        while going:
+            answer = told.get()
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer is None:
+                going -= 1
+            else:
+                yield answer
+
+
+def _follow(
+    pool: ProcessPoolExecutor,
+    asked: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]],
+    results: Iterator[dict[str, Any]],
+    told: SimpleQueue[Any],
+) -> None:
+    """Compare what one published program has made with ours, in a process of the pool; None behind the last."""
+    try:
+        for (function, about), result in zip(asked, results, strict=True):
+            told.put(pool.submit(function, *about, result).result())
+        told.put(None)
+    except BaseException as error:  # for the thread that waits
+        told.put(error)
 
 
 def _job(asked: Configuration, docs: Sequence[Document], paths: Mapping[str, Path]) -> dict[str, Any]:
@@ -215,9 +244,15 @@ def _published(python: Path, job: Path) -> Iterator[Iterator[dict[str, Any]]]:
         process.wait()
 
 
+def _made_up(histories: Sequence[Sequence[Sequence[float]]], result: dict[str, Any]) -> tuple[None, str]:
+    return None, _told(THRESHOLDS, result["thresholds"], [_threshold(history) for history in histories])
+
+
 def _row(
-    asked: Configuration, docs: Sequence[Document], weights: Mapping[str, torch.Tensor], result: dict[str, Any]
+    asked: Configuration, docs: Sequence[Document], network: Path | None, result: dict[str, Any]
 ) -> tuple[Row, str]:
+    torch.set_num_threads(1)
+    weights = {} if network is None else load_file(network)
     there = result["answers"]
     levels = [answer.get("threshold") for answer in there]
     published = [Answer(one["key"], one["tokens"], one["exits"], one["asked"], one["rolled_back"]) for one in there]
