@@ -12,6 +12,7 @@ nox -s tests -- -n 0 --pdb            in one process
 nox -s perf -- -k replay              benchmarks; their times go into the database of runs (--runs DIR for another)
 nox -s perf -- --against HEAD~1 -k replay     how fast the work tree is beside another commit
 nox -s slurm                      the cluster's executor against a real Slurm on this machine; root, slurm-wlm and munge
+nox -s parity -- --free DIR --mee DIR --pruning DIR       decoding against published code, token for token
 nox -s lock                       hashes.txt anew, after a change to constraints.txt
 """
 
@@ -26,6 +27,7 @@ nox.options.sessions = ["lint", "types", "tests"]
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+PUBLISHED_CODE = ("transformers", "torch", "numpy", "scipy", "matplotlib", "seaborn", "einops", "safetensors")
 PAPERS = ("mee", "prune", "natcap", "heads")
 UV = "uv==0.13.9"
 # torch's CPU build for CPython 3.11 on x86-64 Linux, which the package index does not have.
@@ -166,22 +168,36 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session
+def parity(session: nox.Session) -> None:
+    """Compare decoding with published code, token for token: -- --free DIR --mee DIR --pruning DIR (docs/parity.md)."""
+    install(session)
+    place = session.cache_dir / "published"  # an environment of its own: the code needs another transformers
+    python = str(place / "bin" / "python")
+    session.run("python", "-m", "venv", str(place))
+    pinned = ("--require-hashes", "-c", "tests/parity/hashes.txt", *PUBLISHED_CODE)
+    session.run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pinned, external=True)
+    session.run("python", "tests/parity/run.py", "--python", python, *session.posargs, env=OFFLINE)
+
+
+@nox.session
 def lock(session: nox.Session) -> None:
     """Write hashes.txt: the pins of constraints.txt with the SHA-256 of every file of each release."""
     session.install("--quiet", UV)
-    Path("hashes.txt").unlink(missing_ok=True)  # else uv reads it first, and keeps what it says
-    options = (
-        "--no-deps",
-        "--universal",
-        "--generate-hashes",
-        "--no-annotate",
-        "--no-header",
-        "--python-version",
-        "3.11",
-    )
-    session.run("uv", "pip", "compile", "--quiet", *options, "constraints.txt", "--output-file", "hashes.txt")
-    lines = Path("hashes.txt").read_text(encoding="utf-8").splitlines()
-    place = next(number for number, line in enumerate(lines) if line.startswith("torch=="))
-    lines.insert(place + 1, f"    --hash=sha256:{TORCH_CPU} \\")
-    lines.insert(0, "# Made from constraints.txt by `nox -s lock`; do not edit.")
-    Path("hashes.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for folder in (Path(), Path("tests/parity")):
+        constraints, hashes = folder / "constraints.txt", folder / "hashes.txt"
+        hashes.unlink(missing_ok=True)  # else uv reads it first, and keeps what it says
+        options = (
+            "--no-deps",
+            "--universal",
+            "--generate-hashes",
+            "--no-annotate",
+            "--no-header",
+            "--python-version",
+            "3.11",
+        )
+        session.run("uv", "pip", "compile", "--quiet", *options, str(constraints), "--output-file", str(hashes))
+        lines = hashes.read_text(encoding="utf-8").splitlines()
+        place = next(number for number, line in enumerate(lines) if line.startswith("torch=="))
+        lines.insert(place + 1, f"    --hash=sha256:{TORCH_CPU} \\")
+        lines.insert(0, "# Made from constraints.txt by `nox -s lock`; do not edit.")
+        hashes.write_text("\n".join(lines) + "\n", encoding="utf-8")

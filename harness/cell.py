@@ -156,7 +156,7 @@ class TimingSettings:
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """How a threshold is calibrated (methods.md 1.13).
+    """How a threshold is calibrated (CALM section 4).
 
     Attributes:
         levels: Values of the method's threshold to try, conservative first.

@@ -1,7 +1,7 @@
 """Analytic cost of decoding one token: what the hardware must do, whatever the harness loses on top.
 
-Formulas of papers.md 5.9 for the blocks; gates, heads and KV policies say their own (`Parts.cost`). Ideal speed-up is
-full-depth cost over executed cost: by bytes at batch 1, where reading weights and caches bounds a step, by FLOPs at
+`block_cost` counts the products of a block; gates, heads and KV policies say their own (`Parts.cost`). Ideal speed-up
+is full-depth cost over executed cost: by bytes at batch 1, where reading weights and caches bounds a step, by FLOPs at
 large batches.
 """
 

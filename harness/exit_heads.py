@@ -3,9 +3,9 @@
 `exit_heads.safetensors` lies beside the model's weights. Its metadata hold the kind and the blocks, and each exit block
 b has tensors of its own (D model width, V vocabulary, H hidden width of the head):
 
-    linear   b.norm.weight [D], b.norm.bias [D]?, b.out.weight [V, D], b.out.bias [V]?        (HEADS; methods.md 1.9)
+    linear   b.norm.weight [D], b.norm.bias [D]?, b.out.weight [V, D], b.out.bias [V]?        (HEADS)
     mlp      b.norm.*, b.up.weight [H, D], b.up.bias [H], GELU, b.out.weight [V, H], b.out.bias [V]?
-    lens     b.lens.weight [D, D], b.lens.bias [D]: h + A h + c before the model's own read-out  (methods.md 1.14)
+    lens     b.lens.weight [D, D], b.lens.bias [D]: h + A h + c before the model's own read-out  (tuned lens)
 
 The norm is a layer norm if it has a bias, else an RMS norm. Training and inference read out with the same function.
 """

@@ -1,7 +1,7 @@
 """The probe: one full-depth teacher-forced pass that records what every block says about every token.
 
 The model reads its own greedy output, so one pass over all positions gives the states that step-by-step decoding at
-full depth would have seen. Columns are those of papers.md 4 ("union of columns").
+full depth would have seen. Columns are the union of what the papers' figures need.
 
 Shape suffixes: N tokens (all rows and positions), L blocks, D model width, V vocabulary.
 """

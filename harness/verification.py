@@ -2,7 +2,7 @@
 
 At a waiting position the full model's logits then tell whether the token emitted there may stay (`KVPolicy.rejects`).
 From the first rejected one on a row is cut, and the full model's choice takes its place. A row never ends on a token
-that waits: its remaining blocks are run first.
+that waits, its remaining blocks are run first, unless the policy leaves the tail of an answer unverified.
 
 Shape suffixes: A rows that end, N drafts of all rows, D model width, V vocabulary.
 """
@@ -34,7 +34,7 @@ def verify(
     *,
     traced: bool,
 ) -> list[int]:
-    """Verify the drafts of rows whose newest token has run all blocks, and of rows that would end.
+    """Verify the drafts of rows whose newest token has run all blocks, and of rows that would end (`verifies_tail`).
 
     Args:
         model: The model.
@@ -49,7 +49,7 @@ def verify(
     """
     waiting = cache.waiting
     ending = [row for row, end in enumerate(ends) if end and waiting[row] and not _is_complete(cache, row)]
-    if ending:
+    if ending and policy.verifies_tail:
         _run_rest(model, cache, policy, ending)
     rows = [row for row, tokens in enumerate(waiting) if tokens and _is_complete(cache, row)]
     if not rows:

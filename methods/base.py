@@ -326,6 +326,8 @@ class KVPolicy(ABC):
     """Whether the skipped blocks are run after all, before the next token."""
     verifies: ClassVar[bool] = False
     """Whether a token that waited is kept only if `rejects` lets it, once a later one has run all blocks beside it."""
+    verifies_tail: ClassVar[bool] = True
+    """Whether a policy that verifies also runs and verifies what waits when an answer ends."""
 
     @abstractmethod
     def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""FREE's threshold from a mixture of two Beta distributions of confidences (FREE's bmm.py; methods.md 1.4).
+"""FREE's threshold from a mixture of two Beta distributions of confidences (FREE section 4.3; its code: util/bmm.py).
 
 One component stands for tokens whose early choice is not the full model's, the other for tokens whose is. Both are
 fitted once by weighted moments, from fixed starting components and the labels. The threshold is the first of ten levels
@@ -21,6 +21,7 @@ GRID = (0.3, 0.9, 10)
 SHARE = 0.4
 """Share of the agreeing component above which a confidence is sure enough."""
 LIKELIHOOD_WEIGHT = 0.8
+"""Of the starting components' posterior in a token's responsibilities; the rest is the label's."""
 FLOOR = 1e-4
 STANDARD_ERRORS = 3.0
 """By how many of them the mean confidence of agreeing tokens must exceed that of the others to be told apart."""
@@ -31,15 +32,16 @@ def adaptive_threshold(
 ) -> float:
     """Choose a threshold for confidences.
 
-    ``code``: responsibilities are the labels, floored; where one label is absent, or independent of the confidence,
-    both components are the same and the threshold is 0.3, as published. ``correct``: the likelihood of the starting
-    components enters with weight 0.8, as the published code meant (the term is overwritten there).
+    ``correct``: a token's responsibilities are the posterior of the starting components, weight 0.8, and its label,
+    weight 0.2. ``code``: the published code computes the first term and overwrites it with the second, which it then
+    floors at 1e-4 and normalises. Where one label is absent, or independent of the confidence, both components are the
+    same and its threshold is 0.3; where the confidences have no spread it is 0.9.
 
     Args:
         score_N: Confidences of early tokens, in [0, 1].
         agrees_N: Whether the token is the full model's choice.
-        default: The threshold where the data cannot tell one: no tokens or no spread, and for ``correct`` also one
-            label alone, or confidences of agreeing tokens that are not higher than the others'.
+        default: The threshold without tokens, and for ``correct`` wherever the data cannot tell one: one label alone,
+            no spread, or confidences of agreeing tokens that are not higher than the others'.
         form: Which of the two.
 
     Returns:
@@ -47,16 +49,16 @@ def adaptive_threshold(
     """
     score_N = score_N.double().cpu().clamp(FLOOR, 1 - FLOOR)
     label_NK = torch.stack([~agrees_N.cpu(), agrees_N.cpu()], dim=1).double()
-    if len(score_N) < 2 or bool((score_N == score_N[0]).all()):
+    if len(score_N) == 0:
         return default
     if form == "code":
-        weight_NK = label_NK.clamp(min=FLOOR)
-    elif _tells_apart(score_N, agrees_N.cpu()):
-        log_p_NK = _log_density(score_N, score_N.new_tensor(START_ALPHA), score_N.new_tensor(START_BETA))
-        weight_NK = LIKELIHOOD_WEIGHT * torch.softmax(log_p_NK, dim=1) + label_NK
-    else:
+        weight_NK = ((1 - LIKELIHOOD_WEIGHT) * label_NK).clamp(min=FLOOR)
+        return _level(*_moments(score_N, weight_NK / weight_NK.sum(1, keepdim=True)), GRID[1])
+    if not _tells_apart(score_N, agrees_N.cpu()):
         return default
-    return _level(*_moments(score_N, weight_NK / weight_NK.sum(1, keepdim=True)), default)
+    log_p_NK = _log_density(score_N, score_N.new_tensor(START_ALPHA), score_N.new_tensor(START_BETA))
+    weight_NK = LIKELIHOOD_WEIGHT * torch.softmax(log_p_NK, dim=1) + (1 - LIKELIHOOD_WEIGHT) * label_NK
+    return _level(*_moments(score_N, weight_NK), default)
 
 
 def _tells_apart(score_N: Tensor, agrees_N: Tensor) -> bool:
@@ -83,8 +85,9 @@ def _level(mean_K: Tensor, variance_K: Tensor, default: float) -> float:
         return default
     low, high, n = GRID
     levels_G = torch.linspace(low, high, n, dtype=torch.float64)
-    log_p_GK = _log_density(levels_G, alpha_K, beta_K)
-    sure = int((torch.softmax(log_p_GK, dim=1)[:, int(mean_K.argmax())] > SHARE).sum())
+    p_GK = _log_density(levels_G, alpha_K, beta_K).exp()
+    # Levels that neither component reaches (0 / 0) are not sure enough, as published.
+    sure = int((p_GK[:, int(mean_K.argmax())] / p_GK.sum(1) > SHARE).sum())
     # Assumes, as published, that the levels that are sure enough are the uppermost ones.
     return float(levels_G[min(n - sure, n - 1)])
 

@@ -50,9 +50,8 @@ class CalmClassifier(TrainedGate):
     """Exit when a small network, trained on the frozen model's states, says that this block is right."""
 
     name: ClassVar[str] = "calm-classifier"
-    source: ClassVar[str] = "CALM section 3.5; methods.md 1.2, 1.3"
+    source: ClassVar[str] = "CALM section 3.5"
 
-    decay: str = param("code", "as CALM's own runs", choices=("none", "code", "paper"))
     network: str = param("linear", "linear (t5x) or mlp with one hidden layer (FREE, MEE); with bias", choices=NETWORKS)
 
     def build_network(self, d_model: int) -> nn.Module:

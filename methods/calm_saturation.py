@@ -47,9 +47,8 @@ class CalmSaturation(Gated):
     """Exit when a block hardly turned the state: the cosine to the state before exceeds the threshold."""
 
     name: ClassVar[str] = "calm-saturation"
-    source: ClassVar[str] = "CALM section 3.5; methods.md 1.2"
+    source: ClassVar[str] = "CALM section 3.5"
 
-    decay: str = param("code", "as CALM's own runs", choices=("none", "code", "paper"))
     states: str = param("normed", "final-normed states (MEE) or raw ones (t5x)", choices=("normed", "raw"))
     first: str = param(
         "embedding",

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from exitbench.methods.base import param
 from exitbench.methods.gated import SoftmaxGated
 from exitbench.methods.gates import SoftmaxMargin
 from exitbench.methods.registry import register
@@ -18,9 +17,7 @@ class CalmSoftmax(SoftmaxGated):
     """Exit when the two most probable tokens differ by more than the threshold."""
 
     name: ClassVar[str] = "calm-softmax"
-    source: ClassVar[str] = "CALM section 3.5; methods.md 1.2"
-
-    decay: str = param("code", "as CALM's own runs", choices=("none", "code", "paper"))
+    source: ClassVar[str] = "CALM section 3.5"
 
     def gate(self, fitted: Mapping[str, Tensor]) -> SoftmaxMargin:
         """The margin of the head's probabilities."""

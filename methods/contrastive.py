@@ -1,4 +1,4 @@
-"""Contrastive confidence: what a block knows beyond an earlier block, the amateur (PRUNE; methods.md 1.7)."""
+"""Contrastive confidence: what a block knows beyond an earlier block, the amateur (PRUNE)."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Contrastive(ContrastiveBase):
     """Contrast with the block at half the depth; p outside the plausible set, so that s sums to more than 1."""
 
     name: ClassVar[str] = "contrastive"
-    source: ClassVar[str] = "PRUNE, contrastive decoding; methods.md 1.7"
+    source: ClassVar[str] = "PRUNE, contrastive decoding"
 
 
 @register
@@ -155,7 +155,7 @@ class ContrastiveReweighted(ContrastiveBase):
     """Contrast with the block at half the depth, times the probability of the plausible set; 0 outside."""
 
     name: ClassVar[str] = "contrastive-reweighted"
-    source: ClassVar[str] = "PRUNE, reweighted contrastive decoding; methods.md 1.7"
+    source: ClassVar[str] = "PRUNE, reweighted contrastive decoding"
 
     gate_score: str = param("lcd", "vector whose margin is the score", choices=SCORES)
     mass: str = param("head", "sum of the contrastive part: one, or p of the plausible set", choices=("one", "head"))
@@ -167,7 +167,7 @@ class ContrastiveJsd(ContrastiveBase):
     """Contrast with the block that diverges most for its distance; p outside the plausible set."""
 
     name: ClassVar[str] = "contrastive-jsd"
-    source: ClassVar[str] = "PRUNE, JSD contrastive confidence; methods.md 1.7"
+    source: ClassVar[str] = "PRUNE, JSD contrastive confidence"
 
     amateur: str = param(
         "jsd",

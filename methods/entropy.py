@@ -42,7 +42,7 @@ class Entropy(SoftmaxGated):
     """
 
     name: ClassVar[str] = "entropy"
-    source: ClassVar[str] = "NATCAP section 3; methods.md 1.8"
+    source: ClassVar[str] = "NATCAP section 3"
 
     threshold: float = param(0.5, "exit where the entropy in nats < threshold", low=0.0)
 

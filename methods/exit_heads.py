@@ -66,7 +66,7 @@ class ExitHeads(Thresholded):
     """
 
     name: ClassVar[str] = "heads"
-    source: ClassVar[str] = "HEADS; methods.md 1.9; tuned lens: methods.md 1.14"
+    source: ClassVar[str] = "HEADS; kind lens: tuned lens"
     needs_exit_heads: ClassVar[bool] = True
 
     threshold: float = param(0.9, "exit where the confidence > threshold, on the scale of the confidence")

@@ -128,7 +128,7 @@ def choices(data: FitData) -> Tensor:
 
 
 def exit_loss(name: LossName, logits_MNC: Tensor, batch: Examples) -> Tensor:
-    """Loss of exit logits (methods.md 1.3).
+    """Loss of exit logits (CALM section 3.5 and t5x; FREE's util/losses.py).
 
     ``calm``: cross-entropy a block, its positives weighted by the share of negatives and the other way round, then the
     mean over blocks. ``logit-adjusted`` and ``free-code``: one cross-entropy of logits plus log class shares, pooled.

@@ -20,7 +20,7 @@ from exitbench.methods.base import (
 from exitbench.methods.beta_mixture import adaptive_threshold
 from exitbench.methods.gates import SoftmaxMargin
 from exitbench.methods.heads import LMHead
-from exitbench.methods.kv_policies import KV_POLICIES, Rollback
+from exitbench.methods.kv_policies import KV_POLICIES, ROLLBACKS
 from exitbench.methods.offline import score_states
 from exitbench.methods.registry import register
 from exitbench.methods.thresholds import Constant
@@ -37,7 +37,7 @@ class Free(Method):
     """
 
     name: ClassVar[str] = "free"
-    source: ClassVar[str] = "FREE sections 4.1-4.3; methods.md 1.4"
+    source: ClassVar[str] = "FREE sections 4.1-4.3"
 
     exit_layer: int = param(2, "S: blocks of a shallow token", low=1)
     threshold: float = param(
@@ -51,8 +51,9 @@ class Free(Method):
     )
     kv_policy: str = param(
         "sync-parallel",
-        "skipped blocks are run beside the next deep token, project the shallow state then, or are run and verified",
-        choices=("sync-parallel", "state-copy-lazy", Rollback.name),
+        "skipped blocks are run beside the next deep token, project the shallow state then, or are run and verified "
+        "(-code: all but the shallow tokens that end an answer, as published)",
+        choices=("sync-parallel", "state-copy-lazy", *ROLLBACKS),
     )
     rollback: float = param(
         2.0, "sync-parallel-rollback: largest cross-entropy of a shallow token under the full model, nats", low=0.0
@@ -68,7 +69,8 @@ class Free(Method):
         if self.rule != "constant":
             known = fitted.get("threshold")
             level = float("inf") if known is None else float(known)
-        policy: KVPolicy = Rollback(self.rollback) if self.kv_policy == Rollback.name else KV_POLICIES[self.kv_policy]
+        rollback = ROLLBACKS.get(self.kv_policy)
+        policy: KVPolicy = KV_POLICIES[self.kv_policy] if rollback is None else rollback(self.rollback)
         return Parts(SoftmaxMargin(), Constant(level), LMHead(), policy, frozenset({self.exit_layer}))
 
     def score_params(self) -> dict[str, Any]:

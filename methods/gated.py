@@ -160,7 +160,8 @@ class Gated(Thresholded, Asking):
 
     decay: str = param(
         "none",
-        "how the threshold falls with the position: none (FREE's scripts), code (t5x, MEE) or paper (CALM's text)",
+        "how the threshold falls with the position: none (what t5x's and FREE's code runs), code (t5x's formula; MEE's "
+        "runs) or paper (CALM's text)",
         choices=("none", "code", "paper"),
     )
     temperature: float = param(4.0, "speed of the decay over the longest answer allowed", low=0.0)

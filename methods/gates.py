@@ -24,7 +24,7 @@ class Always(Sampling):
 
 
 class SoftmaxMargin(Gate):
-    """CALM's softmax measure: p_(1) - p_(2), in [0, 1]; a tie gives 0 (methods.md 1.2)."""
+    """CALM's softmax measure: p_(1) - p_(2), in [0, 1]; a tie gives 0."""
 
     def score(self, view: BlockView) -> Tensor:
         """Return the margin [A]."""

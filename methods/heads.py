@@ -38,7 +38,7 @@ class LMHead(Head):
 
 @dataclass(frozen=True)
 class PrunedHead(LMHead):
-    """Vocabulary pruning (PRUNE; methods.md 1.6): the first block asked reads everything, later ones its best ids only.
+    """Vocabulary pruning (PRUNE): the first block asked reads everything, later ones its best ids only.
 
     At the first block j the k(j) best ids are kept. ``fixed`` reads them at every later block; ``decaying`` the k(l)
     best ranked of them; ``adaptive`` k_l = clip(floor(k(j) (1 - 0.9 c)), k_min, k(j)) of them, where c is the score at

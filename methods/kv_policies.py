@@ -1,7 +1,8 @@
-"""KV policies: what happens to the keys and values of skipped blocks (methods.md 2)."""
+"""KV policies: what happens to the keys and values of skipped blocks."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
@@ -109,15 +110,15 @@ class SyncParallel(Deferred):
 class Verified(SyncParallel):
     """Synchronised parallel decoding that also reads the full model out where tokens wait, and keeps what it accepts.
 
-    All of a row's tokens are verified in the end, so that none is ever left waiting.
+    All of a row's tokens are verified in the end, so that none is ever left waiting, unless `verifies_tail` is False.
     """
 
     verifies: ClassVar[bool] = True
 
     def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
         """Drafts at the end of an answer are completed too, as if the last of them had run all blocks."""
-        if not exit_layers:
-            return Cost()
+        if not exit_layers or not self.verifies_tail:
+            return super().cost(model, exit_layers, block_costs)
         rest = block_costs[-1] * (model.n_blocks - exit_layers[-1])
         return rest + super().cost(model, [*exit_layers[:-1], model.n_blocks], block_costs)
 
@@ -131,10 +132,10 @@ class Verified(SyncParallel):
         """
         lost = sum((cost * times for cost, times in zip(block_costs, drafting.wasted, strict=True)), Cost())
         in_vain = Cost(lost.matmul_flops * model.n_blocks, read_numel=lost.read_numel * drafting.exit_layer)
+        tail = sum(1 for _ in itertools.takewhile(lambda layer: layer < model.n_blocks, reversed(exit_layers)))
         accepted = sum(layer < model.n_blocks for layer in exit_layers)
-        endings = (
-            sum(drafting.rejected) - sum(drafting.wasted) + (bool(exit_layers) and exit_layers[-1] < model.n_blocks)
-        )
+        accepted -= 0 if self.verifies_tail else tail
+        endings = sum(drafting.rejected) - sum(drafting.wasted) + (self.verifies_tail and tail > 0)
         verified = accepted + sum(drafting.rejected)
         shared = Cost(read_numel=-float((verified - endings) * model.vocab_size * model.d_model))
         return in_vain + shared + self.judging_cost(model) * verified
@@ -145,7 +146,7 @@ class Verified(SyncParallel):
 
 
 class Rollback(Verified):
-    """FREE's RollBack: a draft of which the full model is too unsure is cut, with all after it (methods.md 1.4).
+    """FREE's RollBack: a draft of which the full model is too unsure is cut, with all after it.
 
     Args:
         bound: Largest cross-entropy of the draft under the full model, nats; 0 rejects every draft.
@@ -166,8 +167,19 @@ class Rollback(Verified):
         return Cost(elementwise_flops=5 * model.vocab_size)
 
 
+class RollbackCode(Rollback):
+    """RollBack as FREE's code does it: an answer keeps, unverified, what waits when it ends."""
+
+    name: ClassVar[str] = "sync-parallel-rollback-code"
+    verifies_tail: ClassVar[bool] = False
+
+
+ROLLBACKS: dict[str, type[Rollback]] = {policy.name: policy for policy in (Rollback, RollbackCode)}
+"""RollBack by name; each is built with its bound."""
+
+
 class Speculation(Verified):
-    """Self-speculative decoding: a draft stays if it is the full model's own greedy choice (methods.md 1.10)."""
+    """Self-speculative decoding: a draft stays if it is the full model's own greedy choice (LayerSkip section 4.3)."""
 
     name: ClassVar[str] = "self-speculation"
 

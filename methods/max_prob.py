@@ -35,7 +35,7 @@ class MaxProb(SoftmaxGated):
     """Exit when the most probable token is more probable than the threshold."""
 
     name: ClassVar[str] = "max-prob"
-    source: ClassVar[str] = "NATCAP section 3; methods.md 1.8"
+    source: ClassVar[str] = "NATCAP section 3"
 
     def gate(self, fitted: Mapping[str, Tensor]) -> LargestProbability:
         """The largest of the head's probabilities."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,12 +27,19 @@ class OverBlocks(nn.Module):
 
 
 class Recurrent(Gate):
-    """P(exit | h^1 .. h^l), one step of the LSTM a block from block 1 on, asked or not."""
+    """P(exit | h^1 .. h^l), one step of the LSTM a block from block 1 on, asked or not.
+
+    Args:
+        hidden: Width of the LSTM.
+        layers: Its layers.
+        fitted: Its weights and those of the output.
+        forgets: Start from nothing again at block L-1, which then scores h^{L-1} alone (the published code).
+    """
 
     needs_history: ClassVar[bool] = True
 
-    def __init__(self, hidden: int, layers: int, fitted: Mapping[str, Tensor]) -> None:
-        self.hidden, self.layers, self.fitted = hidden, layers, fitted
+    def __init__(self, hidden: int, layers: int, fitted: Mapping[str, Tensor], forgets: bool = False) -> None:
+        self.hidden, self.layers, self.fitted, self.forgets = hidden, layers, fitted, forgets
 
     def score(self, view: BlockView) -> Tensor:
         """Return P(exit) [A]."""
@@ -42,6 +49,8 @@ class Recurrent(Gate):
             for name in ("h_AKH", "c_AKH"):
                 memory[name] = torch.zeros(n_rows, self.layers, self.hidden, device=view.hidden_AD.device)
         for block in range(int(memory["steps_A"][0]) + 1, view.block + 1):
+            if self.forgets and block == view.model.n_blocks - 1:
+                memory |= {name: torch.zeros_like(memory[name]) for name in ("h_AKH", "c_AKH")}
             x_A = view.model.final_normed(view.state(block)).float()
             memory["h_AKH"], memory["c_AKH"] = self._step(x_A, memory["h_AKH"], memory["c_AKH"])
         memory["steps_A"] = torch.full_like(memory["steps_A"], view.block)
@@ -77,12 +86,21 @@ class MeeLstm(TrainedGate):
     """Exit when an LSTM that reads the state after every block says that this block is right."""
 
     name: ClassVar[str] = "mee-lstm"
-    source: ClassVar[str] = "MEE section 3; methods.md 1.5"
+    source: ClassVar[str] = "MEE section 3"
 
     min_exit: int = param(4, "first block at which the gate is asked", low=1)
     decay: str = param("code", "as MEE's runs", choices=("none", "code", "paper"))
     layers: int = param(2, "2 (the text) or 1 (the code)", low=1, high=2)
     hidden: int = param(250, "width of the LSTM", low=1)
+    variant: str = param(
+        "text",
+        "text: one pass over all blocks; code: the LSTM's state is wiped before it scores block L-1, as published",
+        choices=("text", "code"),
+    )
+
+    def gate_fit_params(self) -> dict[str, Any]:
+        """Both variants are taught alike, by one pass over all blocks."""
+        return {name: value for name, value in super().gate_fit_params().items() if name != "variant"}
 
     def build_network(self, d_model: int) -> nn.Module:
         """The LSTM and its output."""
@@ -94,4 +112,4 @@ class MeeLstm(TrainedGate):
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Recurrent:
         """The network's opinion."""
-        return Recurrent(self.hidden, self.layers, fitted)
+        return Recurrent(self.hidden, self.layers, fitted, forgets=self.variant == "code")

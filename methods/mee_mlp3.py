@@ -51,7 +51,7 @@ class MeeMlp3(TrainedGate):
     """Exit when a small network says from the last three states that this block is right."""
 
     name: ClassVar[str] = "mee-mlp3"
-    source: ClassVar[str] = "MEE section 3; methods.md 1.5"
+    source: ClassVar[str] = "MEE section 3"
     first_block: ClassVar[int] = 2
 
     min_exit: int = param(4, "first block at which the gate is asked", low=1)

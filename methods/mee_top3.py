@@ -76,7 +76,7 @@ class MeeTop3(Gated):
     """
 
     name: ClassVar[str] = "mee-top3"
-    source: ClassVar[str] = "MEE section 3; methods.md 1.5"
+    source: ClassVar[str] = "MEE section 3"
 
     min_exit: int = param(4, "first block at which the gate is asked", low=1)
     decay: str = param("code", "as MEE's runs", choices=("none", "code", "paper"))

@@ -76,7 +76,7 @@ def _score(
 
 
 def epsilon_thresholds(scores_LN: Tensor, agrees_LN: Tensor, epsilon: float) -> list[float]:
-    """The rule of self-supervised heads (HEADS; methods.md 1.9): a threshold a block from agreement in its tail.
+    """The rule of self-supervised heads (HEADS): a threshold a block from agreement in its tail.
 
     A block's threshold is its smallest score c such that, of the tokens scoring at least c, a share of at least
     epsilon agrees with full depth. Not a guarantee: the share need not rise with c, and there is no confidence bound.

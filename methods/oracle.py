@@ -17,7 +17,7 @@ from exitbench.methods.thresholds import Constant
 class FullAgreement(Gate):
     """Score 1 where this block already chooses the token of the last block.
 
-    ``stable`` also asks that every later block chooses it (methods.md 1.8 and 1.12). Runs the full depth first. Its
+    ``stable`` also asks that every later block chooses it. Runs the full depth first. Its
     declared cost is nothing: an oracle is told, and its cost is that of a method which knew.
     """
 
@@ -55,7 +55,7 @@ class Oracle(Skipping):
     """
 
     name: ClassVar[str] = "oracle"
-    source: ClassVar[str] = "methods.md 1.12, token-consistency and stable oracles"
+    source: ClassVar[str] = "t5x's token-consistency oracle; NATCAP's ideal exit (first); stable: ours"
 
     match: str = param(
         "first", "first match, which may be lost again, or stable: from there on all agree", choices=("first", "stable")

@@ -41,7 +41,7 @@ class Patience(SoftmaxAsking):
     """
 
     name: ClassVar[str] = "patience"
-    source: ClassVar[str] = "NATCAP section 3 (after PABEE); methods.md 1.8"
+    source: ClassVar[str] = "NATCAP section 3 (after PABEE)"
 
     patience: int = param(2, "tau: how long the prediction must hold", low=1)
     counting: str = param(

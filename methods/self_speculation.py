@@ -36,7 +36,7 @@ class SelfSpeculation(Method):
     """
 
     name: ClassVar[str] = "self-speculation"
-    source: ClassVar[str] = "LayerSkip section 4.3; methods.md 1.10"
+    source: ClassVar[str] = "LayerSkip section 4.3"
 
     exit_layer: int = param(2, "E: blocks that draft", low=1)
     drafts: int = param(6, "k: tokens drafted before they are verified", low=1)

@@ -21,7 +21,7 @@ class Static(Skipping):
     """Every token exits after the same number of blocks; the control that knows nothing of the token."""
 
     name: ClassVar[str] = "static"
-    source: ClassVar[str] = "FREE's static baseline (methods.md 1.4)"
+    source: ClassVar[str] = "FREE's static baseline"
 
     exit_layer: int = param(1, "blocks executed for every token", low=1)
 

@@ -41,9 +41,10 @@ class PerBlock(Threshold):
 
 @dataclass(frozen=True)
 class PositionDecayed(Threshold):
-    """CALM's threshold that falls with the position of the token (methods.md 1.2).
+    """CALM's threshold that falls with the position of the token.
 
-    ``code``: 0.9 level + 0.1 level exp(-temperature t / N), as in t5x and FREE.
+    ``code``: 0.9 level + 0.1 level exp(-temperature t / N), the formula in t5x and FREE, which MEE's runs apply: t5x's
+    sampler passes no position, and FREE's scripts set no temperature.
     ``paper``: clip(0.9 level + 0.1 exp(-temperature t / N), 0, 1), as printed in CALM.
     t is 1 for the first generated token, N the longest answer allowed, level the value of another rule.
     """

@@ -66,7 +66,7 @@ def losses(
     """Loss of each document in [0, 1].
 
     textual: 1 - score of the early answer with full depth's as the reference; risk: how much worse the early answer
-    scores against the real reference than full depth's, 0 if not worse (methods.md 1.13).
+    scores against the real reference than full depth's, 0 if not worse (CALM section 4).
     """
     task, settings = get_task(item.cell.task.name), item.cell.calibration
     assert settings is not None

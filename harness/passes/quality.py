@@ -169,7 +169,10 @@ def _depth_metrics(
         metrics[f"cost_{part}_bytes"] = ratio_interval(read, as_full, seed=seed)
     metrics["cost_total_bytes"] = ratio_interval([cost.read_numel for cost in costs], as_full, seed=seed)
     if parts.kv_policy.verifies:
-        accepted = [sum(layer < session.checkpoint.model.n_blocks for layer in g.exit_layers) for g in made]
+        n_blocks = session.checkpoint.model.n_blocks
+        accepted = [
+            sum(layer < n_blocks == run for layer, run in zip(g.exit_layers, g.blocks_run, strict=True)) for g in made
+        ]
         drafts = [kept + sum(generation.rejected) for kept, generation in zip(accepted, made, strict=True)]
         if sum(drafts):
             metrics["acceptance_rate"] = ratio_interval(accepted, drafts, seed=seed)

@@ -63,7 +63,7 @@ def block_count(model: PreTrainedModel) -> int:
 
 @dataclass
 class JointObjective:
-    """Weighted cross-entropies of the blocks, all read by the model's own norm and head (methods.md 1.3)."""
+    """Weighted cross-entropies of the blocks, all read by the model's own norm and head (CALM, FREE)."""
 
     weights_L: Tensor
     label_smoothing: float
@@ -128,7 +128,7 @@ class LayerSkipObjective:
 
 
 class ExitHeadsObjective:
-    """Exit heads that imitate the frozen model (methods.md 1.9 and 1.14)."""
+    """Exit heads that imitate the frozen model (HEADS; tuned lens)."""
 
     def __init__(self, settings: ExitHeadsRecipe, model: PreTrainedModel, seed: int) -> None:
         n_blocks = block_count(model)

@@ -68,7 +68,9 @@ grid = {{ exit_layer = [2, 3], drafts = [2] }}
 kinds = ["quality"]
 [[sweep]]
 method = "free"
-grid = {{ threshold = [0.0], rollback = [3.4], kv_policy = ["sync-parallel", "sync-parallel-rollback"] }}
+grid = {{ threshold = [0.0], rollback = [3.4], kv_policy = [
+    "sync-parallel", "sync-parallel-rollback", "sync-parallel-rollback-code",
+] }}
 kinds = ["quality"]
 [[calibration]]
 method = "calm-softmax"
@@ -411,9 +413,13 @@ def test_self_speculation_answers_as_full_depth_and_tells_how_many_drafts_it_kep
 
 def test_only_what_is_verified_has_an_acceptance_rate(ran: Run) -> None:
     for cell in ran.cells("quality", "free"):
-        verifies = cell.kv_policy == "sync-parallel-rollback"
-        assert ("acceptance_rate" in ran.metrics(cell.cell_id)) == verifies
-        rejected = {row["rejected"] for row in ran.rows(cell.cell_id, "tokens")}
+        verifies, tokens = cell.kv_policy != "sync-parallel", ran.rows(cell.cell_id, "tokens")
+        # Every token is a draft here, so that only a policy that verifies the end of an answer verifies any.
+        drafted = cell.kv_policy == "sync-parallel-rollback"
+        assert ("acceptance_rate" in ran.metrics(cell.cell_id)) == drafted
+        assert drafted == all(row["blocks_run"] == DEPTH for row in tokens)
+        assert drafted or all(row["blocks_run"] == row["exit_layer"] < DEPTH for row in tokens)
+        rejected = {row["rejected"] for row in tokens}
         assert (rejected != {None}) == verifies
         assert verifies == (None not in rejected)
     assert {row["rejected"] for c in ran.cells("quality", "calm") for row in ran.rows(c.cell_id, "tokens")} == {None}

@@ -1,4 +1,4 @@
-"""Every exit rule again, from its definition (methods.md 1.2, 1.5-1.9, 1.12): in float64, one token at a time.
+"""Every exit rule again, from its definition: in float64, one token at a time.
 
 Nothing here is shared with the implementation, except where a random draw must be the same draw. A rule reads what the
 full model would have seen of a token at every block, and says after which block the token leaves.
@@ -348,8 +348,9 @@ def lstm_layer(fitted: Fitted, layer: int, inputs: list[Array]) -> list[Array]:
 
 
 def recurrent(walk: Walk, block: int) -> float:
-    """One step a block from block 1, whether asked there or not."""
-    steps = [walk.view.normed[at] for at in range(1, block + 1)]
+    """One step a block from block 1, whether asked there or not; as published, block L-1 is read alone."""
+    alone = walk.params["variant"] == "code" and block == walk.view.n_blocks - 1
+    steps = [walk.view.normed[at] for at in range(block if alone else 1, block + 1)]
     for layer in range(walk.params["layers"]):
         steps = lstm_layer(walk.fitted, layer, steps)
     return float(softmax(linear(walk.fitted, "out", steps[-1]))[1])

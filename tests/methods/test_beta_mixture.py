@@ -1,4 +1,4 @@
-"""FREE's threshold from a Beta mixture, against the formulas of methods.md 1.4 in plain Python."""
+"""FREE's threshold from a Beta mixture, against the published arithmetic written again in NumPy."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import math
 import random
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from exitbench.methods.beta_mixture import adaptive_threshold
 from exitbench.methods.free import in_parallel_passes
@@ -25,32 +27,45 @@ def choose(scores: list[float], agrees: list[bool], form: Form) -> float:
     )
 
 
-def density(x: float, alpha: float, beta: float) -> float:
-    log_beta = math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
-    return math.exp((alpha - 1) * math.log(x) + (beta - 1) * math.log(1 - x) - log_beta)
+def worked_out(scores: list[float], agrees: list[bool], form: Form) -> float:
+    """The published arithmetic in NumPy: responsibilities, one step of weighted moments, and the grid.
 
-
-def by_hand(scores: list[float], agrees: list[bool], form: Form) -> float:
-    """One supervised step, the moments of each component, and the grid."""
-    components = []
-    weights = []
-    for score, label in zip(scores, agrees, strict=True):
-        one_hot = [0.0, 1.0] if label else [1.0, 0.0]
-        if form == "code":
-            pair = [max(value, 1e-4) for value in one_hot]
-        else:
-            likelihood = [density(score, 1, 2), density(score, 2, 1)]
-            pair = [0.8 * p / sum(likelihood) + value for p, value in zip(likelihood, one_hot, strict=True)]
-        weights.append([value / sum(pair) for value in pair])
-    for component in (0, 1):
-        total = sum(weight[component] for weight in weights)
-        mean = sum(w[component] * c for w, c in zip(weights, scores, strict=True)) / total
-        spread = sum(w[component] * (c - mean) ** 2 for w, c in zip(weights, scores, strict=True)) / total
+    Its likelihood term, weight 0.8, is overwritten by the label's, weight 0.2, before the floor; ``correct`` adds them.
+    """
+    x, y = np.clip(np.asarray(scores, dtype=np.float64), 1e-4, 1 - 1e-4), np.asarray(agrees, dtype=np.int64)
+    likelihood = np.stack([0.5 * density(x, 1.0, 2.0), 0.5 * density(x, 2.0, 1.0)])
+    label = 0.2 * np.stack([y == 0, y == 1]).astype(np.float64)
+    shares = label if form == "code" else 0.8 * likelihood + label
+    shares = np.where(shares <= 1e-4, 1e-4, shares)
+    shares /= shares.sum(axis=0) + 1e-12
+    with np.errstate(all="ignore"):
+        mean = (shares * x).sum(axis=1) / shares.sum(axis=1)
+        spread = (shares * (x - mean[:, None]) ** 2).sum(axis=1) / shares.sum(axis=1)
         alpha = mean * (mean * (1 - mean) / spread - 1)
-        components.append((mean, alpha, alpha * (1 - mean) / mean))
-    (_, *low), (_, *high) = sorted(components)
-    sure = sum(density(x, *high) / (density(x, *high) + density(x, *low)) > 0.4 for x in LEVELS)
-    return LEVELS[min(max(0, 10 - sure), 9)]
+        beta = alpha * (1 - mean) / mean
+        grid = np.linspace(0.3, 0.9, 10)
+        surer = int((alpha / (alpha + beta)).argmax())
+        high, low = (density(grid, alpha[at], beta[at]) for at in (surer, 1 - surer))
+        sure = int((high / (high + low) > 0.4).sum())
+    return float(grid[min(max(0, 10 - sure), 9)])
+
+
+def density(x: NDArray[np.float64], alpha: float, beta: float) -> NDArray[np.float64]:
+    """Of a Beta distribution; not a number where it is a point."""
+    if not (math.isfinite(alpha) and math.isfinite(beta)):
+        return np.full_like(x, np.nan)
+    log_norm = math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
+    return np.exp((alpha - 1) * np.log(x) + (beta - 1) * np.log1p(-x) - log_norm)
+
+
+def history(seed: int) -> tuple[list[float], list[bool]]:
+    """Tokens of parallel passes: few or many, of any confidence, agreeing often or seldom, told by it or not."""
+    draw = np.random.default_rng(seed)
+    n = int(draw.choice([2, 3, 5, 10, 30, 100, 400]))
+    scores = draw.beta(*draw.choice([0.4, 1.0, 1.5, 4.0, 12.0], size=2), size=n)
+    steepness, level = draw.choice([0.0, 2.0, 6.0, 20.0]), draw.uniform(-4, 4)
+    agrees = draw.random(n) < 1 / (1 + np.exp(-(steepness * (scores - scores.mean()) + level)))
+    return scores.tolist(), agrees.tolist()
 
 
 def calibrated(seed: int, n: int = 500) -> tuple[list[float], list[bool]]:
@@ -60,16 +75,26 @@ def calibrated(seed: int, n: int = 500) -> tuple[list[float], list[bool]]:
     return scores, [draw.random() < score for score in scores]
 
 
-@pytest.mark.parametrize("form", ["code", "correct"])
-@pytest.mark.parametrize("seed", range(10))
-def test_the_threshold_is_the_one_worked_out_by_hand(form: Form, seed: int) -> None:
-    scores, agrees = calibrated(seed)
-    assert choose(scores, agrees, form) == pytest.approx(by_hand(scores, agrees, form))
+def test_300_of_300_histories_give_the_published_threshold() -> None:
+    found, expected = [], []
+    for seed in range(300):
+        scores, agrees = history(seed)
+        found.append(choose(scores, agrees, "code"))
+        expected.append(worked_out(scores, agrees, "code"))
+    assert found == pytest.approx(expected)
+    assert len({round(level, 3) for level in expected}) == len(LEVELS), "every level must come up"
+
+
+def test_the_corrected_threshold_is_the_one_worked_out_with_both_terms() -> None:
+    drawn = [history(seed) for seed in range(300)]
+    told = [data for data in drawn if choose(*data, "correct") != DEFAULT]
+    assert len(told) > 50
+    assert [choose(*data, "correct") for data in told] == pytest.approx([worked_out(*data, "correct") for data in told])
 
 
 def test_the_two_forms_differ() -> None:
     drawn = [calibrated(seed, n=60) for seed in range(40)]
-    assert any(by_hand(*data, "code") != by_hand(*data, "correct") for data in drawn)
+    assert any(worked_out(*data, "code") != worked_out(*data, "correct") for data in drawn)
 
 
 def test_calibrated_confidences_give_a_threshold_about_0_633() -> None:
@@ -95,10 +120,16 @@ def test_labels_that_the_confidence_does_not_tell_teach_nothing(seed: int) -> No
     assert choose(scores, [score < 0.7 for score in scores], "correct") == DEFAULT, "sure where it is wrong"
 
 
+@pytest.mark.parametrize("scores", [[0.4], [0.4] * 30, [1.0] * 30, [0.0] * 30])
+def test_without_spread_the_threshold_stays_or_is_the_largest(scores: list[float]) -> None:
+    agrees = [at % 2 == 0 for at in range(len(scores))]
+    assert choose(scores, agrees, "correct") == DEFAULT
+    assert choose(scores, agrees, "code") == pytest.approx(worked_out(scores, agrees, "code")) == pytest.approx(0.9)
+
+
 @pytest.mark.parametrize("form", ["code", "correct"])
-@pytest.mark.parametrize("scores", [[], [0.4], [0.4] * 30, [1.0] * 30, [0.0] * 30])
-def test_without_spread_the_threshold_stays(form: Form, scores: list[float]) -> None:
-    assert choose(scores, [at % 2 == 0 for at in range(len(scores))], form) == DEFAULT
+def test_without_tokens_the_threshold_stays(form: Form) -> None:
+    assert choose([], [], form) == DEFAULT
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40), st.sampled_from(["code", "correct"]))

@@ -342,5 +342,7 @@ def test_the_fit_does_not_depend_on_how_its_score_is_used(name: str) -> None:
     assert asked["loss"] == "calm"
     for change in ({"threshold": 0.1}, {"kv_policy": "exact"}, {"min_exit": 2}, {"every": 2}, {"decay": "none"}):
         assert made(name, **change).fit_params() == asked
+    if name == "mee-lstm":
+        assert made(name, variant="code").fit_params() == asked, "both variants are taught alike"
     for change in ({"loss": "geometric"}, {"target": "gold-token"}, {"epochs": 1}, {"fit_seed": 1}):
         assert made(name, **change).fit_params() != asked

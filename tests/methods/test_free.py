@@ -12,7 +12,7 @@ from exitbench.methods.base import BlockView, FitData, Method, argmax_token
 from exitbench.methods.beta_mixture import adaptive_threshold
 from exitbench.methods.free import Free
 from exitbench.methods.heads import LMHead
-from exitbench.methods.kv_policies import KV_POLICIES
+from exitbench.methods.kv_policies import KV_POLICIES, Rollback
 from exitbench.methods.self_speculation import Drafts, SelfSpeculation
 from exitbench.methods.thresholds import Constant
 
@@ -91,7 +91,10 @@ def test_at_full_depth_there_is_nothing_to_fit(tiny: Any) -> None:
 
 
 def test_only_a_policy_that_verifies_needs_the_bound() -> None:
-    assert Free(kv_policy="sync-parallel-rollback", rollback=0.7).parts(L).kv_policy.bound == 0.7  # type: ignore[attr-defined]
+    for name, verifies_tail in (("sync-parallel-rollback", True), ("sync-parallel-rollback-code", False)):
+        policy = Free(kv_policy=name, rollback=0.7).parts(L).kv_policy
+        assert isinstance(policy, Rollback)
+        assert (policy.name, policy.bound, policy.verifies_tail) == (name, 0.7, verifies_tail)
     for name in ("sync-parallel", "state-copy-lazy"):
         assert Free(kv_policy=name).parts(L).kv_policy is KV_POLICIES[name]
     assert not any(policy.verifies for policy in KV_POLICIES.values()), "others cannot be given one that verifies"

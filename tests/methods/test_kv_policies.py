@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from exitbench.methods.base import Cost, Drafting
-from exitbench.methods.kv_policies import KV_POLICIES, Rollback, Speculation
+from exitbench.methods.kv_policies import KV_POLICIES, Rollback, RollbackCode, Speculation
 
 L, D, KV = 5, 8, 3
 
@@ -173,6 +173,19 @@ def test_a_rejected_end_has_run_one_position_fewer_in_vain() -> None:
     drafting = Drafting(rejected=[2], wasted=[1], exit_layer=2)
     lost = Rollback(0.5).verification_cost(READER, [5], [Cost(1.0, 0.0, 10.0)], drafting)
     assert lost == Cost(matmul_flops=5.0, elementwise_flops=2 * 5 * 7, read_numel=1 * 2 * 10.0 - 1 * HEAD)
+
+
+def test_drafts_that_nobody_verifies_cost_what_they_ran() -> None:
+    """The same answer as above, whose last draft is kept as it is: no blocks for it, no read-out, no judgement."""
+    policy, layers = RollbackCode(0.5), [5, 2, 2, 5, 2]
+    work = [Cost(matmul_flops=float(10**n), read_numel=10.0 * 10**n) for n in range(5)]
+    assert policy.cost(READER, layers, work) == Cost(matmul_flops=2 * 3 * 1e3)
+    drafting = Drafting(rejected=[0, 0, 0, 3, 0], wasted=[0, 0, 0, 3, 0], exit_layer=2)
+    lost = policy.verification_cost(READER, layers, work, drafting)
+    # Five drafts are read out beside the fourth token; the sixth never is.
+    assert lost == Cost(matmul_flops=3 * 5 * 1e3, elementwise_flops=5 * 5 * 7, read_numel=3 * 2 * 1e4 - 5 * HEAD)
+    everything = policy.verification_cost(READER, [2, 2], work[:2], Drafting([0, 0], [0, 0], 2))
+    assert (policy.cost(READER, [2, 2], work[:2]), everything) == (Cost(), Cost()), "an answer of drafts alone"
 
 
 def test_drafts_that_the_full_model_is_too_unsure_of_are_rejected() -> None:

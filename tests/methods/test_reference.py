@@ -149,6 +149,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ),
     *fitted_cases("calm-classifier", {"network": "linear"}, {"network": "mlp"}),
     *fitted_cases("mee-lstm", {"layers": 1, "hidden": 7}, {"layers": 2, "hidden": 5}),
+    *fitted_cases("mee-lstm", {"layers": 2, "hidden": 5, "variant": "code"}),
     *fitted_cases("mee-mlp3"),
     *(
         ("mee-top3", {"variant": variant, "signal": signal, **rule})

@@ -1,6 +1,6 @@
 """Drafts that the full model verifies: answers, traces and caches, against transformers without any cache.
 
-`simulate` is FREE's RollBack and self-speculation as methods.md 1.4 and 1.10 define them, one token at a time: every
+`simulate` is FREE's RollBack and self-speculation as they are defined, one token at a time: every
 step runs the whole text again through every block.
 """
 
@@ -46,6 +46,8 @@ ROLLBACKS: list[Method] = [
     Free(exit_layer=s, threshold=threshold, kv_policy=ROLLBACK, rollback=bound)
     for s, threshold, bound in [(1, 0.0, 3.0), (2, 0.1, 2.0), (3, 0.2, 1.0), (4, 0.05, 0.5), (2, 0.0, 6.0)]
 ]
+KEEPS_TAIL = Free(exit_layer=2, threshold=0.1, kv_policy=f"{ROLLBACK}-code", rollback=2.0)
+"""What waits when an answer ends is kept unverified."""
 
 
 def named(method: Method) -> str:
@@ -95,6 +97,7 @@ class Slow:
     layers: list[int] = field(default_factory=list)
     rejected: list[int] = field(default_factory=list)
     accepted: int = 0
+    unverified: int = 0
     gap: float = math.inf
 
     def above(self, a: float, b: float) -> bool:
@@ -128,7 +131,7 @@ def early_and_full(family: Any, prompt: list[int], tokens: list[int], block: int
 
 
 def simulate(family: Any, prompt: list[int], method: Any, stops: Stops) -> Slow:
-    """Draft after S blocks; a token that runs them all, or an end, has the drafts before it verified."""
+    """Draft after S blocks; a token that runs them all, and mostly an end, has the drafts before it verified."""
     slow, waiting = Slow(), list[int]()
     is_free = isinstance(method, Free)
 
@@ -153,7 +156,7 @@ def simulate(family: Any, prompt: list[int], method: Any, stops: Stops) -> Slow:
         if not in_prompt and drafts(early[at]):
             slow.put(slow.argmax(early[at]), method.exit_layer)
             waiting.append(at)
-            if not ends():
+            if not ends() or not method.parts(L).kv_policy.verifies_tail:
                 continue
         else:
             slow.put(slow.argmax(full[at]), L)
@@ -163,13 +166,14 @@ def simulate(family: Any, prompt: list[int], method: Any, stops: Stops) -> Slow:
                 slow.put(slow.argmax(full[draft]), L, rejected=len(waiting) - number)
                 break
         waiting.clear()
-    slow.accepted = sum(layer < L for layer in slow.layers)
+    slow.unverified = len(waiting)
+    slow.accepted = sum(layer < L for layer in slow.layers) - slow.unverified
     return slow
 
 
 def test_answers_and_traces_are_those_of_the_definition(family: Any, prompts: Any) -> None:
-    compared = accepted = rejected = 0
-    rows, methods = prompts[:N_ROWS], [*SPECULATIONS[1::5], SPECULATIONS[4], *ROLLBACKS]
+    compared = accepted = rejected = unverified = 0
+    rows, methods = prompts[:N_ROWS], [*SPECULATIONS[1::5], SPECULATIONS[4], *ROLLBACKS[:4], KEEPS_TAIL]
     for method in methods:
         for prompt, ours in zip(rows, run(family, rows, method, stops_somewhere), strict=True):
             theirs = simulate(family, prompt, method, stops_somewhere)
@@ -178,12 +182,15 @@ def test_answers_and_traces_are_those_of_the_definition(family: Any, prompts: An
             assert ours.token_ids == theirs.tokens, method
             assert ours.exit_layers == theirs.layers, method
             assert ours.rejected == theirs.rejected, method
-            assert ours.blocks_run == [L] * len(theirs.tokens)
+            kept_as_they_are = theirs.layers[len(theirs.layers) - theirs.unverified :]
+            assert ours.blocks_run == [L] * (len(theirs.tokens) - theirs.unverified) + kept_as_they_are
+            unverified += theirs.unverified
             compared, accepted = compared + 1, accepted + theirs.accepted
             rejected += sum(theirs.rejected)
     assert compared > 0.8 * len(rows) * len(methods)
     assert accepted > 30
     assert rejected > 30
+    assert unverified > 5
 
 
 # ------------------------------------------------------------------------------------------ identities
@@ -302,7 +309,7 @@ def test_rows_shift_to_a_common_end_and_room_is_made_when_longer_rows_have_ended
 # ------------------------------------------------------------------------------------------ cost
 
 
-@pytest.mark.parametrize("method", [SPECULATIONS[1], SPECULATIONS[8], *ROLLBACKS], ids=named)
+@pytest.mark.parametrize("method", [SPECULATIONS[1], SPECULATIONS[8], *ROLLBACKS, KEEPS_TAIL], ids=named)
 def test_the_declared_work_is_what_a_flop_counter_sees(family: Any, prompts: Any, method: Method) -> None:
     """Of whole answers, with drafts that were kept, thrown away, and made to end them."""
     for prompt in prompts[:2]:
@@ -332,12 +339,13 @@ class Blocks:
         monkeypatch.setattr(Transformer, "block", spy)
 
 
-@pytest.mark.parametrize("method", [SPECULATIONS[1], SPECULATIONS[8], *ROLLBACKS], ids=named)
+@pytest.mark.parametrize("method", [SPECULATIONS[1], SPECULATIONS[8], *ROLLBACKS, KEEPS_TAIL], ids=named)
 def test_positions_and_weights_read_follow_from_the_trace(
     family: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every position runs every block in the end: those of the answer once, and those in vain. Weights are read by
-    each call, so that each position reads those of its draft, and each pass that verifies the others'."""
+    """Every position runs every block in the end: those of the answer once, and those in vain, but for what is never
+    verified. Weights are read by each call, so that each position reads those of its draft, and each pass that verifies
+    the others'."""
     for prompt in prompts[:5]:
         batch = start(family, [prompt])
         with monkeypatch.context() as patch:
@@ -345,10 +353,13 @@ def test_positions_and_weights_read_follow_from_the_trace(
             (made,) = decode(endless(family), batch, parts(method), stops_somewhere)
         fed = len(made.token_ids) - (0 if family.is_seq2seq else 1)
         everything = fed + sum(made.wasted)
-        assert blocks.positions[1:] == [everything] * L
         layers = made.exit_layers[-fed:] if fed else []
-        passes = sum(layer == L for layer in layers) + (bool(layers) and layers[-1] < L)
+        tail = len(layers) - max((at + 1 for at, layer in enumerate(layers) if layer == L), default=0)
+        verifies_tail = parts(method).kv_policy.verifies_tail
+        passes = sum(layer == L for layer in layers) + (verifies_tail and tail > 0)
         shallow, deep = method.exit_layer, L - method.exit_layer
+        verified = everything - (0 if verifies_tail else tail)
+        assert blocks.positions[1:] == [everything] * shallow + [verified] * deep
         assert blocks.calls[1:] == [everything] * shallow + [passes] * deep
 
 

@@ -1,0 +1,172 @@
+"""Two programs' answers to the same documents: token for token, exit for exit, score for score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+TOLERANCE = 1e-4
+"""Largest difference of two scores that single precision explains."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One document's answer.
+
+    Attributes:
+        key: The document.
+        tokens: New tokens, the one that ends the answer included.
+        exits: Blocks each was read from.
+        asked: Blocks at which the gate was asked for each, and its score there.
+        rolled_back: Tokens undone.
+    """
+
+    key: str
+    tokens: Sequence[int]
+    exits: Sequence[int]
+    asked: Sequence[Sequence[tuple[int, float]]]
+    rolled_back: int
+
+
+@dataclass
+class Comparison:
+    """What is equal, summed over documents.
+
+    Attributes:
+        documents: How many.
+        tokens: Of the published code and of ours.
+        equal_tokens: Positions with the same token in both.
+        equal_exits: Positions with the same token that left after the same block.
+        identical: Documents without any difference.
+        scores: Scores compared: of positions up to the first token that differs.
+        largest: Largest difference of two of them.
+        rolled_back: Tokens undone by the published code and by ours.
+        depth: Sum of the exits of both.
+        first: The first difference, in words; "" if there is none.
+    """
+
+    documents: int = 0
+    tokens: list[int] = field(default_factory=lambda: [0, 0])
+    equal_tokens: int = 0
+    equal_exits: int = 0
+    identical: int = 0
+    scores: int = 0
+    largest: float = 0.0
+    rolled_back: list[int] = field(default_factory=lambda: [0, 0])
+    depth: list[int] = field(default_factory=lambda: [0, 0])
+    first: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs but the last digits of scores."""
+        return self.identical == self.documents
+
+    def add(self, published: Answer, ours: Answer) -> None:
+        """Compare two answers to one document.
+
+        Raises:
+            ValueError: They are of different documents, or one of them does not tell of every token.
+        """
+        for answer in (published, ours):
+            if answer.key != published.key or not len(answer.tokens) == len(answer.exits) == len(answer.asked):
+                lengths = [len(column) for column in (answer.tokens, answer.exits, answer.asked)]
+                raise ValueError(f"{published.key!r}, {answer.key!r}: tokens, exits and scores are {lengths}")
+        self.documents += 1
+        found = self._difference(published, ours)
+        self.identical += not found
+        self.first = self.first or (found and f"document {published.key}: {found}")
+        for side, answer in enumerate((published, ours)):
+            self.tokens[side] += len(answer.tokens)
+            self.rolled_back[side] += answer.rolled_back
+            self.depth[side] += sum(answer.exits)
+        pairs = zip(published.tokens, ours.tokens, published.exits, ours.exits, strict=False)
+        same = [(token == other, exit_layer == layer) for token, other, exit_layer, layer in pairs]
+        self.equal_tokens += sum(token for token, _ in same)
+        self.equal_exits += sum(token and layer for token, layer in same)
+
+    def _difference(self, published: Answer, ours: Answer) -> str:
+        """The first difference in words; also compares scores, as long as both answers are the same so far."""
+        for at, (token, other) in enumerate(zip(published.tokens, ours.tokens, strict=False)):
+            where = f"token {at + 1}"
+            if (told := self._scores(published.asked[at], ours.asked[at])) is not None:
+                return f"{where}: {told}"
+            if published.exits[at] != ours.exits[at]:
+                return f"{where}: leaves after block {published.exits[at]} there, {ours.exits[at]} here"
+            if token != other:
+                return f"{where}: {token} there, {other} here"
+        if len(published.tokens) != len(ours.tokens):
+            return f"{len(published.tokens)} tokens there, {len(ours.tokens)} here"
+        if published.rolled_back != ours.rolled_back:
+            return f"{published.rolled_back} tokens undone there, {ours.rolled_back} here"
+        return ""
+
+    def _scores(self, published: Sequence[tuple[int, float]], ours: Sequence[tuple[int, float]]) -> str | None:
+        for (block, score), (other_block, other) in zip(published, ours, strict=False):
+            if block != other_block:
+                break
+            self.scores += 1
+            self.largest = max(self.largest, abs(score - other))
+            if not abs(score - other) <= TOLERANCE:  # also where one is not a number
+                return f"scores {score:.6f} at block {block} there, {other:.6f} here"
+        if [block for block, _ in published] != [block for block, _ in ours]:
+            return f"asked at blocks {[block for block, _ in published]} there, {[block for block, _ in ours]} here"
+        return None
+
+
+def compared(published: Iterable[Answer], ours: Iterable[Answer]) -> Comparison:
+    """Compare answers to the same documents in the same order.
+
+    Raises:
+        ValueError: They are not, or one of them does not tell of every token.
+    """
+    comparison = Comparison()
+    for one, other in zip(published, ours, strict=True):
+        comparison.add(one, other)
+    return comparison
+
+
+def differing_thresholds(published: Sequence[float], ours: Sequence[float]) -> str:
+    """The first of two lists of thresholds that differ, in words; "" if none does."""
+    for at, (one, other) in enumerate(zip(published, ours, strict=True)):
+        if not abs(one - other) < 1e-9:
+            return f"threshold {at + 1}: {one:.4f} there, {other:.4f} here"
+    return ""
+
+
+HEADER = (
+    "setting",
+    "documents",
+    "tokens",
+    "equal",
+    "exits equal",
+    "largest score difference (scores)",
+    "undone",
+    "mean exit",
+    "documents identical",
+)
+
+
+def cells(name: str, found: Comparison) -> list[str]:
+    """The row of a table: one number where both have it, else there / here."""
+
+    def both(values: Sequence[int]) -> str:
+        return f"{values[0]}" if values[0] == values[1] else f"{values[0]} / {values[1]}"
+
+    means = [f"{depth / max(1, n):.3f}" for depth, n in zip(found.depth, found.tokens, strict=True)]
+    return [
+        name,
+        f"{found.documents}",
+        both(found.tokens),
+        f"{found.equal_tokens}",
+        f"{found.equal_exits}",
+        f"{found.largest:.1e} ({found.scores})" if found.scores else "",
+        both(found.rolled_back) if any(found.rolled_back) else "",
+        means[0] if means[0] == means[1] else " / ".join(means),
+        f"{found.identical}",
+    ]
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Rows under `HEADER` as a table; numbers to the right."""
+    head = [f"| {' | '.join(HEADER)} |", f"|---|{'--:|' * (len(HEADER) - 1)}"]
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])

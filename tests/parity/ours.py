@@ -1,0 +1,177 @@
+"""The same documents through this project's decode loop, noting the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from comparing import Answer
+from configurations import Configuration
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
+from exitbench.harness.decode import Request, decode, prefill
+from exitbench.harness.training import find_trained, load_recipe
+from exitbench.harness.training.store import SHIPPED
+from exitbench.methods.base import BlockView, Cost, Gate, Model, Parts
+from exitbench.methods.registry import get_method
+from exitbench.methods.thresholds import Constant
+from exitbench.tasks import builtin
+from exitbench.tasks.registry import get_task, task_names
+
+SEEDS = {0: 60, 987123: 34}
+"""Documents a task by seed of their generator; those of the built-in suite are among the first."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """One to answer."""
+
+    key: str
+    prompt: list[int]
+    max_new_tokens: int
+
+
+class Noted(Gate):
+    """A gate that keeps what it says, by step of the decode loop."""
+
+    def __init__(self, gate: Gate, first_block: int) -> None:
+        self.gate, self.first_block = gate, first_block
+        self.needs_history = gate.needs_history  # type: ignore[misc]
+        self.steps: list[list[tuple[int, float]]] = []
+
+    @property
+    def chooses_from_logits(self) -> bool:
+        return self.gate.chooses_from_logits
+
+    def score(self, view: BlockView) -> Tensor:
+        score_A = self.gate.score(view)
+        if view.block == self.first_block:
+            self.steps.append([])
+        self.steps[-1].append((view.block, float(score_A[0])))
+        return score_A
+
+    def choose(self, view: BlockView) -> Tensor:
+        return self.gate.choose(view)
+
+    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+        return self.gate.cost(model, asked)
+
+
+def folder(recipe: str) -> Path:
+    """Where a model that comes along lies."""
+    found = find_trained(load_recipe(recipe), SHIPPED)
+    assert found is not None, recipe
+    return found
+
+
+@cache
+def checkpoint(recipe: str) -> Checkpoint:
+    """Its weights, bf16 widened to fp32."""
+    return load_checkpoint(folder(recipe))
+
+
+@cache
+def documents(recipe: str, every: int, most: int | None) -> list[Document]:
+    """Every so many of all documents, of each task and seed alike; the first of them if there is a limit."""
+    tokenizer = AutoTokenizer.from_pretrained(folder(recipe))
+    found = []
+    for name in task_names():
+        task = get_task(name)
+        for seed, n in SEEDS.items():
+            for document in builtin.documents(name, "test", n, seed)[::every]:
+                ids = tokenizer(task.prompt(document)).input_ids
+                found.append(Document(f"{name} {seed} {document.key}", ids, task.default_max_new_tokens))
+    if most is None or most >= len(found):
+        return found
+    return [found[at * len(found) // most] for at in range(most)]
+
+
+def networks(d_model: int, place: Path) -> Mapping[str, Path]:
+    """Networks of gates with random weights of a size that spreads their scores, as files.
+
+    Nothing is trained: whether two programs say the same of the same weights does not depend on what the weights say.
+    """
+    generator = torch.Generator().manual_seed(8)
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return torch.randn(shape, generator=generator) * scale * (shape[-1] ** -0.5 if len(shape) > 1 else 0.3)
+
+    d, hidden = d_model, 250
+    without = {"0.weight": normal(d, d), "2.weight": normal(2, d, scale=2.5)}
+    made = {
+        "mlp": {**without, "0.bias": normal(d), "2.bias": normal(2)},
+        "mlp without biases": {**without, "0.bias": torch.zeros(d), "2.bias": torch.zeros(2)},
+        "mlp3": {"0.weight": normal(d, 3 * d), "2.weight": normal(2, d, scale=3.0)},
+        "lstm": {
+            "lstm.weight_ih_l0": normal(4 * hidden, d),
+            "lstm.weight_hh_l0": normal(4 * hidden, hidden),
+            "lstm.bias_ih_l0": normal(4 * hidden),
+            "lstm.bias_hh_l0": normal(4 * hidden),
+            "out.weight": normal(2, hidden, scale=8.0),
+            "out.bias": normal(2),
+        },
+    }
+    paths = {name: place / f"{name.replace(' ', '-')}.safetensors" for name in made}
+    for name, weights in made.items():
+        save_file(weights, paths[name])
+    return paths
+
+
+def answers(
+    asked: Configuration, documents: Sequence[Document], weights: Mapping[str, Tensor], levels: Sequence[float | None]
+) -> Iterator[Answer]:
+    """Decode each document alone.
+
+    Args:
+        asked: The method, its parameters and the model.
+        documents: What to decode.
+        weights: Of the gate's network.
+        levels: The threshold of each document where it is not the method's own.
+    """
+    known = checkpoint(asked.model)
+    n_blocks = known.model.n_blocks
+    method = get_method(asked.method).from_params(dict(asked.params))
+    for document, level in zip(documents, levels, strict=True):
+        used = method if level is None else dataclasses.replace(method, threshold=level)  # type: ignore[call-arg]
+        parts = used.parts(n_blocks, weights)
+        if asked.runtime == "full depth":
+            parts = dataclasses.replace(parts, threshold=Constant(math.inf))
+        yield _answer(known, parts, document)
+
+
+def _answer(known: Checkpoint, parts: Parts, document: Document) -> Answer:
+    asked = parts.asked(known.model.n_blocks)
+    gate = Noted(parts.gate, min(asked, default=0))
+    batch = prefill(known.model, [Request(document.prompt)], document.max_new_tokens)
+    (made,) = decode(known, batch, dataclasses.replace(parts, gate=gate))
+    scores: list[list[tuple[int, float]]] = []
+    steps = iter(gate.steps if asked else [[]] * len(made.token_ids))
+    for wasted in made.wasted:
+        for _ in range(wasted):  # steps of tokens that were undone; the one behind them is that of the full pass
+            next(steps)
+        scores.append(next(steps))
+    return Answer(document.key, made.token_ids, made.exit_layers, scores, sum(made.rejected))
+
+
+def histories(n: int) -> list[tuple[list[float], list[int]]]:
+    """Made-up tokens that FREE's threshold is fitted on: confidences, and whether the full model agreed (1 or 0).
+
+    Few or many of them, of any confidence, agreeing often or seldom, told by the confidence or not.
+    """
+    draw, made = np.random.default_rng(1), []
+    for _ in range(n):
+        tokens = int(draw.choice([2, 3, 5, 10, 30, 100, 400]))
+        scores = draw.beta(*draw.choice([0.4, 1.0, 1.5, 4.0, 12.0], size=2), size=tokens)
+        steepness, level = draw.choice([0.0, 2.0, 6.0, 20.0]), draw.uniform(-4, 4)
+        chance = 1 / (1 + np.exp(-(steepness * (scores - scores.mean()) + level)))
+        made.append((scores.tolist(), (draw.random(tokens) < chance).astype(int).tolist()))
+    return made

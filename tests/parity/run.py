@@ -1,0 +1,322 @@
+"""Compares this project's decoding with the published code it follows, token for token; what `nox -s parity` calls.
+
+    python tests/parity/run.py --python PYTHON --free DIR --mee DIR --pruning DIR
+        [--only GLOB] [--documents N] [--write]
+
+PYTHON is one in whose environment tests/parity/requirements.txt is installed; DIR are checkouts of the commits that
+docs/parity.md names, which are read and never changed. Ends with 1 if a setting that must be equal differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import takewhile
+from multiprocessing import get_context
+from pathlib import Path
+from queue import SimpleQueue
+from tempfile import TemporaryDirectory
+from threading import Thread
+from typing import Any
+
+import torch
+from comparing import Answer, Comparison, cells, compared, differing_thresholds, markdown
+from configurations import PUBLISHED, Configuration, configurations
+from ours import Document, answers, checkpoint, documents, folder, histories, networks
+from safetensors.torch import load_file
+
+from exitbench.errors import UserError
+from exitbench.methods.beta_mixture import adaptive_threshold
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "parity.md"
+BEGIN, END = "<!-- made by `nox -s parity -- ... --write` -->", "<!-- end -->"
+PAUSE_S = 0.2
+THRESHOLDS = "thresholds of 300 made-up histories"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting, compared."""
+
+    asked: Configuration
+    found: Comparison
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it differs without being meant to."""
+        return not self.found.equal and not self.asked.differs
+
+
+def main() -> int:
+    """Return 0, 1 (something differs), 2 (bad input) or 130 (interrupted)."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--python", type=Path, required=True, help="of the environment of the published code")
+    for option, code in PUBLISHED.items():
+        about = f"checkout of {code.address} at {code.commit}"
+        parser.add_argument(f"--{option}", type=Path, metavar="DIR", help=about)
+    parser.add_argument("--only", action="append", metavar="GLOB", help="settings of these names; may be repeated")
+    parser.add_argument("--documents", type=int, metavar="N", help="at most so many documents a setting")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/parity.md")
+    known = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return run(known)
+    except UserError as error:
+        print(f"parity: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def run(known: argparse.Namespace) -> int:
+    """Compare what was asked for and print it; return 0 or 1."""
+    if known.documents is not None and known.documents < 1:
+        raise UserError(f"--documents {known.documents}: allowed is a number from 1 up.")
+    chosen = [asked for asked in configurations() if _is_chosen(asked.name, known.only)]
+    if not chosen and not _is_chosen(THRESHOLDS, known.only):
+        names = ", ".join(asked.name for asked in configurations()[:5])
+        raise UserError(f"--only {' '.join(known.only)} matches no setting. Settings are {names}, ...")
+    codes = {asked.code for asked in chosen} | ({"free"} if _is_chosen(THRESHOLDS, known.only) else set())
+    sources = {option: _checkout(option, getattr(known, option)) for option in PUBLISHED if option in codes}
+    rows, lines, interrupted = [], [], False
+    try:
+        for row, told in _compare(known, chosen, sources):
+            if row is not None:
+                rows.append(row)
+            lines += [told] * bool(told)
+            print("\n".join([*([_shown(row)] if row is not None else []), *[told] * bool(told)]), flush=True)
+    except KeyboardInterrupt:
+        interrupted = True
+    places = {asked.name: place for place, asked in enumerate(chosen)}
+    rows.sort(key=lambda row: places[row.asked.name])
+    lines.sort()
+    wrong = [row.asked.name for row in rows if row.is_wrong] + [line for line in lines if "DIFFER" in line]
+    page = _page(rows, lines, known)
+    if interrupted:
+        page = f"Ended early: {len(rows)} of {len(chosen)} settings were compared. {page}"
+    print(f"\n{page}\n\n{len(wrong)} settings differ" + "".join(f"\n  {name}" for name in wrong))
+    if known.write:
+        text = PAGE.read_text(encoding="utf-8")
+        before, _, rest = text.partition(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n{page}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    return 130 if interrupted else int(bool(wrong))
+
+
+def _is_chosen(name: str, patterns: Sequence[str] | None) -> bool:
+    return patterns is None or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _checkout(option: str, place: Path | None) -> Path:
+    """The folder with the code, in a checkout of the commit that was read.
+
+    Raises:
+        UserError: There is none, or it is another commit or changed.
+    """
+    code = PUBLISHED[option]
+    needed = f"--{option} is to name a checkout of https://{code.address} at {code.commit}"
+    if place is None:
+        raise UserError(f"{needed}; these settings need it (--only chooses others).")
+    if not (place / code.folder / "models" / "deploying_t5.py").is_file():
+        raise UserError(f"{needed}, but {place} has no {Path(code.folder, 'models', 'deploying_t5.py')}.")
+    git = ["git", "-C", str(place), "-c", f"safe.directory={place.resolve()}"]
+    told = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    if not told.stdout.startswith(code.commit):
+        at = told.stdout.strip()[:7] or told.stderr.strip().partition("\n")[0]
+        raise UserError(f"{needed}, not at {at}. Put it there: git -C {place} checkout {code.commit}")
+    ran = [str(Path(code.folder, package)) for package in ("models", "util")]
+    changed = subprocess.run(
+        [*git, "diff", "--name-only", "HEAD", "--", *ran], capture_output=True, text=True, check=False
+    )
+    if changed.stdout:
+        raise UserError(f"{needed} as it is, but in {place} there is changed {changed.stdout.split()[0]}.")
+    return (place / code.folder).resolve()
+
+
+def _compare(
+    known: argparse.Namespace, chosen: Sequence[Configuration], sources: Mapping[str, Path]
+) -> Iterator[tuple[Row | None, str]]:
+    """Yield each setting compared, and what is to be said of thresholds."""
+    with TemporaryDirectory(prefix="parity-") as temporary, ExitStack() as running:
+        place, told = Path(temporary), SimpleQueue[tuple[Row | None, str] | BaseException | None]()
+        pool = ProcessPoolExecutor(len(sources), get_context("spawn"))
+        running.callback(pool.shutdown, wait=False, cancel_futures=True)
+        paths = networks(checkpoint("builtin-weighted").model.d_model, place)
+        for option, source in sources.items():
+            own = [asked for asked in chosen if asked.code == option]
+            texts = [documents(asked.model, asked.every, known.documents) for asked in own]
+            jobs = [_job(asked, docs, paths) for asked, docs in zip(own, texts, strict=True)]
+            made_up = histories(300) if option == "free" and _is_chosen(THRESHOLDS, known.only) else []
+            if made_up:
+                jobs.insert(0, {"name": THRESHOLDS, "runtime": "thresholds", "histories": made_up})
+            job = place / f"{option}.json"
+            job.write_text(json.dumps({"source": str(source), "configurations": jobs}), encoding="utf-8")
+            results = running.enter_context(_published(known.python, job))
+            asked = [(_made_up, (made_up,))] * bool(made_up)
+            asked += [(_row, (one, docs, paths.get(one.network))) for one, docs in zip(own, texts, strict=True)]
+            Thread(target=_follow, args=(pool, asked, results, told), daemon=True).start()
+        going = len(sources)
+        while going:
+            answer = told.get()
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer is None:
+                going -= 1
+            else:
+                yield answer
+
+
+def _follow(
+    pool: ProcessPoolExecutor,
+    asked: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]],
+    results: Iterator[dict[str, Any]],
+    told: SimpleQueue[Any],
+) -> None:
+    """Compare what one published program has made with ours, in a process of the pool; None behind the last."""
+    try:
+        for (function, about), result in zip(asked, results, strict=True):
+            told.put(pool.submit(function, *about, result).result())
+        told.put(None)
+    except BaseException as error:  # for the thread that waits
+        told.put(error)
+
+
+def _job(asked: Configuration, docs: Sequence[Document], paths: Mapping[str, Path]) -> dict[str, Any]:
+    return {
+        "name": asked.name,
+        "runtime": asked.runtime,
+        "model": str(folder(asked.model)),
+        "settings": dict(asked.settings),
+        "patches": list(asked.patches),
+        "network": str(paths[asked.network]) if asked.network else None,
+        "documents": [vars(document) for document in docs],
+        **asked.extras,
+    }
+
+
+@contextmanager
+def _published(python: Path, job: Path) -> Iterator[Iterator[dict[str, Any]]]:
+    """Answers of the published code, a configuration at a time, while it goes on with the next.
+
+    Raises:
+        UserError: It ended before all were made, or cannot be started.
+    """
+    made, errors = job.with_suffix(".jsonl"), job.with_suffix(".log")
+    quiet = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
+    command = [str(python), str(HERE / "published.py"), str(job)]
+    with made.open("wb") as out, errors.open("wb") as log:
+        try:
+            process = subprocess.Popen(command, stdout=out, stderr=log, env={**os.environ, **quiet})
+        except OSError as error:
+            raise UserError(f"--python {python} cannot be started: {error.strerror}.") from None
+
+    def results() -> Iterator[dict[str, Any]]:
+        with made.open(encoding="utf-8") as lines:
+            text, ended = "", False
+            while not ended:
+                ended = process.poll() is not None
+                text += lines.read()
+                while "\n" in text:
+                    line, _, text = text.partition("\n")
+                    yield json.loads(line)
+                if not ended:
+                    time.sleep(PAUSE_S)
+        if process.returncode:
+            said = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+            raise UserError(f"the published code ended with {process.returncode}: {' / '.join(said)}")
+
+    try:
+        yield results()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _made_up(histories: Sequence[Sequence[Sequence[float]]], result: dict[str, Any]) -> tuple[None, str]:
+    return None, _told(THRESHOLDS, result["thresholds"], [_threshold(history) for history in histories])
+
+
+def _row(
+    asked: Configuration, docs: Sequence[Document], network: Path | None, result: dict[str, Any]
+) -> tuple[Row, str]:
+    torch.set_num_threads(1)
+    weights = {} if network is None else load_file(network)
+    there = result["answers"]
+    levels = [answer.get("threshold") for answer in there]
+    published = [Answer(one["key"], one["tokens"], one["exits"], one["asked"], one["rolled_back"]) for one in there]
+    row = Row(asked, compared(published, answers(asked, docs, weights, levels)))
+    if "rollback_conf_threshold" in asked.settings:
+        return row, _tails(asked, published, checkpoint(asked.model).model.n_blocks)
+    if not asked.own_threshold:
+        return row, ""
+    fitted = [one for one in there if one["threshold"] is not None]
+    ours = [_threshold(list(zip(*result["history"][: one["known"]], strict=True))) for one in fitted]
+    return row, _told(f"thresholds of {asked.name}", [one["threshold"] for one in fitted], ours)
+
+
+def _tails(asked: Configuration, published: Sequence[Answer], n_blocks: int) -> str:
+    """How much of the published answers nobody verified: what left early behind the last token of full depth."""
+    if asked.differs:
+        return ""
+    tails = [len(list(takewhile(lambda layer: layer < n_blocks, reversed(one.exits)))) for one in published]
+    return (
+        f"{asked.name}: {sum(tail > 0 for tail in tails)} of {len(tails)} answers of the published code end in tokens "
+        f"that it did not verify, {sum(tails)} of {sum(len(one.tokens) for one in published)} tokens"
+    )
+
+
+def _threshold(history: Sequence[Sequence[float]]) -> float:
+    """What rule adaptive-code says of confidences and whether the tokens agreed."""
+    scores, agrees = history
+    return adaptive_threshold(
+        torch.tensor(scores, dtype=torch.float64), torch.tensor(agrees, dtype=torch.bool), default=0.0, form="code"
+    )
+
+
+def _told(name: str, published: Sequence[float], ours: Sequence[float]) -> str:
+    difference = differing_thresholds(published, ours)
+    equal = sum(not differing_thresholds([one], [other]) for one, other in zip(published, ours, strict=True))
+    return f"{name}: {equal} of {len(ours)} equal" + (f", which DIFFER: {difference}" if difference else "")
+
+
+def _shown(row: Row) -> str:
+    verdict = "differs as meant" if row.asked.differs else "DIFFERS"
+    verdict = "equal" if row.found.equal else f"{verdict}: {row.found.first}"
+    return " | ".join([*cells(row.asked.name, row.found), verdict])
+
+
+def _page(rows: Sequence[Row], thresholds: Sequence[str], known: argparse.Namespace) -> str:
+    """What ran and what came of it, in Markdown."""
+    equal = [row for row in rows if not row.asked.differs]
+    meant = [row for row in rows if row.asked.differs]
+    tokens = sum(row.found.tokens[0] for row in equal)
+    same, exits = (sum(getattr(row.found, name) for row in equal) for name in ("equal_tokens", "equal_exits"))
+    narrowed = [f"`--only '{pattern}'`" for pattern in known.only or ()]
+    narrowed += [f"`--documents {known.documents}`"] if known.documents else []
+    parts = [
+        f"{sum(row.found.equal for row in equal)} of {len(equal)} settings that are to be equal are equal: "
+        f"{same:,} of {tokens:,} tokens, {exits:,} of {tokens:,} exits"
+        + (f" (with {', '.join(narrowed)})." if narrowed else "."),
+        "\n".join(f"- {line}" for line in thresholds),
+        markdown([cells(row.asked.name, row.found) for row in equal]) if equal else "",
+        "Where ours is another on purpose (published / ours):" if meant else "",
+        markdown([cells(f"{row.asked.name}: {row.asked.differs}", row.found) for row in meant]) if meant else "",
+        "\n".join(f"- {row.asked.name} differs: {row.found.first}" for row in rows if row.is_wrong),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
