@@ -339,7 +339,8 @@ COMMENT ON VIEW probe_trace IS 'One row per probed token; lists have one entry p
 generated; full_token_id: top-1 at block L; gold_token_id: of the reference; token_kind: kind of word in built-in data; first_match:
 first block whose top-1 is full_token_id; stable_from: first block from which it stays so; monotone_from: block from which p_final falls at no further block; first_similar: first block with
 cosine_last of at least 0.9; similar_blocks: how many of blocks 1..L-1 have that; grows_from: block from which cosine_last grows with each of
-blocks 1..L-1 (these four NULL where an older version ran); top1_id, top2_id, top3_id, p1, p2, p3: the
+blocks 1..L-1 (these four NULL where an older version ran); nearly_monotone_from, nearly_grows_from: block from which p_final, or cosine_last of blocks
+1..L-1, falls by no more than tolerance below any earlier block since; tolerance; top1_id, top2_id, top3_id, p1, p2, p3: the
 three most probable tokens; rank_final, p_final: rank (1 = top) and probability of full_token_id; entropy; logsumexp: of the logits;
 cosine_previous, cosine_previous_normed: with the block before (the embedding before block 1), raw and final-normed states;
 cosine_last: with block L, final-normed; jsd_previous, jsd_last: Jensen-Shannon divergence to the block before and to block L, nats.';
@@ -421,13 +422,15 @@ FROM (
         attempt_id, doc_key, block, count(*) AS n,
         count(*) FILTER (first_match = block) AS first_matches, count(*) FILTER (stable_from <= block) AS settled,
         CASE WHEN count(monotone_from) > 0 THEN count(*) FILTER (monotone_from <= block) END AS monotone,
+        count(*) FILTER (nearly_monotone_from <= block) AS nearly_monotone, any_value(tolerance) AS tolerance,
         count(*) FILTER (rank_final = 1) AS equal_full, sum(p1) AS p1, sum(p1 - p2) AS gap, sum(p_final) AS p_final,
         sum(p_final * p_final) AS p_final_squared, sum(entropy) AS entropy, sum(cosine_previous) AS cosine_previous,
         sum(cosine_last) AS cosine_last, sum(jsd_last) AS jsd_last
     FROM (
         -- Lists are read by place and not unnested: then those that nobody asks for are not read at all.
         SELECT
-            attempt_id, doc_key, block, first_match, stable_from, monotone_from, rank_final[block] AS rank_final,
+            attempt_id, doc_key, block, first_match, stable_from, monotone_from, nearly_monotone_from, tolerance,
+            rank_final[block] AS rank_final,
             p1[block]::DOUBLE AS p1, p2[block]::DOUBLE AS p2, p_final[block]::DOUBLE AS p_final,
             entropy[block]::DOUBLE AS entropy, cosine_previous[block]::DOUBLE AS cosine_previous,
             cosine_last[block]::DOUBLE AS cosine_last, jsd_last[block]::DOUBLE AS jsd_last
@@ -438,7 +441,7 @@ FROM (
 JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW probe_by_document IS 'One row per probe run, document and block; everything but n is a count or a sum over the document''s probed tokens, so that
 sum(p1) / sum(n) over grouped rows is a mean and half_width(p1, n) half its 95% interval. doc_key; block: 1..L; n: tokens; first_matches: tokens whose first_match is
-this block; settled: tokens with stable_from <= block; monotone: tokens with monotone_from <= block, NULL where an older version ran; equal_full: tokens whose top-1 here is full depth''s; p1; gap: p1 - p2; p_final; p_final_squared: sum of
+this block; settled: tokens with stable_from <= block; monotone: tokens with monotone_from <= block, NULL where an older version ran; nearly_monotone: tokens with nearly_monotone_from <= block, by tolerance; equal_full: tokens whose top-1 here is full depth''s; p1; gap: p1 - p2; p_final; p_final_squared: sum of
 squares; entropy; cosine_previous; cosine_last; jsd_last: as in probe_trace. The last digits of sums depend on the order in which threads add.';
 
 CREATE VIEW no_change AS
