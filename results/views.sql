@@ -535,6 +535,7 @@ CREATE VIEW published AS
 WITH candidate AS (
     SELECT
         p.published_id, r.model, r.task_label, r.split, r.documents, r.limited, r.blocks, r.batch_size, r.attempt_id,
+        (r.params ->> 'min_exit')::INTEGER AS our_min_exit,
         v.value, v.ci_low, v.ci_high, v.n, d.source AS data_source, t.loss,
         coalesce(a.weights_sha256 = p.weights_sha256, false) AS same_weights,
         coalesce(d.data_sha256 = p.data_sha256, false) AND NOT r.limited AS same_data
@@ -542,6 +543,10 @@ WITH candidate AS (
     JOIN runs AS r
         ON r.task = p.our_task AND r.method = p.our_method AND json_contains(r.params, p.our_params)
         AND r.kind = 'quality' AND NOT r.random_weights
+        AND (
+            p.min_exit_share IS NULL
+            OR (r.params ->> 'min_exit')::INTEGER = greatest(1, round(p.min_exit_share * r.blocks))
+        )
     JOIN metric_values AS v ON v.attempt_id = r.attempt_id AND v.metric = p.our_metric AND v.is_current
     JOIN cell AS c ON c.cell_id = r.cell_id
     JOIN model_artifact AS a USING (model_id)
@@ -557,7 +562,7 @@ WITH candidate AS (
 compared AS (
     SELECT
         p.*, m.* EXCLUDE (published_id, model, split, value), m.model AS our_model, m.split AS our_split,
-        m.value AS measured,
+        m.value AS measured, p.our_metric = 'mean_exit_layer' AS is_depth,
         try_cast(nullif(regexp_extract(p.setting, 'batch (\d+)', 1), '') AS INTEGER) AS their_batch_size
     FROM published_result AS p LEFT JOIN candidate AS m USING (published_id)
 ),
@@ -568,6 +573,9 @@ worded AS (
             '; ',
             CASE WHEN NOT coalesce(same_weights, false) THEN format('model: {} there, {} here', model, our_model) END,
             CASE WHEN NOT coalesce(model_blocks = blocks, false) THEN format('decoder blocks: {} there, {} here', model_blocks, blocks) END,
+            CASE WHEN abs(our_min_exit - min_exit_share * blocks) > 1e-9 THEN format(
+                'earliest exit: {:.0f} of {} blocks there, {} of {} here', min_exit_share * model_blocks, model_blocks, our_min_exit, blocks
+            ) END,
             CASE WHEN NOT coalesce(same_weights OR loss = model_loss, false) THEN format(
                 'trained on: {} there, {} here', model_loss, coalesce(loss, 'what is not known')
             ) END,
@@ -580,7 +588,9 @@ worded AS (
                 'batch size: {} there, {} here', their_batch_size, batch_size
             ) END,
             caveat
-        ) AS difference
+        ) AS difference,
+        -- A depth is told in blocks of their model: the same share of its blocks.
+        unit_factor * CASE WHEN is_depth THEN blocks / model_blocks ELSE 1 END AS per_unit
     FROM compared
 )
 SELECT
@@ -592,8 +602,9 @@ SELECT
         WHEN same_weights THEN 'same method, task and model'
         ELSE 'same method and task, other model'
     END AS comparable,
-    measured / unit_factor AS our_value, ci_low / unit_factor AS our_ci_low, ci_high / unit_factor AS our_ci_high,
-    n AS our_n, our_model, our_task, our_method, our_params, our_metric,
+    measured / per_unit AS our_value, ci_low / per_unit AS our_ci_low, ci_high / per_unit AS our_ci_high,
+    n AS our_n, CASE WHEN is_depth THEN value / model_blocks END AS depth_share,
+    CASE WHEN is_depth THEN measured / blocks END AS our_depth_share, min_exit_share, our_min_exit / blocks AS our_min_exit_share, our_model, our_task, our_method, our_params, our_metric,
     CASE WHEN measured IS NOT NULL THEN nullif(difference, '') END AS differences,
     CASE WHEN measured IS NULL THEN coalesce(not_comparable, 'Not measured here.') END AS reason, attempt_id
 FROM worded
@@ -602,7 +613,9 @@ COMMENT ON VIEW published IS 'One row per value that a paper or its authors'' fi
 published_id: digest of the row; source, figure_or_table: where it is printed; model, dataset, split, method, setting, metric, value, std,
 unit: as printed; note: caveats of the reading; comparable: same setting (model, data, method and parameters are the same), same
 method, task and model, same method and task, other model, or same method, generated data, other model; NULL where nothing compares:
-reason says why; our_value, our_ci_low, our_ci_high: our run''s metric and its 95% interval in the unit of value; our_n: documents;
+reason says why; our_value, our_ci_low, our_ci_high: our run''s metric and its 95% interval in the unit of value, a depth as the same share of
+their model''s blocks; our_n: documents; depth_share, our_depth_share: a depth as a share of the blocks of the model it is of, NULL for other metrics;
+min_exit_share, our_min_exit_share: the earliest exit as such a share, ours of the block nearest to theirs, NULL where a setting has none;
 our_model; our_task, our_method, our_params (JSON; a run may have more), our_metric: what a run of ours must be to compare, NULL where
 none could; differences: in words, all that is known to differ; attempt_id: our run: the one that differs least, then the latest.';
 

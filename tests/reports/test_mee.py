@@ -389,11 +389,14 @@ def test_each_model_is_one_line_in_its_colour(
     (axes,) = drawn(plot, rows).axes
     styles = series_styles(DEPTHS)
     ours = [line for line in axes.lines if line.get_marker() != "x"]
-    lines = {(line.get_color(), line.get_marker()): list(line.get_ydata()) for line in ours}
-    assert lines == {
-        (styles[model].colour, styles[model].marker): [r[column] for r in rows.rows if r["model"] == model]
-        for model in DEPTHS
-    }
+    lines = {(line.get_color(), line.get_marker(), line.get_linestyle()): list(line.get_ydata()) for line in ours}
+    drawn_as = {None: "-", 0: "-", 0.01: "--"}
+    expected: dict[tuple[str, str, str], list[float]] = {}
+    for row in of_origin(rows, "ours").rows:
+        style = styles[row["model"]]
+        expected.setdefault((style.colour, style.marker, drawn_as[row.get("tolerance")]), []).append(row[column])
+    assert lines == expected
+    assert len(lines) == len(DEPTHS) * (1 + ("tolerance" in rows.columns))
 
 
 def test_published_curves_are_grey_named_and_at_their_share_of_the_depth(database: Path, rows_of: Rows) -> None:
