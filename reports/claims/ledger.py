@@ -115,9 +115,7 @@ def _check_keys(where: str, kind: str, entry: Mapping[str, Any]) -> None:
             raise UserError(f"{where}: unknown key {key!r}: {_MEANING[kind]}.{suggestion(key, known)}")
     for key in required:
         if key not in entry:
-            raise UserError(
-                f"{where}: the key {key!r} is missing: {_MEANING[kind]}. Required: {', '.join(required)}."
-            )
+            raise UserError(f"{where}: the key {key!r} is missing: {_MEANING[kind]}. Required: {', '.join(required)}.")
     for key, value in entry.items():
         wanted = required.get(key) or optional[key]
         if type(value) is not wanted or value == "":

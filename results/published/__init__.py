@@ -79,7 +79,9 @@ def _comparison(line: Mapping[str, str], rules: Mapping[str, Any]) -> Row:
     reason = rule.get("not_comparable")
     row: Row = {
         "not_comparable": reason,
-        **dict.fromkeys(("our_task", "our_method", "our_params", "min_exit_share", "our_metric", "unit_factor", "caveat")),
+        **dict.fromkeys(
+            ("our_task", "our_method", "our_params", "min_exit_share", "our_metric", "unit_factor", "caveat")
+        ),
         **dict.fromkeys(("model_blocks", "model_loss", "weights_sha256", "data_sha256")),
     }
     if reason is not None:

@@ -222,12 +222,16 @@ def test_earliest_exits_and_depths_compare_as_shares_of_the_blocks(
     asked = {"min_exit": ours, "head": "full", "rule": "constant", "threshold": 0.9, "decay": "none", "every": 1}
     asked |= {"k_first": 35000, "k_min": 250, "kv_policy": "state-copy", "levels": []}
     cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.Method("calm-softmax", asked), "quality")
-    metrics = [{"metric": "mean_exit_layer", "metric_version": "1", "value": 4.5, "ci_low": 4.0, "ci_high": 5.0, "n": 8}]
+    metrics = [
+        {"metric": "mean_exit_layer", "metric_version": "1", "value": 4.5, "ci_low": 4.0, "ci_high": 5.0, "n": 8}
+    ]
     with AttemptWriter(tmp_path / "spool", cell, example.ENV) as writer:
         writer.write("metrics", pa.Table.from_pylist(metrics, schema=TABLES["metrics"]))
         writer.finish("ok")
     ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
-    asked_of = "figure_or_table = 'PRUNE Fig 6a' AND method = 'softmax diff' AND setting = $s AND metric = 'avg_exit_block'"
+    asked_of = (
+        "figure_or_table = 'PRUNE Fig 6a' AND method = 'softmax diff' AND setting = $s AND metric = 'avg_exit_block'"
+    )
     with open_database(tmp_path / "exitbench.duckdb") as opened:
         (row,) = opened.query(f"FROM published WHERE {asked_of}", {"s": f"min exit layer {theirs}"}).to_pylist()
     assert (row["depth_share"], row["min_exit_share"]) == (pytest.approx(row["value"] / 24), theirs / 24)
