@@ -24,7 +24,7 @@ UNDECIDED: Final = "undecided"
 NOT_COMPARABLE: Final = "not comparable"
 NOT_MEASURED: Final = "not measured"
 VERDICTS: Final = (HOLDS, FAILS, CONSISTENT, INCONSISTENT, UNDECIDED, NOT_COMPARABLE, NOT_MEASURED)
-"""What is measured holds or fails here: of the models and data of this database. Printed numbers are consistent or not."""
+"""What is measured holds or fails here, on this database's models and data; printed numbers are consistent or not."""
 
 _PRINTED: Final = frozenset({"value", "low", "high", "n"})
 _MEASURED: Final = _PRINTED | {"attempts"}

@@ -11,11 +11,12 @@ REAL: Final = "real"
 
 _QUERY: Final = """
     SELECT
-        min(r.parameters) AS parameters_low, max(r.parameters) AS parameters_high,
-        min(r.blocks) AS blocks_low, max(r.blocks) AS blocks_high,
-        coalesce(bool_or(d.source = 'builtin'), false) AS generated, coalesce(bool_or(d.source <> 'builtin'), false) AS real
+        min(m.parameters) AS parameters_low, max(m.parameters) AS parameters_high,
+        min(m.blocks) AS blocks_low, max(m.blocks) AS blocks_high,
+        coalesce(bool_or(d.source = 'builtin'), false) AS generated,
+        coalesce(bool_or(d.source <> 'builtin'), false) AS real
     FROM attempt AS a JOIN cell AS c USING (cell_id) JOIN dataset_artifact AS d USING (data_id)
-    JOIN model_artifact AS r USING (model_id)
+    JOIN model_artifact AS m USING (model_id)
     WHERE list_contains($attempts, a.attempt_id)
 """
 

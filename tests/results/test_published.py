@@ -94,8 +94,8 @@ def test_every_rule_applies_to_some_row() -> None:
 
 def test_parameters_come_from_the_rule_and_from_the_setting(database: Database) -> None:
     rows = database.query(
-        "SELECT DISTINCT our_method, min_exit_share, our_params ->> 'threshold' AS threshold, our_params ->> 'head' AS head, "
-        "our_params ->> 'min_exit' AS min_exit FROM published_result "
+        "SELECT DISTINCT our_method, min_exit_share, our_params ->> 'threshold' AS threshold, "
+        "our_params ->> 'head' AS head, our_params ->> 'min_exit' AS min_exit FROM published_result "
         "WHERE setting = 'min exit layer 17' AND method = 'JSD + fixed pruning'"
     ).to_pylist()
     assert rows == [
