@@ -1,4 +1,4 @@
-"""Verdicts: each follows from interval and bound, and says of which models and data it is; evidence can go both ways."""
+"""Verdicts: each follows from interval and bound, says of which models and data it is, and can go both ways."""
 
 import hashlib
 import json
