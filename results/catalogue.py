@@ -199,6 +199,7 @@ PUBLISHED_RESULT: Final = sa.Table(
     _text("our_task", required=False),
     _text("our_method", required=False),
     sa.Column("our_params", sa.JSON),
+    sa.Column("min_exit_share", sa.Double),
     _text("our_metric", required=False),
     sa.Column("unit_factor", sa.Double),
     _text("caveat", required=False),

@@ -19,6 +19,7 @@ from exitbench.results.records import linked
 from exitbench.results.rescores import load_rescores
 from exitbench.results.schema import TABLES
 from exitbench.results.sealed import DamagedFile, SpoolError
+from exitbench.results.settling import FILL_SQL
 from exitbench.results.spool import (
     Attempt,
     AttemptRecord,
@@ -283,3 +284,6 @@ def _insert_files(connection: sa.Connection, table: str, records: Sequence[Attem
         """,
         [files],
     )
+    if table == "probe":
+        ids = [record.attempt.attempt_id for record in records]
+        driver_connection(connection).execute(FILL_SQL, [ids])

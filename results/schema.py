@@ -127,6 +127,8 @@ PROBE: Final = pa.schema(
         _required("first_match", pa.int16()),
         _required("stable_from", pa.int16()),
         *(_optional(name, pa.int16()) for name in ("monotone_from", "first_similar", "similar_blocks", "grows_from")),
+        *(_optional(name, pa.int16()) for name in ("nearly_monotone_from", "nearly_grows_from")),
+        _optional("tolerance", pa.float64()),
         *(_required(name, _IDS) for name in PROBE_ID_LISTS),
         *(_required(name, _FLOATS) for name in PROBE_FLOAT_LISTS),
     ]

@@ -8,8 +8,26 @@ from numpy.typing import NDArray
 SIMILAR: Final = 0.9
 """Cosine with the last block's state from which a block's state counts as similar (MEE, Table 1)."""
 
+TOLERANCE: Final = 0.01
+"""By how much, in all, a probability or a cosine may fall where it counts as nearly growing: more than rounding."""
 
-def settling(p_final_NL: NDArray[np.floating], cosine_last_NL: NDArray[np.floating]) -> dict[str, NDArray[np.int16]]:
+FILL_SQL: Final = f"""
+    UPDATE probe_token SET
+        tolerance = {TOLERANCE},
+        nearly_monotone_from = 1 + coalesce(list_max([
+            CASE WHEN p_final[k]::DOUBLE - list_min(p_final[k + 1:])::DOUBLE > {TOLERANCE} THEN k ELSE 0 END
+            for k in range(1, len(p_final))
+        ]), 0),
+        nearly_grows_from = 1 + coalesce(list_max([
+            CASE WHEN cosine_last[k]::DOUBLE - list_min(cosine_last[k + 1:-2])::DOUBLE > {TOLERANCE} THEN k ELSE 0 END
+            for k in range(1, len(cosine_last) - 1)
+        ]), 0)
+    WHERE tolerance IS NULL AND list_contains($1, attempt_id)
+"""
+"""What `settling` says within the tolerance, of attempts ($1) whose files are of a version that did not store it."""
+
+
+def settling(p_final_NL: NDArray[np.floating], cosine_last_NL: NDArray[np.floating]) -> dict[str, NDArray[np.number]]:
     """Return the probe's columns that follow from two of its lists.
 
     Args:
@@ -20,7 +38,8 @@ def settling(p_final_NL: NDArray[np.floating], cosine_last_NL: NDArray[np.floati
         For each of N tokens: `monotone_from`, the block from which the probability falls at no further block;
         `first_similar`, the first block whose state is similar to the last one's (L at the latest); `similar_blocks`,
         how many of blocks 1..L-1 are; `grows_from`, the block from which the similarity grows strictly with each of
-        blocks 1..L-1.
+        blocks 1..L-1; `nearly_monotone_from` and `nearly_grows_from`, the block from which each falls by no more than
+        `tolerance` below what it was at any block since.
     """
     similar_NL = cosine_last_NL >= SIMILAR
     similar_NL[:, -1] = True
@@ -29,8 +48,17 @@ def settling(p_final_NL: NDArray[np.floating], cosine_last_NL: NDArray[np.floati
         "first_similar": similar_NL.argmax(1) + 1,
         "similar_blocks": similar_NL[:, :-1].sum(1),
         "grows_from": _after_last(cosine_last_NL[:, 1:-1] <= cosine_last_NL[:, :-2]),
+        "nearly_monotone_from": _after_last(_falls(p_final_NL) > TOLERANCE),
+        "nearly_grows_from": _after_last(_falls(cosine_last_NL[:, :-1]) > TOLERANCE),
     }
-    return {name: values.astype(np.int16) for name, values in columns.items()}
+    tolerance_N = np.full(len(p_final_NL), TOLERANCE)
+    return {name: values.astype(np.int16) for name, values in columns.items()} | {"tolerance": tolerance_N}
+
+
+def _falls(values_NK: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return how far the values fall in all below that of block k = 1..K-1, at whichever later block they are least."""
+    least_NK = np.minimum.accumulate(values_NK[:, ::-1].astype(np.float64), axis=1)[:, ::-1]
+    return values_NK[:, :-1].astype(np.float64) - least_NK[:, 1:]
 
 
 def _after_last(broken_NK: NDArray[np.bool_]) -> NDArray[np.int_]:

@@ -341,7 +341,8 @@ COMMENT ON VIEW probe_trace IS 'One row per probed token; lists have one entry p
 generated; full_token_id: top-1 at block L; gold_token_id: of the reference; token_kind: kind of word in built-in data; first_match:
 first block whose top-1 is full_token_id; stable_from: first block from which it stays so; monotone_from: block from which p_final falls at no further block; first_similar: first block with
 cosine_last of at least 0.9; similar_blocks: how many of blocks 1..L-1 have that; grows_from: block from which cosine_last grows with each of
-blocks 1..L-1 (these four NULL where an older version ran); top1_id, top2_id, top3_id, p1, p2, p3: the
+blocks 1..L-1 (these four NULL where an older version ran); nearly_monotone_from, nearly_grows_from: block from which p_final, or cosine_last of blocks
+1..L-1, falls by no more than tolerance below any earlier block since; tolerance; top1_id, top2_id, top3_id, p1, p2, p3: the
 three most probable tokens; rank_final, p_final: rank (1 = top) and probability of full_token_id; entropy; logsumexp: of the logits;
 cosine_previous, cosine_previous_normed: with the block before (the embedding before block 1), raw and final-normed states;
 cosine_last: with block L, final-normed; jsd_previous, jsd_last: Jensen-Shannon divergence to the block before and to block L, nats.';
@@ -423,13 +424,15 @@ FROM (
         attempt_id, doc_key, block, count(*) AS n,
         count(*) FILTER (first_match = block) AS first_matches, count(*) FILTER (stable_from <= block) AS settled,
         CASE WHEN count(monotone_from) > 0 THEN count(*) FILTER (monotone_from <= block) END AS monotone,
+        count(*) FILTER (nearly_monotone_from <= block) AS nearly_monotone, any_value(tolerance) AS tolerance,
         count(*) FILTER (rank_final = 1) AS equal_full, sum(p1) AS p1, sum(p1 - p2) AS gap, sum(p_final) AS p_final,
         sum(p_final * p_final) AS p_final_squared, sum(entropy) AS entropy, sum(cosine_previous) AS cosine_previous,
         sum(cosine_last) AS cosine_last, sum(jsd_last) AS jsd_last
     FROM (
         -- Lists are read by place and not unnested: then those that nobody asks for are not read at all.
         SELECT
-            attempt_id, doc_key, block, first_match, stable_from, monotone_from, rank_final[block] AS rank_final,
+            attempt_id, doc_key, block, first_match, stable_from, monotone_from, nearly_monotone_from, tolerance,
+            rank_final[block] AS rank_final,
             p1[block]::DOUBLE AS p1, p2[block]::DOUBLE AS p2, p_final[block]::DOUBLE AS p_final,
             entropy[block]::DOUBLE AS entropy, cosine_previous[block]::DOUBLE AS cosine_previous,
             cosine_last[block]::DOUBLE AS cosine_last, jsd_last[block]::DOUBLE AS jsd_last
@@ -440,7 +443,7 @@ FROM (
 JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW probe_by_document IS 'One row per probe run, document and block; everything but n is a count or a sum over the document''s probed tokens, so that
 sum(p1) / sum(n) over grouped rows is a mean and half_width(p1, n) half its 95% interval. doc_key; block: 1..L; n: tokens; first_matches: tokens whose first_match is
-this block; settled: tokens with stable_from <= block; monotone: tokens with monotone_from <= block, NULL where an older version ran; equal_full: tokens whose top-1 here is full depth''s; p1; gap: p1 - p2; p_final; p_final_squared: sum of
+this block; settled: tokens with stable_from <= block; monotone: tokens with monotone_from <= block, NULL where an older version ran; nearly_monotone: tokens with nearly_monotone_from <= block, by tolerance; equal_full: tokens whose top-1 here is full depth''s; p1; gap: p1 - p2; p_final; p_final_squared: sum of
 squares; entropy; cosine_previous; cosine_last; jsd_last: as in probe_trace. The last digits of sums depend on the order in which threads add.';
 
 CREATE VIEW no_change AS
@@ -534,6 +537,7 @@ CREATE VIEW published AS
 WITH candidate AS (
     SELECT
         p.published_id, r.model, r.task_label, r.split, r.documents, r.limited, r.blocks, r.batch_size, r.attempt_id,
+        (r.params ->> 'min_exit')::INTEGER AS our_min_exit,
         v.value, v.ci_low, v.ci_high, v.n, d.source AS data_source, t.loss,
         coalesce(a.weights_sha256 = p.weights_sha256, false) AS same_weights,
         coalesce(d.data_sha256 = p.data_sha256, false) AND NOT r.limited AS same_data
@@ -541,6 +545,10 @@ WITH candidate AS (
     JOIN runs AS r
         ON r.task = p.our_task AND r.method = p.our_method AND json_contains(r.params, p.our_params)
         AND r.kind = 'quality' AND NOT r.random_weights
+        AND (
+            p.min_exit_share IS NULL
+            OR (r.params ->> 'min_exit')::INTEGER = greatest(1, round(p.min_exit_share * r.blocks))
+        )
     JOIN metric_values AS v ON v.attempt_id = r.attempt_id AND v.metric = p.our_metric AND v.is_current
     JOIN cell AS c ON c.cell_id = r.cell_id
     JOIN model_artifact AS a USING (model_id)
@@ -556,7 +564,7 @@ WITH candidate AS (
 compared AS (
     SELECT
         p.*, m.* EXCLUDE (published_id, model, split, value), m.model AS our_model, m.split AS our_split,
-        m.value AS measured,
+        m.value AS measured, p.our_metric = 'mean_exit_layer' AS is_depth,
         try_cast(nullif(regexp_extract(p.setting, 'batch (\d+)', 1), '') AS INTEGER) AS their_batch_size
     FROM published_result AS p LEFT JOIN candidate AS m USING (published_id)
 ),
@@ -567,6 +575,9 @@ worded AS (
             '; ',
             CASE WHEN NOT coalesce(same_weights, false) THEN format('model: {} there, {} here', model, our_model) END,
             CASE WHEN NOT coalesce(model_blocks = blocks, false) THEN format('decoder blocks: {} there, {} here', model_blocks, blocks) END,
+            CASE WHEN abs(our_min_exit - min_exit_share * blocks) > 1e-9 THEN format(
+                'earliest exit: {:.0f} of {} blocks there, {} of {} here', min_exit_share * model_blocks, model_blocks, our_min_exit, blocks
+            ) END,
             CASE WHEN NOT coalesce(same_weights OR loss = model_loss, false) THEN format(
                 'trained on: {} there, {} here', model_loss, coalesce(loss, 'what is not known')
             ) END,
@@ -579,7 +590,9 @@ worded AS (
                 'batch size: {} there, {} here', their_batch_size, batch_size
             ) END,
             caveat
-        ) AS difference
+        ) AS difference,
+        -- A depth is told in blocks of their model: the same share of its blocks.
+        unit_factor * CASE WHEN is_depth THEN blocks / model_blocks ELSE 1 END AS per_unit
     FROM compared
 )
 SELECT
@@ -591,8 +604,9 @@ SELECT
         WHEN same_weights THEN 'same method, task and model'
         ELSE 'same method and task, other model'
     END AS comparable,
-    measured / unit_factor AS our_value, ci_low / unit_factor AS our_ci_low, ci_high / unit_factor AS our_ci_high,
-    n AS our_n, our_model, our_task, our_method, our_params, our_metric,
+    measured / per_unit AS our_value, ci_low / per_unit AS our_ci_low, ci_high / per_unit AS our_ci_high,
+    n AS our_n, CASE WHEN is_depth THEN value / model_blocks END AS depth_share,
+    CASE WHEN is_depth THEN measured / blocks END AS our_depth_share, min_exit_share, our_min_exit / blocks AS our_min_exit_share, our_model, our_task, our_method, our_params, our_metric,
     CASE WHEN measured IS NOT NULL THEN nullif(difference, '') END AS differences,
     CASE WHEN measured IS NULL THEN coalesce(not_comparable, 'Not measured here.') END AS reason, attempt_id
 FROM worded
@@ -601,7 +615,9 @@ COMMENT ON VIEW published IS 'One row per value that a paper or its authors'' fi
 published_id: digest of the row; source, figure_or_table: where it is printed; model, dataset, split, method, setting, metric, value, std,
 unit: as printed; note: caveats of the reading; comparable: same setting (model, data, method and parameters are the same), same
 method, task and model, same method and task, other model, or same method, generated data, other model; NULL where nothing compares:
-reason says why; our_value, our_ci_low, our_ci_high: our run''s metric and its 95% interval in the unit of value; our_n: documents;
+reason says why; our_value, our_ci_low, our_ci_high: our run''s metric and its 95% interval in the unit of value, a depth as the same share of
+their model''s blocks; our_n: documents; depth_share, our_depth_share: a depth as a share of the blocks of the model it is of, NULL for other metrics;
+min_exit_share, our_min_exit_share: the earliest exit as such a share, ours of the block nearest to theirs, NULL where a setting has none;
 our_model; our_task, our_method, our_params (JSON; a run may have more), our_metric: what a run of ours must be to compare, NULL where
 none could; differences: in words, all that is known to differ; attempt_id: our run: the one that differs least, then the latest.';
 

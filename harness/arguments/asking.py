@@ -65,15 +65,20 @@ def _add_check(commands: Commands) -> None:
 def _add_claims(commands: Commands) -> None:
     examples = (
         "  exitbench claims --paper mee\n"
-        "  exitbench claims --verdict 'does not hold' --format md\n"
-        "  exitbench claims mee-measures-save-time"
+        "  exitbench claims --kind claim --verdict 'fails here' --format md\n"
+        "  exitbench claims mee-measures-are-slower-than-full-depth"
     )
-    about = "Hold what papers claim against the database: a verdict with evidence for each claim."
+    about = "Hold what papers claim and print, and what we ask, against the database: a verdict with evidence each."
     parser = command(commands, "claims", "claims:claims", about, examples)
     parser.add_argument("claim", nargs="?", metavar="CLAIM", help="show this one in full, with its query")
     add_database(parser)
     parser.add_argument("--paper", metavar="NAME", help="only claims of mee, prune, natcap, heads or calm_free")
-    about = "only claims with it: holds, does not hold, undecided, not comparable or not measured"
+    about = "only claim (the authors' words), consistency (printed numbers against each other) or question (ours)"
+    parser.add_argument("--kind", metavar="KIND", help=about)
+    about = (
+        "only those with it: holds here, fails here (measured); consistent, inconsistent (printed numbers); undecided, "
+        "not comparable or not measured"
+    )
     parser.add_argument("--verdict", metavar="VERDICT", help=about)
     parser.add_argument("--format", choices=("table", "md", "json", "csv"), default="table")
 

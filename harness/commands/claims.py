@@ -1,4 +1,4 @@
-"""``exitbench claims``: what papers claim, and what the runs of a database say about it."""
+"""``exitbench claims``: what papers claim and print, what we ask, and what the runs of a database say about it."""
 
 import shutil
 from argparse import Namespace
@@ -8,7 +8,7 @@ from exitbench.errors import UserError, suggestion
 from exitbench.harness.commands.folders import existing_database
 from exitbench.harness.commands.rows import FORMATS
 from exitbench.reports.claims import VERDICTS, Verdict, check_claims
-from exitbench.reports.claims.claim import Claim
+from exitbench.reports.claims.claim import KINDS, Claim
 from exitbench.reports.claims.ledger import LEDGERS, read_claims
 from exitbench.reports.claims.words import COLUMNS, as_row, counted, in_full, markdown, table
 from exitbench.results.database import open_database
@@ -18,10 +18,10 @@ _PIPE: Final = (120, 24)
 
 
 def claims(arguments: Namespace) -> int:
-    """Print a verdict on every claim chosen, or one claim in full.
+    """Print a verdict on every entry of the ledger that is chosen, or one in full.
 
     Raises:
-        UserError: There is no such claim, paper or verdict, or a claim's query fails.
+        UserError: There is no such entry, paper, kind or verdict, or a query fails.
     """
     chosen = _chosen(arguments)
     wanted = _wanted(arguments.verdict)
@@ -34,18 +34,18 @@ def claims(arguments: Namespace) -> int:
 def _chosen(arguments: Namespace) -> tuple[Claim, ...]:
     known = read_claims()
     if arguments.claim is not None:
-        if arguments.paper is not None or arguments.verdict is not None:
-            raise UserError("--paper and --verdict choose among all claims; leave them out, or leave out the claim.")
+        if not {arguments.paper, arguments.kind, arguments.verdict} == {None}:
+            raise UserError("--paper, --kind and --verdict choose among all; leave them out, or leave out the claim.")
         by_id = {claim.claim_id: claim for claim in known}
         if arguments.claim not in by_id:
             raise UserError(f"There is no claim {arguments.claim!r}.{suggestion(arguments.claim, by_id)}")
         return (by_id[arguments.claim],)
-    if arguments.paper is None:
-        return known
-    paper = arguments.paper.lower()
-    if paper not in LEDGERS:
+    paper, kind = arguments.paper and arguments.paper.lower(), arguments.kind
+    if paper not in (None, *LEDGERS):
         raise UserError(f"--paper {arguments.paper}: there is no such paper.{suggestion(paper, LEDGERS)}")
-    return tuple(claim for claim in known if claim.ledger == paper)
+    if kind not in (None, *KINDS):
+        raise UserError(f"--kind {kind}: there is no such kind.{suggestion(kind, KINDS)}")
+    return tuple(claim for claim in known if paper in (None, claim.ledger) and kind in (None, claim.kind))
 
 
 def _wanted(verdict: str | None) -> str | None:

@@ -1,43 +1,51 @@
-"""What papers claim, held against a database: `check_claims` gives each claim of the ledger a verdict with evidence.
+"""What papers claim and print, held against a database: `check_claims` gives each entry of the ledger a verdict.
 
-`claim.py` says what a claim is; `ledger.py` reads the claims from the TOML files here, one file a document;
-`words.py` writes verdicts for people.
+`claim.py` says what an entry is; `ledger.py` reads them from the TOML files here, one file a document; `scope.py` says
+of which models and data evidence is; `words.py` writes verdicts for people.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from exitbench.errors import UserError
-from exitbench.reports.claims.claim import Claim
+from exitbench.reports.claims.claim import CONSISTENCY, Claim
 from exitbench.reports.claims.ledger import read_claims
+from exitbench.reports.claims.scope import Scope, scope_of
 from exitbench.reports.frame import computed_once, rounded
 from exitbench.results.database import Database
 
-HOLDS: Final = "holds"
-FAILS: Final = "does not hold"
+HOLDS: Final = "holds here"
+FAILS: Final = "fails here"
+CONSISTENT: Final = "consistent"
+INCONSISTENT: Final = "inconsistent"
 UNDECIDED: Final = "undecided"
 NOT_COMPARABLE: Final = "not comparable"
 NOT_MEASURED: Final = "not measured"
-VERDICTS: Final = (HOLDS, FAILS, UNDECIDED, NOT_COMPARABLE, NOT_MEASURED)
+VERDICTS: Final = (HOLDS, FAILS, CONSISTENT, INCONSISTENT, UNDECIDED, NOT_COMPARABLE, NOT_MEASURED)
+"""What is measured holds or fails here, on this database's models and data; printed numbers are consistent or not."""
 
-_EVIDENCE: Final = ["value", "low", "high", "n"]
+_PRINTED: Final = frozenset({"value", "low", "high", "n"})
+_MEASURED: Final = _PRINTED | {"attempts"}
 _EQUAL: Final = 1e-9
 """Intervals narrower than this are of equal values, but for rounding."""
+_MISSED: Final = 0.025
+"""Probability of missing at each end of a 95% interval."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one database says about a claim.
+    """What one database says about an entry.
 
     Attributes:
-        claim: The claim.
+        claim: The entry.
         verdict: One of `VERDICTS`.
-        value: The evidence in the claim's unit; None where there is none.
+        value: The evidence in the entry's unit; None where there is none.
         low: Lower end of its 95% interval; None where it has none.
         high: Upper end.
-        n: How many of the claim's `n_of` it is from.
+        n: How many of the entry's `n_of` it is from.
+        scope: Of which models and data it is; None of printed numbers and where there is no evidence.
     """
 
     claim: Claim
@@ -46,10 +54,11 @@ class Verdict:
     low: float | None = None
     high: float | None = None
     n: int = 0
+    scope: Scope | None = None
 
     @property
     def evidence(self) -> str:
-        """`value [low, high] unit, n = 12 runs`, or why there is none."""
+        """`value [low, high] unit, n = 12 runs; 0.9M parameters, 8 blocks, generated data`, or why there is none."""
         claim = self.claim
         if claim.reason is not None:
             return claim.reason
@@ -57,21 +66,22 @@ class Verdict:
             return f"`exitbench run {claim.suite}` measures it" if claim.suite else "no such number is printed"
         interval = "" if self.low is None or self.high is None else f" [{self.low:.4g}, {self.high:.4g}]"
         simulated = " (simulated)" if claim.simulated else ""
-        return f"{self.value:.4g}{interval} {claim.unit}{simulated}, n = {self.n:,} {claim.n_of}"
+        where = f"; {self.scope}" if self.scope else ""
+        return f"{self.value:.4g}{interval} {claim.unit}{simulated}, n = {self.n:,} {claim.n_of}{where}"
 
 
 def check_claims(database: Database, claims: Sequence[Claim] | None = None) -> tuple[Verdict, ...]:
-    """Run the query of every claim, or of those given; it needs no more than a database open for reading.
+    """Run the query of every entry, or of those given; it needs no more than a database open for reading.
 
     Raises:
-        UserError: A claim's query fails, or gives anything but one row of value, low, high and n.
+        UserError: A query fails, or does not give one row of the columns that its entry needs.
     """
     with computed_once(database, ("frontier", "published")):
         return tuple(check_claim(database, claim) for claim in (read_claims() if claims is None else claims))
 
 
 def check_claim(database: Database, claim: Claim) -> Verdict:
-    """Run one claim's query.
+    """Run one entry's query.
 
     Raises:
         UserError: As `check_claims`.
@@ -82,21 +92,42 @@ def check_claim(database: Database, claim: Claim) -> Verdict:
         evidence = database.query(claim.evidence_sql)
     except UserError as error:
         raise UserError(f"Claim {claim.claim_id}: {error}") from error
-    if evidence.column_names != _EVIDENCE or evidence.num_rows != 1:
-        raise UserError(f"Claim {claim.claim_id}: its query must give one row of value, low, high and n.")
-    *ends, n = evidence.to_pylist()[0].values()
-    value, low, high = (None if end is None else rounded(float(end)) for end in ends)
-    if value is None or not n:
+    needed = _PRINTED if claim.suite is None else _MEASURED
+    if set(evidence.column_names) - {"rows"} != needed or evidence.num_rows != 1:
+        columns = ", ".join(sorted(needed))
+        raise UserError(f"Claim {claim.claim_id}: its query must give one row of {columns}.")
+    row = evidence.to_pylist()[0]
+    if row["value"] is None or not row["n"]:
         return Verdict(claim, NOT_MEASURED)
-    return Verdict(claim, _verdict(claim, value, low, high), value, low, high, int(n))
+    low, high = _interval(claim, row)
+    value, low, high = (None if end is None else rounded(float(end)) for end in (row["value"], low, high))
+    scope = None if claim.suite is None else scope_of(database, row["attempts"] or ())
+    return Verdict(claim, _verdict(claim, value, low, high), value, low, high, int(row["n"]), scope)
+
+
+def _interval(claim: Claim, row: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Return the evidence's interval: of rows that are all equal the exact one, where their limits are known."""
+    value, low, high = row["value"], row["low"], row["high"]
+    if claim.limits is None or not (low is None or high is None or _are_equal(low, high)):
+        return low, high
+    # So large a share of all rows may differ from these, at most (Clopper and Pearson, of none that does), and lie
+    # anywhere within the limits.
+    share = 1 - _MISSED ** (1 / row.get("rows", row["n"]))
+    least, most = claim.limits
+    return value - share * (value - least), value + share * (most - value)
 
 
 def _verdict(claim: Claim, value: float, low: float | None, high: float | None) -> str:
     """The whole interval decides; without one, only what is exact."""
     ends = (value, value) if low is None or high is None else (low, high)
     # Rows that are all equal, or a single one, do not say how much others would differ from them.
-    if not claim.exact and math.isclose(*ends, rel_tol=_EQUAL, abs_tol=_EQUAL):
+    if not claim.exact and _are_equal(*ends):
         return UNDECIDED
+    printed = claim.kind == CONSISTENCY
     if all(map(claim.admits, ends)):
-        return HOLDS
-    return FAILS if claim.excludes(*ends) else UNDECIDED
+        return CONSISTENT if printed else HOLDS
+    return UNDECIDED if not claim.excludes(*ends) else INCONSISTENT if printed else FAILS
+
+
+def _are_equal(low: float, high: float) -> bool:
+    return math.isclose(low, high, rel_tol=_EQUAL, abs_tol=_EQUAL)

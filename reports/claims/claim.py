@@ -1,56 +1,66 @@
-"""What a claim of a paper is."""
+"""What an entry of the ledger is: a claim of a paper, a consistency check of printed numbers, or a question of ours."""
 
 from dataclasses import dataclass
 from typing import Final
 
+CLAIM: Final = "claim"
+CONSISTENCY: Final = "consistency"
+QUESTION: Final = "question"
+KINDS: Final = (CLAIM, CONSISTENCY, QUESTION)
+
 DIRECTIONS: Final = ("at_least", "at_most", "within")
-MEASURED: Final = "measured"
-PRINTED: Final = "published numbers"
-NONE: Final = "none"
-KINDS_OF_EVIDENCE: Final = (MEASURED, PRINTED, NONE)
+MOST_WORDS: Final = 25
+"""Of a quotation."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a document claims, in our words, and the query that tests it.
+    """What authors wrote or printed, or what we ask, in our words, and the query that tests it.
 
     Attributes:
         claim_id: Its name, which begins with the ledger file's.
         ledger: Stem of the TOML file that it is from: mee, prune, natcap, heads or calm_free.
-        paper: Who claims it: MEE, MEEBLOG, PRUNE, NATCAP, HEADS, or another paper.
+        kind: `claim`: the authors write it, and runs of ours test it; `consistency`: printed numbers are held against
+            each other; `question`: ours, raised by what a paper shows, and nobody's claim.
+        paper: Whose words or numbers these are, or what raises the question: MEE, MEEBLOG, PRUNE, NATCAP, HEADS, or
+            another paper.
         place: Section, figure or table.
-        text: The claim.
-        conditions: What it was claimed of: models, data, settings.
-        kind_of_evidence: `measured` (by runs of ours), `published numbers` (the papers' own, against each other), or
-            `none` where nothing here could compare.
+        quotation: Of a claim, the authors' words, at most `MOST_WORDS`; None of anything else.
+        text: What is tested.
+        conditions: What it is said or printed of: models, data, settings.
         unit: Of the evidence, `bound`, `tolerance` and `published`.
         direction: `at_least`, `at_most`, or `within` (a value).
         bound: What the evidence must reach, must not exceed, or must be.
         tolerance: By how much it may miss.
         published: The paper's own number, where it has one.
         n_of: What the evidence counts: runs, documents, tokens, printed numbers.
+        limits: Between which values each row of the evidence lies, where it cannot lie elsewhere: rows that are all
+            equal then have an exact interval. None where rows have no such limits, or are no sample of anything.
         simulated: Whether evidence is from replays or full-depth passes, not from real decodes alone.
         exact: Whether evidence decides without an interval: numbers as printed, and what is so in every run or in none.
         suite: Shipped suite that measures it; None where nothing is to be run.
         caveat: How our evidence differs from what the paper did.
         reason: Why nothing here could compare; None where something can.
         evidence_sql: Query of one row: value (NULL where nothing was measured), low, high (its 95% interval, NULL where
-            it has none) and n; None where `reason` says why.
+            it has none) and n; of what is measured, also attempts (ids of the runs) and, where `limits` are given and n
+            counts parts of rows that come together, rows. None where `reason` says why.
     """
 
     claim_id: str
     ledger: str
+    kind: str
     paper: str
     place: str
+    quotation: str | None
     text: str
     conditions: str
-    kind_of_evidence: str
     unit: str
     direction: str
     bound: float
     tolerance: float
     published: float | None
     n_of: str
+    limits: tuple[float, float] | None
     simulated: bool
     exact: bool
     suite: str | None
@@ -59,11 +69,11 @@ class Claim:
     evidence_sql: str | None
 
     def admits(self, value: float) -> bool:
-        """Whether the claim holds if the evidence is exactly `value`."""
+        """Whether it holds if the evidence is exactly `value`."""
         return not self.excludes(value, value)
 
     def excludes(self, low: float, high: float) -> bool:
-        """Whether the claim holds for no value from `low` to `high`."""
+        """Whether it holds for no value from `low` to `high`."""
         too_low = self.direction != "at_most" and high < self.bound - self.tolerance
         too_high = self.direction != "at_least" and low > self.bound + self.tolerance
         return too_low or too_high

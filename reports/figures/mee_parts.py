@@ -69,19 +69,21 @@ def panels_by_task(
     return figure
 
 
-def share_by_block(frame: Frame, label: str) -> Figure:
+def share_by_block(frame: Frame, label: str, dashed: str | None = None) -> Figure:
     """Draw shares of tokens (0..1) that grow with the block, with intervals, one line a model.
 
     Args:
         frame: As `panels_by_task`, with share and half_width.
         label: Of the shares.
+        dashed: Column that tells the lines of a model apart: where it is not 0 they are dashed.
     """
 
     def panel(axes: Axes, rows: Frame, styles: Mapping[str, SeriesStyle]) -> None:
-        for (model,), line in rows.groups("model"):
+        for (model, *apart), line in rows.groups("model", *([dashed] if dashed else [])):
             x, y = line.values("block"), line.values("share")
+            drawn = "--" if any(apart) else "-"
             draw_intervals(axes, x, intervals(line, "share"), styles[model].colour, along="y")
-            axes.plot(x, y, color=styles[model].colour, marker=styles[model].marker, clip_on=False)
+            axes.plot(x, y, drawn, color=styles[model].colour, marker=styles[model].marker, clip_on=False)
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.set_ylabel(label)

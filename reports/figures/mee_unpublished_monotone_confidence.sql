@@ -1,17 +1,23 @@
--- Share of probed tokens whose probability of the final token falls at no block after a block, one row a model, task
--- and block, and half its 95% interval over documents; then the authors' curves, of 12 blocks. A token counts from the
--- block after its last fall on. Where a model was probed several times on a task, the run with the most documents counts.
+-- Share of probed tokens whose probability of the final token falls at no block after a block, or by no more than a
+-- tolerance in all, one row a model, task, tolerance and block, and half its 95% interval over documents; then the
+-- authors' curves, of 12 blocks. A token counts from the block after its last fall on. Where a model was probed several
+-- times on a task, the run with the most documents counts.
 WITH chosen AS (
     SELECT attempt_id FROM probe_by_document
     WHERE NOT random_weights AND block = 1 AND monotone IS NOT NULL
     GROUP BY task_label, model, attempt_id
     QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) DESC, attempt_id DESC) = 1
 ),
-ours AS (
-    SELECT task_label AS task, model, block, max(block) OVER (PARTITION BY task_label, model) AS blocks,
-           sum(monotone) / sum(n) AS share, half_width(monotone, n) AS half_width, CAST(sum(n) AS BIGINT) AS n
+counted AS (
+    SELECT task_label, model, block, n, unnest([0, tolerance]) AS tolerance,
+           unnest([monotone, nearly_monotone]) AS held
     FROM probe_by_document SEMI JOIN chosen USING (attempt_id)
-    GROUP BY task_label, model, block
+),
+ours AS (
+    SELECT task_label AS task, model, block, max(block) OVER (PARTITION BY task_label, model) AS blocks, tolerance,
+           sum(held) / sum(n) AS share, half_width(held, n) AS half_width, CAST(sum(n) AS BIGINT) AS n
+    FROM counted
+    GROUP BY task_label, model, block, tolerance
 ),
 printed AS (
     SELECT CASE
@@ -21,7 +27,7 @@ printed AS (
     FROM published
     WHERE metric = 'fraction_monotone' AND EXISTS (FROM ours)
 )
-SELECT 'ours' AS origin, task, model, block, blocks, share, half_width, n FROM ours
+SELECT 'ours' AS origin, task, model, block, blocks, tolerance, share, half_width, n FROM ours
 UNION ALL
-SELECT 'published', NULL, model, block, blocks, share, NULL, NULL FROM printed
-ORDER BY origin, task, model, block;
+SELECT 'published', NULL, model, block, blocks, 0, share, NULL, NULL FROM printed
+ORDER BY origin, task, model, tolerance, block;

@@ -7,7 +7,6 @@
 import base64
 import gzip
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from exitbench.reports.claims import VERDICTS
+from exitbench.reports.claims.words import HEADINGS, by_kind, counted
 from exitbench.reports.drawing import DrawnFigure
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import labels, setting
@@ -73,7 +72,6 @@ def page(material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[Fill
     # our own files, not data: the only text that is not escaped
     style = Markup("".join((_HERE / name).read_text("utf-8") for name in _STYLES))
     scripts = [Markup((_HERE / name).read_text("utf-8")) for name in _SCRIPTS]
-    verdicts = Counter(verdict.verdict for verdict in material.claims)
     return environment.get_template("page.html").render(
         style=style,
         scripts=scripts,
@@ -83,9 +81,8 @@ def page(material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[Fill
         whole=material.paper is None,
         most_rows=_MOST_ROWS,
         severe=material.severe,
-        claims=material.claims,
+        claims=[(HEADINGS[kind].capitalize(), some, counted(some)) for kind, some in by_kind(material.claims).items()],
         documents=base64.b64encode(material.documents or b"").decode("ascii"),
-        verdicts={verdict: verdicts[verdict] for verdict in VERDICTS},
         points=_points(next((frame for source, frame in material.tables if source.name == "summary"), None)),
     )
 

@@ -7,7 +7,10 @@ WITH settled AS (
            sum(first_similar * first_similar) AS first_similar_squared, sum(similar_blocks) AS similar_blocks,
            sum(similar_blocks * similar_blocks) AS similar_squared, count_if(grows_from = 1) AS grows,
            count_if(grows_from <= 1 + round(blocks / 6)) AS grows_after_sixth,
-           count_if(grows_from <= 1 + round(blocks / 3)) AS grows_after_third
+           count_if(grows_from <= 1 + round(blocks / 3)) AS grows_after_third,
+           count_if(nearly_grows_from = 1) AS nearly_grows,
+           count_if(nearly_grows_from <= 1 + round(blocks / 6)) AS nearly_grows_after_sixth,
+           count_if(nearly_grows_from <= 1 + round(blocks / 3)) AS nearly_grows_after_third, any_value(tolerance) AS tolerance
     FROM probe_trace JOIN (SELECT attempt_id, blocks FROM runs) USING (attempt_id)
     WHERE NOT random_weights AND blocks > 1 AND first_similar IS NOT NULL
     GROUP BY ALL
@@ -49,6 +52,12 @@ SELECT 'ours' AS origin, model, task, class, count(*) AS n, CAST(sum(length) AS 
        half_width(grows_after_sixth, length) AS grows_after_sixth_half,
        sum(grows_after_third) / sum(length) AS grows_after_third,
        half_width(grows_after_third, length) AS grows_after_third_half,
+       sum(nearly_grows) / sum(length) AS nearly_grows, half_width(nearly_grows, length) AS nearly_grows_half,
+       sum(nearly_grows_after_sixth) / sum(length) AS nearly_grows_after_sixth,
+       half_width(nearly_grows_after_sixth, length) AS nearly_grows_after_sixth_half,
+       sum(nearly_grows_after_third) / sum(length) AS nearly_grows_after_third,
+       half_width(nearly_grows_after_third, length) AS nearly_grows_after_third_half,
+       any_value(tolerance) AS tolerance,
        CAST(round(max(blocks) / 6) AS INTEGER) AS sixth, CAST(round(max(blocks) / 3) AS INTEGER) AS third
 FROM settled JOIN classed USING (attempt_id, doc_key) JOIN chosen USING (attempt_id)
 GROUP BY model, task, class
@@ -59,7 +68,7 @@ SELECT 'published', model, task, class, max(n), NULL, 24,
        max(value) FILTER (metric = 'sequence_length'), NULL, max(std) FILTER (metric = 'sequence_length'),
        max(value) FILTER (metric = 'monotone_from_layer_0') / 100, NULL,
        max(value) FILTER (metric = 'monotone_from_layer_4') / 100, NULL,
-       max(value) FILTER (metric = 'monotone_from_layer_8') / 100, NULL, 4, 8
+       max(value) FILTER (metric = 'monotone_from_layer_8') / 100, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 4, 8
 FROM printed
 GROUP BY model, task, class
 ORDER BY origin, model, task, class DESC;

@@ -79,17 +79,22 @@ def _comparison(line: Mapping[str, str], rules: Mapping[str, Any]) -> Row:
     reason = rule.get("not_comparable")
     row: Row = {
         "not_comparable": reason,
-        **dict.fromkeys(("our_task", "our_method", "our_params", "our_metric", "unit_factor", "caveat")),
+        **dict.fromkeys(
+            ("our_task", "our_method", "our_params", "min_exit_share", "our_metric", "unit_factor", "caveat")
+        ),
         **dict.fromkeys(("model_blocks", "model_loss", "weights_sha256", "data_sha256")),
     }
     if reason is not None:
         return row
     model = rules["model"][line["model"]]
     common = rules["common"][rule["common"]] if "common" in rule else {}
+    params = {**common, **rule.get("params", {}), **found}
+    min_exit = params.pop("min_exit", None)
     return row | {
         "our_task": rules["task"][line["dataset"]],
         "our_method": rule["method"],
-        "our_params": canonical_json({**common, **rule.get("params", {}), **found}),
+        "our_params": canonical_json(params),
+        "min_exit_share": None if min_exit is None else min_exit / model["blocks"],
         "our_metric": rule["metrics"][line["metric"]],
         "unit_factor": float(rules["unit"][line["unit"]]),
         "caveat": rule.get("caveat"),

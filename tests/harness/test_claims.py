@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from exitbench.harness.cli import main
+from exitbench.reports.claims.claim import KINDS
 from exitbench.reports.claims.ledger import read_claims
 
 Claims = Callable[..., tuple[int, str, str]]
@@ -29,33 +30,44 @@ def claims(example_database: Path, capsys: pytest.CaptureFixture[str], monkeypat
 def test_the_table_fits_the_terminal_and_counts_its_verdicts(claims: Claims) -> None:
     code, out, _ = claims("--paper", "MEE")
     assert code == 0 and max(map(len, out.splitlines())) <= 100
-    expected = sum(claim.ledger == "mee" for claim in read_claims())
-    assert out.splitlines()[-1].startswith(f"{expected} claims: ")
-    assert "mee-measures-save-time" in out and "natcap" not in out
+    of_mee = [claim.kind for claim in read_claims() if claim.ledger == "mee"]
+    assert [line.split()[0] for line in out.splitlines()[-3:]] == [str(of_mee.count(kind)) for kind in KINDS]
+    assert "mee-measures-are-slower-than-full-depth" in out and "natcap" not in out
+
+
+def test_kinds_are_chosen(claims: Claims) -> None:
+    for kind in KINDS:
+        rows = json.loads(claims("--kind", kind, "--format", "json")[1])
+        assert {row["kind"] for row in rows} == {kind}
+        assert {row["quotation"] is None for row in rows} == {kind != "claim"}
 
 
 def test_verdicts_are_chosen_with_or_without_hyphens_and_come_as_json_and_csv(claims: Claims) -> None:
-    rows = json.loads(claims("--verdict", "does-not-hold", "--format", "json")[1])
-    assert {row["verdict"] for row in rows} == {"does not hold"}
-    assert {row["claim_id"] for row in rows} >= {"natcap-tables-3-and-10-agree", "prune-squad-gain-is-no-average"}
-    read = list(csv.DictReader(io.StringIO(claims("--verdict", "does not hold", "--format", "csv")[1])))
+    rows = json.loads(claims("--verdict", "inconsistent", "--format", "json")[1])
+    assert {row["verdict"] for row in rows} == {"inconsistent"}
+    assert {row["claim_id"] for row in rows} >= {"natcap-tables-3-and-10-agree", "calm-largest-threshold-is-full-depth"}
+    read = list(csv.DictReader(io.StringIO(claims("--verdict", "inconsistent", "--format", "csv")[1])))
     assert [row["claim_id"] for row in read] == [row["claim_id"] for row in rows]
-    markdown = claims("--verdict", "does not hold", "--format", "md")[1]
-    assert markdown.count("\n") == len(rows) + 2
+    markdown = claims("--verdict", "inconsistent", "--format", "md")[1]
+    assert markdown.count("\n|") == len(rows) + 2
+    assert {row["verdict"] for row in json.loads(claims("--verdict", "not-measured", "--format", "json")[1])} == {
+        "not measured"
+    }
 
 
 def test_one_claim_is_shown_with_its_query(claims: Claims) -> None:
     code, out, _ = claims("natcap-tables-3-and-10-agree")
-    assert code == 0 and "0.74" in out and "does not hold" in out and "FROM published AS a" in out
+    assert code == 0 and "0.74" in out and "inconsistent" in out and "FROM published AS a" in out
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["mee-measures-save-tim"], "Did you mean 'mee-measures-save-time'?"),
+        (["mee-top3-keeps-the-scor"], "Did you mean 'mee-top3-keeps-the-score'?"),
         (["--paper", "met"], "Did you mean 'mee'?"),
-        (["--verdict", "hold"], "Did you mean 'holds'?"),
-        (["mee-measures-save-time", "--paper", "mee"], "leave out the claim"),
+        (["--verdict", "holds-her"], "Did you mean 'holds here'?"),
+        (["--kind", "claims"], "Did you mean 'claim'?"),
+        (["mee-top3-keeps-the-score", "--kind", "question"], "leave out the claim"),
     ],
 )
 def test_wrong_names_are_told_with_what_is_meant(claims: Claims, arguments: list[str], says: str) -> None:

@@ -94,11 +94,16 @@ def test_every_rule_applies_to_some_row() -> None:
 
 def test_parameters_come_from_the_rule_and_from_the_setting(database: Database) -> None:
     rows = database.query(
-        "SELECT DISTINCT our_method, our_params ->> 'min_exit' AS min_exit, our_params ->> 'threshold' AS threshold, "
-        "our_params ->> 'head' AS head FROM published_result "
+        "SELECT DISTINCT our_method, min_exit_share, our_params ->> 'threshold' AS threshold, "
+        "our_params ->> 'head' AS head, our_params ->> 'min_exit' AS min_exit FROM published_result "
         "WHERE setting = 'min exit layer 17' AND method = 'JSD + fixed pruning'"
     ).to_pylist()
-    assert rows == [{"our_method": "contrastive-jsd", "min_exit": "17", "threshold": "0.9", "head": "pruned-fixed"}]
+    assert rows == [
+        {
+            **{"our_method": "contrastive-jsd", "min_exit_share": 17 / 24, "threshold": "0.9", "head": "pruned-fixed"},
+            "min_exit": None,
+        }
+    ]
 
 
 @pytest.mark.parametrize(
@@ -198,3 +203,42 @@ def test_a_run_compares_only_with_every_parameter_that_matters(example: Any, tmp
         cell = example.cell_json(example.MODELS[0], example.TASKS[0], method, "quality")
         with _ours(example, tmp_path / str(number), method=cell["method"], cell_id=cell["cell_id"]) as opened:
             assert (_published(opened, "softmax diff")["our_value"] == 80) is compares, change
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "told"),
+    [
+        (17, 4, "earliest exit: 17 of 24 blocks there, 4 of 6 here"),
+        (19, 5, "earliest exit: 19 of 24 blocks there, 5 of 6 here"),
+        (6, 2, "earliest exit: 6 of 24 blocks there, 2 of 6 here"),
+        (20, 5, None),
+        (2, 1, "earliest exit: 2 of 24 blocks there, 1 of 6 here"),
+        (6, 6, "not compared"),
+    ],
+)
+def test_earliest_exits_and_depths_compare_as_shares_of_the_blocks(
+    example: Any, tmp_path: Path, theirs: int, ours: int, told: str | None
+) -> None:
+    asked = {"min_exit": ours, "head": "full", "rule": "constant", "threshold": 0.9, "decay": "none", "every": 1}
+    asked |= {"k_first": 35000, "k_min": 250, "kv_policy": "state-copy", "levels": []}
+    cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.Method("calm-softmax", asked), "quality")
+    metrics = [
+        {"metric": "mean_exit_layer", "metric_version": "1", "value": 4.5, "ci_low": 4.0, "ci_high": 5.0, "n": 8}
+    ]
+    with AttemptWriter(tmp_path / "spool", cell, example.ENV) as writer:
+        writer.write("metrics", pa.Table.from_pylist(metrics, schema=TABLES["metrics"]))
+        writer.finish("ok")
+    ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
+    asked_of = (
+        "figure_or_table = 'PRUNE Fig 6a' AND method = 'softmax diff' AND setting = $s AND metric = 'avg_exit_block'"
+    )
+    with open_database(tmp_path / "exitbench.duckdb") as opened:
+        (row,) = opened.query(f"FROM published WHERE {asked_of}", {"s": f"min exit layer {theirs}"}).to_pylist()
+    assert (row["depth_share"], row["min_exit_share"]) == (pytest.approx(row["value"] / 24), theirs / 24)
+    if told == "not compared":
+        assert (row["our_value"], row["our_depth_share"], row["reason"]) == (None, None, "Not measured here.")
+        return
+    assert (row["our_value"], row["our_ci_low"], row["our_ci_high"]) == (18, 16, 20)  # of 24 blocks
+    assert (row["our_depth_share"], row["our_min_exit_share"]) == (0.75, ours / 6)
+    assert "decoder blocks: 24 there, 6 here" in row["differences"]
+    assert (told in row["differences"]) if told else ("earliest exit" not in row["differences"])

@@ -444,6 +444,8 @@ def test_probe_by_document_sums_what_the_probe_says_of_each_document(
         assert row["first_matches"] == sum(token["first_match"] == block for token in tokens)
         assert row["settled"] == sum(token["stable_from"] <= block for token in tokens)
         assert row["monotone"] == sum(token["monotone_from"] <= block for token in tokens)
+        assert row["nearly_monotone"] == sum(token["nearly_monotone_from"] <= block for token in tokens)
+        assert row["tolerance"] == 0.01
         assert row["equal_full"] == sum(token["top1_id"][block - 1] == token["full_token_id"] for token in tokens)
         for name in ("p1", "p_final", "entropy", "cosine_previous", "cosine_last", "jsd_last"):
             assert row[name] == pytest.approx(sum(token[name][block - 1] for token in tokens))

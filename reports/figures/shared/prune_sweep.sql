@@ -31,7 +31,7 @@ JOIN asked AS a USING (task_label, model, setting, metric, full_depth_cell_id)
 JOIN metric_values AS m ON m.attempt_id = a.attempt_id AND m.is_current AND m.metric IN (a.metric, 'mean_exit_layer')
 UNION ALL
 SELECT 'published', p.task_label, p.model, p.setting, p.loss, p.blocks, b.our_method, b.our_params ->> 'head',
-       CAST(b.our_params ->> 'min_exit' AS DOUBLE) * p.blocks / 24, b.our_metric, b.our_metric = 'mean_exit_layer',
+       b.min_exit_share * p.blocks, b.our_metric, b.our_metric = 'mean_exit_layer',
        if(b.our_metric = 'mean_exit_layer', b.value * p.blocks / 24, b.value), NULL, NULL, p.full_value, NULL
 FROM panels AS p
 JOIN published AS b ON b.our_task = p.task AND b.our_metric IN (p.metric, 'mean_exit_layer')

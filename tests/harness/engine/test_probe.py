@@ -89,6 +89,10 @@ def expected(family: Any, states_LD: np.ndarray) -> dict[str, Any]:
     return {
         "full_token_id": final,
         "monotone_from": 1 + max((k for k in range(1, depth) if p_final[k] < p_final[k - 1]), default=0),
+        "nearly_monotone_from": 1
+        + max((k for k in range(1, depth) if p_final[k - 1] - min(p_final[k:]) > 0.01), default=0),
+        "nearly_grows_from": 1 + max((k for k in range(1, depth - 1) if s[k - 1] - min(s[k:-1]) > 0.01), default=0),
+        "tolerance": 0.01,
         "first_similar": next((k for k in range(1, depth) if s[k - 1] >= 0.9), depth),
         "similar_blocks": sum(value >= 0.9 for value in s[:-1]),
         "grows_from": 1 + max((k for k in range(1, depth - 1) if s[k] <= s[k - 1]), default=0),

@@ -1,0 +1,162 @@
+"""Queries of single entries, on rows made so that the right answer is known."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from exitbench.reports.claims import Verdict, check_claim
+from exitbench.reports.claims.ledger import read_claims
+from exitbench.results.arrow import driver_connection
+from exitbench.results.database import Database, open_database
+from exitbench.results.settling import settling
+
+DELTA, EPSILON, CALIBRATIONS = 0.1, 0.05, 150
+CLAIMS = {claim.claim_id: claim for claim in read_claims()}
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    path = tmp_path_factory.mktemp("calibrations") / "exitbench.duckdb"
+    open_database(path, read_only=False).close()
+    with open_database(path) as opened:
+        yield opened
+
+
+@contextmanager
+def shadowed(database: Database, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[None]:
+    """Hide views behind temporary tables of their names."""
+    with database.engine.connect() as connection:
+        duck = driver_connection(connection)
+        try:
+            for name, rows in tables.items():
+                duck.register("made", pa.Table.from_pylist([dict(row) for row in rows]))
+                duck.execute(f"CREATE TEMP TABLE {name} AS FROM made")
+                duck.unregister("made")
+            yield
+        finally:
+            for name in tables:
+                duck.execute(f"DROP TABLE IF EXISTS temp.{name}")
+
+
+# ------------------------------------------------------------------------------------------ calibrated thresholds
+
+
+def judge(database: Database, losses: np.ndarray, n: int, rule: str = "binomial", chosen: bool = True) -> Verdict:
+    """The verdict on calibrations with these mean losses on `n` documents that they did not see."""
+    ids = [f"a{number}" for number in range(len(losses))]
+    same = {"delta": DELTA, "epsilon": EPSILON, "chosen": chosen, "rule": rule, "random_weights": False}
+    held_out = {"metric": "held_out_loss", "n": n, "is_current": True}
+    tables = {
+        "calibrations": [{"attempt_id": it, **same} for it in ids],
+        "metric_values": [
+            {"attempt_id": it, "value": float(loss), **held_out} for it, loss in zip(ids, losses, strict=True)
+        ],
+    }
+    with shadowed(database, tables):
+        return check_claim(database, CLAIMS["calm-calibration-keeps-its-promise"])
+
+
+@pytest.mark.parametrize("n", [16, 40])
+def test_a_valid_calibration_is_hardly_ever_told_to_fail(database: Database, n: int) -> None:
+    rng = np.random.default_rng(n)
+    verdicts = []
+    for _ in range(12):
+        # As bad as validity allows: a share epsilon loses three times delta, all others just delta.
+        expected = np.where(rng.random(CALIBRATIONS) < EPSILON, 3 * DELTA, DELTA)
+        verdicts.append(judge(database, rng.binomial(n, expected) / n, n))
+    assert sum(it.verdict == "fails here" for it in verdicts) == 0
+    assert sum(it.verdict == "holds here" for it in verdicts) >= 3
+    assert {it.n for it in verdicts} == {CALIBRATIONS}
+
+
+def test_an_invalid_calibration_is_told_to_fail(database: Database) -> None:
+    rng = np.random.default_rng(5)
+    worlds = [rng.binomial(40, 3 * DELTA, CALIBRATIONS) / 40 for _ in range(3)]
+    assert {judge(database, losses, 40).verdict for losses in worlds} == {"fails here"}
+
+
+def test_calibrations_that_chose_nothing_kept_it_and_rules_without_the_promise_do_not_count(database: Database) -> None:
+    kept = judge(database, np.zeros(CALIBRATIONS), 16, chosen=False)
+    assert (kept.verdict, kept.value, kept.n) == ("holds here", pytest.approx(-EPSILON - 0.05), CALIBRATIONS)
+    assert judge(database, np.ones(CALIBRATIONS), 16, rule="naive").verdict == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("loss", "n", "breaks"), [(0.25, 16, 0), (0.5, 16, 1), (1.0, 16, 1), (0.0, 16, 0), (0.2, 40, 0)]
+)
+def test_one_calibration_breaks_it_where_its_losses_reject_delta(
+    database: Database, loss: float, n: int, breaks: int
+) -> None:
+    # Of 16 documents P[Bin(16, 0.1) >= 4] is 0.068 and P[Bin(16, 0.1) >= 8] is 0.00006; e times that is the bound.
+    found = judge(database, np.array([loss]), n)
+    assert found.value == pytest.approx(breaks - EPSILON - 0.05)
+
+
+# ------------------------------------------------------------------------------------------ exits and blocks
+
+
+def test_exits_are_held_against_epsilon_up_to_where_the_answer_differs(database: Database) -> None:
+    run = {
+        "model": "m",
+        "task_label": "t",
+        "method": "heads",
+        "execution": "real",
+        "random_weights": False,
+        "blocks": 8,
+    }
+    frontier = [
+        {"attempt_id": f"a{epsilon}", "params": json.dumps({"rule": "epsilon", "epsilon": epsilon}), **run}
+        for epsilon in (0.5, 0.9)
+    ]
+    # exit layer, token, full depth's: of the exits (layer 2) before anything differs two of three agree; the token
+    # behind the first that differs, and those of full depth, say nothing of the heads.
+    answers = {"d": [(8, 1, 1), (2, 5, 5), (2, 6, 7), (2, 9, 9)], "e": [(2, 4, 4), (8, 3, 3)]}
+    tokens = [
+        {"attempt_id": it["attempt_id"], "doc_key": key, "position": place, "exit_layer": layer, "token_id": said,
+         "full_token_id": full}
+        for it in frontier
+        for key, answer in answers.items()
+        for place, (layer, said, full) in enumerate(answer, 1)
+    ]  # fmt: skip
+    with shadowed(database, {"frontier": frontier, "token_trace": tokens}):
+        found = check_claim(database, CLAIMS["heads-epsilon-is-kept"])
+    assert (found.value, found.n) == (pytest.approx(2 / 3 - 0.7), 1)
+
+
+def test_an_ideal_exit_of_a_causal_models_first_token_is_held_against_no_gate(database: Database) -> None:
+    run = {"model": "m", "task_label": "t", "random_weights": False, "blocks": 8, "value": 50.0, "full_value": 50.0}
+    gate = {"method": "max-prob", "params": "{}", "execution": "real", "mean_exit_layer": 6.0}
+    ideal = {"method": "oracle", "params": '{"match": "first"}', "execution": "simulated", "mean_exit_layer": 2.0}
+    frontier = [{"attempt_id": "gate", **gate, **run}, {"attempt_id": "ideal", **ideal, **run}]
+    verdicts = {}
+    for kind, first in (("seq2seq", 2), ("causal", 2), ("causal", 8)):
+        runs = [{"attempt_id": it["attempt_id"], "setting_id": "s", "model_kind": kind, "blocks": 8} for it in frontier]
+        tokens = [
+            {"attempt_id": "ideal", "method": "oracle", "execution": "simulated", "position": 1, "exit_layer": first}
+        ]
+        with shadowed(database, {"frontier": frontier, "runs": runs, "token_trace": tokens}):
+            verdicts[kind, first] = check_claim(database, CLAIMS["natcap-gates-exit-later-than-ideal"]).value
+    assert verdicts == {("seq2seq", 2): 0.5, ("causal", 2): None, ("causal", 8): 0.5}
+
+
+def test_rounding_makes_no_model_less_monotone_and_a_sixth_of_eight_blocks_is_one(database: Database) -> None:
+    share = [0.2, 0.9, 0.9995, 0.9994, 0.9995, 0.9994, 0.9995, 0.9994]  # of a model trained on every block
+    falls = [0.2, 0.5, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+    probed, trainings = [], []
+    for model, loss, p_final in (("w", "weighted", share), ("v", "last", falls)):
+        columns = {name: int(values[0]) for name, values in settling(np.array([p_final]), np.ones((1, 8))).items()}
+        trainings.append({"model": model, "loss": loss})
+        for key in "abcd":
+            row = {"attempt_id": model, "model": model, "task_label": "t", "doc_key": key, "position": 1}
+            probed.append(row | {"p1": p_final, "random_weights": False, "stable_from": 2} | columns)
+    with shadowed(database, {"probe_trace": probed, "trainings": trainings}):
+        monotone = check_claim(database, CLAIMS["mee-weighted-confidence-most-monotone"])
+        settled = check_claim(database, CLAIMS["mee-three-quarters-after-a-sixth"])
+    assert (monotone.value, monotone.n) == (1.0, 4)
+    # all settle at block 2, a quarter of the depth
+    assert (settled.value, settled.n) == (0.0, 4)
