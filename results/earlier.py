@@ -9,19 +9,20 @@ from exitbench.results.arrow import driver_connection
 
 _ROLES: Final = {
     "agreement": ("token_match", "acceptance_rate"),
-    "depth": ("mean_exit_layer", "held_out_mean_exit_layer"),
+    "depth": ("mean_exit_layer", "mean_blocks_run", "held_out_mean_exit_layer"),
     "cost": (
         *("ideal_speedup_bytes", "ideal_speedup_flops", "cost_blocks_bytes", "cost_heads_bytes", "cost_gates_bytes"),
-        *("cost_kv_bytes", "cost_verification_bytes", "cost_total_bytes"),
+        *("cost_kv_bytes", "cost_verification_bytes", "cost_total_bytes", "ideal_speedup_decode"),
     ),
     "speed": (
         *("speedup", "speedup_decode", "aa_speedup", "realised_fraction", "ms_per_request", "ms_per_token"),
         *("tokens_per_request", "full_ms_per_request", "full_ms_per_token", "full_tokens_per_request"),
+        *("timed_documents", "timed_rounds"),
     ),
     "preparation": ("threshold", "held_out_loss", "held_out_accuracy"),
     "data": ("documents_dropped", "prompts_truncated"),
 }
-"""Metrics that were written without their role, all but those of tasks. Nothing is added here any more."""
+"""Metrics that were written without their role, or are added here, all but those of tasks. New ones say their role."""
 
 _ROLE_OF: Final = " ".join(
     f"WHEN metric IN ({', '.join(map(repr, names))}) THEN '{role}'" for role, names in _ROLES.items()

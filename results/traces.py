@@ -19,8 +19,9 @@ _RUNS: Final = """
         SELECT
             a.attempt_id, c.cell_id, c.kind, m.name AS model, m.blocks, m.tokenizer_sha256, d.task,
             d.label AS task_label, d.documents, c.method, c.params, c.unused_params, c.kv_policy, c.seed, c.batch_size,
-            c.dtype, c.device, c.random_weights, c.setting_id, c.method_sha256, c.identity ->> 'fit_cell_id' AS fit_cell_id,
-            c.identity ->> 'probe_cell_id' AS probe_cell_id, c.identity -> 'record' AS record,
+            c.dtype, c.device, c.random_weights, c.setting_id, c.method_sha256,
+            c.identity ->> 'fit_cell_id' AS fit_cell_id, c.identity ->> 'probe_cell_id' AS probe_cell_id,
+            c.identity -> 'record' AS record,
             coalesce(c.full_depth_cell_id, c.cell_id) AS full_depth_cell_id
         FROM attempt AS a
         JOIN cell AS c USING (cell_id)

@@ -20,10 +20,14 @@ _WIDTHS = (27, 20, 6, 11, 20, 9, 6, 5)  # 118 with two spaces between
 _INDENT = "    "
 _MOST_LINES = 4
 """Of a setting's name, where it need not be longer to be told from others."""
-_LEGEND = f"""Δ: to full depth; blocks run: for a token; speed-up: of whole requests, ≈: inside the noise floor (full depth
-against itself); per token: of decoding alone; length: tokens of the timed answers over full depth's, {OTHER_LENGTH}: more than
-5 % off, so that the speed-up is not of early exit alone; ideal: full depth's bytes read over the method's, of decoding
-all answers."""
+_LEGEND = "\n".join(
+    (
+        "Δ: to full depth; blocks run: for a token; speed-up: of whole requests, ≈: inside the noise floor (full depth",
+        "against itself); per token: of decoding alone; length: tokens of the timed answers over full depth's,",
+        f"{OTHER_LENGTH}: more than 5 % off, so that the speed-up is not of early exit alone; ideal: full depth's",
+        "bytes read over the method's, of decoding all answers.",
+    )
+)
 _BREAKS = f"{BREAKS}: the method breaks its contract; its numbers are not to be cited (`exitbench check` says why)."
 _NOTHING = "No results yet."
 

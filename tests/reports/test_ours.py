@@ -163,9 +163,12 @@ def costs(maker: ModuleType, make_database: Callable[[], Path]) -> Path:
     """Runs that tell their cost by part: those of `static` verify, and save read-outs."""
     of_depth = maker._depth_metrics
 
-    def with_costs(world: Any, exits: Any) -> Any:
+    def with_costs(world: Any, exits: Any, blocks_run: Any) -> Any:
         parts = {"blocks": 0.5, "heads": 0.2, "gates": 0.0, "kv": 0.1, "verification": -0.05, "total": 0.75}
-        return {**of_depth(world, exits), **{f"cost_{name}_bytes": maker._plain(at) for name, at in parts.items()}}
+        return {
+            **of_depth(world, exits, blocks_run),
+            **{f"cost_{name}_bytes": maker._plain(at) for name, at in parts.items()},
+        }
 
     maker._depth_metrics = with_costs
     return make_database()

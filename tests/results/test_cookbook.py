@@ -103,6 +103,9 @@ def _extend(example: Any, root: Path) -> None:
         if method is example.CALM[0]:
             cell = _other(example, cell, seed=8)
         example._write_quality(root, cell, task, world, example._exits(method, world))
+    brief = example.Method("static", {"exit_layer": 3})
+    timing = example.cell_json(model, task, brief, "timing", full["cell_id"])
+    example._write_timing(root, timing, world, example._exits(brief, world), tokens=2)
     _write_untraced(example, root, _other(example, deepcopy(full), dtype="bfloat16"))
     _write_drafts(example, root, _other(example, deepcopy(full), method=DRAFTS, full_depth_cell_id=full["cell_id"]))
     for model in example.MODELS:
@@ -570,9 +573,17 @@ def test_only_runs_of_several_seeds_vary_over_seeds(database: Database) -> None:
 
 
 def test_speed_ups_per_request_and_token_differ_by_the_length_of_outputs(database: Database) -> None:
-    for row in _answer(database, "tokens_per_request"):
-        assert row["tokens_per_request"] == pytest.approx(5)
-        assert row["speedup_per_request"] == pytest.approx(row["speedup_per_token"] * row["length_factor"])
+    brief, *others = _answer(database, "tokens_per_request")
+    # A prompt costs 2 blocks; 5 tokens of 4 blocks and an overhead of 1 against 2 tokens of 3 blocks.
+    assert (brief["tokens_per_request"], brief["full_tokens_per_request"]) == (2, 5)
+    assert brief["length_ratio"] == pytest.approx(2 / 5)
+    assert brief["speedup_per_request"] == pytest.approx((2 + 5 * 5) / (2 + 2 * 4), rel=0.02)
+    assert brief["speedup_per_token"] == pytest.approx(5 / 4, rel=0.02)
+    assert (brief["timed_documents"], brief["timed_rounds"]) == (8, 1)
+    assert len(others) == 36
+    for row in others:
+        assert (row["tokens_per_request"], row["length_ratio"]) == (5, 1)
+        assert row["speedup_per_token"] >= row["speedup_per_request"]
 
 
 def test_a_speed_up_counts_only_outside_the_noise_floor(database: Database) -> None:
@@ -585,8 +596,8 @@ def test_a_speed_up_counts_only_outside_the_noise_floor(database: Database) -> N
 
 def test_realised_speed_is_measured_over_allowed(database: Database) -> None:
     for row in _answer(database, "cost_against_time"):
-        assert row["realised"] == pytest.approx(row["speedup"] / row["ideal_speedup_bytes"])
-        assert row["ideal_speedup_bytes"] == pytest.approx(1 / row["share_of_blocks"])
+        assert row["realised"] == pytest.approx(row["speedup_decode"] / row["ideal_speedup_decode"])
+        assert row["ideal_speedup_decode"] == pytest.approx(1 / row["share_of_blocks"])
 
 
 def test_the_fastest_of_those_that_lose_little_is_full_depth_where_all_lose_much(database: Database) -> None:
