@@ -121,7 +121,7 @@ class Thresholded(Gating):
     def unused_params(self) -> frozenset[str]:
         """What the other rules look at."""
         looked_at = {"constant": "threshold", "per-block": "levels", "epsilon": "epsilon"}
-        return super().unused_params() | looked_at.values() - {looked_at[self.rule]}
+        return super().unused_params() | {name for rule, name in looked_at.items() if rule != self.rule}
 
     def score_params(self) -> dict[str, Any]:
         """All but threshold rule and KV policy."""

@@ -302,6 +302,17 @@ def test_a_replay_over_scores_equals_a_loop_over_its_table(ran: Run) -> None:
     assert {name for name, layer in depths if layer < DEPTH} == {"calm-classifier", "calm-softmax"}
 
 
+def test_blocks_run_are_told_beside_the_exit_layer(ran: Run) -> None:
+    beyond = {}
+    for cell in (*ran.cells("quality"), *ran.cells("replay")):
+        tokens, metrics = ran.rows(cell.cell_id, "tokens"), ran.metrics(cell.cell_id)
+        means = [sum(token[name] for token in tokens) / len(tokens) for name in ("exit_layer", "blocks_run")]
+        assert [metrics["mean_exit_layer"], metrics["mean_blocks_run"]] == pytest.approx(means)
+        beyond[cell.kind, cell.method.name] = metrics["mean_blocks_run"] - metrics["mean_exit_layer"]
+    assert beyond["quality", "self-speculation"] > 0  # drafts are verified at full depth
+    assert beyond["quality", "full"] == beyond["replay", "calm-softmax"] == 0
+
+
 def test_a_replay_over_scores_is_compared_with_full_depths_tokens(ran: Run) -> None:
     (probe,) = ran.cells("probe")
     full = {(row["doc_key"], row["position"]): row["full_token_id"] for row in ran.rows(probe.cell_id, "probe")}
