@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -570,6 +571,25 @@ def test_only_runs_of_several_seeds_vary_over_seeds(database: Database) -> None:
     (row,) = _answer(database, "seed_variation")
     assert (row["seeds"], row["which"], json.loads(row["params"])["threshold"]) == (2, [7, 8], 0.3)
     assert row["sd_value"] == stdev([row["mean_value"]] * 2) == 0
+
+
+def test_random_exits_are_interpolated_to_each_methods_own_depth(database: Database) -> None:
+    points = database.query(
+        "SELECT f.*, setting_id FROM frontier AS f JOIN runs USING (attempt_id) WHERE f.execution = 'real'"
+    ).to_pylist()
+    answer = _answer(database, "between_random_and_oracle")
+    assert {row["method"] for row in answer} >= {"static", "calm-softmax"}
+    for row in answer:
+        own = [p for p in points if all(p[name] == row[name] for name in ("model", "task_label", "method", "params"))]
+        (setting,) = {p["setting_id"] for p in own if (p["kv_policy"], p["seed"]) == (row["kv_policy"], row["seed"])}
+        known = [p for p in points if p["setting_id"] == setting]
+        budgets = sorted((p["mean_exit_layer"], p["token_match"]) for p in known if p["method"] == "random")
+        depths, matches = zip(*budgets, (own[0]["blocks"], 1), strict=True)
+        assert row["random_match"] == pytest.approx(np.interp(row["mean_exit_layer"], depths, matches))
+        assert row["shallower"] == (row["mean_exit_layer"] < depths[0])
+        (oracle,) = (p["token_match"] for p in known if p["method"] == "oracle")
+        share = (row["token_match"] - row["random_match"]) / (oracle - row["random_match"])
+        assert row["share_of_gap"] == pytest.approx(share)
 
 
 def test_speed_ups_per_request_and_token_differ_by_the_length_of_outputs(database: Database) -> None:
