@@ -15,8 +15,8 @@ from exitbench.reports.tables.summary import blocks_run, delta, length_ratio, qu
 from exitbench.results.database import open_database
 from exitbench.terminal import number_of, told_apart, visible
 
-_HEADINGS = ("method", "quality [95 %]", "Δ", "blocks run", "speed-up [95 %]", "per token", "length", "ideal")
-_WIDTHS = (27, 20, 6, 11, 20, 9, 6, 5)  # 118 with two spaces between
+_HEADINGS = ("method", "quality [95 %]", "Δ", "blocks run", "speed-up [95 %]", "per token", "length")
+_WIDTHS = (34, 20, 6, 11, 20, 9, 6)  # 118 with two spaces between
 _INDENT = "    "
 _MOST_LINES = 4
 """Of a setting's name, where it need not be longer to be told from others."""
@@ -24,8 +24,7 @@ _LEGEND = "\n".join(
     (
         "Δ: to full depth; blocks run: for a token; speed-up: of whole requests, ≈: inside the noise floor (full depth",
         "against itself); per token: of decoding alone; length: tokens of the timed answers over full depth's,",
-        f"{OTHER_LENGTH}: more than 5 % off, so that the speed-up is not of early exit alone; ideal: full depth's",
-        "bytes read over the method's, of decoding all answers.",
+        f"{OTHER_LENGTH}: more than 5 % off, so that the speed-up is not of early exit alone.",
     )
 )
 _BREAKS = f"{BREAKS}: the method breaks its contract; its numbers are not to be cited (`exitbench check` says why)."
@@ -84,11 +83,7 @@ def _title(keys: tuple[Any, ...], rows: Frame) -> str:
 
 def _lines(row: Row, names: dict[Setting, str]) -> list[tuple[str, ...]]:
     """The cells of a row; a setting that is too long goes on below itself, so that none is taken for another."""
-    numbers = (
-        written(row["speedup_per_token"], "{:.2f}"),
-        length_ratio(row),
-        written(row["ideal_speedup_bytes"], "{:.2f}"),
-    )
+    numbers = (written(row["speedup_per_token"], "{:.2f}"), length_ratio(row))
     shown = (quality(row), delta(row), blocks_run(row), speedup(row))
     name, *more = wrap(marked(row, names[setting(row)]), _WIDTHS[0], subsequent_indent=_INDENT, break_on_hyphens=False)
     rest = [(line, *[""] * (len(_WIDTHS) - 1)) for line in more]

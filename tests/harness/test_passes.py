@@ -360,6 +360,7 @@ def test_a_calibration_walks_its_levels_until_the_first_that_fails(ran: Run) -> 
 def test_the_choice_of_a_calibration_is_checked_on_other_documents(ran: Run) -> None:
     walked, _, risk = ran.cells("calibration")
     assert walked.calibration is not None
+    assert "threshold" in walked.method.unused_params  # each level takes its place
     assert walked.calibration.held_out_sha256 == ran.cells("probe")[0].task.data_sha256 != walked.task.data_sha256
     assert ran.metrics(walked.cell_id) == {"threshold": 1.0, "held_out_loss": 0.0, "held_out_mean_exit_layer": DEPTH}
     chosen = ran.metrics(risk.cell_id)
