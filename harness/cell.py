@@ -50,6 +50,7 @@ class MethodRef:
         distribution: What brought it, by name; None where no installed distribution did. Not part of the identity,
             the source's digest is.
         version: Of the distribution.
+        unused_params: Parameters that the others leave without effect. Not part of the identity, which has them all.
     """
 
     name: str
@@ -57,6 +58,7 @@ class MethodRef:
     source_sha256: str
     distribution: str | None = None
     version: str | None = None
+    unused_params: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -290,6 +292,7 @@ class Cell:
         record = asdict(self)
         record["generation"] = self.generation.to_json()
         record["depends_on"] = list(self.depends_on)
+        record["method"]["unused_params"] = list(self.method.unused_params)
         if self.calibration is not None:
             record["calibration"]["levels"] = list(self.calibration.levels)
         if self.record is not None:
@@ -307,11 +310,12 @@ class Cell:
     def from_json(cls, record: Mapping[str, Any]) -> Cell:
         """Rebuild a cell from ``cell.json``; derived keys (id, execution, identity) are computed anew."""
         generation, timing, calibration = record["generation"], record["timing"], record["calibration"]
+        method = record["method"]
         recorded = record.get("record")  # earlier versions did not ask
         return cls(
             suite=record["suite"],
             kind=cast(Kind, record["kind"]),
-            method=MethodRef(**record["method"]),
+            method=MethodRef(**{**method, "unused_params": tuple(method.get("unused_params", ()))}),
             kv_policy=record["kv_policy"],
             model=ModelRef(**record["model"]),
             task=TaskRef(**record["task"]),

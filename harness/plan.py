@@ -213,13 +213,15 @@ class _Builder:
     def _cell(self, draft: Draft, model: ModelRef, asked: Generation, ids: Mapping[str, str]) -> Cell:
         method, suite, calibration = draft.method, self.suite, draft.calibration
         params = {"fit": method.fit_params, "scores": method.score_params}.get(draft.kind, method.params)()
+        replaced = {"threshold"} if calibration is not None else set()  # by each level tried
+        unused = tuple(sorted((method.unused_params() | replaced) & params.keys()))
         if calibration is not None:
             held_out = self.tasks[draft.task.label, draft.task.data].data_sha256
             calibration = replace(calibration, held_out_sha256=held_out)
         return Cell(
             suite=suite.name,
             kind=draft.kind,
-            method=MethodRef(method.name, params, source_sha256(type(method)), *distribution(type(method))),
+            method=MethodRef(method.name, params, source_sha256(type(method)), *distribution(type(method)), unused),
             kv_policy=method.parts(model.blocks).kv_policy.name,
             model=model,
             task=self.tasks[draft.task.label, draft.data],

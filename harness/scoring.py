@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +13,16 @@ from exitbench.results.statistics import Interval, aggregate_interval
 from exitbench.tasks.base import DocumentScore, Task
 
 
-def task_metrics(task: Task, scores: Sequence[DocumentScore], seed: int) -> dict[str, tuple[str, Interval]]:
-    """Return version and value of each metric of a task, headline first.
+class Metric(NamedTuple):
+    """A metric's version, what it is about (`results.schema.ROLES`), and its value."""
+
+    version: str
+    role: str
+    interval: Interval
+
+
+def task_metrics(task: Task, scores: Sequence[DocumentScore], seed: int) -> dict[str, Metric]:
+    """Return each metric of a task, headline first.
 
     Args:
         task: The task.
@@ -24,7 +33,8 @@ def task_metrics(task: Task, scores: Sequence[DocumentScore], seed: int) -> dict
     for metric in task.metrics:
         statistics = np.array([score.summands(metric) for score in scores])
         interval = aggregate_interval(statistics, partial(task.aggregate, metric), seed=seed)
-        metrics[metric] = (task.metric_version, interval)
+        role = "headline" if metric == task.headline else "task"
+        metrics[metric] = Metric(task.metric_version, role, interval)
     return metrics
 
 
@@ -33,18 +43,19 @@ def score_columns(score: DocumentScore) -> dict[str, str]:
     return {"scores": json.dumps(score.values), "statistics": json.dumps(score.statistics)}
 
 
-def metric_table(metrics: Mapping[str, tuple[str, Interval]]) -> pa.Table:
-    """Return metrics, by name with their version, as rows of the spool's metrics."""
+def metric_table(metrics: Mapping[str, Metric]) -> pa.Table:
+    """Return metrics, by name, as rows of the spool's metrics."""
     rows = [
         {
             "metric": name,
             "metric_version": version,
+            "role": role,
             "value": interval.value,
             "ci_low": interval.low,
             "ci_high": interval.high,
             "ci_method": interval.method,
             "n": interval.n,
         }
-        for name, (version, interval) in metrics.items()
+        for name, (version, role, interval) in metrics.items()
     ]
     return pa.Table.from_pylist(rows, schema=TABLES["metrics"])

@@ -528,6 +528,10 @@ class Method(ABC):
         """The parameters that change what the gate says of a token, as against what is done about it."""
         return self.params()
 
+    def unused_params(self) -> frozenset[str]:
+        """The parameters that others leave without effect, such as a threshold that the rule does not look at."""
+        return frozenset()
+
     def probe_tells_score(self) -> bool:
         """Whether a probe's columns tell the score; if not, a replay first asks the gate itself."""
         return self.parts(n_blocks=2).score_sql(n_blocks=2) is not None

@@ -118,6 +118,11 @@ class Thresholded(Gating):
             return PerBlock(tuple(self.level(threshold) for threshold in self.levels))
         return Constant(self.level(self.threshold))
 
+    def unused_params(self) -> frozenset[str]:
+        """What the other rules look at."""
+        looked_at = {"constant": "threshold", "per-block": "levels", "epsilon": "epsilon"}
+        return super().unused_params() | {name for rule, name in looked_at.items() if rule != self.rule}
+
     def score_params(self) -> dict[str, Any]:
         """All but threshold rule and KV policy."""
         rule = {"threshold", "rule", "levels", "epsilon", "kv_policy"}
@@ -172,6 +177,12 @@ class Gated(Thresholded, Asking):
         if self.decay == "none" or self.rule == "epsilon":
             return rule
         return PositionDecayed(rule, self.temperature, cast(Literal["code", "paper"], self.decay))
+
+    def unused_params(self) -> frozenset[str]:
+        """Fitted thresholds do not decay."""
+        if self.rule == "epsilon":
+            return super().unused_params() | {"decay", "temperature"}
+        return super().unused_params() | ({"temperature"} if self.decay == "none" else set())
 
     def score_params(self) -> dict[str, Any]:
         """The decay belongs to the rule too."""

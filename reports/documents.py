@@ -108,10 +108,10 @@ def _named_runs(group: Group) -> list[dict[str, Any]]:
 def _threshold(run: TracedRun) -> list[Any] | None:
     """What the method's scores are compared with: a number where it is one for all tokens, and words; None without."""
     level, rule = run.params.get("threshold"), run.params.get("rule", "constant")
-    if level is None:
-        return None
     if rule != "constant":
         return [None, f"threshold by rule {rule}"]
+    if level is None:
+        return None
     if run.params.get("decay", "none") != "none":
         return [None, f"threshold {level}, which falls with the position"]
     return [level, f"threshold {level}"]

@@ -13,6 +13,9 @@ from exitbench.terminal import visible
 if TYPE_CHECKING:  # DuckDB is not loaded to name a cell
     from exitbench.reports.frame import Row
 
+OTHER_LENGTH = "†"
+"""Beside speed-ups of answers whose length is not full depth's."""
+
 Setting = tuple[str, str, str]  # (method, parameters as JSON text, KV policy)
 
 _KV_POLICY = "kv_policy"
@@ -71,9 +74,11 @@ def natural_key(text: str) -> list[tuple[str, float]]:
     return [(word, float(number or 0)) for word, number in re.findall(r"(\D+)(\d*\.?\d*)", f" {text}")]
 
 
-def count(numbers: Iterable[int], unit: str) -> str:
-    """Return how many documents or tokens some results stand on, as one number or as a range."""
-    fewest, most = min(numbers := tuple(numbers)), max(numbers)
+def count(numbers: Iterable[int | None], unit: str) -> str:
+    """Return how many documents or tokens some results stand on, as one number or as a range; nothing if none says."""
+    if not (known := [number for number in numbers if number is not None]):
+        return ""
+    fewest, most = min(known), max(known)
     return f"n = {most:,} {unit}" if fewest == most else f"n = {fewest:,} to {most:,} {unit}"
 
 

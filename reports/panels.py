@@ -10,8 +10,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from exitbench.reports.frame import Frame
-from exitbench.reports.labels import shorten
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.labels import OTHER_LENGTH, shorten
 from exitbench.reports.style import MUTED, WIDTH_INCHES, SeriesStyle
 from exitbench.terminal import told_apart
 
@@ -21,6 +21,15 @@ _PANEL_INCHES = 2.6
 _LEGEND_COLUMNS = 4
 _LEGEND_LINE_INCHES = 0.19
 _LEGEND_LENGTH = 26  # characters of an entry
+_FLOOR_ALPHA = 0.16  # bars of points beside each other add up
+LENGTH_NOTE = (
+    f"{OTHER_LENGTH} marks answers more than 5 % shorter or longer than full depth's; a dotted line leads from "
+    "there to the "
+    "speed-up per token, of decoding alone: who stops earlier is not faster."
+)
+"""What `draw_lengths` shows."""
+FLOOR_NOTE = "The grey bar behind a point is full depth timed against itself in the same session (its A/A noise floor)"
+"""What `draw_floors` shows."""
 
 
 def grid_of_panels(count: int, columns: int, legend_entries: int = 0) -> tuple[Figure, list[Axes]]:
@@ -85,19 +94,65 @@ def draw_intervals(axes: Axes, at: Sequence[float], intervals: Sequence[Interval
         lines(*zip(*known, strict=True), color=colour, linewidth=0.8, alpha=0.55, zorder=2)
 
 
+def draw_floors(axes: Axes, at: Sequence[float], rows: Sequence[Row], *, along: str) -> None:
+    """Draw full depth timed against itself behind each point that has its own: a pale bar from aa_low to aa_high.
+
+    Args:
+        axes: Where to draw.
+        at: The points' coordinates on the other axis.
+        rows: A row a point.
+        along: The axis of speed-ups, ``'x'`` or ``'y'``.
+    """
+    known = [(place, row["aa_low"], row["aa_high"]) for place, row in zip(at, rows, strict=True) if row["aa_low"]]
+    if known:
+        lines = axes.vlines if along == "y" else axes.hlines
+        lines(*zip(*known, strict=True), color=MUTED, linewidth=5, alpha=_FLOOR_ALPHA, zorder=1.2)
+    (axes.axhline if along == "y" else axes.axvline)(1, color=MUTED, linewidth=0.8)
+
+
+def floor_entry() -> Line2D:
+    """Return the legend's entry for `draw_floors`."""
+    return Line2D([], [], color=MUTED, linewidth=5, alpha=2 * _FLOOR_ALPHA, label="A/A noise floor, by point")
+
+
+def draw_lengths(axes: Axes, at: Sequence[float], rows: Sequence[Row], *, along: str) -> None:
+    """Mark speed-ups of answers more than 5 % shorter or longer than full depth's, and lead to those per token.
+
+    Args:
+        axes: Where to draw.
+        at: The points' coordinates on the other axis.
+        rows: A row a point: speedup, speedup_per_token, is_other_length.
+        along: The axis of speed-ups, ``'x'`` or ``'y'``.
+    """
+    for place, row in zip(at, rows, strict=True):
+        if not row["is_other_length"]:
+            continue
+        ends, places = [row["speedup"], row["speedup_per_token"]], [place, place]
+        x, y = (ends, places) if along == "x" else (places, ends)
+        axes.plot(x, y, color=MUTED, linestyle=":", linewidth=0.9, zorder=1.8)
+        axes.plot(x[1], y[1], color=MUTED, marker="|" if along == "x" else "_", markersize=6, zorder=1.8)
+        axes.annotate(OTHER_LENGTH, (x[0], y[0]), (3, 2), textcoords="offset points", fontsize=7)
+
+
+def length_entry() -> Line2D:
+    """Return the legend's entry for `draw_lengths`."""
+    label = f"{OTHER_LENGTH} other length: to speed-up per token"
+    return Line2D([], [], color=MUTED, linestyle=":", linewidth=0.9, marker="|", label=label)
+
+
 def exit_layer_axis(axes: Axes, blocks: int) -> None:
     """Label x as mean exit layer, from 1 to all `blocks`."""
     pad = max(0.3, 0.03 * blocks)
     axes.set_xlim(1 - pad, blocks + pad)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
-    axes.set_xlabel(f"mean exit layer (blocks executed, of {blocks})")
+    axes.set_xlabel(f"mean exit layer, of {blocks}")
 
 
-def share_of_blocks_axis(axes: Axes) -> None:
-    """Label x as mean exit layer relative to all blocks, so that models of several depths share it."""
+def share_of_blocks_axis(axes: Axes, name: str) -> None:
+    """Label x as `name` relative to all blocks, so that models of several depths share it."""
     axes.set_xlim(-0.02, 1.03)
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_xlabel("mean exit layer (blocks executed, share of all)")
+    axes.set_xlabel(f"{name}, share of all blocks")
 
 
 def legend_of_series(figure: Figure, styles: dict[str, SeriesStyle], extra: Sequence[Line2D | Patch] = ()) -> None:

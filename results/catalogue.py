@@ -120,6 +120,7 @@ CELL: Final = sa.Table(
     sa.Column("conformance", sa.JSON(none_as_null=True)),
     sa.Column("not_applied", sa.JSON(none_as_null=True)),
     sa.Column("cell_timeout_s", sa.Double),
+    sa.Column("unused_params", sa.ARRAY(sa.Text)),
 )
 
 ATTEMPT: Final = sa.Table(
@@ -169,6 +170,7 @@ METRIC: Final = sa.Table(
     _text("ci_method", required=False),
     sa.Column("n", sa.BigInteger, nullable=False),
     sa.Column("scored_at", sa.DateTime, nullable=False),
+    _text("role", required=False),
 )
 
 ATTEMPT_FILE: Final = sa.Table(

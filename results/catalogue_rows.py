@@ -126,6 +126,7 @@ def _cell_row(record: AttemptRecord, model_id: str, data_id: str) -> dict[str, A
         "conformance": cell.get("conformance"),
         "not_applied": cell.get("not_applied"),
         "cell_timeout_s": cell.get("cell_timeout_s"),
+        "unused_params": cell["method"].get("unused_params"),
         "model_id": model_id,
         "data_id": data_id,
         "setting_id": content_id(setting),

@@ -19,7 +19,8 @@ Below parameters stand with their default values, so that a query can be pasted 
 
 Patterns are globs: `*` anything, `?` a letter, `[ab]` one of these. Queries that walk over tokens take the first
 documents of each run by key, the same of every run; raise `documents` for tighter numbers. `docs/schema.md` explains
-the views; blocks and positions are numbered from 1, `exit_layer` is the number of blocks executed."""
+the views; blocks and positions are numbered from 1. A token leaves after block `exit_layer`; `blocks_run` were executed
+for it, which are more where skipped blocks are run after all. `token_match` is a share of full depth's tokens."""
 
 
 def cookbook_markdown() -> str:

@@ -29,6 +29,7 @@ from exitbench.results import migrations
 from exitbench.results.arrow import driver_connection
 from exitbench.results.canonical import canonical_json, content_id
 from exitbench.results.catalogue import SCHEMA_VERSION, VIEW_SOURCE
+from exitbench.results.earlier import complete
 from exitbench.results.foreign import copy_database, read_version
 from exitbench.results.load import IngestReport, load_spool
 from exitbench.results.published import digest as publications_digest
@@ -459,6 +460,8 @@ def _bring_up_to_date(database: Database) -> None:
     with database.engine.begin() as connection:
         if not views_are_current:
             _create_views(connection)
+        if version < len(scripts):
+            complete(connection)
         refresh_publications(connection)
 
 

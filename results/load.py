@@ -14,6 +14,7 @@ from exitbench.results.arrow import driver_connection, parquet_path
 from exitbench.results.bounded import check_table
 from exitbench.results.catalogue import ATTEMPT
 from exitbench.results.catalogue_rows import insert_catalogue
+from exitbench.results.earlier import complete
 from exitbench.results.imports import load_imports
 from exitbench.results.records import linked
 from exitbench.results.rescores import load_rescores
@@ -234,6 +235,7 @@ def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts
             successes = [record for record in records if record.status["status"] == "ok"]
             for table in TABLES:
                 _insert_files(connection, table, [record for record in successes if table in record.tables])
+            complete(connection, [record.attempt.attempt_id for record in successes])
     except (duckdb.Error, sa.exc.StatementError, KeyError, TypeError, ValueError) as error:
         cause = driver_error(error)
         if is_trouble(cause):
@@ -272,7 +274,7 @@ def _insert_files(connection: sa.Connection, table: str, records: Sequence[Attem
     if not records:
         return
     more = ""
-    if table == "metrics":  # in the order they were written: a task's headline metric is the first of its own
+    if table == "metrics":  # in the order they were written
         ended_at = "(SELECT ended_at FROM attempt WHERE attempt.attempt_id = string_split(filename, '/')[-2])"
         more = f", file_row_number AS ordinal, {ended_at} AS scored_at"
     files = [parquet_path(record.attempt.path / f"{table}.parquet") for record in records]

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from exitbench.results.arrow import insert_rows
 from exitbench.results.bounded import read_table
 from exitbench.results.derived import Derived
+from exitbench.results.earlier import complete
 from exitbench.results.records import RESCORE
 from exitbench.results.schema import METRICS, SAMPLES
 from exitbench.results.spool import conform
@@ -102,6 +103,7 @@ def _insert(engine: sa.Engine, rescore: Rescore, scored_at: datetime) -> None:
         for table, rows in (("sample_rescore", samples), ("metric", metrics)):
             rows = _with(rows, "scored_at", [scored_at] * len(rows), pa.timestamp("us"))
             insert_rows(connection, table, rows, "attempt_id", rescore.attempt_id)
+        complete(connection, [rescore.attempt_id])
 
 
 def _with(rows: pa.Table, name: str, values: Sequence[object], kind: pa.DataType) -> pa.Table:

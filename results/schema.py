@@ -29,7 +29,7 @@ from exitbench.results.values import (
     whole,
 )
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 """Version of the spool's layout; status.json carries it. Attempts of every earlier version are read too."""
 
 STATUSES: Final = ("ok", "failed", "oom", "timeout", "skipped", "interrupted")
@@ -204,8 +204,17 @@ METRICS: Final = pa.schema(
         _optional("ci_high", pa.float64()),
         _optional("ci_method", pa.string()),
         _required("n", pa.int64()),
+        _optional("role", pa.string()),
     ]
 )
+
+ROLES: Final = ("headline", "task", "agreement", "depth", "cost", "speed", "preparation", "data")
+"""What a metric is about, said by whoever writes it.
+
+headline, task: scores of answers, of which a task's headline metric is the one that stands for it; agreement: with full
+depth; depth: blocks; cost: work, as counted; speed: time, as measured; preparation: of what was fitted or calibrated;
+data: documents and prompts that were left out or cut.
+"""
 
 TIMINGS: Final = pa.schema(
     [
@@ -282,6 +291,7 @@ CELL_KEYS: Final[Keys] = {
         "source_sha256": TEXT,
         "distribution": optional(TEXT),
         "version": optional(TEXT),
+        "unused_params": optional(TEXTS),
     },
     "model": {
         "name": TEXT,

@@ -21,6 +21,7 @@ from exitbench import __version__
 from exitbench.errors import UserError
 from exitbench.results import migrations
 from exitbench.results.arrow import driver_connection
+from exitbench.results.earlier import complete
 from exitbench.results.manifest import FORMAT, table_rows
 from exitbench.results.manifest import MANIFEST as MANIFEST
 from exitbench.results.manifest import OF_EVERY_DATABASE as OF_EVERY_DATABASE
@@ -126,6 +127,7 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
         for table in sorted(tables, key=_turn):
             if table not in OF_EVERY_DATABASE:
                 connection.exec_driver_sql(_insert(table, tables[table]))
+        complete(connection, sorted(theirs.keys() - ours.keys()))
     return len(theirs.keys() - ours.keys())
 
 

@@ -30,6 +30,7 @@ from exitbench.results.schema import (
     CELL_KEYS,
     ENV_KEYS,
     FITTED_FILE,
+    ROLES,
     SCHEMA_VERSION,
     STATUS_KEYS,
     STATUSES,
@@ -432,6 +433,8 @@ def conform(table: str, rows: pa.Table, *, where: str) -> pa.Table:
         _check_list_lengths(conformed, where)
     if table == "metrics" and not pc.all(pc.is_finite(conformed["value"]), min_count=0).as_py():
         raise SpoolError(f"{where}: column 'value' has entries that are not finite; leave undefined metrics out.")
+    if table == "metrics" and (unknown := set(conformed["role"].to_pylist()) - {None, *ROLES}):
+        raise SpoolError(f"{where}: unknown role {min(unknown)!r}.{suggestion(min(unknown), ROLES)}")
     return conformed
 
 

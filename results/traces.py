@@ -18,9 +18,10 @@ _RUNS: Final = """
     WITH ended AS (
         SELECT
             a.attempt_id, c.cell_id, c.kind, m.name AS model, m.blocks, m.tokenizer_sha256, d.task,
-            d.label AS task_label, d.documents, c.method, c.params, c.kv_policy, c.seed, c.batch_size, c.dtype,
-            c.device, c.random_weights, c.setting_id, c.method_sha256, c.identity ->> 'fit_cell_id' AS fit_cell_id,
-            c.identity ->> 'probe_cell_id' AS probe_cell_id, c.identity -> 'record' AS record,
+            d.label AS task_label, d.documents, c.method, c.params, c.unused_params, c.kv_policy, c.seed, c.batch_size,
+            c.dtype, c.device, c.random_weights, c.setting_id, c.method_sha256,
+            c.identity ->> 'fit_cell_id' AS fit_cell_id, c.identity ->> 'probe_cell_id' AS probe_cell_id,
+            c.identity -> 'record' AS record,
             coalesce(c.full_depth_cell_id, c.cell_id) AS full_depth_cell_id
         FROM attempt AS a
         JOIN cell AS c USING (cell_id)
@@ -35,7 +36,8 @@ _RUNS: Final = """
         QUALIFY row_number() OVER (PARTITION BY full_depth_cell_id ORDER BY attempt_id DESC) = 1
     )
     SELECT
-        q.* EXCLUDE (kind, setting_id, method_sha256, fit_cell_id, probe_cell_id, record),
+        q.* EXCLUDE (kind, setting_id, method_sha256, fit_cell_id, probe_cell_id, record, unused_params)
+            REPLACE (used_params(q.params, q.unused_params) AS params),
         f.attempt_id AS full_attempt_id, p.attempt_id AS probe_attempt_id,
         -- The gate was asked with those of the method's parameters that it depends on: a part of all.
         (

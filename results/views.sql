@@ -2,10 +2,17 @@
 -- Every view shows the latest successful attempt at each cell, except `failures`. Blocks and exit layers are numbered
 -- 1..L, positions from 1, logarithms are natural.
 
+CREATE OR REPLACE MACRO used_params(params, unused) AS
+    CASE WHEN len(unused) > 0
+        THEN json_merge_patch(params, to_json(MAP(unused, list_transform(unused, lambda name: NULL::VARCHAR))))
+        ELSE params END;
+COMMENT ON MACRO used_params IS 'Parameters (JSON) without those that others leave without effect, such as a threshold where the rule does
+not look at it.';
+
 CREATE VIEW run_names AS
 SELECT
-    m.name AS model, d.task, d.label AS task_label, c.method, c.params, c.kv_policy, c.seed, c.execution,
-    c.random_weights, c.suite, a.cell_id, a.attempt_id
+    m.name AS model, d.task, d.label AS task_label, c.method, used_params(c.params, c.unused_params) AS params, c.kv_policy,
+    c.seed, c.execution, c.random_weights, c.suite, a.cell_id, a.attempt_id
 FROM (
     SELECT cell_id, max(attempt_id) AS attempt_id FROM attempt WHERE status = 'ok' GROUP BY cell_id
 ) AS a
@@ -13,7 +20,8 @@ JOIN cell AS c USING (cell_id)
 JOIN model_artifact AS m USING (model_id)
 JOIN dataset_artifact AS d USING (data_id);
 COMMENT ON VIEW run_names IS 'The columns that every view begins with, one row per run (latest successful attempt at a cell).
-model, task: names; task_label: what the suite calls the task and its data; method, params (JSON), kv_policy, seed: what was run;
+model, task: names; task_label: what the suite calls the task and its data; method, params (JSON), kv_policy, seed: what was run,
+without parameters that others leave without effect (a threshold that the rule ignores; all as asked: cell.params);
 execution: real (the model ran) or simulated (an exit rule was applied to a probe); random_weights: the model was never trained,
 so its quality means nothing; suite: who asked; cell_id: what was asked; attempt_id: the attempt, which sorts by time.';
 
@@ -51,8 +59,8 @@ first_token: full where the first token of an answer is read from the prompt''s 
 
 CREATE VIEW failures AS
 SELECT
-    m.name AS model, d.task, d.label AS task_label, c.method, c.params, c.kv_policy, c.seed, c.execution,
-    c.random_weights, c.suite, a.cell_id, a.attempt_id, c.kind, a.status, a.reason, a.started_at,
+    m.name AS model, d.task, d.label AS task_label, c.method, used_params(c.params, c.unused_params) AS params, c.kv_policy,
+    c.seed, c.execution, c.random_weights, c.suite, a.cell_id, a.attempt_id, c.kind, a.status, a.reason, a.started_at,
     epoch(a.ended_at) - epoch(a.started_at) AS seconds, a.exit_code, a.signal, a.log_tail,
     c.conformance ->> 'verdict' = 'conforms' AS conforms
 FROM attempt AS a
@@ -69,13 +77,15 @@ interrupted; reason: in words; started_at: UTC; seconds: until it ended; exit_co
 
 CREATE VIEW metric_values AS
 SELECT
-    n.*, c.kind, v.metric, v.metric_version, v.value, v.ci_low, v.ci_high, v.ci_method, v.n, v.scored_at,
+    n.*, c.kind, v.metric, v.metric_version, v.value, v.ci_low, v.ci_high, v.ci_method, v.n, v.role, v.scored_at,
     v.scored_at = max(v.scored_at) OVER (PARTITION BY v.attempt_id, v.metric) AS is_current
 FROM metric AS v
 JOIN run_names AS n USING (attempt_id)
 JOIN cell AS c ON c.cell_id = n.cell_id;
 COMMENT ON VIEW metric_values IS 'One row per run and metric. kind: of cell; metric, metric_version; value; ci_low, ci_high: 95% interval, NULL
-where there is none; ci_method: how it was made; n: documents; scored_at: UTC; is_current: of a metric''s versions the one computed last,
+where there is none; ci_method: how it was made; n: documents; role: what it is about: headline (the task''s headline metric), task (its
+others), agreement (with full depth), depth (blocks), cost (work, as counted), speed (time, as measured), preparation (of a fit or calibration) or
+data (documents and prompts left out or cut); scored_at: UTC; is_current: of a metric''s versions the one computed last,
 which `frontier` shows.';
 
 CREATE VIEW frontier AS
@@ -83,22 +93,18 @@ WITH current_metric AS (
     SELECT * FROM metric QUALIFY scored_at = max(scored_at) OVER (PARTITION BY attempt_id, metric)
 ),
 task_metric AS (
-    SELECT * FROM metric
-    WHERE metric NOT IN (
-        'mean_exit_layer', 'token_match', 'ideal_speedup_bytes', 'ideal_speedup_flops', 'acceptance_rate',
-        'cost_blocks_bytes', 'cost_heads_bytes', 'cost_gates_bytes', 'cost_kv_bytes', 'cost_verification_bytes',
-        'cost_total_bytes', 'documents_dropped', 'prompts_truncated'
-    )
+    SELECT * FROM metric WHERE role IN ('headline', 'task')
 ),
 -- Of the version computed last alone: an older one may have metrics that are no more.
 headline AS (
-    SELECT * FROM task_metric
+    SELECT * FROM task_metric WHERE role = 'headline'
     QUALIFY row_number() OVER (PARTITION BY attempt_id ORDER BY scored_at DESC, ordinal) = 1
 ),
 shared AS (
     SELECT
-        attempt_id, max(n) AS n,
+        attempt_id, max(n) FILTER (role = 'depth') AS n,
         max(value) FILTER (metric = 'mean_exit_layer') AS mean_exit_layer,
+        max(value) FILTER (metric = 'mean_blocks_run') AS mean_blocks_run,
         max(value) FILTER (metric = 'token_match') AS token_match,
         max(value) FILTER (metric = 'ideal_speedup_bytes') AS ideal_speedup_bytes,
         max(value) FILTER (metric = 'ideal_speedup_flops') AS ideal_speedup_flops
@@ -136,18 +142,32 @@ speed AS (
         max(v.ci_high) FILTER (v.metric = 'speedup') AS speedup_high,
         max(v.ci_low) FILTER (v.metric = 'aa_speedup') AS aa_low,
         max(v.ci_high) FILTER (v.metric = 'aa_speedup') AS aa_high,
-        max(v.value) FILTER (v.metric = 'realised_fraction') AS realised_fraction
+        max(v.value) FILTER (v.metric = 'full_ms_per_token') / max(v.value) FILTER (v.metric = 'ms_per_token')
+            AS speedup_per_token,
+        max(v.value) FILTER (v.metric = 'tokens_per_request') AS tokens_per_request,
+        max(v.value) FILTER (v.metric = 'full_tokens_per_request') AS full_tokens_per_request,
+        max(v.value) FILTER (v.metric = 'speedup_decode') AS speedup_decode,
+        max(v.value) FILTER (v.metric = 'ideal_speedup_decode') AS ideal_speedup_decode,
+        max(v.value) FILTER (v.metric = 'timed_documents')::BIGINT AS timed_documents,
+        max(v.value) FILTER (v.metric = 'timed_rounds')::BIGINT AS timed_rounds
     FROM latest_timed AS t JOIN current_metric AS v USING (attempt_id)
     GROUP BY ALL
 )
 SELECT
     n.*, r.limited, r.dtype, r.device, r.batch_size, r.blocks, coalesce(v.metric, full_headline.metric) AS metric,
     v.value, v.ci_low, v.ci_high, f.value AS full_value, v.value - f.value AS delta, shared.mean_exit_layer,
+    shared.mean_blocks_run,
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup END AS speedup,
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_low END AS speedup_low,
-    CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_high END AS speedup_high, s.aa_low, s.aa_high, shared.ideal_speedup_bytes,
-    shared.ideal_speedup_flops, s.realised_fraction, shared.token_match, coalesce(v.n, shared.n) AS n, r.is_full_depth,
-    s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu, r.conforms
+    CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_high END AS speedup_high, s.aa_low, s.aa_high,
+    s.tokens_per_request, s.full_tokens_per_request,
+    abs(s.tokens_per_request / s.full_tokens_per_request - 1) > 0.05 AS is_other_length,
+    CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_per_token END AS speedup_per_token,
+    CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_decode END AS speedup_decode,
+    CASE WHEN r.is_full_depth THEN 1.0 ELSE s.ideal_speedup_decode END AS ideal_speedup_decode,
+    CASE WHEN NOT r.is_full_depth THEN s.speedup_decode / s.ideal_speedup_decode END AS realised_fraction,
+    s.timed_documents, s.timed_rounds, shared.ideal_speedup_bytes, shared.ideal_speedup_flops, shared.token_match,
+    coalesce(v.n, shared.n) AS n, r.is_full_depth, s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu, r.conforms
 FROM run_names AS n
 JOIN newest USING (attempt_id)
 JOIN runs AS r USING (attempt_id)
@@ -166,10 +186,16 @@ LEFT JOIN hardware AS h ON h.hw_id = s.hw_id;
 COMMENT ON VIEW frontier IS 'Quality against speed: one row per quality or replay run; of runs that differ only in the method''s source, or
 in what it was fitted or replayed on, the newest. limited, dtype, device, batch_size; blocks: L; metric: the task''s headline metric;
 value, ci_low, ci_high: its value and 95% interval, NULL for a replay; full_value: of full depth on the same documents, NULL where it was not scored under the same version of the metric; delta: value -
-full_value; mean_exit_layer: blocks run per token; speedup, speedup_low, speedup_high: full depth''s time over the method''s, measured in
-the same process, with 95% interval (1 for full depth itself, NULL where not timed); aa_low, aa_high: full depth against itself in that
-session: the noise floor; ideal_speedup_bytes, ideal_speedup_flops: cost model; realised_fraction: speedup over ideal; token_match: share
-of tokens equal to full depth''s; n: documents; is_full_depth: the reference itself; timing_attempt_id: where the speed is from: the latest
+full_value; mean_exit_layer: block after which a token is emitted, mean over tokens; mean_blocks_run: blocks executed per token, of which there are more where
+skipped blocks are run after all (exact and verifying KV policies, oracles), NULL for a replay of a KV policy that runs some of them later; speedup, speedup_low, speedup_high: full depth''s time over the method''s, measured in
+the same process over whole requests, prompts included, with 95% interval (1 for full depth itself, NULL where not timed); aa_low, aa_high: the same of
+full depth against itself in that session: the noise floor; tokens_per_request, full_tokens_per_request: of the answers that were timed, and of full
+depth''s; is_other_length: whether these differ by more than 5%: then speedup is not of early exit alone; speedup_per_token: of decoding, ms per token of
+full depth over the method''s; speedup_decode: of decoding whole answers; ideal_speedup_decode: what the work of these answers allows it to be, by bytes
+read at batch size 1, by floating-point operations at larger ones, where rows share the weights that are read; realised_fraction: speedup_decode over
+ideal_speedup_decode, NULL for full depth itself; timed_documents, timed_rounds: what all these are measured on; ideal_speedup_bytes, ideal_speedup_flops:
+full depth''s work over the method''s, of decoding the answers to all documents; token_match: share of full depth''s tokens that the run has at the same position
+(in exit_by_kind: of the run''s own tokens); n: documents of value, depth, ideal_speedup_bytes, ideal_speedup_flops and token_match; is_full_depth: the reference itself; timing_attempt_id: where the speed is from: the latest
 timing of the same weights, data, method, source, fit, parameters, generation, dtype, batch and seed, all of one setting on one machine:
 the one timed last; timing_cpu, timing_gpu: that machine; conforms: whether the method keeps its contracts, NULL where that was never tried.';
 
@@ -267,6 +293,12 @@ findings AS (
         'full depth against itself is not 1: %.4f, 95%% interval %.4f to %.4f', value, ci_low, ci_high)
     FROM metric WHERE metric = 'aa_speedup' AND NOT 1 BETWEEN ci_low AND ci_high
     UNION ALL
+    SELECT attempt_id, 'realised_above_ideal', 1, printf(
+        'decoding is %.2f times as fast, %.0f%% of what its work allows (%.2f): the cost model leaves something out here',
+        d.value, 100 * d.value / i.value, i.value)
+    FROM metric AS d JOIN metric AS i USING (attempt_id)
+    WHERE d.metric = 'speedup_decode' AND i.metric = 'ideal_speedup_decode' AND d.value > 1.05 * i.value
+    UNION ALL
     SELECT attempt_id, 'throttled', 3, printf('the clock was held down at %d readings: %s', readings, reasons) FROM throttled
     UNION ALL
     SELECT attempt_id, 'slow_clock', 2, printf(
@@ -307,7 +339,7 @@ findings AS (
 SELECT n.*, c.kind, f.severity, f.rule, f.message
 FROM findings AS f JOIN run_names AS n USING (attempt_id) JOIN cell AS c ON c.cell_id = n.cell_id;
 COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should know. kind: of cell; severity: 1 a remark, 2 look before you cite it, 3 do not cite
-it; rule: clocks_disagree, not_repeatable, noise_floor, throttled, slow_clock, trace_incomplete, not_conforming, replay_differs, dirty_commit,
+it; rule: clocks_disagree, not_repeatable, noise_floor, realised_above_ideal (speedup_decode above 1.05 times ideal_speedup_decode), throttled, slow_clock, trace_incomplete, not_conforming, replay_differs, dirty_commit,
 random_weights, limited, generation_not_applied (the score is not that of a model card), documents_dropped (remark where the suite asks for it) or prompts_truncated;
 message: what was found. noise_floor has severity 1 up to 5%: of 20 intervals of 95% one lacks 1 by chance; not_repeatable has severity 1 where the other attempt ran on another machine, and compares files of one version of
 their writer only; slow_clock: below 90% of the median over all rounds on that machine; replay_differs: a real decode and a replay of one setting whose mean exit
@@ -324,7 +356,7 @@ CREATE VIEW token_trace AS
 SELECT n.*, t.* EXCLUDE (attempt_id) FROM token_exit AS t JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run, or probed token of a replay. doc_key: document; position: 1 =
 first generated; token_id; token_kind: kind of word in built-in data; exit_layer: where the token was emitted; blocks_run: blocks executed
-for it; score: the gate''s confidence there; reason: threshold (the gate said so) or last (no block was left); head_rows: rows of the LM
+for it (of a replay, which runs none: up to its exit, or all where KV policy or oracle runs all); score: the gate''s confidence there; reason: threshold (the gate said so) or last (no block was left); head_rows: rows of the LM
 head multiplied for it, NULL for a replay and where an older version ran; rejected: drafted tokens thrown away right before it was decided
 (it is the full model''s choice in their place), NULL where nothing is verified; full_token_id: of full depth at this position, NULL behind its end and where an older
 version ran.';
@@ -489,7 +521,8 @@ SELECT n.*, k.* EXCLUDE (attempt_id)
 FROM (FROM probed UNION ALL BY NAME FROM decoded) AS k JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW exit_by_kind IS 'One row per run and kind of word in built-in data. kind: of cell, probe, quality or replay; token_kind; n: tokens;
 mean_exit_layer: where tokens were emitted (quality, replay); mean_first_match, mean_stable_from: where full depth''s token first and finally
-is top-1 (probe); share_equal_full: of tokens equal to full depth''s at the same place.';
+is top-1 (probe); share_equal_full: of the run''s own n tokens of this kind, those equal to full depth''s at the same position (frontier''s token_match is
+of full depth''s tokens).';
 
 CREATE VIEW fit_curves AS
 SELECT n.*, f.* EXCLUDE (attempt_id) FROM fit_curve AS f JOIN run_names AS n USING (attempt_id);
@@ -509,7 +542,7 @@ COMMENT ON VIEW calibrations IS 'The p-path: one row per calibration run and lev
 lost, textual (against full depth''s output) or risk (in score against the reference); delta: loss that is tolerated; epsilon: tolerated
 probability of more; step: 1 is the most conservative level; threshold: the level, a value of the method''s own parameter; mean_loss: over
 the calibration documents, 0..1; p_value: of a loss above delta, NULL under a rule that tests nothing; passed: the walk went on;
-mean_exit_layer: blocks run per token there; n: documents; chosen: the last level that passed, no row where the first failed (full depth is
+mean_exit_layer: block after which a token is emitted there, mean over tokens; n: documents; chosen: the last level that passed, no row where the first failed (full depth is
 used then).';
 
 CREATE VIEW trainings AS

@@ -109,6 +109,11 @@ class Task(ABC):
     local_roles: ClassVar[tuple[frozenset[str], ...]]
     redistributable: ClassVar[bool] = False
 
+    @property
+    def headline(self) -> str:
+        """The metric, of `metrics`, that stands for the task where there is room for one."""
+        return self.metrics[0]
+
     def load(self, source: Source, split: str, limit: int | None, seed: int = 0) -> list[Document]:
         """Read the documents of a split, in file order.
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from exitbench.harness.lm import Answer
-from exitbench.harness.passes.session import METRIC_VERSION, Progress, Session, write_metrics
+from exitbench.harness.passes.session import Progress, Session, with_role, write_metrics
 from exitbench.harness.seeds import seed_for
 from exitbench.harness.spec import WorkItem
 from exitbench.methods.base import Parts
@@ -55,9 +55,10 @@ def calibration_pass(session: Session, item: WorkItem, writer: AttemptWriter, on
         for step, tried in enumerate(path.steps, 1)
     ]
     writer.write("calibration", pa.Table.from_pylist(rows, schema=TABLES["calibration"]))
-    metrics = {} if path.chosen is None else {"threshold": Interval(path.chosen, None, None, None, len(documents))}
-    metrics |= _held_out(session, item, path.chosen)
-    write_metrics(writer, {name: (METRIC_VERSION, interval) for name, interval in metrics.items()})
+    chosen = {} if path.chosen is None else {"threshold": Interval(path.chosen, None, None, None, len(documents))}
+    loss, depth = _held_out(session, item, path.chosen)
+    metrics = with_role("preparation", {**chosen, "held_out_loss": loss})
+    write_metrics(writer, metrics | with_role("depth", {"held_out_mean_exit_layer": depth}))
 
 
 def losses(
@@ -85,8 +86,8 @@ def losses(
     return np.clip(values, 0, 1)
 
 
-def _held_out(session: Session, item: WorkItem, chosen: float | None) -> dict[str, Interval]:
-    """Loss and depth on other documents at the chosen level; full depth where none was chosen."""
+def _held_out(session: Session, item: WorkItem, chosen: float | None) -> tuple[Interval, Interval]:
+    """Loss and mean exit layer on other documents at the chosen level; full depth where none was chosen."""
     assert item.held_out is not None, "the planner gives every calibration its held-out documents"
     documents = session.fitting(item.held_out, item.cell.generation).documents
     full = session.answers(item, documents, session.full_parts(), lambda n: None)
@@ -95,7 +96,7 @@ def _held_out(session: Session, item: WorkItem, chosen: float | None) -> dict[st
     statistics = np.array([[loss] for loss in losses(item, documents, full, early)])
     seed = seed_for("bootstrap", item.cell.seed)
     loss = aggregate_interval(statistics, lambda total, n: total[..., 0] / n, seed=seed)
-    return {"held_out_loss": loss, "held_out_mean_exit_layer": _mean_exit(early, seed)}
+    return loss, _mean_exit(early, seed)
 
 
 def _at(session: Session, item: WorkItem, level: float) -> Parts:

@@ -6,7 +6,7 @@ import pyarrow as pa
 import torch
 from safetensors.torch import save_file
 
-from exitbench.harness.passes.session import BATCH_ROWS, METRIC_VERSION, Progress, Session, write_metrics
+from exitbench.harness.passes.session import BATCH_ROWS, Progress, Session, with_role, write_metrics
 from exitbench.harness.probe import states_of
 from exitbench.harness.spec import WorkItem
 from exitbench.methods.base import FitData, argmax_token
@@ -25,8 +25,8 @@ def fit_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progres
         writer.write("fit_curve", pa.Table.from_pylist(fitted.curve, schema=TABLES["fit_curve"]))
         n = int(data.document_N.max()) + 1
         last = {name: value for name, value in fitted.curve[-1].items() if name.startswith("held_out")}
-        metrics = {name: (METRIC_VERSION, Interval(value, None, None, None, n)) for name, value in last.items()}
-        write_metrics(writer, metrics)
+        metrics = {name: Interval(value, None, None, None, n) for name, value in last.items()}
+        write_metrics(writer, with_role("preparation", metrics))
 
 
 @torch.no_grad()

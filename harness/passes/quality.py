@@ -11,22 +11,22 @@ from exitbench.harness.decode import Generation
 from exitbench.harness.lm import Answer
 from exitbench.harness.model import Transformer
 from exitbench.harness.passes.session import (
-    METRIC_VERSION,
     FullOutput,
     Progress,
     Session,
     answer_costs,
     answer_costs_by_part,
     full_outputs,
+    with_role,
     write_metrics,
 )
-from exitbench.harness.scoring import score_columns, task_metrics
+from exitbench.harness.scoring import Metric, score_columns, task_metrics
 from exitbench.harness.seeds import seed_for
 from exitbench.harness.spec import WorkItem
 from exitbench.methods.base import Parts
 from exitbench.results.schema import TABLES
 from exitbench.results.spool import AttemptWriter
-from exitbench.results.statistics import Interval, ratio_interval
+from exitbench.results.statistics import ratio_interval
 from exitbench.tasks.base import Document
 from exitbench.tasks.registry import get_task
 
@@ -62,10 +62,10 @@ def quality_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_pro
     ]
     writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
     metrics = task_metrics(task, scores, seed_for("bootstrap", cell.seed))
-    for metric, (_, interval) in metrics.items():
+    for metric, stored in metrics.items():
         evaluated = results["results"][task.name][f"{metric},none"]
-        if abs(evaluated - interval.value) > 1e-6:
-            raise RuntimeError(f"lm-eval says {metric} = {evaluated}, the stored scores say {interval.value}")
+        if abs(evaluated - stored.interval.value) > 1e-6:
+            raise RuntimeError(f"lm-eval says {metric} = {evaluated}, the stored scores say {stored.interval.value}")
     full = {
         document.key: FullOutput(answer.n_prompt, answer.generation.token_ids)
         for document, answer in zip(documents, answers, strict=True)
@@ -73,9 +73,7 @@ def quality_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_pro
     if cell.full_depth_cell_id is not None:
         full = full_outputs(session, cell.full_depth_cell_id)
     writer.write("tokens", _token_table(session, item, documents, answers, full, parts.kv_policy.verifies))
-    for name, interval in _depth_metrics(session, item, parts, documents, answers, full).items():
-        metrics[name] = (METRIC_VERSION, interval)
-    write_metrics(writer, metrics)
+    write_metrics(writer, metrics | _decode_metrics(session, item, parts, documents, answers, full))
 
 
 def _token_table(
@@ -120,15 +118,15 @@ def _token_table(
     return pa.Table.from_pylist(rows, schema=TABLES["tokens"])
 
 
-def _depth_metrics(
+def _decode_metrics(
     session: Session,
     item: WorkItem,
     parts: Parts,
     documents: Sequence[Document],
     answers: Sequence[Answer],
     full: Mapping[str, FullOutput],
-) -> dict[str, Interval]:
-    """Mean exit layer, agreement with full depth, cost by part and, of drafts that are verified, the share kept.
+) -> dict[str, Metric]:
+    """Mean exit layer and blocks run, agreement with full depth, cost by part and, of verified drafts, the share kept.
 
     Costs are ideal speed-ups of answers, and bytes of a token as shares of full depth's. Each is a ratio of sums over
     documents.
@@ -147,11 +145,13 @@ def _depth_metrics(
     full_lengths = [output.n_prompt for output in outputs]
     full_costs = answer_costs(checkpoint, session.full_parts(), full_made, full_lengths, first_token)
     seed = seed_for("bootstrap", item.cell.seed)
-    metrics = {
-        "mean_exit_layer": ratio_interval(
-            [sum(generation.exit_layers) for generation in made], [len(g.token_ids) for g in made], seed=seed
-        ),
-        "token_match": ratio_interval(matches, [len(output.token_ids) for output in outputs], seed=seed),
+    tokens = [len(generation.token_ids) for generation in made]
+    depth = {
+        "mean_exit_layer": ratio_interval([sum(generation.exit_layers) for generation in made], tokens, seed=seed),
+        "mean_blocks_run": ratio_interval([sum(generation.blocks_run) for generation in made], tokens, seed=seed),
+    }
+    agreement = {"token_match": ratio_interval(matches, [len(output.token_ids) for output in outputs], seed=seed)}
+    work = {
         "ideal_speedup_bytes": ratio_interval(
             [cost.read_numel for cost in full_costs], [cost.read_numel for cost in costs], seed=seed
         ),
@@ -163,11 +163,11 @@ def _depth_metrics(
     }
     full_tokens = sum(len(output.token_ids) for output in outputs)
     full_bytes = sum(cost.read_numel for cost in full_costs) / full_tokens
-    as_full = [len(generation.token_ids) * full_bytes for generation in made]
+    as_full = [n * full_bytes for n in tokens]
     for part in by_part[0] if by_part else ():
         read = [cost[part].read_numel for cost in by_part]
-        metrics[f"cost_{part}_bytes"] = ratio_interval(read, as_full, seed=seed)
-    metrics["cost_total_bytes"] = ratio_interval([cost.read_numel for cost in costs], as_full, seed=seed)
+        work[f"cost_{part}_bytes"] = ratio_interval(read, as_full, seed=seed)
+    work["cost_total_bytes"] = ratio_interval([cost.read_numel for cost in costs], as_full, seed=seed)
     if parts.kv_policy.verifies:
         n_blocks = session.checkpoint.model.n_blocks
         accepted = [
@@ -175,8 +175,8 @@ def _depth_metrics(
         ]
         drafts = [kept + sum(generation.rejected) for kept, generation in zip(accepted, made, strict=True)]
         if sum(drafts):
-            metrics["acceptance_rate"] = ratio_interval(accepted, drafts, seed=seed)
-    return metrics
+            agreement["acceptance_rate"] = ratio_interval(accepted, drafts, seed=seed)
+    return with_role("depth", depth) | with_role("agreement", agreement) | with_role("cost", work)
 
 
 def _at_full_depth(output: FullOutput, model: Transformer) -> Generation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import duckdb
 
-from exitbench.harness.passes.session import METRIC_VERSION, Progress, Session, write_metrics
+from exitbench.harness.passes.session import Progress, Session, with_role, write_metrics
 from exitbench.harness.seeds import seed_for
 from exitbench.harness.spec import WorkItem
 from exitbench.results.spool import AttemptWriter
@@ -28,11 +28,12 @@ def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
     assert score_sql is not None, "the planner gives every replay that a probe cannot score its scores"
     first_position = 1 if cell.first_token == "gated" else 2
     rule = parts.exit_layer_sql(depth, cell.generation.max_new_tokens, score_sql, first_position)
+    blocks_run = depth if parts.kv_policy.runs_all_blocks or parts.gate.looks_ahead else "e"
     with duckdb.connect() as connection:
         tokens = connection.sql(
             f"""
-            SELECT doc_key, position, {emitted_sql} AS token_id, token_kind, e AS exit_layer, e AS blocks_run,
-                   NULL::INTEGER AS head_rows, NULL::FLOAT AS score,
+            SELECT doc_key, position, {emitted_sql} AS token_id, token_kind, e AS exit_layer,
+                   {blocks_run} AS blocks_run, NULL::INTEGER AS head_rows, NULL::FLOAT AS score,
                    CASE WHEN e = {depth} THEN 'last' ELSE 'threshold' END AS reason, full_token_id
             FROM (SELECT *, {rule} AS e FROM {source})
             ORDER BY doc_key, position
@@ -43,15 +44,17 @@ def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
         connection.register("tokens", tokens)
         per_document = connection.execute(
             """
-            SELECT sum(exit_layer) AS depths, count(*) AS tokens,
+            SELECT sum(exit_layer) AS depths, sum(blocks_run) AS blocks, count(*) AS tokens,
                    sum((token_id = full_token_id)::INT) AS matches
             FROM tokens GROUP BY doc_key ORDER BY doc_key
             """
         ).fetchnumpy()
     seed = seed_for("bootstrap", cell.seed)
-    metrics = {
-        "mean_exit_layer": ratio_interval(per_document["depths"], per_document["tokens"], seed=seed),
-        "token_match": ratio_interval(per_document["matches"], per_document["tokens"], seed=seed),
-    }
-    write_metrics(writer, {name: (METRIC_VERSION, interval) for name, interval in metrics.items()})
+    depths = {"mean_exit_layer": "depths", "mean_blocks_run": "blocks"}
+    if parts.kv_policy.deferred is not None:
+        del depths["mean_blocks_run"]  # later tokens of a real decode run skipped blocks too
+    tokens = per_document["tokens"]
+    metrics = {name: ratio_interval(per_document[column], tokens, seed=seed) for name, column in depths.items()}
+    match = ratio_interval(per_document["matches"], tokens, seed=seed)
+    write_metrics(writer, with_role("depth", metrics) | with_role("agreement", {"token_match": match}))
     on_progress(session.units(item))

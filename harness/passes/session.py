@@ -23,7 +23,7 @@ from exitbench.harness.decode import Generation, Request
 from exitbench.harness.generation_config import not_applied
 from exitbench.harness.lm import Answer, EarlyExitLM
 from exitbench.harness.prompts import Fitting, Prompts
-from exitbench.harness.scoring import metric_table
+from exitbench.harness.scoring import Metric, metric_table
 from exitbench.harness.seeds import seed_for
 from exitbench.harness.spec import DataRequest, WorkerSpec, WorkItem
 from exitbench.harness.tokenizer_files import load_tokenizer
@@ -198,13 +198,18 @@ def write_prompt_counts(session: Session, item: WorkItem, writer: AttemptWriter)
     dropped, truncated = sum(one.dropped for one in found), sum(one.truncated for one in found)
     asked = dropped + sum(len(one.documents) for one in found)
     counts = {"documents_dropped": dropped, "prompts_truncated": truncated}
-    metrics = {name: (METRIC_VERSION, Interval(n, None, None, None, asked)) for name, n in counts.items() if n}
+    metrics = {name: Interval(n, None, None, None, asked) for name, n in counts.items() if n}
     if metrics:
-        write_metrics(writer, metrics)
+        write_metrics(writer, with_role("data", metrics))
 
 
-def write_metrics(writer: AttemptWriter, metrics: Mapping[str, tuple[str, Interval]]) -> None:
-    """Write metric rows: value, interval and how it was found."""
+def with_role(role: str, metrics: Mapping[str, Interval]) -> dict[str, Metric]:
+    """Return metrics made here, by name, which are all about one thing (`results.schema.ROLES`)."""
+    return {name: Metric(METRIC_VERSION, role, interval) for name, interval in metrics.items()}
+
+
+def write_metrics(writer: AttemptWriter, metrics: Mapping[str, Metric]) -> None:
+    """Write metric rows: role, value, interval and how it was found."""
     writer.write("metrics", metric_table(metrics))
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from exitbench.harness import timing
 from exitbench.harness.cost import ideal_speedup
-from exitbench.harness.passes.session import METRIC_VERSION, Progress, Session, answer_costs, write_metrics
+from exitbench.harness.passes.session import Progress, Session, answer_costs, with_role, write_metrics
 from exitbench.harness.seeds import seed_for
 from exitbench.harness.spec import WorkItem
 from exitbench.methods.base import Cost
@@ -49,13 +49,18 @@ def timing_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
         n_tokens = sum(len(generation.token_ids) for generation in generations)
         metrics[f"{prefix}tokens_per_request"] = _plain(n_tokens / len(generations), len(units))
     lengths = [len(request.prompt_ids) for request in requests]
-    full_cost, cost = (
+    full_cost, own_cost = (
         sum(answer_costs(session.checkpoint, who, made, lengths, cell.first_token), Cost())
         for who, made in ((full, measured.full), (parts, measured.method))
     )
-    ideal = ideal_speedup(full_cost, cost)
-    metrics["realised_fraction"] = _plain(metrics["speedup_decode"].value / ideal.by_bytes, len(units))
-    write_metrics(writer, {name: (METRIC_VERSION, interval) for name, interval in metrics.items()})
+    ideal = ideal_speedup(full_cost, own_cost)
+    # Rows of a batch share the weights that are read: there the products count.
+    allowed = ideal.by_bytes if size == 1 else ideal.by_flops
+    metrics["realised_fraction"] = _plain(metrics["speedup_decode"].value / allowed, len(units))
+    metrics["timed_documents"] = _plain(len(documents), len(units))
+    metrics["timed_rounds"] = _plain(len({reading.round for reading in measured.readings}), len(units))
+    cost = {"ideal_speedup_decode": _plain(allowed, len(units))}
+    write_metrics(writer, with_role("speed", metrics) | with_role("cost", cost))
     writer.log_path.write_text(f"stopped reading: {measured.stop_reason}\n", encoding="utf-8")
 
 

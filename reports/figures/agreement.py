@@ -22,7 +22,8 @@ from exitbench.reports.style import SeriesStyle, series_styles
 ORDER = 20
 TITLE = "Agreement with full depth"
 CAPTION = (
-    "Share of tokens equal to full depth's against the mean exit layer. Filled markers are real decodes, compared "
+    "Share of full depth's tokens that the method has at the same position, against the mean exit layer. Filled "
+    "markers are real decodes, compared "
     "position by position with full depth's output, so that one early difference can shift everything after it. "
     "Hollow markers are simulated: an exit rule replayed over a full-depth pass, in which each token is judged alone "
     "and no cache is damaged. A thin line joins the two of a setting: the cost of exiting for real. Bars are 95 % "
@@ -59,9 +60,9 @@ def _panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str)
         draw_intervals(axes, x, intervals, style.colour, along="y")
         joined = by == "method" and is_sweep(rows.rows)
         draw_points(axes, x, y, style, simulated=execution == "simulated", connect=joined)
-    share_of_blocks_axis(axes)
+    share_of_blocks_axis(axes, "mean exit layer")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_ylabel("tokens equal to full depth's")
+    axes.set_ylabel("full depth's tokens that are equal")
 
 
 def _join_what_is_one_setting(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:

@@ -13,10 +13,10 @@ from exitbench.reports.style import MUTED, SeriesStyle, series_styles
 ORDER = 22
 TITLE = "Between random exits and the oracle"
 CAPTION = (
-    "Left: tokens equal to full depth's, position by position, of each setting; the grey line leads from random exits "
+    "Left: full depth's tokens that each setting has at the same position; the grey line leads from random exits "
     "(bar) at the same mean depth to the oracle (triangle), which knows full depth's token and exits at the first "
     "block that agrees. Right: the share of that way that the gate makes up, where it is at least 5 points long: 0 is "
-    "as good as drawing exits at random, below 0 worse. Random exits were run at a few mean depths (blocks executed) "
+    "as good as drawing exits at random, below 0 worse. Random exits were run at a few mean exit layers "
     "and are interpolated between them, and to full depth; a dotted line marks settings shallower than the smallest, "
     "which are compared with that one, deeper as it is. The oracle is at its own depth, not the setting's: blocks "
     "beyond it would not change its answer. Bars are 95 % intervals over documents, with random and oracle taken as "
@@ -28,7 +28,7 @@ EMPTY = (
 )
 
 _MEASURES = (
-    Measure("tokens equal to full depth's", "token_match", "match_low", "match_high"),
+    Measure("full depth's tokens that are equal", "token_match", "match_low", "match_high"),
     Measure("way from random to oracle", "share", "share_low", "share_high"),
 )
 _FARTHEST = 1.5  # shares beyond are drawn at the edge

@@ -43,7 +43,7 @@ def plot(frame: Frame) -> Figure:
             if blocks * len(tasks) <= _NUMBERS_ACROSS:
                 _write_numbers(axes, shares)
     for axes in models[-1].panels:
-        axes.set_xlabel("exit layer (blocks executed)")
+        axes.set_xlabel("exit layer")
     bar = figure.colorbar(
         image, ax=[axes for model in models for axes in model.panels], location="bottom", shrink=0.4, pad=0.01
     )

@@ -7,18 +7,23 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.figures.frontier_parts import KEPT, envelope, fastest_within, series_of
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import Setting, count, labels, setting, shorten
+from exitbench.reports.labels import OTHER_LENGTH, Setting, count, labels, setting, shorten
 from exitbench.reports.panels import (
+    FLOOR_NOTE,
+    LENGTH_NOTE,
+    draw_floors,
     draw_intervals,
+    draw_lengths,
     draw_points,
     draw_published,
+    floor_entry,
     legend_height,
     legend_of_series,
+    length_entry,
     published_entry,
     share_of_blocks_axis,
     simulated_entry,
@@ -29,14 +34,18 @@ from exitbench.terminal import told_apart
 ORDER = 10
 TITLE = "Quality against depth and measured speed-up"
 CAPTION = (
-    "The task's metric as a share of full depth's of the same checkpoint. Left: against the mean exit layer, as a "
-    "share of all blocks. Right: the settings that were timed, against the measured speed-up, a ratio of wall times "
-    "to full depth in the same run. Bars are 95 % intervals over documents (of the metric, with full depth's taken as "
+    "The task's metric as a share of full depth's of the same checkpoint. Left: against the blocks run for a token, "
+    "as a "
+    "share of all blocks; oracles and policies that run skipped blocks after all run more than the exit layer says. "
+    "Right: the settings that were timed, against the measured speed-up of whole requests, a ratio of wall times to "
+    f"full depth in the same run. {LENGTH_NOTE} Bars are 95 % intervals over documents (of the metric, with full "
+    "depth's taken as "
     "it is); lines join the settings of which no other is both better and shallower, or both better and faster. A "
     "ring marks the fastest setting with at least 99 % of full depth's quality, by the points alone (the best of many "
     "that differ by chance too; ≈: inside the noise floor). No line goes through oracles, which know full depth's "
-    "answer. The grey band is full depth timed against itself (the A/A noise floor); settings whose interval touches "
-    "it are grey: no speed-up was shown. Crosses are published values (MEE's log and PRUNE's figures 6, 7, 10 and 11; "
+    "answer. "
+    f"{FLOOR_NOTE}; points whose interval touches theirs are grey: no speed-up was shown. "
+    "Crosses are published mean exit layers (MEE's log and PRUNE's figures 6, 7, 10 and 11; "
     "T5-large, other data and machines), each relative to full depth there; they have no time that compares. Left "
     "out: two of them whose depths seem misprinted (figure 11a, fixed pruning from blocks 6 and 3 on), tasks where "
     "full depth scores 0, and random weights."
@@ -78,18 +87,19 @@ def plot(frame: Frame) -> Figure:
 def _depth_panel(axes: Axes, frame: Frame, published: Frame | None, styles: Mapping[str, SeriesStyle], by: str) -> None:
     if published is not None:
         draw_published(axes, published.values("depth"), published.values("quality"))
-    for (series, execution), rows in frame.groups(by, "execution"):
+    known = Frame(frame.columns, tuple(row for row in frame.rows if row["depth"] is not None))
+    for (series, execution), rows in known.groups(by, "execution"):
         style = styles[series]
         x, y = rows.values("depth"), rows.values("quality")
         intervals = list(zip(rows.values("quality_low"), rows.values("quality_high"), strict=True))
         draw_intervals(axes, x, intervals, style.colour, along="y")
         draw_points(axes, x, y, style, simulated=execution == "simulated", connect=False)
-        known = [row for row in rows.rows if execution == "real" and row["attainable"]]
-        front = envelope([(-row["depth"], row["quality"]) for row in known])
+        reached = [row for row in rows.rows if execution == "real" and row["attainable"]]
+        front = envelope([(-row["depth"], row["quality"]) for row in reached])
         axes.plot([-x for x, _ in front], [y for _, y in front], color=style.colour, linewidth=0.9)
     axes.axhline(1, color=MUTED, linestyle=":", linewidth=1)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    share_of_blocks_axis(axes)
+    share_of_blocks_axis(axes, "mean blocks run")
 
 
 def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:
@@ -99,7 +109,9 @@ def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by
         text = "not timed yet: run a suite with `timing` cells\n(nox -s bench)"
         axes.text(0.5, 0.5, text, ha="center", va="center", color=quiet(), transform=axes.transAxes)
         return
-    _noise_floor(axes, timed)
+    draw_floors(axes, timed.values("quality"), timed.rows, along="x")
+    draw_lengths(axes, timed.values("quality"), timed.rows, along="x")
+    axes.set_title(count(timed.values("timed_documents"), "timed"), loc="right", fontweight="normal")
     for (series, inside), rows in timed.groups(by, "inside_noise_floor"):
         style = SeriesStyle(MUTED, styles[series].marker) if inside else styles[series]
         x, y = rows.values("speedup"), rows.values("quality")
@@ -145,24 +157,19 @@ def _speed(row: Row) -> str:
     if row["is_full_depth"]:
         return "nothing faster"
     interval = "" if row["speedup_low"] is None else f" [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
-    return f"{'≈ ' * row['inside_noise_floor']}{row['speedup']:.2f}×{interval}"
+    per_token = f" {OTHER_LENGTH} {row['speedup_per_token']:.2f}× a token" if row["is_other_length"] else ""
+    return f"{'≈ ' * row['inside_noise_floor']}{row['speedup']:.2f}×{interval}{per_token}"
 
 
-def _noise_floor(axes: Axes, frame: Frame) -> None:
-    lows = [low for low in frame.values("aa_low") if low is not None]
-    highs = [high for high in frame.values("aa_high") if high is not None]
-    if lows and highs:
-        axes.axvspan(min(lows), max(highs), color=MUTED, alpha=0.25, linewidth=0)
-    axes.axvline(1, color=MUTED, linewidth=0.8)
-
-
-def _entries(frame: Frame) -> list[Line2D | Patch]:
+def _entries(frame: Frame) -> list[Line2D]:
     ring: dict[str, Any] = {"marker": "o", "markersize": 10, "markerfacecolor": "none", "color": MUTED}
-    entries: list[Line2D | Patch] = [
+    entries = [
         Line2D([], [], color=MUTED, linestyle=":", label="quality of full depth"),
-        Patch(facecolor=MUTED, alpha=0.25, label="A/A noise floor"),
+        floor_entry(),
         Line2D([], [], linestyle="none", label="fastest at 99 % quality", **ring),
     ]
+    if any(frame.values("is_other_length")):
+        entries.append(length_entry())
     if "simulated" in frame.values("execution"):
         entries.append(simulated_entry())
     return [*entries, published_entry()] if "published" in frame.values("origin") else entries

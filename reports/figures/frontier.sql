@@ -1,4 +1,4 @@
--- Quality, as a share of full depth's, against depth and measured speed-up: one row a setting of a method, and one a
+-- Quality, as a share of full depth's, against blocks run (depth) and measured speed-up: one row a setting of a method, and one a
 -- published value that has both. A speed-up is inside the noise floor when its interval overlaps that of full depth
 -- timed against itself (A/A). Shares of nothing are left out: where full depth scores 0.
 WITH ours AS (
@@ -29,13 +29,15 @@ theirs AS (
 SELECT 'ours' AS origin, name AS task, model, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting,
        method, params, kv_policy, execution, metric,
        value / full_value AS quality, ci_low / full_value AS quality_low, ci_high / full_value AS quality_high,
-       mean_exit_layer / blocks AS depth, speedup, speedup_low, speedup_high, aa_low, aa_high,
+       mean_blocks_run / blocks AS depth, speedup, speedup_low, speedup_high, aa_low, aa_high,
        coalesce(NOT is_full_depth AND speedup_low <= aa_high AND speedup_high >= aa_low, false) AS inside_noise_floor,
-       is_full_depth, method <> 'oracle' AS attainable, n, cell_id
+       is_full_depth, method <> 'oracle' AS attainable, n, speedup_per_token, tokens_per_request, full_tokens_per_request,
+       is_other_length, timed_documents, timed_rounds, cell_id
 FROM ours
 UNION ALL
 SELECT 'published', o.name, t.model, o.setting, t.method, json_object('setting', t.setting), NULL, 'published', t.metric,
-       t.quality, NULL, NULL, t.depth, NULL, NULL, NULL, NULL, NULL, false, false, true, NULL, NULL
+       t.quality, NULL, NULL, t.depth, NULL, NULL, NULL, NULL, NULL, false, false, true, NULL, NULL,
+       NULL, NULL, NULL, NULL, NULL, NULL
 FROM theirs AS t
 JOIN (
     SELECT DISTINCT task, name, metric, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting FROM ours

@@ -4,7 +4,8 @@ WITH heads AS (
     SELECT task_label AS task, model, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting,
            params ->> 'confidence' AS confidence, kv_policy, 'heads ' || (params ->> 'exit_blocks') AS asked,
            CAST(params ->> 'epsilon' AS DOUBLE) AS epsilon, speedup, speedup_low, speedup_high, aa_low, aa_high,
-           timing_attempt_id, cell_id
+           speedup_per_token, tokens_per_request, full_tokens_per_request, is_other_length, timed_documents AS n, timed_rounds,
+           cell_id
     FROM frontier
     WHERE NOT random_weights AND execution = 'real' AND method = 'heads' AND params ->> 'rule' = 'epsilon'
         AND coalesce(CAST(params ->> 'temperature' AS DOUBLE), 0) = 0 AND speedup IS NOT NULL
@@ -22,8 +23,7 @@ SELECT task, setting,
            ),
            model
        ) AS series,
-       epsilon, speedup AS value, speedup_low AS ci_low, speedup_high AS ci_high, aa_low, aa_high, n
+       epsilon, speedup AS value, speedup_low AS ci_low, speedup_high AS ci_high, aa_low, aa_high,
+       speedup_per_token, tokens_per_request, full_tokens_per_request, is_other_length, n, timed_rounds
 FROM heads
-JOIN (SELECT attempt_id AS timing_attempt_id, n FROM metric_values WHERE metric = 'speedup' AND is_current)
-    USING (timing_attempt_id)
 ORDER BY task, setting, series, epsilon, cell_id;

@@ -53,7 +53,7 @@ def _panel(axes: Axes, frame: Frame, styles: dict[str, SeriesStyle]) -> None:
     epsilon_axis(axes)
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_ylabel("tokens by exit layer\n(blocks executed)")
+    axes.set_ylabel("tokens by exit layer")
 
 
 def _name(layer: int, blocks: int) -> str:

@@ -36,12 +36,15 @@ def titles(frame: Frame, *names: str) -> dict[Group, str]:
     }
 
 
-def by_epsilon(frame: Frame, extra: Sequence[Line2D | Patch]) -> tuple[Figure, list[tuple[Axes, Frame]]]:
+def by_epsilon(
+    frame: Frame, extra: Sequence[Line2D | Patch], *, unit: str = "documents"
+) -> tuple[Figure, list[tuple[Axes, Frame]]]:
     """Draw one panel a task and one line a series.
 
     Args:
         frame: value, ci_low, ci_high and n by task, setting, series and epsilon.
         extra: Entries of the legend beside the series.
+        unit: What n counts.
 
     Returns:
         The figure, and each panel with its rows.
@@ -58,6 +61,6 @@ def by_epsilon(frame: Frame, extra: Sequence[Line2D | Patch]) -> tuple[Figure, l
             axes.plot(x, y, color=styles[series].colour, marker=styles[series].marker, linewidth=0.9, zorder=3)
         epsilon_axis(axes)
         axes.set_title(named[key])
-        axes.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal")
+        axes.set_title(count(rows.values("n"), unit), loc="right", fontweight="normal")
     legend_of_series(figure, styles, extra)
     return figure, list(zip(panels, (rows for _, rows in groups), strict=True))

@@ -5,19 +5,23 @@ from math import floor
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
 from exitbench.reports.figures.mee_parts import of_origin
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count, is_sweep
 from exitbench.reports.panels import (
+    FLOOR_NOTE,
+    LENGTH_NOTE,
+    draw_floors,
     draw_intervals,
+    draw_lengths,
     draw_points,
     draw_published,
+    floor_entry,
     grid_of_panels,
     legend_of_series,
+    length_entry,
     panel_titles,
     published_entry,
 )
@@ -27,8 +31,9 @@ TITLE = "Six confidence measures: quality against measured speed"
 CAPTION = (
     "Quality and speed as shares of full depth's, whose own are written into each panel; right is faster, above is "
     "better. Lines join thresholds of a measure; bars are 95 % intervals over documents, of quality those of the score "
-    "divided by full depth's, cut at the panel's edge. The grey band is full depth timed against itself (the A/A noise "
-    "floor). After the scatters of the Monotonic Early Exiting blog. Grey outlines with a cross are its runs (T5-large "
+    "divided by full depth's, cut at the panel's edge. "
+    f"{FLOOR_NOTE}. {LENGTH_NOTE} After the scatters of the Monotonic Early Exiting blog. Grey outlines with a "
+    "cross are its runs (T5-large "
     "trained on every block, on SQuAD and, shown with our dialogues, CNN/DM), relative to its own run without early "
     "exit: its three measures, mee-mlp3, mee-lstm and mee-top3, were slower than no early exit in five of six runs. "
     "They differ from ours in models and data, ran in batches of 32, on SQuAD mee-mlp3 and mee-lstm of 16, and on a "
@@ -50,12 +55,13 @@ def plot(frame: Frame) -> Figure:
     styles = series_styles([*ours.values("method"), *published.values("method")])
     named = Frame(ours.columns, tuple({**row, "task": row["task_label"], "kind": row["task"]} for row in ours.rows))
     titles = panel_titles(named)
-    entries: list[Line2D | Patch] = [Patch(facecolor=MUTED, alpha=0.25, label="A/A noise floor"), published_entry()]
+    entries = [floor_entry(), length_entry(), published_entry()]
     groups = list(named.groups("task", "model", "setting"))
     figure, panels = grid_of_panels(len(groups), columns=2, legend_entries=len(styles) + len(entries))
     for axes, (key, rows) in zip(panels, groups, strict=True):
         printed = [row for row in published.rows if row["task"] == rows.rows[0]["kind"]]
-        _noise_floor(axes, rows)
+        draw_floors(axes, rows.values("quality"), rows.rows, along="x")
+        draw_lengths(axes, rows.values("quality"), rows.rows, along="x")
         _published(axes, printed, styles)
         for (method,), points in rows.groups("method"):
             style = styles[method]
@@ -66,7 +72,8 @@ def plot(frame: Frame) -> Figure:
         _speed_axis(axes, [row["speedup"] for row in (*rows.rows, *printed)])
         _share_axis(axes, [row["quality"] for row in (*rows.rows, *printed)])
         axes.set_title(titles[key])
-        axes.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal")
+        shown = [count(rows.values("n"), "documents"), count(rows.values("timed_documents"), "timed")]
+        axes.set_title("\n".join(filter(None, shown)), loc="right", fontweight="normal", fontsize=7)
         axes.text(0.02, 0.03, _full_depth(rows), transform=axes.transAxes, fontsize=7.5)
     legend_of_series(figure, styles, entries)
     return figure
@@ -113,14 +120,6 @@ def _share_axis(axes: Axes, shares: Sequence[float]) -> None:
     axes.set_ylim(max(0.0, floor((min(shares) - 0.1) * 5) / 5), 1.06 * max(1.0, *shares))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_ylabel("quality, of full depth's")
-
-
-def _noise_floor(axes: Axes, frame: Frame) -> None:
-    lows = [low for low in frame.values("aa_low") if low is not None]
-    highs = [high for high in frame.values("aa_high") if high is not None]
-    if lows and highs:
-        axes.axvspan(min(lows), max(highs), color=MUTED, alpha=0.25, linewidth=0)
-    axes.axvline(1, color=MUTED, linewidth=0.8)
 
 
 def _pairs(frame: Frame, name: str) -> list[tuple[float | None, float | None]]:

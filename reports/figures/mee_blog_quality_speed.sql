@@ -6,7 +6,8 @@ WITH timed AS (
            f.method, f.params, f.kv_policy, v.metric, v.value / nullif(w.value, 0) AS quality,
            v.ci_low / nullif(w.value, 0) AS quality_low, v.ci_high / nullif(w.value, 0) AS quality_high,
            w.value AS full_value, f.speedup, f.speedup_low, f.speedup_high, f.aa_low, f.aa_high, v.n, f.blocks,
-           f.mean_exit_layer, f.is_full_depth, f.timing_attempt_id, f.cell_id
+           f.mean_exit_layer, f.is_full_depth, f.speedup_per_token, f.tokens_per_request, f.full_tokens_per_request,
+           f.is_other_length, f.timed_documents, f.timed_rounds, f.timing_attempt_id, f.cell_id
     FROM frontier AS f
     JOIN runs AS r USING (attempt_id)
     JOIN metric_values AS v
@@ -51,7 +52,8 @@ relative AS (
 )
 SELECT 'ours' AS origin, task, task_label, model, setting, method, params, kv_policy, metric, quality, quality_low,
        quality_high, full_value, speedup, speedup_low, speedup_high, aa_low, aa_high, ms_per_request, tokens_per_second,
-       mean_exit_layer, blocks, n, is_full_depth, cell_id
+       mean_exit_layer, blocks, n, is_full_depth, speedup_per_token, tokens_per_request, full_tokens_per_request,
+       is_other_length, timed_documents, timed_rounds, cell_id
 FROM ours
 UNION ALL BY NAME
 SELECT 'published' AS origin, task, method, quality, speedup FROM relative

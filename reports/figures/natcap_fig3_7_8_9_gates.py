@@ -4,13 +4,22 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from exitbench.reports.figures.natcap_parts import EMPTY, intervals_around
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count, shorten
-from exitbench.reports.panels import draw_intervals, draw_points, legend_of_series, simulated_entry
+from exitbench.reports.panels import (
+    FLOOR_NOTE,
+    LENGTH_NOTE,
+    draw_floors,
+    draw_intervals,
+    draw_lengths,
+    draw_points,
+    floor_entry,
+    legend_of_series,
+    length_entry,
+    simulated_entry,
+)
 from exitbench.reports.style import MUTED, WIDTH_INCHES, SeriesStyle, quiet, series_styles
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
@@ -21,8 +30,9 @@ CAPTION = (
     "decode; a gate is left out where none does. Above: how many blocks its exit is from the ideal one (the first "
     "block whose most likely token is the last block's), mean over tokens of a replay over full depth's own output, "
     "with the threshold. Below: speed-up; filled points are wall time of real decodes against full depth in the same "
-    "run, grey where the interval touches the noise floor (the band: full depth against itself); hollow ones are all "
-    "blocks over blocks run in the replay, which knows no cost but blocks. Oracle is the ideal exit itself, timed as "
+    "run, grey where the interval touches the noise floor; hollow ones are all blocks over the mean exit layer of the "
+    f"replay, which knows no cost but blocks. {FLOOR_NOTE}. {LENGTH_NOTE} "
+    " Oracle is the ideal exit itself, timed as "
     "if it were known, whatever score it keeps. Bars are 95 % intervals over documents. Columns: models trained on "
     "their last block alone (without joint optimisation), on every block (with it), or otherwise. After Figures 3, 7, "
     "8 and 9 of Early Exit Is a Natural Capability, which pick thresholds by a finer grid, on encoders and Llama-2."
@@ -61,8 +71,7 @@ def plot(frame: Frame) -> Figure:
     counts = [n for n in frame.values("n") if n is not None]
     if counts:
         grid[0][-1].set_title(count(counts, "tokens"), loc="right", fontweight="normal")
-    entries: list[Line2D | Patch] = [simulated_entry(), Patch(color=MUTED, alpha=0.25, label="A/A noise floor")]
-    legend_of_series(figure, styles, entries)
+    legend_of_series(figure, styles, [simulated_entry(), floor_entry(), length_entry()])
     return figure
 
 
@@ -81,18 +90,15 @@ def _distances(axes: Axes, rows: Sequence[tuple[Row, float]], styles: Mapping[st
             continue
         draw_intervals(axes, [x], intervals_around([y], [half]), style.colour, along="y")
         draw_points(axes, [x], [y], style, simulated=True, connect=False)
-        axes.annotate(
-            f"{float(row['threshold']):g}", (x, y), (6, 0), textcoords="offset points", va="center", fontsize=6.5
-        )
+        if row["threshold"] is not None:
+            axes.annotate(
+                f"{float(row['threshold']):g}", (x, y), (6, 0), textcoords="offset points", va="center", fontsize=6.5
+            )
 
 
 def _speedups(axes: Axes, rows: Sequence[tuple[Row, float]], styles: Mapping[str, SeriesStyle]) -> None:
-    floors = [(row["aa_low"], row["aa_high"]) for row, _ in rows if row["aa_low"] is not None]
-    if floors:
-        axes.axhspan(
-            min(low for low, _ in floors), max(high for _, high in floors), color=MUTED, alpha=0.25, linewidth=0
-        )
-    axes.axhline(1, color=MUTED, linewidth=0.8)
+    draw_floors(axes, [x for _, x in rows], [row for row, _ in rows], along="y")
+    draw_lengths(axes, [x for _, x in rows], [row for row, _ in rows], along="y")
     for row, x in rows:
         style = styles[row["method"]]
         if row["simulated_speedup"] is not None:

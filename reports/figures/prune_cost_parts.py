@@ -15,7 +15,7 @@ from exitbench.reports.figures.explain_parts import FULL_DEPTH
 from exitbench.reports.figures.prune_parts import Series, trained_as
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count, shorten
-from exitbench.reports.panels import draw_intervals, draw_published, grid_of_panels, published_entry
+from exitbench.reports.panels import draw_intervals, draw_lengths, draw_published, grid_of_panels, published_entry
 from exitbench.reports.style import MUTED, SeriesStyle, quiet, series_styles
 
 FLOPS = {
@@ -44,7 +44,7 @@ def costs(frame: Frame, names: Series, *, timed: bool) -> Figure:
     Args:
         frame: One row a model, task, read-out and quantity (score; speedup; model, head, rule: FLOPs in multiples of
             full depth's): origin (ours, or the edition published), method, head, min_exit, blocks, value, ci_low,
-            ci_high, full_value, aa_low, aa_high, n.
+            ci_high, full_value, aa_low, aa_high, n, and of a speed-up speedup_per_token and is_other_length.
         names: The read-outs.
         timed: Whether the speed-up has a panel.
     """
@@ -77,7 +77,7 @@ def _places(frame: Frame, names: Series) -> Iterator[_Place]:
         first = rows.rows[0]
         title = (
             f"{shorten(first['model'], 24)}, {trained_as(first)}; asked from block {first['min_exit']} of "
-            f"{first['blocks']} (blocks executed)"
+            f"{first['blocks']}"
         )
         present = [key for key in names if any((row["method"], row["head"]) == key for row in rows.rows)]
         at = {
@@ -162,7 +162,8 @@ def _speed(axes: Axes, places: Sequence[_Place]) -> None:
                     axes.barh(y, row["aa_high"] - row["aa_low"], 0.62, left=row["aa_low"], color=MUTED, alpha=0.25)
                 draw_intervals(axes, [y], [(row["ci_low"], row["ci_high"])], colour, along="x")
                 axes.plot(row["value"], y, color=colour, marker="o", markersize=4.5, zorder=3)
-    axes.set_title(count([row["n"] for row in times], "documents"), loc="right", fontweight="normal")
+                draw_lengths(axes, [y], [{**row, "speedup": row["value"]}], along="x")
+    axes.set_title(count([row["n"] for row in times], "timed"), loc="right", fontweight="normal")
     axes.set_xlabel("measured speed-up")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}×"))
 

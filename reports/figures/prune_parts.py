@@ -77,7 +77,7 @@ def sweep(frame: Frame, names: Series) -> Figure:
         if columns > _COLUMNS:
             for axes in (depth, score):
                 axes.set_xlabel(FIRST_ASKED.replace(", ", ",\n").replace(" (", "\n("))
-        depth.set_ylabel("mean exit layer (blocks executed)")
+        depth.set_ylabel("mean exit layer")
         depth.axhline(first["blocks"], color=MUTED, linestyle=":", linewidth=1)
         depth.plot([1, first["blocks"]], [1, first["blocks"]], color=MUTED, linewidth=0.6, zorder=1)
         if first["full_value"] is not None:

@@ -10,9 +10,11 @@
   const [across, up] = [chart.querySelector("[data-x]"), chart.querySelector("[data-y]")];
 
   const X = {
-    speedup: { title: "measured speed-up over full depth", at: (p) => p.speedup, low: (p) => p.speedup_low, high: (p) => p.speedup_high },
+    speedup: { title: "measured speed-up over full depth, of whole requests", at: (p) => p.speedup, low: (p) => p.speedup_low, high: (p) => p.speedup_high },
+    token: { title: "measured speed-up over full depth, of decoding a token", at: (p) => p.speedup_per_token },
+    blocks: { title: "mean blocks run, share of all blocks", at: (p) => p.mean_blocks_run / p.blocks },
     depth: { title: "mean exit layer, share of all blocks", at: (p) => p.mean_exit_layer / p.blocks },
-    ideal: { title: "ideal speed-up (bytes read)", at: (p) => p.ideal_speedup_bytes },
+    ideal: { title: "work saved: full depth's bytes read over the method's, of decoding", at: (p) => p.ideal_speedup_bytes },
   };
   const share = (p, value) => (value === undefined || !p.full_value ? undefined : (100 * value) / p.full_value);
   const Y = {
@@ -61,9 +63,14 @@
       `${p.metric} ${p.value === undefined ? "not measured" : number(p.value)}` + (p.ci_low === undefined ? "" : ` [${number(p.ci_low)}, ${number(p.ci_high)}]`) +
         (p.full_value === undefined ? "" : `, full depth ${number(p.full_value)}`),
       p.mean_exit_layer === undefined ? "" : `exit layer ${number(p.mean_exit_layer)} of ${p.blocks}`,
+      p.mean_blocks_run === undefined ? "" : `blocks run ${number(p.mean_blocks_run)}`,
       p.speedup === undefined || p.full ? "" : `speed-up ${number(p.speedup)}` + (p.speedup_low === undefined ? "" : ` [${number(p.speedup_low)}, ${number(p.speedup_high)}]`),
-      p.ideal_speedup_bytes === undefined ? "" : `ideal ${number(p.ideal_speedup_bytes)}`,
-      `n = ${p.n}`,
+      p.aa_low === undefined ? "" : `full depth against itself [${number(p.aa_low)}, ${number(p.aa_high)}]`,
+      p.is_other_length === undefined ? "" : `${p.is_other_length ? "† " : ""}${number(p.tokens_per_request, 1)} tokens, full depth ${number(p.full_tokens_per_request, 1)}`,
+      p.speedup_per_token === undefined || p.full ? "" : `per token ${number(p.speedup_per_token)}`,
+      p.speedup_decode === undefined || p.full ? "" : `decoding ${number(p.speedup_decode)}` + (p.ideal_speedup_decode === undefined ? "" : ` of ideal ${number(p.ideal_speedup_decode)}`),
+      p.ideal_speedup_bytes === undefined ? "" : `work saved ${number(p.ideal_speedup_bytes)}×`,
+      `n = ${p.n}` + (p.timed_documents === undefined ? "" : `, timed ${p.timed_documents}` + (p.timed_rounds === undefined ? "" : ` × ${p.timed_rounds}`)),
     ].filter(Boolean).join(" · ");
 
   const draw = () => {
@@ -82,12 +89,11 @@
     const [left, right, top, bottom] = [52, width - 14, 10, height - 42];
     const svg = make(canvas, "svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": `${Y[up.value].title} against ${x.title}` });
     const edges = (axis) => shown.flatMap((p) => [axis.at(p), axis.low?.(p), axis.high?.(p)]).filter(Number.isFinite);
+    const floors = across.value === "speedup" ? shown.filter((p) => p.aa_low !== undefined) : [];
     const [sx, sy] = [scale(edges(x), left, right), scale(edges(y), bottom, top)];
-    const floors = shown.filter((p) => across.value === "speedup" && p.aa_low !== undefined);
-    if (floors.length) {
-      const [low, high] = [Math.min(...floors.map((p) => p.aa_low)), Math.max(...floors.map((p) => p.aa_high))];
-      const clipped = [Math.max(sx.low, low), Math.min(sx.high, high)].map(sx);
-      if (clipped[1] > clipped[0]) make(svg, "rect", { class: "floor", x: clipped[0], y: top, width: clipped[1] - clipped[0], height: bottom - top });
+    for (const p of floors) {
+      const [from, to] = [Math.max(sx.low, p.aa_low), Math.min(sx.high, p.aa_high)].map(sx);
+      if (to > from) make(svg, "rect", { class: "floor", x: from, y: sy(y.at(p)) - 3, width: to - from, height: 6 });
     }
     for (const tick of ticks(sx.low, sx.high, width / 90)) {
       make(svg, "line", { class: "grid", x1: sx(tick), x2: sx(tick), y1: top, y2: bottom });
@@ -113,6 +119,9 @@
       const place = `translate(${sx(x.at(p)).toFixed(2)} ${sy(y.at(p)).toFixed(2)})`;
       return make(svg, "path", { class: p.simulated ? "point simulated" : "point", d: MARKS[marker], transform: place, stroke: colour, fill: p.simulated ? "none" : colour, tabindex: -1, role: "img", "aria-label": words(p) });
     });
+    for (const p of across.value === "speedup" ? order.filter((p) => p.is_other_length) : []) {
+      make(svg, "text", { class: "other-length", x: sx(x.at(p)) + 5, y: sy(y.at(p)) - 3 }, "†");
+    }
     marks[0].setAttribute("tabindex", 0);
     const show = (i) => {
       marks.forEach((mark, j) => mark.classList.toggle("chosen", i === j));

@@ -7,9 +7,11 @@ ORDER = 20
 TITLE = "Depth by kind of token"
 CAPTION = (
     "On the built-in data, whose words carry their kind. Probes: first match is the first block whose most likely "
-    "token is the final one, stable from is the first after which it stays so. Real decodes: the mean exit layer. All "
-    "count blocks executed. The last column compares with full depth at the same position. ± is half a 95 % interval, "
-    "clustered by document."
+    "token is the final one, stable from is the first after which it stays so. Real decodes: the block after which "
+    "tokens "
+    "leave, and the share of the run's own tokens that are full depth's at the same position (in the results it is "
+    "of full "
+    "depth's tokens). ± is half a 95 % interval, clustered by document."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `probe` cells on the built-in data."
 
@@ -38,5 +40,5 @@ COLUMNS = (
     _mean("First match", "mean_first_match", "first_match_half"),
     _mean("Stable from", "mean_stable_from", "stable_from_half"),
     _mean("Exit layer", "mean_exit_layer", "exit_layer_half"),
-    _mean("Tokens = full", "share_equal_full", "equal_full_half", "{:.1%}"),
+    _mean("Of own tokens = full", "share_equal_full", "equal_full_half", "{:.1%}"),
 )

@@ -1,15 +1,16 @@
 """The README's table: every timed setting on one model and task, the fastest first."""
 
-from exitbench.reports.tables.columns import Column, method, number, settings, text
-from exitbench.reports.tables.summary import delta, exit_layer, quality, speedup
+from exitbench.reports.tables.columns import DECODING_NOTE, LENGTH_NOTE, Column, method, number, settings, text
+from exitbench.reports.tables.summary import blocks_run, delta, exit_layer, length, quality, speedup, timed
 
 SECTION = "results"
 ORDER = 5
 TITLE = "At a glance"
 CAPTION = (
     "Every timed setting on the model and task where most methods were timed, and of those where their quality differs "
-    "most. Brackets are 95 % intervals; ≈ means that full depth timed against itself differs as much. The ideal "
-    "speed-up counts the bytes read."
+    "most. Brackets are 95 % intervals; ≈ means that full depth timed against itself differs as much. The speed-up is "
+    f"of whole requests. {LENGTH_NOTE} {DECODING_NOTE} Exit layer: where tokens leave; blocks run: executed for them. "
+    "Tokens = full counts full depth's tokens that the method has at the same position."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells."
 
@@ -24,8 +25,13 @@ COLUMNS = (
     Column("Quality", quality, numeric=True),
     Column("Δ", delta, numeric=True),
     Column("Exit layer", exit_layer, numeric=True),
+    Column("Blocks run", blocks_run, numeric=True),
     Column("Speed-up", speedup, numeric=True),
-    number("Ideal", "ideal_speedup_bytes", "{:.2f}"),
+    Column("Tokens", length, numeric=True),
+    number("Per token", "speedup_per_token", "{:.2f}"),
+    number("Decoding", "speedup_decode", "{:.2f}"),
+    number("Ideal", "ideal_speedup_decode", "{:.2f}"),
     number("Tokens = full", "token_match", "{:.1%}"),
     text("Documents", "n", collapses=True),
+    Column("Timed documents × rounds", timed, collapses=True),
 )

@@ -12,9 +12,10 @@ chosen AS (
     LIMIT 1
 )
 SELECT model, task_label AS task, setting, coalesce(timing_gpu, timing_cpu) AS machine, blocks, method, params, kv_policy,
-       execution, metric, value, ci_low, ci_high, full_value, delta, token_match, mean_exit_layer, is_full_depth, speedup,
+       execution, metric, value, ci_low, ci_high, full_value, delta, token_match, mean_exit_layer, mean_blocks_run, is_full_depth, speedup,
        speedup_low, speedup_high,
        coalesce(NOT is_full_depth AND speedup_low <= aa_high AND speedup_high >= aa_low, false) AS inside_noise_floor,
-       ideal_speedup_bytes, n, conforms, cell_id
+       speedup_per_token, tokens_per_request, full_tokens_per_request, is_other_length, speedup_decode, ideal_speedup_decode, n,
+       timed_documents, timed_rounds, conforms, cell_id
 FROM timed SEMI JOIN chosen USING (model, task_label, setting)
 ORDER BY is_full_depth DESC, speedup DESC, method, params, cell_id;

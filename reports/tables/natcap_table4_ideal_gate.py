@@ -2,7 +2,18 @@
 
 from exitbench.reports.figures.natcap_parts import EMPTY
 from exitbench.reports.frame import Row
-from exitbench.reports.tables.columns import Cell, Column, metric_digits, number, text, with_interval, written
+from exitbench.reports.tables.columns import (
+    DECODING_NOTE,
+    LENGTH_NOTE,
+    Cell,
+    Column,
+    metric_digits,
+    number,
+    text,
+    with_interval,
+    written,
+)
+from exitbench.reports.tables.summary import length, timed
 
 __all__ = ["CAPTION", "COLUMNS", "EMPTY", "TITLE"]
 
@@ -10,8 +21,8 @@ TITLE = "What the ideal exit would save"
 CAPTION = (
     "Every token leaves at the first block whose most likely token is the last block's. Speed-up: measured wall time "
     "against full depth in the same run, with exit layers that an untimed decode has found, so that finding them costs "
-    "nothing and skipped blocks are really skipped; ≈ and grey: inside the noise floor. Ideal: the cost model's, in "
-    "bytes read. Exit layer: mean, with a decoder's first token from reading the prompt (all blocks) where it has no "
+    f"nothing and skipped blocks are really skipped; ≈ and grey: inside the noise floor. {LENGTH_NOTE} {DECODING_NOTE} "
+    "Exit layer: mean, with a decoder's first token from reading the prompt (all blocks) where it has no "
     "encoder. Score: of that decode, whose skipped blocks get keys and values by the KV policy; Δ: to full depth. "
     "Brackets are 95 % intervals over documents. Trained on: the last block alone, or every block (joint "
     "optimisation). Rows of Table 4 of Early Exit Is a Natural Capability are of encoders on GLUE, which are not "
@@ -47,8 +58,12 @@ COLUMNS = (
     text("KV policy", "kv_policy"),
     number("Exit layer", "mean_exit_layer", "{:.2f}"),
     Column("Speed-up", _speedup, numeric=True),
-    number("Ideal", "ideal_speedup_bytes", "{:.2f}"),
+    Column("Tokens", length, numeric=True),
+    number("Per token", "speedup_per_token", "{:.2f}"),
+    number("Decoding", "speedup_decode", "{:.2f}"),
+    number("Ideal", "ideal_speedup_decode", "{:.2f}"),
     Column("Score", _score, long=True),
     Column("Δ", _delta, numeric=True),
     number("Documents", "n", "{:,}"),
+    Column("Timed", timed, numeric=True),
 )

@@ -10,7 +10,8 @@ ours AS (
            concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size) AS setting, f.kv_policy, f.mean_exit_layer,
            f.speedup, f.speedup_low, f.speedup_high,
            coalesce(f.speedup_low <= f.aa_high AND f.speedup_high >= f.aa_low, false) AS inside_noise_floor,
-           f.ideal_speedup_bytes, f.metric, f.value, f.ci_low, f.ci_high, f.full_value, f.delta,
+           f.speedup_per_token, f.tokens_per_request, f.full_tokens_per_request, f.is_other_length, f.speedup_decode,
+           f.ideal_speedup_decode, f.timed_documents, f.timed_rounds, f.metric, f.value, f.ci_low, f.ci_high, f.full_value, f.delta,
            NULL::VARCHAR AS score, f.n, f.cell_id
     FROM frontier AS f
     LEFT JOIN trained AS t USING (model)

@@ -1,7 +1,11 @@
 """The results table: every setting of every method, beside full depth of the same checkpoint."""
 
 from exitbench.reports.frame import Row
+from exitbench.reports.labels import OTHER_LENGTH
 from exitbench.reports.tables.columns import (
+    ABSENT,
+    DECODING_NOTE,
+    LENGTH_NOTE,
     Cell,
     Column,
     method,
@@ -18,11 +22,13 @@ FACETS = {"Task": "task", "Model": "model", "Method": "method", "KV policy": "kv
 ORDER = 10
 TITLE = "Results"
 CAPTION = (
-    "Brackets are 95 % intervals over documents. Δ is the difference to full depth. Exit layers count blocks executed. "
-    "A speed-up is measured in wall time against full depth in the same run; ≈ and grey mean that its interval "
-    "overlaps the noise floor, full depth timed against itself. The ideal speed-up counts the bytes read at batch size "
-    "1; realised is the share of it that was measured. Simulated rows are replays: they have a cost, never a time. "
-    "n counts documents, or tokens in simulated rows."
+    "Brackets are 95 % intervals over documents. Δ is the difference to full depth. Exit layer: where tokens leave; "
+    "blocks run: executed for them, more where skipped blocks are run after all. Work saved: full depth's bytes read "
+    "over the method's, of decoding all answers. A speed-up is measured in wall time against full depth in the same "
+    "run, of whole requests; ≈ and grey mean that its interval overlaps the noise floor, full depth timed against "
+    f"itself. {LENGTH_NOTE} {DECODING_NOTE} Realised is the first over the second. Tokens = full counts full depth's "
+    "tokens that the method has at the same position. Simulated rows are replays: they have a cost, never a time. n "
+    "counts documents; timed those that were timed, times rounds."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells."
 
@@ -48,7 +54,45 @@ def speedup(row: Row) -> Cell:
 
 def exit_layer(row: Row) -> Cell:
     """Return the mean exit layer, of all blocks."""
-    return Cell(f"{written(row['mean_exit_layer'], '{:.2f}')} of {row['blocks']}", row["mean_exit_layer"])
+    return _of_blocks(row, "mean_exit_layer")
+
+
+def blocks_run(row: Row) -> Cell:
+    """Return the mean number of blocks executed for a token, of all."""
+    return _of_blocks(row, "mean_blocks_run")
+
+
+def length(row: Row) -> Cell:
+    """Return the tokens of a timed answer and of full depth's, marked where they are not about as many."""
+    if row["is_other_length"] is None:
+        return Cell(ABSENT, None)
+    mark = f"{OTHER_LENGTH} " if row["is_other_length"] else ""
+    return Cell(f"{mark}{row['tokens_per_request']:.1f} of {row['full_tokens_per_request']:.1f}", _ratio(row))
+
+
+def length_ratio(row: Row) -> str:
+    """Return the same as one number."""
+    if row["is_other_length"] is None:
+        return ABSENT
+    return f"{OTHER_LENGTH if row['is_other_length'] else ''}{_ratio(row):.2f}"
+
+
+def _ratio(row: Row) -> float:
+    ratio: float = row["tokens_per_request"] / row["full_tokens_per_request"]
+    return ratio
+
+
+def timed(row: Row) -> Cell:
+    """Return how many documents were timed, times how many rounds."""
+    if row["timed_documents"] is None:
+        return Cell(ABSENT, None)
+    rounds = "" if row["timed_rounds"] is None else f" × {row['timed_rounds']}"
+    return Cell(f"{row['timed_documents']:,}{rounds}", row["timed_documents"])
+
+
+def _of_blocks(row: Row, name: str) -> Cell:
+    shown = ABSENT if row[name] is None else f"{row[name]:.2f} of {row['blocks']}"
+    return Cell(shown, row[name])
 
 
 def _kind(row: Row) -> Cell:
@@ -68,9 +112,15 @@ COLUMNS = (
     Column("Quality", quality, numeric=True),
     Column("Δ", delta, numeric=True),
     Column("Exit layer", exit_layer, numeric=True),
+    Column("Blocks run", blocks_run, numeric=True),
+    number("Work saved", "ideal_speedup_bytes", "{:.2f}×"),
     Column("Speed-up", speedup, numeric=True),
-    number("Ideal", "ideal_speedup_bytes", "{:.2f}"),
+    Column("Tokens", length, numeric=True),
+    number("Per token", "speedup_per_token", "{:.2f}"),
+    number("Decoding", "speedup_decode", "{:.2f}"),
+    number("Ideal", "ideal_speedup_decode", "{:.2f}"),
     number("Realised", "realised_fraction", "{:.0%}"),
     number("Tokens = full", "token_match", "{:.1%}"),
     number("n", "n", "{:,}"),
+    Column("Timed", timed, numeric=True),
 )

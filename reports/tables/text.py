@@ -8,19 +8,25 @@ from typing import Any
 
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import Setting, count, labels, setting, shorten
+from exitbench.reports.labels import OTHER_LENGTH, Setting, count, labels, setting, shorten
 from exitbench.reports.sources import discover
 from exitbench.reports.tables.columns import BREAKS, marked, written
-from exitbench.reports.tables.summary import delta, exit_layer, quality, speedup
+from exitbench.reports.tables.summary import blocks_run, delta, length_ratio, quality, speedup
 from exitbench.results.database import open_database
 from exitbench.terminal import number_of, told_apart, visible
 
-_HEADINGS = ("method", "quality [95 %]", "Δ", "exit layer", "speed-up [95 %]", "ideal")
-_WIDTHS = (40, 20, 7, 12, 20, 6)  # 115 with two spaces between
+_HEADINGS = ("method", "quality [95 %]", "Δ", "blocks run", "speed-up [95 %]", "per token", "length")
+_WIDTHS = (34, 20, 6, 11, 20, 9, 6)  # 118 with two spaces between
 _INDENT = "    "
 _MOST_LINES = 4
 """Of a setting's name, where it need not be longer to be told from others."""
-_LEGEND = "Δ: to full depth; exit layer: mean blocks executed; ≈: inside the noise floor (full depth against itself)."
+_LEGEND = "\n".join(
+    (
+        "Δ: to full depth; blocks run: for a token; speed-up: of whole requests, ≈: inside the noise floor (full depth",
+        "against itself); per token: of decoding alone; length: tokens of the timed answers over full depth's,",
+        f"{OTHER_LENGTH}: more than 5 % off, so that the speed-up is not of early exit alone.",
+    )
+)
 _BREAKS = f"{BREAKS}: the method breaks its contract; its numbers are not to be cited (`exitbench check` says why)."
 _NOTHING = "No results yet."
 
@@ -70,18 +76,18 @@ def _blocks(results: _Results) -> list[tuple[str, list[tuple[str, ...]]]]:
 def _title(keys: tuple[Any, ...], rows: Frame) -> str:
     model, task, setting, metric, random_weights = keys
     marks = ", random weights" if random_weights else ""
-    return shorten(
-        visible(f"{model} on {task} ({setting}): {metric}, {count(rows.values('n'), 'documents')}{marks}"), 118
-    )
+    counts = (count(rows.values("n"), "documents"), count(rows.values("timed_documents"), "timed"))
+    documents = ", ".join(filter(None, counts))
+    return shorten(visible(f"{model} on {task} ({setting}): {metric}, {documents}{marks}"), 118)
 
 
 def _lines(row: Row, names: dict[Setting, str]) -> list[tuple[str, ...]]:
     """The cells of a row; a setting that is too long goes on below itself, so that none is taken for another."""
-    ideal = written(row["ideal_speedup_bytes"], "{:.2f}")
-    shown = (quality(row), delta(row), exit_layer(row), speedup(row))
+    numbers = (written(row["speedup_per_token"], "{:.2f}"), length_ratio(row))
+    shown = (quality(row), delta(row), blocks_run(row), speedup(row))
     name, *more = wrap(marked(row, names[setting(row)]), _WIDTHS[0], subsequent_indent=_INDENT, break_on_hyphens=False)
     rest = [(line, *[""] * (len(_WIDTHS) - 1)) for line in more]
-    return [(name, *(cell.text for cell in shown), ideal), *rest]
+    return [(name, *(cell.text for cell in shown), *numbers), *rest]
 
 
 def _aligned(cells: Sequence[str]) -> str:

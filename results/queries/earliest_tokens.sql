@@ -1,6 +1,6 @@
 -- Exits: Which tokens leave earliest?
--- Of tokens that a run emitted at least $times times, those with the lowest mean exit layer, and how often they are
--- full depth's. Early and wrong tokens are what the gate is sure of without reason.
+-- Of tokens that a run emitted at least $times times, those with the lowest mean exit layer, and the share of them that
+-- is full depth's (share_equal_full). Early and wrong tokens are what the gate is sure of without reason.
 -- $model = *: models, a pattern
 -- $method = *: methods, a pattern
 -- $times = 3: how often a token must occur
@@ -15,7 +15,7 @@ WITH chosen AS (
 tokens AS (
     SELECT
         t.attempt_id, t.token_id, avg(t.exit_layer) AS mean_exit_layer,
-        count_if(t.token_id = t.full_token_id) / count(*) AS token_match, count(*) AS n
+        count_if(t.token_id = t.full_token_id) / count(*) AS share_equal_full, count(*) AS n
     FROM token_trace AS t SEMI JOIN chosen USING (attempt_id, doc_key)
     GROUP BY t.attempt_id, t.token_id
     HAVING count(*) >= $times
@@ -23,7 +23,7 @@ tokens AS (
 )
 SELECT
     r.model, r.task_label, r.method, r.params, r.kv_policy, r.seed, t.token_id, v.text, t.mean_exit_layer,
-    t.token_match, t.n
+    t.share_equal_full, t.n
 FROM tokens AS t
 JOIN runs AS r USING (attempt_id)
 LEFT JOIN vocabulary AS v ON v.tokenizer_sha256 = r.tokenizer_sha256 AND v.token_id = t.token_id

@@ -1,6 +1,7 @@
 -- Exits: Do rare tokens run deeper than frequent ones?
 -- Frequency of a token is counted in the run's own outputs of these documents: hapax (once), 2 to 9, 10 to 99 and
--- more times. If depth does not depend on it, the gate does not just know frequent words.
+-- more times. If depth does not depend on it, the gate does not just know frequent words. share_equal_full: of these tokens,
+-- those equal to full depth's at that place.
 -- $model = *: models, a pattern
 -- $method = *: methods, a pattern
 -- $documents = 100: documents of each run, the first by key
@@ -22,7 +23,7 @@ SELECT
     CASE
         WHEN times = 1 THEN '1' WHEN times < 10 THEN '2..9' WHEN times < 100 THEN '10..99' ELSE '100..'
     END AS frequency,
-    sum(depth) / sum(times) AS mean_exit_layer, sum(equal) / sum(times) AS token_match,
+    sum(depth) / sum(times) AS mean_exit_layer, sum(equal) / sum(times) AS share_equal_full,
     count(*) AS different_tokens, sum(times)::BIGINT AS n
 FROM counted JOIN run_names USING (attempt_id)
 GROUP BY model, task_label, method, params, kv_policy, seed, cell_id, frequency

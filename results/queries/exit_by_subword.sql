@@ -1,6 +1,6 @@
 -- Exits: Do the first pieces of words run deeper than the pieces that continue them?
 -- One row a run and kind of piece. If continuations leave much earlier, a speed-up on this tokenizer does not carry
--- over to one with longer pieces. token_match: share equal to full depth's token at that place. The first token of an
+-- over to one with longer pieces. share_equal_full: share equal to full depth's token at that place. The first token of an
 -- output counts as a first piece; where a tokenizer does not mark spaces, every token does; unknown: no vocabulary is
 -- stored.
 -- $model = *: models, a pattern
@@ -34,7 +34,7 @@ pieces AS (
 )
 SELECT
     model, task_label, method, params, kv_policy, seed, piece, avg(exit_layer) AS mean_exit_layer,
-    count_if(token_id = full_token_id) / count(*) AS token_match, count(*) AS n
+    count_if(token_id = full_token_id) / count(*) AS share_equal_full, count(*) AS n
 FROM pieces
 GROUP BY model, task_label, method, params, kv_policy, seed, cell_id, piece
 ORDER BY model, task_label, method, params, kv_policy, seed, cell_id, piece;

@@ -1,5 +1,5 @@
 -- Agreement: What does the way of filling missing keys and values cost or bring, all else equal?
--- Each run beside the run of the same method, parameters and seed under the policy $reference: blocks run, tokens
+-- Each run beside the run of the same method, parameters and seed under the policy $reference: exits, blocks run, tokens
 -- equal to full depth's, score and speed-up, as differences.
 -- $reference = state-copy: the policy to compare with
 WITH points AS (
@@ -7,8 +7,9 @@ WITH points AS (
     FROM frontier WHERE execution = 'real' AND NOT is_full_depth
 )
 SELECT
-    p.model, p.task_label, p.method, p.params, p.kv_policy, p.seed, p.mean_exit_layer, p.token_match, p.metric, p.value,
-    p.speedup, p.mean_exit_layer - s.mean_exit_layer AS exit_layer_more, p.token_match - s.token_match AS match_more,
+    p.model, p.task_label, p.method, p.params, p.kv_policy, p.seed, p.mean_exit_layer, p.mean_blocks_run, p.token_match, p.metric, p.value,
+    p.speedup, p.mean_exit_layer - s.mean_exit_layer AS exit_layer_more,
+    p.mean_blocks_run - s.mean_blocks_run AS blocks_run_more, p.token_match - s.token_match AS match_more,
     p.value - s.value AS value_more, p.speedup - s.speedup AS speedup_more
 FROM points AS p
 JOIN runs AS r ON r.attempt_id = p.attempt_id

@@ -33,7 +33,7 @@ from exitbench.results.values import first_fault
 CELL = Cell(
     suite="suite",
     kind="quality",
-    method=MethodRef("gate", {"threshold": 0.5, "decay": "code"}, "a" * 64),
+    method=MethodRef("gate", {"threshold": 0.5, "decay": "code"}, "a" * 64, unused_params=("decay",)),
     kv_policy="state-copy",
     model=ModelRef("small", "b" * 64, "c" * 64, "d" * 64, "seq2seq", 8, 4, 1000),
     task=TaskRef("squad", "squad-short", "test", "builtin", 60, "e" * 64, "f" * 64, "squad-1"),

@@ -304,6 +304,17 @@ def test_a_replay_over_scores_equals_a_loop_over_its_table(ran: Run) -> None:
     assert {name for name, layer in depths if layer < DEPTH} == {"calm-classifier", "calm-softmax"}
 
 
+def test_blocks_run_are_told_beside_the_exit_layer(ran: Run) -> None:
+    beyond = {}
+    for cell in (*ran.cells("quality"), *ran.cells("replay")):
+        tokens, metrics = ran.rows(cell.cell_id, "tokens"), ran.metrics(cell.cell_id)
+        means = [sum(token[name] for token in tokens) / len(tokens) for name in ("exit_layer", "blocks_run")]
+        assert [metrics["mean_exit_layer"], metrics["mean_blocks_run"]] == pytest.approx(means)
+        beyond[cell.kind, cell.method.name] = metrics["mean_blocks_run"] - metrics["mean_exit_layer"]
+    assert beyond["quality", "self-speculation"] > 0  # drafts are verified at full depth
+    assert beyond["quality", "full"] == beyond["replay", "calm-softmax"] == 0
+
+
 def test_a_replay_over_scores_is_compared_with_full_depths_tokens(ran: Run) -> None:
     (probe,) = ran.cells("probe")
     full = {(row["doc_key"], row["position"]): row["full_token_id"] for row in ran.rows(probe.cell_id, "probe")}
@@ -351,6 +362,7 @@ def test_a_calibration_walks_its_levels_until_the_first_that_fails(ran: Run) -> 
 def test_the_choice_of_a_calibration_is_checked_on_other_documents(ran: Run) -> None:
     walked, _, risk = ran.cells("calibration")
     assert walked.calibration is not None
+    assert "threshold" in walked.method.unused_params  # each level takes its place
     assert walked.calibration.held_out_sha256 == ran.cells("probe")[0].task.data_sha256 != walked.task.data_sha256
     assert ran.metrics(walked.cell_id) == {"threshold": 1.0, "held_out_loss": 0.0, "held_out_mean_exit_layer": DEPTH}
     chosen = ran.metrics(risk.cell_id)

@@ -199,6 +199,32 @@ def test_timing_reads_both_arms_and_the_twin_in_a_palindrome(query: Callable[[st
     } <= names
 
 
+def test_what_was_timed_and_the_ideal_of_it_stand_beside_the_speed_up(
+    query: Callable[[str], list[tuple[Any, ...]]],
+) -> None:
+    rows = query(
+        """SELECT speedup_decode / ideal_speedup_decode, realised_fraction, timed_documents, timed_rounds,
+               (SELECT value FROM metric_values AS m
+                WHERE m.attempt_id = f.timing_attempt_id AND metric = 'realised_fraction'),
+               (SELECT [count(DISTINCT doc_key), count(DISTINCT round)] FROM timing_sample AS t
+                WHERE t.attempt_id = f.timing_attempt_id)
+           FROM frontier AS f WHERE timing_attempt_id IS NOT NULL AND NOT is_full_depth"""
+    )
+    assert rows
+    for ratio, realised, documents, rounds, stored, timed in rows:
+        assert ratio == realised == pytest.approx(stored)
+        assert [documents, rounds] == timed
+
+
+def test_every_metric_says_what_it_is_about(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
+    told = query("SELECT kind, role, list(DISTINCT metric ORDER BY metric) FROM metric_values GROUP BY ALL")
+    roles = {(kind, role): metrics for kind, role, metrics in told}
+    assert {kind for kind, role in roles if role in ("headline", "task")} == {"quality"}
+    assert roles["quality", "depth"] == ["mean_blocks_run", "mean_exit_layer"]
+    assert roles["quality", "agreement"] == ["token_match"]
+    assert {role for kind, role in roles if kind == "timing"} == {"speed", "cost"}
+
+
 def test_oracles_are_timed_as_if_they_knew(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
     run = query(
         """SELECT min(blocks_run), bool_or(exit_layer < blocks_run) FROM token_trace

@@ -22,6 +22,7 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.sources import discover
 from exitbench.reports.style import DARK, LIGHT, MUTED, series_styles, theme
 from exitbench.results.canonical import content_id
+from exitbench.results.database import open_database
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 
@@ -51,6 +52,9 @@ POINT: dict[str, Any] = {
     "speedup_high": 1.6,
     "aa_low": 0.98,
     "aa_high": 1.02,
+    "speedup_per_token": 1.3,
+    "is_other_length": False,
+    "timed_documents": 20,
     "inside_noise_floor": False,
     "n": 1200,
     "token_match": 0.8,
@@ -88,12 +92,13 @@ def written(figure: Figure) -> str:
 @pytest.mark.parametrize(
     "name", [source.name for source in discover(figures) if not any(part in source.name for part in WITHOUT_DEPTH)]
 )
-def test_depth_is_labelled_with_its_unit(name: str, small_database: Path, rows_of: Rows) -> None:
+def test_an_axis_of_depth_says_which(name: str, small_database: Path, rows_of: Rows) -> None:
     module = next(source.module for source in discover(figures) if source.name == name)
     rows = rows_of(small_database, figures, name)
     if not rows.rows:
         pytest.skip("the example database has nothing for it")
-    assert "(blocks executed" in written(module.plot(rows))
+    shown = written(module.plot(rows))
+    assert any(name in shown for name in ("exit layer", "blocks run", "(blocks executed"))
 
 
 def test_the_frontier_draws_every_setting_by_depth_and_the_timed_ones_by_speed(
@@ -110,13 +115,40 @@ def test_the_frontier_draws_every_setting_by_depth_and_the_timed_ones_by_speed(
 def test_the_frontier_shows_intervals_noise_floor_and_n() -> None:
     drawn = frontier.plot(frame({}))
     depth, speed, _ = drawn.axes
-    (vertical,), (horizontal,) = depth.collections, speed.collections
+    (vertical,), (floor, horizontal) = depth.collections, speed.collections
     np.testing.assert_allclose(vertical.get_segments()[0][:, 1], [0.6 / 0.9, 0.8 / 0.9])
     np.testing.assert_allclose(horizontal.get_segments()[0][:, 0], [1.4, 1.6])
-    (band,) = speed.patches
-    assert (band.get_x(), band.get_x() + band.get_width()) == pytest.approx((0.98, 1.02))
-    assert "n = 1,200 documents" in written(drawn)
-    assert "A/A noise floor" in written(drawn)
+    np.testing.assert_allclose(floor.get_segments()[0], [[0.98, 0.7 / 0.9], [1.02, 0.7 / 0.9]])
+    assert "n = 1,200 documents" in written(drawn) and "n = 20 timed" in written(drawn)
+    assert "A/A noise floor, by point" in written(drawn)
+
+
+def test_each_point_has_its_own_noise_floor() -> None:
+    wide = {"params": '{"threshold": 0.1}', "quality": 0.5, "aa_low": 0.8, "aa_high": 3.6}
+    speed = frontier.plot(frame({}, wide)).axes[1]
+    assert not speed.patches
+    drawn = {tuple(segment[:, 0]): segment[0, 1] for segment in speed.collections[0].get_segments()}
+    assert drawn == {(0.98, 1.02): pytest.approx(0.7 / 0.9), (0.8, 3.6): 0.5}
+
+
+def test_answers_of_another_length_are_marked_and_lead_to_the_speed_up_per_token() -> None:
+    short = {"params": '{"threshold": 0.1}', "quality": 0.995, "speedup": 3.5, "is_other_length": True}
+    drawn = frontier.plot(frame({}, {**short, "speedup_per_token": 1.43}))
+    assert [text.get_text() for text in drawn.axes[1].texts] == ["†"]
+    ways = [line for line in drawn.axes[1].lines if line.get_linestyle() == ":"]
+    assert ([3.5, 1.43], [0.995, 0.995]) in [(list(line.get_xdata()), list(line.get_ydata())) for line in ways]
+    assert "† 1.43× a token" in written(drawn) and "† other length" in written(drawn)
+    assert "†" not in written(frontier.plot(frame({})))
+
+
+def test_blocks_run_are_drawn_where_depth_is_what_it_costs(small_database: Path, rows_of: Rows) -> None:
+    rows = rows_of(small_database, figures, "frontier")
+    assert "mean blocks run, share of all blocks" in written(frontier.plot(rows))
+    with open_database(small_database) as opened:
+        known = opened.query("SELECT cell_id, mean_blocks_run / blocks AS depth FROM frontier").to_pylist()
+    by_cell = {row["cell_id"]: row["depth"] for row in known}
+    for row in rows.rows:
+        assert row["origin"] == "published" or row["depth"] == pytest.approx(by_cell[row["cell_id"]])
 
 
 def test_published_points_are_relative_to_their_own_full_depth(small_database: Path, rows_of: Rows) -> None:

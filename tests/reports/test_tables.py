@@ -12,12 +12,23 @@ import pytest
 
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame
+from exitbench.reports.labels import setting
 from exitbench.reports.material import read_tables
+from exitbench.reports.sources import discover
 from exitbench.reports.tables import summary_text
 from exitbench.reports.tables.columns import number, parameters, text, with_interval
 from exitbench.reports.tables.filled import FilledTable, fill
-from exitbench.reports.tables.summary import delta, exit_layer, quality, speedup
-from exitbench.reports.tables.text import _WIDTHS, calibration_text
+from exitbench.reports.tables.summary import (
+    blocks_run,
+    delta,
+    exit_layer,
+    length,
+    length_ratio,
+    quality,
+    speedup,
+    timed,
+)
+from exitbench.reports.tables.text import _lines, calibration_text
 from exitbench.reports.tables.writing import latex, markdown
 from exitbench.results.database import open_database
 
@@ -30,12 +41,18 @@ ROW: dict[str, Any] = {
     "full_value": 0.83,
     "delta": -0.0177,
     "mean_exit_layer": 3.456,
+    "mean_blocks_run": 8.0,
     "blocks": 8,
     "speedup": 1.456,
     "speedup_low": 1.4,
     "speedup_high": 1.5,
     "inside_noise_floor": False,
     "is_full_depth": False,
+    "tokens_per_request": 2.8,
+    "full_tokens_per_request": 10.0,
+    "is_other_length": True,
+    "timed_documents": 20,
+    "timed_rounds": 3,
 }
 
 
@@ -52,9 +69,10 @@ def test_no_line_is_wider_than_118_columns_whatever_the_names(
 def test_the_text_has_every_real_setting_with_its_numbers(small_database: Path, rows_of: Rows) -> None:
     printed = summary_text(small_database)
     real = [row for row in rows_of(small_database, tables, "summary").rows if row["execution"] == "real"]
-    assert len([line for line in printed.splitlines() if " of " in line]) == len(real)
+    assert len(re.findall(r"\d of \d", printed)) == len(real)
     for row in real:
-        assert any(quality(row).text in line and exit_layer(row).text in line for line in printed.splitlines())
+        numbers = [quality(row).text, blocks_run(row).text, length_ratio(row)]
+        assert any(all(number in line for number in numbers) for line in printed.splitlines())
 
 
 def test_columns_are_aligned(small_database: Path) -> None:
@@ -74,7 +92,7 @@ def test_an_empty_database_names_the_command_that_fills_it(empty_database: Path)
 
 @pytest.mark.usefixtures("random_weights")
 def test_random_weights_are_marked(make_database: Callable[[], Path]) -> None:
-    assert "documents, random weights" in summary_text(make_database())
+    assert "n = 8 documents, n = 8 timed, random weights" in summary_text(make_database())
 
 
 HOSTILE = "<b>a|b*_`\x1b[31m%$"
@@ -130,9 +148,29 @@ def test_what_was_not_measured_is_a_dash_and_has_no_sort_key() -> None:
     assert parameters("", "x").cell({"x": "{}"}).text == "–"
 
 
-def test_a_sweep_over_two_parameters_shows_the_values_of_both() -> None:
+def test_a_sweep_over_two_parameters_shows_the_values_of_both(small_database: Path, rows_of: Rows) -> None:
+    row = next(row for row in rows_of(small_database, tables, "summary").rows if row["execution"] == "real")
     # The longest name among the shipped suites; cut off, its rows would look alike.
-    assert len("calm-softmax decay=paper, threshold=0.3") <= _WIDTHS[0]
+    name = "calm-softmax decay=paper, threshold=0.3"
+    assert " ".join(line[0].strip() for line in _lines(row, {setting(row): name})) == name
+
+
+def test_answers_of_another_length_are_marked_where_their_speed_up_is_told() -> None:
+    assert (length(ROW).text, length(ROW).key, length_ratio(ROW)) == ("† 2.8 of 10.0", pytest.approx(0.28), "†0.28")
+    alike = {**ROW, "tokens_per_request": 10.2, "is_other_length": False}
+    assert (length(alike).text, length_ratio(alike)) == ("10.2 of 10.0", "1.02")
+    untimed = {**ROW, "tokens_per_request": None, "is_other_length": None, "timed_documents": None}
+    assert (length(untimed).text, length_ratio(untimed), timed(untimed).text) == ("–", "–", "–")
+    assert timed(ROW).text == "20 × 3"
+
+
+def test_exit_layer_and_blocks_run_are_two_columns() -> None:
+    assert (exit_layer(ROW).text, blocks_run(ROW).text) == ("3.46 of 8", "8.00 of 8")
+    for name in ("summary", "highlights"):
+        (source,) = (source for source in discover(tables) if source.name == name)
+        assert {"Exit layer", "Blocks run", "Per token", "Tokens", "Decoding", "Ideal"} <= {
+            column.heading for column in source.module.COLUMNS
+        }
 
 
 def test_the_path_of_every_calibration_is_told_in_the_terminal(example_database: Path) -> None:

@@ -31,6 +31,15 @@ VOCABULARY = 100
 KINDS = ("frame", "copy", "lexical", "hop1", "hop2")
 N_BOOT = 200
 NS_PER_BLOCK = 1_000_000
+PREFILL_NS = 2 * NS_PER_BLOCK
+ROLES = {
+    **dict.fromkeys(("mean_exit_layer", "mean_blocks_run", "held_out_mean_exit_layer"), "depth"),
+    **dict.fromkeys(("token_match", "acceptance_rate"), "agreement"),
+    **dict.fromkeys(("ideal_speedup_bytes", "ideal_speedup_flops", "ideal_speedup_decode"), "cost"),
+    **{f"cost_{part}_bytes": "cost" for part in ("blocks", "heads", "gates", "kv", "verification", "total")},
+    **dict.fromkeys(("threshold", "held_out_loss", "held_out_accuracy"), "preparation"),
+}
+"""Of metrics that are none of a task's, those of quality, fit and calibration cells."""
 
 ENV = {
     "environment": {
@@ -288,12 +297,13 @@ def _write_tokens(
     exits: np.ndarray,
     score: np.ndarray | None = None,
     head_rows: np.ndarray | None = None,
+    blocks_run: np.ndarray | None = None,
 ) -> None:
     rows = {
         **_token_columns(),
         "token_id": _emitted(world, exits),
         "exit_layer": exits,
-        "blocks_run": exits,
+        "blocks_run": exits if blocks_run is None else blocks_run,
         "head_rows": pa.nulls(len(exits), pa.int32()) if head_rows is None else head_rows,
         "score": pa.nulls(len(exits), pa.float32()) if score is None else score,
         "reason": np.where(exits == world.margin.shape[1], "last", "threshold"),
@@ -302,22 +312,25 @@ def _write_tokens(
     writer.write("tokens", pa.table(rows))
 
 
-def _depth_metrics(world: World, exits: np.ndarray) -> dict[str, Interval]:
+def _depth_metrics(world: World, exits: np.ndarray, blocks_run: np.ndarray) -> dict[str, Interval]:
     n_tokens = np.full(DOCUMENTS, TOKENS)
     blocks = np.full(DOCUMENTS, TOKENS * world.margin.shape[1])
     matches, depth = _per_document(_emitted(world, exits) == world.final_id), _per_document(exits)
     return {
         "mean_exit_layer": ratio_interval(depth, n_tokens, seed=0, n_boot=N_BOOT),
+        "mean_blocks_run": ratio_interval(_per_document(blocks_run), n_tokens, seed=0, n_boot=N_BOOT),
         "token_match": ratio_interval(matches, n_tokens, seed=0, n_boot=N_BOOT),
         "ideal_speedup_bytes": ratio_interval(blocks, depth, seed=0, n_boot=N_BOOT),
         "ideal_speedup_flops": ratio_interval(blocks + TOKENS, depth + TOKENS, seed=0, n_boot=N_BOOT),
     }
 
 
-def _write_metrics(writer: AttemptWriter, metrics: Mapping[str, Interval]) -> None:
+def _write_metrics(writer: AttemptWriter, metrics: Mapping[str, Interval], role: str | None = None) -> None:
+    """Write metrics in their order; of a task's own the first is its headline metric, if no role is said."""
     rows = [
         {
             "metric": name,
+            "role": ROLES.get(name, role or "task"),
             "metric_version": "1",
             "value": interval.value,
             "ci_low": interval.low,
@@ -327,6 +340,8 @@ def _write_metrics(writer: AttemptWriter, metrics: Mapping[str, Interval]) -> No
         }
         for name, interval in metrics.items()
     ]
+    for row in [row for row in rows if row["role"] == "task"][:1]:
+        row["role"] = "headline"
     writer.write("metrics", pa.Table.from_pylist(rows, schema=spool.TABLES["metrics"]))
 
 
@@ -346,20 +361,21 @@ def _write_quality(root: Path, cell: dict[str, Any], task: Task, world: World, e
         "statistics": ["{}"] * DOCUMENTS,
     }
     gated = cell["method"]["name"] == "calm-softmax"
+    blocks_run = np.full_like(exits, world.margin.shape[1]) if cell["kv_policy"] == "exact" else exits
     with AttemptWriter(root, cell, ENV) as writer:
         writer.write("samples", pa.table(samples))
         score = world.margin[np.arange(len(exits)), exits - 1] if gated else None
         # A gate over logits multiplies the head at every block, other methods where they emit.
-        _write_tokens(writer, world, exits, score, VOCABULARY * (exits if gated else np.ones_like(exits)))
-        _write_metrics(writer, {**metrics, **_depth_metrics(world, exits)})
+        _write_tokens(writer, world, exits, score, VOCABULARY * (exits if gated else np.ones_like(exits)), blocks_run)
+        _write_metrics(writer, {**metrics, **_depth_metrics(world, exits, blocks_run)})
         writer.finish("ok", peak_rss_bytes=1 << 30)
 
 
 def _write_replay(root: Path, cell: dict[str, Any], world: World, exits: np.ndarray) -> None:
-    metrics = _depth_metrics(world, exits)
+    metrics = _depth_metrics(world, exits, exits)
     with AttemptWriter(root, cell, ENV) as writer:
         _write_tokens(writer, world, exits)
-        _write_metrics(writer, {name: metrics[name] for name in ("mean_exit_layer", "token_match")})
+        _write_metrics(writer, {name: metrics[name] for name in ("mean_exit_layer", "mean_blocks_run", "token_match")})
         writer.finish("ok")
 
 
@@ -464,8 +480,11 @@ def _write_calibration(root: Path, cell: dict[str, Any], world: World) -> None:
         writer.finish("ok")
 
 
-def _write_timing(root: Path, cell: dict[str, Any], world: World, exits: np.ndarray) -> None:
-    """Decoding costs NS_PER_BLOCK a block and a fixed overhead a token; the A/A twins differ by jitter alone."""
+def _write_timing(root: Path, cell: dict[str, Any], world: World, exits: np.ndarray, tokens: int = TOKENS) -> None:
+    """Decoding costs NS_PER_BLOCK a block and a fixed overhead a token; the A/A twins differ by jitter alone.
+
+    The method's answers have `tokens` tokens.
+    """
     rng = np.random.default_rng(1)
     blocks = np.full(len(exits), world.margin.shape[1])
     n_blocks = {"full": _per_document(blocks), "method": _per_document(exits)}
@@ -475,9 +494,10 @@ def _write_timing(root: Path, cell: dict[str, Any], world: World, exits: np.ndar
     }
     for twin in (False, True):
         for position, arm in enumerate(("full", "method", "method", "full")):
-            work = n_blocks["full" if twin else arm]
-            decode_ns = ((work + TOKENS) * NS_PER_BLOCK * rng.uniform(0.99, 1.01, size=DOCUMENTS)).astype(int)
-            phases = {"prefill": np.full(DOCUMENTS, 2 * NS_PER_BLOCK), "decode": decode_ns}
+            length = tokens if arm == "method" and not twin else TOKENS
+            work = n_blocks["full" if twin else arm] * length / TOKENS
+            decode_ns = ((work + length) * NS_PER_BLOCK * rng.uniform(0.99, 1.01, size=DOCUMENTS)).astype(int)
+            phases = {"prefill": np.full(DOCUMENTS, PREFILL_NS), "decode": decode_ns}
             phases["total"] = phases["prefill"] + phases["decode"]
             for phase, wall_ns in phases.items():
                 if phase != "prefill":
@@ -491,7 +511,7 @@ def _write_timing(root: Path, cell: dict[str, Any], world: World, exits: np.ndar
                             "arm": arm,
                             "twin": twin,
                             "phase": phase,
-                            "n_tokens": TOKENS,
+                            "n_tokens": length,
                             "wall_ns": int(ns),
                             "device_ns": None,
                         }
@@ -501,16 +521,18 @@ def _write_timing(root: Path, cell: dict[str, Any], world: World, exits: np.ndar
         "speedup_decode": ratio_interval(sums["full", 0, "decode"], sums["method", 0, "decode"], seed=0, n_boot=N_BOOT),
         "aa_speedup": ratio_interval(sums["full", 1, "total"], sums["method", 1, "total"], seed=0, n_boot=N_BOOT),
     }
-    for prefix, arm in (("", "method"), ("full_", "full")):
-        ms = sums[arm, 0, "total"].sum() / 2 / DOCUMENTS / 1e6
-        metrics[f"{prefix}ms_per_request"] = _plain(ms)
-        metrics[f"{prefix}ms_per_token"] = _plain(ms / TOKENS)
-    metrics["tokens_per_request"] = _plain(TOKENS)
-    ideal = blocks.sum() / exits.sum()
+    for prefix, arm, length in (("", "method", tokens), ("full_", "full", TOKENS)):
+        ms = {phase: sums[arm, 0, phase].sum() / 2 / DOCUMENTS / 1e6 for phase in ("decode", "total")}
+        metrics[f"{prefix}ms_per_request"] = _plain(ms["total"])
+        metrics[f"{prefix}ms_per_token"] = _plain(ms["decode"] / length)
+        metrics[f"{prefix}tokens_per_request"] = _plain(length)
+    ideal = blocks.sum() / exits.sum() * TOKENS / tokens
+    metrics["ideal_speedup_decode"] = _plain(ideal)
     metrics["realised_fraction"] = _plain(metrics["speedup_decode"].value / ideal)
+    metrics |= {"timed_documents": _plain(DOCUMENTS), "timed_rounds": _plain(1)}
     with AttemptWriter(root, cell, ENV) as writer:
         writer.write("timings", pa.Table.from_pylist(rows, schema=spool.TABLES["timings"]))
-        _write_metrics(writer, metrics)
+        _write_metrics(writer, metrics, role="speed")
         writer.finish("ok")
 
 

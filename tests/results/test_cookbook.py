@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -103,6 +104,9 @@ def _extend(example: Any, root: Path) -> None:
         if method is example.CALM[0]:
             cell = _other(example, cell, seed=8)
         example._write_quality(root, cell, task, world, example._exits(method, world))
+    brief = example.Method("static", {"exit_layer": 3})
+    timing = example.cell_json(model, task, brief, "timing", full["cell_id"])
+    example._write_timing(root, timing, world, example._exits(brief, world), tokens=2)
     _write_untraced(example, root, _other(example, deepcopy(full), dtype="bfloat16"))
     _write_drafts(example, root, _other(example, deepcopy(full), method=DRAFTS, full_depth_cell_id=full["cell_id"]))
     for model in example.MODELS:
@@ -569,10 +573,37 @@ def test_only_runs_of_several_seeds_vary_over_seeds(database: Database) -> None:
     assert row["sd_value"] == stdev([row["mean_value"]] * 2) == 0
 
 
+def test_random_exits_are_interpolated_to_each_methods_own_depth(database: Database) -> None:
+    points = database.query(
+        "SELECT f.*, setting_id FROM frontier AS f JOIN runs USING (attempt_id) WHERE f.execution = 'real'"
+    ).to_pylist()
+    answer = _answer(database, "between_random_and_oracle")
+    assert {row["method"] for row in answer} >= {"static", "calm-softmax"}
+    for row in answer:
+        own = [p for p in points if all(p[name] == row[name] for name in ("model", "task_label", "method", "params"))]
+        (setting,) = {p["setting_id"] for p in own if (p["kv_policy"], p["seed"]) == (row["kv_policy"], row["seed"])}
+        known = [p for p in points if p["setting_id"] == setting]
+        budgets = sorted((p["mean_exit_layer"], p["token_match"]) for p in known if p["method"] == "random")
+        depths, matches = zip(*budgets, (own[0]["blocks"], 1), strict=True)
+        assert row["random_match"] == pytest.approx(np.interp(row["mean_exit_layer"], depths, matches))
+        assert row["shallower"] == (row["mean_exit_layer"] < depths[0])
+        (oracle,) = (p["token_match"] for p in known if p["method"] == "oracle")
+        share = (row["token_match"] - row["random_match"]) / (oracle - row["random_match"])
+        assert row["share_of_gap"] == pytest.approx(share)
+
+
 def test_speed_ups_per_request_and_token_differ_by_the_length_of_outputs(database: Database) -> None:
-    for row in _answer(database, "tokens_per_request"):
-        assert row["tokens_per_request"] == pytest.approx(5)
-        assert row["speedup_per_request"] == pytest.approx(row["speedup_per_token"] * row["length_factor"])
+    brief, *others = _answer(database, "tokens_per_request")
+    # A prompt costs 2 blocks; 5 tokens of 4 blocks and an overhead of 1 against 2 tokens of 3 blocks.
+    assert (brief["tokens_per_request"], brief["full_tokens_per_request"]) == (2, 5)
+    assert brief["length_ratio"] == pytest.approx(2 / 5)
+    assert brief["speedup_per_request"] == pytest.approx((2 + 5 * 5) / (2 + 2 * 4), rel=0.02)
+    assert brief["speedup_per_token"] == pytest.approx(5 / 4, rel=0.02)
+    assert (brief["timed_documents"], brief["timed_rounds"]) == (8, 1)
+    assert len(others) == 36
+    for row in others:
+        assert (row["tokens_per_request"], row["length_ratio"]) == (5, 1)
+        assert row["speedup_per_token"] >= row["speedup_per_request"]
 
 
 def test_a_speed_up_counts_only_outside_the_noise_floor(database: Database) -> None:
@@ -585,8 +616,8 @@ def test_a_speed_up_counts_only_outside_the_noise_floor(database: Database) -> N
 
 def test_realised_speed_is_measured_over_allowed(database: Database) -> None:
     for row in _answer(database, "cost_against_time"):
-        assert row["realised"] == pytest.approx(row["speedup"] / row["ideal_speedup_bytes"])
-        assert row["ideal_speedup_bytes"] == pytest.approx(1 / row["share_of_blocks"])
+        assert row["realised"] == pytest.approx(row["speedup_decode"] / row["ideal_speedup_decode"])
+        assert row["ideal_speedup_decode"] == pytest.approx(1 / row["share_of_blocks"])
 
 
 def test_the_fastest_of_those_that_lose_little_is_full_depth_where_all_lose_much(database: Database) -> None:

@@ -113,7 +113,7 @@ def test_frontier_joins_quality_with_the_timing_of_the_same_work(
         assert row["speedup"] == speed["speedup"]["value"]
         assert (row["speedup_low"], row["speedup_high"]) == (speed["speedup"]["ci_low"], speed["speedup"]["ci_high"])
         assert (row["aa_low"], row["aa_high"]) == (speed["aa_speedup"]["ci_low"], speed["aa_speedup"]["ci_high"])
-        assert row["realised_fraction"] == speed["realised_fraction"]["value"]
+        assert row["realised_fraction"] == pytest.approx(speed["realised_fraction"]["value"])
         assert row["full_value"] == full[record.cell["full_depth_cell_id"]]["value"]
         assert row["delta"] == row["value"] - row["full_value"]
         compared += 1

@@ -486,7 +486,7 @@ def test_a_hostile_spool_brings_what_is_good_of_it_and_nothing_else(
     else:
         assert len([problem for problem in report.problems if _matches(says, problem)]) == 1, report.problems
     assert not any("None" in problem for problem in report.problems)
-    assert [read_attempt(one.path).status["schema_version"] for one in scan_spool(ours)] == [6] * report.added
+    assert [read_attempt(one.path).status["schema_version"] for one in scan_spool(ours)] == [7] * report.added
     assert not list(ours.glob(".import*"))
 
 

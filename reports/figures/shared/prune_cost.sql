@@ -4,6 +4,7 @@ asked AS (
                      nullif(f.kv_policy, 'state-copy')) AS setting,
            f.method, f.params ->> 'head' AS head, CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.blocks, f.params,
            f.metric, f.value, f.ci_low, f.ci_high, f.full_value, f.aa_low, f.aa_high, f.timing_attempt_id, f.n,
+           f.speedup, f.speedup_low, f.speedup_high, f.speedup_per_token, f.is_other_length, f.timed_documents,
            (SELECT block FROM printed_at AS p WHERE p.loss = coalesce(t.loss, 'unknown')) / 24 AS published_depth
     FROM frontier AS f
     JOIN (SELECT attempt_id, full_depth_attempt_id FROM runs) AS r USING (attempt_id)
@@ -86,8 +87,8 @@ quantities AS (
     UNION ALL
     SELECT attempt_id, 'rule', rule, greatest(0, rule - rule_half), rule + rule_half, n FROM heads
     UNION ALL
-    SELECT c.attempt_id, 'speedup', m.value, m.ci_low, m.ci_high, m.n
-    FROM chosen AS c JOIN metric_values AS m ON m.attempt_id = c.timing_attempt_id AND m.metric = 'speedup' AND m.is_current
+    SELECT attempt_id, 'speedup', speedup, speedup_low, speedup_high, timed_documents
+    FROM chosen WHERE timing_attempt_id IS NOT NULL
 ),
 printed AS (
     SELECT s.method, s.head, if(p.dataset = 'SQuAD', 'squad', 'samsum') AS task, p.model LIKE '%fine-tuned' AS fine_tuned,
@@ -100,11 +101,12 @@ printed AS (
     WHERE regexp_matches(p.figure_or_table, (SELECT figures FROM printed_in))
 )
 SELECT 'ours' AS origin, c.task_label AS task, c.model, c.setting, c.loss, c.blocks, c.min_exit, c.method, c.head,
-       c.metric, q.quantity, q.value, q.ci_low, q.ci_high, c.full_value, c.aa_low, c.aa_high, q.n
+       c.metric, q.quantity, q.value, q.ci_low, q.ci_high, c.full_value, c.aa_low, c.aa_high, q.n,
+       c.speedup_per_token, c.is_other_length
 FROM chosen AS c JOIN quantities AS q USING (attempt_id)
 UNION ALL
 SELECT p.edition, c.task_label, c.model, c.setting, c.loss, c.blocks, c.min_exit, p.method, p.head, c.metric, p.quantity,
-       if(p.quantity = 'score', p.value, p.value / p.unpruned * h.rule), NULL, NULL, c.full_value, NULL, NULL, NULL
+       if(p.quantity = 'score', p.value, p.value / p.unpruned * h.rule), NULL, NULL, c.full_value, NULL, NULL, NULL, NULL, NULL
 FROM chosen AS c
 JOIN heads AS h USING (attempt_id)
 JOIN printed AS p ON p.task = c.task AND p.fine_tuned = (c.loss = 'weighted')

@@ -1,0 +1,50 @@
+"""Parameters that a method says are without effect: what it compares scores with does not depend on them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from exitbench.methods.base import Method
+from exitbench.methods.gated import Gated, Thresholded
+from exitbench.methods.registry import get_method, method_names
+
+BLOCKS = 5
+RULES: dict[str, dict[str, Any]] = {
+    "constant": {"rule": "constant"},
+    "per-block": {"rule": "per-block", "levels": (0.1, 0.2, 0.3, 0.4)},
+    "epsilon": {"rule": "epsilon"},
+}
+OTHER = {"threshold": 0.123, "levels": (0.5, 0.6, 0.7, 0.8), "epsilon": 0.321, "temperature": 1.5, "decay": "paper"}
+
+
+def settings() -> list[Method]:
+    made: list[Method] = []
+    for name in method_names():
+        kind = get_method(name)
+        if not issubclass(kind, Thresholded):
+            continue
+        for rule in RULES.values():
+            decays = [{"decay": one} for one in ("none", "code")] if issubclass(kind, Gated) else [{}]
+            made += [kind.from_params({**rule, **decay}) for decay in decays]
+    return made
+
+
+def compared_with(method: Method) -> Any:
+    """What scores are compared with, and what that is fitted by."""
+    return method.parts(BLOCKS).threshold, method.fit_params()
+
+
+@pytest.mark.parametrize("method", settings(), ids=lambda one: f"{one.name}-{one.rule}-{getattr(one, 'decay', '')}")
+def test_what_is_without_effect_changes_nothing_and_what_the_rule_looks_at_does(method: Method) -> None:
+    unused = method.unused_params()
+    assert unused <= method.params().keys()
+    for name in OTHER.keys() & unused:
+        assert compared_with(replace(method, **{name: OTHER[name]})) == compared_with(method), name
+    looked_at = {"constant": "threshold", "per-block": "levels", "epsilon": "epsilon"}[method.params()["rule"]]
+    assert looked_at not in unused
+    assert compared_with(replace(method, **{looked_at: OTHER[looked_at]})) != compared_with(method)
+
+
+def test_methods_without_a_threshold_rule_use_all_of_theirs() -> None:
+    assert get_method("static")().unused_params() == get_method("oracle")().unused_params() == frozenset()

@@ -1,0 +1,170 @@
+"""What stands beside a score and a speed-up: blocks run, lengths, what was timed, and parameters that had an effect."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from exitbench.results.database import Database, open_database
+from exitbench.results.ingest import ingest
+from exitbench.results.migrations import migration_scripts
+from exitbench.results.schema import METRICS
+from exitbench.results.spool import AttemptWriter
+
+LATER = ("mean_blocks_run", "ideal_speedup_decode", "timed_documents", "timed_rounds")
+"""Metrics that earlier versions did not write."""
+BEFORE = 8
+"""The schema before metrics had roles."""
+
+
+def _make(example: ModuleType, root: Path, unused: dict[str, Any]) -> None:
+    """Full depth, and on the same documents: short answers, all blocks run, a large batch, and an ignored threshold."""
+    model, task = example.MODELS[1], example.TASKS[0]
+    world, full = example._world(model, task), example.cell_json(model, task, example.FULL, "quality")
+    example._write_quality(root, full, task, world, example._exits(example.FULL, world))
+
+    def write(method: Any, tokens: int, batch_size: int = 1, **told: Any) -> None:
+        exits = example._exits(method, world)
+        for kind in ("quality", "timing"):
+            cell = example.cell_json(model, task, method, kind, full["cell_id"])
+            identity = {**cell["identity"], "batch_size": batch_size}
+            cell |= {"method": {**cell["method"], **told}, "batch_size": batch_size}
+            cell |= {"identity": identity, "cell_id": example.content_id(identity)}
+            if kind == "quality":
+                example._write_quality(root, cell, task, world, exits)
+            else:
+                example._write_timing(root, cell, world, exits, tokens)
+
+    write(example.Method("static", {"exit_layer": 1}), tokens=2)
+    write(example.Method("static", {"exit_layer": 2}, "exact"), tokens=5)
+    write(example.Method("static", {"exit_layer": 3}), tokens=5, batch_size=4)
+    ruled = {"threshold": 0.9, "rule": "epsilon", "epsilon": 0.95, "levels": []}
+    write(example.Method("gate", ruled), tokens=5, **unused)
+
+
+@pytest.fixture(scope="module")
+def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    folder = tmp_path_factory.mktemp("frontier")
+    _make(example, folder / "spool", {"unused_params": ["levels", "threshold"]})
+    assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
+    with open_database(folder / "exitbench.duckdb") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def earlier(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """The same as an earlier version wrote it: no roles, fewer metrics, nothing of parameters without effect."""
+    folder = tmp_path_factory.mktemp("earlier")
+    write = AttemptWriter.write
+
+    def write_less(self: AttemptWriter, table: str, rows: pa.Table) -> None:
+        if table == "metrics":
+            kept = [row for row in rows.drop_columns("role").to_pylist() if row["metric"] not in LATER]
+            rows = pa.Table.from_pylist(kept, schema=METRICS.remove(METRICS.get_field_index("role")))
+        write(self, table, rows)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(AttemptWriter, "write", write_less)
+        _make(example, folder / "spool", {})
+    assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
+    with open_database(folder / "exitbench.duckdb") as opened:
+        yield opened
+
+
+def _frontier(database: Database) -> dict[str, dict[str, Any]]:
+    """Rows by exit layer, or else by method."""
+    rows = database.query("FROM frontier").to_pylist()
+    return {str(json.loads(row["params"]).get("exit_layer", row["method"])): row for row in rows}
+
+
+def test_answers_of_another_length_are_marked_and_have_their_speed_up_per_token(database: Database) -> None:
+    rows = _frontier(database)
+    short, same = rows["1"], rows["2"]
+    assert (short["tokens_per_request"], short["full_tokens_per_request"], short["is_other_length"]) == (2, 5, True)
+    assert (same["tokens_per_request"], same["is_other_length"]) == (5, False)
+    # Blocks and an overhead of one for each token, and a prompt of two: 5 tokens of 4 blocks against 2 of 1.
+    assert short["speedup"] == pytest.approx(27 / 6, rel=0.02)
+    assert short["speedup_per_token"] == pytest.approx(5 / 2, rel=0.02)
+    assert (rows["full"]["speedup_per_token"], rows["full"]["is_other_length"]) == (1, None)
+
+
+def test_blocks_run_are_not_the_exit_layer_where_skipped_ones_are_run_after_all(database: Database) -> None:
+    rows = _frontier(database)
+    assert (rows["1"]["mean_exit_layer"], rows["1"]["mean_blocks_run"]) == (1, 1)
+    assert (rows["2"]["mean_exit_layer"], rows["2"]["mean_blocks_run"], rows["2"]["blocks"]) == (2, 4, 4)
+
+
+def test_the_realised_fraction_is_that_of_the_numbers_beside_it(database: Database) -> None:
+    for row in _frontier(database).values():
+        if row["is_full_depth"]:
+            assert (row["speedup_decode"], row["ideal_speedup_decode"], row["realised_fraction"]) == (1, 1, None)
+        else:
+            assert row["realised_fraction"] == row["speedup_decode"] / row["ideal_speedup_decode"]
+            assert (row["timed_documents"], row["timed_rounds"]) == (8, 1)
+
+
+def test_a_parameter_without_effect_is_in_no_view(database: Database) -> None:
+    params = database.query("SELECT params FROM runs WHERE method = 'gate'")["params"].to_pylist()
+    assert [json.loads(text) for text in params] == [{"rule": "epsilon", "epsilon": 0.95}] * 2
+    (asked, *_) = database.query("SELECT params FROM cell WHERE method = 'gate'")["params"].to_pylist()
+    assert json.loads(asked)["threshold"] == 0.9
+
+
+def test_more_time_saved_than_work_is_a_finding(database: Database, tmp_path: Path) -> None:
+    assert not database.query("FROM qc WHERE rule = 'realised_above_ideal'").to_pylist()
+    with duckdb.connect(str(tmp_path / "changed.duckdb")) as connection:
+        connection.execute(f"ATTACH '{database.path}' AS here (READ_ONLY)")
+        connection.execute("COPY FROM DATABASE here TO changed")
+        connection.execute("UPDATE metric SET value = value / 1.5 WHERE metric = 'ideal_speedup_decode'")
+        found = connection.execute("SELECT kind, severity FROM qc WHERE rule = 'realised_above_ideal'").fetchall()
+    assert found and set(found) == {("timing", 1)}
+
+
+COMPLETED = """
+    SELECT metric, role, value FROM metric JOIN attempt USING (attempt_id) JOIN cell USING (cell_id)
+    WHERE NOT (batch_size > 1 AND metric IN ('timed_documents', 'ideal_speedup_decode')) ORDER BY ALL
+"""
+PARAMETERS = "SELECT params FROM runs ORDER BY ALL"
+
+
+def test_what_earlier_attempts_do_not_say_is_filled_in_from_what_they_do(database: Database, earlier: Database) -> None:
+    _require_equal(earlier, database)
+    large = {batch: earlier.query(f"FROM frontier WHERE batch_size {batch}").to_pylist() for batch in ("= 1", "> 1")}
+    assert [row["ideal_speedup_decode"] is None for row in large["> 1"]] == [True]
+    assert not any(row["ideal_speedup_decode"] is None for row in large["= 1"])
+    (alone,) = large["> 1"]  # by bytes, of no meaning there, and what units had documents is not known
+    assert (alone["realised_fraction"], alone["timed_documents"], alone["timed_rounds"]) == (None, None, 1)
+
+
+def test_a_database_of_an_earlier_schema_is_filled_in_too(
+    database: Database, earlier: Database, tmp_path: Path
+) -> None:
+    path = tmp_path / "exitbench.duckdb"
+    with duckdb.connect(str(path)) as old:
+        for number, script in enumerate(migration_scripts()[:BEFORE], start=1):
+            old.execute(script)
+            old.execute("INSERT INTO schema_version VALUES ($1, now()::TIMESTAMP, 'earlier')", [number])
+        old.execute(f"ATTACH '{earlier.path}' AS now (READ_ONLY)")
+        columns = "SELECT table_name, list(column_name) FROM duckdb_columns() WHERE database_name = $1 GROUP BY ALL"
+        for table, names in old.execute(columns, [path.stem]).fetchall():
+            if table not in ("schema_version", "view_source", "published_source", "published_result"):
+                named = ", ".join(names)
+                own = "WHERE metric NOT IN $1" if table == "metric" else ""
+                old.execute(
+                    f"INSERT INTO {table} ({named}) SELECT {named} FROM now.{table} {own}", [LATER] if own else []
+                )
+    with open_database(path, read_only=False) as migrated:
+        _require_equal(migrated, database)
+
+
+def _require_equal(found: Database, expected: Database) -> None:
+    for query in (COMPLETED, PARAMETERS):
+        pairs = zip(found.query(query).to_pylist(), expected.query(query).to_pylist(), strict=True)
+        for one, other in pairs:
+            assert one.pop("value", 0) == pytest.approx(other.pop("value", 0))
+            assert one == other
