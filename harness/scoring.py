@@ -12,18 +12,17 @@ from exitbench.results.statistics import Interval, aggregate_interval
 from exitbench.tasks.base import DocumentScore, Task
 
 
-def task_metrics(task: Task, scores: Sequence[DocumentScore], seed: int) -> dict[str, tuple[str, Interval]]:
+def task_metrics(task: Task, scores: Sequence[DocumentScore]) -> dict[str, tuple[str, Interval]]:
     """Return version and value of each metric of a task, headline first.
 
     Args:
         task: The task.
         scores: One a document.
-        seed: Of the bootstrap; equal seeds pair the intervals of runs over the same documents.
     """
     metrics = {}
     for metric in task.metrics:
         statistics = np.array([score.summands(metric) for score in scores])
-        interval = aggregate_interval(statistics, partial(task.aggregate, metric), seed=seed)
+        interval = aggregate_interval(statistics, partial(task.aggregate, metric))
         metrics[metric] = (task.metric_version, interval)
     return metrics
 

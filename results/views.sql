@@ -250,6 +250,24 @@ replayed AS (
         AND q.fit_cell_id IS NOT DISTINCT FROM s.fit_cell_id AND abs(q.value - s.value) > greatest(1, q.blocks / 8)
         AND NOT coalesce(q.ci_low <= s.ci_high AND s.ci_low <= q.ci_high, false)
 ),
+-- far: even an interval twice as wide lacks 1 (on the logarithmic scale on which it is symmetric), which is hardly chance.
+floors AS (
+    SELECT attempt_id, n.suite, a.hw_id, v.value, v.ci_low, v.ci_high, NOT 1 BETWEEN v.ci_low AND v.ci_high AS missed,
+        missed AND abs(ln(v.value)) > ln(v.ci_high / v.ci_low) AS far
+    FROM run_names AS n JOIN attempt AS a USING (attempt_id) JOIN metric AS v USING (attempt_id)
+    WHERE v.metric = 'aa_speedup' AND v.ci_low > 0
+),
+-- chance: how probable it is that so many or more intervals of 95% miss what they should hold (binomial).
+missed_floors AS (
+    SELECT attempt_id, suite, intervals, missed, sum(exp(
+        lgamma(intervals + 1) - lgamma(k + 1) - lgamma(intervals - k + 1) + k * ln(0.05) + (intervals - k) * ln(0.95))) AS chance
+    FROM (SELECT *, unnest(range(missed, intervals + 1)) AS k FROM (
+        SELECT suite, count(*) AS intervals, count(*) FILTER (missed) AS missed,
+            arg_max(attempt_id, abs(ln(value))) FILTER (missed) AS attempt_id
+        FROM floors GROUP BY suite, hw_id
+    ) WHERE missed > 0)
+    GROUP BY ALL
+),
 findings AS (
     SELECT attempt_id, 'clocks_disagree' AS rule, 2 AS severity, printf(
         'wall clock and device clock differ by more than 2%% and 0.2 ms in %d of %d timed phases, by up to %.1f%%', apart,
@@ -263,7 +281,15 @@ findings AS (
     UNION ALL
     SELECT attempt_id, 'noise_floor', CASE WHEN abs(value - 1) > 0.05 THEN 2 ELSE 1 END, printf(
         'full depth against itself is not 1: %.4f, 95%% interval %.4f to %.4f', value, ci_low, ci_high)
-    FROM metric WHERE metric = 'aa_speedup' AND NOT 1 BETWEEN ci_low AND ci_high
+    FROM floors WHERE far
+    UNION ALL
+    SELECT attempt_id, 'noise_floor_coverage', CASE WHEN chance < 0.01 THEN 2 ELSE 1 END, printf(
+        'of %d intervals of full depth against itself in suite %s on this machine %d lack 1: %s', intervals, suite, missed,
+        CASE WHEN chance < 0.01 THEN 'more than by chance' ELSE 'by chance one of 20 does' END)
+    FROM missed_floors
+    UNION ALL
+    SELECT attempt_id, 'few_timed_documents', 1, printf('the speed-up is of %d document(s), fewer than 20', n)
+    FROM metric WHERE metric = 'speedup' AND n < 20
     UNION ALL
     SELECT attempt_id, 'throttled', 3, printf('the clock was held down at %d readings: %s', readings, reasons) FROM throttled
     UNION ALL
@@ -305,9 +331,11 @@ findings AS (
 SELECT n.*, c.kind, f.severity, f.rule, f.message
 FROM findings AS f JOIN run_names AS n USING (attempt_id) JOIN cell AS c ON c.cell_id = n.cell_id;
 COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should know. kind: of cell; severity: 1 a remark, 2 look before you cite it, 3 do not cite
-it; rule: clocks_disagree, not_repeatable, noise_floor, throttled, slow_clock, trace_incomplete, not_conforming, replay_differs, dirty_commit,
+it; rule: clocks_disagree, not_repeatable, noise_floor, noise_floor_coverage, few_timed_documents, throttled, slow_clock, trace_incomplete, not_conforming, replay_differs, dirty_commit,
 random_weights, limited, generation_not_applied (the score is not that of a model card), documents_dropped (remark where the suite asks for it) or prompts_truncated;
-message: what was found. noise_floor has severity 1 up to 5%: of 20 intervals of 95% one lacks 1 by chance; not_repeatable has severity 1 where the other attempt ran on another machine, and compares files of one version of
+message: what was found. noise_floor: full depth against itself differs from 1 by more than twice its interval''s half width, severity 1 up to 5%;
+noise_floor_coverage: how many of a suite''s intervals of full depth against itself on one machine lack 1, told once, with the one that is farthest off: of 20
+intervals of 95% one does by chance, and severity 2 where so many have a chance below 1%; few_timed_documents: fewer than 20, or batches of them; not_repeatable has severity 1 where the other attempt ran on another machine, and compares files of one version of
 their writer only; slow_clock: below 90% of the median over all rounds on that machine; replay_differs: a real decode and a replay of one setting whose mean exit
 layers are more than an eighth of the blocks (at least one) apart and their intervals too: more than keys and values of skipped blocks usually explain.';
 

@@ -26,7 +26,7 @@ from exitbench.harness.spec import WorkItem
 from exitbench.methods.base import Parts
 from exitbench.results.schema import TABLES
 from exitbench.results.spool import AttemptWriter
-from exitbench.results.statistics import Interval, ratio_interval
+from exitbench.results.statistics import Interval, bounded_ratio_interval, ratio_interval
 from exitbench.tasks.base import Document
 from exitbench.tasks.registry import get_task
 
@@ -61,7 +61,7 @@ def quality_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_pro
         for document, answer, score in zip(documents, answers, scores, strict=True)
     ]
     writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
-    metrics = task_metrics(task, scores, seed_for("bootstrap", cell.seed))
+    metrics = task_metrics(task, scores)
     for metric, (_, interval) in metrics.items():
         evaluated = results["results"][task.name][f"{metric},none"]
         if abs(evaluated - interval.value) > 1e-6:
@@ -146,10 +146,12 @@ def _depth_metrics(
     full_costs = answer_costs(session, session.full_parts(), full_made, [output.n_prompt for output in outputs])
     seed = seed_for("bootstrap", item.cell.seed)
     metrics = {
-        "mean_exit_layer": ratio_interval(
-            [sum(generation.exit_layers) for generation in made], [len(g.token_ids) for g in made], seed=seed
+        "mean_exit_layer": bounded_ratio_interval(
+            [sum(generation.exit_layers) for generation in made],
+            [len(g.token_ids) for g in made],
+            (1, session.checkpoint.model.n_blocks),
         ),
-        "token_match": ratio_interval(matches, [len(output.token_ids) for output in outputs], seed=seed),
+        "token_match": bounded_ratio_interval(matches, [len(output.token_ids) for output in outputs]),
         "ideal_speedup_bytes": ratio_interval(
             [cost.read_numel for cost in full_costs], [cost.read_numel for cost in costs], seed=seed
         ),
@@ -170,7 +172,7 @@ def _depth_metrics(
         accepted = [sum(layer < session.checkpoint.model.n_blocks for layer in g.exit_layers) for g in made]
         drafts = [kept + sum(generation.rejected) for kept, generation in zip(accepted, made, strict=True)]
         if sum(drafts):
-            metrics["acceptance_rate"] = ratio_interval(accepted, drafts, seed=seed)
+            metrics["acceptance_rate"] = bounded_ratio_interval(accepted, drafts)
     return metrics
 
 

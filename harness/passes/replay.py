@@ -5,10 +5,9 @@ from __future__ import annotations
 import duckdb
 
 from exitbench.harness.passes.session import METRIC_VERSION, Progress, Session, write_metrics
-from exitbench.harness.seeds import seed_for
 from exitbench.harness.spec import WorkItem
 from exitbench.results.spool import AttemptWriter
-from exitbench.results.statistics import ratio_interval
+from exitbench.results.statistics import bounded_ratio_interval
 
 
 def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
@@ -47,10 +46,9 @@ def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
             FROM tokens GROUP BY doc_key ORDER BY doc_key
             """
         ).fetchnumpy()
-    seed = seed_for("bootstrap", cell.seed)
     metrics = {
-        "mean_exit_layer": ratio_interval(per_document["depths"], per_document["tokens"], seed=seed),
-        "token_match": ratio_interval(per_document["matches"], per_document["tokens"], seed=seed),
+        "mean_exit_layer": bounded_ratio_interval(per_document["depths"], per_document["tokens"], (1, depth)),
+        "token_match": bounded_ratio_interval(per_document["matches"], per_document["tokens"]),
     }
     write_metrics(writer, {name: (METRIC_VERSION, interval) for name, interval in metrics.items()})
     on_progress(session.units(item))
