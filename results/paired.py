@@ -30,7 +30,7 @@ DRAWS: Final = 20_000
 """Exchanges considered beyond that: the observed one and random ones, so that p is a multiple of 1 / DRAWS."""
 POWER: Final = 0.8
 LEAST_DIFFERING: Final = 6
-"""Documents that must differ, all one way, before a test can reject at 5%: 2 / 2 ** 6 is below it, 2 / 2 ** 5 is not."""
+"""Documents that must differ, all one way, before a test can reject at 5%: 2 / 2 ** 6 is less, 2 / 2 ** 5 is more."""
 NOTHING_DIFFERS: Final = "no document differs"
 _BLOCK_ENTRIES: Final = 4_000_000
 _ROUNDING: Final = 1e-9
@@ -104,8 +104,9 @@ def difference_interval(value: float, moved: Floats) -> Interval:
     """Return the paired 95% interval of a difference on a scale of 0..100.
 
     What documents gain and what they lose are two numbers on the scale, each with Korn and Graubard's interval; the
-    two are joined by squares with their correlation. So it stays honest where few documents differ, and none differing
-    says no more than it can.
+    two are joined by squares with their correlation. So it stays honest where few documents differ. Where all of them
+    gain, or all lose, those that do otherwise and have not been seen are taken to differ as much on average, and where
+    none differs, by the whole scale.
 
     Args:
         value: The difference.
@@ -120,6 +121,9 @@ def difference_interval(value: float, moved: Floats) -> Interval:
     (gain_low, gain_high), (loss_low, loss_high) = (
         korn_graubard(mean, parts - mean) for mean, parts in ((gain, gains), (loss, losses))
     )
+    if gain + loss:
+        typical = (gain + loss) * n / np.count_nonzero(moved)
+        gain_high, loss_high = gain_high if gain else typical * gain_high, loss_high if loss else typical * loss_high
     spread = float(gains.std() * losses.std())
     correlation = float(((gains - gain) * (losses - loss)).mean()) / spread if spread else 0.0
 

@@ -36,6 +36,8 @@ PERCENT: Final[Bounds] = (0.0, 100.0)
 SHARE: Final[Bounds] = (0.0, 1.0)
 _TAIL: Final = (1 - LEVEL) / 2
 _EQUAL: Final = 1e-7
+# Fewer documents have too many resamples of one or two of them, of which nearly anything can be the spread.
+_LEAST_RESAMPLED: Final = 5
 _BLOCK_ENTRIES: Final = 2_000_000
 
 
@@ -144,10 +146,14 @@ def product_interval(rows: Floats, powers: Sequence[int], *, seed: int, n_boot: 
         # NaN where one document is all there is.
         if not error > _EQUAL:
             return _without(value, n)
-        below, above = np.quantile(_studentised(rows, exponents, seed, n_boot), [_TAIL, 1 - _TAIL])
-        t = t_quantile(n)
-        low, high = value * np.exp(-error * max(t, above)), value * np.exp(error * max(t, -below))
-    return Interval(value, float(low), float(high), f"Student's t of the logarithm, studentised-bootstrap-{n_boot}", n)
+        reach_low = reach_high = t_quantile(n)
+        if n >= _LEAST_RESAMPLED:
+            below, above = np.quantile(_studentised(rows, exponents, seed, n_boot), [_TAIL, 1 - _TAIL])
+            reach_low, reach_high = max(reach_low, above), max(reach_high, -below)
+        low, high = float(value * np.exp(-error * reach_low)), float(value * np.exp(error * reach_high))
+    if low == 0 or np.isinf(high):
+        return _without(value, n)
+    return Interval(value, low, high, f"Student's t of the logarithm, studentised-bootstrap-{n_boot}", n)
 
 
 def _studentised(rows: Floats, powers: Floats, seed: int, n_boot: int) -> Floats:
