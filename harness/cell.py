@@ -143,10 +143,11 @@ class TimingSettings:
     """How a timing cell measures (docs: how we measure).
 
     Attributes:
-        documents: Documents timed, taken in order.
+        documents: Documents timed, taken in order. They are what intervals are over, so that fewer than the default are
+            a remark; rounds over the same ones make no interval hold more often.
         max_rounds: Upper bound of ABBA rounds over the documents.
-        target_half_width: Stop earlier once the 95% interval of the paired speed-up is within
-            this half width, relative to the speed-up.
+        target_half_width: Stop earlier, after two rounds or more, once the 95% interval of the paired speed-up is
+            within this half width, relative to the speed-up.
         warm_up: Requests decoded before anything is timed.
     """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from exitbench.errors import UserError
 from exitbench.harness.artifact import Description, inspect_checkpoint
-from exitbench.harness.cell import Cell, Generation, Kind, MethodRef, ModelRef, TaskRef
+from exitbench.harness.cell import Cell, Generation, Kind, MethodRef, ModelRef, TaskRef, TimingSettings
 from exitbench.harness.corpus import Corpora
 from exitbench.harness.drafts import Draft, expand, select
 from exitbench.harness.exit_heads import read_exit_blocks
@@ -27,6 +27,7 @@ from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.registry import distribution, source_sha256
 from exitbench.results.spool import TO_BE_RUN, UNFINISHED, AttemptStatus, latest_status
 from exitbench.tasks.registry import get_task
+from exitbench.terminal import number_of
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,19 @@ class Plan:
     def untrained(self) -> tuple[Recipe, ...]:
         """Recipes that must be trained before their cells can run."""
         return tuple(group.recipe for group in self.groups if group.recipe and group.folder is None)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is not wrong but should be known of the whole suite, a sentence each."""
+        cells = [planned.item.cell for group in self.groups for planned in group.cells]
+        timed = [min(cell.timing.documents, cell.task.documents) for cell in cells if cell.timing is not None]
+        fewest, enough = min(timed, default=0), TimingSettings().documents
+        if not timed or fewest >= enough:
+            return ()
+        return (
+            f"Speed is timed on as few as {number_of(fewest, 'document')}: intervals are over documents, and those of "
+            f"fewer than {enough} are wide ([timing] documents; limit of a task).",
+        )
 
     def states(self) -> Counter[State]:
         """Return how many cells have each state; those of untrained models are new."""

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from exitbench.errors import UserError
 from exitbench.harness.scoring import metric_table, score_columns, task_metrics
-from exitbench.harness.seeds import seed_for
 from exitbench.harness.spec import DataRequest
 from exitbench.results.rescores import Rescore, is_rescored, record_rescore
 from exitbench.results.selection import Run, Runs
@@ -155,7 +154,7 @@ class _Scorer:
             )
         scores = [task.score(documents[row["doc_key"]], row["output_text"]) for row in rows]
         samples = [{"doc_key": row["doc_key"], **score_columns(score)} for row, score in zip(rows, scores, strict=True)]
-        metrics = metric_table(task_metrics(task, scores, seed_for("bootstrap", stored.cell["seed"])))
+        metrics = metric_table(task_metrics(task, scores))
         new = Rescore(stored.attempt_id, task.metric_version, pa.Table.from_pylist(samples), metrics)
         record_rescore(self._spool_root, new)
 

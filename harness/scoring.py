@@ -21,18 +21,17 @@ class Metric(NamedTuple):
     interval: Interval
 
 
-def task_metrics(task: Task, scores: Sequence[DocumentScore], seed: int) -> dict[str, Metric]:
+def task_metrics(task: Task, scores: Sequence[DocumentScore]) -> dict[str, Metric]:
     """Return each metric of a task, headline first.
 
     Args:
         task: The task.
         scores: One a document.
-        seed: Of the bootstrap; equal seeds pair the intervals of runs over the same documents.
     """
     metrics = {}
     for metric in task.metrics:
         statistics = np.array([score.summands(metric) for score in scores])
-        interval = aggregate_interval(statistics, partial(task.aggregate, metric), seed=seed)
+        interval = aggregate_interval(statistics, partial(task.aggregate, metric))
         role = "headline" if metric == task.headline else "task"
         metrics[metric] = Metric(task.metric_version, role, interval)
     return metrics

@@ -11,6 +11,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -58,6 +59,8 @@ class Timing:
     method: list[Generation]
 
 
+MIN_ROUNDS: Final = 2
+"""Rounds before precision may stop the reading: one that looks narrow at once is often one that was narrow by luck."""
 ORDER = (("full", False), ("full", True), ("method", False), ("method", False), ("full", True), ("full", False))
 
 
@@ -112,7 +115,7 @@ def measure(
             on_unit(round_ * len(units) + index + 1)
         device.append(read_device(kind, round_, "end"))
         estimate = speedup(readings, "total", seed)
-        if estimate.low is not None and estimate.high is not None:
+        if round_ + 1 >= MIN_ROUNDS and estimate.low is not None and estimate.high is not None:
             half_width = (estimate.high - estimate.low) / 2 / estimate.value
             if half_width <= settings.target_half_width:
                 return Timing(readings, device, "precise", full_outputs, outputs)

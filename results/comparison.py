@@ -12,7 +12,16 @@ from exitbench.errors import UserError
 from exitbench.results.database import Database
 from exitbench.results.paired import Difference, binary_difference, difference, holm
 from exitbench.results.selection import Run, Runs
-from exitbench.results.statistics import Aggregate, Floats, Interval, aggregate_interval, mean_interval, ratio_interval
+from exitbench.results.statistics import (
+    SHARE,
+    Aggregate,
+    Floats,
+    Interval,
+    bounded_ratio_interval,
+    mean_interval,
+    product_interval,
+    ratio_interval,
+)
 
 Aggregates = Callable[[str, str], Aggregate]
 """From a task and one of its metrics to how the metric adds up."""
@@ -79,11 +88,11 @@ class Contrast:
         b: Value of B.
         contrast: What the estimate is: `b - a`, `b / a`, or `share` and `median` of both together.
         estimate: The contrast; None where `how` says why there is none.
-        low: Lower end of its paired 95% bootstrap interval.
+        low: Lower end of its paired 95% interval.
         high: Upper end.
         p: Two-sided p-value of no difference; metrics only.
         p_holm: The same, adjusted by Holm for every metric of every run compared at once.
-        detectable: Smallest true difference that would be found (5%, two-sided) with 80% power.
+        detectable: Smallest true difference that the test finds (5%, two-sided, 80% power); None where it finds none.
         n: Documents.
         how: How p was found, or why there is no estimate.
     """
@@ -268,8 +277,8 @@ class _Comparer:
         pairs = list(zip(a.output_ids, b.output_ids, strict=True))
         equal = [sum(x == y for x, y in zip(first, second, strict=False)) for first, second in pairs]
         parted = [_first_divergence(first, second) for first, second in pairs if first != second]
-        tokens = ratio_interval(equal, lengths_a, seed=seed)
-        same = mean_interval([first == second for first, second in pairs], seed=seed)
+        tokens = bounded_ratio_interval(equal, lengths_a)
+        same = mean_interval([first == second for first, second in pairs], SHARE)
         return [
             _of_interval(replace(blank, quantity="equal_tokens", contrast="share"), tokens),
             _of_interval(replace(blank, quantity="equal_answers", contrast="share"), same),
@@ -308,7 +317,8 @@ class _Comparer:
             return replace(blank, how="not comparable: different documents were timed")
         # Full depth against itself is 1, and needs no session.
         a, b = (np.array([own[key] if own else (1.0, 1.0) for key in sorted(keys)], dtype=np.float64) for own in times)
-        interval = aggregate_interval(np.concatenate([a, b], axis=1), _ratio_of_speedups, seed=seed)
+        # A's speed-up below, B's above: (full B / B) / (full A / A).
+        interval = product_interval(np.concatenate([a, b], axis=1), (-1, 1, 1, -1), seed=seed)
         speeds = [float(own[:, 0].sum() / own[:, 1].sum()) for own in (a, b)]
         return replace(_of_interval(blank, interval), a=speeds[0], b=speeds[1])
 
@@ -335,17 +345,11 @@ def _latest_comparable(
     return max(pairs, key=lambda pair: sorted(pair, reverse=True), default=None)
 
 
-def _ratio_of_speedups(total: Floats, _n: Floats) -> Floats:
-    """From summed times [full A, A, full B, B]."""
-    ratio: Floats = (total[..., 2] / total[..., 3]) / (total[..., 0] / total[..., 1])
-    return ratio
-
-
 def _difference(a: _Samples, b: _Samples, metric: str, aggregate: Aggregate, seed: int) -> Difference:
     rows_a, rows_b = a.rows(metric), b.rows(metric)
     plain = not any(metric in own for own in a.statistics)
     if plain and set(np.unique([rows_a, rows_b])) <= {0.0, 100.0}:
-        return binary_difference(rows_a[:, 0], rows_b[:, 0], seed=seed)
+        return binary_difference(rows_a[:, 0], rows_b[:, 0])
     return difference(rows_a, rows_b, aggregate, seed=seed)
 
 

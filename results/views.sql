@@ -278,6 +278,24 @@ replayed AS (
         AND q.fit_cell_id IS NOT DISTINCT FROM s.fit_cell_id AND abs(q.value - s.value) > greatest(1, q.blocks / 8)
         AND NOT coalesce(q.ci_low <= s.ci_high AND s.ci_low <= q.ci_high, false)
 ),
+-- far: even an interval twice as wide lacks 1 (on the logarithmic scale on which it is symmetric), which is hardly chance.
+floors AS (
+    SELECT attempt_id, n.suite, a.hw_id, v.value, v.ci_low, v.ci_high, NOT 1 BETWEEN v.ci_low AND v.ci_high AS missed,
+        missed AND abs(ln(v.value)) > ln(v.ci_high / v.ci_low) AS far
+    FROM run_names AS n JOIN attempt AS a USING (attempt_id) JOIN metric AS v USING (attempt_id)
+    WHERE v.metric = 'aa_speedup' AND v.ci_low > 0
+),
+-- chance: how probable it is that so many or more intervals of 95% miss what they should hold (binomial).
+missed_floors AS (
+    SELECT attempt_id, suite, intervals, missed, sum(exp(
+        lgamma(intervals + 1) - lgamma(k + 1) - lgamma(intervals - k + 1) + k * ln(0.05) + (intervals - k) * ln(0.95))) AS chance
+    FROM (SELECT *, unnest(range(missed, intervals + 1)) AS k FROM (
+        SELECT suite, count(*) AS intervals, count(*) FILTER (missed) AS missed,
+            arg_max(attempt_id, abs(ln(value))) FILTER (missed AND NOT far) AS attempt_id
+        FROM floors GROUP BY suite, hw_id
+    ) WHERE attempt_id IS NOT NULL)
+    GROUP BY ALL
+),
 findings AS (
     SELECT attempt_id, 'clocks_disagree' AS rule, 2 AS severity, printf(
         'wall clock and device clock differ by more than 2%% and 0.2 ms in %d of %d timed phases, by up to %.1f%%', apart,
@@ -291,7 +309,15 @@ findings AS (
     UNION ALL
     SELECT attempt_id, 'noise_floor', CASE WHEN abs(value - 1) > 0.05 THEN 2 ELSE 1 END, printf(
         'full depth against itself is not 1: %.4f, 95%% interval %.4f to %.4f', value, ci_low, ci_high)
-    FROM metric WHERE metric = 'aa_speedup' AND NOT 1 BETWEEN ci_low AND ci_high
+    FROM floors WHERE far
+    UNION ALL
+    SELECT attempt_id, 'noise_floor_coverage', CASE WHEN chance < 0.01 THEN 2 ELSE 1 END, printf(
+        'of %d intervals of full depth against itself in suite %s on this machine %d lack 1: %s', intervals, suite, missed,
+        CASE WHEN chance < 0.01 THEN 'more than by chance' ELSE 'by chance one of 20 does' END)
+    FROM missed_floors
+    UNION ALL
+    SELECT attempt_id, 'few_timed_documents', 1, printf('the speed-up is of %d document(s), fewer than 20', n)
+    FROM metric WHERE metric = 'speedup' AND n < 20
     UNION ALL
     SELECT attempt_id, 'realised_above_ideal', 1, printf(
         'decoding is %.2f times as fast, %.0f%% of what its work allows (%.2f): the cost model leaves something out here',
@@ -339,9 +365,11 @@ findings AS (
 SELECT n.*, c.kind, f.severity, f.rule, f.message
 FROM findings AS f JOIN run_names AS n USING (attempt_id) JOIN cell AS c ON c.cell_id = n.cell_id;
 COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should know. kind: of cell; severity: 1 a remark, 2 look before you cite it, 3 do not cite
-it; rule: clocks_disagree, not_repeatable, noise_floor, realised_above_ideal (speedup_decode above 1.05 times ideal_speedup_decode), throttled, slow_clock, trace_incomplete, not_conforming, replay_differs, dirty_commit,
+it; rule: clocks_disagree, not_repeatable, noise_floor, noise_floor_coverage, few_timed_documents, realised_above_ideal (speedup_decode above 1.05 times ideal_speedup_decode), throttled, slow_clock, trace_incomplete, not_conforming, replay_differs, dirty_commit,
 random_weights, limited, generation_not_applied (the score is not that of a model card), documents_dropped (remark where the suite asks for it) or prompts_truncated;
-message: what was found. noise_floor has severity 1 up to 5%: of 20 intervals of 95% one lacks 1 by chance; not_repeatable has severity 1 where the other attempt ran on another machine, and compares files of one version of
+message: what was found. noise_floor: full depth against itself differs from 1 by more than twice its interval''s half width, severity 1 up to 5%;
+noise_floor_coverage: how many of a suite''s intervals of full depth against itself on one machine lack 1, told once, with the farthest that is not told as
+noise_floor: of 20 intervals of 95% one does by chance, and severity 2 where so many have a chance below 1%; few_timed_documents: fewer than 20, or batches of them; not_repeatable has severity 1 where the other attempt ran on another machine, and compares files of one version of
 their writer only; slow_clock: below 90% of the median over all rounds on that machine; replay_differs: a real decode and a replay of one setting whose mean exit
 layers are more than an eighth of the blocks (at least one) apart and their intervals too: more than keys and values of skipped blocks usually explain.';
 
@@ -436,18 +464,38 @@ CREATE OR REPLACE MACRO t_quantile(n) AS
 COMMENT ON MACRO t_quantile IS 'What half a 95% interval of a mean of n independent rows is, in standard errors: the 97.5% quantile of Student''s t at n - 1
 degrees of freedom. NULL where there is one row. (From tables, behind ten degrees of freedom by Abramowitz and Stegun, 26.7.5.)';
 
-CREATE OR REPLACE MACRO half_width(s, c) AS
-    t_quantile(count(*)) / sum(c) * sqrt(greatest(0, count(*) / (count(*) - 1) * (
+CREATE OR REPLACE MACRO ratio_error(s, c) AS
+    sqrt(greatest(0, count(*) / (count(*) - 1) * (
         sum(s * s) - 2 * sum(s) / sum(c) * sum(s * c) + (sum(s) / sum(c)) ** 2 * sum(c * c)
-    )));
+    ))) / sum(c);
+COMMENT ON MACRO ratio_error IS 'Standard error of sum(s) / sum(c) over grouped rows, one a document. (The linearised variance of a ratio; Cochran, Sampling
+Techniques, 1977, section 6.4.)';
+
+CREATE OR REPLACE MACRO share_half_width(share, error, n) AS
+    CASE WHEN n > 1 THEN CASE
+        WHEN share <= 0 OR share >= 1 OR error <= 1e-7 THEN greatest(share, 1 - share) * (1 - 0.025 ** (1 / n))
+        ELSE greatest(
+            share - share / (share + (1 - share) * exp(least(500, t_quantile(n) * error / (share * (1 - share))))),
+            share / (share + (1 - share) * exp(-least(500, t_quantile(n) * error / (share * (1 - share))))) - share
+        )
+    END END;
+COMMENT ON MACRO share_half_width IS 'Half the width of the 95% interval of a share, 0..1, by its standard error over n documents: the farther end of Student''s t on the
+logit, which near 0 and 1 is far more than the share''s own t would be. Where no document differs: as far as documents unseen so far could move it, 1 - 0.025 ** (1 /
+n) of them (the rule of three, two-sided).';
+
+CREATE OR REPLACE MACRO half_width(s, c) AS
+    CASE
+        WHEN min(s) >= 0 AND bool_and(s <= c) THEN share_half_width(sum(s) / sum(c), ratio_error(s, c), count(*))
+        WHEN ratio_error(s, c) > 1e-7 * abs(sum(s) / sum(c)) THEN t_quantile(count(*)) * ratio_error(s, c)
+    END;
 COMMENT ON MACRO half_width IS 'Half the width of the 95% interval of sum(s) / sum(c) over grouped rows, one a document: s is a sum over the
-document''s tokens and c their number, so that tokens of one document do not count as independent. NULL where there is one document. (The linearised
-variance of a ratio; Cochran, Sampling Techniques, 1977, section 6.4; times t_quantile of the documents, so that few make it wide.)';
+document''s tokens and c their number, so that tokens of one document do not count as independent. By t_quantile of the documents, so that few make it wide; where every
+s is from 0 to c, by share_half_width. Never 0: NULL where there is one document, or where none differs and the scale is not known.';
 
 CREATE OR REPLACE MACRO mean_half_width(x) AS
-    t_quantile(count(x)) * stddev_samp(x) / sqrt(count(x));
+    CASE WHEN max(x) > min(x) THEN t_quantile(count(x)) * stddev_samp(x) / sqrt(count(x)) END;
 COMMENT ON MACRO mean_half_width IS 'Half the width of the 95% interval of avg(x) over independent rows, such as runs, by t_quantile of their number. NULL
-where there is one row.';
+where there is one row, and where all are equal, which says nothing of how far others would be off.';
 
 CREATE VIEW probe_by_document AS
 SELECT n.*, d.* EXCLUDE (attempt_id)

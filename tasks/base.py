@@ -2,7 +2,7 @@
 
 A task reads the same records from three sources (built-in generated data, local files in the data
 set's original format, the hub) and never needs the network to score. Scores are kept per document,
-as values and as sufficient statistics, so that a bootstrap resample is one matrix product.
+as values and as sufficient statistics, so that a metric over any of them is a sum away.
 """
 
 import json

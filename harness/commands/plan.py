@@ -45,6 +45,7 @@ def plan(arguments: Namespace) -> int:
 
 
 def _lines(plan: Plan, retry: Retry, estimates: dict[str, Estimate]) -> Iterator[str]:
+    yield from plan.remarks
     for group in plan.groups:
         yield f"{group.model.name}: {_origin(group)}"
         yield from (f"  {remark}" for remark in group.remarks)

@@ -55,6 +55,8 @@ def run(arguments: Namespace) -> int:
         cores = arguments.threads or available_cores()
         ensure_all_trained(plan.untrained, runs.models, arguments.data_dir, cores)
         plan = planned(arguments)
+    for remark in plan.remarks:
+        tell(remark)
     for group in plan.groups:
         for remark in group.remarks:
             tell(f"{group.model.name}: {remark}")

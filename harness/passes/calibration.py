@@ -15,13 +15,12 @@ import pyarrow as pa
 
 from exitbench.harness.lm import Answer
 from exitbench.harness.passes.session import Progress, Session, with_role, write_metrics
-from exitbench.harness.seeds import seed_for
 from exitbench.harness.spec import WorkItem
 from exitbench.methods.base import Parts
 from exitbench.results.risk_control import calibrate
 from exitbench.results.schema import TABLES
 from exitbench.results.spool import AttemptWriter
-from exitbench.results.statistics import Interval, aggregate_interval, ratio_interval
+from exitbench.results.statistics import SHARE, Interval, bounded_ratio_interval, mean_interval
 from exitbench.tasks.base import Document
 from exitbench.tasks.registry import get_task
 
@@ -38,7 +37,7 @@ def calibration_pass(session: Session, item: WorkItem, writer: AttemptWriter, on
     def losses_at(level: float) -> np.ndarray:
         early = session.answers(item, documents, _at(session, item, level), lambda n: None)
         on_progress(next(done))
-        depths[level] = _mean_exit(early, seed_for("bootstrap", item.cell.seed)).value
+        depths[level] = _mean_exit(session, early).value
         return losses(item, documents, full, early)
 
     path = calibrate(settings.rule, settings.levels, losses_at, settings.delta, settings.epsilon)
@@ -93,10 +92,8 @@ def _held_out(session: Session, item: WorkItem, chosen: float | None) -> tuple[I
     full = session.answers(item, documents, session.full_parts(), lambda n: None)
     parts = session.full_parts() if chosen is None else _at(session, item, chosen)
     early = session.answers(item, documents, parts, lambda n: None)
-    statistics = np.array([[loss] for loss in losses(item, documents, full, early)])
-    seed = seed_for("bootstrap", item.cell.seed)
-    loss = aggregate_interval(statistics, lambda total, n: total[..., 0] / n, seed=seed)
-    return loss, _mean_exit(early, seed)
+    loss = mean_interval(losses(item, documents, full, early), SHARE)
+    return loss, _mean_exit(session, early)
 
 
 def _at(session: Session, item: WorkItem, level: float) -> Parts:
@@ -104,6 +101,7 @@ def _at(session: Session, item: WorkItem, level: float) -> Parts:
     return method.parts(session.checkpoint.model.n_blocks, session.fitted(item))
 
 
-def _mean_exit(answers: Sequence[Answer], seed: int) -> Interval:
+def _mean_exit(session: Session, answers: Sequence[Answer]) -> Interval:
     made = [answer.generation for answer in answers]
-    return ratio_interval([sum(g.exit_layers) for g in made], [len(g.exit_layers) for g in made], seed=seed)
+    scale = (1, session.checkpoint.model.n_blocks)
+    return bounded_ratio_interval([sum(g.exit_layers) for g in made], [len(g.exit_layers) for g in made], scale)

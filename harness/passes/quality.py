@@ -26,7 +26,7 @@ from exitbench.harness.spec import WorkItem
 from exitbench.methods.base import Parts
 from exitbench.results.schema import TABLES
 from exitbench.results.spool import AttemptWriter
-from exitbench.results.statistics import ratio_interval
+from exitbench.results.statistics import bounded_ratio_interval, ratio_interval
 from exitbench.tasks.base import Document
 from exitbench.tasks.registry import get_task
 
@@ -61,7 +61,7 @@ def quality_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_pro
         for document, answer, score in zip(documents, answers, scores, strict=True)
     ]
     writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
-    metrics = task_metrics(task, scores, seed_for("bootstrap", cell.seed))
+    metrics = task_metrics(task, scores)
     for metric, stored in metrics.items():
         evaluated = results["results"][task.name][f"{metric},none"]
         if abs(evaluated - stored.interval.value) > 1e-6:
@@ -145,12 +145,12 @@ def _decode_metrics(
     full_lengths = [output.n_prompt for output in outputs]
     full_costs = answer_costs(checkpoint, session.full_parts(), full_made, full_lengths, first_token)
     seed = seed_for("bootstrap", item.cell.seed)
-    tokens = [len(generation.token_ids) for generation in made]
+    tokens, scale = [len(generation.token_ids) for generation in made], (1, checkpoint.model.n_blocks)
     depth = {
-        "mean_exit_layer": ratio_interval([sum(generation.exit_layers) for generation in made], tokens, seed=seed),
-        "mean_blocks_run": ratio_interval([sum(generation.blocks_run) for generation in made], tokens, seed=seed),
+        "mean_exit_layer": bounded_ratio_interval([sum(g.exit_layers) for g in made], tokens, scale),
+        "mean_blocks_run": bounded_ratio_interval([sum(g.blocks_run) for g in made], tokens, scale),
     }
-    agreement = {"token_match": ratio_interval(matches, [len(output.token_ids) for output in outputs], seed=seed)}
+    agreement = {"token_match": bounded_ratio_interval(matches, [len(output.token_ids) for output in outputs])}
     work = {
         "ideal_speedup_bytes": ratio_interval(
             [cost.read_numel for cost in full_costs], [cost.read_numel for cost in costs], seed=seed
@@ -175,7 +175,7 @@ def _decode_metrics(
         ]
         drafts = [kept + sum(generation.rejected) for kept, generation in zip(accepted, made, strict=True)]
         if sum(drafts):
-            agreement["acceptance_rate"] = ratio_interval(accepted, drafts, seed=seed)
+            agreement["acceptance_rate"] = bounded_ratio_interval(accepted, drafts)
     return with_role("depth", depth) | with_role("agreement", agreement) | with_role("cost", work)
 
 

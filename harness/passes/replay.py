@@ -5,10 +5,9 @@ from __future__ import annotations
 import duckdb
 
 from exitbench.harness.passes.session import Progress, Session, with_role, write_metrics
-from exitbench.harness.seeds import seed_for
 from exitbench.harness.spec import WorkItem
 from exitbench.results.spool import AttemptWriter
-from exitbench.results.statistics import ratio_interval
+from exitbench.results.statistics import bounded_ratio_interval
 
 
 def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
@@ -49,12 +48,11 @@ def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
             FROM tokens GROUP BY doc_key ORDER BY doc_key
             """
         ).fetchnumpy()
-    seed = seed_for("bootstrap", cell.seed)
     depths = {"mean_exit_layer": "depths", "mean_blocks_run": "blocks"}
     if parts.kv_policy.deferred is not None:
         del depths["mean_blocks_run"]  # later tokens of a real decode run skipped blocks too
-    tokens = per_document["tokens"]
-    metrics = {name: ratio_interval(per_document[column], tokens, seed=seed) for name, column in depths.items()}
-    match = ratio_interval(per_document["matches"], tokens, seed=seed)
+    n_tokens, scale = per_document["tokens"], (1, depth)
+    metrics = {name: bounded_ratio_interval(per_document[column], n_tokens, scale) for name, column in depths.items()}
+    match = bounded_ratio_interval(per_document["matches"], n_tokens)
     write_metrics(writer, with_role("depth", metrics) | with_role("agreement", {"token_match": match}))
     on_progress(session.units(item))

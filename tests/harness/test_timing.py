@@ -46,7 +46,7 @@ def test_the_order_of_arms_is_a_palindrome_so_that_drift_cancels() -> None:
     assert {place for place, arm in enumerate(ORDER) if arm == ("method", False)} == {2, 3}
 
 
-@pytest.mark.parametrize(("half_width", "rounds", "reason"), [(1e9, 1, "precise"), (0.0, 3, "rounds")])
+@pytest.mark.parametrize(("half_width", "rounds", "reason"), [(1e9, 2, "precise"), (0.0, 3, "rounds")])
 def test_reading_stops_when_precise_enough_or_when_the_rounds_are_spent(
     worded_model: Path, half_width: float, rounds: int, reason: str
 ) -> None:

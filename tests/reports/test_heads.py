@@ -105,7 +105,13 @@ def test_shares_of_exits_are_told_of_every_head_with_intervals_by_document(
         assert row["share"] == pytest.approx(here.mean())
         # documents are equally long, so that the ratio's interval is that of a mean over documents
         t = {8: 2.365}[maker.DOCUMENTS]
-        assert row["half_width"] == pytest.approx(t * here.mean(axis=1).std(ddof=1) / np.sqrt(maker.DOCUMENTS))
+        share, half = here.mean(), t * here.mean(axis=1).std(ddof=1) / np.sqrt(maker.DOCUMENTS)
+        if half:
+            logit, steps = np.log(share / (1 - share)), half / (share * (1 - share))
+            ends = 1 / (1 + np.exp(steps - logit)), 1 / (1 + np.exp(-steps - logit))
+        else:  # no document differs: as far as others could move it that have not been seen
+            ends = share * 0.025 ** (1 / maker.DOCUMENTS), 1 - (1 - share) * 0.025 ** (1 / maker.DOCUMENTS)
+        assert row["half_width"] == pytest.approx(max(share - ends[0], ends[1] - share))
         assert row["n"] == here.size
     (axes,) = drawn(heads_fig4_exit_distribution, rows).axes
     assert [list(line.get_ydata()) for line in axes.lines] == [

@@ -136,13 +136,25 @@ def by_model_and_block(frame: Frame, name: str, tolerance: float = 0) -> dict[tu
     return {(row["model"], row["block"]): row[name] for row in rows if row.get("tolerance", 0) == tolerance}
 
 
+def reach(share: float, half: float, documents: int) -> float:
+    """How far the interval of a share goes whose own t interval has this half width: the farther end on the logit."""
+    if half < 1e-6:
+        return max(share, 1 - share) * (1 - 0.025 ** (1 / documents))
+    logit, steps = np.log(share / (1 - share)), half / (share * (1 - share))
+    return float(max(share - 1 / (1 + np.exp(steps - logit)), 1 / (1 + np.exp(-steps - logit)) - share))
+
+
 def half_width(one: Probed, values: np.ndarray) -> np.ndarray:
     """Half the 95 % interval of the mean of `values` [N, ..] over tokens, where tokens of a document come together."""
     keys = sorted(set(one.doc_key))
     inside = np.array([[key == other for other in one.doc_key] for key in keys], float)
     rest = inside @ (values.astype(float) - values.astype(float).mean(axis=0))
     n = len(keys)
-    return np.asarray(T[n] * np.sqrt(n / (n - 1) * (rest**2).sum(axis=0)) / len(values))
+    halves = T[n] * np.sqrt(n / (n - 1) * (rest**2).sum(axis=0)) / len(values)
+    sums, means = inside @ values, values.mean(axis=0)
+    shares = ((sums >= 0) & (sums <= inside.sum(axis=1).reshape(-1, *[1] * (values.ndim - 1)))).all(axis=0)
+    parts = zip(np.ravel(means), np.ravel(halves), np.ravel(shares), strict=True)
+    return np.reshape([reach(mean, half, n) if share else half for mean, half, share in parts], np.shape(means))
 
 
 def expected_by_block(values: Callable[[Probed], np.ndarray]) -> dict[tuple[str, int], float]:

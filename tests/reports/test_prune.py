@@ -195,11 +195,20 @@ def exits_of(maker: ModuleType, row: Mapping[str, Any]) -> np.ndarray:
     return exits(maker.Method(row["method"], params), world_of(maker, row["model"]))
 
 
+def reach(share: float, half: float, documents: int) -> float:
+    """How far the interval of a share goes whose own t interval has this half width: the farther end on the logit."""
+    if half < 1e-6:
+        return max(share, 1 - share) * (1 - 0.025 ** (1 / documents))
+    logit, steps = np.log(share / (1 - share)), half / (share * (1 - share))
+    return float(max(share - 1 / (1 + np.exp(steps - logit)), 1 / (1 + np.exp(-steps - logit)) - share))
+
+
 def half_width(maker: ModuleType, values: np.ndarray, counts: np.ndarray) -> float:
     """Half of the 95 % interval of a ratio of sums over documents."""
     s, c = (one.reshape(maker.DOCUMENTS, -1).sum(1) for one in (values, counts))
     left = s - s.sum() / c.sum() * c
-    return float(T[len(s)] * np.sqrt(len(s) / (len(s) - 1) * (left**2).sum()) / c.sum())
+    half = float(T[len(s)] * np.sqrt(len(s) / (len(s) - 1) * (left**2).sum()) / c.sum())
+    return reach(s.sum() / c.sum(), half, len(s)) if ((s >= 0) & (s <= c)).all() else half
 
 
 def ours(frame: Frame, **values: Any) -> list[Mapping[str, Any]]:

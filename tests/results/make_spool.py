@@ -23,7 +23,7 @@ from exitbench.results.risk_control import calibrate
 from exitbench.results.schema import FITTED_FILE, PROBE_FLOAT_LISTS, PROBE_ID_LISTS
 from exitbench.results.settling import settling
 from exitbench.results.spool import AttemptWriter
-from exitbench.results.statistics import Interval, mean_interval, ratio_interval
+from exitbench.results.statistics import PERCENT, Interval, bounded_ratio_interval, mean_interval, ratio_interval
 
 DOCUMENTS = 8
 TOKENS = 5
@@ -316,10 +316,11 @@ def _depth_metrics(world: World, exits: np.ndarray, blocks_run: np.ndarray) -> d
     n_tokens = np.full(DOCUMENTS, TOKENS)
     blocks = np.full(DOCUMENTS, TOKENS * world.margin.shape[1])
     matches, depth = _per_document(_emitted(world, exits) == world.final_id), _per_document(exits)
+    scale = (1, world.margin.shape[1])
     return {
-        "mean_exit_layer": ratio_interval(depth, n_tokens, seed=0, n_boot=N_BOOT),
-        "mean_blocks_run": ratio_interval(_per_document(blocks_run), n_tokens, seed=0, n_boot=N_BOOT),
-        "token_match": ratio_interval(matches, n_tokens, seed=0, n_boot=N_BOOT),
+        "mean_exit_layer": bounded_ratio_interval(depth, n_tokens, scale),
+        "mean_blocks_run": bounded_ratio_interval(_per_document(blocks_run), n_tokens, scale),
+        "token_match": bounded_ratio_interval(matches, n_tokens),
         "ideal_speedup_bytes": ratio_interval(blocks, depth, seed=0, n_boot=N_BOOT),
         "ideal_speedup_flops": ratio_interval(blocks + TOKENS, depth + TOKENS, seed=0, n_boot=N_BOOT),
     }
@@ -349,7 +350,7 @@ def _write_quality(root: Path, cell: dict[str, Any], task: Task, world: World, e
     emitted = _emitted(world, exits).reshape(DOCUMENTS, TOKENS)
     best = np.random.default_rng(len(task.name)).uniform(60, 100, size=DOCUMENTS)
     scores = best * _per_document(_emitted(world, exits) == world.final_id) / TOKENS
-    metrics = {name: mean_interval(scores / (1 + i), seed=0, n_boot=N_BOOT) for i, name in enumerate(task.metrics)}
+    metrics = {name: mean_interval(scores / (1 + i), PERCENT) for i, name in enumerate(task.metrics)}
     samples = {
         "doc_key": _doc_keys(),
         "output_text": [" ".join(f"w{token}" for token in row) for row in emitted],

@@ -1,6 +1,7 @@
 """Findings about runs: each rule breaks once, and says nothing of a run that is fine."""
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -11,8 +12,10 @@ import pytest
 
 from exitbench.results.database import open_database
 from exitbench.results.ingest import ingest
+from exitbench.results.queries import saved_query
 from exitbench.results.schema import TABLES
 from exitbench.results.spool import AttemptWriter
+from exitbench.results.statistics import clopper_pearson
 
 Json = dict[str, Any]
 Rows = Mapping[str, list[Json]]
@@ -96,16 +99,30 @@ def found(example: ModuleType, env: Json, tmp_path: Path) -> Callable[..., list[
     """Write attempts at one cell and return the findings about it: rule, severity, message."""
 
     def write(
-        *attempts: Rows, kind: str = "quality", envs: list[Json] | None = None, **cell_keys: Any
-    ) -> list[tuple[str, int, str]]:
+        *attempts: Rows,
+        kind: str = "quality",
+        envs: list[Json] | None = None,
+        cells: bool = False,
+        query: str | None = None,
+        **cell_keys: Any,
+    ) -> Any:
+        def cell_of(number: int) -> Json:
+            method = dataclasses.replace(example.FULL, params={"number": number})
+            made: Json = example.cell_json(example.MODELS[0], example.TASKS[0], method, kind)
+            return made
+
         cell = {**example.cell_json(example.MODELS[0], example.TASKS[0], example.FULL, kind), **cell_keys}
-        for rows, each in zip(attempts, envs or [env] * len(attempts), strict=True):
-            with AttemptWriter(tmp_path / "spool", cell, each) as writer:
+        for number, (rows, each) in enumerate(zip(attempts, envs or [env] * len(attempts), strict=True)):
+            # Attempts at one cell, or each at one of its own.
+            asked = {**cell, **cell_of(number)} if cells else cell
+            with AttemptWriter(tmp_path / "spool", asked, each) as writer:
                 for table, own in rows.items():
                     writer.write(table, pa.Table.from_pylist(own, schema=TABLES[table]))
                 writer.finish("ok")
         ingest(tmp_path / "spool", tmp_path / "x.duckdb")
         with open_database(tmp_path / "x.duckdb") as database:
+            if query is not None:
+                return database.query(query).to_pylist()
             rows_found = database.query("SELECT rule, severity, message FROM qc ORDER BY rule").to_pylist()
         return [(row["rule"], row["severity"], row["message"]) for row in rows_found]
 
@@ -195,6 +212,46 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
 def test_what_is_wrong_is_found(what: str, found: Callable[..., Any]) -> None:
     kind, rows, finding = BROKEN[what]
     assert found(rows, kind=kind) == [finding]
+
+
+def speed(documents: int) -> Json:
+    return {**noise(1.4, 1.6), "metric": "speedup", "n": documents}
+
+
+def test_a_speed_up_of_few_documents_is_a_remark(found: Callable[..., Any]) -> None:
+    message = "the speed-up is of 19 document(s), fewer than 20"
+    assert found({"metrics": [speed(19)]}, kind="timing") == [("few_timed_documents", 1, message)]
+
+
+def test_a_speed_up_of_enough_documents_is_none(found: Callable[..., Any]) -> None:
+    assert found({"metrics": [speed(20)]}, kind="timing") == []
+
+
+@pytest.mark.parametrize(
+    ("sessions", "missed", "severity", "why"),
+    [
+        (1, 1, 1, "by chance one of 20 does"),
+        (20, 3, 1, "by chance one of 20 does"),  # three or more: 7.5 %
+        (20, 4, 1, "by chance one of 20 does"),  # 1.6 %
+        (20, 5, 2, "more than by chance"),  # .26 %
+    ],
+)
+def test_noise_that_lacks_1_is_told_once_with_counts(
+    found: Callable[..., Any], sessions: int, missed: int, severity: int, why: str
+) -> None:
+    rows = [{"metrics": [noise(1.001, 1.03) if number < missed else noise(0.99, 1.01)]} for number in range(sessions)]
+    message = (
+        f"of {sessions} intervals of full depth against itself in suite example on this machine {missed} lack 1: {why}"
+    )
+    assert found(*rows, kind="timing", cells=True) == [("noise_floor_coverage", severity, message)]
+
+
+def test_coverage_of_the_noise_floor_is_counted_with_its_exact_interval(found: Callable[..., Any]) -> None:
+    rows = [{"metrics": [noise(1.001, 1.03) if number < 5 else noise(0.99, 1.01)]} for number in range(20)]
+    (row,) = found(*rows, kind="timing", cells=True, query=saved_query("noise_floor_coverage").sql)
+    assert (row["intervals"], row["missed"], row["share"], row["documents"]) == (20, 5, 0.25, "8 to 8")
+    assert (row["low"], row["high"]) == pytest.approx(clopper_pearson(0.25, 20), abs=0.001)
+    assert row["chance"] == pytest.approx(0.00257, abs=1e-5)
 
 
 ONE: Rows = {"samples": [sample(1)], "tokens": [token(1)]}

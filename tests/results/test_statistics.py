@@ -6,61 +6,95 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sacrebleu.metrics import BLEU
 
-from exitbench.results.statistics import aggregate_interval, bootstrap_weights, mean_interval, ratio_interval
+from exitbench.results.statistics import (
+    PERCENT,
+    SHARE,
+    Interval,
+    aggregate_interval,
+    bootstrap_weights,
+    bounded_ratio_interval,
+    clopper_pearson,
+    jackknife,
+    mean_interval,
+    product_interval,
+    ratio_interval,
+)
+from exitbench.tasks.wmt_en_fr.scoring import bleu, bleu_statistics
 
 N_BOOT = 200
-values = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20)
+values = st.lists(st.floats(0, 100), min_size=2, max_size=20)
 times = st.lists(st.integers(1, 10**10), min_size=2, max_size=20)
+tokens = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=2, max_size=20)
 seeds = st.integers(0, 2**32)
 
 
-@given(values, seeds)
-def test_an_interval_holds_its_estimate(sample: list[float], seed: int) -> None:
-    interval = mean_interval(sample, seed=seed, n_boot=N_BOOT)
-    assert interval.low <= interval.value <= interval.high
+def mean_of_percent(sample: list[float]) -> Interval:
+    return mean_interval(sample, PERCENT)
+
+
+@given(values)
+def test_an_interval_of_a_mean_holds_it_stays_on_the_scale_and_has_a_width(sample: list[float]) -> None:
+    interval = mean_of_percent(sample)
+    assert 0 <= interval.low <= interval.value <= interval.high <= 100 + 1e-9
+    assert interval.high > interval.low
     assert interval.value == pytest.approx(np.mean(sample), abs=1e-6)
 
 
-@given(values, seeds)
-def test_an_interval_of_a_mean_lies_within_the_values(sample: list[float], seed: int) -> None:
-    interval = mean_interval(sample, seed=seed, n_boot=N_BOOT)
-    slack = 1e-9 * max(map(abs, sample))
-    assert min(sample) - slack <= interval.low <= interval.high <= max(sample) + slack
+@given(tokens)
+def test_an_interval_of_a_share_of_tokens_holds_it_stays_on_the_scale_and_has_a_width(
+    pairs: list[tuple[int, int]],
+) -> None:
+    interval = bounded_ratio_interval([a for a, _ in pairs], [a + b for a, b in pairs])
+    if interval.low is not None:
+        assert 0 <= interval.low <= interval.value <= interval.high <= 1 + 1e-9
+        assert interval.high > interval.low
 
 
-@given(times, seeds)
-def test_a_ratio_of_equal_times_is_exactly_one(sample: list[int], seed: int) -> None:
-    interval = ratio_interval(sample, sample, seed=seed, n_boot=N_BOOT)
-    assert (interval.low, interval.value, interval.high) == (1.0, 1.0, 1.0)
+@given(times, st.data(), seeds)
+def test_an_interval_of_a_ratio_holds_it_and_is_positive(full: list[int], data: st.DataObject, seed: int) -> None:
+    method = data.draw(st.lists(st.integers(1, 10**10), min_size=len(full), max_size=len(full)))
+    interval = ratio_interval(full, method, seed=seed, n_boot=N_BOOT)
+    assert interval.value == pytest.approx(sum(full) / sum(method))
+    if interval.low is not None:
+        assert 0 <= interval.low < interval.value < interval.high
+
+
+@given(values, st.integers(2, 5))
+def test_an_interval_shrinks_as_documents_come_on(sample: list[float], times: int) -> None:
+    few, many = mean_of_percent(sample), mean_of_percent(sample * times)
+    assert many.high - many.low < few.high - few.low
 
 
 @given(times, st.integers(2, 9), seeds)
-def test_a_constant_factor_is_found_exactly_whatever_the_spread(sample: list[int], factor: int, seed: int) -> None:
+def test_a_ratio_in_which_no_document_differs_has_no_interval(sample: list[int], factor: int, seed: int) -> None:
     interval = ratio_interval([factor * ns for ns in sample], sample, seed=seed, n_boot=N_BOOT)
-    assert (interval.low, interval.value, interval.high) == (factor, factor, factor)
+    assert (interval.value, interval.low, interval.high, interval.method) == (pytest.approx(factor), None, None, None)
 
 
-@given(times, st.data())
-def test_a_ratio_is_of_sums_over_documents(full: list[int], data: st.DataObject) -> None:
-    method = data.draw(st.lists(st.integers(1, 10**10), min_size=len(full), max_size=len(full)))
-    interval = ratio_interval(full, method, seed=0, n_boot=N_BOOT)
-    assert interval.value == pytest.approx(sum(full) / sum(method))
-    assert interval.low <= interval.value <= interval.high
-
-
-@given(values, seeds)
+@given(times, seeds)
 @settings(max_examples=20)
-def test_equal_seeds_give_equal_intervals(sample: list[float], seed: int) -> None:
-    assert mean_interval(sample, seed=seed, n_boot=N_BOOT) == mean_interval(sample, seed=seed, n_boot=N_BOOT)
+def test_exchanging_the_two_sides_of_a_ratio_turns_its_interval_over(sample: list[int], seed: int) -> None:
+    other = sample[::-1]
+    there = ratio_interval(sample, other, seed=seed, n_boot=N_BOOT)
+    back = ratio_interval(other, sample, seed=seed, n_boot=N_BOOT)
+    if there.low is not None:
+        assert (1 / there.high, 1 / there.low) == pytest.approx((back.low, back.high), rel=1e-6)
+
+
+@given(times, seeds)
+@settings(max_examples=20)
+def test_equal_seeds_give_equal_intervals(sample: list[int], seed: int) -> None:
+    first, second = (ratio_interval(sample, sample[::-1], seed=seed, n_boot=N_BOOT) for _ in range(2))
+    assert first == second
 
 
 @given(values)
 @settings(max_examples=20)
 def test_a_mean_is_the_aggregate_of_sums(sample: list[float]) -> None:
     column = np.array(sample)[:, None]
-    aggregated = aggregate_interval(column, lambda total, n: total[..., 0] / n, seed=1, n_boot=N_BOOT)
-    assert aggregated == mean_interval(sample, seed=1, n_boot=N_BOOT)
+    assert aggregate_interval(column, lambda total, n: total[..., 0] / n) == mean_of_percent(sample)
 
 
 def test_every_resample_draws_as_many_documents_as_there_are() -> None:
@@ -76,65 +110,120 @@ def test_blocks_of_resamples_are_bounded_in_memory() -> None:
     assert shapes == [(2, 1_000_000), (2, 1_000_000), (1, 1_000_000)]
 
 
-def test_the_interval_of_a_mean_covers_as_often_as_it_says() -> None:
+@pytest.mark.parametrize(
+    ("hits", "n", "low", "high"),
+    [
+        (0, 10, 0, 0.3085),
+        (1, 10, 0.0025, 0.4450),
+        (5, 10, 0.1871, 0.8129),
+        (10, 10, 0.6915, 1),
+        (38, 40, 0.8308, 0.9939),
+    ],
+)
+def test_all_or_nothing_has_the_exact_interval(hits: int, n: int, low: float, high: float) -> None:
+    # Tables of Clopper-Pearson limits (NIST handbook, R's binom.test).
+    interval = mean_of_percent([100.0] * hits + [0.0] * (n - hits))
+    assert (interval.low / 100, interval.high / 100) == pytest.approx((low, high), abs=1e-4)
+    assert interval.method == "Clopper-Pearson"
+    assert clopper_pearson(hits / n, n) == pytest.approx((low, high), abs=1e-4)
+
+
+@pytest.mark.parametrize(("value", "low", "high"), [(60.0, 60 * 0.05**0.1, 100 - 40 * 0.05**0.1), (0.0, 0, 0)])
+def test_where_no_document_differs_as_many_may_as_could_have_stayed_unseen(
+    value: float, low: float, high: float
+) -> None:
+    # Ten documents: with a share of more than 1 - .025 ** .1 = 31% others, one would have been among them.
+    unseen = 1 - 0.025**0.1
+    interval = aggregate_interval(np.full((10, 2), value / 2), lambda total, n: total.sum(axis=-1) / n)
+    assert interval.method == "no document differs"
+    assert (interval.low, interval.high) == pytest.approx((value * (1 - unseen), value + (100 - value) * unseen))
+    assert low <= high
+
+
+def test_where_documents_differ_little_the_interval_is_students_t() -> None:
+    sample = np.random.default_rng(0).normal(50, 1, 8)
+    interval = mean_of_percent(sample.tolist())
+    half = 2.365 * sample.std(ddof=1) / math.sqrt(8)
+    assert (interval.low, interval.high) == pytest.approx((sample.mean() - half, sample.mean() + half), abs=0.05 * half)
+    assert interval.method == "Korn-Graubard"
+
+
+def test_a_ratio_of_many_alike_documents_has_students_t_of_its_logarithm() -> None:
     rng = np.random.default_rng(0)
-    samples = rng.normal(size=(300, 60))
-    intervals = [mean_interval(sample, seed=i, n_boot=400) for i, sample in enumerate(samples)]
-    covered = np.mean([interval.low <= 0 <= interval.high for interval in intervals])
-    assert 0.90 <= covered <= 0.98
+    full, method = rng.normal(200, 2, 30), rng.normal(100, 1, 30)
+    residuals = full / full.mean() - method / method.mean()
+    half = 2.045 * residuals.std(ddof=1) / math.sqrt(30)
+    interval = ratio_interval(full, method, seed=0)
+    assert math.log(interval.value / interval.low) == pytest.approx(half, rel=0.1)
+    assert math.log(interval.high / interval.value) == pytest.approx(half, rel=0.1)
+    assert math.log(interval.high / interval.low) >= 2 * half * (1 - 1e-3)
 
 
 def test_pairing_removes_what_documents_share() -> None:
     rng = np.random.default_rng(0)
     full = rng.integers(10**6, 10**9, size=40)
-    paired = ratio_interval(full, full // 2, seed=0)
-    shuffled = ratio_interval(full, rng.permutation(full // 2), seed=0)
+    method = full // 2 + rng.integers(0, 10**3, size=40)
+    paired = ratio_interval(full, method, seed=0)
+    shuffled = ratio_interval(full, rng.permutation(method), seed=0)
     assert paired.high - paired.low < 1e-5 < shuffled.high - shuffled.low
 
 
-def test_a_corpus_metric_is_computed_anew_from_each_resamples_sums() -> None:
-    # A geometric mean of two rates, which is no mean over documents.
-    statistics = np.array([[1, 4], [3, 4], [2, 2], [0, 5]], dtype=float)
-    interval = aggregate_interval(statistics, lambda total, n: np.sqrt(total[..., 0] * total[..., 1]) / n, seed=0)
-    assert interval.value == pytest.approx(math.sqrt(6 * 15) / 4)
-    assert interval.low < interval.value < interval.high
-    assert interval.method == "bootstrap-percentile-10000"
+def test_a_corpus_metric_is_computed_anew_without_each_document() -> None:
+    rng = np.random.default_rng(0)
+    words = np.array(["the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "and", "then", "it", "he"])
+    references = [" ".join(rng.choice(words, 12)) for _ in range(8)]
+    outputs = [" ".join(w if rng.random() < 0.9 else "oh" for w in reference.split()) for reference in references]
+    statistics = np.array([bleu_statistics(a, b) for a, b in zip(outputs, references, strict=True)])
+
+    def corpus(kept: list[int]) -> float:
+        return BLEU().corpus_score([outputs[i] for i in kept], [[references[i] for i in kept]]).score
+
+    without = np.array([corpus([i for i in range(8) if i != left_out]) for left_out in range(8)])
+    moved = jackknife(statistics, lambda total, _n: bleu(total))
+    assert moved == pytest.approx(7 * (without.mean() - without))
+    interval = aggregate_interval(statistics, lambda total, _n: bleu(total))
+    assert interval.value == pytest.approx(corpus(list(range(8))))
+    assert 0 <= interval.low < interval.value < interval.high <= 100
 
 
-def test_an_interval_is_widened_to_hold_a_biased_estimate() -> None:
-    # Distinct documents are never more in a resample than in the whole: every resample is at or below the estimate.
-    statistics = np.eye(30)
-    interval = aggregate_interval(statistics, lambda total, n: (total > 0).sum(axis=-1).astype(float), seed=0)
-    assert interval.low < 25
-    assert interval.high == interval.value == 30
+def test_a_metric_off_the_scale_has_no_interval() -> None:
+    interval = mean_interval([90.0, 130.0], PERCENT)
+    assert (interval.value, interval.low) == (110, None)
 
 
-@pytest.mark.parametrize("level", [0.5, 0.99])
-def test_a_wider_level_gives_a_wider_interval(level: float) -> None:
-    at_95, other = (mean_interval(range(20), seed=0, level=chosen) for chosen in (0.95, level))
-    assert (other.high - other.low > at_95.high - at_95.low) == (level > 0.95)
+def test_a_ratio_of_ratios_is_that_of_their_quotient() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.lognormal(size=(12, 4))
+    product = product_interval(rows, (-1, 1, 1, -1), seed=0)
+    a, b, c, d = rows.sum(axis=0)
+    assert product.value == pytest.approx((b / a) * (c / d))
+    assert product.low < product.value < product.high
 
 
 def test_one_document_has_an_estimate_and_no_interval() -> None:
-    for interval in (mean_interval([4.0], seed=0), ratio_interval([8], [2], seed=0)):
+    found = (mean_of_percent([4.0]), ratio_interval([8], [2], seed=0), bounded_ratio_interval([8], [2], (1, 9)))
+    for interval in found:
         assert (interval.value, interval.low, interval.high, interval.method, interval.n) == (4.0, None, None, None, 1)
 
 
 def test_no_document_has_neither() -> None:
-    for interval in (mean_interval([], seed=0), ratio_interval([], [], seed=0)):
+    for interval in (mean_of_percent([]), ratio_interval([], [], seed=0), bounded_ratio_interval([], [])):
         assert math.isnan(interval.value)
         assert (interval.low, interval.high, interval.n) == (None, None, 0)
 
 
 def test_a_ratio_over_nothing_is_undefined() -> None:
-    interval = ratio_interval([1, 2], [0, 0], seed=0)
-    assert math.isnan(interval.value)
-    assert (interval.low, interval.high) == (None, None)
+    for interval in (ratio_interval([1, 2], [0, 0], seed=0), bounded_ratio_interval([0, 0], [0, 0])):
+        assert math.isnan(interval.value)
+        assert (interval.low, interval.high) == (None, None)
 
 
-def test_resamples_over_nothing_are_left_out() -> None:
-    interval = ratio_interval([0, 3, 0], [0, 1, 0], seed=0)
-    assert (interval.low, interval.value, interval.high) == (3, 3, 3)
+def test_one_document_that_is_all_there_is_leaves_no_interval() -> None:
+    for interval in (
+        ratio_interval([0, 3, 0], [0, 1, 0], seed=0),
+        bounded_ratio_interval([0, 3, 0], [0, 1, 0], (1, 9)),
+    ):
+        assert (interval.value, interval.low, interval.high) == (3, None, None)
 
 
 @pytest.mark.parametrize(
@@ -142,10 +231,12 @@ def test_resamples_over_nothing_are_left_out() -> None:
     [
         ([1, 2], [1], "same documents: 2 against 1"),
         ([1, 2], [1, -1], "negative"),
-        ([1, math.inf], [1, 1], "full has entries that are not finite"),
-        ([[1], [2]], [1, 1], "full has 2 dimensions"),
+        ([1, math.inf], [1, 1], "above has entries that are not finite"),
+        ([[1], [2]], [1, 1], "above has 2 dimensions"),
     ],
 )
 def test_a_ratio_of_what_does_not_pair_is_refused(full: list[float], method: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ratio_interval(full, method, seed=0)
+    with pytest.raises(ValueError, match=message):
+        bounded_ratio_interval(full, method, SHARE)

@@ -466,6 +466,39 @@ def test_half_width_is_the_bootstraps_over_documents(database: Database) -> None
     assert single["half"] is None
 
 
+@pytest.mark.parametrize(("documents", "least"), [(5, 0.95), (16, 0.95), (40, 0.9)])
+def test_half_width_of_shares_near_1_holds_them(database: Database, documents: int, least: float) -> None:
+    """98 of 100 tokens, in documents of which most have them all: three in four samples of five are of such alone."""
+    rng, trials = np.random.default_rng(documents), 1000
+    c = rng.integers(2, 30, (trials, documents))
+    s = rng.binomial(c, rng.beta(9.8, 0.2, (trials, documents)))
+    rows = _query(
+        database,
+        """
+        SELECT sum(s) / sum(c) AS share, half_width(s, c) AS half
+        FROM (SELECT unnest($s) AS s, unnest($c) AS c, unnest($trials) AS trial) GROUP BY trial
+        """,
+        s=s.ravel().astype(float).tolist(),
+        c=c.ravel().tolist(),
+        trials=np.repeat(np.arange(trials), documents).tolist(),
+    )
+    assert all(row["half"] > 0 for row in rows)
+    assert np.mean([abs(row["share"] - 0.98) <= row["half"] for row in rows]) >= least
+
+
+def test_where_no_document_differs_half_width_is_what_others_could_make_or_nothing(database: Database) -> None:
+    (row,) = _query(
+        database,
+        """
+        SELECT half_width(s, s) AS all_right, half_width(0, s) AS none, half_width(3 * s, s) AS no_share,
+            mean_half_width(2.0) AS equal
+        FROM (VALUES (3), (5), (9)) AS document (s)
+        """,
+    )
+    unseen = pytest.approx(1 - 0.025 ** (1 / 3))
+    assert (row["all_right"], row["none"], row["no_share"], row["equal"]) == (unseen, unseen, None, None)
+
+
 @pytest.mark.parametrize(("documents", "t"), [(2, 12.706), (5, 2.776), (11, 2.228), (12, 2.201), (31, 2.042)])
 def test_half_width_of_few_documents_is_as_wide_as_students_t(database: Database, documents: int, t: float) -> None:
     """Of documents equally long the ratio is a mean, so that t is exact: 95 of 100 intervals hold the truth."""

@@ -1,0 +1,32 @@
+-- Cost and speed: How often does full depth differ from itself?
+-- In every timing session full depth is timed against itself, where the truth is 1. share: of these intervals of 95%,
+-- those that lack 1, with its own exact (Clopper-Pearson) 95% interval low to high; 0.05 is what they promise. chance:
+-- how probable so many or more would be then. documents: fewest to most of a session, or batches of them.
+WITH counted AS (
+    SELECT
+        n.suite, r.cpu, r.gpu, count(*) AS intervals, count(*) FILTER (NOT 1 BETWEEN ci_low AND ci_high) AS missed,
+        min(n.n) || ' to ' || max(n.n) AS documents, median(ci_high - ci_low) AS median_width
+    FROM metric_values AS n JOIN (SELECT attempt_id, cpu, gpu FROM runs) AS r USING (attempt_id)
+    WHERE n.metric = 'aa_speedup' AND n.is_current AND n.ci_low IS NOT NULL
+    GROUP BY ALL
+),
+-- The binomial distribution's two tails at every p: an exact interval has the p at which neither is below 2.5%.
+tails AS (
+    SELECT
+        suite, cpu, gpu, p, coalesce(sum(mass) FILTER (k <= missed), 0) AS so_few, coalesce(sum(mass) FILTER (k >= missed), 0) AS so_many
+    FROM (
+        SELECT
+            *, exp(lgamma(intervals + 1) - lgamma(k + 1) - lgamma(intervals - k + 1) + k * ln(p) + (intervals - k) * ln(1 - p)) AS mass
+        FROM (SELECT *, unnest(range(0, intervals + 1)) AS k FROM counted)
+        CROSS JOIN (SELECT unnest(range(1, 2000)) / 2000 AS p)
+    )
+    GROUP BY ALL
+)
+SELECT
+    c.suite, c.cpu, c.gpu, c.documents, c.intervals, c.missed, c.missed / c.intervals AS share,
+    CASE WHEN c.missed = 0 THEN 0 ELSE min(t.p) FILTER (t.so_many >= 0.025) END AS low,
+    CASE WHEN c.missed = c.intervals THEN 1 ELSE max(t.p) FILTER (t.so_few >= 0.025) END AS high,
+    max(t.so_many) FILTER (t.p = 0.05) AS chance, c.median_width
+FROM counted AS c JOIN tails AS t ON t.suite = c.suite AND t.cpu IS NOT DISTINCT FROM c.cpu AND t.gpu IS NOT DISTINCT FROM c.gpu
+GROUP BY ALL
+ORDER BY c.suite, c.cpu, c.gpu;
