@@ -88,14 +88,13 @@ SHARING = ["an old man", "the girl reads", "a red car", "a blue car"]
         (local("", "text"), MARGIN, "4 of the 4 documents of text.en and text.fr, on which methods are calibrated, "),
         (local("text", "text"), CLASSIFIER, "4 of the 4 documents of text.en and text.fr, on which methods are fitted"),
         (local("train", "train"), CLASSIFIER, "3 of the 3 documents of train.en and train.fr, on which methods are ca"),
-        ('lines = { task = "squad", split = "train", limit = 9 }', FITTED, "9 of the 256 documents of split 'train', "),
         (
-            'lines = { task = "squad", split = "calibration", limit = 300 }',
+            'lines = { task = "wmt-en-fr", split = "calibration", limit = 300 }',
             MARGIN,
             "100 of the 100 documents of split 'calibration', on which methods are calibrated, have prompts of documen",
         ),
     ],
-    ids=["fitted", "calibrated", "all three", "calibrated on what is fitted on", "generated train", "generated"],
+    ids=["fitted", "calibrated", "all three", "calibrated on what is fitted on", "generated"],
 )
 @pytest.mark.usefixtures("write_lines")
 def test_documents_with_two_uses_are_refused(planner: Planner, task: str, sweeps: str, says: str) -> None:
@@ -131,8 +130,8 @@ def test_an_overlap_is_told_on_one_screen(
 
 @pytest.mark.parametrize(
     "task",
-    [local("train", "calibration"), 'lines = { task = "squad", limit = 300 }', 'lines = { task = "wmt-en-fr" }'],
-    ids=["files", "generated questions", "generated translations"],
+    [local("train", "calibration"), 'lines = { task = "wmt-en-fr" }'],
+    ids=["files", "generated"],
 )
 @pytest.mark.usefixtures("write_lines")
 def test_documents_that_are_apart_are_planned(planner: Planner, task: str) -> None:
