@@ -20,7 +20,7 @@ from typing import IO, Any
 from exitbench.harness.conformance.verdict import Verdict, checks_version
 
 TIMEOUT_S = 120.0
-"""Longest trial of one setting; most take half a second."""
+"""Longest trial of one setting, and longest search for the methods; most trials take half a second."""
 _READY = "ready"
 _LONGER_S = 10
 """After so many seconds more a child ends itself, should its parent be gone."""
@@ -33,7 +33,7 @@ def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIME
 
     Args:
         settings: Each with ``name`` and ``params`` of the method, ``n_blocks`` and ``exit_blocks`` of the model.
-        timeout_s: Longest that one may take; the same again for finding the methods.
+        timeout_s: Longest that one may take.
     """
     verdicts: list[Verdict] = []
     ended: dict[str, str] = {}  # methods that took their process with them, and how
@@ -58,7 +58,8 @@ class _Child:
     def __init__(self, settings: Sequence[Mapping[str, Any]], timeout_s: float) -> None:
         self.why, self._timeout_s = "", timeout_s
         self._read_end, write_end = os.pipe()
-        command = [sys.executable, "-P", "-m", __name__, str(write_end), str(math.ceil(timeout_s) + _LONGER_S)]
+        ends_after_s = math.ceil(max(timeout_s, TIMEOUT_S)) + _LONGER_S
+        command = [sys.executable, "-P", "-m", __name__, str(write_end), str(ends_after_s)]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -106,12 +107,12 @@ class _Child:
 
 
 def _lines(read_end: int, timeout_s: float) -> Iterator[str]:
-    """Lines as they come.
+    """Lines as they come, the first of which tells that the methods were found.
 
     Raises:
         TimeoutError: One takes longer.
     """
-    held, deadline = b"", time.monotonic() + timeout_s
+    held, deadline = b"", time.monotonic() + max(timeout_s, TIMEOUT_S)
     while True:
         if not select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))[0]:
             raise TimeoutError
