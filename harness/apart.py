@@ -41,7 +41,9 @@ def require_apart(
     """
     by_label = {draft.label: draft for draft in drafts}
     pairs = {
-        (draft.task.label, draft.data, other): (draft, use) for draft in drafts for use, other in _others(draft, by_label)
+        (draft.task.label, draft.data, other): (draft, use)
+        for draft in drafts
+        for use, other in _others(draft, by_label)
     }
     for (label, own, other), (draft, use) in pairs.items():
         shared = set(corpora[label, own].prompts).intersection(corpora[label, other].prompts)

@@ -139,7 +139,11 @@ def test_documents_that_are_apart_are_planned(planner: Planner, task: str) -> No
 
 
 def test_what_is_shared_is_left_out_and_counted(
-    planner: Planner, write_lines: Callable[[str, Sequence[str]], None], data_dir: Path, checkpoint: Path, tmp_path: Path
+    planner: Planner,
+    write_lines: Callable[[str, Sequence[str]], None],
+    data_dir: Path,
+    checkpoint: Path,
+    tmp_path: Path,
 ) -> None:
     """What is calibrated on leaves out what is fitted on, too."""
     write_lines("train", SHARING)
@@ -198,8 +202,16 @@ VALIDATION = 'split = "validation"'
 @pytest.mark.parametrize(
     ("keys", "sweeps", "says"),
     [
-        ((VALIDATION,), MARGIN, "a calibration needs calibration_split, since data sets of the hub have no split of th"),
-        ((VALIDATION, 'calibration_split = "dev"'), MARGIN, "split 'dev': Unknown split \"dev\". Should be one of ['tr"),
+        (
+            (VALIDATION,),
+            MARGIN,
+            "a calibration needs calibration_split, since data sets of the hub have no split of th",
+        ),
+        (
+            (VALIDATION, 'calibration_split = "dev"'),
+            MARGIN,
+            "split 'dev': Unknown split \"dev\". Should be one of ['tr",
+        ),
         ((), FITTED, "split 'test': Unknown split \"test\". Should be one of ['train', 'validation']"),
         ((VALIDATION,), FITTED, "1 of the 4 documents of split 'train', on which methods are fitted, have prompts of"),
         ((VALIDATION, 'train_split = "train[3:]"'), FITTED, "1 of the 1 documents of split 'train[3:]', on which"),

@@ -16,6 +16,7 @@ from exitbench.harness.conformance.process import examine_apart
 from exitbench.harness.conformance.verdict import Verdict
 from exitbench.methods.registry import method_names
 
+
 def asked(name: str, **params: Any) -> dict[str, Any]:
     return {"name": name, "params": params, "n_blocks": 6, "exit_blocks": []}
 
