@@ -73,7 +73,7 @@ def _refusal(draft: Draft, other: DataRequest, use: str, data_dir: Path | None) 
             for document in shared[:_SHOWN]
         ),
         *([f"  … and {len(shared) - _SHOWN} more"] if len(shared) > _SHOWN else []),
-        f"Choose another {_KEYS[own.source][draft.kind]}, or say drop_shared = true, which leaves such documents out of "
-        "what is fitted or calibrated on, and counts them.",
+        f"Choose another {_KEYS[own.source][draft.kind]}, or say drop_shared = true, which leaves such documents out "
+        "of what is fitted or calibrated on, and counts them.",
     ]
     return UserError("\n".join(lines))

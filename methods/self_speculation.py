@@ -33,7 +33,7 @@ class SelfSpeculation(Method):
 
     That pass is the next token's own, so it gives one token more than it accepts. In fp32 the answer is that of greedy
     full depth, up to rounding: rows that are verified together are multiplied in another shape, so that a near-tie may
-    fall otherwise, in bf16 more often. A checkpoint trained for it (layer dropout, early-exit loss) accepts more drafts.
+    fall otherwise, in bf16 more often. A checkpoint trained for it (layer dropout, early-exit loss) takes more drafts.
     """
 
     name: ClassVar[str] = "self-speculation"

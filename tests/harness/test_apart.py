@@ -1,4 +1,4 @@
-"""What a method is fitted or calibrated on is not what it is measured on: overlaps are refused, or left out and counted.
+"""What a method is fitted or calibrated on is not what it is measured on: what is shared is refused, or left out.
 
 Hub data are read by `datasets` itself, from folders in the hub's layout.
 """
@@ -21,6 +21,7 @@ from exitbench.results.spool import latest_status
 
 Writer = Callable[..., Path]
 Planner = Callable[..., dict[str, WorkItem]]
+WriteLines = Callable[[str, Sequence[str]], None]
 
 FITTED = '[[sweep]]\nmethod = "calm-classifier"\nkinds = ["quality"]\n'
 CALIBRATED = '[[calibration]]\nmethod = "{}"\nlevels = [0.9]\ndelta = 0.1\nepsilon = 0.05\n'
@@ -65,7 +66,7 @@ def planner(suite: Writer, data_dir: Path, tmp_path: Path) -> Planner:
 
 
 @pytest.fixture
-def write_lines(data_dir: Path) -> Callable[[str, Sequence[str]], None]:
+def write_lines(data_dir: Path) -> WriteLines:
     """Write parallel text, whose French side is the English one in capitals."""
 
     def write(name: str, lines: Sequence[str]) -> None:
@@ -107,7 +108,7 @@ def test_an_overlap_is_told_on_one_screen(
     suite: Writer,
     data_dir: Path,
     tmp_path: Path,
-    write_lines: Callable[[str, Sequence[str]], None],
+    write_lines: WriteLines,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Line numbers, and so keys, differ; so may the reference."""
@@ -140,7 +141,7 @@ def test_documents_that_are_apart_are_planned(planner: Planner, task: str) -> No
 
 def test_what_is_shared_is_left_out_and_counted(
     planner: Planner,
-    write_lines: Callable[[str, Sequence[str]], None],
+    write_lines: WriteLines,
     data_dir: Path,
     checkpoint: Path,
     tmp_path: Path,
@@ -166,7 +167,7 @@ def test_what_is_shared_is_left_out_and_counted(
 
 
 def test_leaving_out_keeps_the_limit_and_changes_no_cell_where_nothing_is_shared(
-    planner: Planner, write_lines: Callable[[str, Sequence[str]], None], data_dir: Path
+    planner: Planner, write_lines: WriteLines, data_dir: Path
 ) -> None:
     sweeps = (FITTED, "[fit]\ndocuments = 2\n")
     plain = planner(local("train"), *sweeps)
@@ -218,7 +219,7 @@ VALIDATION = 'split = "validation"'
         (
             (VALIDATION, 'train_split = "train[:2]"', 'calibration_split = "train[1:3]"'),
             CLASSIFIER,
-            "1 of the 2 documents of split 'train[1:3]', on which methods are calibrated, have prompts of documents of ",
+            "1 of the 2 documents of split 'train[1:3]', on which methods are calibrated, have prompts of documents",
         ),
     ],
     ids=["none named", "unknown", "unknown test", "shared", "shared part", "shared with the fit"],
