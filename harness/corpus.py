@@ -26,11 +26,16 @@ CACHE = ".exitbench-documents.json"
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents by content: how many, and digests of their fields and of the prompts made of them."""
+    """Documents by content: how many, and digests of their fields and of the prompts made of them.
+
+    Attributes:
+        prompts: First 16 hexadecimal digits of each prompt's own SHA-256, in the documents' order.
+    """
 
     documents: int
     data_sha256: str
     prompts_sha256: str
+    prompts: tuple[str, ...]
 
 
 class Corpora:
@@ -48,11 +53,11 @@ class Corpora:
         """
         key = _key(data, data_dir)
         if key is not None and (known := self._known.get(key)) is not None:
-            return Corpus(**known)
+            return Corpus(**{**known, "prompts": tuple(known["prompts"])})
         task, documents = get_task(data.task), data.load(data_dir)
-        corpus = Corpus(
-            len(documents), documents_sha256(documents), content_id([task.prompt(document) for document in documents])
-        )
+        texts = [task.prompt(document) for document in documents]
+        prompts = tuple(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
+        corpus = Corpus(len(documents), documents_sha256(documents), content_id(texts), prompts)
         if key is not None:
             self._known[key] = asdict(corpus)
             _write(self._cache, self._known)
@@ -64,13 +69,18 @@ def _key(data: DataRequest, data_dir: Path | None) -> str | None:
     if data.source == "hub":
         return None
     try:
-        files = [(role, *_stamp((data_dir or Path()) / path)) for role, path in data.files]
+        files = [(role, *_stamp((data_dir or Path()) / path)) for role, path in _files(data)]
     except (OSError, ValueError):  # ValueError: NUL in a path
         return None
     made_by = {"python": platform.python_version(), "sources": _sources_sha256()}
     return content_id(
         {"data": asdict(data), "data_dir": str(data_dir and data_dir.resolve()), "files": files, **made_by}
     )
+
+
+def _files(data: DataRequest) -> list[tuple[str, str]]:
+    """Every file that decides what the documents are."""
+    return [*data.files, *(file for other in data.apart_from for file in _files(other))]
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -221,10 +221,11 @@ class _Pair:
     def calibration(self, entry: CalibrationEntry, method: Method, name: str) -> Iterator[Draft]:
         """A calibration, and what its method needs."""
         self.check_rules(entry.where, "calibration", method)
-        data = self.task.other_split("calibration", entry.documents, "a calibration")
+        fit = self.fit(entry.where, method) if method.fit_params() else None
+        fitted_on = fit.data if fit else None
+        data = self.task.other_split("calibration", entry.documents, "a calibration", fitted_on)
         inputs = {}
-        if method.fit_params():
-            fit = self.fit(entry.where, method)
+        if fit is not None:
             yield fit
             inputs["fit_cell_id"] = fit.label
         settings = entry.settings

@@ -11,9 +11,10 @@ from itertools import groupby
 from pathlib import Path
 
 from exitbench.errors import UserError
+from exitbench.harness.apart import require_apart
 from exitbench.harness.artifact import Description, inspect_checkpoint
 from exitbench.harness.cell import Cell, Generation, Kind, MethodRef, ModelRef, TaskRef, TimingSettings
-from exitbench.harness.corpus import Corpora
+from exitbench.harness.corpus import Corpora, Corpus
 from exitbench.harness.drafts import Draft, expand, select
 from exitbench.harness.exit_heads import read_exit_blocks
 from exitbench.harness.generation_checks import remarks, resolve
@@ -122,7 +123,8 @@ def make_plan(
         kinds: Kinds of cells to keep.
 
     Raises:
-        UserError: Documents or weights cannot be read, a parameter does not fit a model's depth, or nothing is left.
+        UserError: Documents or weights cannot be read, documents are used twice, a parameter does not fit a model's
+            depth, or nothing is left.
     """
     drafts = select(expand(suite, limit), only, kinds)
     models = [(entry, list(own)) for entry, own in groupby(drafts, key=lambda draft: draft.model)]
@@ -135,8 +137,9 @@ def make_plan(
     device = resolve_device(suite.device)
     wanted = {(draft.task.label, data): (draft.task, data) for draft in drafts for data in _requests(draft)}
     corpora = Corpora(spool.parent)
-    described = {key: _task_ref(task, data, data_dir, corpora) for key, (task, data) in wanted.items()}
-    builder = _Builder(suite, device, described)
+    described = {key: _corpus(task, data, data_dir, corpora) for key, (task, data) in wanted.items()}
+    require_apart(drafts, described, data_dir)
+    builder = _Builder(suite, device, {key: _task_ref(*key, corpus) for key, corpus in described.items()})
     statuses, predecessors = latest_status(spool), Predecessors(spool)
     groups = []
     for entry, own in models:
@@ -182,19 +185,22 @@ def _check_budget(drafts: Sequence[Draft], found: Description) -> None:
 
 
 def _requests(draft: Draft) -> list[DataRequest]:
-    """Every set of documents of a cell: a calibration is checked on the task's own."""
-    return [draft.data] if draft.calibration is None else [draft.data, draft.task.data]
+    """Every set of documents of a cell: what is fitted or calibrated is measured on the task's own."""
+    return [draft.data, draft.task.data]
 
 
-def _task_ref(entry: TaskEntry, data: DataRequest, data_dir: Path | None, corpora: Corpora) -> TaskRef:
-    task = get_task(data.task)
+def _corpus(entry: TaskEntry, data: DataRequest, data_dir: Path | None, corpora: Corpora) -> Corpus:
     try:
-        corpus = corpora.describe(data, data_dir)
+        return corpora.describe(data, data_dir)
     except UserError as error:
         raise UserError(f"{entry.where}: {error}") from None
+
+
+def _task_ref(label: str, data: DataRequest, corpus: Corpus) -> TaskRef:
+    task = get_task(data.task)
     return TaskRef(
         name=task.name,
-        label=entry.label,
+        label=label,
         split=data.split,
         source=data.source,
         documents=corpus.documents,

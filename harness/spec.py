@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from exitbench.errors import UserError
 from exitbench.harness.cell import Cell
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class DataRequest:
         files: Local source only: role and path relative to the data folder.
         limit: Documents kept, in hash order of their keys; None keeps all.
         seed: Seed of the built-in generator.
+        apart_from: Documents with the same prompt as one of these are left out, before `limit` counts.
     """
 
     task: str
@@ -43,23 +45,49 @@ class DataRequest:
     files: tuple[tuple[str, str], ...] = ()
     limit: int | None = None
     seed: int = 0
+    apart_from: "tuple[DataRequest, ...]" = ()
 
     def load(self, data_dir: Path | None) -> "list[Document]":
         """Load the documents.
 
         Raises:
-            UserError: A file is missing, damaged or of the wrong form.
+            UserError: A file is missing, damaged or of the wrong form, or no document is left.
         """
-        from exitbench.tasks.base import Source
+        return self.load_apart(data_dir)[0]
+
+    def load_apart(self, data_dir: Path | None) -> "tuple[list[Document], int]":
+        """Load the documents, and count those that `apart_from` left out.
+
+        Raises:
+            UserError: See `load`.
+        """
+        from exitbench.tasks.base import Source, take_by_hash
         from exitbench.tasks.registry import get_task
 
-        source = Source(kind=self.source, data_dir=data_dir, files=self.files)
-        return get_task(self.task).load(source, self.split, self.limit, self.seed)
+        task, source = get_task(self.task), Source(kind=self.source, data_dir=data_dir, files=self.files)
+        if not self.apart_from:
+            return task.load(source, self.split, self.limit, self.seed), 0
+        others = {task.prompt(document) for other in self.apart_from for document in other.load(data_dir)}
+        documents = task.load(source, self.split, None, self.seed)
+        kept = [document for document in documents if task.prompt(document) not in others]
+        if not kept:
+            raise UserError(
+                f"{self.task}: all {len(documents)} documents of {self.place} have prompts of documents with another "
+                "use, and drop_shared = true leaves none."
+            )
+        return take_by_hash(kept, self.limit), len(documents) - len(kept)
+
+    @property
+    def place(self) -> str:
+        """Where the documents are from, for messages."""
+        return " and ".join(path for _, path in self.files) or f"split {self.split!r}"
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "DataRequest":
         """Rebuild a request from its JSON."""
-        return cls(**{**record, "files": tuple((role, path) for role, path in record["files"])})
+        files = tuple((role, path) for role, path in record["files"])
+        apart_from = tuple(map(cls.from_json, record.get("apart_from", ())))  # earlier versions did not ask
+        return cls(**{**record, "files": files, "apart_from": apart_from})
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ MAX_NEW_TOKENS = 1_000_000
 Files = tuple[tuple[str, str], ...]
 
 _OTHER_FILES: Final = ("train_files", "calibration_files")
+_OTHER_SPLITS: Final = ("train_split", "calibration_split")
 _KEYS: Final = (
-    *("task", "source", "split", "limit", "seed", "files", *_OTHER_FILES),
+    *("task", "source", "split", "limit", "seed", "files", *_OTHER_FILES, *_OTHER_SPLITS, "drop_shared"),
     *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
     *("chat_template", "system", "max_prompt_tokens", "truncate", "first_token"),
 )
@@ -31,6 +32,10 @@ class TaskEntry:
         chat_template: Prompts go through the checkpoint's own.
         train_files: Local source only: what methods are fitted on, where any is.
         calibration_files: Local source only: what thresholds are calibrated on.
+        train_split: Hub source only: what methods are fitted on, a split or a part such as ``train[:50%]``; None:
+            ``train``.
+        calibration_split: Hub source only: what thresholds are calibrated on; None where nothing is.
+        drop_shared: What is fitted or calibrated on leaves out documents that have another use.
     """
 
     label: str
@@ -40,17 +45,37 @@ class TaskEntry:
     chat_template: bool = False
     train_files: Files = ()
     calibration_files: Files = ()
+    train_split: str | None = None
+    calibration_split: str | None = None
+    drop_shared: bool = False
 
-    def other_split(self, split: Literal["train", "calibration"], limit: int, why: str) -> DataRequest:
+    def other_split(
+        self, split: Literal["train", "calibration"], limit: int, why: str, fitted_on: DataRequest | None = None
+    ) -> DataRequest:
         """Return documents of another split of the same data.
 
+        Args:
+            split: Which.
+            limit: Documents kept.
+            why: What needs them, for messages.
+            fitted_on: What the method to calibrate is fitted on.
+
         Raises:
-            UserError: The source is local and the suite names no files for that split.
+            UserError: The source is local or a hub, and the suite does not say what that split is there.
         """
         files = self.train_files if split == "train" else self.calibration_files
+        name = self.train_split if split == "train" else self.calibration_split
         if self.data.source == "local" and not files:
             raise UserError(f"{self.where}: {why} needs {split}_files, in the form of 'files'.")
-        return replace(self.data, split=split, files=files, limit=limit)
+        if self.data.source == "hub" and split == "calibration" and name is None:
+            raise UserError(
+                f"{self.where}: {why} needs calibration_split, since data sets of the hub have no split of that name; "
+                "allowed: one that the data set has and nothing else uses, or a part, such as 'train[50%:]'."
+            )
+        # Of the task's documents all, so that --limit changes nothing that is fitted or calibrated.
+        uses = (replace(self.data, limit=None), *([fitted_on] if fitted_on else []))
+        apart_from = uses if self.drop_shared else ()
+        return replace(self.data, split=name or split, files=files, limit=limit, apart_from=apart_from)
 
 
 def read_task(label: str, table: Table) -> TaskEntry:
@@ -68,6 +93,9 @@ def read_task(label: str, table: Table) -> TaskEntry:
     for key in _OTHER_FILES:
         if source != "local" and key in table.values:
             raise table.error(key, 'goes with source = "local" only; other sources have their own splits.')
+    for key in _OTHER_SPLITS:
+        if source != "hub" and key in table.values:
+            raise table.error(key, 'goes with source = "hub" only; built-in data has its own splits, local data files.')
     if (source == "local") != bool(files.values):
         raise table.error("files", 'goes with source = "local", which needs it: { role = "path below --data-dir" }.')
     data = DataRequest(
@@ -84,8 +112,10 @@ def read_task(label: str, table: Table) -> TaskEntry:
         raise table.error("system", "goes with chat_template = true, which puts it before the prompt.")
     if chat_template and generation.truncate in ("left", "right"):
         raise table.error("truncate", 'would cut into the chat template; allowed with chat_template: "drop".')
-    other = (_files(table.table(key)) for key in _OTHER_FILES)
-    return TaskEntry(label, table.where(), data, generation, chat_template, *other)
+    other_files = (_files(table.table(key)) for key in _OTHER_FILES)
+    other_splits = (table.optional(key, str) for key in _OTHER_SPLITS)
+    drop_shared = table.get("drop_shared", bool, False)
+    return TaskEntry(label, table.where(), data, generation, chat_template, *other_files, *other_splits, drop_shared)
 
 
 def _files(table: Table) -> Files:

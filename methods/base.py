@@ -176,6 +176,14 @@ class BlockView:
         ids_AK = self.ids_AK
         return index_A if ids_AK is None else ids_AK.gather(1, index_A[:, None])[:, 0]
 
+    def best(self, value_AK: Tensor) -> Tensor:
+        """Token ids [A] with the highest value of the columns of `logits_AK`; the lowest id wins a tie."""
+        ids_AK = self.ids_AK
+        if ids_AK is None:
+            return argmax_token(value_AK)
+        # Columns may stand by rank.
+        return ids_AK.masked_fill(value_AK < value_AK.amax(-1, keepdim=True), self.model.vocab_size).amin(-1)
+
     def rows(self, places: Sequence[int], places_A: Tensor) -> BlockView:
         """The same block seen by the rows at some places, which ``places_A`` are on the device."""
         before_A, ahead_LAD = self.previous_score_A, self.ahead_LAD
@@ -268,7 +276,7 @@ class Gate(ABC):
 
     def choose(self, view: BlockView) -> Tensor:
         """Return the token that each row emits, [A]: by default the most probable one."""
-        return view.token(argmax_token(view.logits_AK))
+        return view.best(view.logits_AK)
 
     def score_sql(self, asked: Sequence[int]) -> str | None:
         """The score at block ``l`` as SQL over one row of a probe, for replays; None if a probe cannot tell.

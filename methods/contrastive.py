@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model, argmax_token, param
+from exitbench.methods.base import BlockView, Cost, Gate, Model, param
 from exitbench.methods.gated import SoftmaxGated
 from exitbench.methods.gates import margin, softmax_cost
 from exitbench.methods.registry import register
@@ -55,7 +55,7 @@ class Contrast(Gate):
         """Return the best token of the emission's vector; at the last block the model's own."""
         if self.emit_score == "plain" or view.is_last:
             return super().choose(view)
-        return view.token(argmax_token(self._vector(view, self.emit_score)))
+        return view.best(self._vector(view, self.emit_score))
 
     def cost(self, model: Model, asked: Sequence[int]) -> Cost:
         """Softmaxes of both blocks, and a divergence for each candidate."""

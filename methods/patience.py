@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Gate, argmax_token, param
+from exitbench.methods.base import BlockView, Gate, param
 from exitbench.methods.gated import SoftmaxAsking
 from exitbench.methods.registry import register
 from exitbench.methods.thresholds import Constant
@@ -18,7 +18,7 @@ class Streak(Gate):
 
     def score(self, view: BlockView) -> Tensor:
         """Return the length of the streak [A]."""
-        choice_A = view.token(argmax_token(view.logits_AK))
+        choice_A = view.best(view.logits_AK)
         streak_A = torch.ones(choice_A.shape, device=choice_A.device)
         if "choice_A" in view.memory:
             streak_A += torch.where(choice_A == view.memory["choice_A"], view.memory["streak_A"], 0.0)

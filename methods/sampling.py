@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Gate, argmax_token
+from exitbench.methods.base import BlockView, Gate
 
 _MASK = (1 << 64) - 1
 
@@ -58,7 +58,7 @@ class Sampling(Gate):
     def choose(self, view: BlockView) -> Tensor:
         """Return the token that each row emits, [A]."""
         if self.temperature == 0:
-            return view.token(argmax_token(view.logits_AK))
+            return view.best(view.logits_AK)
         places = zip(view.seeds_A, view.positions_A, strict=True)
         draws = [uniform(0, row_seed, position) for row_seed, position in places]
         uniform_A = torch.tensor(draws, dtype=torch.float64, device=view.hidden_AD.device)

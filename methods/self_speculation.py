@@ -31,8 +31,9 @@ class Drafts(Gate):
 class SelfSpeculation(Method):
     """Draft k tokens with the first E blocks, then verify them in one pass of the remaining blocks.
 
-    That pass is the next token's own, so it gives one token more than it accepts. The answer is that of greedy full
-    depth. A checkpoint trained for it (layer dropout, early-exit loss) accepts more drafts.
+    That pass is the next token's own, so it gives one token more than it accepts. In fp32 the answer is that of greedy
+    full depth, up to rounding: rows that are verified together are multiplied in another shape, so that a near-tie may
+    fall otherwise, in bf16 more often. A checkpoint trained for it (layer dropout, early-exit loss) takes more drafts.
     """
 
     name: ClassVar[str] = "self-speculation"

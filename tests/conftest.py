@@ -1,5 +1,6 @@
 """A small finished benchmark, for the tests of whatever reads results."""
 
+import functools
 import importlib.util
 import shutil
 import signal
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +16,8 @@ from hypothesis import HealthCheck, settings
 from exitbench.results import database
 from exitbench.results.ingest import ingest
 from exitbench.results.verified import remember
+from exitbench.tasks import builtin
+from exitbench.tasks.base import Document
 
 # How long an example takes says how busy the cores are.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -45,6 +49,20 @@ def _databases_begin_as_copies(tmp_path_factory: pytest.TempPathFactory) -> Iter
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(database, "_create", copy)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _built_in_documents_are_made_once() -> Iterator[None]:
+    """A process makes the documents of each split once: a second where 1,000 are kept of the 10,000 that are drawn."""
+    make = builtin.documents
+
+    @functools.cache
+    def made(*arguments: Any) -> tuple[Document, ...]:
+        return tuple(make(*arguments))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(builtin, "documents", lambda name, split, n, seed=0: list(made(name, split, n, seed)))
         yield
 
 

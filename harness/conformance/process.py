@@ -20,7 +20,7 @@ from exitbench.harness.conformance.verdict import Verdict, checks_version
 from exitbench.harness.lifeline import end_with, end_with_starting_thread
 
 TIMEOUT_S = 120.0
-"""Longest trial of one setting; most take half a second."""
+"""Longest trial of one setting, and longest search for the methods; most trials take half a second."""
 _READY = "ready"
 
 
@@ -31,7 +31,7 @@ def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIME
 
     Args:
         settings: Each with ``name`` and ``params`` of the method, ``n_blocks`` and ``exit_blocks`` of the model.
-        timeout_s: Longest that one may take; the same again for finding the methods.
+        timeout_s: Longest that one may take.
     """
     verdicts: list[Verdict] = []
     ended: dict[str, str] = {}  # methods that took their process with them, and how
@@ -107,12 +107,12 @@ class _Child:
 
 
 def _lines(read_end: int, timeout_s: float) -> Iterator[str]:
-    """Lines as they come.
+    """Lines as they come, the first of which tells that the methods were found.
 
     Raises:
         TimeoutError: One takes longer.
     """
-    held, deadline = b"", time.monotonic() + timeout_s
+    held, deadline = b"", time.monotonic() + max(timeout_s, TIMEOUT_S)
     while True:
         if not select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))[0]:
             raise TimeoutError

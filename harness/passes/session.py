@@ -76,7 +76,7 @@ class Session:
         self.checkpoint = load_checkpoint(spec.model_path, getattr(torch, dtypes.pop()), spec.device)
         self.tokenizer: Any = load_tokenizer(spec.model_path)
         self._record_vocabulary(spec.cells[0].cell.model.tokenizer_sha256)
-        self.documents, self.fitting = functools.cache(self._load), functools.cache(self._fitting)
+        self._loaded, self.fitting = functools.cache(self._load), functools.cache(self._fitting)
         self.prompts = functools.cache(self._prompts)
         self._checked = functools.cache(read_attempt)  # many cells compute from one
 
@@ -87,8 +87,16 @@ class Session:
         except UserError as error:  # no cell needs it
             print(f"The tokens' spellings were not stored: {error}", file=sys.stderr)
 
-    def _load(self, data: DataRequest) -> list[Document]:
-        return data.load(self.data_dir)
+    def _load(self, data: DataRequest) -> tuple[list[Document], int]:
+        return data.load_apart(self.data_dir)
+
+    def documents(self, data: DataRequest) -> list[Document]:
+        """Documents of a split."""
+        return self._loaded(data)[0]
+
+    def shared(self, data: DataRequest) -> int:
+        """How many documents of a split were left out because they have another use."""
+        return self._loaded(data)[1]
 
     def _prompts(self, generation: Asked) -> Prompts:
         return Prompts(self.tokenizer, generation, self.checkpoint.model.arch.max_positions)
@@ -193,11 +201,15 @@ class Session:
 
 
 def write_prompt_counts(session: Session, item: WorkItem, writer: AttemptWriter) -> None:
-    """Write how many documents were left out and how many prompts were cut, of those asked; nothing where none was."""
+    """Write how many documents were left out and how many prompts were cut, where any was.
+
+    `documents_shared` is of the whole split, before its limit; the others are of the documents asked.
+    """
     found = [session.fitting(data, item.cell.generation) for data in (item.data, item.held_out) if data is not None]
     dropped, truncated = sum(one.dropped for one in found), sum(one.truncated for one in found)
     asked = dropped + sum(len(one.documents) for one in found)
-    counts = {"documents_dropped": dropped, "prompts_truncated": truncated}
+    shared = session.shared(item.data)
+    counts = {"documents_dropped": dropped, "prompts_truncated": truncated, "documents_shared": shared}
     metrics = {name: Interval(n, None, None, None, asked) for name, n in counts.items() if n}
     if metrics:
         write_metrics(writer, with_role("data", metrics))

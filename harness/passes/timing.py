@@ -41,9 +41,8 @@ def timing_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
     for prefix, arm, generations in (("", "method", measured.method), ("full_", "full", measured.full)):
         totals = [r for r in measured.readings if r.phase == "total" and r.arm == arm and not r.twin]
         decodes = [r for r in measured.readings if r.phase == "decode" and r.arm == arm and not r.twin]
-        metrics[f"{prefix}ms_per_request"] = _plain(
-            sum(r.wall_ns for r in totals) / len(totals) / size / 1e6, len(units)
-        )
+        answered = len(totals) * len(documents) / len(units)  # the last unit may have fewer documents
+        metrics[f"{prefix}ms_per_request"] = _plain(sum(r.wall_ns for r in totals) / answered / 1e6, len(units))
         ms_per_token = sum(r.wall_ns for r in decodes) / sum(r.n_tokens for r in decodes) / 1e6
         metrics[f"{prefix}ms_per_token"] = _plain(ms_per_token, len(units))
         n_tokens = sum(len(generation.token_ids) for generation in generations)

@@ -127,6 +127,7 @@ def test_a_suite_from_plan_to_query(suite: Path, tmp_path: Path, exitbench: Comm
     assert len(list((tmp_path / "elsewhere").glob("*/*/*/DONE"))) == 3
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_model_that_can_no_longer_be_loaded_fails_its_cells_with_exit_code_1(
     suite: Path, worded_model: Path, tmp_path: Path, exitbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

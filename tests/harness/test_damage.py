@@ -95,6 +95,7 @@ def test_why_a_cell_is_stale_is_told_without_the_damaged(
     assert plan().state == ("new" if damaged.name == "cell.json" else "stale")
 
 
+@pytest.mark.usefixtures("no_report")
 def test_one_run_finds_what_is_damaged_and_runs_it_again(
     suite: Path, checkpoint: Path, worded_model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +116,7 @@ def test_one_run_finds_what_is_damaged_and_runs_it_again(
     assert "Nothing to run" in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_run_whose_results_no_database_takes_ends_with_1(
     suite: Path, checkpoint: Path, worded_model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

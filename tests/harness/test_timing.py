@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from exitbench.harness import worker
 from exitbench.harness.cell import Generation as Asked
 from exitbench.harness.cell import TimingSettings
 from exitbench.harness.checkpoint import load_checkpoint
 from exitbench.harness.decode import Request
+from exitbench.harness.plan import make_plan
+from exitbench.harness.spec import WorkerSpec
+from exitbench.harness.suite import load_suite
 from exitbench.harness.timing import ORDER, Reading, Unit, measure, speedup
 from exitbench.methods.gates import Scheduled
 from exitbench.methods.registry import baseline_method, get_method
+from exitbench.results.spool import latest_status
 
 
 def reading(doc: str, arm: str, wall_ns: int, *, twin: bool = False, phase: str = "total", round_: int = 0) -> Reading:
@@ -65,6 +71,46 @@ def test_reading_stops_when_precise_enough_or_when_the_rounds_are_spent(
         *([r for r in timing.readings if r.phase == phase] for phase in ("total", "prefill", "decode")), strict=True
     ):
         assert total.wall_ns == prefill.wall_ns + decode.wall_ns
+
+
+BATCHES = """
+schema = 1
+name = "batches"
+seed = 3
+[defaults]
+batch_size = 2
+[models.tiny]
+path = "{model}"
+[tasks]
+wmt-en-fr = {{ limit = 3, max_new_tokens = 3 }}
+[timing]
+max_rounds = 2
+target_half_width = 1e-9
+warm_up = 0
+[[sweep]]
+method = "static"
+kinds = ["timing"]
+"""
+
+
+def test_time_a_request_counts_the_documents_of_a_last_batch_that_is_not_full(
+    worded_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "suite.toml").write_text(BATCHES.format(model=worded_model))
+    (group,) = make_plan(load_suite(tmp_path / "suite.toml"), tmp_path, tmp_path / "models", None).groups
+    items = tuple(planned.item for planned in group.cells if planned.item.cell.kind == "timing")
+    spec = WorkerSpec(items, worded_model, None, tmp_path / "spool", "cpu", 1)
+    assert worker.run(WorkerSpec.from_json(spec.to_json()), lambda event: None) == 0
+    folder = latest_status(tmp_path / "spool")[items[0].cell.cell_id].path
+    metrics = {row["metric"]: row["value"] for row in pq.read_table(folder / "metrics.parquet").to_pylist()}
+    for prefix, arm in (("", "method"), ("full_", "full")):
+        wall_ns = [
+            row["wall_ns"]
+            for row in pq.read_table(folder / "timings.parquet").to_pylist()
+            if (row["phase"], row["arm"], row["twin"]) == ("total", arm, False)
+        ]
+        assert len(wall_ns) == 2 * 2 * 2  # batches, rounds, and twice in each
+        assert metrics[f"{prefix}ms_per_request"] == pytest.approx(sum(wall_ns) / (3 * 2 * 2) / 1e6)
 
 
 def test_a_schedule_repeats_an_oracles_answers_without_looking_ahead(worded_model: Path) -> None:

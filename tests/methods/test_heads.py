@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from exitbench.methods.base import BlockView, Head, Reading
+from exitbench.methods.gates import SoftmaxMargin
 from exitbench.methods.heads import Keeping, LMHead, PrunedHead
 from exitbench.methods.registry import get_method
 
@@ -127,6 +128,17 @@ def test_the_last_block_may_say_what_was_not_kept() -> None:
     at = views(pruned("fixed", 2), states, [1, 2, 3])
     best = [view.token(view.logits_AK.argmax(-1)).tolist() for view in at]
     assert best == [[0], [0], [8]]
+
+
+@pytest.mark.parametrize("keeping", KEEPINGS)
+def test_the_lowest_id_wins_a_tie_whatever_its_rank_was(keeping: Keeping) -> None:
+    states = torch.zeros(4, 2, 6)
+    states[1] = torch.tensor([[0.0, 6, 5, 4, 3, 9], [9.0, 1, 7, 2, 8, 3]])  # ranked 5 1 2 3 4 0 and 0 4 2 5 3 1
+    states[2] = torch.tensor([[0.0, 2, 7, 0, 0, 7], [3.0, 0, 6, 0, 6, 0]])
+    _, second, last = views(pruned(keeping, 6, 6), states, [1, 2, 3], {2: [0.0, 0.0]})
+    assert second.ids_AK is not None
+    assert SoftmaxMargin().choose(second).tolist() == [2, 2]
+    assert SoftmaxMargin().choose(last).tolist() == [0, 0]
 
 
 def test_fixed_keeps_the_best_ids_of_the_first_block_for_every_later_one() -> None:

@@ -1,6 +1,7 @@
 """The report: one page that stands alone, the same bytes each time, and safe whatever a result is called."""
 
 import base64
+import functools
 import gzip
 import os
 import re
@@ -16,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.reports import figures, tables
+from exitbench.reports import drawing, figures, tables
 from exitbench.reports.figures import mee_fig1_no_change
 from exitbench.reports.frame import Frame
 from exitbench.reports.render import ReportSummary, write_report
@@ -62,11 +63,18 @@ def unpacked(text: str) -> str:
     return gzip.decompress(base64.b64decode(text)).decode("utf-8")
 
 
-def test_every_figure_is_written_in_every_kind_with_its_data(
-    report: ReportSummary, small_database: Path, rows_of: Rows
-) -> None:
+SmallRows = Callable[[ModuleType, str], Frame]
+
+
+@pytest.fixture(scope="module")
+def small_rows(small_database: Path, rows_of: Rows) -> SmallRows:
+    """Rows of a figure or table of the small database, asked for once."""
+    return functools.cache(functools.partial(rows_of, small_database))
+
+
+def test_every_figure_is_written_in_every_kind_with_its_data(report: ReportSummary, small_rows: SmallRows) -> None:
     # The others need cells or logs that the small database has not; each paper's tests make their own.
-    names = [source.name for source in discover(figures) if rows_of(small_database, figures, source.name).rows]
+    names = [source.name for source in discover(figures) if small_rows(figures, source.name).rows]
     assert {"frontier", "exit_histogram", "mee_fig1_no_change", "mee_blog_quality_speed"} <= set(names)
     assert list(report.figures) == names
     assert report.broken == {}
@@ -75,20 +83,18 @@ def test_every_figure_is_written_in_every_kind_with_its_data(
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
         assert "<svg" in (folder / f"{name}.svg").read_text("utf-8")
-        assert (folder / f"{name}.csv").read_text("utf-8") == rows_of(small_database, figures, name).csv()
+        assert (folder / f"{name}.csv").read_text("utf-8") == small_rows(figures, name).csv()
     assert set(report.files) == {path for path in report.index_html.parent.rglob("*.*") if path != report.index_html}
 
 
-def test_the_page_shows_each_query_and_gives_its_data(
-    report: ReportSummary, small_database: Path, rows_of: Rows
-) -> None:
+def test_the_page_shows_each_query_and_gives_its_data(report: ReportSummary, small_rows: SmallRows) -> None:
     page = Page(read(report))
     packed = {attrs["download"]: attrs for tag, attrs in page.tags if tag == "a" and "download" in attrs}
     for package, folder in ((figures, "figures"), (tables, "tables")):
         for source in discover(package):
             assert source.sql in page.texts
             link = packed[f"{source.name}.csv"]
-            csv = rows_of(small_database, package, source.name).csv()
+            csv = small_rows(package, source.name).csv()
             assert unpacked(link["data-gzip"] or "") == csv
             assert link["href"] == f"{folder}/{source.name}.csv", "without its script the page leads to the file"
             assert (report.index_html.parent / folder / f"{source.name}.csv").read_text("utf-8") == csv
@@ -156,8 +162,13 @@ def test_failures_and_provenance_are_on_the_page(report: ReportSummary) -> None:
 
 
 def test_names_are_text_and_never_markup(
-    tmp_path: Path, maker: ModuleType, make_database: Callable[[], Path], report: ReportSummary
+    tmp_path: Path,
+    maker: ModuleType,
+    make_database: Callable[[], Path],
+    report: ReportSummary,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(drawing, "KINDS", ("svg",))
     name, long = "<script>alert(1)</script>", "A" * 10_000
     maker.MODELS = (maker.Model(name, "causal", 4, 0),)
     maker.CALM = (maker.Method("calm-softmax", {"threshold": 0.3, "note": long}),)

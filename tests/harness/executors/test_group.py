@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 from exitbench.harness.executors import process
 from exitbench.harness.executors.local import LocalExecutor
 from exitbench.harness.progress import Lines
-from exitbench.harness.spec import WorkerSpec
+from exitbench.harness.spec import WorkerSpec, WorkItem
 from exitbench.results.spool import latest_status, read_attempt
 
 Worker = Callable[[str, str], tuple[str, ...]]
@@ -28,13 +28,17 @@ LONG_S = 300.0
 def run(spec: WorkerSpec, tmp_path: Path) -> Callable[..., list[str]]:
     """Run the three cells; returns their statuses in order."""
 
-    def run_cells(command: tuple[str, ...], timeout_s: float | None = None) -> list[str]:
-        timed = replace(spec, cells=tuple(replace(item, timeout_s=timeout_s) for item in spec.cells))
+    def run_cells(command: tuple[str, ...], timeouts_s: Sequence[float | None] = (None, None, None)) -> list[str]:
+        timed = replace(spec, cells=with_timeouts(spec, timeouts_s))
         with Lines(3, io.StringIO()) as progress:
             statuses = LocalExecutor(tmp_path / "logs", worker=command).run([timed], progress, lambda: None)
         return [statuses[item.cell.cell_id] for item in spec.cells]
 
     return run_cells
+
+
+def with_timeouts(spec: WorkerSpec, timeouts_s: Sequence[float | None]) -> tuple[WorkItem, ...]:
+    return tuple(replace(item, timeout_s=limit) for item, limit in zip(spec.cells, timeouts_s, strict=True))
 
 
 def record(spec: WorkerSpec, cell: int) -> dict[str, Any]:
@@ -186,11 +190,11 @@ def test_a_worker_that_closes_its_pipe_and_goes_on_is_ended(
 def test_a_cell_that_hangs_is_a_row_that_names_the_key_and_the_next_one_runs(
     hangs: str, spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]]
 ) -> None:
-    # Long enough for a worker to start on a busy machine: its start counts too.
-    assert run(worker("two", hangs), timeout_s=15.0) == ["ok", "timeout", "ok"]
+    # The others have time enough for a worker to start on a busy machine: its start counts too.
+    assert run(worker("two", hangs), timeouts_s=(LONG_S, 3.0, LONG_S)) == ["ok", "timeout", "ok"]
     lost = record(spec, 1)
-    assert lost["reason"] == "took longer than cell_timeout_s = 15"
-    assert (lost["signal"], lost["cell_timeout_s"]) == (9, 15.0)
+    assert lost["reason"] == "took longer than cell_timeout_s = 3"
+    assert (lost["signal"], lost["cell_timeout_s"]) == (9, 3.0)
 
 
 def test_a_worker_that_hangs_before_its_first_cell_is_not_tried_again(
@@ -198,7 +202,7 @@ def test_a_worker_that_hangs_before_its_first_cell_is_not_tried_again(
 ) -> None:
     path = tmp_path / "worker.py"
     path.write_text("import time\ntime.sleep(600)\n")
-    assert run((sys.executable, str(path)), timeout_s=0.5) == ["timeout"] * 3
+    assert run((sys.executable, str(path)), timeouts_s=[0.5] * 3) == ["timeout"] * 3
     reason = "took longer than cell_timeout_s = 0.5 before its first event, or between two cells"
     assert {status.reason for status in latest_status(spec.spool).values()} == {reason}
 
@@ -206,10 +210,10 @@ def test_a_worker_that_hangs_before_its_first_cell_is_not_tried_again(
 def test_waiting_for_another_process_is_not_hanging_and_is_told_once(
     spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    waits = "(say('wait', item, holder='process 7'), say('wait', item, holder='process 7'), time.sleep(8), wake())"
+    waits = "(say('wait', item, holder='process 7'), say('wait', item, holder='process 7'), time.sleep(4), wake())"
     command = worker("two", waits.replace("wake()", "say('held', item)"))
     shown = io.StringIO()
-    timed = replace(spec, cells=tuple(replace(item, timeout_s=7.0) for item in spec.cells))
+    timed = replace(spec, cells=with_timeouts(spec, (LONG_S, 3.0, LONG_S)))
     with Lines(3, shown) as progress:
         LocalExecutor(tmp_path / "logs", worker=command).run([timed], progress, lambda: None)
     assert {status.status for status in latest_status(spec.spool).values()} == {"ok"}

@@ -182,7 +182,7 @@ def test_a_killed_training_goes_on_to_the_same_weights_and_log(
     write_recipe: WriteRecipe, data_dir: Path, changes: tuple[tuple[str, str], ...]
 ) -> None:
     dropout = ("dropout_rate = 0.0", "dropout_rate = 0.1")
-    path = write_recipe(("steps = 40", "steps = 60\nsave_steps = 7"), dropout, *changes)
+    path = write_recipe(("steps = 40", "steps = 40\nsave_steps = 7"), dropout, *changes)
     whole = trained(path, data_dir / "whole", data_dir)
     process = FORK.Process(target=trained, args=(path, data_dir / "killed", data_dir))
     process.start()
