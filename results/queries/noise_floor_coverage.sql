@@ -28,5 +28,5 @@ SELECT
     CASE WHEN c.missed = c.intervals THEN 1 ELSE max(t.p) FILTER (t.so_few >= 0.025) END AS high,
     max(t.so_many) FILTER (t.p = 0.05) AS chance, c.median_width
 FROM counted AS c JOIN tails AS t ON t.suite = c.suite AND t.cpu IS NOT DISTINCT FROM c.cpu AND t.gpu IS NOT DISTINCT FROM c.gpu
-GROUP BY ALL
+GROUP BY c.suite, c.cpu, c.gpu, c.documents, c.intervals, c.missed, c.median_width
 ORDER BY c.suite, c.cpu, c.gpu;

@@ -52,6 +52,13 @@ def cells(plan: Plan) -> list[PlannedCell]:
     return list(group.cells)
 
 
+def test_speed_timed_on_few_documents_is_remarked(planner: Planner) -> None:
+    few = planner('[[sweep]]\nmethod = "full"\nkinds = ["quality", "timing"]\n\n[timing]\ndocuments = 2\n')
+    (remark,) = few.remarks
+    assert remark.startswith("Speed is timed on as few as 2 documents:")
+    assert planner('[[sweep]]\nmethod = "full"\nkinds = ["quality"]\n\n[timing]\ndocuments = 2\n').remarks == ()
+
+
 def labels(plan: Plan) -> list[str]:
     return [planned.item.label for planned in cells(plan)]
 
