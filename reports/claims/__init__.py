@@ -99,8 +99,8 @@ def check_claim(database: Database, claim: Claim) -> Verdict:
     row = evidence.to_pylist()[0]
     if row["value"] is None or not row["n"]:
         return Verdict(claim, NOT_MEASURED)
-    low, high = _interval(claim, row)
-    value, low, high = (None if end is None else rounded(float(end)) for end in (row["value"], low, high))
+    value: float = rounded(float(row["value"]))
+    low, high = (None if end is None else rounded(float(end)) for end in _interval(claim, row))
     scope = None if claim.suite is None else scope_of(database, row["attempts"] or ())
     return Verdict(claim, _verdict(claim, value, low, high), value, low, high, int(row["n"]), scope)
 

@@ -124,7 +124,7 @@ def _check_keys(where: str, kind: str, entry: Mapping[str, Any]) -> None:
 
 def _keys(kind: str, is_untested: bool) -> tuple[Keys, Keys]:
     """Return the keys that an entry must have, and those that it may have."""
-    common = _COMMON | _QUOTED if kind == CLAIM else _COMMON
+    common = {**_COMMON, **(_QUOTED if kind == CLAIM else {})}
     if kind == CONSISTENCY:
         return {**common, **_TESTED}, _OPTIONAL
     return ({**common, **_UNTESTED}, {}) if is_untested else ({**common, **_MEASURED}, _OPTIONAL_MEASURED)
