@@ -204,7 +204,7 @@ def jackknife(rows: Floats, aggregate: Aggregate) -> Floats:
     """
     n = len(rows)
     without = np.asarray(aggregate(rows.sum(axis=0) - rows, np.full(n, n - 1.0)), dtype=np.float64)
-    return (n - 1) * (without.mean() - without)
+    return np.asarray((n - 1) * (without.mean() - without), dtype=np.float64)
 
 
 def clopper_pearson(share: float, n: float) -> tuple[float, float]:

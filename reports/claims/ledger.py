@@ -13,7 +13,7 @@ from exitbench.reports.claims.claim import CLAIM, CONSISTENCY, DIRECTIONS, KINDS
 LEDGERS: Final = ("mee", "prune", "natcap", "heads", "calm_free")
 """Stems of the files, in the order of the page."""
 
-Keys = Mapping[str, type]
+Keys = dict[str, type]
 
 _COMMON: Final[Keys] = {"claim_id": str, "kind": str, "paper": str, "place": str, "text": str, "conditions": str}
 _QUOTED: Final[Keys] = {"quotation": str}
