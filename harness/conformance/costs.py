@@ -70,20 +70,19 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
         layers = [first] * _FED + [exit_layer]
         at = dataclasses.replace(parts, threshold=_From(tuple(layers)))
         cache, state = model.start([prompt], room=_FED + 2)
-        before, head_rows = cache.length, []
+        before, head_rows, exits = cache.length, list[int](), list[int]()
         for position in range(1, _FED + 2):
             # The counter does not know the fused attention of CPUs; its plain form is made of products it counts.
             counter = FlopCounterMode(display=False)
             with counter if position > _FED else nullcontext(), sdpa_kernel(SDPBackend.MATH):
                 trace = decode_step(model, cache, torch.tensor([5]), at, (position,), MAX_NEW_TOKENS, (0,)).trace
             assert trace is not None, "traced if not asked otherwise"
-            head_rows += trace.head_rows
-            left_after = trace.exit_layers
+            head_rows, exits = head_rows + trace.head_rows, trace.exit_layers
         source = len(prompt) if state is None else 0
         places = [TokenPlace(before + position, source) for position in range(1, _FED + 2)]
         costs = [answer_cost(model, at, layers[:n], head_rows[:n], places[:n]).matmul_flops for n in (_FED, _FED + 1)]
         said, seen = costs[1] - costs[0], counter.get_total_flops()
-        if left_after != [exit_layer] or abs(said - seen) > _TOLERANCE * seen:
+        if exits != [exit_layer] or abs(said - seen) > _TOLERANCE * seen:
             yield (
                 f"cost() declares {said:,.0f} FLOPs of matrix products for a token that leaves after block "
                 f"{exit_layer}, where {seen:,.0f} are counted"

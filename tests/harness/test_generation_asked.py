@@ -93,6 +93,7 @@ def test_a_penalty_of_1_asks_for_nothing(suite: Callable[..., Path], model: Path
         (["no_repeat_ngram_size = 2.5"], "no_repeat_ngram_size: is 2.5; it must be a whole number."),
         (["min_length = 0"], "min_length: is 0; it must be 1 or more."),
         (["forced_bos_token_id = -1"], "forced_bos_token_id: is -1; it must be 0 or more."),
+        (['first_token = "fulll"'], "first_token: unknown way to the first token 'fulll'. Did you mean 'full'"),
         (["chat_template = 1"], "chat_template: is 1; it must be true or false."),
         (['system = "be brief"'], "system: goes with chat_template = true, which puts it before the prompt."),
         (["max_prompt_tokens = 9"], 'max_prompt_tokens: goes with truncate; allowed: "left", "right", "drop".'),
@@ -212,12 +213,14 @@ def test_only_what_is_asked_is_part_of_the_identity(suite: Callable[..., Path], 
     plain = first()
     assert plain.identity["generation"] == {"max_new_tokens": 32, "stop": []}
     assert first("repetition_penalty = 1.0").cell_id == plain.cell_id
+    assert first('first_token = "full"').cell_id == plain.cell_id
     asked = [
         ("repetition_penalty = 1.5",),
         ("no_repeat_ngram_size = 2",),
         ("min_length = 2",),
         ("max_prompt_tokens = 20", 'truncate = "left"'),
         ("max_prompt_tokens = 20", 'truncate = "right"'),
+        ('first_token = "gated"',),
         ("chat_template = true",),
         ("chat_template = true", 'system = "be brief"'),
     ]

@@ -18,10 +18,14 @@ from exitbench.methods.static import Static
 
 L = 5
 N_NEW = 16
-METHODS: list[Method] = [Full(), Static(exit_layer=2), CalmSoftmax(threshold=0.05, decay="none")]
+FULL, STATIC, SOFTMAX = Full(), Static(exit_layer=2), CalmSoftmax(threshold=0.05, decay="none")
 # Keys of each query head's own (T5, GPT-2), of two, and of all four.
-CASES = [("t5", "gated"), ("t5-gated-untied", "gated")]
-CASES += [(family, first) for family in ("gpt2", "llama", "qwen2-tied") for first in ("full", "gated")]
+CASES: list[tuple[str, str, Method]] = [
+    *((family, "full", method) for family in ("gpt2", "llama", "qwen2-tied") for method in (FULL, STATIC, SOFTMAX)),
+    ("llama", "gated", SOFTMAX),
+    ("t5", "gated", STATIC),
+    ("t5-gated-untied", "gated", SOFTMAX),
+]
 
 
 def beginning(made: Generation, n: int) -> Generation:
@@ -30,8 +34,7 @@ def beginning(made: Generation, n: int) -> Generation:
     return dataclasses.replace(made, **columns)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-@pytest.mark.parametrize(("name", "first_token"), CASES)
+@pytest.mark.parametrize(("name", "first_token", "method"), CASES)
 def test_answers_of_1_to_16_tokens_cost_what_is_counted(
     twin: Any, prompts: Any, name: str, first_token: Any, method: Method
 ) -> None:
