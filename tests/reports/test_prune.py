@@ -159,12 +159,14 @@ def _count_rows_of_heads(maker: ModuleType) -> None:
         cells.append(cell)
         write_quality(root, cell, *rest)
 
-    def tokens(writer: Any, world: Any, exits: np.ndarray, score: Any = None, head_rows: Any = None) -> None:
+    def tokens(
+        writer: Any, world: Any, exits: np.ndarray, score: Any = None, head_rows: Any = None, *rest: Any
+    ) -> None:
         method = cells[-1]["method"]
         if head_rows is not None and "head" in (params := method["params"]):
             asked = (method["name"], params["head"], params["min_exit"])
             head_rows = np.array([multiplied(*asked, exit_layer) for exit_layer in exits])
-        write_tokens(writer, world, exits, score, head_rows)
+        write_tokens(writer, world, exits, score, head_rows, *rest)
 
     maker._write_quality, maker._write_tokens = quality, tokens
 
