@@ -204,7 +204,8 @@ def jackknife(rows: Floats, aggregate: Aggregate) -> Floats:
     """
     n = len(rows)
     without = np.asarray(aggregate(rows.sum(axis=0) - rows, np.full(n, n - 1.0)), dtype=np.float64)
-    return np.asarray((n - 1) * (without.mean() - without), dtype=np.float64)
+    moved: Floats = (n - 1) * (without.mean() - without)
+    return moved
 
 
 def clopper_pearson(share: float, n: float) -> tuple[float, float]:
