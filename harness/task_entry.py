@@ -112,10 +112,18 @@ def read_task(label: str, table: Table) -> TaskEntry:
         raise table.error("system", "goes with chat_template = true, which puts it before the prompt.")
     if chat_template and generation.truncate in ("left", "right"):
         raise table.error("truncate", 'would cut into the chat template; allowed with chat_template: "drop".')
-    other_files = (_files(table.table(key)) for key in _OTHER_FILES)
-    other_splits = (table.optional(key, str) for key in _OTHER_SPLITS)
-    drop_shared = table.get("drop_shared", bool, False)
-    return TaskEntry(label, table.where(), data, generation, chat_template, *other_files, *other_splits, drop_shared)
+    return TaskEntry(
+        label,
+        table.where(),
+        data,
+        generation,
+        chat_template,
+        train_files=_files(table.table("train_files")),
+        calibration_files=_files(table.table("calibration_files")),
+        train_split=table.optional("train_split", str),
+        calibration_split=table.optional("calibration_split", str),
+        drop_shared=table.get("drop_shared", bool, False),
+    )
 
 
 def _files(table: Table) -> Files:
