@@ -43,19 +43,9 @@ kinds = ["quality", "replay"]
 """
 
 
-RUN = """
-import sys
-from exitbench.harness.cli import main
-from exitbench.reports import drawing
-drawing._drawn = lambda *_: iter(())
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 def exitbench(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """A command in a process that finds what is installed; its report has no pictures."""
-    program = ("-c", RUN) if arguments[0] == "run" else ("-m", "exitbench.harness.cli")
-    command = [sys.executable, *program, *arguments]
+    """A command in a process that finds what is installed."""
+    command = [sys.executable, "-m", "exitbench.harness.cli", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1200)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout, done.stderr
