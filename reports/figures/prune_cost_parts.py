@@ -77,7 +77,7 @@ def _places(frame: Frame, names: Series) -> Iterator[_Place]:
         first = rows.rows[0]
         title = (
             f"{shorten(first['model'], 24)}, {trained_as(first)}; asked from block {first['min_exit']} of "
-            f"{first['blocks']}"
+            f"{first['blocks']} (blocks executed)"
         )
         present = [key for key in names if any((row["method"], row["head"]) == key for row in rows.rows)]
         at = {
