@@ -371,8 +371,7 @@ def _leave(step: Step, parts: Parts, cache: Cache, view: BlockView, leaving: Run
     deep_AD = parts.kv_policy.on_exit(cache, view.block, view.hidden_AD, leaving.rows_A)
     _emit(step, parts, view if deep_AD is None else view.at_full_depth(deep_AD), leaving)
     if step.trace is not None:
-        runs_all = parts.kv_policy.runs_all_blocks or parts.gate.looks_ahead
-        step.trace.note_exit(leaving.rows, runs_all_blocks=runs_all)
+        step.trace.note_exit(leaving.rows, runs_all_blocks=parts.runs_all_blocks)
 
 
 def _emit(step: Step, parts: Parts, view: BlockView, leaving: Running) -> None:

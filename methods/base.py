@@ -260,6 +260,8 @@ class Gate(ABC):
     """Whether scoring reads the states of earlier blocks (`BlockView.earlier`)."""
     looks_ahead: ClassVar[bool] = False
     """Whether the gate must see all blocks first (oracles): the full depth is run, nothing is saved."""
+    decides: ClassVar[bool] = True
+    """Whether a token's exit depends on its score; False: on the blocks at which the gate is asked alone."""
 
     @property
     def chooses_from_logits(self) -> bool:
@@ -400,6 +402,16 @@ class Parts:
     def asked(self, n_blocks: int) -> list[int]:
         """The blocks at which the gate of an L-block decoder is asked, ascending; never the last."""
         return sorted(block for block in self.blocks if block < n_blocks)
+
+    @property
+    def runs_all_blocks(self) -> bool:
+        """Whether every token runs all blocks, wherever it leaves."""
+        return self.kv_policy.runs_all_blocks or self.gate.looks_ahead
+
+    @property
+    def runs_fixed_blocks(self) -> bool:
+        """Whether every token runs as many blocks as any other, whatever it says."""
+        return self.runs_all_blocks or not (self.gate.decides or self.kv_policy.deferred)
 
     def cost(
         self,

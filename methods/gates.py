@@ -14,6 +14,8 @@ from exitbench.methods.sampling import Sampling
 class Always(Sampling):
     """Score 1 wherever it is asked: the blocks at which it is asked decide alone."""
 
+    decides = False
+
     def score(self, view: BlockView) -> Tensor:
         """Return ones [A]."""
         return torch.ones(view.hidden_AD.shape[0], device=view.hidden_AD.device)

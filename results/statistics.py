@@ -34,6 +34,8 @@ N_BOOT: Final = 10_000
 LEVEL: Final = 0.95
 PERCENT: Final[Bounds] = (0.0, 100.0)
 SHARE: Final[Bounds] = (0.0, 1.0)
+NONE_DIFFERS: Final = "no document differs"
+"""How the interval is made where no document moves the value: of the share of others that may."""
 _TAIL: Final = (1 - LEVEL) / 2
 _EQUAL: Final = 1e-7
 # Fewer documents have too many resamples of one or two of them, of which nearly anything can be the spread.
@@ -240,9 +242,7 @@ def _bounded(value: float, influence: Floats, bounds: Bounds) -> Interval:
     if not 0 <= share <= 1 or not np.isfinite(relative).all():
         return _without(value, n)
     differs = standard_error(relative) > _EQUAL
-    return _on_scale(
-        value, *korn_graubard(share, relative), bounds, "Korn-Graubard" if differs else "no document differs", n
-    )
+    return _on_scale(value, *korn_graubard(share, relative), bounds, "Korn-Graubard" if differs else NONE_DIFFERS, n)
 
 
 def _on_scale(value: float, low: float, high: float, bounds: Bounds, method: str, n: int) -> Interval:

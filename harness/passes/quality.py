@@ -16,6 +16,7 @@ from exitbench.harness.passes.session import (
     Session,
     answer_costs,
     answer_costs_by_part,
+    depth_interval,
     full_outputs,
     with_role,
     write_metrics,
@@ -145,10 +146,11 @@ def _decode_metrics(
     full_lengths = [output.n_prompt for output in outputs]
     full_costs = answer_costs(checkpoint, session.full_parts(), full_made, full_lengths, first_token)
     seed = seed_for("bootstrap", item.cell.seed)
-    tokens, scale = [len(generation.token_ids) for generation in made], (1, checkpoint.model.n_blocks)
+    tokens, n_blocks = [len(generation.token_ids) for generation in made], checkpoint.model.n_blocks
+    exits, runs = [sum(g.exit_layers) for g in made], [sum(g.blocks_run) for g in made]
     depth = {
-        "mean_exit_layer": bounded_ratio_interval([sum(g.exit_layers) for g in made], tokens, scale),
-        "mean_blocks_run": bounded_ratio_interval([sum(g.blocks_run) for g in made], tokens, scale),
+        "mean_exit_layer": depth_interval(exits, tokens, n_blocks, is_fixed=not parts.gate.decides),
+        "mean_blocks_run": depth_interval(runs, tokens, n_blocks, is_fixed=parts.runs_fixed_blocks),
     }
     agreement = {"token_match": bounded_ratio_interval(matches, [len(output.token_ids) for output in outputs])}
     work = {
@@ -169,7 +171,6 @@ def _decode_metrics(
         work[f"cost_{part}_bytes"] = ratio_interval(read, as_full, seed=seed)
     work["cost_total_bytes"] = ratio_interval([cost.read_numel for cost in costs], as_full, seed=seed)
     if parts.kv_policy.verifies:
-        n_blocks = session.checkpoint.model.n_blocks
         accepted = [
             sum(layer < n_blocks == run for layer, run in zip(g.exit_layers, g.blocks_run, strict=True)) for g in made
         ]

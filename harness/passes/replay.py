@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import duckdb
 
-from exitbench.harness.passes.session import Progress, Session, with_role, write_metrics
+from exitbench.harness.passes.session import Progress, Session, depth_interval, with_role, write_metrics
 from exitbench.harness.spec import WorkItem
 from exitbench.results.spool import AttemptWriter
 from exitbench.results.statistics import bounded_ratio_interval
@@ -27,7 +27,7 @@ def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
     assert score_sql is not None, "the planner gives every replay that a probe cannot score its scores"
     first_position = 1 if cell.first_token == "gated" else 2
     rule = parts.exit_layer_sql(depth, cell.generation.max_new_tokens, score_sql, first_position)
-    blocks_run = depth if parts.kv_policy.runs_all_blocks or parts.gate.looks_ahead else "e"
+    blocks_run = depth if parts.runs_all_blocks else "e"
     with duckdb.connect() as connection:
         tokens = connection.sql(
             f"""
@@ -48,11 +48,11 @@ def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
             FROM tokens GROUP BY doc_key ORDER BY doc_key
             """
         ).fetchnumpy()
-    depths = {"mean_exit_layer": "depths", "mean_blocks_run": "blocks"}
-    if parts.kv_policy.deferred is not None:
-        del depths["mean_blocks_run"]  # later tokens of a real decode run skipped blocks too
-    n_tokens, scale = per_document["tokens"], (1, depth)
-    metrics = {name: bounded_ratio_interval(per_document[column], n_tokens, scale) for name, column in depths.items()}
+    exits, blocks, n_tokens = (per_document[name] for name in ("depths", "blocks", "tokens"))
+    depths = {"mean_exit_layer": depth_interval(exits, n_tokens, depth, is_fixed=not parts.gate.decides)}
+    if parts.kv_policy.deferred is None:  # else later tokens of a real decode run skipped blocks too
+        runs = depth_interval(blocks, n_tokens, depth, is_fixed=parts.runs_fixed_blocks)
+        depths["mean_blocks_run"] = runs
     match = bounded_ratio_interval(per_document["matches"], n_tokens)
-    write_metrics(writer, with_role("depth", metrics) | with_role("agreement", {"token_match": match}))
+    write_metrics(writer, with_role("depth", depths) | with_role("agreement", {"token_match": match}))
     on_progress(session.units(item))

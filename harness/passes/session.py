@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import torch
+from numpy.typing import ArrayLike
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -32,7 +33,7 @@ from exitbench.methods.registry import baseline_method, get_method
 from exitbench.results.schema import FITTED_FILE
 from exitbench.results.sealed import SpoolError
 from exitbench.results.spool import AttemptWriter, attempt_status, read_attempt
-from exitbench.results.statistics import Interval
+from exitbench.results.statistics import NONE_DIFFERS, Interval, bounded_ratio_interval
 from exitbench.results.vocabularies import record_vocabulary
 from exitbench.tasks.base import Document
 from exitbench.tasks.registry import get_task
@@ -213,6 +214,20 @@ def write_prompt_counts(session: Session, item: WorkItem, writer: AttemptWriter)
     metrics = {name: Interval(n, None, None, None, asked) for name, n in counts.items() if n}
     if metrics:
         write_metrics(writer, with_role("data", metrics))
+
+
+def depth_interval(blocks: ArrayLike, tokens: ArrayLike, n_blocks: int, *, is_fixed: bool) -> Interval:
+    """Return the mean blocks of a token with its interval.
+
+    Args:
+        blocks: Blocks of all tokens of a document, [n].
+        tokens: Tokens of a document, [n].
+        n_blocks: Decoder blocks, L.
+        is_fixed: The method gives every token the same depth, whatever the documents: where it did, the mean is known
+            and has no interval.
+    """
+    found = bounded_ratio_interval(blocks, tokens, (1, n_blocks))
+    return Interval(found.value, None, None, None, found.n) if is_fixed and found.method == NONE_DIFFERS else found
 
 
 def with_role(role: str, metrics: Mapping[str, Interval]) -> dict[str, Metric]:

@@ -21,6 +21,7 @@ from exitbench.harness.cell import Cell, Consistency
 from exitbench.harness.decode import Generation
 from exitbench.harness.lm import Answer
 from exitbench.harness.passes.calibration import losses
+from exitbench.harness.passes.session import depth_interval
 from exitbench.harness.plan import make_plan
 from exitbench.harness.spec import WorkerSpec, WorkItem
 from exitbench.harness.suite import load_suite
@@ -339,7 +340,8 @@ def test_the_parts_of_a_tokens_cost_add_up_to_what_the_ideal_speedup_says(ran: R
         if cell.method.name == "full":
             assert parts["cost_gates_bytes"] == parts["cost_kv_bytes"] == 0
             assert parts["cost_blocks_bytes"] > parts["cost_heads_bytes"] > 0
-    assert verified == {(True, True), (False, False)}
+    # No draft may have been verified where the tail of an answer is dropped.
+    assert verified - {(True, False)} == {(True, True), (False, False)}
 
 
 # ------------------------------------------------------------------------------------------ calibration
@@ -435,3 +437,18 @@ def test_only_what_is_verified_has_an_acceptance_rate(ran: Run) -> None:
         assert (rejected != {None}) == verifies
         assert verifies == (None not in rejected)
     assert {row["rejected"] for c in ran.cells("quality", "calm") for row in ran.rows(c.cell_id, "tokens")} == {None}
+
+
+def test_a_depth_that_the_method_fixes_is_known_and_has_no_interval() -> None:
+    fixed = depth_interval([8, 12, 4], [2, 3, 1], 8, is_fixed=True)
+    assert (fixed.value, fixed.low, fixed.high, fixed.n) == (4.0, None, None, 3)
+
+
+def test_a_depth_that_all_documents_happen_to_share_has_an_interval() -> None:
+    chosen = depth_interval([8, 12, 4], [2, 3, 1], 8, is_fixed=False)
+    assert chosen.low is not None and chosen.high is not None and chosen.low < 4.0 < chosen.high
+
+
+def test_a_fixed_depth_after_a_first_token_of_full_depth_has_an_interval() -> None:
+    mixed = depth_interval([8 + 4, 8 + 8, 8], [2, 3, 1], 8, is_fixed=True)
+    assert mixed.low is not None and mixed.high is not None and mixed.low < mixed.value < mixed.high
