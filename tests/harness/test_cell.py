@@ -145,6 +145,7 @@ LEAVES: dict[str, st.SearchStrategy[Any]] = {
     "str | None": st.none() | DIGESTS,
     "int | None": st.none() | st.integers(),
     "float | None": st.none() | NUMBERS,
+    "Literal['gated'] | None": st.none() | st.just("gated"),
     "Truncate | None": st.none() | st.sampled_from(TRUNCATIONS),
     "tuple[str, ...]": st.lists(st.text()).map(tuple),
     "tuple[Record, ...]": st.lists(st.sampled_from(RECORDS)).map(tuple),

@@ -53,7 +53,7 @@ def test_a_tasks_own_headline_metric_is_the_frontiers(example: ModuleType, tmp_p
     scores = [task.score(document, "yes" if n else "no") for n, document in enumerate(documents)]
     cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.FULL, "quality")
     with AttemptWriter(tmp_path / "spool", cell, example.ENV) as writer:
-        writer.write("metrics", metric_table(with_role("depth", ours) | task_metrics(task, scores, seed=0)))
+        writer.write("metrics", metric_table(with_role("depth", ours) | task_metrics(task, scores)))
         writer.finish("ok")
     ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
     with open_database(tmp_path / "exitbench.duckdb") as database:

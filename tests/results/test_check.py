@@ -42,9 +42,9 @@ def problems(runs: Path) -> tuple[str, ...]:
 
 
 def traced(runs: Path) -> Path:
-    """The folder of a good attempt with token rows."""
+    """The folder of a good attempt with answers and their tokens."""
     attempts = (a for a in scan_spool(runs / "spool") if a.finished and read_status(a).status == "ok")
-    return next(attempt.path for attempt in attempts if (attempt.path / "tokens.parquet").exists())
+    return next(attempt.path for attempt in attempts if (attempt.path / "samples.parquet").exists())
 
 
 def change(runs: Path, sql: str) -> None:

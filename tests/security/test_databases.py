@@ -272,7 +272,7 @@ def test_a_writer_makes_every_view_and_macro_anew(
         assert database.copy is None
         assert str(database.query(QUESTION).to_pylist()) == answer
         macros = database.query("SELECT DISTINCT function_name AS f FROM duckdb_functions() WHERE NOT internal")
-    ours = ["half_width", "mean_half_width", "ratio_error", "share_half_width", "t_quantile"]
+    ours = ["half_width", "mean_half_width", "ratio_error", "share_half_width", "t_quantile", "used_params"]
     assert sorted(macros["f"].to_pylist()) == ours
     assert loot(path) == []
 

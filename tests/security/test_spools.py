@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,12 @@ LOG = "step,block,metric,value\n10,,loss_nats,2.5\n"
 
 @pytest.fixture(scope="session")
 def small(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A spool of a few good attempts."""
-    root = tmp_path_factory.mktemp("small") / "spool"
-    for attempt in list(scan_spool(example_spool))[::40]:
+    """A spool of a few good attempts of every kind."""
+    root, of_kind = tmp_path_factory.mktemp("small") / "spool", defaultdict(list)
+    for attempt in scan_spool(example_spool):
+        if attempt.finished and read_status(attempt).status == "ok":
+            of_kind[read_attempt(attempt.path).cell["kind"]].append(attempt)
+    for attempt in (one for attempts in of_kind.values() for one in attempts[:2]):
         shutil.copytree(attempt.path, root / attempt.path.relative_to(example_spool))
     return root
 

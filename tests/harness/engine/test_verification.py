@@ -372,10 +372,10 @@ def test_positions_and_weights_read_follow_from_the_trace(
 def test_verified_logits_that_are_not_finite_are_named(family: Any, prompts: Any, monkeypatch: Any) -> None:
     from exitbench.harness import verification
 
-    def verify(model: Any, *rest: Any) -> Any:
+    def verify(model: Any, *rest: Any, **options: Any) -> Any:
         overflowing = copy.copy(model)
         overflowing.logits = lambda states_ND: torch.full((len(states_ND), 3), float("inf"))
-        return original(overflowing, *rest)
+        return original(overflowing, *rest, **options)
 
     original = verification.verify
     monkeypatch.setattr("exitbench.harness.decode.verify", verify)
