@@ -124,6 +124,8 @@ def _of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator[Draft
         for point in sweep.points:
             method = get_method(sweep.method).from_params(dict(point.params), sweep.where)
             for kind in sweep.kinds:
+                if kind == "timing" and task.label not in sweep.timed_tasks:
+                    continue
                 yield from pair.cells(sweep.where, method, point.label(sweep.method), kind)
     for entry in suite.calibrations:
         if model.name in entry.models and task.label in entry.tasks:

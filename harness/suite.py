@@ -78,7 +78,8 @@ class Point:
 class Sweep:
     """``[[sweep]]``: models x tasks x grid x query, query innermost, without what ``exclude`` matches.
 
-    ``record``: what probes record of the inside of blocks besides, in a cell of its own.
+    ``record``: what probes record of the inside of blocks besides, in a cell of its own. ``timed_tasks``: tasks on which
+    cells of kind ``timing`` run.
     """
 
     where: str
@@ -87,6 +88,7 @@ class Sweep:
     method: str
     points: tuple[Point, ...]
     kinds: tuple[Kind, ...]
+    timed_tasks: tuple[str, ...]
     record: RecordSettings | None = None
 
 
@@ -286,16 +288,22 @@ def _method(table: Table) -> str:
 
 
 def _sweep(table: Table, models: list[str], tasks: list[str], kinds: tuple[Kind, ...]) -> Sweep:
-    table.allow("models", "tasks", "method", "grid", "query", "exclude", "kinds", "record", "record_documents")
+    keys = ("models", "tasks", "method", "grid", "query", "exclude", "kinds", "timed_tasks", "record")
+    table.allow(*keys, "record_documents")
     method = _method(table)
-    own_kinds = _kinds(table, kinds)
+    own_kinds, own_tasks = _kinds(table, kinds), _chosen(table, "tasks", tasks)
+    if "timed_tasks" in table.values and "timing" not in own_kinds:
+        raise table.error(
+            "timed_tasks", f"is for cells that are timed, but 'kinds' has no \"timing\": {', '.join(own_kinds)}."
+        )
     return Sweep(
         where=table.where("method"),
         models=_chosen(table, "models", models),
-        tasks=_chosen(table, "tasks", tasks),
+        tasks=own_tasks,
         method=method,
         points=tuple(_points(table, method)),
         kinds=own_kinds,
+        timed_tasks=_chosen(table, "timed_tasks", list(own_tasks)),
         record=_record(table, own_kinds),
     )
 
@@ -371,7 +379,7 @@ def _chosen(table: Table, key: str, known: list[str]) -> tuple[str, ...]:
     words = table.strings(key, tuple(known))
     if not words:
         raise table.error(key, f"is empty.{suggestion('', known)}")
-    return tuple(table.choose(key, word, known, f"name (of [{key}.NAME])") for word in words)
+    return tuple(table.choose(key, word, known, f"name (of [{key.removeprefix('timed_')}.NAME])") for word in words)
 
 
 def _points(table: Table, method: str) -> Iterable[Point]:
