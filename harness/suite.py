@@ -78,8 +78,8 @@ class Point:
 class Sweep:
     """``[[sweep]]``: models x tasks x grid x query, query innermost, without what ``exclude`` matches.
 
-    ``record``: what probes record of the inside of blocks besides, in a cell of its own. ``timed_tasks``: tasks on which
-    cells of kind ``timing`` run.
+    ``timed_tasks``: where cells of kind ``timing`` run. ``record``: what probes record of the inside of blocks besides,
+    in a cell of its own.
     """
 
     where: str

@@ -98,6 +98,19 @@ def test_what_others_need_runs_first_and_timing_last(drafted: Callable[..., list
     ]
 
 
+def test_a_sweep_is_timed_on_the_tasks_that_it_names(whole_suite: Writer) -> None:
+    path = whole_suite('[[sweep]]\nmethod = "static"\ntimed_tasks = ["lines"]\n')
+    text = path.read_text()
+    (task,) = [part for part in text.split("\n\n") if part.startswith("[tasks.lines]")]
+    path.write_text(text.replace(task, f"{task}\n\n{task.replace('[tasks.lines]', '[tasks.others]')}"))
+    own = [draft for draft in expand(load_suite(str(path))) if draft.method.name == "static"]
+    assert sorted((draft.task.label, draft.kind) for draft in own) == [
+        ("lines", "quality"),
+        ("lines", "timing"),
+        ("others", "quality"),
+    ]
+
+
 def test_a_replay_that_a_probe_can_score_asks_for_no_scores(drafted: Callable[..., list[Draft]]) -> None:
     assert names(drafted(MARGIN)) == ["full/quality", "full/probe", "calm-softmax:threshold=0.3/replay"]
 

@@ -78,6 +78,11 @@ def test_models_tasks_kinds_and_token_budget_have_defaults(write_suite: Writer) 
         (PROBED + "record_documents = 3\n", "goes with 'record', which is empty"),
         (PROBED + 'record = ["sublayers"]\nrecord_documents = 0\n', "is 0; it must be 1 or more"),
         (SWEEP + 'record = ["sublayers"]\n', "'kinds' has no \"probe\": quality, timing"),
+        ('[[sweep]]\nmethod = "static"\ntimed_tasks = ["line"]\n', "(of [tasks.NAME]) 'line'. Did you mean 'lines'?"),
+        (
+            '[[sweep]]\nmethod = "static"\nkinds = ["quality"]\ntimed_tasks = ["lines"]\n',
+            "is for cells that are timed, but 'kinds' has no \"timing\": quality",
+        ),
         (SWEEP + "exclude = [{ threshold = 0.4 }]\n", "matches no point of the sweep"),
         (SWEEP + "exclude = [{ treshold = 0.3 }]\n", "Did you mean 'threshold'?"),
     ],
