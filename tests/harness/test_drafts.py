@@ -100,9 +100,8 @@ def test_what_others_need_runs_first_and_timing_last(drafted: Callable[..., list
 
 def test_a_sweep_is_timed_on_the_tasks_that_it_names(whole_suite: Writer) -> None:
     path = whole_suite('[[sweep]]\nmethod = "static"\ntimed_tasks = ["lines"]\n')
-    text = path.read_text()
-    (task,) = [part for part in text.split("\n\n") if part.startswith("[tasks.lines]")]
-    path.write_text(text.replace(task, f"{task}\n\n{task.replace('[tasks.lines]', '[tasks.others]')}"))
+    (task,) = [line for line in path.read_text().splitlines() if line.startswith("lines = ")]
+    path.write_text(path.read_text().replace(task, f"{task}\n{task.replace('lines = ', 'others = ', 1)}"))
     own = [draft for draft in expand(load_suite(str(path))) if draft.method.name == "static"]
     assert sorted((draft.task.label, draft.kind) for draft in own) == [
         ("lines", "quality"),
