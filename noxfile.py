@@ -175,7 +175,8 @@ def parity(session: nox.Session) -> None:
     python = str(place / "bin" / "python")
     session.run("python", "-m", "venv", str(place))
     pinned = ("--require-hashes", "-c", "tests/parity/hashes.txt", *PUBLISHED_CODE)
-    session.run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pinned, external=True)
+    # The session's pip: one that comes with Python takes no names whose versions only the constraints pin.
+    session.run("python", "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check", *pinned)
     session.run("python", "tests/parity/run.py", "--python", python, *session.posargs, env=OFFLINE)
 
 
