@@ -169,6 +169,7 @@ NOT_ASKED = {
     "suite",
     "method.distribution",
     "method.version",
+    "method.unused_params",  # follows from the parameters
     "model.name",
     "model.kind",
     "model.blocks",
