@@ -184,19 +184,12 @@ def parity(session: nox.Session) -> None:
 def lock(session: nox.Session) -> None:
     """Write hashes.txt: the pins of constraints.txt with the SHA-256 of every file of each release."""
     session.install("--quiet", UV)
+    what = ("--no-deps", "--universal", "--generate-hashes", "--python-version", "3.11")
+    options = (*what, "--quiet", "--no-annotate", "--no-header")
     for folder in (Path(), Path("tests/parity")):
         constraints, hashes = folder / "constraints.txt", folder / "hashes.txt"
         hashes.unlink(missing_ok=True)  # else uv reads it first, and keeps what it says
-        options = (
-            "--no-deps",
-            "--universal",
-            "--generate-hashes",
-            "--no-annotate",
-            "--no-header",
-            "--python-version",
-            "3.11",
-        )
-        session.run("uv", "pip", "compile", "--quiet", *options, str(constraints), "--output-file", str(hashes))
+        session.run("uv", "pip", "compile", *options, str(constraints), "--output-file", str(hashes))
         lines = hashes.read_text(encoding="utf-8").splitlines()
         place = next(number for number, line in enumerate(lines) if line.startswith("torch=="))
         lines.insert(place + 1, f"    --hash=sha256:{TORCH_CPU} \\")

@@ -41,17 +41,20 @@ class Material:
     documents: bytes | None
 
 
-def read_material(path: Path, paper: str | None = None) -> Material:
+def read_material(path: Path, paper: str | None = None, draft: bool = True) -> Material:
     """Run the query of every figure, table and claim.
 
     Args:
         path: The result database, opened read-only.
         paper: Only figures, tables and claims of this paper, beside results and where they are from.
+        draft: Whether to run them although findings say not to cite what they find.
 
     Raises:
-        UserError: The database cannot be opened, or DuckDB refuses a query.
+        UserError: The database cannot be opened, DuckDB refuses a query, or findings forbid it.
     """
     with open_database(path) as database:
+        severe = severe_findings(database)
+        require_final(severe, path, draft)
         wanted = {package: _wanted(package, paper) for package in (figures, tables)}
         with computed_once(database, (_SHARED_VIEW,)):
             return Material(
@@ -59,7 +62,7 @@ def read_material(path: Path, paper: str | None = None) -> Material:
                 _asked(database, wanted[figures]),
                 _asked(database, wanted[tables]),
                 check_claims(database, [claim for claim in read_claims() if paper in (None, claim.ledger)]),
-                severe_findings(database),
+                severe,
                 documents_payload(database) if paper is None else None,
             )
 
@@ -71,7 +74,7 @@ def read_tables(path: Path, paper: str | None, only: str, draft: bool) -> tuple[
         path: As for `read_material`.
         paper: Likewise.
         only: Glob that names of tables match.
-        draft: Whether to read them although findings say not to cite them.
+        draft: As for `read_material`.
 
     Raises:
         UserError: As `read_material`; no table has such a name; or findings forbid it.

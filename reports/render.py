@@ -6,7 +6,6 @@ from pathlib import Path
 
 from exitbench.errors import UserError
 from exitbench.reports.drawing import DrawnFigure, draw_all
-from exitbench.reports.findings import require_final
 from exitbench.reports.material import read_material
 from exitbench.reports.page import page
 from exitbench.reports.tables.filled import FilledTable, fill
@@ -59,8 +58,7 @@ def write_report(
     Raises:
         UserError: If the database cannot be opened, its findings forbid a final report, or `out` cannot be written.
     """
-    material = read_material(database, paper)
-    require_final(material.severe, database, draft)
+    material = read_material(database, paper, draft)
     try:
         folders = {name: _folder(out / name) for name in ("figures", "tables")}
         drawn = draw_all(material.figures, folders["figures"], workers, progress)

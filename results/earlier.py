@@ -28,23 +28,25 @@ _ROLE_OF: Final = " ".join(
     f"WHEN metric IN ({', '.join(map(repr, names))}) THEN '{role}'" for role, names in _ROLES.items()
 )
 
-_FILL_ROLES: Final = (
-    f"UPDATE metric SET role = CASE {_ROLE_OF} ELSE 'task' END WHERE role IS NULL",
+_ASKED: Final = "($1::VARCHAR[] IS NULL OR list_contains($1::VARCHAR[], attempt_id))"
+
+_FILL: Final = (
+    f"UPDATE metric SET role = CASE {_ROLE_OF} ELSE 'task' END WHERE role IS NULL AND {_ASKED}",
     # The headline metric was the first of a task's.
-    """
+    f"""
     UPDATE metric SET role = 'headline' WHERE (attempt_id, metric_version, ordinal) IN (
-        SELECT attempt_id, metric_version, min(ordinal) FROM metric WHERE role IN ('task', 'headline')
+        SELECT attempt_id, metric_version, min(ordinal) FROM metric WHERE role IN ('task', 'headline') AND {_ASKED}
         GROUP BY attempt_id, metric_version HAVING NOT bool_or(role = 'headline')
     )
     """,
-)
-
-# Methods that name these four parameters compare with a threshold, or with others where `rule` says so.
-_FILL_UNUSED: Final = """
+    # Methods that name these four parameters compare with a threshold, or with others where `rule` says so.
+    f"""
     UPDATE cell SET unused_params = ['threshold', 'levels']
     WHERE unused_params IS NULL AND params ->> 'rule' = 'epsilon'
         AND len(list_intersect(json_keys(params), ['threshold', 'levels', 'epsilon'])) = 3
-"""
+        AND cell_id IN (SELECT cell_id FROM attempt WHERE {_ASKED})
+    """,
+)
 
 # They are not the attempt's own rows: the microsecond tells them apart.
 _ADD_METRIC: Final = """
@@ -66,7 +68,7 @@ _WITHOUT: Final = """
     JOIN attempt AS a USING (attempt_id)
     JOIN cell AS c USING (cell_id)
     WHERE c.kind = '{kind}' AND m.metric = '{beside}'
-        AND ($1::VARCHAR[] IS NULL OR list_contains($1::VARCHAR[], m.attempt_id))
+        AND {asked}
         AND m.attempt_id NOT IN (SELECT attempt_id FROM metric WHERE metric = '{metric}')
 """
 
@@ -122,13 +124,13 @@ def complete(connection: sa.Connection, attempt_ids: Sequence[str] | None = None
 
     Args:
         connection: In a transaction, to a database with this version's tables.
-        attempt_ids: Whose metrics to look for; None: of all.
+        attempt_ids: Of which attempts; None: of all.
     """
     duck = driver_connection(connection)
-    for statement in (*_FILL_ROLES, _FILL_UNUSED):
-        duck.execute(statement)
     asked = None if attempt_ids is None else list(attempt_ids)
+    for statement in _FILL:
+        duck.execute(statement, [asked])
     for metric, role, kind, beside, found in _ADDED:
-        without = _WITHOUT.format(kind=kind, beside=beside, metric=metric)
+        without = _WITHOUT.format(kind=kind, beside=beside, metric=metric, asked=_ASKED)
         rows = found.format(without=without)
         duck.execute(_ADD_METRIC.format(metric=metric, role=role, beside=beside, found=rows), [asked])

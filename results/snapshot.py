@@ -127,7 +127,7 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
         for table in sorted(tables, key=_turn):
             if table not in OF_EVERY_DATABASE:
                 connection.exec_driver_sql(_insert(table, tables[table]))
-        complete(connection, sorted(theirs.keys() - ours.keys()))
+        complete(connection)
     return len(theirs.keys() - ours.keys())
 
 

@@ -316,7 +316,7 @@ findings AS (
         CASE WHEN chance < 0.01 THEN 'more than by chance' ELSE 'by chance one of 20 does' END)
     FROM missed_floors
     UNION ALL
-    SELECT attempt_id, 'few_timed_documents', 1, printf('the speed-up is of %d document(s), fewer than 20', n)
+    SELECT attempt_id, 'few_timed_documents', 1, printf('the speed-up is of %d documents (or batches of them), fewer than 20', n)
     FROM metric WHERE metric = 'speedup' AND n < 20
     UNION ALL
     SELECT attempt_id, 'realised_above_ideal', 1, printf(

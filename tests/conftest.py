@@ -8,13 +8,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from exitbench.results import database
 from exitbench.results.ingest import ingest
+from exitbench.results.spool import scan_spool
 from exitbench.results.verified import remember
 from exitbench.tasks import builtin
 from exitbench.tasks.base import Document
@@ -22,6 +23,24 @@ from exitbench.tasks.base import Document
 # How long an example takes says how busy the cores are.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """Of two databases' rows by table, tell those that differ: whole, they are a report of megabytes."""
+    if op != "==" or not (_is_rows_by_table(left) and _is_rows_by_table(right)):
+        return None
+    told = ["the same rows by table"]
+    for table in sorted(left.keys() | right.keys()):
+        ours, theirs = left.get(table, []), right.get(table, [])
+        if ours != theirs:
+            told.append(f"{table}: {len(ours)} rows and {len(theirs)}")
+            told += [f"  only left:  {row}" for row in sorted(set(ours) - set(theirs))[:3]]
+            told += [f"  only right: {row}" for row in sorted(set(theirs) - set(ours))[:3]]
+    return told
+
+
+def _is_rows_by_table(value: object) -> TypeGuard[dict[str, list[str]]]:
+    return isinstance(value, dict) and "attempt" in value and all(isinstance(rows, list) for rows in value.values())
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -90,4 +109,21 @@ def example_database(example_spool: Path) -> Path:
     """The database of `example_spool`. Open it read-only."""
     path = example_spool.parent / "exitbench.duckdb"
     ingest(example_spool, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def few_spool(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every fifth attempt of the example, some of each kind, for tests that copy or change it whole. Read only."""
+    root = tmp_path_factory.mktemp("few") / "spool"
+    for attempt in list(scan_spool(example_spool))[::5]:
+        shutil.copytree(attempt.path, root / attempt.path.relative_to(example_spool))
+    return root
+
+
+@pytest.fixture(scope="session")
+def few_database(few_spool: Path) -> Path:
+    """The database of `few_spool`. Open it read-only."""
+    path = few_spool.parent / "exitbench.duckdb"
+    ingest(few_spool, path)
     return path

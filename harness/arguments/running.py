@@ -1,5 +1,6 @@
 """Commands that plan and run: plan, run, train, fit, calibrate, _cell."""
 
+from argparse import ArgumentParser
 from pathlib import Path
 
 from exitbench.harness.arguments.common import (
@@ -41,8 +42,13 @@ def _add_run(commands: Commands) -> None:
     about = "Run a suite: train missing models, run cells that are not done, fill the database, report."
     parser = command(commands, "run", "run:run", about, examples)
     add_selection(parser)
+    _add_what_runs(parser)
+
+
+def _add_what_runs(parser: ArgumentParser) -> None:
     add_executor(parser)
     add_threads(parser)
+    parser.add_argument("--no-report", action="store_true", help="draw no report; `exitbench report` does it later")
 
 
 def _add_train(commands: Commands) -> None:
@@ -65,8 +71,7 @@ def _add_fit(commands: Commands) -> None:
     about = "Fit what the methods of a suite train (classifiers, thresholds by block): its fit cells only."
     parser = command(commands, "fit", "run:run", about, examples)
     add_selection(parser, kinds=("fit",))
-    add_executor(parser)
-    add_threads(parser)
+    _add_what_runs(parser)
 
 
 def _add_calibrate(commands: Commands) -> None:
@@ -74,8 +79,7 @@ def _add_calibrate(commands: Commands) -> None:
     about = "Choose thresholds with a guarantee by real decodes (Learn then Test): a suite's calibration cells only."
     parser = command(commands, "calibrate", "run:run", about, examples)
     add_selection(parser, kinds=("calibration",))
-    add_executor(parser)
-    add_threads(parser)
+    _add_what_runs(parser)
 
 
 def _add_cell(commands: Commands) -> None:

@@ -74,6 +74,9 @@ def run(arguments: Namespace) -> int:
         raise
     left_out += _ingest(runs)
     _print_results(runs, plan.suite.name)
+    if not arguments.no_report:
+        _print_report(runs)
+    print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')
     verdict = _verdict(statuses, plan, runs, arguments.retry)
     return 1 if left_out else verdict
 
@@ -162,7 +165,6 @@ def print_left_out(path: Path, suite: str) -> None:
 
 
 def _print_results(runs: Runs, suite: str) -> None:
-    from exitbench.reports.render import write_report
     from exitbench.reports.tables.text import calibration_text, summary_text
     from exitbench.results.patience import patiently
 
@@ -171,11 +173,16 @@ def _print_results(runs: Runs, suite: str) -> None:
         print(calibrations)
     print_left_out(runs.database, suite)
     print(f"Database  {runs.database}")
+
+
+def _print_report(runs: Runs) -> None:
+    from exitbench.reports.render import write_report
+    from exitbench.results.patience import patiently
+
     cores = available_cores()
     report = patiently(lambda: write_report(runs.database, runs.report, draft=True, workers=cores, progress=True), tell)
     print(f"Report    {report.index_html}{' (a draft: see `exitbench check`)' if report.is_draft else ''}")
     print_broken(report)
-    print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')
 
 
 def _verdict(statuses: Mapping[str, str], plan: Plan, runs: Runs, retry: Retry) -> int:

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from exitbench.harness.lm import Answer
-from exitbench.harness.passes.session import Progress, Session, with_role, write_metrics
+from exitbench.harness.passes.session import Progress, Session, depth_interval, with_role, write_metrics
 from exitbench.harness.spec import WorkItem
 from exitbench.methods.base import Parts
 from exitbench.results.risk_control import calibrate
 from exitbench.results.schema import TABLES
 from exitbench.results.spool import AttemptWriter
-from exitbench.results.statistics import SHARE, Interval, bounded_ratio_interval, mean_interval
+from exitbench.results.statistics import SHARE, Interval, mean_interval
 from exitbench.tasks.base import Document
 from exitbench.tasks.registry import get_task
 
@@ -35,9 +35,10 @@ def calibration_pass(session: Session, item: WorkItem, writer: AttemptWriter, on
     depths: dict[float, float] = {}
 
     def losses_at(level: float) -> np.ndarray:
-        early = session.answers(item, documents, _at(session, item, level), lambda n: None)
+        parts = _at(session, item, level)
+        early = session.answers(item, documents, parts, lambda n: None)
         on_progress(next(done))
-        depths[level] = _mean_exit(session, early).value
+        depths[level] = _mean_exit(session, early, parts).value
         return losses(item, documents, full, early)
 
     path = calibrate(settings.rule, settings.levels, losses_at, settings.delta, settings.epsilon)
@@ -93,7 +94,7 @@ def _held_out(session: Session, item: WorkItem, chosen: float | None) -> tuple[I
     parts = session.full_parts() if chosen is None else _at(session, item, chosen)
     early = session.answers(item, documents, parts, lambda n: None)
     loss = mean_interval(losses(item, documents, full, early), SHARE)
-    return loss, _mean_exit(session, early)
+    return loss, _mean_exit(session, early, parts)
 
 
 def _at(session: Session, item: WorkItem, level: float) -> Parts:
@@ -101,7 +102,7 @@ def _at(session: Session, item: WorkItem, level: float) -> Parts:
     return method.parts(session.checkpoint.model.n_blocks, session.fitted(item))
 
 
-def _mean_exit(session: Session, answers: Sequence[Answer]) -> Interval:
-    made = [answer.generation for answer in answers]
-    scale = (1, session.checkpoint.model.n_blocks)
-    return bounded_ratio_interval([sum(g.exit_layers) for g in made], [len(g.exit_layers) for g in made], scale)
+def _mean_exit(session: Session, answers: Sequence[Answer], parts: Parts) -> Interval:
+    exits = [answer.generation.exit_layers for answer in answers]
+    blocks, tokens = [sum(layers) for layers in exits], [len(layers) for layers in exits]
+    return depth_interval(blocks, tokens, session.checkpoint.model.n_blocks, is_fixed=not parts.gate.decides)

@@ -72,15 +72,6 @@ def data_dir(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`exitbench run`, in this process, ends without a report: for tests of what comes before it."""
-    from exitbench.reports import render  # loads matplotlib
-
-    written = render.ReportSummary(Path("index.html"), (), (), (), {}, is_draft=False)
-    monkeypatch.setattr(render, "write_report", lambda *_, **__: written)
-
-
 WORDED_DEPTH = 4
 
 

@@ -117,7 +117,8 @@ def test_a_suite_from_plan_to_query(suite: Path, tmp_path: Path, exitbench: Comm
 
     after = exitbench("plan", str(suite), "--data-dir", "data")
     assert "3 cells: 3 done. Runs with --retry failed: 0." in after.stdout
-    again = exitbench("run", str(suite), "--data-dir", "data")
+    again = exitbench("run", str(suite), "--data-dir", "data", "--no-report")
+    assert "Report" in run.stdout and "Report" not in again.stdout
     assert (again.returncode, "Nothing to run: 3 cells are done" in again.stderr) == (0, True)
 
     (spec,) = (tmp_path / "runs" / "logs").glob("*.json")
@@ -127,7 +128,6 @@ def test_a_suite_from_plan_to_query(suite: Path, tmp_path: Path, exitbench: Comm
     assert len(list((tmp_path / "elsewhere").glob("*/*/*/DONE"))) == 3
 
 
-@pytest.mark.usefixtures("no_report")
 def test_a_model_that_can_no_longer_be_loaded_fails_its_cells_with_exit_code_1(
     suite: Path, worded_model: Path, tmp_path: Path, exitbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,12 +137,12 @@ def test_a_model_that_can_no_longer_be_loaded_fails_its_cells_with_exit_code_1(
         (folder / file.name).write_bytes(file.read_bytes())
     (folder / "tokenizer.json").write_text("{")
     suite.write_text(suite.read_text().replace(str(worded_model), "broken"))
-    done = exitbench("run", str(suite), "--data-dir", "data", "--threads", "1")
+    done = exitbench("run", str(suite), "--data-dir", "data", "--threads", "1", "--no-report")
     assert done.returncode == 2
     assert "transformers cannot read the tokenizer" in done.stderr
     sound = inspect_checkpoint("tiny", worded_model)  # as if it broke after the plan
     monkeypatch.setattr(plan, "inspect_checkpoint", lambda *_: sound)
-    done = exitbench("run", str(suite), "--data-dir", "data", "--threads", "1")
+    done = exitbench("run", str(suite), "--data-dir", "data", "--threads", "1", "--no-report")
     assert done.returncode == 1
     summary = done.stderr[done.stderr.index("3 failed:") :].splitlines()
     assert summary[1].startswith("  3 cells, such as tiny/lines/full/quality: failed: ")

@@ -95,12 +95,11 @@ def test_why_a_cell_is_stale_is_told_without_the_damaged(
     assert plan().state == ("new" if damaged.name == "cell.json" else "stale")
 
 
-@pytest.mark.usefixtures("no_report")
 def test_one_run_finds_what_is_damaged_and_runs_it_again(
     suite: Path, checkpoint: Path, worded_model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     suite.write_text(suite.read_text().replace(str(checkpoint), str(worded_model)))
-    command = ["run", str(suite), "--data-dir", "data"]
+    command = ["run", str(suite), "--data-dir", "data", "--no-report"]
     assert main(command) == 0
     before = {attempt.cell_id: attempt for attempt in scan_spool(Path("runs/spool"))}
     cell_id, torn = before.popitem()
@@ -116,12 +115,11 @@ def test_one_run_finds_what_is_damaged_and_runs_it_again(
     assert "Nothing to run" in capfd.readouterr().err
 
 
-@pytest.mark.usefixtures("no_report")
 def test_a_run_whose_results_no_database_takes_ends_with_1(
     suite: Path, checkpoint: Path, worded_model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     suite.write_text(suite.read_text().replace(str(checkpoint), str(worded_model)))
-    command = ["run", str(suite), "--data-dir", "data"]
+    command = ["run", str(suite), "--data-dir", "data", "--no-report"]
     assert main(command) == 0
     (attempt, *_) = scan_spool(Path("runs/spool"))
     cell = json.loads((attempt.path / "cell.json").read_text())

@@ -119,7 +119,7 @@ def test_two_runs_at_once_run_every_cell_once(
     suite = write_suite(SWEEP)
     suite.write_text(suite.read_text().replace(str(checkpoint), str(worded_model)))
     command = [sys.executable, "-m", "exitbench.harness.cli", "run", str(suite), "--data-dir", str(data_dir)]
-    command += ["--runs", str(tmp_path / "runs"), "--threads", "1"]
+    command += ["--runs", str(tmp_path / "runs"), "--threads", "1", "--no-report"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     runs = [subprocess.Popen(command, **pipes) for _ in range(2)]
     shown = [run.communicate()[1] for run in runs]

@@ -183,7 +183,7 @@ WRITE = """
 import sys
 from pathlib import Path
 from exitbench.reports.render import write_report
-write_report(Path(sys.argv[1]), Path(sys.argv[2]))
+write_report(Path(sys.argv[1]), Path(sys.argv[2]), paper="mee")
 sys.exit("torch" in sys.modules)
 """
 
@@ -191,14 +191,18 @@ sys.exit("torch" in sys.modules)
 def test_one_database_gives_the_same_bytes_in_any_process_and_needs_no_torch(
     report: ReportSummary, small_database: Path, tmp_path: Path
 ) -> None:
+    """The same whether a file is of the whole report or of a paper's."""
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    subprocess.run([sys.executable, "-c", WRITE, str(small_database), str(tmp_path)], check=True, env=environment)
-    first, second = (
+    subprocess.run([sys.executable, "-c", WRITE, str(small_database), str(tmp_path / "b")], check=True, env=environment)
+    here = write_report(small_database, tmp_path / "a", paper="mee")
+    whole, first, second = (
         {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*")}
-        for folder in (report.index_html.parent, tmp_path)
+        for folder in (report.index_html.parent, tmp_path / "a", tmp_path / "b")
     )
+    assert len(here.figures) > 5
     assert set(first) == set(second)
     assert [name for name in first if first[name] != second[name]] == []
+    assert [name for name in first if first[name] != whole[name]] == [Path("index.html")]
 
 
 def test_without_data_the_page_names_the_command_and_old_pictures_go(tmp_path: Path, empty_database: Path) -> None:

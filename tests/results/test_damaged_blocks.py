@@ -7,8 +7,6 @@ import duckdb
 import pytest
 
 from exitbench.results.check import check
-from exitbench.results.ingest import ingest
-from exitbench.results.spool import scan_spool
 
 HEADERS = 3 * 4096
 BLOCK = 262_144
@@ -46,28 +44,18 @@ def blocks(path: Path) -> int:
     return (path.stat().st_size - HEADERS) // BLOCK
 
 
-@pytest.fixture(scope="session")
-def few(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A runs folder with some attempts of each kind, and their database."""
-    runs = tmp_path_factory.mktemp("few")
-    for attempt in list(scan_spool(example_spool))[::10]:
-        shutil.copytree(attempt.path, runs / "spool" / attempt.path.relative_to(example_spool))
-    ingest(runs / "spool", runs / "exitbench.duckdb")
-    return runs
-
-
-def test_no_block_that_changes_an_answer_is_called_good(few: Path, tmp_path: Path) -> None:
+def test_no_block_that_changes_an_answer_is_called_good(few_spool: Path, few_database: Path, tmp_path: Path) -> None:
     path = tmp_path / "exitbench.duckdb"
-    shutil.copyfile(few / "exitbench.duckdb", path)
+    shutil.copyfile(few_database, path)
     whole, content = answers(path), path.read_bytes()
     assert whole is not None
-    assert check(few / "spool", path).problems == ()
+    assert check(few_spool, path).problems == ()
     named = 0
     for block in range(blocks(path)):
         changed = bytearray(content)
         changed[HEADERS + block * BLOCK + AT] ^= 0x55
         path.write_bytes(changed)
-        problems = check(few / "spool", path).problems
+        problems = check(few_spool, path).problems
         named += bool(problems)
         assert problems or answers(path) == whole, block
         assert all("exitbench db rebuild" in problem for problem in problems), problems

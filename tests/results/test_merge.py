@@ -46,24 +46,24 @@ def rows(path: Path) -> dict[str, list[str]]:
 
 
 @pytest.fixture(params=["spool", "database", "snapshot"])
-def source(request: pytest.FixtureRequest, example_spool: Path, example_database: Path, tmp_path: Path) -> Path:
+def source(request: pytest.FixtureRequest, few_spool: Path, few_database: Path, tmp_path: Path) -> Path:
     """The example in each of the forms that can be imported."""
     if request.param == "spool":
-        return example_spool
+        return few_spool
     if request.param == "database":
-        return example_database
-    with open_database(example_database) as database:
+        return few_database
+    with open_database(few_database) as database:
         write_snapshot(database.engine, tmp_path / "exported")
     return tmp_path / "exported"
 
 
 def test_a_source_is_known_by_its_content(
-    example_spool: Path, example_database: Path, tmp_path: Path, benchmarks: Path
+    few_spool: Path, few_database: Path, tmp_path: Path, benchmarks: Path
 ) -> None:
-    with open_database(example_database) as database:
+    with open_database(few_database) as database:
         write_snapshot(database.engine, tmp_path / "any.name")
-    shutil.copyfile(example_database, tmp_path / "results.json")
-    sources = (example_spool, tmp_path / "results.json", tmp_path / "any.name", benchmarks)
+    shutil.copyfile(few_database, tmp_path / "results.json")
+    sources = (few_spool, tmp_path / "results.json", tmp_path / "any.name", benchmarks)
     assert [kind_of(one) for one in sources] == ["spool", "database", "snapshot", "benchmarks"]
 
 
@@ -78,15 +78,15 @@ def test_anything_else_is_refused(content: str | None, says: str, tmp_path: Path
     assert not spool.exists()
 
 
-def test_a_folder_of_runs_is_told_where_its_spool_is(example_spool: Path, spool: Path, path: Path) -> None:
-    with pytest.raises(UserError, match=f"Did you mean {example_spool}"):
-        merge(example_spool.parent, spool, path)
+def test_a_folder_of_runs_is_told_where_its_spool_is(few_spool: Path, spool: Path, path: Path) -> None:
+    with pytest.raises(UserError, match=f"Did you mean {few_spool}"):
+        merge(few_spool.parent, spool, path)
 
 
 def test_everything_arrives_once_and_a_rebuilt_database_has_it(
-    source: Path, spool: Path, path: Path, example_database: Path
+    source: Path, spool: Path, path: Path, few_database: Path
 ) -> None:
-    expected = rows(example_database)
+    expected = rows(few_database)
     report = merge(source, spool, path)
     assert (report.added, report.known, report.problems) == (len(expected["attempt"]), 0, ())
     assert rows(path) == expected
@@ -100,9 +100,9 @@ def test_everything_arrives_once_and_a_rebuilt_database_has_it(
 VERSION = "qa-2(other)"
 
 
-def rescored(example_database: Path, path: Path) -> Path:
+def rescored(few_database: Path, path: Path) -> Path:
     """A copy of the example with two attempts' scores under another metric version, and word classes of theirs."""
-    shutil.copyfile(example_database, path)
+    shutil.copyfile(few_database, path)
     with open_database(path, read_only=False) as database, database.engine.begin() as connection:
         two = "WHERE attempt_id IN (SELECT DISTINCT attempt_id FROM metric ORDER BY 1 LIMIT 2)"
         renamed = f"'{VERSION}' AS metric_version, TIMESTAMP '2026-05-05' AS scored_at"
@@ -118,15 +118,15 @@ def rescored(example_database: Path, path: Path) -> Path:
 
 @pytest.mark.parametrize("form", ["database", "snapshot"])
 def test_new_metric_versions_of_known_attempts_are_taken(
-    form: str, example_database: Path, tmp_path: Path, spool: Path, path: Path
+    form: str, few_database: Path, tmp_path: Path, spool: Path, path: Path
 ) -> None:
-    other = rescored(example_database, tmp_path / "rescored.duckdb")
+    other = rescored(few_database, tmp_path / "rescored.duckdb")
     expected, source = rows(other), other
     if form == "snapshot":
         source = tmp_path / "rescored"
         with open_database(other) as database:
             write_snapshot(database.engine, source)
-    merge(example_database, spool, path)
+    merge(few_database, spool, path)
     report = merge(source, spool, path)
     assert (report.added, report.known, report.rescored) == (0, len(expected["attempt"]), 2)
     assert rows(path) == expected
@@ -142,9 +142,9 @@ def test_new_metric_versions_of_known_attempts_are_taken(
 
 
 def test_new_metric_versions_come_along_with_a_spool(
-    example_spool: Path, tmp_path: Path, spool: Path, path: Path
+    few_spool: Path, tmp_path: Path, spool: Path, path: Path
 ) -> None:
-    copy_some(example_spool, spool, every=2)
+    copy_some(few_spool, spool, every=2)
     other = tmp_path / "other"
     shutil.copytree(spool, other)
     attempt = next(one for one in scan_spool(other) if (one.path / "samples.parquet").exists())
@@ -162,10 +162,10 @@ def test_new_metric_versions_come_along_with_a_spool(
 
 
 def test_scores_of_attempts_that_are_not_here_any_more_stay_out(
-    example_spool: Path, example_database: Path, tmp_path: Path, spool: Path, path: Path
+    few_spool: Path, few_database: Path, tmp_path: Path, spool: Path, path: Path
 ) -> None:
-    shutil.copytree(example_spool, spool)
-    merge(rescored(example_database, tmp_path / "rescored.duckdb"), spool, path)
+    shutil.copytree(few_spool, spool)
+    merge(rescored(few_database, tmp_path / "rescored.duckdb"), spool, path)
     with open_database(path) as database:
         (gone, _kept) = database.query(
             f"SELECT DISTINCT attempt_id AS a FROM metric WHERE metric_version = '{VERSION}'"
@@ -177,18 +177,18 @@ def test_scores_of_attempts_that_are_not_here_any_more_stay_out(
     assert len({row for row in rows(path)["metric"] if VERSION in row}) > 0
 
 
-def copy_some(example_spool: Path, spool: Path, every: int) -> int:
-    attempts = list(scan_spool(example_spool))[::every]
+def copy_some(few_spool: Path, spool: Path, every: int) -> int:
+    attempts = list(scan_spool(few_spool))[::every]
     for attempt in attempts:
-        shutil.copytree(attempt.path, spool / attempt.path.relative_to(example_spool))
+        shutil.copytree(attempt.path, spool / attempt.path.relative_to(few_spool))
     return len(attempts)
 
 
 def test_what_is_here_already_is_not_brought_again(
-    source: Path, spool: Path, path: Path, example_spool: Path, example_database: Path
+    source: Path, spool: Path, path: Path, few_spool: Path, few_database: Path
 ) -> None:
-    here = copy_some(example_spool, spool, every=3)  # not yet in a database
-    expected = rows(example_database)
+    here = copy_some(few_spool, spool, every=3)  # not yet in a database
+    expected = rows(few_database)
     report = merge(source, spool, path)
     assert (report.added, report.known) == (len(expected["attempt"]) - here, here)
     assert rows(path) == expected
@@ -201,9 +201,9 @@ def test_what_is_here_already_is_not_brought_again(
 
 
 def test_an_attempt_with_other_files_stops_everything(
-    source: Path, spool: Path, path: Path, example_spool: Path
+    source: Path, spool: Path, path: Path, few_spool: Path
 ) -> None:
-    copy_some(example_spool, spool, every=10)
+    copy_some(few_spool, spool, every=4)
     attempt = next(scan_spool(spool))
     done = attempt.path / "DONE"
     done.write_text(json.dumps(json.loads(done.read_text()), indent=4))  # as valid, and not the same
@@ -215,10 +215,10 @@ def test_an_attempt_with_other_files_stops_everything(
 
 
 def test_an_attempt_of_a_spool_that_is_damaged_or_unfinished_stays_where_it_is(
-    example_spool: Path, spool: Path, path: Path, tmp_path: Path
+    few_spool: Path, spool: Path, path: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
-    shutil.copytree(example_spool, other)
+    shutil.copytree(few_spool, other)
     damaged, unfinished, *rest = scan_spool(other)
     (damaged.path / "cell.json").write_text("{}")
     (unfinished.path / "DONE").unlink()
@@ -230,29 +230,29 @@ def test_an_attempt_of_a_spool_that_is_damaged_or_unfinished_stays_where_it_is(
 
 
 def test_an_attempt_whose_traces_were_freed_is_told_where_they_are(
-    example_spool: Path, spool: Path, path: Path, tmp_path: Path
+    few_spool: Path, spool: Path, path: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
-    copy_some(example_spool, other, every=30)
+    copy_some(few_spool, other, every=2)
     attempt = next(one for one in scan_spool(other) if (one.path / "tokens.parquet").exists())
     free_tables(attempt.path, {"tokens": 40})
     (problem,) = merge(other, spool, path).problems
     assert "its tokens were removed by `exitbench gc`. Import the database that has them" in problem
 
 
-def test_an_attempt_that_is_unfinished_here_is_not_touched(example_spool: Path, spool: Path, path: Path) -> None:
-    copy_some(example_spool, spool, every=30)
+def test_an_attempt_that_is_unfinished_here_is_not_touched(few_spool: Path, spool: Path, path: Path) -> None:
+    copy_some(few_spool, spool, every=8)
     attempt = next(scan_spool(spool))
     (attempt.path / "DONE").unlink()
-    report = merge(example_spool, spool, path)
+    report = merge(few_spool, spool, path)
     (problem,) = report.problems
     assert problem.startswith(f"{attempt.path}: the attempt is here without DONE")
     assert not (attempt.path / "DONE").exists()
 
 
-def test_records_beside_the_attempts_come_along(example_spool: Path, spool: Path, path: Path, tmp_path: Path) -> None:
+def test_records_beside_the_attempts_come_along(few_spool: Path, spool: Path, path: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    copy_some(example_spool, other, every=20)
+    copy_some(few_spool, other, every=5)
     (other / "trainings" / ("a" * 64)).mkdir(parents=True)
     (other / "trainings" / ("a" * 64) / "card.json").write_text('{"recipe": {"name": "small"}}')
     (other / "trainings" / ("a" * 64) / "training_log.csv").write_text("step,block,metric,value\n10,,loss_nats,2.5\n")
@@ -261,30 +261,30 @@ def test_records_beside_the_attempts_come_along(example_spool: Path, spool: Path
 
 
 def test_a_database_of_an_earlier_schema_is_migrated_in_a_copy(
-    tmp_path: Path, spool: Path, path: Path, example_database: Path
+    tmp_path: Path, spool: Path, path: Path, few_database: Path
 ) -> None:
     old = tmp_path / "old.duckdb"
     with duckdb.connect(str(old)) as connection:
         for version, script in enumerate(migration_scripts()[:4], start=1):
             connection.execute(script)
             connection.execute("INSERT INTO schema_version VALUES (?, now()::TIMESTAMP, 'test')", [version])
-        connection.execute(f"ATTACH '{example_database}' AS now (READ_ONLY)")
+        connection.execute(f"ATTACH '{few_database}' AS now (READ_ONLY)")
         for table in ("environment", "hardware", "model_artifact", "dataset_artifact", "cell", "attempt"):
             names = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})").fetchall()]
             connection.execute(f"INSERT INTO {table} BY NAME SELECT {', '.join(names)} FROM now.{table}")
     before = old.read_bytes()
-    assert merge(old, spool, path).added == len(rows(example_database)["attempt"])
-    assert rows(path)["attempt"] == rows(example_database)["attempt"]
+    assert merge(old, spool, path).added == len(rows(few_database)["attempt"])
+    assert rows(path)["attempt"] == rows(few_database)["attempt"]
     assert old.read_bytes() == before
 
 
 def test_a_database_that_is_not_ours_or_newer_is_refused_by_its_own_name(
-    tmp_path: Path, spool: Path, path: Path, example_database: Path
+    tmp_path: Path, spool: Path, path: Path, few_database: Path
 ) -> None:
     foreign, newer = tmp_path / "foreign.duckdb", tmp_path / "newer.duckdb"
     with duckdb.connect(str(foreign)) as connection:
         connection.execute("CREATE TABLE t (x INTEGER)")
-    shutil.copyfile(example_database, newer)
+    shutil.copyfile(few_database, newer)
     with duckdb.connect(str(newer)) as connection:
         connection.execute("INSERT INTO schema_version VALUES (10000, now()::TIMESTAMP, 'test')")
     for other, says in ((foreign, "not one of ExitBench"), (newer, "has schema 10000")):
@@ -295,26 +295,26 @@ def test_a_database_that_is_not_ours_or_newer_is_refused_by_its_own_name(
 
 
 def test_a_database_in_use_by_a_writer_is_not_copied(
-    example_database: Path, tmp_path: Path, spool: Path, path: Path
+    few_database: Path, tmp_path: Path, spool: Path, path: Path
 ) -> None:
     busy = tmp_path / "busy.duckdb"
-    shutil.copyfile(example_database, busy)
+    shutil.copyfile(few_database, busy)
     with duckdb.connect(str(busy)), pytest.raises(UserError, match="cannot be opened"):
         merge(busy, spool, path)
 
 
 def test_the_latest_attempt_names_a_cell_wherever_it_is_from(
-    example_database: Path, tmp_path: Path, spool: Path, path: Path, example_spool: Path
+    few_database: Path, tmp_path: Path, spool: Path, path: Path, few_spool: Path
 ) -> None:
     other = tmp_path / "other.duckdb"
-    shutil.copyfile(example_database, other)
-    attempt = next(scan_spool(example_spool))
+    shutil.copyfile(few_database, other)
+    attempt = next(scan_spool(few_spool))
     renamed = {"suite": "renamed", "described_by": "99990101T000000000000Z-00000000"}
     with open_database(other, read_only=False) as database, database.engine.begin() as connection:
         connection.execute(CELL.update().where(CELL.c.cell_id == attempt.cell_id).values(**renamed))
         (row,) = connection.execute(sa.select(ATTEMPT).where(ATTEMPT.c.attempt_id == attempt.attempt_id)).mappings()
         connection.execute(ATTEMPT.insert().values({**row, "attempt_id": renamed["described_by"]}))
-    shutil.copytree(attempt.path, spool / attempt.path.relative_to(example_spool))
+    shutil.copytree(attempt.path, spool / attempt.path.relative_to(few_spool))
     assert merge(other, spool, path).known == 1
     rebuild(spool, path)
     with open_database(path) as database:
@@ -323,9 +323,9 @@ def test_the_latest_attempt_names_a_cell_wherever_it_is_from(
 
 
 def test_a_damaged_import_is_left_out_of_a_rebuild_with_a_message(
-    example_database: Path, spool: Path, path: Path
+    few_database: Path, spool: Path, path: Path
 ) -> None:
-    merge(example_database, spool, path)
+    merge(few_database, spool, path)
     (kept,) = (spool / "imports").iterdir()
     (kept / "metric.parquet").write_bytes(b"torn")
     (problem,) = rebuild(spool, path, forget=True).quarantined

@@ -219,7 +219,7 @@ def speed(documents: int) -> Json:
 
 
 def test_a_speed_up_of_few_documents_is_a_remark(found: Callable[..., Any]) -> None:
-    message = "the speed-up is of 19 document(s), fewer than 20"
+    message = "the speed-up is of 19 documents (or batches of them), fewer than 20"
     assert found({"metrics": [speed(19)]}, kind="timing") == [("few_timed_documents", 1, message)]
 
 

@@ -128,11 +128,11 @@ REFUSED = {
 """What is no database of ours, and words of the message when it is imported."""
 
 
-def attacked(example_database: Path, path: Path, sql: str) -> Path:
+def attacked(few_database: Path, path: Path, sql: str) -> Path:
     """A copy of the example in which somebody ran SQL; stored as only the newest DuckDB reads it, which has most."""
     (path.parent / "loot").mkdir()
     with duckdb.connect() as connection:
-        connection.execute(f"ATTACH '{example_database}' AS ours (READ_ONLY)")
+        connection.execute(f"ATTACH '{few_database}' AS ours (READ_ONLY)")
         connection.execute(f"ATTACH '{path}' AS theirs (STORAGE_VERSION 'v2.0.0')")
         connection.execute("COPY FROM DATABASE ours TO theirs; USE theirs")
         connection.execute(sql.replace("{loot}", str(path.parent / "loot")))
@@ -145,9 +145,9 @@ def loot(path: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def answer(example_database: Path) -> str:
+def answer(few_database: Path) -> str:
     """What the example says."""
-    with open_database(example_database) as database:
+    with open_database(few_database) as database:
         return str(database.query(QUESTION).to_pylist())
 
 
@@ -158,9 +158,9 @@ def asked(path: Path) -> str:
 
 @pytest.mark.parametrize("what", CARRIED)
 def test_what_a_file_has_besides_rows_is_neither_run_nor_believed(
-    what: str, example_database: Path, answer: str, tmp_path: Path, runs: Path, ask: Ask, unchanged: Unchanged
+    what: str, few_database: Path, answer: str, tmp_path: Path, runs: Path, ask: Ask, unchanged: Unchanged
 ) -> None:
-    path = attacked(example_database, tmp_path / "theirs.duckdb", CARRIED[what])
+    path = attacked(few_database, tmp_path / "theirs.duckdb", CARRIED[what])
     before = unchanged(tmp_path)
     assert asked(path) == answer
     assert unchanged(tmp_path) == before
@@ -173,10 +173,10 @@ def test_what_a_file_has_besides_rows_is_neither_run_nor_believed(
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_database_that_is_not_as_ours_are_is_not_imported(
-    what: str, example_database: Path, tmp_path: Path, runs: Path, ask: Ask, unchanged: Unchanged
+    what: str, few_database: Path, tmp_path: Path, runs: Path, ask: Ask, unchanged: Unchanged
 ) -> None:
     sql, says = REFUSED[what]
-    path = attacked(example_database, tmp_path / "theirs.duckdb", sql)
+    path = attacked(few_database, tmp_path / "theirs.duckdb", sql)
     before = unchanged(path.parent / "loot"), path.read_bytes()
     code, said, complained = ask("import", path, "--runs", runs)
     assert (code, said) == (2, "")
@@ -199,10 +199,10 @@ def test_a_database_that_is_not_as_ours_are_is_not_imported(
     ids=lambda command: command[0],
 )
 def test_reading_commands_leave_a_stale_file_as_it_is(
-    command: tuple[str, ...], example_database: Path, tmp_path: Path, ask: Ask
+    command: tuple[str, ...], few_database: Path, tmp_path: Path, ask: Ask
 ) -> None:
     stale = f'{STALE}; CREATE VIEW "main"".""zzz""; {COPY}; --" AS SELECT 1; CREATE VIEW zzz AS SELECT 1'
-    path = attacked(example_database, tmp_path / "theirs.duckdb", stale)
+    path = attacked(few_database, tmp_path / "theirs.duckdb", stale)
     before = path.read_bytes()
     code, _, complained = ask(*(word.format(folder=tmp_path) for word in command), "--database", path)
     assert code in (0, 1)
@@ -211,9 +211,9 @@ def test_reading_commands_leave_a_stale_file_as_it_is(
 
 
 def test_a_log_that_is_replayed_brings_nothing_but_rows(
-    example_database: Path, answer: str, tmp_path: Path, runs: Path, ask: Ask
+    few_database: Path, answer: str, tmp_path: Path, runs: Path, ask: Ask
 ) -> None:
-    path = attacked(example_database, tmp_path / "theirs.duckdb", "SELECT 1")
+    path = attacked(few_database, tmp_path / "theirs.duckdb", "SELECT 1")
     hostile = "; ".join(CARRIED[what] for what in list(CARRIED)[:3]).replace("{loot}", str(tmp_path / "loot"))
     script = "import duckdb, os, sys; c = duckdb.connect(sys.argv[1]); c.execute(sys.argv[2]); os._exit(0)"
     subprocess.run([sys.executable, "-c", script, path, f"SET checkpoint_threshold = '1GB'; {hostile}"], check=True)
@@ -238,9 +238,9 @@ def test_a_file_of_another_program_is_refused_and_nothing_is_fetched_for_it(
 
 @pytest.mark.parametrize("read_only", [True, False])
 def test_no_connection_loads_extensions_or_changes_what_it_may(
-    read_only: bool, example_database: Path, tmp_path: Path
+    read_only: bool, few_database: Path, tmp_path: Path
 ) -> None:
-    path = Path(shutil.copyfile(example_database, tmp_path / "exitbench.duckdb"))
+    path = Path(shutil.copyfile(few_database, tmp_path / "exitbench.duckdb"))
     with open_database(path, read_only=read_only) as database:
         told = database.query(
             "SELECT name, value FROM duckdb_settings() WHERE name IN "
@@ -253,9 +253,9 @@ def test_no_connection_loads_extensions_or_changes_what_it_may(
 
 @pytest.mark.parametrize("what", ["a trigger", "a type that is called like one of ours"])
 def test_a_writer_refuses_a_database_that_would_act_by_itself(
-    what: str, example_database: Path, tmp_path: Path
+    what: str, few_database: Path, tmp_path: Path
 ) -> None:
-    path = attacked(example_database, tmp_path / "theirs.duckdb", CARRIED[what])
+    path = attacked(few_database, tmp_path / "theirs.duckdb", CARRIED[what])
     before = path.read_bytes()
     with pytest.raises(UserError, match=r"has a trigger or type '.*db rebuild"):
         open_database(path, read_only=False)
@@ -264,9 +264,9 @@ def test_a_writer_refuses_a_database_that_would_act_by_itself(
 
 @pytest.mark.parametrize("what", list(CARRIED)[:9])
 def test_a_writer_makes_every_view_and_macro_anew(
-    what: str, example_database: Path, answer: str, tmp_path: Path
+    what: str, few_database: Path, answer: str, tmp_path: Path
 ) -> None:
-    path = attacked(example_database, tmp_path / "theirs.duckdb", CARRIED[what])
+    path = attacked(few_database, tmp_path / "theirs.duckdb", CARRIED[what])
     open_database(path, read_only=False).close()
     with open_database(path) as database:
         assert database.copy is None
@@ -288,9 +288,9 @@ def test_a_writer_makes_every_view_and_macro_anew(
     ],
 )
 def test_a_question_cannot_write_over_the_database_that_it_is_asked_of(
-    query: str, example_database: Path, tmp_path: Path, ask: Ask
+    query: str, few_database: Path, tmp_path: Path, ask: Ask
 ) -> None:
-    path = Path(shutil.copyfile(example_database, tmp_path / "exitbench.duckdb"))
+    path = Path(shutil.copyfile(few_database, tmp_path / "exitbench.duckdb"))
     before = path.read_bytes()
     code, said, _ = ask("sql", query.format(path=path), "--database", path)
     assert (code, said) == (2, "")
@@ -298,6 +298,6 @@ def test_a_question_cannot_write_over_the_database_that_it_is_asked_of(
     assert not os.path.exists(f"{path}.wal")
 
 
-def test_words_that_write_are_no_statements_elsewhere(example_database: Path, ask: Ask) -> None:
+def test_words_that_write_are_no_statements_elsewhere(few_database: Path, ask: Ask) -> None:
     query = "SELECT 'copy' AS \"update\", replace('(delete', 'a', 'b') AS kv -- (copy"
-    assert ask("sql", query, "--database", example_database, "--format", "csv")[0] == 0
+    assert ask("sql", query, "--database", few_database, "--format", "csv")[0] == 0

@@ -11,6 +11,7 @@ import pytest
 
 from exitbench.harness.cli import main
 from exitbench.results.database import open_database
+from exitbench.tasks import builtin
 
 SUITE = """\
 schema = 1
@@ -26,11 +27,11 @@ device = "cpu"
 [models.weighted]
 recipe = "builtin-weighted"
 
-[tasks.squad]
-task = "squad"
-source = "builtin"
-split = "test"
-limit = 8
+[tasks.wmt]
+task = "wmt-en-fr"
+source = "local"
+files = { en = "text.en", fr = "text.fr" }
+max_new_tokens = 12
 
 [[sweep]]
 method = "full"
@@ -56,15 +57,20 @@ def test_a_method_that_breaks_its_contract_is_marked_wherever_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "broken.toml").write_text(SUITE)
-    code, planned, _ = exitbench(tmp_path, "plan", "broken.toml")
-    assert code == 0
-    assert "Contracts: weighted/squad/broken:how=HalvesState,threshold=0.9/quality fails: score() changes" in planned
-    assert "Contracts: weighted/squad/broken:how=WrongSql,threshold=0.9/quality fails: score_sql() =" in planned
+    (tmp_path / "data").mkdir()
+    for role in ("en", "fr"):
+        pairs = builtin.documents("wmt-en-fr", "test", 8)
+        (tmp_path / "data" / f"text.{role}").write_text("".join(f"{pair.fields[role]}\n" for pair in pairs))
+    (tmp_path / "runs").mkdir()  # where verdicts are kept
+    code, planned, said = exitbench(tmp_path, "plan", "broken.toml", "--data-dir", "data")
+    assert code == 0, said
+    assert "Contracts: weighted/wmt/broken:how=HalvesState,threshold=0.9/quality fails: score() changes" in planned
+    assert "Contracts: weighted/wmt/broken:how=WrongSql,threshold=0.9/quality fails: score_sql() =" in planned
     assert "Contracts: broken conforms\n" in planned
 
-    code, printed, said = exitbench(tmp_path, "run", "broken.toml", "--threads", "1")
+    code, printed, said = exitbench(tmp_path, "run", "broken.toml", "--data-dir", "data", "--threads", "1", "--no-report")
     assert code == 0, said
-    assert "so that its runs are not to be cited: weighted/squad/broken:how=HalvesState" in said
+    assert "so that its runs are not to be cited: weighted/wmt/broken:how=HalvesState" in said
     lines = printed.splitlines()
     (honest,) = [line for line in lines if "how=Honest" in line]
     assert honest.startswith("broken ")
@@ -79,7 +85,7 @@ def test_a_method_that_breaks_its_contract_is_marked_wherever_it_stands(
 
     code, checked, _ = here("check")
     assert code == 1
-    assert "not_conforming: weighted/squad/broken and 1 more run: the method breaks its contract: score()" in checked
+    assert "not_conforming: weighted/wmt/broken and 1 more run: the method breaks its contract: score()" in checked
     assert "4 findings forbid a final report." in checked
     code, _, refused = here("report")
     assert (code, "4 findings say not to cite runs of" in refused) == (2, True)
@@ -87,9 +93,10 @@ def test_a_method_that_breaks_its_contract_is_marked_wherever_it_stands(
     assert table.count("| ✗ broken | how=") == 4
     assert "| broken | how=Honest" in table
     assert "✗: the method breaks its contract" in table.partition("|")[0]
-    _, _, warned = here("compare", "weighted/squad/full", "weighted/squad/broken:how=HalvesState")
+    _, _, warned = here("compare", "weighted/wmt/full", "weighted/wmt/broken:how=HalvesState")
     assert "its method breaks its contract" in warned
-    assert (tmp_path / "runs/report/index.html").read_text().count("✗ broken") >= 4
+    here("report", "--paper", "prune", "--draft")
+    assert (tmp_path / "runs/report-prune/index.html").read_text().count("✗ broken") >= 4
 
     with open_database(tmp_path / "runs/exitbench.duckdb") as database:
         conforms = "SELECT params ->> 'how' AS how, conforms, count(*) AS runs FROM frontier GROUP BY ALL ORDER BY ALL"

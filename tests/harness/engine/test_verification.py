@@ -118,22 +118,24 @@ class Slow:
         self.rejected.append(rejected)
 
 
-def early_and_full(family: Any, prompt: list[int], tokens: list[int], block: int) -> tuple[Tensor, Tensor]:
-    """transformers' logits after a block and after all, of every position that chooses a token, [T, V] each."""
+Known = dict[tuple[int, ...], tuple[tuple[Tensor, ...], Tensor]]
+"""What transformers says of a text after a prompt: methods agree on most of their texts, so it is asked once."""
+
+
+def states_and_logits(family: Any, prompt: list[int], tokens: list[int]) -> tuple[tuple[Tensor, ...], Tensor]:
+    """transformers' states after every block, and its logits of every position that chooses a token, [T, V]."""
     if family.is_seq2seq:
         text = torch.tensor([[family.checkpoint.start_id, *tokens]])
         out = family.reference(
             input_ids=torch.tensor([prompt]), decoder_input_ids=text, use_cache=False, output_hidden_states=True
         )
-        states, logits = out.decoder_hidden_states, out.logits[0]
-    else:
-        text = torch.tensor([[*prompt, *tokens]])
-        out = family.reference(input_ids=text, use_cache=False, output_hidden_states=True)
-        states, logits = out.hidden_states, out.logits[0, len(prompt) - 1 :]
-    return family.checkpoint.model.logits(states[block][0, -len(logits) :]), logits
+        return out.decoder_hidden_states, out.logits[0]
+    text = torch.tensor([[*prompt, *tokens]])
+    out = family.reference(input_ids=text, use_cache=False, output_hidden_states=True)
+    return out.hidden_states, out.logits[0, len(prompt) - 1 :]
 
 
-def simulate(family: Any, prompt: list[int], method: Any, stops: Stops) -> Slow:
+def simulate(family: Any, prompt: list[int], method: Any, stops: Stops, known: Known) -> Slow:
     """Draft after S blocks; a token that runs them all, and mostly an end, has the drafts before it verified."""
     slow, waiting = Slow(), list[int]()
     is_free = isinstance(method, Free)
@@ -154,7 +156,10 @@ def simulate(family: Any, prompt: list[int], method: Any, stops: Stops) -> Slow:
 
     while not slow.tokens or not ends():
         at = len(slow.tokens)
-        early, full = early_and_full(family, prompt, slow.tokens, method.exit_layer)
+        if (text := tuple(slow.tokens)) not in known:
+            known[text] = states_and_logits(family, prompt, slow.tokens)
+        states, full = known[text]
+        early = family.checkpoint.model.logits(states[method.exit_layer][0, -len(full) :])
         in_prompt = at == 0 and not family.is_seq2seq
         if not in_prompt and drafts(early[at]):
             slow.put(slow.argmax(early[at]), method.exit_layer)
@@ -177,9 +182,10 @@ def simulate(family: Any, prompt: list[int], method: Any, stops: Stops) -> Slow:
 def test_answers_and_traces_are_those_of_the_definition(family: Any, prompts: Any) -> None:
     compared = accepted = rejected = unverified = 0
     rows, methods = prompts[:N_ROWS], [*SPECULATIONS[1::5], SPECULATIONS[4], *ROLLBACKS, *KEEP_TAIL]
+    texts: list[Known] = [{} for _ in rows]
     for method in methods:
-        for prompt, ours in zip(rows, run(family, rows, method, stops_somewhere), strict=True):
-            theirs = simulate(family, prompt, method, stops_somewhere)
+        for prompt, known, ours in zip(rows, texts, run(family, rows, method, stops_somewhere), strict=True):
+            theirs = simulate(family, prompt, method, stops_somewhere, known)
             if theirs.gap < TOO_CLOSE:
                 continue
             assert ours.token_ids == theirs.tokens, method
@@ -207,7 +213,7 @@ def test_self_speculation_is_full_depth_whatever_drafts_and_however_many(
     rows = prompts[:N_ROWS]
     full = run(family, rows, Full(), stops)
     assert {g.stop_reason for g in full} >= {"eos", "stop_string" if stops else "length"}
-    for method in [*SPECULATIONS, SelfSpeculation(exit_layer=L)]:
+    for method in [*SPECULATIONS[stops is None :: 2], SelfSpeculation(exit_layer=L)]:
         made = run(family, rows, method, stops)
         assert [(g.token_ids, g.stop_reason) for g in made] == [(g.token_ids, g.stop_reason) for g in full], method
 
@@ -256,7 +262,7 @@ def test_a_batch_equals_its_rows_alone_with_rows_that_roll_back_at_different_pla
     for method in [SPECULATIONS[2], SPECULATIONS[8], *ROLLBACKS]:
         together = decode(checkpoint, start(family, rows), parts(method), stops_somewhere)
         cut_at |= {tuple(at for at, n in enumerate(g.rejected) if n) for g in together}
-        for prompt, expected in zip(rows, together, strict=True):
+        for prompt, expected in zip(rows[::2], together[::2], strict=True):
             (alone,) = decode(checkpoint, start(family, [prompt]), parts(method), stops_somewhere)
             assert trace(alone) == trace(expected), method
             assert alone.scores == pytest.approx(expected.scores, abs=1e-4)
@@ -315,7 +321,7 @@ def test_rows_shift_to_a_common_end_and_room_is_made_when_longer_rows_have_ended
 @pytest.mark.parametrize("method", [SPECULATIONS[1], SPECULATIONS[8], *ROLLBACKS, KEEP_TAIL[1]], ids=named)
 def test_the_declared_work_is_what_a_flop_counter_sees(family: Any, prompts: Any, method: Method) -> None:
     """Of whole answers, with drafts that were kept, thrown away, and made to end them."""
-    for prompt in prompts[:2]:
+    for prompt in prompts[:1]:
         batch = start(family, [prompt])
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             (made,) = decode(endless(family), batch, parts(method), stops_somewhere)
