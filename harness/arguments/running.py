@@ -1,10 +1,10 @@
 """Commands that plan and run: plan, run, train, fit, calibrate, _cell."""
 
-from argparse import ArgumentParser
 from pathlib import Path
 
 from exitbench.harness.arguments.common import (
     Commands,
+    Parser,
     add_data_dir,
     add_executor,
     add_runs,
@@ -45,7 +45,7 @@ def _add_run(commands: Commands) -> None:
     _add_what_runs(parser)
 
 
-def _add_what_runs(parser: ArgumentParser) -> None:
+def _add_what_runs(parser: Parser) -> None:
     add_executor(parser)
     add_threads(parser)
     parser.add_argument("--no-report", action="store_true", help="draw no report; `exitbench report` does it later")

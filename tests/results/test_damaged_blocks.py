@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import duckdb
-import pytest
 
 from exitbench.results.check import check
 

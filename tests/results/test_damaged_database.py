@@ -45,7 +45,7 @@ def write(path: Path) -> None:
 
 
 def overwrite(path: Path, start: int, size: int) -> None:
-    """Put noise there. DuckDB's checksum is blind to equal words that all change alike, as those of a constant column."""
+    """Put noise there: DuckDB's checksum is blind to equal words that change alike, as those of a constant column."""
     with path.open("r+b") as file:
         file.seek(start)
         file.write(random.Random(start).randbytes(size))

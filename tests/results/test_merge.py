@@ -141,9 +141,7 @@ def test_new_metric_versions_of_known_attempts_are_taken(
     assert rows(path) == expected
 
 
-def test_new_metric_versions_come_along_with_a_spool(
-    few_spool: Path, tmp_path: Path, spool: Path, path: Path
-) -> None:
+def test_new_metric_versions_come_along_with_a_spool(few_spool: Path, tmp_path: Path, spool: Path, path: Path) -> None:
     copy_some(few_spool, spool, every=2)
     other = tmp_path / "other"
     shutil.copytree(spool, other)
@@ -200,9 +198,7 @@ def test_what_is_here_already_is_not_brought_again(
     assert rows(path) == expected
 
 
-def test_an_attempt_with_other_files_stops_everything(
-    source: Path, spool: Path, path: Path, few_spool: Path
-) -> None:
+def test_an_attempt_with_other_files_stops_everything(source: Path, spool: Path, path: Path, few_spool: Path) -> None:
     copy_some(few_spool, spool, every=4)
     attempt = next(scan_spool(spool))
     done = attempt.path / "DONE"
@@ -322,9 +318,7 @@ def test_the_latest_attempt_names_a_cell_wherever_it_is_from(
     assert suites == ["renamed"]
 
 
-def test_a_damaged_import_is_left_out_of_a_rebuild_with_a_message(
-    few_database: Path, spool: Path, path: Path
-) -> None:
+def test_a_damaged_import_is_left_out_of_a_rebuild_with_a_message(few_database: Path, spool: Path, path: Path) -> None:
     merge(few_database, spool, path)
     (kept,) = (spool / "imports").iterdir()
     (kept / "metric.parquet").write_bytes(b"torn")

@@ -252,9 +252,7 @@ def test_no_connection_loads_extensions_or_changes_what_it_may(
 
 
 @pytest.mark.parametrize("what", ["a trigger", "a type that is called like one of ours"])
-def test_a_writer_refuses_a_database_that_would_act_by_itself(
-    what: str, few_database: Path, tmp_path: Path
-) -> None:
+def test_a_writer_refuses_a_database_that_would_act_by_itself(what: str, few_database: Path, tmp_path: Path) -> None:
     path = attacked(few_database, tmp_path / "theirs.duckdb", CARRIED[what])
     before = path.read_bytes()
     with pytest.raises(UserError, match=r"has a trigger or type '.*db rebuild"):
@@ -263,9 +261,7 @@ def test_a_writer_refuses_a_database_that_would_act_by_itself(
 
 
 @pytest.mark.parametrize("what", list(CARRIED)[:9])
-def test_a_writer_makes_every_view_and_macro_anew(
-    what: str, few_database: Path, answer: str, tmp_path: Path
-) -> None:
+def test_a_writer_makes_every_view_and_macro_anew(what: str, few_database: Path, answer: str, tmp_path: Path) -> None:
     path = attacked(few_database, tmp_path / "theirs.duckdb", CARRIED[what])
     open_database(path, read_only=False).close()
     with open_database(path) as database:

@@ -68,7 +68,9 @@ def test_a_method_that_breaks_its_contract_is_marked_wherever_it_stands(
     assert "Contracts: weighted/wmt/broken:how=WrongSql,threshold=0.9/quality fails: score_sql() =" in planned
     assert "Contracts: broken conforms\n" in planned
 
-    code, printed, said = exitbench(tmp_path, "run", "broken.toml", "--data-dir", "data", "--threads", "1", "--no-report")
+    code, printed, said = exitbench(
+        tmp_path, "run", "broken.toml", "--data-dir", "data", "--threads", "1", "--no-report"
+    )
     assert code == 0, said
     assert "so that its runs are not to be cited: weighted/wmt/broken:how=HalvesState" in said
     lines = printed.splitlines()
