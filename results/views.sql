@@ -340,7 +340,8 @@ findings AS (
     FROM run_names AS n JOIN cell AS c USING (cell_id) WHERE c.conformance ->> 'verdict' = 'fails'
     UNION ALL
     SELECT attempt_id, 'replay_differs', 2, printf(
-        'tokens leave after %.2f of %d blocks when decoded and after %.2f when replayed', real_depth, blocks, simulated_depth)
+        'tokens leave after %.2f of %d blocks when decoded, after %.2f when full depth''s answers are replayed: one does not stand for the other',
+        real_depth, blocks, simulated_depth)
     FROM replayed
     UNION ALL
     SELECT attempt_id, 'dirty_commit', 1, 'tracked files differed from commit ' || coalesce(e.git_commit[:12], 'unknown')
