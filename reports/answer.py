@@ -7,9 +7,18 @@ from difflib import get_close_matches
 from typing import Any
 
 from exitbench.errors import UserError
-from exitbench.results.database import Database
-from exitbench.results.spelling import spelled
-from exitbench.results.traces import TracedRun, answers, named, probed, scored, shared_prefix, tokens, traced_runs
+from exitbench.results.analysis.spelling import spelled
+from exitbench.results.analysis.traces import (
+    TracedRun,
+    answers,
+    named,
+    probed,
+    scored,
+    shared_prefix,
+    tokens,
+    traced_runs,
+)
+from exitbench.results.database.connection import Database
 
 Row = Mapping[str, Any]
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from exitbench.results.database import Database
-from exitbench.results.traces import TracedRun, traced_runs
+from exitbench.results.analysis.traces import TracedRun, traced_runs
+from exitbench.results.database.connection import Database
 
 BUDGET_BYTES: Final = 3_600_000
 """What may be taken along: less than 5 MB in the page if nothing could be compressed; what models answer halves."""

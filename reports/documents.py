@@ -20,9 +20,9 @@ from exitbench.reports.document_choice import BUDGET_BYTES, Group, choose
 from exitbench.reports.exit_colours import shades
 from exitbench.reports.labels import describe, labels, setting
 from exitbench.reports.packing import none_of, pack, planes_for, probabilities, quantised
-from exitbench.results.database import Database
-from exitbench.results.spelling import spelled
-from exitbench.results.traces import TracedRun, answers, probed, scored, tokens
+from exitbench.results.analysis.spelling import spelled
+from exitbench.results.analysis.traces import TracedRun, answers, probed, scored, tokens
+from exitbench.results.database.connection import Database
 
 Ints = NDArray[np.int64]
 

@@ -14,7 +14,7 @@ from exitbench.reports import figures, style
 from exitbench.reports.frame import Frame
 from exitbench.reports.sources import Source, discover
 from exitbench.reports.svg import themed_uri
-from exitbench.results.whole_file import write_whole_file
+from exitbench.results.files.whole_file import write_whole_file
 from exitbench.terminal import visible
 
 KINDS = ("svg", "pdf", "png")

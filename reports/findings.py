@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from exitbench.errors import UserError
-from exitbench.results.database import Database
+from exitbench.results.database.connection import Database
 from exitbench.terminal import visible
 
 DO_NOT_CITE: Final = 3

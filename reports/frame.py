@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from exitbench.results.arrow import driver_connection
-from exitbench.results.comma_separated import csv_writer
-from exitbench.results.database import Database
+from exitbench.results.database.connection import Database
+from exitbench.results.files.arrow import driver_connection
+from exitbench.results.files.comma_separated import csv_writer
 
 Row = Mapping[str, Any]
 

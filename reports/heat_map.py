@@ -11,7 +11,7 @@ from rich.text import Text
 from exitbench.errors import UserError
 from exitbench.reports.answer import Answer
 from exitbench.reports.exit_colours import shades
-from exitbench.results.traces import shared_prefix
+from exitbench.results.analysis.traces import shared_prefix
 from exitbench.terminal import visible
 
 _CLIPPED: Final = 60

@@ -14,7 +14,7 @@ from exitbench.reports.documents import documents_payload
 from exitbench.reports.findings import require_final, severe_findings
 from exitbench.reports.frame import Frame, computed_once
 from exitbench.reports.sources import SECTIONS, Source, discover
-from exitbench.results.database import Database, open_database
+from exitbench.results.database.connection import Database, open_database
 
 _ALWAYS = ("findings", "results", "provenance")
 _SHARED_VIEW = "probe_by_document"

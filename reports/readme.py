@@ -15,7 +15,7 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.sources import Source, discover
 from exitbench.reports.tables.filled import fill
 from exitbench.reports.tables.writing import markdown_table
-from exitbench.results.database import open_database
+from exitbench.results.database.connection import open_database
 
 DATA: Final = Path("docs/results.json")
 PICTURE: Final = Path("docs/results.svg")

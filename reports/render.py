@@ -9,7 +9,7 @@ from exitbench.reports.drawing import DrawnFigure, draw_all
 from exitbench.reports.material import read_material
 from exitbench.reports.page import page
 from exitbench.reports.tables.filled import FilledTable, fill
-from exitbench.results.whole_file import write_whole_file
+from exitbench.results.files.whole_file import write_whole_file
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,9 @@ set's original format, the hub) and never needs the network to score. Scores are
 as values and as sufficient statistics, so that a metric over any of them is a sum away.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -18,37 +17,11 @@ import numpy.typing as npt
 
 from exitbench.errors import UserError, suggestion
 from exitbench.tasks import lm_eval_bridge
+from exitbench.tasks.document import Document, DocumentScore, canonical_json
 from exitbench.tasks.sources import resolve_files
 
 SourceKind = Literal["builtin", "local", "hub"]
 FloatArray = npt.NDArray[np.float64]
-
-
-def canonical_json(value: Any) -> str:
-    """Return the one JSON text of a value: sorted keys, no spaces, no NaN, real characters."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-@dataclass(frozen=True)
-class Document:
-    """One record of a task, with the field names of the real data set.
-
-    Attributes:
-        key: First 16 hexadecimal digits of the SHA-256 of the canonical JSON of `fields`.
-        fields: squad: id, title, context, question, answers{text, answer_start};
-            samsum: id, dialogue, summary; wmt: id, en, fr.
-        token_kinds: Built-in data only: the kind of each target word. Not part of the key.
-    """
-
-    key: str
-    fields: Mapping[str, Any]
-    token_kinds: tuple[str, ...] = ()
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any], token_kinds: tuple[str, ...] = ()) -> "Document":
-        """Make a document, deriving its key from its fields."""
-        digest = sha256(canonical_json(fields).encode()).hexdigest()
-        return cls(key=digest[:16], fields=fields, token_kinds=token_kinds)
 
 
 @dataclass(frozen=True)
@@ -68,23 +41,6 @@ class Source:
     def __post_init__(self) -> None:
         if self.kind not in get_args(SourceKind):
             raise UserError(f"source: unknown kind {self.kind!r}.{suggestion(str(self.kind), get_args(SourceKind))}")
-
-
-@dataclass(frozen=True)
-class DocumentScore:
-    """The scores of one output.
-
-    Attributes:
-        values: One value a metric, on a 0..100 scale. For a corpus metric this is its sentence form.
-        statistics: Corpus metrics only: sufficient statistics, which add up over documents.
-    """
-
-    values: dict[str, float]
-    statistics: dict[str, list[float]] = field(default_factory=dict)
-
-    def summands(self, metric: str) -> list[float]:
-        """Return what `Task.aggregate` sums over documents: the statistics, or else the value alone, [S]."""
-        return self.statistics.get(metric, [self.values[metric]])
 
 
 class Task(ABC):
@@ -139,7 +95,7 @@ class Task(ABC):
 
     def _read(self, source: Source, split: str, seed: int) -> list[Document]:
         if source.kind == "builtin":
-            # Imported here because the generator imports this module.
+            # Imported here: whoever reads files needs no generator.
             from exitbench.tasks.builtin import documents
 
             return documents(self.name, split, None, seed)

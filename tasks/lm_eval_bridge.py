@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from exitbench.tasks.document import Document
+
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from exitbench.tasks.base import Document, Task
+    from exitbench.tasks.base import Task
 
 Record = tuple[str, str, str, str]
 COLUMNS = ("doc_key", "prompt", "target", "fields")
@@ -78,9 +80,6 @@ def _dataset(records: Sequence[Record], /, **_settings: Any) -> "dict[str, Datas
 
 
 def _process_results(task: "Task", doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    # Imported here because base imports this module.
-    from exitbench.tasks.base import Document
-
     document = Document(key=doc["doc_key"], fields=json.loads(doc["fields"]))
     score = task.score(document, results[0])
     return {metric: MetricValue(score.values[metric], score.summands(metric)) for metric in task.metrics}

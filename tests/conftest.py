@@ -13,12 +13,12 @@ from typing import Any, TypeGuard
 import pytest
 from hypothesis import HealthCheck, settings
 
-from exitbench.results import database
-from exitbench.results.ingest import ingest
-from exitbench.results.spool import scan_spool
-from exitbench.results.verified import remember
+from exitbench.results.database import connection as database
+from exitbench.results.database.verified import remember
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import scan_spool
 from exitbench.tasks import builtin
-from exitbench.tasks.base import Document
+from exitbench.tasks.document import Document
 
 # How long an example takes says how busy the cores are.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])

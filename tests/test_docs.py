@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.harness import cli
+from exitbench.harness.cli import main as cli
 from exitbench.harness.conformance import examine
-from exitbench.harness.plan import make_plan
-from exitbench.harness.suite import load_suite
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
 from exitbench.methods import registry
 from exitbench.reports import readme
-from exitbench.results.cookbook import cookbook_markdown
-from exitbench.results.database import open_database
-from exitbench.results.described import schema_markdown
+from exitbench.results.database.connection import open_database
+from exitbench.results.database.cookbook import cookbook_markdown
+from exitbench.results.database.schema_doc import schema_markdown
 
 ROOT = Path(__file__).parents[1]
 

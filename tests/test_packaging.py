@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.harness.families import FAMILIES
+from exitbench.harness.engine.checkpoints.families import FAMILIES
 from exitbench.methods.registry import get_method, method_names
-from exitbench.results.schema import TABLES
+from exitbench.results.spool.schema import TABLES
 from exitbench.tasks.registry import task_names
 
 ROOT = Path(__file__).parents[1]

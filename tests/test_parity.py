@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.checkpoint import load_checkpoint
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.methods.registry import get_method
 
 FOLDER = Path(__file__).parent / "parity"

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.environment import environment, hardware
-from exitbench.results.database import open_database
+from exitbench.harness.running.environment import environment, hardware
+from exitbench.results.database.connection import open_database
 
 PERF = Path(__file__).parent / "perf"
 BENCHMARK = """
@@ -214,7 +214,7 @@ def test_the_script_for_a_gpu_checks_and_times_on_a_cpu(gpu: Any, tmp_path: Path
 
 
 def test_what_is_wrong_fails_and_is_not_timed(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from exitbench.harness.static_step import StaticStep
+    from exitbench.harness.engine.static.step import StaticStep
 
     monkeypatch.setattr(StaticStep, "_locate", lambda step: None)  # what the first position sees, all others see
     code, told = run_on_cpu(gpu, "correctness", "llama", out=tmp_path / "told.json")

@@ -15,10 +15,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from exitbench.harness.checkpoint import Checkpoint
 from exitbench.harness.conformance.decoder import MAX_NEW_TOKENS, PROMPTS, WIDTH, Trial
-from exitbench.harness.cost import TokenPlace, answer_cost
-from exitbench.harness.decode import decode_step
+from exitbench.harness.engine.checkpoints.loading import Checkpoint
+from exitbench.harness.engine.decoding.decode import decode_step
+from exitbench.harness.engine.model.cost import TokenPlace, answer_cost
 from exitbench.methods.base import BlockView, Cost, Gate, Parts, Threshold
 from exitbench.methods.gates import Always
 from exitbench.methods.kv_policies import KV_POLICIES

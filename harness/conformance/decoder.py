@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exitbench.harness.checkpoint import Checkpoint
 from exitbench.harness.conformance.watched import watched
-from exitbench.harness.decode import Generation, Request, decode, prefill
-from exitbench.harness.exit_heads import ExitHeads, new_exit_heads
-from exitbench.harness.model import Transformer
-from exitbench.harness.probe import states_of
-from exitbench.harness.weights import Architecture, BlockWeights, Linear, Weights
+from exitbench.harness.engine.checkpoints.exit_head_files import new_exit_heads
+from exitbench.harness.engine.checkpoints.loading import Checkpoint
+from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.probe import states_of
+from exitbench.harness.engine.model.exit_heads import ExitHeads
+from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.model.weights import Architecture, BlockWeights, Linear, Weights
 from exitbench.methods.base import FitData, Method, Parts, argmax_token
 from exitbench.methods.offline import score_states
 

@@ -14,9 +14,9 @@ import torch
 
 from exitbench.harness.conformance.decoder import ANSWERED, ANSWERS, MAX_NEW_TOKENS, Trial
 from exitbench.harness.conformance.scoring import exit_layers
-from exitbench.harness.passes.probe import lists
-from exitbench.harness.probe import probe
-from exitbench.results.schema import TABLES
+from exitbench.harness.engine.decoding.probe import probe
+from exitbench.results.files.arrow import lists
+from exitbench.results.spool.schema import TABLES
 
 _TOLERANCE = 1e-3
 """Absolute and relative: signals are computed from the same states in another order."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from exitbench.harness.conformance.verdict import Verdict, checks_version
-from exitbench.harness.lifeline import end_with, end_with_starting_thread
+from exitbench.harness.processes.lifeline import end_with, end_with_starting_thread
 
 TIMEOUT_S = 120.0
 """Longest trial of one setting, and longest search for the methods; most trials take half a second."""

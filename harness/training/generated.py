@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from exitbench.harness.positions import padded
+from exitbench.harness.engine.model.positions import padded
 from exitbench.harness.training.data import Example
 from exitbench.harness.training.models import is_causal
 from exitbench.harness.training.recipe import ExitHeadsRecipe

@@ -9,8 +9,8 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerFast
 
-from exitbench.harness.checkpoint import read_config
-from exitbench.harness.tokenizer_files import load_tokenizer
+from exitbench.harness.engine.checkpoints.loading import read_config
+from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.harness.training.recipe import ArchitectureRecipe
 
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from exitbench.errors import UserError
-from exitbench.harness.exit_heads import exit_logits, new_exit_heads
+from exitbench.harness.engine.checkpoints.exit_head_files import new_exit_heads
+from exitbench.harness.engine.model.exit_heads import exit_logits
 from exitbench.harness.training.data import Batch
 from exitbench.harness.training.distillation import distillation_loss
 from exitbench.harness.training.layer_dropout import LayerDropout, dropout_rates, early_exit_weights

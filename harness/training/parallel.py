@@ -7,7 +7,7 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 from exitbench.errors import UserError
-from exitbench.harness.lifeline import end_with
+from exitbench.harness.processes.lifeline import end_with
 from exitbench.harness.training.recipe import Recipe
 from exitbench.harness.training.store import ensure_trained
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from exitbench.errors import UserError, suggestion
-from exitbench.harness.toml import Table
+from exitbench.harness.reading.toml import Table
 
 T = TypeVar("T")
 
+# Part of every model's digest: raise it whenever a change of the training makes other weights of the same recipe.
+TRAINING_VERSION = 3
 RECIPES_DIR = Path(__file__).parent / "recipes"
 
 

@@ -13,13 +13,11 @@ from pathlib import Path
 from filelock import FileLock
 
 from exitbench.errors import UserError
-from exitbench.harness.training.recipe import Recipe, StartRecipe
-from exitbench.results.canonical import content_id
-from exitbench.results.schema import CARD_FILE
+from exitbench.harness.training.recipe import TRAINING_VERSION, Recipe, StartRecipe
+from exitbench.results.files.canonical import content_id
+from exitbench.results.spool.schema import CARD_FILE
 from exitbench.tasks.sources import below
 
-# Part of every model's digest: raise it whenever a change of the training makes other weights of the same recipe.
-TRAINING_VERSION = 3
 SHIPPED = Path(__file__).parents[1] / "checkpoints"
 """Models that come with the package: copies of what `exitbench train builtin` makes."""
 
@@ -72,7 +70,7 @@ def ensure_trained(
         UserError: Missing or malformed data, or a folder that cannot be written.
     """
     # Imported here: whoever only lists recipes should not wait for torch.
-    from exitbench.harness.artifact import describe_checkpoint
+    from exitbench.harness.engine.checkpoints.digest import describe_checkpoint
     from exitbench.harness.training.data import read_text
     from exitbench.harness.training.train import train
 

@@ -17,8 +17,8 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from exitbench.errors import UserError
-from exitbench.harness.checkpoint_files import EXIT_HEADS_FILE
-from exitbench.harness.exit_heads import save_exit_heads
+from exitbench.harness.engine.checkpoints.exit_head_files import save_exit_heads
+from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE
 from exitbench.harness.training.data import (
     Batch,
     Example,
@@ -32,10 +32,9 @@ from exitbench.harness.training.data import (
 from exitbench.harness.training.generated import generated_examples
 from exitbench.harness.training.models import is_causal, new_model, read_model
 from exitbench.harness.training.objective import ExitHeadsObjective, block_quality, make_objective
-from exitbench.harness.training.recipe import Recipe
-from exitbench.harness.training.store import TRAINING_VERSION
+from exitbench.harness.training.recipe import TRAINING_VERSION, Recipe
 from exitbench.harness.training.trainer import EXTRAS, Clock, ExitTrainer, Rows, resume_point
-from exitbench.results.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE
+from exitbench.results.spool.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE
 
 Portions = list[tuple[int, list[Example]]]
 

@@ -14,7 +14,7 @@ from exitbench.reports.claims.claim import CONSISTENCY, Claim
 from exitbench.reports.claims.ledger import read_claims
 from exitbench.reports.claims.scope import Scope, scope_of
 from exitbench.reports.frame import computed_once, rounded
-from exitbench.results.database import Database
+from exitbench.results.database.connection import Database
 
 HOLDS: Final = "holds here"
 FAILS: Final = "fails here"

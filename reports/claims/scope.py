@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from exitbench.results.database import Database
+from exitbench.results.database.connection import Database
 
 GENERATED: Final = "generated"
 REAL: Final = "real"

@@ -2,7 +2,3 @@
 
 A module holds TITLE, CAPTION, EMPTY (said when there is no row) and COLUMNS; ORDER as in figures/__init__.py.
 """
-
-from exitbench.reports.tables.text import summary_text
-
-__all__ = ["summary_text"]

@@ -12,7 +12,7 @@ from exitbench.reports.labels import OTHER_LENGTH, Setting, count, labels, setti
 from exitbench.reports.sources import discover
 from exitbench.reports.tables.columns import BREAKS, marked, written
 from exitbench.reports.tables.summary import blocks_run, delta, length_ratio, quality, speedup
-from exitbench.results.database import open_database
+from exitbench.results.database.connection import open_database
 from exitbench.terminal import number_of, told_apart, visible
 
 _HEADINGS = ("method", "quality [95 %]", "Δ", "blocks run", "speed-up [95 %]", "per token", "length")

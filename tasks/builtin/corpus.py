@@ -5,12 +5,12 @@ from hashlib import sha256
 from itertools import count, islice
 
 from exitbench.errors import UserError, suggestion
-from exitbench.tasks.base import Document
 from exitbench.tasks.builtin.dialogues import dialogue
 from exitbench.tasks.builtin.draw import Draw
 from exitbench.tasks.builtin.questions import question
 from exitbench.tasks.builtin.translation import translation
 from exitbench.tasks.builtin.words import Record
+from exitbench.tasks.document import Document
 
 MAKERS: dict[str, Callable[[Draw], Record]] = {"squad": question, "samsum": dialogue, "wmt-en-fr": translation}
 # The digest of what a document says puts it into one of ten parts; so no seed can put it into another split.

@@ -6,7 +6,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from exitbench.tasks.base import Document, DocumentScore, Task
+from exitbench.tasks.base import Task
+from exitbench.tasks.document import Document, DocumentScore
 from exitbench.tasks.sources import member, read_hub, read_json, require
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from exitbench.errors import UserError
-from exitbench.tasks.base import Document, DocumentScore, Task
+from exitbench.tasks.base import Task
+from exitbench.tasks.document import Document, DocumentScore
 from exitbench.tasks.sources import member, read_hub, read_json, require
 from exitbench.tasks.squad.scoring import exact_match, token_f1
 

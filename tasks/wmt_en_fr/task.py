@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from exitbench.tasks.base import Document, DocumentScore, FloatArray, Task
+from exitbench.tasks.base import FloatArray, Task
+from exitbench.tasks.document import Document, DocumentScore
 from exitbench.tasks.sources import read_hub, read_parallel, read_tab_separated
 from exitbench.tasks.wmt_en_fr import scoring
 

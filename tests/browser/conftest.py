@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from exitbench.reports.render import write_report
-from exitbench.results.ingest import ingest
-from exitbench.results.vocabularies import record_vocabulary
+from exitbench.results.beside.vocabularies import record_vocabulary
+from exitbench.results.ingest.ingest import ingest
 
 HOSTILE = ("</script><script>alert(1)</script>", "w" * 10_000, "\u202eevil\u0000\u001b[31m", " \n", "שלום")
 Open = Callable[..., Any]

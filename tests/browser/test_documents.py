@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from exitbench.results.database import open_database
+from exitbench.results.database.connection import open_database
 
 Open = Callable[..., Any]
 CALM = '{"decay":"none","min_exit":1,"threshold":0.6}'

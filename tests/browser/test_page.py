@@ -13,7 +13,7 @@ from exitbench.reports import page as page_module
 from exitbench.reports.frame import Frame
 from exitbench.reports.render import write_report
 from exitbench.reports.sources import discover
-from exitbench.results.database import open_database
+from exitbench.results.database.connection import open_database
 
 Open = Callable[..., Any]
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from exitbench.results.database import open_database
-from exitbench.results.spool import read_attempt, read_status, scan_spool
+from exitbench.results.database.connection import open_database
+from exitbench.results.spool.attempts import read_attempt, read_status, scan_spool
 from exitbench.tasks.builtin.tokenizer import build_tokenizer
 
 SUITE = """\
@@ -56,7 +56,7 @@ class Bench:
 
     def command(self, *arguments: str | Path) -> list[str]:
         """The words of a command."""
-        return [sys.executable, "-m", "exitbench.harness.cli", *map(str, arguments)]
+        return [sys.executable, "-m", "exitbench.harness.cli.main", *map(str, arguments)]
 
     def run_command(self, runs: Path) -> list[str]:
         """The words of `exitbench run`."""

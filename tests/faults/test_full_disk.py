@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from exitbench.results.migrations import migration_scripts
+from exitbench.results.database.migrations import migration_scripts
 
 DISK_BYTES = 64 << 20
 KILOBYTE = 1 << 10

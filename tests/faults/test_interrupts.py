@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from exitbench.results.database import open_database
+from exitbench.results.database.connection import open_database
 
 INTERRUPTS = int(os.environ.get("EXITBENCH_INTERRUPTS", "40"))
 SEED = int(os.environ.get("EXITBENCH_SEED", "1"))
 QUERY = "SELECT count(*) AS n FROM range(4000) AS a, range(4000) AS b WHERE a.range * b.range % 1000003 = 1"
 CALLED = """
 import os, sys
-from exitbench.harness.cli import console
+from exitbench.harness.cli.main import console
 os.write(2, b"called\\n")
 console()
 """

@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from exitbench.results.spool import latest_status, scan_spool
+from exitbench.results.spool.attempts import latest_status, scan_spool
 
 KILLS = int(os.environ.get("EXITBENCH_KILLS", "100"))
 SEED = int(os.environ.get("EXITBENCH_SEED", "1"))
@@ -32,7 +32,7 @@ def worker_of(parent: int) -> int | None:
         ids = [int(child) for path in children for child in path.read_text().split()]
     except OSError:
         return None
-    return next((child for child in ids if b"exitbench.harness.worker" in command_of(child)), None)
+    return next((child for child in ids if b"exitbench.harness.running.worker" in command_of(child)), None)
 
 
 def command_of(process: int) -> bytes:
@@ -81,7 +81,8 @@ def orphan_s(runs: Path) -> float:
     """How long the workers of a folder go on without their parent."""
     started = time.monotonic()
     while any(
-        b"exitbench.harness.worker" in (command := command_of(int(process.name))) and bytes(runs / "logs") in command
+        b"exitbench.harness.running.worker" in (command := command_of(int(process.name)))
+        and bytes(runs / "logs") in command
         for process in Path("/proc").glob("[0-9]*")
     ):
         assert time.monotonic() - started < ORPHAN_S, "a worker goes on without its parent"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exitbench.results.spool import latest_status
+from exitbench.results.spool.attempts import latest_status
 
 LONG_S = 240.0
 """On a machine that is busy with other things; what ends at once takes part of a second on a quiet one."""

@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from exitbench.results.migrations import migration_scripts
+from exitbench.results.database.migrations import migration_scripts
 
 
 @pytest.fixture(scope="module")

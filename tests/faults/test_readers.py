@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from exitbench.results.database import open_database
-from exitbench.results.spool import AttemptWriter, scan_spool
+from exitbench.results.database.connection import open_database
+from exitbench.results.spool.attempts import AttemptWriter, scan_spool
 
 SECONDS = float(os.environ.get("EXITBENCH_READERS_S", "60"))
 LAYER_ROWS = int(os.environ.get("EXITBENCH_LAYER_ROWS", "20000000"))
@@ -26,7 +26,7 @@ SMALL_ATTEMPTS = 1500
 READER = """
 import sys, time
 from pathlib import Path
-from exitbench.results.database import open_database
+from exitbench.results.database.connection import open_database
 ends = time.monotonic() + float(sys.argv[2])
 while time.monotonic() < ends:
     started = time.perf_counter()
@@ -38,7 +38,7 @@ while time.monotonic() < ends:
 INGESTER = """
 import sys, time
 from pathlib import Path
-from exitbench.results.ingest import ingest
+from exitbench.results.ingest.ingest import ingest
 started = time.perf_counter()
 report = ingest(Path(sys.argv[1]), Path(sys.argv[2]), say=lambda line: print(line, file=sys.stderr))
 print(time.perf_counter() - started, report.added, len(report.quarantined))

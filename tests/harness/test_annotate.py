@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from exitbench.harness import taggers
-from exitbench.harness.cli import main
-from exitbench.harness.taggers import Word, tags_of
-from exitbench.results.check import check
-from exitbench.results.database import open_database, rebuild
-from exitbench.results.gc import find_garbage
-from exitbench.results.ingest import ingest
-from exitbench.results.spool import scan_spool
-from exitbench.results.vocabularies import record_vocabulary
+from exitbench.harness.afterwards import taggers
+from exitbench.harness.afterwards.taggers import Word, tags_of
+from exitbench.harness.cli.main import main
+from exitbench.results.beside.vocabularies import record_vocabulary
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.ingest.rebuild import rebuild
+from exitbench.results.maintenance.gc import find_garbage
+from exitbench.results.maintenance.integrity import check
+from exitbench.results.spool.attempts import scan_spool
 
 VOCABULARY, END = 100, 7
 TEXTS = ["</s>" if n == END else f"▁w{n}" if n % 3 else f"x{n}" for n in range(VOCABULARY)]

@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness import cli, worker
-from exitbench.harness.plan import make_plan
-from exitbench.harness.spec import DataRequest, WorkerSpec, WorkItem
-from exitbench.harness.suite import load_suite
-from exitbench.results.spool import latest_status
+from exitbench.harness.cells.job import DataRequest, WorkerSpec, WorkItem
+from exitbench.harness.cli import main as cli
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.results.spool.attempts import latest_status
 
 Writer = Callable[..., Path]
 Planner = Callable[..., dict[str, WorkItem]]

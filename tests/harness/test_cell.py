@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exitbench.harness.cell import (
+from exitbench.harness.cells.cell import (
     CONSISTENCIES,
     ID_VERSION,
     INPUTS,
@@ -26,9 +26,9 @@ from exitbench.harness.cell import (
     TaskRef,
     TimingSettings,
 )
-from exitbench.results.risk_control import RULES
-from exitbench.results.schema import CELL_KEYS
-from exitbench.results.values import first_fault
+from exitbench.results.files.values import first_fault
+from exitbench.results.spool.schema import CELL_KEYS
+from exitbench.results.statistics.risk_control import RULES
 
 CELL = Cell(
     suite="suite",
@@ -268,7 +268,7 @@ def test_a_cell_of_a_version_that_recorded_nothing_is_read() -> None:
 
 
 def test_the_version_of_identities_is_part_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exitbench.harness.cell.ID_VERSION", ID_VERSION + 1)
+    monkeypatch.setattr("exitbench.harness.cells.cell.ID_VERSION", ID_VERSION + 1)
     assert replace(CELL).cell_id != CELL.cell_id
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.harness.cli import main
+from exitbench.harness.cli.main import main
 from exitbench.reports.claims.claim import KINDS
 from exitbench.reports.claims.ledger import read_claims
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from exitbench.harness import plan
-from exitbench.harness.artifact import inspect_checkpoint
-from exitbench.harness.cli import main
-from exitbench.results.database import open_database
+from exitbench.harness.cli.main import main
+from exitbench.harness.engine.checkpoints.digest import inspect_checkpoint
+from exitbench.harness.planning import plan
+from exitbench.results.database.connection import open_database
 
 TWO_SETTINGS = """\
 [[sweep]]
@@ -210,7 +210,7 @@ def test_a_database_of_a_newer_version_is_refused_before_any_work(
 def test_ctrl_c_keeps_what_is_finished_and_exits_with_130(suite: Path, tmp_path: Path, exitbench: Command) -> None:
     for side in ("en", "fr"):
         (tmp_path / "data" / f"text.{side}").write_text("".join(f"line {number}\n" for number in range(5000)))
-    command = [sys.executable, "-m", "exitbench.harness.cli", "run", str(suite), "--data-dir", "data"]
+    command = [sys.executable, "-m", "exitbench.harness.cli.main", "run", str(suite), "--data-dir", "data"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + LONG_S
     while not list(tmp_path.glob("runs/spool/*/*/*/cell.json")):

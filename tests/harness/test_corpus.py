@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness import corpus
-from exitbench.harness.corpus import CACHE, Corpora
-from exitbench.harness.spec import DataRequest
+from exitbench.harness.cells import corpus
+from exitbench.harness.cells.corpus import CACHE, Corpora
+from exitbench.harness.cells.job import DataRequest
 
 BUILTIN = DataRequest("squad", "builtin", "test", limit=3)
 LINES = DataRequest("wmt-en-fr", "local", "test", files=(("en", "text.en"), ("fr", "text.fr")))

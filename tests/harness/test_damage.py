@@ -12,13 +12,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from exitbench.harness.cli import main
-from exitbench.harness.holding import outcome
-from exitbench.harness.plan import PlannedCell, make_plan
-from exitbench.harness.suite import load_suite
-from exitbench.results.ingest import ingest
-from exitbench.results.schema import ENV_KEYS, TABLES
-from exitbench.results.spool import AttemptWriter, scan_spool
+from exitbench.harness.cli.main import main
+from exitbench.harness.planning.plan import PlannedCell, make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running.cell_lock import outcome
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import AttemptWriter, scan_spool
+from exitbench.results.spool.schema import ENV_KEYS, TABLES
 
 ENV = {section: dict.fromkeys(keys) for section, keys in ENV_KEYS.items() if section}
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {

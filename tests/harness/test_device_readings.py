@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from exitbench.harness import device_readings
-from exitbench.harness.device_readings import cpu_clock_mhz, gpu_values, hottest_c, read_device
+from exitbench.harness.running import device_readings
+from exitbench.harness.running.device_readings import cpu_clock_mhz, gpu_values, hottest_c, read_device
 
 
 def test_the_clock_of_a_cpu_is_the_mean_of_its_cores() -> None:

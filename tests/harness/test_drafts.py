@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.cell import Cell, Kind
-from exitbench.harness.drafts import Draft, expand, select
-from exitbench.harness.plan import make_plan
-from exitbench.harness.suite import load_suite
+from exitbench.harness.cells.cell import Cell, Kind
+from exitbench.harness.planning.expand import Draft, expand, select
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
 
 Writer = Callable[..., Path]
 Planner = Callable[[str], dict[str, Cell]]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.harness.environment import ENV_VARS, environment, git_state, hardware
-from exitbench.results.schema import ENV_KEYS
+from exitbench.harness.running.environment import ENV_VARS, environment, git_state, hardware
+from exitbench.results.spool.schema import ENV_KEYS
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -67,5 +67,5 @@ def test_a_package_installed_inside_a_checkout_of_something_else_has_no_commit(c
 
 
 def test_asking_for_the_environment_does_not_load_torch() -> None:
-    code = "import sys, exitbench.harness.environment as e; e.environment(); sys.exit('torch' in sys.modules)"
+    code = "import sys, exitbench.harness.running.environment as e; e.environment(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

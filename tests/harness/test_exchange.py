@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.harness.cli import main
-from exitbench.results.database import open_database
+from exitbench.harness.cli.main import main
+from exitbench.results.database.connection import open_database
 
 
 def test_an_export_is_imported_elsewhere(

@@ -12,14 +12,15 @@ import torch
 from safetensors.torch import load_file
 
 from exitbench.errors import UserError
-from exitbench.harness import cli, worker
-from exitbench.harness.checkpoint import load_checkpoint
-from exitbench.harness.checkpoint_files import EXIT_HEADS_FILE
-from exitbench.harness.exit_heads import new_exit_heads, save_exit_heads
-from exitbench.harness.plan import Plan, make_plan
-from exitbench.harness.spec import WorkerSpec
-from exitbench.harness.suite import load_suite
-from exitbench.results.spool import latest_status
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.cli import main as cli
+from exitbench.harness.engine.checkpoints.exit_head_files import new_exit_heads, save_exit_heads
+from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.planning.plan import Plan, make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.results.spool.attempts import latest_status
 
 SUITE = """
 schema = 1

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from exitbench.harness import worker
-from exitbench.harness.holding import hold
-from exitbench.harness.plan import make_plan
-from exitbench.harness.spec import WorkerSpec
-from exitbench.harness.suite import load_suite
-from exitbench.results.spool import AttemptWriter, latest_status, read_attempt, scan_spool
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.harness.running.cell_lock import hold
+from exitbench.results.spool.attempts import AttemptWriter, latest_status, read_attempt, scan_spool
 
 SWEEP = '[[sweep]]\nmethod = "static"\ngrid = { exit_layer = [1] }\nkinds = ["quality"]\n'
 
@@ -121,7 +121,7 @@ def test_how_long_a_cell_may_take_is_stored_and_no_part_of_its_identity(
 
 
 def _env() -> dict[str, Any]:
-    from exitbench.results.schema import ENV_KEYS
+    from exitbench.results.spool.schema import ENV_KEYS
 
     return {section: dict.fromkeys(keys) for section, keys in ENV_KEYS.items() if section}
 

@@ -14,14 +14,14 @@ import transformers
 from transformers import PreTrainedTokenizerFast
 
 from exitbench.errors import UserError
-from exitbench.harness import worker
-from exitbench.harness.plan import Plan, make_plan
-from exitbench.harness.spec import WorkerSpec
-from exitbench.harness.suite import load_suite
-from exitbench.results.database import open_database
-from exitbench.results.ingest import ingest
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.planning.plan import Plan, make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
 from exitbench.results.queries import saved_query
-from exitbench.results.spool import attempt_status
+from exitbench.results.spool.attempts import attempt_status
 from exitbench.tasks.builtin.tokenizer import build_tokenizer
 
 L = 4

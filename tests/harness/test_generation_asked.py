@@ -12,11 +12,11 @@ import pytest
 from transformers import GPT2LMHeadModel
 
 from exitbench.errors import UserError
-from exitbench.harness.cell import Generation
-from exitbench.harness.commands.plan import plan as plan_command
-from exitbench.harness.generation_config import not_applied
-from exitbench.harness.plan import Plan, make_plan
-from exitbench.harness.suite import load_suite
+from exitbench.harness.cells.cell import Generation
+from exitbench.harness.cli.commands.plan import plan as plan_command
+from exitbench.harness.engine.checkpoints.generation_config import not_applied
+from exitbench.harness.planning.plan import Plan, make_plan
+from exitbench.harness.planning.suite import load_suite
 
 TEMPLATE = "{% for message in messages %}context : {{ message.content }}\n{% endfor %}French :"
 QUALITY = '[[sweep]]\nmethod = "static"\ngrid = { exit_layer = [1] }\nkinds = ["quality"]\n'

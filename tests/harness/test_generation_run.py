@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer, GPT2LMHeadModel, T5ForConditionalGeneration
 
-from exitbench.harness import worker
-from exitbench.harness.plan import make_plan
-from exitbench.harness.spec import WorkerSpec, WorkItem
-from exitbench.harness.suite import load_suite
-from exitbench.results.database import open_database
-from exitbench.results.ingest import ingest
-from exitbench.results.spool import attempt_status
+from exitbench.harness.cells.job import WorkerSpec, WorkItem
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import attempt_status
 from exitbench.tasks.registry import get_task
 
 LONGEST = 8

@@ -11,13 +11,13 @@ from threading import Event, Thread
 
 import pytest
 
-from exitbench.harness.holding import attempts_since, hold, outcome
-from exitbench.harness.locks import locked
-from exitbench.harness.plan import make_plan
-from exitbench.harness.spec import WorkItem
-from exitbench.harness.suite import load_suite
-from exitbench.results.schema import ENV_KEYS
-from exitbench.results.spool import AttemptWriter, read_attempt, scan_spool
+from exitbench.harness.cells.job import WorkItem
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.processes.locks import locked
+from exitbench.harness.running.cell_lock import attempts_since, hold, outcome
+from exitbench.results.spool.attempts import AttemptWriter, read_attempt, scan_spool
+from exitbench.results.spool.schema import ENV_KEYS
 
 ENV = {section: dict.fromkeys(keys) for section, keys in ENV_KEYS.items() if section}
 LONG_S = 300.0
@@ -58,7 +58,7 @@ def test_a_cell_is_held_by_one_and_free_once_that_one_is_gone(tmp_path: Path) ->
 HOLDER = """\
 import sys, time
 from pathlib import Path
-from exitbench.harness.locks import locked
+from exitbench.harness.processes.locks import locked
 with locked(Path(sys.argv[1]), wait=True):
     print("held", flush=True)
     time.sleep(600)
@@ -118,7 +118,7 @@ def test_two_runs_at_once_run_every_cell_once(
 ) -> None:
     suite = write_suite(SWEEP)
     suite.write_text(suite.read_text().replace(str(checkpoint), str(worded_model)))
-    command = [sys.executable, "-m", "exitbench.harness.cli", "run", str(suite), "--data-dir", str(data_dir)]
+    command = [sys.executable, "-m", "exitbench.harness.cli.main", "run", str(suite), "--data-dir", str(data_dir)]
     command += ["--runs", str(tmp_path / "runs"), "--threads", "1", "--no-report"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     runs = [subprocess.Popen(command, **pipes) for _ in range(2)]

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from exitbench.harness.interrupts import Interruptible
+from exitbench.harness.processes.interrupts import Interruptible
 
 
 def test_an_error_that_a_library_makes_of_an_interrupt_is_an_interrupt() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.harness.cli import main
-from exitbench.results.ingest import ingest
+from exitbench.harness.cli.main import main
+from exitbench.results.ingest.ingest import ingest
 
 
 @pytest.fixture(autouse=True)

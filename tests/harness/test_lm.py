@@ -10,10 +10,10 @@ from lm_eval.api.instance import Instance
 from transformers import AutoTokenizer
 
 from exitbench.errors import UserError
-from exitbench.harness.cell import Generation
-from exitbench.harness.checkpoint import load_checkpoint
-from exitbench.harness.lm import EarlyExitLM
-from exitbench.harness.prompts import Prompts
+from exitbench.harness.cells.cell import Generation
+from exitbench.harness.cells.prompts import Prompts
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.running.lm import EarlyExitLM
 from exitbench.methods.registry import get_method
 
 PROMPTS = {

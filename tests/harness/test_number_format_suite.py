@@ -1,6 +1,6 @@
 """`builtin-bf16`: what it asks is what `builtin` asks, in another number format, so that every run has its pair."""
 
-from exitbench.harness.suite import Suite, load_suite
+from exitbench.harness.planning.suite import Suite, load_suite
 
 Asked = tuple[object, ...]
 

@@ -16,18 +16,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
 
-from exitbench.harness import worker
-from exitbench.harness.cell import Cell, Consistency
-from exitbench.harness.decode import Generation
-from exitbench.harness.lm import Answer
-from exitbench.harness.passes.calibration import losses
-from exitbench.harness.passes.session import depth_interval
-from exitbench.harness.plan import make_plan
-from exitbench.harness.spec import WorkerSpec, WorkItem
-from exitbench.harness.suite import load_suite
-from exitbench.results.schema import FITTED_FILE
-from exitbench.results.spool import attempt_status, latest_status
-from exitbench.tasks.base import Document
+from exitbench.harness.cells.cell import Cell, Consistency
+from exitbench.harness.cells.job import WorkerSpec, WorkItem
+from exitbench.harness.engine.decoding.decode import Generation
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.harness.running.lm import Answer
+from exitbench.harness.running.passes.calibration import losses
+from exitbench.harness.running.passes.session import depth_interval
+from exitbench.results.spool.attempts import attempt_status, latest_status
+from exitbench.results.spool.schema import FITTED_FILE
+from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task
 
 DEPTH, LONGEST, KEPT = 4, 8, 8

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness import artifact
-from exitbench.harness.artifact import describe_checkpoint
-from exitbench.harness.cell import Kind
-from exitbench.harness.environment import environment_and_hardware
-from exitbench.harness.plan import Plan, PlannedCell, make_plan
-from exitbench.harness.spec import WorkerSpec, WorkItem
-from exitbench.harness.suite import load_suite
-from exitbench.results.spool import AttemptWriter
+from exitbench.harness.cells.cell import Kind
+from exitbench.harness.cells.job import WorkerSpec, WorkItem
+from exitbench.harness.engine.checkpoints import digest as artifact
+from exitbench.harness.engine.checkpoints.digest import describe_checkpoint
+from exitbench.harness.planning.plan import Plan, PlannedCell, make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running.environment import environment_and_hardware
+from exitbench.results.spool.attempts import AttemptWriter
 
 Writer = Callable[..., Path]
 Planner = Callable[..., Plan]

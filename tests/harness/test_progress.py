@@ -8,7 +8,7 @@ import struct
 import termios
 from pathlib import Path
 
-from exitbench.harness.progress import MAX_BARS, Bars, Lines, Progress
+from exitbench.harness.running.progress import MAX_BARS, Bars, Lines, Progress
 
 
 def run_two_cells(progress: Progress) -> None:

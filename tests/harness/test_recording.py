@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.harness import worker
-from exitbench.harness.plan import Plan, make_plan
-from exitbench.harness.spec import WorkerSpec, WorkItem
-from exitbench.harness.suite import load_suite
-from exitbench.results.check import check
-from exitbench.results.database import Database, open_database
-from exitbench.results.ingest import ingest
+from exitbench.harness.cells.job import WorkerSpec, WorkItem
+from exitbench.harness.planning.plan import Plan, make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.maintenance.integrity import check
 
 DEPTH, DOCUMENTS, RECORDED = 4, 5, 2
 PARTS = ("self-attention", "after-self-attention", "cross-attention", "after-attention", "feed-forward", "block")

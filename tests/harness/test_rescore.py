@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from exitbench.harness.cli import main
-from exitbench.harness.spec import DataRequest
-from exitbench.results.canonical import content_id
-from exitbench.results.database import open_database
-from exitbench.results.spool import AttemptWriter
+from exitbench.harness.cells.job import DataRequest
+from exitbench.harness.cli.main import main
+from exitbench.results.database.connection import open_database
+from exitbench.results.files.canonical import content_id
+from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.tasks.base import documents_sha256
 from exitbench.tasks.registry import get_task
 
@@ -210,7 +210,7 @@ def test_a_damaged_record_is_set_aside_and_scored_again(
 def test_no_torch_is_needed(write: Write, runs: Path) -> None:
     write()
     code = (
-        "import sys\nfrom exitbench.harness.cli import main\n"
+        "import sys\nfrom exitbench.harness.cli.main import main\n"
         f"code = main(['rescore', '--runs', {str(runs)!r}])\n"
         "sys.exit(code or ('torch' in sys.modules))"
     )

@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.passes.session import with_role
-from exitbench.harness.scoring import metric_table, task_metrics
-from exitbench.results.database import open_database
-from exitbench.results.ingest import ingest
-from exitbench.results.spool import AttemptWriter
-from exitbench.tasks.base import Document, DocumentScore, Task
+from exitbench.harness.running.passes.session import with_role
+from exitbench.harness.running.scoring import metric_table, task_metrics
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.tasks.base import Task
+from exitbench.tasks.document import Document, DocumentScore
 
 
 class Moderation(Task):

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exitbench.harness.passes import Session
-from exitbench.harness.plan import make_plan
-from exitbench.harness.seeds import AXES, derivations, seed_for
-from exitbench.harness.spec import WorkerSpec
-from exitbench.harness.suite import load_suite
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.cells.seeds import AXES, derivations, seed_for
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running.passes import Session
 
 SUITE = """
 schema = 1

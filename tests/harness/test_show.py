@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from exitbench.harness.cli import main
+from exitbench.harness.cli.main import main
 from exitbench.reports.answer import Answer, find_answers
 from exitbench.reports.exit_colours import shades
 from exitbench.reports.heat_map import HeatMap
-from exitbench.results.database import Database, open_database
-from exitbench.results.spelling import readable
+from exitbench.results.analysis.spelling import readable
+from exitbench.results.database.connection import Database, open_database
 from exitbench.terminal import visible
 
 CALM, STATIC, FULL = (f"world-t5/squad/{name}" for name in ("calm-softmax:threshold=0.3", "static", "full"))
@@ -127,7 +127,7 @@ def test_a_terminal_gets_colours_unless_it_says_no(example_database: Path) -> No
 
 def _in_a_terminal(database: Path, **variables: str) -> str:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "exitbench.harness.cli", "show", CALM, "--database", str(database)]
+    command = [sys.executable, "-m", "exitbench.harness.cli.main", "show", CALM, "--database", str(database)]
     environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
     environment |= {"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **variables}
     with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:

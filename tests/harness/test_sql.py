@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from exitbench.errors import UserError
-from exitbench.harness.cli import main
-from exitbench.harness.commands import sql
-from exitbench.harness.commands.rows import FORMATS
-from exitbench.harness.commands.sql import SHOWN_ROWS
-from exitbench.results.answers import answer
-from exitbench.results.database import open_database
-from exitbench.results.described import described_views
+from exitbench.harness.cli.commands import sql
+from exitbench.harness.cli.commands.rows import FORMATS
+from exitbench.harness.cli.commands.sql import SHOWN_ROWS
+from exitbench.harness.cli.main import main
+from exitbench.results.database.answers import answer
+from exitbench.results.database.connection import open_database
+from exitbench.results.database.schema_doc import described_views
 from exitbench.results.queries import query_names
 
 Command = Callable[..., Any]
@@ -414,7 +414,8 @@ def reads(process: int, path: Path) -> bool:
 def test_ctrl_c_ends_a_long_query_at_once_with_130(
     out: tuple[str, ...], example_database: Path, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "exitbench.harness.cli", "sql", "--database", str(example_database), ENDLESS, *out]
+    command = [sys.executable, "-m", "exitbench.harness.cli.main", "sql"]
+    command += ["--database", str(example_database), ENDLESS, *out]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asked:
         deadline = time.monotonic() + LONG_S
         while not reads(asked.pid, example_database):

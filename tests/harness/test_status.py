@@ -9,13 +9,13 @@ from types import ModuleType
 import duckdb
 import pytest
 
-from exitbench.harness.cli import main
-from exitbench.harness.commands.words import data_size, duration
-from exitbench.harness.environment import environment_and_hardware
-from exitbench.harness.plan import make_plan
-from exitbench.harness.suite import load_suite
-from exitbench.results import owner
-from exitbench.results.spool import AttemptWriter
+from exitbench.harness.cli.commands.words import data_size, duration
+from exitbench.harness.cli.main import main
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running.environment import environment_and_hardware
+from exitbench.results.spool import heartbeat as owner
+from exitbench.results.spool.attempts import AttemptWriter
 
 Writer = Callable[..., Path]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.suite import load_suite, suite_names
+from exitbench.harness.planning.suite import load_suite, suite_names
 
 Writer = Callable[..., Path]
 

@@ -7,18 +7,18 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from exitbench.harness import worker
-from exitbench.harness.cell import Generation as Asked
-from exitbench.harness.cell import TimingSettings
-from exitbench.harness.checkpoint import load_checkpoint
-from exitbench.harness.decode import Request
-from exitbench.harness.plan import make_plan
-from exitbench.harness.spec import WorkerSpec
-from exitbench.harness.suite import load_suite
-from exitbench.harness.timing import ORDER, Reading, Unit, measure, speedup
+from exitbench.harness.cells.cell import Generation as Asked
+from exitbench.harness.cells.cell import TimingSettings
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.engine.decoding.decode import Request
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.harness.running.timing import ORDER, Reading, Unit, measure, speedup
 from exitbench.methods.gates import Scheduled
 from exitbench.methods.registry import baseline_method, get_method
-from exitbench.results.spool import latest_status
+from exitbench.results.spool.attempts import latest_status
 
 
 def reading(doc: str, arm: str, wall_ns: int, *, twin: bool = False, phase: str = "total", round_: int = 0) -> Reading:
@@ -114,7 +114,7 @@ def test_time_a_request_counts_the_documents_of_a_last_batch_that_is_not_full(
 
 
 def test_a_schedule_repeats_an_oracles_answers_without_looking_ahead(worded_model: Path) -> None:
-    from exitbench.harness.decode import decode, prefill
+    from exitbench.harness.engine.decoding.decode import decode, prefill
 
     checkpoint = load_checkpoint(worded_model)
     oracle = get_method("oracle").from_params({}).parts(checkpoint.model.n_blocks)

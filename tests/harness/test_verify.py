@@ -11,14 +11,14 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from exitbench.harness import verify as verifying
-from exitbench.harness import worker
-from exitbench.harness.cli import main
-from exitbench.harness.plan import make_plan
-from exitbench.harness.spec import WorkerSpec
-from exitbench.harness.suite import load_suite
-from exitbench.results.ingest import ingest
-from exitbench.results.spool import Attempt, cell_attempts, latest_status, scan_spool
+from exitbench.harness.afterwards import rerun as verifying
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.cli.main import main
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import Attempt, cell_attempts, latest_status, scan_spool
 
 SUITE = """
 schema = 1

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from exitbench import __version__
-from exitbench.harness import worker
-from exitbench.harness.cell import Cell
-from exitbench.harness.plan import Plan, make_plan
-from exitbench.harness.spec import WorkerSpec
-from exitbench.harness.suite import load_suite
+from exitbench.harness.cells.cell import Cell
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.planning.plan import Plan, make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
 from exitbench.methods.registry import get_method
-from exitbench.results.ingest import ingest
-from exitbench.results.spool import latest_status
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import latest_status
 
 DEPTH = 4
 SUITE = """

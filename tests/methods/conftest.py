@@ -24,9 +24,10 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
-from exitbench.harness.checkpoint_files import EXIT_HEADS_FILE
-from exitbench.harness.exit_heads import HeadKind, save_exit_heads
+from exitbench.harness.engine.checkpoints.exit_head_files import save_exit_heads
+from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE
+from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
+from exitbench.harness.engine.model.exit_heads import HeadKind
 
 Array = NDArray[np.float64]
 N_BLOCKS = 6

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.conformance.costs import uncounted
-from exitbench.harness.decode import Generation, Request, decode, decode_step, prefill
+from exitbench.harness.engine.decoding.decode import Generation, Request, decode, decode_step, prefill
 from exitbench.methods.base import FitData, Method, Parts, argmax_token
 from exitbench.methods.offline import score_states
 from exitbench.methods.registry import baseline_method, get_method, method_names

@@ -11,10 +11,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from exitbench.errors import UserError
-from exitbench.harness.cost import TokenPlace, answer_cost
-from exitbench.harness.decode import decode_step
-from exitbench.harness.exit_heads import ExitHeads, HeadKind, new_exit_heads
-from exitbench.harness.model import Transformer
+from exitbench.harness.engine.checkpoints.exit_head_files import new_exit_heads
+from exitbench.harness.engine.decoding.decode import decode_step
+from exitbench.harness.engine.model.cost import TokenPlace, answer_cost
+from exitbench.harness.engine.model.exit_heads import ExitHeads, HeadKind
+from exitbench.harness.engine.model.model import Transformer
 from exitbench.methods.base import FitData, argmax_token
 from exitbench.methods.registry import get_method
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from exitbench.harness.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
 from exitbench.methods.kv_policies import KV_POLICIES
 from exitbench.methods.registry import get_method, method_names
 

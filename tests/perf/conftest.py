@@ -59,14 +59,14 @@ def pytest_benchmark_generate_machine_info() -> dict[str, Any]:
     """In place of what pytest-benchmark tells, the machine's name first of all."""
     import torch
 
-    from exitbench.harness.environment import environment_and_hardware
+    from exitbench.harness.running.environment import environment_and_hardware
 
     return environment_and_hardware(torch.get_num_threads())
 
 
 def pytest_benchmark_generate_commit_info() -> dict[str, Any]:
     """Of the code that is measured, wherever pytest was started."""
-    from exitbench.harness.environment import environment
+    from exitbench.harness.running.environment import environment
 
     known = environment()
     return {"id": known["git_commit"], "dirty": known["git_dirty"]}

@@ -17,7 +17,7 @@ from typing import Any
 
 from goals import is_met, shown
 
-from exitbench.results.database import open_database
+from exitbench.results.database.connection import open_database
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 TABLE = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -29,7 +29,7 @@ from gpu_checks import correctness
 from gpu_models import Line, Setting
 from gpu_speed import batches, full_depth, gates, llama, realised_fraction, tracing
 
-from exitbench.harness.environment import environment_and_hardware
+from exitbench.harness.running.environment import environment_and_hardware
 
 MOST_S = 480.0
 STEPS: dict[Callable[[Setting], Iterator[Line]], float] = {

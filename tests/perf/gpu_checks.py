@@ -13,9 +13,9 @@ from gpu_models import Line, Setting, Way
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
-from exitbench.harness.decode import Generation, Request, decode, prefill
-from exitbench.harness.suite import load_suite
+from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
+from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.training import find_trained, load_recipe
 from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.base import BlockView, Gate, Parts

@@ -14,11 +14,11 @@ import torch
 from models import LARGE, SHAPES, Pair, Shape
 from ratios import Comparison, Timed, rounds_within
 
-from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
-from exitbench.harness.families import FAMILIES
-from exitbench.harness.model import Transformer
-from exitbench.harness.static_step import StaticSteps
-from exitbench.harness.tensor_files import Tensors
+from exitbench.harness.engine.checkpoints.families import FAMILIES
+from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
+from exitbench.harness.engine.checkpoints.tensor_files import Tensors
+from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.static.step import StaticSteps
 from exitbench.methods.base import Parts
 
 TINY = dict(vocab_size=96, d_model=32, d_kv=8, d_ff=64, num_heads=4, num_layers=2, num_decoder_layers=6)

@@ -6,8 +6,15 @@ from collections.abc import Sequence
 
 from models import Pair
 
-from exitbench.harness.cost import IdealSpeedup, TokenPlace, answer_cost, answer_parts, block_cost, ideal_speedup
-from exitbench.harness.decode import Generation
+from exitbench.harness.engine.decoding.decode import Generation
+from exitbench.harness.engine.model.cost import (
+    IdealSpeedup,
+    TokenPlace,
+    answer_cost,
+    answer_parts,
+    block_cost,
+    ideal_speedup,
+)
 from exitbench.methods.base import Cost, Parts
 
 

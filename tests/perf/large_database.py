@@ -23,8 +23,8 @@ import make_spool
 from exitbench.reports import figures, tables
 from exitbench.reports.render import write_report
 from exitbench.reports.sources import discover
-from exitbench.results.database import Database, open_database
-from exitbench.results.ingest import ingest
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.ingest.ingest import ingest
 from exitbench.results.queries import query_names, saved_query
 
 BLOCKS, TOKENS, MODELS = 24, 100, 4

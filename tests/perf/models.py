@@ -16,8 +16,8 @@ import torch
 import transformers
 from ratios import Timed
 
-from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
-from exitbench.harness.decode import Request, decode, prefill
+from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
+from exitbench.harness.engine.decoding.decode import Request, decode, prefill
 from exitbench.methods.base import Parts
 from exitbench.methods.registry import baseline_method, get_method
 

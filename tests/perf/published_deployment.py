@@ -36,8 +36,8 @@ from unittest.mock import patch
 import torch
 import transformers
 
-from exitbench.harness.checkpoint import load_checkpoint
-from exitbench.harness.decode import Request, decode, prefill
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.engine.decoding.decode import Request, decode, prefill
 from exitbench.methods.base import Parts, Threshold
 from exitbench.methods.registry import get_method
 

@@ -23,7 +23,7 @@ from against import MOST_ROUNDS, TOLERANCE, compare
 from checkouts import ROOT
 
 from exitbench.errors import UserError
-from exitbench.harness.commands.folders import Runs
+from exitbench.harness.cli.commands.folders import Runs
 
 
 def main() -> int:
@@ -76,7 +76,7 @@ def keep(times: Path, runs: Runs) -> None:
     Raises:
         UserError: The database could not be filled; says how to do it later.
     """
-    from exitbench.results.merge import merge  # not into the process that measures
+    from exitbench.results.ingest.merge import merge  # not into the process that measures
 
     try:
         problems = merge(times, runs.spool, runs.database).problems

@@ -13,9 +13,9 @@ import large_database
 import pytest
 from goals import record
 
-from exitbench.harness.environment import available_cores
-from exitbench.results.database import open_database
-from exitbench.results.ingest import ingest
+from exitbench.harness.running.environment import available_cores
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
 
 LAYER_ROWS = 4_800_000
 GOAL = 5.0

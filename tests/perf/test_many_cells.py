@@ -18,15 +18,15 @@ import torch
 from goals import record
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from exitbench.harness import worker
-from exitbench.harness.environment import environment_and_hardware
-from exitbench.harness.estimate import estimate_plan
-from exitbench.harness.plan import Plan, make_plan
-from exitbench.harness.spec import WorkerSpec, WorkItem
-from exitbench.harness.suite import load_suite
-from exitbench.results.schema import METRICS
-from exitbench.results.spool import AttemptWriter
-from exitbench.results.status import spool_status
+from exitbench.harness.cells.job import WorkerSpec, WorkItem
+from exitbench.harness.planning.estimate import estimate_plan
+from exitbench.harness.planning.plan import Plan, make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.harness.running.environment import environment_and_hardware
+from exitbench.results.analysis.status import spool_status
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import METRICS
 from exitbench.tasks.builtin.tokenizer import build_tokenizer
 
 THRESHOLDS, WORKED = 1_000, 50
@@ -161,4 +161,5 @@ def one_metric(session: NoModel, item: WorkItem, writer: AttemptWriter, on_progr
 
 
 def command(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "exitbench.harness.cli", *arguments], check=True, stdout=subprocess.DEVNULL)
+    words = [sys.executable, "-m", "exitbench.harness.cli.main", *arguments]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)

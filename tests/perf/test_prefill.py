@@ -13,7 +13,7 @@ from models import BASE_NAME, CAUSAL_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
 from torch import Tensor
 
-from exitbench.harness.decode import Request, prefill
+from exitbench.harness.engine.decoding.decode import Request, prefill
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
 

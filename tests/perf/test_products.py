@@ -11,7 +11,7 @@ from goals import record
 from models import BASE_NAME, LARGE_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
 
-from exitbench.harness.model import Transformer
+from exitbench.harness.engine.model.model import Transformer
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from goals import record
 
-from exitbench.results.replay import sweep, thresholds_by_position
+from exitbench.results.analysis.replay import sweep, thresholds_by_position
 
 TOKENS, POSITIONS, BLOCKS, THRESHOLDS, THREADS = 1_000_000, 50, 12, 1_000, 2
 GOAL_S = 10.0

@@ -14,13 +14,13 @@ import pytest
 from goals import record
 from large_database import seconds
 
-from exitbench.harness.environment import available_cores
+from exitbench.harness.running.environment import available_cores
 from exitbench.reports import figures, tables
 from exitbench.reports.frame import computed_once
 from exitbench.reports.render import write_report
 from exitbench.reports.sources import discover
-from exitbench.results.database import open_database
-from exitbench.results.ingest import ingest
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
 
 LAYER_ROWS = 2_400_000
 QUERY_GOAL_S, REPORT_GOAL_S = 1.0, 60.0

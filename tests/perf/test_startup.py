@@ -11,7 +11,7 @@ from goals import record
 
 
 def test_help(benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-m", "exitbench.harness.cli", "--help"]
+    command = [sys.executable, "-m", "exitbench.harness.cli.main", "--help"]
     benchmark.pedantic(
         subprocess.run, (command,), {"check": True, "stdout": subprocess.DEVNULL}, rounds=10, warmup_rounds=1
     )

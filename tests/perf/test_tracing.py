@@ -16,13 +16,13 @@ from unittest.mock import patch
 import pytest
 from goals import record
 
-from exitbench.harness import lm
-from exitbench.harness.environment import environment_and_hardware
-from exitbench.harness.passes import Session, quality
-from exitbench.harness.plan import make_plan
-from exitbench.harness.spec import WorkerSpec
-from exitbench.harness.suite import load_suite
-from exitbench.results.spool import AttemptWriter
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import lm
+from exitbench.harness.running.environment import environment_and_hardware
+from exitbench.harness.running.passes import Session, quality
+from exitbench.results.spool.attempts import AttemptWriter
 
 GOAL = 0.05
 ONLY = "vanilla/squad/calm-softmax*"

@@ -15,12 +15,12 @@ from models import BASE_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
 from torch import Tensor
 
-from exitbench.harness import model as model_module
-from exitbench.harness import signals
-from exitbench.harness.cache import Cache, Skipped
-from exitbench.harness.model import Transformer
-from exitbench.harness.probe import probe
-from exitbench.harness.weights import Linear
+from exitbench.harness.engine.decoding import signals
+from exitbench.harness.engine.decoding.probe import probe
+from exitbench.harness.engine.model import model as model_module
+from exitbench.harness.engine.model.cache import Cache, Skipped
+from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.model.weights import Linear
 from exitbench.methods.base import Gate
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)

@@ -11,8 +11,8 @@ import pytest
 from exitbench.reports.frame import Frame
 from exitbench.reports.render import ReportSummary, write_report
 from exitbench.reports.sources import discover
-from exitbench.results.database import open_database
-from exitbench.results.ingest import ingest
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
 
 
 @pytest.fixture(scope="session")

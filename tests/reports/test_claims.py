@@ -16,8 +16,8 @@ from exitbench.reports.claims.claim import CLAIM, CONSISTENCY, KINDS, Claim
 from exitbench.reports.claims.ledger import read_claims
 from exitbench.reports.claims.scope import Scope, scope_of
 from exitbench.reports.claims.words import COLUMNS, HEADINGS, as_row, by_kind, counted, in_full, markdown, table
-from exitbench.results.database import Database, open_database
-from exitbench.results.ingest import ingest
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.ingest.ingest import ingest
 
 MADE_UP = Claim(
     claim_id="made-up", ledger="mee", kind=CLAIM, paper="MEE", place="nowhere", quotation="It is so.", text="A claim.",

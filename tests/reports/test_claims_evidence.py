@@ -11,9 +11,9 @@ import pytest
 
 from exitbench.reports.claims import Verdict, check_claim
 from exitbench.reports.claims.ledger import read_claims
-from exitbench.results.arrow import driver_connection
-from exitbench.results.database import Database, open_database
-from exitbench.results.settling import settling
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.files.arrow import driver_connection
+from exitbench.results.statistics.stability import settling
 
 DELTA, EPSILON, CALIBRATIONS = 0.1, 0.05, 150
 CLAIMS = {claim.claim_id: claim for claim in read_claims()}

@@ -15,8 +15,8 @@ from exitbench.reports.document_choice import choose
 from exitbench.reports.documents import documents_payload
 from exitbench.reports.exit_colours import contrast, shades
 from exitbench.reports.packing import none_of, pack, planes_for, probabilities, quantised, unpack
-from exitbench.results.database import Database, open_database
-from exitbench.results.vocabularies import record_vocabulary
+from exitbench.results.beside.vocabularies import record_vocabulary
+from exitbench.results.database.connection import Database, open_database
 
 HOSTILE = ("</script><script>alert(1)</script>", "w" * 10_000, "\u202eevil\u0000\u001b[31m", "\U0001f525שלום")
 

@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from exitbench.harness.suite import load_suite
+from exitbench.harness.planning.suite import load_suite
 from exitbench.reports import figures
 from exitbench.reports.frame import Frame
 from exitbench.reports.sources import Source, discover

@@ -21,8 +21,8 @@ from exitbench.reports.figures.frontier_parts import envelope
 from exitbench.reports.frame import Frame
 from exitbench.reports.sources import discover
 from exitbench.reports.style import DARK, LIGHT, MUTED, series_styles, theme
-from exitbench.results.canonical import content_id
-from exitbench.results.database import open_database
+from exitbench.results.database.connection import open_database
+from exitbench.results.files.canonical import content_id
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 
@@ -153,7 +153,7 @@ def test_blocks_run_are_drawn_where_depth_is_what_it_costs(small_database: Path,
 
 def test_published_points_are_relative_to_their_own_full_depth(small_database: Path, rows_of: Rows) -> None:
     rows = [row for row in rows_of(small_database, figures, "frontier").rows if row["origin"] == "published"]
-    with resources.files("exitbench.results.published").joinpath("published_results.csv").open() as file:
+    with resources.files("exitbench.results.database.published").joinpath("published_results.csv").open() as file:
         printed = [row for row in csv.DictReader(file) if row["source"] == "MEE repo SQUAD.log"]
     value = {(row["method"], row["metric"]): float(row["value"]) for row in printed}
     methods = {method for method, metric in value if metric == "avg_block"}

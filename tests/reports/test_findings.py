@@ -7,7 +7,7 @@ import duckdb
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness import cli
+from exitbench.harness.cli import main as cli
 from exitbench.reports.material import read_tables
 from exitbench.reports.render import write_report
 

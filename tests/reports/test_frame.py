@@ -6,7 +6,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.reports.frame import Frame
-from exitbench.results.database import open_database
+from exitbench.results.database.connection import open_database
 
 FRAME = Frame(("task", "n"), ({"task": "b", "n": 2}, {"task": "a", "n": 3}, {"task": "b", "n": 1}))
 

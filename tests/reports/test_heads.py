@@ -17,7 +17,7 @@ from exitbench.reports.figures import (
 )
 from exitbench.reports.frame import Frame
 from exitbench.reports.style import LIGHT, lay_out, theme
-from exitbench.results.database import open_database
+from exitbench.results.database.connection import open_database
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 

@@ -26,9 +26,9 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
 from exitbench.reports.sources import discover
 from exitbench.reports.style import LIGHT, MUTED, lay_out, series_styles, theme
-from exitbench.results.ingest import ingest
-from exitbench.results.schema import PROBE_FLOAT_LISTS, PROBE_ID_LISTS
-from exitbench.results.settling import settling
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.schema import PROBE_FLOAT_LISTS, PROBE_ID_LISTS
+from exitbench.results.statistics.stability import settling
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 

@@ -11,7 +11,7 @@ from exitbench.reports.figures import mee_blog_quality_speed
 from exitbench.reports.figures.mee_parts import of_origin
 from exitbench.reports.frame import Frame
 from exitbench.reports.style import LIGHT, MUTED, lay_out, series_styles, theme
-from exitbench.results.database import open_database
+from exitbench.results.database.connection import open_database
 
 NAME = "mee_blog_quality_speed"
 

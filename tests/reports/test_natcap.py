@@ -20,8 +20,8 @@ from exitbench.reports import figures, tables
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.sources import discover
 from exitbench.reports.style import LIGHT, MUTED, lay_out, theme
-from exitbench.results.canonical import content_id
-from exitbench.results.database import open_database
+from exitbench.results.database.connection import open_database
+from exitbench.results.files.canonical import content_id
 from exitbench.results.queries import saved_query
 
 Rows = Callable[[Path, ModuleType, str], Frame]

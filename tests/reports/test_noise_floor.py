@@ -8,7 +8,7 @@ import pytest
 
 from exitbench.reports import figures, tables
 from exitbench.reports.sources import discover
-from exitbench.results.database import open_database
+from exitbench.results.database.connection import open_database
 
 FLOOR = (0.98, 1.02)
 

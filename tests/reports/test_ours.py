@@ -23,7 +23,7 @@ from exitbench.reports.figures import (
 from exitbench.reports.frame import Frame
 from exitbench.reports.setting_grid import thinned
 from exitbench.reports.sources import discover
-from exitbench.results.database import open_database
+from exitbench.results.database.connection import open_database
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 Found = list[dict[str, Any]]

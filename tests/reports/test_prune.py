@@ -15,7 +15,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from exitbench.harness.suite import load_suite
+from exitbench.harness.planning.suite import load_suite
 from exitbench.reports import figures, tables
 from exitbench.reports.figures import (
     frontier,
@@ -29,8 +29,8 @@ from exitbench.reports.figures import (
 from exitbench.reports.frame import Frame
 from exitbench.reports.sources import discover
 from exitbench.reports.style import LIGHT, lay_out, theme
-from exitbench.results.database import open_database
-from exitbench.results.trainings import record_training
+from exitbench.results.beside.trainings import record_training
+from exitbench.results.database.connection import open_database
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 Cell = Mapping[str, Any]

@@ -15,7 +15,6 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.labels import setting
 from exitbench.reports.material import read_tables
 from exitbench.reports.sources import discover
-from exitbench.reports.tables import summary_text
 from exitbench.reports.tables.columns import number, parameters, text, with_interval
 from exitbench.reports.tables.filled import FilledTable, fill
 from exitbench.reports.tables.summary import (
@@ -28,9 +27,9 @@ from exitbench.reports.tables.summary import (
     speedup,
     timed,
 )
-from exitbench.reports.tables.text import _lines, calibration_text
+from exitbench.reports.tables.text import _lines, calibration_text, summary_text
 from exitbench.reports.tables.writing import latex, markdown
-from exitbench.results.database import open_database
+from exitbench.results.database.connection import open_database
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 

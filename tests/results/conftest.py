@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from exitbench.results.schema import TABLES
+from exitbench.results.spool.schema import TABLES
 
 
 @pytest.fixture

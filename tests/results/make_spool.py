@@ -17,13 +17,19 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 
-from exitbench.results import spool
-from exitbench.results.canonical import content_id
-from exitbench.results.risk_control import calibrate
-from exitbench.results.schema import FITTED_FILE, PROBE_FLOAT_LISTS, PROBE_ID_LISTS
-from exitbench.results.settling import settling
-from exitbench.results.spool import AttemptWriter
-from exitbench.results.statistics import PERCENT, Interval, bounded_ratio_interval, mean_interval, ratio_interval
+from exitbench.results.files.canonical import content_id
+from exitbench.results.spool import attempts as spool
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import FITTED_FILE, PROBE_FLOAT_LISTS, PROBE_ID_LISTS
+from exitbench.results.statistics.intervals import (
+    PERCENT,
+    Interval,
+    bounded_ratio_interval,
+    mean_interval,
+    ratio_interval,
+)
+from exitbench.results.statistics.risk_control import calibrate
+from exitbench.results.statistics.stability import settling
 
 DOCUMENTS = 8
 TOKENS = 5

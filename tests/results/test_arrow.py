@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.arrow import parquet_path
+from exitbench.results.files.arrow import parquet_path
 
 NAMES = ("a=1", "r[1]", "r1", "r[[]1]", "star*", "starring", "who?", "whom", "**", "two words", "it's", "{a,b}", "b\\c")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.results.database import open_database
-from exitbench.results.ingest import ingest
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
 
 
 def _ask(path: Path, sql: str) -> str:

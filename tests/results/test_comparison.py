@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.canonical import content_id
-from exitbench.results.comparison import Comparison, Contrast, compare
-from exitbench.results.database import Database, open_database
-from exitbench.results.ingest import ingest
-from exitbench.results.paired import holm
-from exitbench.results.spool import AttemptWriter
-from exitbench.results.statistics import Aggregate
+from exitbench.results.analysis.comparison import Comparison, Contrast, compare
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.files.canonical import content_id
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.statistics.intervals import Aggregate
+from exitbench.results.statistics.paired import holm
 
 FULL, STATIC = "world-t5/squad/full", "world-t5/squad/static"
 

@@ -22,14 +22,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from exitbench.results.cookbook import SECTIONS, cookbook_markdown
-from exitbench.results.database import Database, open_database
-from exitbench.results.ingest import ingest
+from exitbench.results.beside.trainings import record_training
+from exitbench.results.beside.vocabularies import record_vocabulary
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.database.cookbook import SECTIONS, cookbook_markdown
+from exitbench.results.ingest.ingest import ingest
 from exitbench.results.queries import query_names, saved_query
-from exitbench.results.schema import TABLES
-from exitbench.results.spool import AttemptWriter
-from exitbench.results.trainings import record_training
-from exitbench.results.vocabularies import record_vocabulary
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import TABLES
 
 Row = Mapping[str, Any]
 BLOCKS = 4

@@ -15,8 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from exitbench.results.paired import difference_interval
-from exitbench.results.statistics import (
+from exitbench.results.statistics.intervals import (
     PERCENT,
     SHARE,
     Interval,
@@ -25,6 +24,7 @@ from exitbench.results.statistics import (
     mean_interval,
     ratio_interval,
 )
+from exitbench.results.statistics.paired import difference_interval
 from exitbench.tasks.wmt_en_fr.scoring import bleu
 
 SIZES = (5, 10, 20, 40, 200)

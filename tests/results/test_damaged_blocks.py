@@ -5,7 +5,7 @@ from pathlib import Path
 
 import duckdb
 
-from exitbench.results.check import check
+from exitbench.results.maintenance.integrity import check
 
 HEADERS = 3 * 4096
 BLOCK = 262_144

@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.results.database import DamagedDatabase, open_database, rebuild
-from exitbench.results.ingest import ingest
-from exitbench.results.rescores import Rescore, record_rescore
+from exitbench.results.beside.rescores import Rescore, record_rescore
+from exitbench.results.database.connection import DamagedDatabase, open_database
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.ingest.rebuild import rebuild
 
 HEADERS = 3 * 4096
 
 KILLED_WRITER = """
 import os, sys
 from pathlib import Path
-from exitbench.results.database import open_database
-from exitbench.results.load import load_spool
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.load import load_spool
 database = open_database(Path(sys.argv[1]), read_only=False)
 load_spool(database.engine, Path(sys.argv[2]))
 os.kill(os.getpid(), 9)
@@ -142,7 +143,7 @@ def test_a_damaged_database_does_not_make_good_rescores_leave_the_spool(
     record_rescore(tmp_path / "spool", Rescore(attempt, "later", samples, metrics))
     with monkeypatch.context() as patched:
         corrupt = "SELECT error('Corrupt database file')"
-        patched.setattr("exitbench.results.rescores.insert_rows", lambda c, *_: c.exec_driver_sql(corrupt))
+        patched.setattr("exitbench.results.beside.rescores.insert_rows", lambda c, *_: c.exec_driver_sql(corrupt))
         with pytest.raises(DamagedDatabase):
             ingest(tmp_path / "spool", path)
     assert list((tmp_path / "spool" / "rescores").glob("*/*/DONE"))

@@ -11,12 +11,14 @@ import pytest
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
-from exitbench.results import database, migrations
-from exitbench.results.catalogue import METADATA
-from exitbench.results.database import open_database, rebuild
-from exitbench.results.ingest import ingest
-from exitbench.results.migrations import migration_scripts
-from exitbench.results.schema import TABLES
+from exitbench.results.database import connection as database
+from exitbench.results.database import migrations
+from exitbench.results.database.catalogue import METADATA
+from exitbench.results.database.connection import open_database
+from exitbench.results.database.migrations import migration_scripts
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.ingest.rebuild import rebuild
+from exitbench.results.spool.schema import TABLES
 
 VIEWS = {
     "runs",

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from exitbench.results.database import open_database
-from exitbench.results.described import described_macros, described_tables, described_views, schema_markdown
+from exitbench.results.database.connection import open_database
+from exitbench.results.database.schema_doc import described_macros, described_tables, described_views, schema_markdown
 
 
 def test_every_table_and_view_of_a_database_is_described(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.cli import main
-from exitbench.results.canonical import content_id
-from exitbench.results.environments import Described, Difference, differences, find
-from exitbench.results.ingest import ingest
-from exitbench.results.spool import AttemptWriter
+from exitbench.harness.cli.main import main
+from exitbench.results.analysis.environments import Described, Difference, differences, find
+from exitbench.results.files.canonical import content_id
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import AttemptWriter
 
 Json = dict[str, Any]
 

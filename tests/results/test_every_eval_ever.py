@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.database import open_database
-from exitbench.results.every_eval_ever import write_every_eval_ever
+from exitbench.results.database.connection import open_database
+from exitbench.results.maintenance.every_eval_ever import write_every_eval_ever
 
 REQUIRED = {
     "schema_version",

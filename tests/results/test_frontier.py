@@ -10,11 +10,11 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from exitbench.results.database import Database, open_database
-from exitbench.results.ingest import ingest
-from exitbench.results.migrations import migration_scripts
-from exitbench.results.schema import METRICS
-from exitbench.results.spool import AttemptWriter
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.database.migrations import migration_scripts
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import METRICS
 
 LATER = ("mean_blocks_run", "ideal_speedup_decode", "timed_documents", "timed_rounds")
 """Metrics that earlier versions did not write."""

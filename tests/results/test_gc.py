@@ -11,13 +11,14 @@ import pyarrow as pa
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.check import check, require_whole_spool
-from exitbench.results.database import open_database, rebuild
-from exitbench.results.gc import TRACES, Garbage, find_garbage, free
-from exitbench.results.ingest import ingest
-from exitbench.results.merge import merge
-from exitbench.results.owner import OWNER_FILE
-from exitbench.results.spool import AttemptWriter, latest_status, read_status, scan_spool
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.ingest.merge import merge
+from exitbench.results.ingest.rebuild import rebuild
+from exitbench.results.maintenance.gc import TRACES, Garbage, find_garbage, free
+from exitbench.results.maintenance.integrity import check, require_whole_spool
+from exitbench.results.spool.attempts import AttemptWriter, latest_status, read_status, scan_spool
+from exitbench.results.spool.heartbeat import OWNER_FILE
 
 Json = dict[str, Any]
 

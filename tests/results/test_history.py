@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from exitbench.results.history import UNKNOWN, Ask, Estimate, History, total
-from exitbench.results.spool import AttemptWriter
+from exitbench.results.analysis.history import UNKNOWN, Ask, Estimate, History, total
+from exitbench.results.spool.attempts import AttemptWriter
 
 Json = dict[str, Any]
 

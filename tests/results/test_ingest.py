@@ -10,11 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from exitbench.results.database import open_database, rebuild
-from exitbench.results.ingest import ingest
-from exitbench.results.load import SpoolLoader
-from exitbench.results.schema import TABLES
-from exitbench.results.spool import AttemptRecord, AttemptWriter, read_attempt, scan_spool
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.ingest.load import SpoolLoader
+from exitbench.results.ingest.rebuild import rebuild
+from exitbench.results.spool.attempts import AttemptRecord, AttemptWriter, read_attempt, scan_spool
+from exitbench.results.spool.schema import TABLES
 
 Json = dict[str, Any]
 Write = Callable[..., AttemptWriter]
@@ -167,7 +168,7 @@ def test_an_attempt_that_is_whole_but_does_not_fit_stays_where_it_is(
     write: Write, spool: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("exitbench.results.spool.SCHEMA_VERSION", 99)
+        patched.setattr("exitbench.results.spool.attempts.SCHEMA_VERSION", 99)
         newer = write()
     assert ["newer version" in message for message in ingest(spool, path).quarantined] == [True]
     assert newer.path.exists()
@@ -266,7 +267,7 @@ def test_an_attempt_of_an_earlier_version_of_the_spool_is_read(
     earlier = tokens.drop_columns(later)
     with monkeypatch.context() as patched:
         patched.setitem(TABLES, "tokens", earlier.schema)
-        patched.setattr("exitbench.results.spool.SCHEMA_VERSION", version)
+        patched.setattr("exitbench.results.spool.attempts.SCHEMA_VERSION", version)
         write(tables={"tokens": earlier})
     report = ingest(spool, path)
     assert (report.added, report.quarantined) == (1, ())
@@ -300,7 +301,7 @@ def test_many_row_groups_arrive_whole(spool: Path, path: Path, cell: Json, env: 
 
 def test_times_are_utc(spool: Path, path: Path, cell: Json, env: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter(["2026-01-01T02:00:00.500000+02:00", "2026-01-01T00:00:02+00:00"])
-    monkeypatch.setattr("exitbench.results.spool._utc_now", lambda: next(moments))
+    monkeypatch.setattr("exitbench.results.spool.attempts._utc_now", lambda: next(moments))
     with AttemptWriter(spool, cell, env) as writer:
         writer.finish("ok")
     ingest(spool, path)
@@ -319,8 +320,8 @@ def test_a_check_that_was_begun_in_one_turn_serves_the_next(
         checked.append(folder)
         return read_attempt(folder)
 
-    monkeypatch.setattr("exitbench.results.load._GROUP_ATTEMPTS", 1)
-    monkeypatch.setattr("exitbench.results.load.read_attempt", counting)
+    monkeypatch.setattr("exitbench.results.ingest.load._GROUP_ATTEMPTS", 1)
+    monkeypatch.setattr("exitbench.results.ingest.load.read_attempt", counting)
     loader = SpoolLoader(spool)
     turns = 0
     while not loader.done:

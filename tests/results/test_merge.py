@@ -12,16 +12,17 @@ import pytest
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
-from exitbench.results.catalogue import ATTEMPT, CELL
-from exitbench.results.database import open_database, rebuild
-from exitbench.results.ingest import ingest
-from exitbench.results.merge import kind_of, merge
-from exitbench.results.migrations import migration_scripts
-from exitbench.results.rescores import Rescore, record_rescore
-from exitbench.results.snapshot import OF_EVERY_DATABASE, Manifest, write_snapshot
-from exitbench.results.spool import free_tables, scan_spool
-from exitbench.results.tags import SCHEMA as TAG_SCHEMA
-from exitbench.results.tags import record_tags
+from exitbench.results.beside.rescores import Rescore, record_rescore
+from exitbench.results.beside.tags import SCHEMA as TAG_SCHEMA
+from exitbench.results.beside.tags import record_tags
+from exitbench.results.database.catalogue import ATTEMPT, CELL
+from exitbench.results.database.connection import open_database
+from exitbench.results.database.migrations import migration_scripts
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.ingest.merge import kind_of, merge
+from exitbench.results.ingest.rebuild import rebuild
+from exitbench.results.ingest.snapshot import OF_EVERY_DATABASE, Manifest, write_snapshot
+from exitbench.results.spool.attempts import free_tables, scan_spool
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from exitbench.results.canonical import content_id
-from exitbench.results.database import Database, open_database
-from exitbench.results.ingest import ingest
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.files.canonical import content_id
+from exitbench.results.ingest.ingest import ingest
 from exitbench.results.queries import saved_query
-from exitbench.results.schema import TABLES
-from exitbench.results.spool import AttemptWriter
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import TABLES
 
 FP32 = {"a": (50.0, (1, 2)), "b": (70.0, (3,)), "c": (90.0, (4, 5, 6))}
 BF16 = {"a": (52.0, (1, 9)), "b": (70.0, (3,)), "c": (80.0, (4, 5))}

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.results import owner
-from exitbench.results.owner import OWNER_FILE, Owner, OwnerLock, owner_of
+from exitbench.results.spool import heartbeat as owner
+from exitbench.results.spool.heartbeat import OWNER_FILE, Owner, OwnerLock, owner_of
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from exitbench.results.owner import OwnerLock
+from exitbench.results.spool.heartbeat import OwnerLock
 lock = OwnerLock(Path(sys.argv[1]))
 print("locked", flush=True)
 time.sleep(600)

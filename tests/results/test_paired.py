@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exitbench.results import paired
-from exitbench.results.paired import (
+from exitbench.results.statistics import paired
+from exitbench.results.statistics.paired import (
     DRAWS,
     EXACT_DOCUMENTS,
     LEAST_DIFFERING,

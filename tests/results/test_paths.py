@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from exitbench.results.paths import without_home
-from exitbench.results.spool import AttemptWriter, read_attempt
+from exitbench.results.files.paths import without_home
+from exitbench.results.spool.attempts import AttemptWriter, read_attempt
 
 
 @pytest.fixture(autouse=True)

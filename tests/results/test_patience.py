@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.results.database import Database, DatabaseInUse, open_database
-from exitbench.results.ingest import ingest
-from exitbench.results.patience import patiently
+from exitbench.results.database.connection import Database, DatabaseInUse, open_database
+from exitbench.results.database.patience import patiently
+from exitbench.results.ingest.ingest import ingest
 
 OURS = """
 import sys, time
 from pathlib import Path
-from exitbench.results.database import open_database
+from exitbench.results.database.connection import open_database
 with open_database(Path(sys.argv[1]), read_only=False):
     print("open", flush=True)
     time.sleep(float(sys.argv[2]))
@@ -75,7 +75,7 @@ def test_a_stranger_that_does_not_let_go_is_named(path: Path) -> None:
 
 
 def test_ingest_waits_for_another_one(example_spool: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exitbench.results.database.open_database.__defaults__", (True, 0.1))
+    monkeypatch.setattr("exitbench.results.database.connection.open_database.__defaults__", (True, 0.1))
     said: list[str] = []
     with holding(path, OURS, 3.0):
         report = ingest(example_spool, path, say=said.append)

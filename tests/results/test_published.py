@@ -10,12 +10,12 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from exitbench.results import published
-from exitbench.results.canonical import content_id
-from exitbench.results.database import Database, open_database
-from exitbench.results.ingest import ingest
-from exitbench.results.schema import TABLES
-from exitbench.results.spool import AttemptWriter
+from exitbench.results.database import published
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.files.canonical import content_id
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import TABLES
 
 FOLDER = Path(published.__file__).parent
 RULES = tomllib.loads((FOLDER / "comparable.toml").read_text())

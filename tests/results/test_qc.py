@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from exitbench.results.database import open_database
-from exitbench.results.ingest import ingest
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
 from exitbench.results.queries import saved_query
-from exitbench.results.schema import TABLES
-from exitbench.results.spool import AttemptWriter
-from exitbench.results.statistics import clopper_pearson
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import TABLES
+from exitbench.results.statistics.intervals import clopper_pearson
 
 Json = dict[str, Any]
 Rows = Mapping[str, list[Json]]

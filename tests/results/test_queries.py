@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.database import Database, open_database
-from exitbench.results.ingest import ingest
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.ingest.ingest import ingest
 from exitbench.results.queries import saved_query
-from exitbench.results.schema import TABLES
-from exitbench.results.spool import AttemptWriter
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import TABLES
 
 
 @pytest.fixture(scope="module")

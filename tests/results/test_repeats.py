@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.repeats import Compared, compare
-from exitbench.results.schema import FITTED_FILE, TABLES
-from exitbench.results.sealed import SpoolError
-from exitbench.results.spool import AttemptWriter, free_tables
+from exitbench.results.analysis.repeats import Compared, compare
+from exitbench.results.files.atomic_folder import SpoolError
+from exitbench.results.spool.attempts import AttemptWriter, free_tables
+from exitbench.results.spool.schema import FITTED_FILE, TABLES
 
 Json = dict[str, Any]
 Rows = Mapping[str, list[Json]]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exitbench.results.replay import Sweep, sweep, thresholds_by_position
+from exitbench.results.analysis.replay import Sweep, sweep, thresholds_by_position
 
 L = 6
 POSITIONS = 5

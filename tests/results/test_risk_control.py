@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exitbench.results.risk_control import (
+from exitbench.results.statistics.risk_control import (
     BOUNDS,
     RULES,
     Bound,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.sealed import (
+from exitbench.results.files.atomic_folder import (
     JSON_BYTES,
     DamagedFile,
     SpoolError,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.selection import Run, Runs
+from exitbench.results.analysis.selection import Run, Runs
 
 A, B, C = "20260101T000000000000Z-aaaa0000", "20260102T000000000000Z-bbbb0000", "20260103T000000000000Z-cccc0000"
 

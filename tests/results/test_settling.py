@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exitbench.results.migrations import migration_scripts
-from exitbench.results.settling import FILL_SQL, SIMILAR, TOLERANCE, settling
+from exitbench.results.database.migrations import migration_scripts
+from exitbench.results.statistics.stability import FILL_SQL, SIMILAR, TOLERANCE, settling
 
 VALUES = st.sampled_from([0.1, 0.5, 0.495, 0.485, 0.9, 0.95])
 LISTS = st.integers(1, 6).flatmap(

@@ -12,12 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results import snapshot
-from exitbench.results.catalogue import ATTEMPT
-from exitbench.results.database import Database, open_database
-from exitbench.results.migrations import migration_scripts
+from exitbench.results.database.catalogue import ATTEMPT
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.database.keys import KEYED
+from exitbench.results.database.migrations import migration_scripts
+from exitbench.results.ingest import snapshot
+from exitbench.results.ingest.snapshot import MANIFEST, OF_EVERY_DATABASE, Manifest, load_snapshot, write_snapshot
 from exitbench.results.queries import saved_query
-from exitbench.results.snapshot import KEYED, MANIFEST, OF_EVERY_DATABASE, Manifest, load_snapshot, write_snapshot
 
 VERSION = len(migration_scripts())
 TABLES = "SELECT table_name FROM duckdb_tables() ORDER BY ALL"

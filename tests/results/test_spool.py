@@ -14,16 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.regular import open_regular
-from exitbench.results.schema import FITTED_FILE, METRICS, PROBE, TABLES
-from exitbench.results.sealed import DamagedFile, SpoolError
-from exitbench.results.spool import (
+from exitbench.results.files.atomic_folder import DamagedFile, SpoolError
+from exitbench.results.files.regular import open_regular
+from exitbench.results.spool.attempts import (
     AttemptWriter,
     attempt_status,
     latest_status,
     read_attempt,
     scan_spool,
 )
+from exitbench.results.spool.schema import FITTED_FILE, METRICS, PROBE, TABLES
 
 Json = dict[str, Any]
 
@@ -114,7 +114,8 @@ def test_leaving_without_finish_is_a_failure(tmp_path: Path, cell: Json, env: Js
 
 def test_a_killed_process_leaves_an_unfinished_attempt(tmp_path: Path, cell: Json, env: Json) -> None:
     script = (
-        "import json, os, signal, sys; from pathlib import Path; from exitbench.results.spool import AttemptWriter\n"
+        "import json, os, signal, sys; from pathlib import Path\n"
+        "from exitbench.results.spool.attempts import AttemptWriter\n"
         "cell, env = json.loads(sys.argv[2])\n"
         "with AttemptWriter(Path(sys.argv[1]), cell, env): os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -271,7 +272,7 @@ def test_what_the_device_cannot_read_is_no_damage(finished: Path, monkeypatch: p
             return open_regular(path)
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("exitbench.results.sealed.open_regular", broken_device)
+    monkeypatch.setattr("exitbench.results.files.atomic_folder.open_regular", broken_device)
     name = "tokens.parquet"
     with pytest.raises(SpoolError, match=f"{name}: cannot be read: Input/output error") as raised:
         read_attempt(finished)
@@ -328,7 +329,7 @@ class _Clock(datetime):
 def test_attempts_keep_their_order_when_the_clock_is_set_back(
     tmp_path: Path, cell: Json, env: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exitbench.results.spool.datetime", _Clock)
+    monkeypatch.setattr("exitbench.results.spool.attempts.datetime", _Clock)
     written = []
     for status in ("failed", "failed", "ok"):
         with AttemptWriter(tmp_path, cell, env) as writer:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from exitbench.results.database import open_database
-from exitbench.results.ingest import ingest
-from exitbench.results.schema import SCHEMA_VERSION, TABLES
-from exitbench.results.spool import read_attempt, scan_spool
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import read_attempt, scan_spool
+from exitbench.results.spool.schema import SCHEMA_VERSION, TABLES
 
 TABLES_OF_FIRST_VERSION = ("samples", "tokens", "probe", "metrics", "timings")
 

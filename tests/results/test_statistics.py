@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU
 
-from exitbench.results.statistics import (
+from exitbench.results.statistics.intervals import (
     PERCENT,
     SHARE,
     Interval,

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from exitbench.results import owner, status
-from exitbench.results.spool import AttemptWriter, cell_attempts, scan_spool
-from exitbench.results.status import spool_status
+from exitbench.results.analysis import status
+from exitbench.results.analysis.status import spool_status
+from exitbench.results.spool import heartbeat as owner
+from exitbench.results.spool.attempts import AttemptWriter, cell_attempts, scan_spool
 
 Json = dict[str, Any]
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from exitbench.results.database import open_database, rebuild
-from exitbench.results.ingest import ingest
-from exitbench.results.trainings import record_training
+from exitbench.results.beside.trainings import record_training
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.ingest.rebuild import rebuild
 
 CARD = {
     "recipe": {"name": "small", "objective": {"loss": "weighted"}},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.results.turns import Turn, is_wanted, let_others, take_turn
+from exitbench.results.database.access_lock import Turn, is_wanted, let_others, take_turn
 
 
 def now(path: Path, *, alone: bool) -> Turn | None:
@@ -29,7 +29,7 @@ def test_readers_share_a_turn_and_a_writer_has_it_alone(tmp_path: Path) -> None:
 def test_a_writer_that_comes_again_at_once_lets_a_waiting_reader_go_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exitbench.results.turns._LONGEST_S", 300.0)
+    monkeypatch.setattr("exitbench.results.database.access_lock._LONGEST_S", 300.0)
     path = tmp_path / "x.duckdb"
     for _ in range(5):
         came: list[Turn | None] = []
@@ -50,8 +50,8 @@ def test_a_writer_that_comes_again_at_once_lets_a_waiting_reader_go_first(
 
 
 def test_those_who_never_go_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exitbench.results.turns._LONGEST_S", 0.1)
-    monkeypatch.setattr("exitbench.results.turns.is_wanted", lambda path: True)
+    monkeypatch.setattr("exitbench.results.database.access_lock._LONGEST_S", 0.1)
+    monkeypatch.setattr("exitbench.results.database.access_lock.is_wanted", lambda path: True)
     started = time.monotonic()
     let_others(tmp_path / "x.duckdb")
     assert 0.1 <= time.monotonic() - started < 150

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from exitbench.results.database import Database, open_database
-from exitbench.results.ingest import ingest
-from exitbench.results.schema import TABLES
-from exitbench.results.spool import AttemptRecord, AttemptWriter, read_attempt, scan_spool
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import AttemptRecord, AttemptWriter, read_attempt, scan_spool
+from exitbench.results.spool.schema import TABLES
 
 Json = dict[str, Any]
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from exitbench.results.database import open_database, rebuild
-from exitbench.results.ingest import ingest
-from exitbench.results.merge import merge
-from exitbench.results.vocabularies import begins_word, check_vocabularies, record_vocabulary
+from exitbench.results.beside.vocabularies import begins_word, check_vocabularies, record_vocabulary
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.ingest.merge import merge
+from exitbench.results.ingest.rebuild import rebuild
 
 ID = "abc0" * 16
 TEXTS = ["<pad>", "▁the", "ory", None, "▁"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.harness.cli import main
+from exitbench.harness.cli.main import main
 
 Contents = dict[str, str]
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from exitbench.errors import UserError
-from exitbench.harness.artifact import inspect_checkpoint
-from exitbench.harness.cli import main
+from exitbench.harness.cli.main import main
+from exitbench.harness.engine.checkpoints.digest import inspect_checkpoint
 from exitbench.tasks.builtin.tokenizer import build_tokenizer
 
 SUITE = """\

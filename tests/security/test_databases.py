@@ -14,7 +14,7 @@ import duckdb
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.database import open_database
+from exitbench.results.database.connection import open_database
 
 Ask = Callable[..., tuple[int, str, str]]
 Unchanged = Callable[[Path], dict[str, str]]

@@ -21,7 +21,7 @@ from exitbench.reports.material import read_material, read_tables
 from exitbench.reports.page import page
 from exitbench.reports.tables.filled import fill
 from exitbench.reports.tables.writing import FORMATS, latex_text, markdown_text
-from exitbench.results.ingest import ingest
+from exitbench.results.ingest.ingest import ingest
 
 HOSTILE = {
     "script": "</script><script>alert(1)</script>",

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from exitbench.results.database import open_database
-from exitbench.results.migrations import migration_scripts
-from exitbench.results.snapshot import MANIFEST, write_snapshot
+from exitbench.results.database.connection import open_database
+from exitbench.results.database.migrations import migration_scripts
+from exitbench.results.ingest.snapshot import MANIFEST, write_snapshot
 
 Ask = Callable[..., tuple[int, str, str]]
 Unchanged = Callable[[Path], dict[str, str]]

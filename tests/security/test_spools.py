@@ -18,19 +18,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results import spool_import
-from exitbench.results.check import check, require_whole_spool
-from exitbench.results.database import open_database, rebuild
-from exitbench.results.ingest import ingest
-from exitbench.results.merge import merge
-from exitbench.results.regular import Folder
-from exitbench.results.sealed import DamagedFile, SpoolError
-from exitbench.results.spool import AttemptWriter, free_tables, read_attempt, read_status, scan_spool
-from exitbench.results.spool_import import import_spool
-from exitbench.results.status import spool_status
-from exitbench.results.tags import SCHEMA as TAGS
-from exitbench.results.tags import record_tags
-from exitbench.results.vocabularies import record_vocabulary
+from exitbench.results.analysis.status import spool_status
+from exitbench.results.beside.tags import SCHEMA as TAGS
+from exitbench.results.beside.tags import record_tags
+from exitbench.results.beside.vocabularies import record_vocabulary
+from exitbench.results.database.connection import open_database
+from exitbench.results.files.atomic_folder import DamagedFile, SpoolError
+from exitbench.results.files.regular import Folder
+from exitbench.results.ingest import spool_import
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.ingest.merge import merge
+from exitbench.results.ingest.rebuild import rebuild
+from exitbench.results.ingest.spool_import import import_spool
+from exitbench.results.maintenance.integrity import check, require_whole_spool
+from exitbench.results.spool.attempts import AttemptWriter, free_tables, read_attempt, read_status, scan_spool
 
 SECRET = b"the reader's own key"
 ID = "ab" * 32

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness import toml
-from exitbench.harness.cli import main
-from exitbench.harness.suite import load_suite
+from exitbench.harness.cli.main import main
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.reading import toml
 from exitbench.harness.training import load_recipe, recipe_path
 from exitbench.tasks import sources
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from exitbench.results.owner import owner_of
-from exitbench.results.spool import read_attempt, scan_spool
+from exitbench.results.spool.attempts import read_attempt, scan_spool
+from exitbench.results.spool.heartbeat import owner_of
 from exitbench.tasks.builtin.tokenizer import build_tokenizer
 
 Wait = Callable[..., None]
@@ -96,7 +96,7 @@ class Controller:
         ]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "exitbench.harness.cli", *arguments], stdout=log, stderr=log
+                [sys.executable, "-m", "exitbench.harness.cli.main", *arguments], stdout=log, stderr=log
             )
 
     def end(self, limit_s: float = 300.0) -> int:
@@ -266,7 +266,7 @@ def test_a_preempted_job_goes_on_where_it_stopped_and_ctrl_c_leaves_jobs_alone(
 
 def test_the_specification_of_a_job_runs_by_hand(story: Story, tmp_path: Path) -> None:
     specification = sorted((story.root / "slurm" / "slurm").glob("*/task-0.json"))[0]
-    command = [sys.executable, "-m", "exitbench.harness.cli", "_cell", str(specification)]
+    command = [sys.executable, "-m", "exitbench.harness.cli.main", "_cell", str(specification)]
     again = subprocess.run(command, capture_output=True, text=True, check=True)
     assert Counter(json.loads(line)["event"] for line in again.stdout.splitlines()) == {"end": CELLS_A_MODEL}
     elsewhere = subprocess.run([*command, "--spool", str(tmp_path)], capture_output=True, text=True, check=True)

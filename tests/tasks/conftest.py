@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from exitbench.tasks.base import Document, Source, Task
+from exitbench.tasks.base import Source, Task
+from exitbench.tasks.document import Document
 
 WriteFile = Callable[[str, object], Path]
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from exitbench.errors import UserError
 from exitbench.tasks import builtin
-from exitbench.tasks.base import Document, DocumentScore, Source, documents_sha256, take_by_hash
+from exitbench.tasks.base import Source, documents_sha256, take_by_hash
+from exitbench.tasks.document import Document, DocumentScore
 from exitbench.tasks.registry import get_task, task_names
 from exitbench.tasks.samsum.task import Samsum
 from exitbench.tasks.wmt_en_fr.task import WmtEnFr

@@ -7,8 +7,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from exitbench.errors import UserError
-from exitbench.tasks.base import Document, Source, documents_sha256
+from exitbench.tasks.base import Source, documents_sha256
 from exitbench.tasks.builtin import build_tokenizer, documents, vocabulary
+from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task
 
 TASKS = ("squad", "samsum", "wmt-en-fr")

@@ -10,7 +10,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
-from exitbench.tasks.base import Document
+from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task, task_names
 
 FRENCH = [

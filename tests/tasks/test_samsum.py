@@ -3,7 +3,7 @@
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.tasks.base import Document
+from exitbench.tasks.document import Document
 from exitbench.tasks.samsum.task import Samsum
 
 

@@ -6,7 +6,7 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exitbench.tasks.base import Document
+from exitbench.tasks.document import Document
 from exitbench.tasks.wmt_en_fr.task import WmtEnFr
 
 TASK = WmtEnFr()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.harness.cli import main
-from exitbench.results.database import open_database
+from exitbench.harness.cli.main import main
+from exitbench.results.database.connection import open_database
 from exitbench.tasks import builtin
 
 SUITE = """\
@@ -46,7 +46,7 @@ kinds = ["quality", "replay"]
 
 def exitbench(folder: Path, *arguments: str) -> tuple[int, str, str]:
     """A command in a process that finds what is installed."""
-    command = [sys.executable, "-m", "exitbench.harness.cli", *arguments]
+    command = [sys.executable, "-m", "exitbench.harness.cli.main", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1200)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout, done.stderr

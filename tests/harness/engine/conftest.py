@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
+from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 
 VOCABULARY = 100
 PAD, FIRST_WORD = 0, 3

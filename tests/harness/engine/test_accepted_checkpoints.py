@@ -13,9 +13,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from exitbench.harness.checkpoint import load_checkpoint
-from exitbench.harness.checkpoint_files import checkpoint_remarks
-from exitbench.harness.decode import Request, decode, prefill
+from exitbench.harness.engine.checkpoints.files import checkpoint_remarks
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.engine.decoding.decode import Request, decode, prefill
 from exitbench.methods.registry import baseline_method
 
 V, NEW_TOKENS = 100, 3

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.harness.checkpoint import load_checkpoint
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 
 Twins = Callable[[str], Any]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from exitbench.harness.decode import Batch, Generation, Request, decode, decode_step, prefill
-from exitbench.harness.model import Transformer
+from exitbench.harness.engine.decoding.decode import Batch, Generation, Request, decode, decode_step, prefill
+from exitbench.harness.engine.model.model import Transformer
 from exitbench.methods.base import BlockView, Gate, Parts, blocks_from
 from exitbench.methods.heads import LMHead
 from exitbench.methods.kv_policies import StateCopy
@@ -160,7 +160,7 @@ def test_oracles_run_every_block_but_record_the_exit_they_found(family: Any, pro
 
 
 def test_bfloat16_decodes_with_every_kind_of_exit(family: Any, prompts: Any) -> None:
-    from exitbench.harness.checkpoint import load_checkpoint
+    from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 
     half = load_checkpoint(family.folder, dtype=torch.bfloat16)
     requests = [Request(p, 1 + i % L) for i, p in enumerate(prompts[:10])]

@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from exitbench.errors import UserError
-from exitbench.harness.artifact import describe_checkpoint
-from exitbench.harness.checkpoint import load_checkpoint
-from exitbench.harness.checkpoint_files import EXIT_HEADS_FILE
-from exitbench.harness.exit_heads import (
-    exit_logits,
+from exitbench.harness.engine.checkpoints.digest import describe_checkpoint
+from exitbench.harness.engine.checkpoints.exit_head_files import (
     load_exit_heads,
     new_exit_heads,
     read_exit_blocks,
     save_exit_heads,
 )
+from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.engine.model.exit_heads import exit_logits
 
 Twins = Callable[[str], Any]
 D, V, H, L = 8, 11, 5, 6

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from exitbench.errors import UserError
-from exitbench.harness.cell import Generation as Asked
-from exitbench.harness.decode import Generation, Request, decode, prefill
-from exitbench.harness.logit_rules import why_not
+from exitbench.harness.cells.cell import Generation as Asked
+from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.logit_rules import why_not
 from exitbench.methods.registry import baseline_method, get_method, method_names
 
 LONGEST, DEPTH = 14, 5

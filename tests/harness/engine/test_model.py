@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.harness.cache import Cache
-from exitbench.harness.decode import Request, decode, prefill
-from exitbench.harness.model import Transformer
+from exitbench.harness.engine.decoding.decode import Request, decode, prefill
+from exitbench.harness.engine.model.cache import Cache
+from exitbench.harness.engine.model.model import Transformer
 from exitbench.methods.registry import baseline_method
 
 MAX_NEW_TOKENS = 12
@@ -121,7 +121,7 @@ def test_answers_stop_at_the_length_limit(family: Any, prompts: Any, max_new_tok
 
 
 def test_weights_in_bfloat16_give_nearly_the_same_logits(family: Any, prompts: Any) -> None:
-    from exitbench.harness.checkpoint import load_checkpoint
+    from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 
     half = load_checkpoint(family.folder, dtype=torch.bfloat16)
     rows = prompts[:16]

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from exitbench.harness.checkpoint import Checkpoint
-from exitbench.harness.decode import Batch, Request, decode, prefill
-from exitbench.harness.model import Transformer
-from exitbench.harness.weights import Linear
+from exitbench.harness.engine.checkpoints.loading import Checkpoint
+from exitbench.harness.engine.decoding.decode import Batch, Request, decode, prefill
+from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.model.weights import Linear
 from exitbench.methods.base import BlockView, Gate, Parts, Reading, blocks_from
 from exitbench.methods.exit_networks import TrainedGate
 from exitbench.methods.heads import LMHead

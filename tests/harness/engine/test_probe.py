@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from exitbench.harness import probe as probe_module
-from exitbench.harness.decode import Request, decode, prefill
-from exitbench.harness.probe import probe
-from exitbench.harness.signals import STRETCH, _three_largest, jensen_shannon
+from exitbench.harness.engine.decoding import probe as probe_module
+from exitbench.harness.engine.decoding.decode import Request, decode, prefill
+from exitbench.harness.engine.decoding.probe import probe
+from exitbench.harness.engine.decoding.signals import STRETCH, _three_largest, jensen_shannon
 from exitbench.methods.registry import baseline_method
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from exitbench.harness.checkpoint import Checkpoint, load_checkpoint
-from exitbench.harness.decode import Generation, Request, decode, prefill
-from exitbench.harness.suite import load_suite
+from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
+from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.training import find_trained, load_recipe
 from exitbench.harness.training.models import is_causal, read_model
 from exitbench.harness.training.store import SHIPPED

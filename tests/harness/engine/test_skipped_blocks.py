@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from exitbench.harness.cache import Cache
-from exitbench.harness.decode import Batch, Request, decode, decode_step, prefill
-from exitbench.harness.model import Transformer
+from exitbench.harness.engine.decoding.decode import Batch, Request, decode, decode_step, prefill
+from exitbench.harness.engine.model.cache import Cache
+from exitbench.harness.engine.model.model import Transformer
 from exitbench.methods.base import Parts, argmax_token, blocks_from
 from exitbench.methods.gates import Scheduled
 from exitbench.methods.heads import LMHead

@@ -20,10 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from exitbench.errors import UserError
-from exitbench.harness import static_gates, static_step
-from exitbench.harness.decode import Generation, Request, decode, prefill
-from exitbench.harness.static_gates import Asked
-from exitbench.harness.static_step import StaticStep, StaticSteps
+from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.static import gates as static_gates
+from exitbench.harness.engine.static import step as static_step
+from exitbench.harness.engine.static.gates import Asked
+from exitbench.harness.engine.static.step import StaticStep, StaticSteps
 from exitbench.methods.base import BlockView, Parts
 from exitbench.methods.gates import SoftmaxMargin
 from exitbench.methods.registry import get_method

@@ -10,8 +10,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from exitbench.harness.checkpoint import load_checkpoint
-from exitbench.harness.decode import Request, decode, prefill
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.engine.decoding.decode import Request, decode, prefill
 from exitbench.methods.registry import baseline_method
 
 

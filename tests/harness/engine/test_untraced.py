@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exitbench.harness import timing, verification
-from exitbench.harness.cell import Generation as Asked
-from exitbench.harness.cell import TimingSettings
-from exitbench.harness.decode import Generation, Request, decode, prefill
-from exitbench.harness.step_trace import StepTrace
+from exitbench.harness.cells.cell import Generation as Asked
+from exitbench.harness.cells.cell import TimingSettings
+from exitbench.harness.engine.decoding import speculation as verification
+from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.step_trace import StepTrace
+from exitbench.harness.running import timing
 from exitbench.methods.base import Method
 from exitbench.methods.calm_softmax import CalmSoftmax
 from exitbench.methods.entropy import Entropy

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from exitbench.harness.cache import Cache
-from exitbench.harness.decode import Batch, Generation, Request, decode, prefill
-from exitbench.harness.model import Transformer
-from exitbench.harness.passes.session import answer_costs
+from exitbench.harness.engine.decoding.decode import Batch, Generation, Request, decode, prefill
+from exitbench.harness.engine.model.cache import Cache
+from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.running.passes.session import answer_costs
 from exitbench.methods.base import Method, Parts
 from exitbench.methods.free import Free
 from exitbench.methods.full import Full
@@ -376,7 +376,7 @@ def test_positions_and_weights_read_follow_from_the_trace(
 
 
 def test_verified_logits_that_are_not_finite_are_named(family: Any, prompts: Any, monkeypatch: Any) -> None:
-    from exitbench.harness import verification
+    from exitbench.harness.engine.decoding import speculation as verification
 
     def verify(model: Any, *rest: Any, **options: Any) -> Any:
         overflowing = copy.copy(model)
@@ -384,13 +384,13 @@ def test_verified_logits_that_are_not_finite_are_named(family: Any, prompts: Any
         return original(overflowing, *rest, **options)
 
     original = verification.verify
-    monkeypatch.setattr("exitbench.harness.decode.verify", verify)
+    monkeypatch.setattr("exitbench.harness.engine.decoding.decode.verify", verify)
     with pytest.raises(ArithmeticError, match=f"^the logits at block {L} are not finite"):
         run(family, prompts[3:5], SelfSpeculation(exit_layer=1, drafts=1))
 
 
 def test_bfloat16_verifies_too(family: Any, prompts: Any) -> None:
-    from exitbench.harness.checkpoint import load_checkpoint
+    from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 
     half = load_checkpoint(family.folder, dtype=torch.bfloat16)
     batch = prefill(half.model, [Request(prompt) for prompt in prompts[:N_ROWS]], N_NEW)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.harness.cell import Cell, Generation, MethodRef, ModelRef, TaskRef
-from exitbench.harness.spec import DataRequest, WorkerSpec, WorkItem
+from exitbench.harness.cells.cell import Cell, Generation, MethodRef, ModelRef, TaskRef
+from exitbench.harness.cells.job import DataRequest, WorkerSpec, WorkItem
 
 CELL = Cell(
     suite="suite",
@@ -28,9 +28,9 @@ CELL = Cell(
 WORKER = """\
 import json, os, signal, sys, time
 from pathlib import Path
-from exitbench.harness.spec import WorkerSpec
-from exitbench.results.schema import ENV_KEYS
-from exitbench.results.spool import AttemptWriter
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.results.spool.schema import ENV_KEYS
+from exitbench.results.spool.attempts import AttemptWriter
 
 ENV = {section: dict.fromkeys(keys) for section, keys in ENV_KEYS.items() if section}
 spec = WorkerSpec.from_json(Path(sys.argv[1]).read_text())

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.executors.gpus import lock_folder
-from exitbench.harness.locks import locked
+from exitbench.harness.processes.locks import locked
+from exitbench.harness.running.executors.gpus import lock_folder
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from exitbench.harness.executors import process
-from exitbench.harness.executors.local import LocalExecutor
-from exitbench.harness.progress import Lines
-from exitbench.harness.spec import WorkerSpec, WorkItem
-from exitbench.results.spool import latest_status, read_attempt
+from exitbench.harness.cells.job import WorkerSpec, WorkItem
+from exitbench.harness.running.executors import process
+from exitbench.harness.running.executors.local import LocalExecutor
+from exitbench.harness.running.progress import Lines
+from exitbench.results.spool.attempts import latest_status, read_attempt
 
 Worker = Callable[[str, str], tuple[str, ...]]
 LONG_S = 300.0

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.harness.executors.gpus import Gpu
-from exitbench.harness.executors.local import LocalExecutor
-from exitbench.harness.locks import locked
-from exitbench.harness.progress import Lines
-from exitbench.harness.spec import WorkerSpec
-from exitbench.results.spool import latest_status, read_attempt
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.processes.locks import locked
+from exitbench.harness.running.executors.gpus import Gpu
+from exitbench.harness.running.executors.local import LocalExecutor
+from exitbench.harness.running.progress import Lines
+from exitbench.results.spool.attempts import latest_status, read_attempt
 
 LONG_S = 300.0
 """Longer than anything takes on a busy machine."""
@@ -97,10 +97,10 @@ def test_exit_code_0_in_the_middle_of_a_cell_is_a_death_too(spec: WorkerSpec, wo
 INTERRUPTED = """\
 import io, sys
 from pathlib import Path
-from exitbench.harness.executors import group
-from exitbench.harness.executors.local import LocalExecutor
-from exitbench.harness.progress import Lines
-from exitbench.harness.spec import WorkerSpec
+from exitbench.harness.running.executors import group
+from exitbench.harness.running.executors.local import LocalExecutor
+from exitbench.harness.running.progress import Lines
+from exitbench.harness.cells.job import WorkerSpec
 
 group.GRACE_S = float(sys.argv[4])
 spec = WorkerSpec.from_json(Path(sys.argv[1]).read_text())

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.cli import main
-from exitbench.harness.executors import slurm
-from exitbench.harness.executors.slurm import SlurmExecutor
-from exitbench.harness.executors.slurm_options import SlurmOptions, read_options
-from exitbench.harness.executors.slurm_queue import Job, NoAnswer, list_jobs
-from exitbench.harness.spec import WorkerSpec
-from exitbench.results.owner import OwnerLock
-from exitbench.results.schema import ENV_KEYS
-from exitbench.results.spool import AttemptWriter, attempt_status, read_attempt
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.cli.main import main
+from exitbench.harness.running.executors import slurm
+from exitbench.harness.running.executors.slurm import SlurmExecutor
+from exitbench.harness.running.executors.slurm_options import SlurmOptions, read_options
+from exitbench.harness.running.executors.slurm_queue import Job, NoAnswer, list_jobs
+from exitbench.results.spool.attempts import AttemptWriter, attempt_status, read_attempt
+from exitbench.results.spool.heartbeat import OwnerLock
+from exitbench.results.spool.schema import ENV_KEYS
 
 ENV = {section: dict.fromkeys(keys) for section, keys in ENV_KEYS.items() if section}
 OPTIONS = SlurmOptions(60, 1, {})

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.harness.cli import main
-from exitbench.harness.commands.train import named_recipes
-from exitbench.harness.suite import load_suite
-from exitbench.results.database import open_database
+from exitbench.harness.cli.commands.train import named_recipes
+from exitbench.harness.cli.main import main
+from exitbench.harness.planning.suite import load_suite
+from exitbench.results.database.connection import open_database
 
 WriteRecipe = Callable[..., Path]
 

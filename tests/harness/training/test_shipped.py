@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from exitbench.harness.checkpoint import load_checkpoint
-from exitbench.harness.exit_heads import read_exit_blocks
-from exitbench.harness.suite import load_suite
+from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.training import Recipe, data, find_trained, load_recipe
 from exitbench.harness.training.data import cut_batches, encode, pad, read_text
 from exitbench.harness.training.models import is_causal, read_model
 from exitbench.harness.training.objective import block_quality
 from exitbench.harness.training.store import SHIPPED, TRAINING_VERSION
-from exitbench.results.schema import TRAINING_LOG_FILE
+from exitbench.results.spool.schema import TRAINING_LOG_FILE
 
 RECIPES = [load_recipe(entry.recipe) for entry in load_suite("builtin").models if entry.recipe]
 MEGABYTE = 2**20

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from exitbench.errors import UserError
-from exitbench.harness.exit_heads import read_exit_blocks
+from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
 from exitbench.harness.training import ensure_trained, find_trained, load_recipe
 from exitbench.harness.training.data import make_tokenizer, pad, read_text
 from exitbench.harness.training.models import new_model

@@ -1,0 +1,102 @@
+"""Word classes for the tokens of full depth's stored answers: answers and spellings from the database, no model."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from exitbench.harness.afterwards.taggers import Tagger, tags_of
+from exitbench.results.analysis.selection import Run, Runs
+from exitbench.results.analysis.spelling import spelled
+from exitbench.results.beside.tags import SCHEMA, TAGS, record_tags
+from exitbench.results.database.connection import Database
+
+_RUNS: Final = """
+    SELECT attempt_id, cell_id, model, task_label, method, params, suite, documents, tokenizer_sha256
+    FROM runs WHERE is_full_depth ORDER BY attempt_id
+"""
+_TOKENS: Final = """
+    SELECT doc_key, list(token_id ORDER BY position) AS token_ids
+    FROM token_trace WHERE attempt_id = $attempt GROUP BY doc_key ORDER BY doc_key
+"""
+_NO_TEXT: Final = """
+    SELECT token_id FROM vocabulary WHERE tokenizer_sha256 = $tokenizer AND begins_word IS NULL
+"""
+_SPELLED: Final = "SELECT DISTINCT tokenizer_sha256 AS t FROM vocabulary"
+
+
+@dataclass(frozen=True)
+class AnnotationReport:
+    """What became of the runs that were asked for.
+
+    Attributes:
+        tagged: Runs whose tags were written now.
+        current: Runs that had tags of this tagger.
+        unspelled: Attempts whose token ids nothing spells.
+    """
+
+    tagged: int
+    current: int
+    unspelled: tuple[str, ...]
+
+
+def annotate(
+    database: Database, spool_root: Path, names: Sequence[str], tagger: Tagger, progress: Callable[[int, int], None]
+) -> AnnotationReport:
+    """Tag what `names` name, and every run at full depth if there are none.
+
+    Args:
+        database: Open; has the answers.
+        spool_root: The spool; tags are written there (`results.tags`).
+        names: Runs as `results.selection` has them.
+        tagger: Of the language of the answers.
+        progress: Called with (runs done, runs to do).
+
+    Raises:
+        UserError: A name fits nothing, or the spool cannot be written.
+    """
+    rows = database.query(_RUNS).to_pylist()
+    runs = Runs(map(_run, rows), what="run at full depth")
+    chosen = {run.attempt_id for name in names for run in runs.find(name)}
+    wanted = [row for row in rows if not names or row["attempt_id"] in chosen]
+    to_do = [row for row in wanted if not TAGS.has(spool_root, row["attempt_id"], tagger.name)]
+    spelling = set(database.query(_SPELLED)["t"].to_pylist())
+    unspelled = tuple(row["attempt_id"] for row in to_do if row["tokenizer_sha256"] not in spelling)
+    to_do = [row for row in to_do if row["attempt_id"] not in unspelled]
+    for done, row in enumerate(to_do, start=1):
+        tags = _tags(database, row["attempt_id"], row["tokenizer_sha256"], tagger)
+        record_tags(spool_root, row["attempt_id"], tagger.name, tags)
+        progress(done, len(to_do))
+    return AnnotationReport(len(to_do), len(wanted) - len(to_do) - len(unspelled), unspelled)
+
+
+def _run(row: Mapping[str, Any]) -> Run:
+    return Run(
+        attempt_id=row["attempt_id"],
+        cell_id=row["cell_id"],
+        model=row["model"],
+        task_label=row["task_label"],
+        method=row["method"],
+        params=json.loads(row["params"]),
+        newest=True,
+        about=f"{row['documents']} documents, suite {row['suite']}",
+    )
+
+
+def _tags(database: Database, attempt_id: str, tokenizer_sha256: str, tagger: Tagger) -> pa.Table:
+    """Tags of one run's answers, a row a token that belongs to a word."""
+    answers = database.query(_TOKENS, {"attempt": attempt_id}).to_pylist()
+    texts = spelled(database, tokenizer_sha256, {token_id for answer in answers for token_id in answer["token_ids"]})
+    no_text = set(database.query(_NO_TEXT, {"tokenizer": tokenizer_sha256})["token_id"].to_pylist())
+    rows = []
+    for answer in answers:
+        pieces = ["" if token_id in no_text else texts[token_id] for token_id in answer["token_ids"]]
+        if pieces:
+            pieces[0] = pieces[0].lstrip()  # no space begins a text
+        for position, upos in enumerate(tags_of(pieces, tagger.words("".join(pieces))), start=1):
+            if upos is not None:
+                rows.append({"doc_key": answer["doc_key"], "position": position, "upos": upos})
+    return pa.Table.from_pylist(rows, schema=SCHEMA)

@@ -1,0 +1,203 @@
+"""One stored cell run again, as a new attempt: does it still give what it gave?"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exitbench.errors import UserError
+from exitbench.harness.afterwards.rescoring import data_request
+from exitbench.harness.cells.cell import Cell, ModelRef
+from exitbench.harness.cells.corpus import Corpora, Corpus
+from exitbench.harness.cells.job import DataRequest, WorkerSpec, WorkItem
+from exitbench.harness.engine.checkpoints.digest import describe_checkpoint
+from exitbench.harness.planning.stale import identity_differences
+from exitbench.harness.running import worker
+from exitbench.harness.training.store import SHIPPED
+from exitbench.methods.registry import get_method, source_sha256
+from exitbench.results.analysis.repeats import Compared, compare
+from exitbench.results.analysis.selection import Run, Runs
+from exitbench.results.spool.attempts import Attempt, attempt_status, read_attempt, scan_spool
+from exitbench.tasks.registry import get_task
+
+REPEATABLE = ("quality", "probe", "scores", "replay", "fit", "calibration")
+"""Kinds of cells that give the same again; a timing does not."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A finished attempt to repeat; `cell` and `env` are its cell.json and env.json."""
+
+    attempt: Attempt
+    cell: dict[str, Any]
+    env: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A repetition.
+
+    Attributes:
+        repeated: Folder of the new attempt.
+        status: How it ended.
+        reason: Why, if not ``ok``.
+        compared: One a file, where it ended ``ok``.
+    """
+
+    repeated: Path
+    status: str
+    reason: str | None
+    compared: tuple[Compared, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether it gave what was stored."""
+        return self.status == "ok" and all(one.equal for one in self.compared)
+
+
+def find_stored(spool: Path, name: str) -> Stored:
+    """Return the successful attempt that a person names.
+
+    Args:
+        spool: The spool.
+        name: As `results.selection` has it.
+
+    Raises:
+        UserError: It is none or several, or its files are not what was written.
+    """
+    attempts = {attempt.attempt_id: attempt for attempt in scan_spool(spool) if attempt.finished}
+    runs = Runs(filter(None, map(_run, attempts.values())), what="repeatable run")
+    found = runs.find(name)
+    # What a model answered goes by the name alone, other kinds of cells by their ids; a cell stands for its latest.
+    answers = [run for run in found if run.about == "quality"] or found
+    latest = list({run.cell_id: run for run in answers}.values())
+    if len(latest) > 1:
+        raise UserError(f"{name!r} names {len(latest)} repeatable runs, one is needed:\n{runs.listing(latest)}")
+    record = read_attempt(attempts[latest[0].attempt_id].path)
+    return Stored(record.attempt, record.cell, record.env)
+
+
+def verify(
+    stored: Stored, spool: Path, repetitions: Path, folder: Path, data_dir: Path | None, threads: int
+) -> Verdict:
+    """Run a stored cell again and compare.
+
+    Args:
+        stored: What to repeat.
+        spool: Where it lies, with the cells that it depends on.
+        repetitions: Spool of the new attempt: in the first, it would take the place of what it is compared with.
+        folder: Its checkpoint.
+        data_dir: Root of the local files that its documents were read from.
+        threads: Of torch.
+
+    Raises:
+        UserError: What is here is not what was asked then: weights, documents, source of the method.
+    """
+    item = _item(stored, repetitions, folder, data_dir)
+    spec = WorkerSpec((item,), folder.resolve(), data_dir, repetitions, item.cell.device, threads, inputs=spool)
+    if worker.run(spec, lambda event: None) == worker.INTERRUPTED:
+        raise KeyboardInterrupt
+    status = attempt_status(repetitions, item.cell.cell_id)
+    if status is None or status.attempt_id == item.seen:
+        raise UserError(f"cell {item.cell.cell_id[:12]} was not run again.")
+    compared = compare(stored.attempt.path, status.path) if status.status == "ok" else []
+    return Verdict(status.path, status.status, status.reason, tuple(compared))
+
+
+def find_checkpoint(stored: Stored, models: Path, logs: Path) -> Path:
+    """Return the folder of the checkpoint with the stored weights, configuration and tokenizer.
+
+    Args:
+        stored: What to repeat.
+        models: Trained recipes; shipped models are looked at too.
+        logs: What workers were given: it names the folders of other checkpoints.
+
+    Raises:
+        UserError: There is none.
+    """
+    told = stored.cell["model"]
+    wanted = (told["weights_sha256"], told["config_sha256"], told["tokenizer_sha256"])
+    for folder in _checkpoints(models, logs):
+        try:
+            model = describe_checkpoint(told["name"], folder)
+        except UserError:
+            continue
+        if (model.weights_sha256, model.config_sha256, model.tokenizer_sha256) == wanted:
+            return folder
+    raise UserError(
+        f"no checkpoint with the weights {wanted[0][:12]} of model {told['name']!r} in {models}, among the shipped "
+        f"ones or in {logs}. Name its folder by --model."
+    )
+
+
+def _checkpoints(models: Path, logs: Path) -> Iterator[Path]:
+    for root in (models, SHIPPED):
+        yield from sorted(config.parent for config in root.glob("*/config.json"))
+    paths = {path for log in logs.glob("*.json") if (path := _json(log).get("model_path"))}
+    yield from (Path(path) for path in sorted(paths))
+
+
+def _run(attempt: Attempt) -> Run | None:
+    """An attempt by its names; None for one that did not succeed, or cannot be repeated."""
+    cell, status = (_json(attempt.path / name) for name in ("cell.json", "status.json"))
+    if status.get("status") != "ok" or cell.get("kind") not in REPEATABLE:
+        return None
+    return Run(
+        attempt_id=attempt.attempt_id,
+        cell_id=attempt.cell_id,
+        model=cell["model"]["name"],
+        task_label=cell["task"]["label"],
+        method=cell["method"]["name"],
+        params=cell["method"]["params"],
+        newest=True,
+        about=cell["kind"],
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """What a file says; nothing if it is damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _item(stored: Stored, repetitions: Path, folder: Path, data_dir: Path | None) -> WorkItem:
+    """The stored cell as it would be asked here and now, which must be the same cell.
+
+    Raises:
+        UserError: It is another; says what differs.
+    """
+    data = data_request(stored.cell, {})
+    held_out = stored.cell.get("held_out") and DataRequest.from_json(stored.cell["held_out"])
+    corpora = Corpora(repetitions.parent)
+    corpus = corpora.describe(data, data_dir)
+    held_out_sha256 = corpora.describe(held_out, data_dir).data_sha256 if held_out else ""
+    cell = _as_of_now(stored.cell, describe_checkpoint(stored.cell["model"]["name"], folder), corpus, held_out_sha256)
+    if changed := identity_differences(stored.cell["identity"], cell.identity):
+        commit = stored.env["environment"]["git_commit"] or "unknown"
+        raise UserError(
+            f"attempt {stored.attempt.attempt_id} cannot be repeated here, something else would be asked "
+            f"(it ran at commit {commit[:12]}):\n  " + "\n  ".join(changed)
+        )
+    status = attempt_status(repetitions, cell.cell_id)
+    label = f"{cell.model.name}/{cell.task.label}/{cell.method.name}/{cell.kind}"
+    seen = status.attempt_id if status else None
+    return WorkItem(cell, label, data, held_out, seen, conformance=stored.cell.get("conformance"))
+
+
+def _as_of_now(record: dict[str, Any], model: ModelRef, corpus: Corpus, held_out_sha256: str) -> Cell:
+    """A stored cell with the digests of what is here."""
+    method = {**record["method"], "source_sha256": source_sha256(get_method(record["method"]["name"]))}
+    task = {
+        **record["task"],
+        "data_sha256": corpus.data_sha256,
+        "prompts_sha256": corpus.prompts_sha256,
+        "metric_version": get_task(record["task"]["name"]).metric_version,
+    }
+    calibration = record["calibration"] and {**record["calibration"], "held_out_sha256": held_out_sha256}
+    content = {"weights_sha256", "config_sha256", "tokenizer_sha256"}
+    here = {**record["model"], **{name: getattr(model, name) for name in content}}
+    return Cell.from_json({**record, "method": method, "task": task, "calibration": calibration, "model": here})

@@ -1,0 +1,216 @@
+"""Stored answers scored under the tasks' current metric versions: documents are read again, no model is loaded."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.job import DataRequest
+from exitbench.harness.running.scoring import metric_table, score_columns, task_metrics
+from exitbench.results.analysis.selection import Run, Runs
+from exitbench.results.beside.rescores import Rescore, is_rescored, record_rescore
+from exitbench.results.spool.attempts import read_attempt, scan_spool
+from exitbench.tasks.base import Task, documents_sha256
+from exitbench.tasks.document import Document
+from exitbench.tasks.registry import get_task
+from exitbench.terminal import number_of
+
+_SHOWN_DIGITS = 12
+
+
+@dataclass(frozen=True)
+class RescoreReport:
+    """What became of the runs that were asked for.
+
+    Attributes:
+        rescored: Runs whose scores under the current version were written now.
+        current: Runs that had them.
+        problems: Why runs could not be scored, with the attempts that each reason holds for.
+    """
+
+    rescored: int
+    current: int
+    problems: Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A finished attempt with answers; `cell` is its cell.json."""
+
+    attempt_id: str
+    path: Path
+    cell: Mapping[str, Any]
+
+    @property
+    def run(self) -> Run:
+        task, method = self.cell["task"], self.cell["method"]
+        return Run(
+            attempt_id=self.attempt_id,
+            cell_id=self.cell["cell_id"],
+            model=self.cell["model"]["name"],
+            task_label=task["label"],
+            method=method["name"],
+            params=method["params"],
+            newest=True,
+            about=f"{task['documents']} documents, suite {self.cell['suite']}",
+        )
+
+
+def rescore(
+    spool_root: Path, names: Sequence[str], data_dir: Path | None, progress: Callable[[int, int], None]
+) -> RescoreReport:
+    """Score what `names` name, and everything if there are none, as far as its scores are of another version.
+
+    Args:
+        spool_root: The spool; scores are written there (`results.rescores`).
+        names: Suites (a name or TOML file), or runs as `results.selection` has them.
+        data_dir: Root of the local files that documents were read from.
+        progress: Called with (runs done, runs to do).
+
+    Raises:
+        UserError: A name fits nothing, or the spool cannot be written.
+    """
+    chosen, suites = _select(list(_stored_answers(spool_root)), names)
+    scorer = _Scorer(spool_root, data_dir, suites)
+    problems: dict[str, list[str]] = {}
+    to_do = []
+    for stored in chosen:
+        try:
+            if not scorer.is_current(stored):
+                to_do.append(stored)
+        except UserError as error:
+            problems.setdefault(str(error), []).append(stored.attempt_id)
+    current = len(chosen) - len(to_do) - sum(map(len, problems.values()))
+    for done, stored in enumerate(to_do, start=1):
+        try:
+            scorer.score(stored)
+        except UserError as error:
+            problems.setdefault(str(error), []).append(stored.attempt_id)
+        progress(done, len(to_do))
+    return RescoreReport(len(chosen) - current - sum(map(len, problems.values())), current, problems)
+
+
+def _stored_answers(spool_root: Path) -> Iterator[_Stored]:
+    """The latest good attempt at every quality cell."""
+    latest: dict[str, _Stored] = {}
+    for attempt in scan_spool(spool_root):
+        if attempt.finished:
+            cell, status = (_json(attempt.path / name) for name in ("cell.json", "status.json"))
+            if cell.get("kind") == "quality" and status.get("status") == "ok":
+                latest[attempt.cell_id] = _Stored(attempt.attempt_id, attempt.path, cell)
+    yield from latest.values()
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """What a file says; nothing if it is damaged, which ingest reports."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _select(stored: Sequence[_Stored], names: Sequence[str]) -> tuple[list[_Stored], dict[str, Path]]:
+    """Return what is named, once, and the files of suites that were given as files, by the suite's name."""
+    runs = Runs((one.run for one in stored), what="quality run")
+    suites: dict[str, Path] = {}
+    wanted: set[str] = set()
+    for name in names:
+        suite = name
+        if name.endswith(".toml"):
+            # Imported here: suites name methods, and those need torch.
+            from exitbench.harness.planning.suite import load_suite
+
+            suite = load_suite(name).name
+            suites[suite] = Path(name)
+        of_suite = {one.attempt_id for one in stored if one.cell["suite"] == suite}
+        wanted |= of_suite or {run.attempt_id for run in runs.find(name)}
+    return [one for one in stored if not names or one.attempt_id in wanted], suites
+
+
+class _Scorer:
+    def __init__(self, spool_root: Path, data_dir: Path | None, suites: Mapping[str, Path]) -> None:
+        self._spool_root, self._data_dir, self._suites = spool_root, data_dir, suites
+        self._load = cache(self._load_documents)
+
+    def is_current(self, stored: _Stored) -> bool:
+        """Return whether the run is scored under the task's current metric version."""
+        version = self._task(stored).metric_version
+        known = stored.cell["task"]["metric_version"] == version
+        return known or is_rescored(self._spool_root, stored.attempt_id, version)
+
+    def score(self, stored: _Stored) -> None:
+        """Score a run and write its scores into the spool."""
+        task, record = self._task(stored), read_attempt(stored.path)
+        rows = [row for batch in record.batches("samples") for row in batch.to_pylist()]
+        documents = self._documents(stored)
+        if unknown := sorted({row["doc_key"] for row in rows} - documents.keys()):
+            raise UserError(
+                f"answers {number_of(len(unknown), 'document')} that its data does not have, such as {unknown[0]}."
+            )
+        scores = [task.score(documents[row["doc_key"]], row["output_text"]) for row in rows]
+        samples = [{"doc_key": row["doc_key"], **score_columns(score)} for row, score in zip(rows, scores, strict=True)]
+        metrics = metric_table(task_metrics(task, scores))
+        new = Rescore(stored.attempt_id, task.metric_version, pa.Table.from_pylist(samples), metrics)
+        record_rescore(self._spool_root, new)
+
+    def _task(self, stored: _Stored) -> Task:
+        return get_task(stored.cell["task"]["name"])
+
+    def _documents(self, stored: _Stored) -> Mapping[str, Document]:
+        """The documents that a run answered, by key; that they are the same is known by their digest."""
+        told = stored.cell["task"]
+        request = data_request(stored.cell, self._suites)
+        if request.source == "local" and self._data_dir is None:
+            paths = ", ".join(path for _, path in request.files)
+            raise UserError(f"{told['label']} was read from {paths}: name the folder that holds them by --data-dir.")
+        documents, digest = self._load(request)
+        if digest != told["data_sha256"]:
+            raise UserError(
+                f"the {request.source} documents of {told['label']!r} are not those that were answered: their digest "
+                f"is {digest[:_SHOWN_DIGITS]}, not {told['data_sha256'][:_SHOWN_DIGITS]}. Name the folder that holds "
+                "the original files by --data-dir."
+            )
+        return documents
+
+    def _load_documents(self, request: DataRequest) -> tuple[Mapping[str, Document], str]:
+        documents = request.load(self._data_dir)
+        return {document.key: document for document in documents}, documents_sha256(documents)
+
+
+def data_request(cell: Mapping[str, Any], suites: Mapping[str, Path]) -> DataRequest:
+    """Where a run's documents come from: as recorded, else as its suite says, else all that a task has.
+
+    Args:
+        cell: The content of cell.json.
+        suites: Files of suites that are not shipped, by the suite's name.
+
+    Raises:
+        UserError: An earlier version wrote it, and its suite is not known.
+    """
+    if "data" in cell:
+        return DataRequest.from_json(cell["data"])
+    told = cell["task"]
+    try:
+        return _of_suite(cell, suites)
+    except UserError:
+        if told["source"] != "local":
+            return DataRequest(told["name"], told["source"], told["split"], limit=told["documents"])
+        raise UserError(
+            f"an earlier version wrote it, which did not note the files of {told['label']!r}. "
+            f"Give the TOML file of suite {cell['suite']!r} instead of its name."
+        ) from None
+
+
+def _of_suite(cell: Mapping[str, Any], suites: Mapping[str, Path]) -> DataRequest:
+    from exitbench.harness.planning.suite import load_suite
+
+    told = cell["task"]
+    data = load_suite(suites.get(cell["suite"], cell["suite"])).task(told["label"]).data
+    # Of any limit the first documents by hash are kept, so that their number says which they are.
+    return DataRequest(data.task, data.source, data.split, data.files, told["documents"], data.seed)

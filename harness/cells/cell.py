@@ -1,0 +1,335 @@
+"""One cell: what is asked of one method on one model and one task, and the identity that follows from it.
+
+A cell's id is the SHA-256 of the canonical JSON of *what was asked*. Where a file lies and what
+somebody calls a suite, a model or a task are not part of that; the bytes of weights, data, prompts
+and the method's source are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from exitbench.harness.cells.seeds import derivations
+from exitbench.results.files.canonical import content_id
+
+if TYPE_CHECKING:  # numpy is not loaded to print help
+    from exitbench.results.statistics.risk_control import Rule
+
+ID_VERSION = 2
+"""Version of the identity's contents; raising it makes every stored cell stale."""
+
+Kind = Literal["quality", "timing", "probe", "scores", "replay", "fit", "calibration"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+Consistency = Literal["textual", "risk"]
+CONSISTENCIES: tuple[Consistency, ...] = get_args(Consistency)
+
+Record = Literal["sublayers", "layer-pairs"]
+RECORDS: tuple[Record, ...] = get_args(Record)
+
+Truncate = Literal["left", "right", "drop"]
+TRUNCATIONS: tuple[Truncate, ...] = get_args(Truncate)
+
+
+FirstToken = Literal["full", "gated"]
+FIRST_TOKENS: tuple[FirstToken, ...] = get_args(FirstToken)
+
+
+INPUTS = ("probe_cell_id", "scores_cell_id", "fit_cell_id")
+"""Cells whose rows a cell computes from: part of what it asks."""
+
+
+@dataclass(frozen=True)
+class MethodRef:
+    """A method with every parameter, defaults included, and the digest of its source.
+
+    Attributes:
+        distribution: What brought it, by name; None where no installed distribution did. Not part of the identity,
+            the source's digest is.
+        version: Of the distribution.
+        unused_params: Parameters that the others leave without effect. Not part of the identity, which has them all.
+    """
+
+    name: str
+    params: Mapping[str, Any]
+    source_sha256: str
+    distribution: str | None = None
+    version: str | None = None
+    unused_params: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """A checkpoint by content. ``name`` is what the suite calls it; ``kind`` is seq2seq or causal."""
+
+    name: str
+    weights_sha256: str
+    config_sha256: str
+    tokenizer_sha256: str
+    kind: str
+    blocks: int
+    encoder_blocks: int
+    parameters: int
+
+
+@dataclass(frozen=True)
+class TaskRef:
+    """A task's documents by content. ``label`` is what the suite calls them; ``documents`` counts them."""
+
+    name: str
+    label: str
+    split: str
+    source: str
+    documents: int
+    data_sha256: str
+    prompts_sha256: str
+    metric_version: str
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How prompts are made and when greedy generation ends besides end-of-sequence; None where a suite does not ask.
+
+    Attributes:
+        max_new_tokens: Longest answer.
+        stop: Strings that end an answer.
+        repetition_penalty: What logits of tokens seen before are divided by (multiplied with where negative).
+        no_repeat_ngram_size: No run of so many tokens appears twice.
+        min_length: Tokens before which no answer ends, counted as transformers does: with the prompt of a decoder-only
+            model, with the start token of an encoder-decoder.
+        forced_bos_token_id: First new token of an encoder-decoder.
+        chat_template_sha256: Digest of the checkpoint's chat template, through which prompts go.
+        system: System message of the chat.
+        max_prompt_tokens: Longest prompt, special tokens included.
+        truncate: Where longer ones are cut (``left`` keeps their end), or ``drop``: their documents are left out.
+        first_token: Decoder-only models: ``gated`` lets the first token exit early like every other; None reads it
+            from the prompt's own pass, at full depth.
+    """
+
+    max_new_tokens: int
+    stop: tuple[str, ...] = ()
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    min_length: int | None = None
+    forced_bos_token_id: int | None = None
+    chat_template_sha256: str | None = None
+    system: str | None = None
+    max_prompt_tokens: int | None = None
+    truncate: Truncate | None = None
+    first_token: Literal["gated"] | None = None
+
+    @property
+    def gates_first_token(self) -> bool:
+        """Whether the last prompt token of a decoder-only model goes through the decode loop."""
+        return self.first_token == "gated"
+
+    @cached_property
+    def logit_rules(self) -> dict[str, Any]:
+        """Of what is asked, by name, what changes logits before a token is chosen from them (`harness.logit_rules`)."""
+        names = ("repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the budget, the stop strings and whatever else is asked: its part of an identity."""
+        asked = {name: value for name, value in asdict(self).items() if value is not None}
+        return {**asked, "stop": list(self.stop)}
+
+
+@dataclass(frozen=True)
+class TimingSettings:
+    """How a timing cell measures (docs: how we measure).
+
+    Attributes:
+        documents: Documents timed, taken in order. They are what intervals are over, so that fewer than the default are
+            a remark; rounds over the same ones make no interval hold more often.
+        max_rounds: Upper bound of ABBA rounds over the documents.
+        target_half_width: Stop earlier, after two rounds or more, once the 95% interval of the paired speed-up is
+            within this half width, relative to the speed-up.
+        warm_up: Requests decoded before anything is timed.
+    """
+
+    documents: int = 20
+    max_rounds: int = 5
+    target_half_width: float = 0.02
+    warm_up: int = 3
+
+
+@dataclass(frozen=True)
+class CalibrationSettings:
+    """How a threshold is calibrated (CALM section 4).
+
+    Attributes:
+        levels: Values of the method's threshold to try, conservative first.
+        delta: Bound on the expected loss.
+        epsilon: Chance that the bound is broken, over draws of the calibration documents.
+        consistency: Loss against full depth's text, or how much worse the score against the references is.
+        rule: A name of `results.risk_control.RULES`.
+        held_out_sha256: Digest of the documents on which the choice is checked.
+    """
+
+    levels: tuple[float, ...]
+    delta: float
+    epsilon: float
+    consistency: Consistency
+    rule: Rule
+    held_out_sha256: str = ""
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """What a probe records of the inside of blocks, in place of every block's signals (`harness.inside_blocks`).
+
+    Attributes:
+        what: Names of `RECORDS`, in their order.
+        documents: Documents of which it is recorded, taken in order.
+    """
+
+    what: tuple[Record, ...]
+    documents: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method with parameters on one model, one task, one seed, of one kind.
+
+    Attributes:
+        timing: Only for timing cells; part of what was asked.
+        calibration: Only for calibration cells; likewise.
+        record: Only for probe cells that record the inside of blocks; likewise.
+        full_depth_cell_id: Quality cell of full depth on the same model and documents; None for itself.
+        probe_cell_id: What a scores or replay cell reads.
+        scores_cell_id: What a replay reads besides, where the probe cannot tell the method's score.
+        fit_cell_id: Where the method was fitted; None for methods that fit nothing.
+    """
+
+    suite: str
+    kind: Kind
+    method: MethodRef
+    kv_policy: str
+    model: ModelRef
+    task: TaskRef
+    generation: Generation
+    dtype: str
+    device: str
+    batch_size: int
+    seed: int
+    random_weights: bool = False
+    limited: bool = False
+    timing: TimingSettings | None = None
+    calibration: CalibrationSettings | None = None
+    record: RecordSettings | None = None
+    full_depth_cell_id: str | None = None
+    probe_cell_id: str | None = None
+    scores_cell_id: str | None = None
+    fit_cell_id: str | None = None
+
+    @property
+    def depends_on(self) -> tuple[str, ...]:
+        """Cells that must have ended ``ok`` before this one runs."""
+        compared = self.full_depth_cell_id if self.kind == "quality" else None
+        needed = (compared, self.probe_cell_id, self.scores_cell_id, self.fit_cell_id)
+        return tuple(cell_id for cell_id in needed if cell_id is not None)
+
+    @property
+    def execution(self) -> str:
+        """``simulated`` for a replay, ``real`` for everything that ran the model."""
+        return "simulated" if self.kind == "replay" else "real"
+
+    @property
+    def first_token(self) -> FirstToken:
+        """``full`` where the first token is read from the prompt's own pass, ``gated`` where it may exit early."""
+        return "gated" if self.model.kind == "seq2seq" or self.generation.gates_first_token else "full"
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Exactly what is hashed."""
+        asked: dict[str, Any] = {
+            "id_version": ID_VERSION,
+            "kind": self.kind,
+            "method": {
+                "name": self.method.name,
+                "params": dict(self.method.params),
+                "source_sha256": self.method.source_sha256,
+            },
+            "kv_policy": self.kv_policy,
+            "model": {
+                "weights_sha256": self.model.weights_sha256,
+                "config_sha256": self.model.config_sha256,
+                "tokenizer_sha256": self.model.tokenizer_sha256,
+            },
+            "task": {
+                "name": self.task.name,
+                "data_sha256": self.task.data_sha256,
+                "prompts_sha256": self.task.prompts_sha256,
+                "metric_version": self.task.metric_version,
+            },
+            "generation": self.generation.to_json(),
+            "dtype": self.dtype,
+            "device": self.device,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+        }
+        if self.timing is not None:
+            asked["timing"] = asdict(self.timing)
+        if self.calibration is not None:
+            asked["calibration"] = {**asdict(self.calibration), "levels": list(self.calibration.levels)}
+        if self.record is not None:
+            asked["record"] = {**asdict(self.record), "what": list(self.record.what)}
+        for name in INPUTS:
+            if (cell_id := getattr(self, name)) is not None:
+                asked[name] = cell_id
+        return asked
+
+    @cached_property
+    def cell_id(self) -> str:
+        """SHA-256 (hex) of the identity."""
+        return content_id(self.identity)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of ``cell.json`` (docs/contracts.md)."""
+        record = asdict(self)
+        record["generation"] = self.generation.to_json()
+        record["depends_on"] = list(self.depends_on)
+        record["method"]["unused_params"] = list(self.method.unused_params)
+        if self.calibration is not None:
+            record["calibration"]["levels"] = list(self.calibration.levels)
+        if self.record is not None:
+            record["record"]["what"] = list(self.record.what)
+        return {
+            "cell_id": self.cell_id,
+            "id_version": ID_VERSION,
+            "execution": self.execution,
+            **record,
+            "seeds": derivations(self.seed),
+            "identity": self.identity,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Cell:
+        """Rebuild a cell from ``cell.json``; derived keys (id, execution, identity) are computed anew."""
+        generation, timing, calibration = record["generation"], record["timing"], record["calibration"]
+        method = record["method"]
+        recorded = record.get("record")  # earlier versions did not ask
+        return cls(
+            suite=record["suite"],
+            kind=cast(Kind, record["kind"]),
+            method=MethodRef(**{**method, "unused_params": tuple(method.get("unused_params", ()))}),
+            kv_policy=record["kv_policy"],
+            model=ModelRef(**record["model"]),
+            task=TaskRef(**record["task"]),
+            generation=Generation(**{**generation, "stop": tuple(generation["stop"])}),
+            dtype=record["dtype"],
+            device=record["device"],
+            batch_size=record["batch_size"],
+            seed=record["seed"],
+            random_weights=record["random_weights"],
+            limited=record["limited"],
+            timing=None if timing is None else TimingSettings(**timing),
+            calibration=calibration and CalibrationSettings(**{**calibration, "levels": tuple(calibration["levels"])}),
+            record=recorded and RecordSettings(tuple(recorded["what"]), recorded["documents"]),
+            full_depth_cell_id=record["full_depth_cell_id"],
+            **{name: record[name] for name in INPUTS},
+        )

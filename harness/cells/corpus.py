@@ -1,0 +1,119 @@
+"""Digests of a task's documents and prompts, kept between plans: making the built-in data takes longer than planning.
+
+Kept only where nothing but sources and files decides what the documents are, with a digest of the former and size and
+time of the latter; what comes from a hub is read every time.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import exitbench.tasks
+from exitbench.harness.cells.job import DataRequest
+from exitbench.results.files.canonical import content_id
+from exitbench.tasks.base import documents_sha256
+from exitbench.tasks.registry import get_task
+
+CACHE = ".exitbench-documents.json"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents by content: how many, and digests of their fields and of the prompts made of them.
+
+    Attributes:
+        prompts: First 16 hexadecimal digits of each prompt's own SHA-256, in the documents' order.
+    """
+
+    documents: int
+    data_sha256: str
+    prompts_sha256: str
+    prompts: tuple[str, ...]
+
+
+class Corpora:
+    """Descriptions of documents, kept in one file of a folder that exists; one that is unusable is made anew."""
+
+    def __init__(self, folder: Path) -> None:
+        self._cache = folder / CACHE
+        self._known: dict[str, Any] = _read(self._cache)
+
+    def describe(self, data: DataRequest, data_dir: Path | None) -> Corpus:
+        """Return what identifies the documents.
+
+        Raises:
+            UserError: They cannot be read.
+        """
+        key = _key(data, data_dir)
+        if key is not None and (known := self._known.get(key)) is not None:
+            return Corpus(**{**known, "prompts": tuple(known["prompts"])})
+        task, documents = get_task(data.task), data.load(data_dir)
+        texts = [task.prompt(document) for document in documents]
+        prompts = tuple(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
+        corpus = Corpus(len(documents), documents_sha256(documents), content_id(texts), prompts)
+        if key is not None:
+            self._known[key] = asdict(corpus)
+            _write(self._cache, self._known)
+        return corpus
+
+
+def _key(data: DataRequest, data_dir: Path | None) -> str | None:
+    """What the documents follow from; None where that is not known, or a file is missing."""
+    if data.source == "hub":
+        return None
+    try:
+        files = [(role, *_stamp((data_dir or Path()) / path)) for role, path in _files(data)]
+    except (OSError, ValueError):  # ValueError: NUL in a path
+        return None
+    made_by = {"python": platform.python_version(), "sources": _sources_sha256()}
+    return content_id(
+        {"data": asdict(data), "data_dir": str(data_dir and data_dir.resolve()), "files": files, **made_by}
+    )
+
+
+def _files(data: DataRequest) -> list[tuple[str, str]]:
+    """Every file that decides what the documents are."""
+    return [*data.files, *(file for other in data.apart_from for file in _files(other))]
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+@functools.cache
+def _sources_sha256() -> str:
+    """Digest of every source file of the tasks."""
+    digest = hashlib.sha256()
+    for folder in exitbench.tasks.__path__:
+        for path in sorted(Path(folder).rglob("*.py")):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _read(cache: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(cache.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    expected = set(Corpus.__dataclass_fields__)
+    usable = isinstance(known, dict) and all(isinstance(one, dict) and set(one) == expected for one in known.values())
+    return known if usable else {}
+
+
+def _write(cache: Path, known: Mapping[str, Any]) -> None:
+    """Keep the descriptions where the folder is there and can be written."""
+    partial = cache.with_name(f"{cache.name}.{os.getpid()}")
+    try:
+        partial.write_text(json.dumps(known, indent=1), encoding="utf-8")
+        partial.replace(cache)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)

@@ -1,0 +1,180 @@
+"""What the parent hands a worker: the cells of one loaded model, as one JSON file.
+
+The contract between planner and worker is files, so that the same command runs under a shell, a
+cluster's scheduler or a test. A worker
+
+* loads ``model_path`` once and runs ``cells`` in their order, one attempt folder in ``spool`` each;
+* says how far it is in events, one a line, through a pipe of their own (`events`);
+* ends a cell whose dependency did not end ``ok`` as ``skipped``, with the reason;
+* holds each cell while it runs (`holding`); one that has ended since it was planned gets its ``end`` event only, so
+  that a specification given again does the rest;
+* on SIGINT, SIGTERM and SIGUSR2 (a scheduler's notice) ends the current attempt as ``interrupted``, says so in an
+  ``end`` event, and exits with 130;
+* ends at once, and unfinished, when whoever started it is gone (`lifeline`).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import Cell
+
+if TYPE_CHECKING:
+    from exitbench.tasks.document import Document
+
+SourceKind = Literal["builtin", "local", "hub"]
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """Which documents of a task: everything ``Task.load`` needs but the data folder.
+
+    Attributes:
+        files: Local source only: role and path relative to the data folder.
+        limit: Documents kept, in hash order of their keys; None keeps all.
+        seed: Seed of the built-in generator.
+        apart_from: Documents with the same prompt as one of these are left out, before `limit` counts.
+    """
+
+    task: str
+    source: SourceKind
+    split: str
+    files: tuple[tuple[str, str], ...] = ()
+    limit: int | None = None
+    seed: int = 0
+    apart_from: "tuple[DataRequest, ...]" = ()
+
+    def load(self, data_dir: Path | None) -> "list[Document]":
+        """Load the documents.
+
+        Raises:
+            UserError: A file is missing, damaged or of the wrong form, or no document is left.
+        """
+        return self.load_apart(data_dir)[0]
+
+    def load_apart(self, data_dir: Path | None) -> "tuple[list[Document], int]":
+        """Load the documents, and count those that `apart_from` left out.
+
+        Raises:
+            UserError: See `load`.
+        """
+        from exitbench.tasks.base import Source, take_by_hash
+        from exitbench.tasks.registry import get_task
+
+        task, source = get_task(self.task), Source(kind=self.source, data_dir=data_dir, files=self.files)
+        if not self.apart_from:
+            return task.load(source, self.split, self.limit, self.seed), 0
+        others = {task.prompt(document) for other in self.apart_from for document in other.load(data_dir)}
+        documents = task.load(source, self.split, None, self.seed)
+        kept = [document for document in documents if task.prompt(document) not in others]
+        if not kept:
+            raise UserError(
+                f"{self.task}: all {len(documents)} documents of {self.place} have prompts of documents with another "
+                "use, and drop_shared = true leaves none."
+            )
+        return take_by_hash(kept, self.limit), len(documents) - len(kept)
+
+    @property
+    def place(self) -> str:
+        """Where the documents are from, for messages."""
+        return " and ".join(path for _, path in self.files) or f"split {self.split!r}"
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "DataRequest":
+        """Rebuild a request from its JSON."""
+        files = tuple((role, path) for role, path in record["files"])
+        apart_from = tuple(map(cls.from_json, record.get("apart_from", ())))  # earlier versions did not ask
+        return cls(**{**record, "files": files, "apart_from": apart_from})
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """A cell, the line that names it in progress and logs, and where its documents come from.
+
+    Attributes:
+        held_out: The documents on which a calibration is checked; None for other cells.
+        seen: The last attempt that had ended when the plan was made; a worker runs what has no later one that ended.
+        conformance: What was found of the method before (`harness.conformance`); None where it was not tried.
+        timeout_s: How long the cell may take, the loading of its model apart; None for any time.
+    """
+
+    cell: Cell
+    label: str
+    data: DataRequest
+    held_out: DataRequest | None = None
+    seen: str | None = None
+    conformance: Mapping[str, Any] | None = None
+    timeout_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON data."""
+        return {
+            "cell": self.cell.to_json(),
+            "label": self.label,
+            "data": asdict(self.data),
+            "held_out": self.held_out and asdict(self.held_out),
+            "seen": self.seen,
+            "conformance": self.conformance,
+            "timeout_s": self.timeout_s,
+        }
+
+    def cell_record(self) -> dict[str, Any]:
+        """Return the content of ``cell.json``: the cell, which documents to read, and what was found of its method."""
+        held_out = self.held_out and asdict(self.held_out)
+        known = {"data": asdict(self.data), "held_out": held_out}
+        return {**self.cell.to_json(), **known, "conformance": self.conformance, "cell_timeout_s": self.timeout_s}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "WorkItem":
+        """Rebuild an item from its JSON."""
+        held_out = record["held_out"] and DataRequest.from_json(record["held_out"])
+        cell, data = Cell.from_json(record["cell"]), DataRequest.from_json(record["data"])
+        found, timeout_s = record.get("conformance"), record.get("timeout_s")
+        return cls(cell, record["label"], data, held_out, record["seen"], found, timeout_s)
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """All that one worker process needs. Timing settings are in each timing cell (``cell.timing``).
+
+    Attributes:
+        device: Resolved device, e.g. ``cpu`` or ``cuda``.
+        threads: Threads of torch's intra-op pool.
+        inputs: Spool of the cells that these depend on; None: ``spool``.
+    """
+
+    cells: tuple[WorkItem, ...]
+    model_path: Path
+    data_dir: Path | None
+    spool: Path
+    device: str
+    threads: int
+    inputs: Path | None = None
+
+    def to_json(self) -> str:
+        """Return the text of SPEC.json."""
+        record = {
+            "cells": [item.to_json() for item in self.cells],
+            "model_path": str(self.model_path),
+            "data_dir": None if self.data_dir is None else str(self.data_dir),
+            "spool": str(self.spool),
+            "device": self.device,
+            "threads": self.threads,
+        }
+        return json.dumps(record, ensure_ascii=False, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "WorkerSpec":
+        """Read the text of SPEC.json."""
+        record = json.loads(text)
+        return cls(
+            cells=tuple(WorkItem.from_json(item) for item in record["cells"]),
+            model_path=Path(record["model_path"]),
+            data_dir=None if record["data_dir"] is None else Path(record["data_dir"]),
+            spool=Path(record["spool"]),
+            device=record["device"],
+            threads=record["threads"],
+        )

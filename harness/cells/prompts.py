@@ -1,0 +1,177 @@
+"""From a task's prompt to token ids: through the checkpoint's chat template or not, cut or left out where too long."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import Generation
+
+if TYPE_CHECKING:
+    from exitbench.tasks.document import Document
+
+_SAMPLE, _SAMPLE_SYSTEM = "sample-prompt", "sample-system-message"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids, special tokens included, and how many were cut off; None where nothing may be cut."""
+
+    ids: list[int]
+    n_cut: int | None = None
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """The documents of a cell whose prompts are short enough, in their order.
+
+    Attributes:
+        dropped: Documents left out.
+        truncated: Documents of those kept whose prompt is cut.
+    """
+
+    documents: tuple[Document, ...]
+    dropped: int = 0
+    truncated: int = 0
+
+
+class Prompts:
+    """Makes prompts as a cell asks.
+
+    Args:
+        tokenizer: The checkpoint's.
+        generation: What the cell asks.
+        max_positions: Tokens of prompt and answer that the model has positions for; None: any number.
+
+    Raises:
+        UserError: The chat template is not the one that was planned with, or the special tokens leave no room.
+    """
+
+    def __init__(self, tokenizer: Any, generation: Generation, max_positions: int | None = None) -> None:
+        self.tokenizer, self.generation = tokenizer, generation
+        longest = None if max_positions is None else max_positions - generation.max_new_tokens
+        bounds = [bound for bound in (longest, generation.max_prompt_tokens) if bound is not None]
+        self._longest = min(bounds, default=None)
+        planned = generation.chat_template_sha256
+        if planned is not None and template_sha256(tokenizer) != planned:
+            raise UserError(f"{tokenizer.name_or_path}: the chat template has changed since the run was planned.")
+        if generation.truncate in ("left", "right"):
+            self._before, self._behind = _special_tokens(tokenizer)
+            if self._room < 1:
+                raise UserError(
+                    f"max_prompt_tokens = {generation.max_prompt_tokens} leaves no room: "
+                    f"{self._before + self._behind} special tokens belong to every prompt."
+                )
+
+    @property
+    def _room(self) -> int:
+        """Tokens of a prompt beside the special ones."""
+        assert self.generation.max_prompt_tokens is not None, "read together with truncate"
+        return self.generation.max_prompt_tokens - self._before - self._behind
+
+    def __call__(self, text: str) -> Prompt:
+        """Return the tokens of a task's prompt.
+
+        Raises:
+            UserError: The chat template fails on it.
+        """
+        if self.generation.chat_template_sha256 is not None:
+            # The template writes the special tokens itself.
+            rendered = render_chat(self.tokenizer, self.generation.system, text)
+            ids = self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        else:
+            ids = self.tokenizer(text)["input_ids"]
+        if self.generation.max_prompt_tokens is None:
+            return Prompt(list(ids))
+        return self._cut(list(ids))
+
+    def fits(self, prompt: Prompt) -> bool:
+        """Whether the prompt and the longest answer fit the model, and the prompt its bound."""
+        return self._longest is None or len(prompt.ids) <= self._longest
+
+    def fitting(self, texts: Sequence[tuple[Document, str]]) -> Fitting:
+        """Return the documents whose prompts fit, given with their prompts.
+
+        Raises:
+            UserError: None does.
+        """
+        if self._longest is None:
+            return Fitting(tuple(document for document, _ in texts))
+        made = [(document, self(text)) for document, text in texts]
+        kept = [(document, prompt) for document, prompt in made if self.fits(prompt)]
+        if not kept:
+            shortest = min(len(prompt.ids) for _, prompt in made)
+            raise UserError(
+                f"none of the {len(made)} prompts fits: the shortest has {shortest} tokens, "
+                f"{max(self._longest, 0)} are left beside {self.generation.max_new_tokens} new ones."
+            )
+        truncated = sum(bool(prompt.n_cut) for _, prompt in kept)
+        return Fitting(tuple(document for document, _ in kept), len(made) - len(kept), truncated)
+
+    def _cut(self, ids: list[int]) -> Prompt:
+        if self.generation.truncate == "drop":
+            return Prompt(ids, 0)
+        end = len(ids) - self._behind
+        text_ids = ids[self._before : end]
+        n_cut = max(0, len(text_ids) - self._room)
+        kept = text_ids[n_cut:] if self.generation.truncate == "left" else text_ids[: len(text_ids) - n_cut]
+        return Prompt([*ids[: self._before], *kept, *ids[end:]], n_cut)
+
+
+def check_chat_template(tokenizer: Any, system: str | None) -> str:
+    """Try a chat template on a sample.
+
+    Returns:
+        Its digest.
+
+    Raises:
+        UserError: There is none, it fails, or it leaves out what it is given.
+    """
+    digest = template_sha256(tokenizer)
+    rendered = render_chat(tokenizer, None if system is None else _SAMPLE_SYSTEM, _SAMPLE)
+    for what, text in (("prompt", _SAMPLE), ("system message", system and _SAMPLE_SYSTEM)):
+        if text and text not in rendered:
+            raise UserError(f"{tokenizer.name_or_path}: the chat template leaves out the {what}.")
+    return digest
+
+
+def template_sha256(tokenizer: Any) -> str:
+    """Digest of the text of a tokenizer's chat template.
+
+    Raises:
+        UserError: It has none.
+    """
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError:
+        raise UserError(f"{tokenizer.name_or_path}: the tokenizer has no chat template.") from None
+    return hashlib.sha256(template.encode()).hexdigest()
+
+
+def render_chat(tokenizer: Any, system: str | None, text: str) -> str:
+    """Return a prompt as the checkpoint's chat template writes it, ready for the assistant's turn.
+
+    Templates come with checkpoints of others; transformers renders them in a sandbox without access to Python.
+
+    Raises:
+        UserError: The template cannot be rendered.
+    """
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages.append({"role": "user", "content": text})
+    try:
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    except Exception as error:  # whatever a template's expressions raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise UserError(f"{tokenizer.name_or_path}: the chat template fails: {reason}") from None
+
+
+def _special_tokens(tokenizer: Any) -> tuple[int, int]:
+    """How many special tokens a prompt begins and ends with."""
+    bare, whole = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+    for before in range(len(whole) - len(bare) + 1):
+        if whole[before : before + len(bare)] == bare:
+            return before, len(whole) - before - len(bare)
+    raise UserError(f"{tokenizer.name_or_path}: the tokenizer changes a text where it adds special tokens.")

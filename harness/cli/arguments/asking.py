@@ -1,0 +1,207 @@
+"""Commands that show what there is: report, show, check, claims, sql, compare, status, env, verify, list."""
+
+from pathlib import Path
+from typing import Final
+
+from exitbench.harness.cli.arguments.common import (
+    Commands,
+    add_data_dir,
+    add_database,
+    add_runs,
+    add_threads,
+    command,
+    up_to,
+)
+from exitbench.harness.cli.commands.listing import LISTS
+
+_MOST_TOKENS: Final = 10**9
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the commands of this file."""
+    _add_report(commands)
+    _add_check(commands)
+    _add_claims(commands)
+    _add_show(commands)
+    _add_sql(commands)
+    _add_compare(commands)
+    _add_status(commands)
+    _add_env(commands)
+    _add_verify(commands)
+    _add_list(commands)
+
+
+def _add_report(commands: Commands) -> None:
+    examples = (
+        "  exitbench report\n"
+        "  exitbench report --paper natcap\n"
+        "  exitbench report --format md --only summary\n"
+        "  exitbench report --format latex --paper mee --out tables.tex\n"
+        "  exitbench report --database other.duckdb --out other-report --draft"
+    )
+    parser = command(commands, "report", "report:report", "Write every figure and table from the database.", examples)
+    add_database(parser)
+    parser.add_argument("--paper", metavar="NAME", help="only what is of this paper: mee, prune, natcap or heads")
+    parser.add_argument(
+        "--format", choices=("html", "md", "latex"), default="html", help="the page (html), or tables as text"
+    )
+    parser.add_argument("--only", default="*", metavar="GLOB", help="tables to print as md or latex, by name")
+    parser.add_argument("--draft", action="store_true", help="write it even where findings say not to cite it")
+    parser.add_argument(
+        "--out", type=Path, metavar="PATH", help="folder of the page (RUNS/report), or file of the tables"
+    )
+
+
+def _add_check(commands: Commands) -> None:
+    examples = "  exitbench check\n  exitbench check --severity 2 && exitbench report"
+    about = "Show what to know of the runs before citing them; exit status 1 where a final report is refused."
+    parser = command(commands, "check", "check:check", about, examples)
+    add_database(parser)
+    parser.add_argument(
+        "--severity", type=int, choices=(1, 2, 3), default=1, help="findings of this severity and above (1: all)"
+    )
+
+
+def _add_claims(commands: Commands) -> None:
+    examples = (
+        "  exitbench claims --paper mee\n"
+        "  exitbench claims --kind claim --verdict 'fails here' --format md\n"
+        "  exitbench claims mee-measures-are-slower-than-full-depth"
+    )
+    about = "Hold what papers claim and print, and what we ask, against the database: a verdict with evidence each."
+    parser = command(commands, "claims", "claims:claims", about, examples)
+    parser.add_argument("claim", nargs="?", metavar="CLAIM", help="show this one in full, with its query")
+    add_database(parser)
+    parser.add_argument("--paper", metavar="NAME", help="only claims of mee, prune, natcap, heads or calm_free")
+    about = "only claim (the authors' words), consistency (printed numbers against each other) or question (ours)"
+    parser.add_argument("--kind", metavar="KIND", help=about)
+    about = (
+        "only those with it: holds here, fails here (measured); consistent, inconsistent (printed numbers); undecided, "
+        "not comparable or not measured"
+    )
+    parser.add_argument("--verdict", metavar="VERDICT", help=about)
+    parser.add_argument("--format", choices=("table", "md", "json", "csv"), default="table")
+
+
+def _add_show(commands: Commands) -> None:
+    examples = (
+        "  exitbench show 'builtin-free/squad/free*0.9*' --doc 3\n"
+        "  exitbench show 20260102T0304 --doc 0014f2e1 --against 'builtin-free/squad/full'\n"
+        "  exitbench show bb965132 --doc 3 --token 5"
+    )
+    about = "Print an answer token by token, each in the colour of the block it left after; beside another run's."
+    parser = command(commands, "show", "show:show", about, examples)
+    naming = "attempt or cell id, or its beginning, or a glob over MODEL/TASK/METHOD"
+    parser.add_argument("run", metavar="RUN", help=f"the run: {naming}")
+    parser.add_argument(
+        "--doc", default="1", metavar="K", help="number of the document in the order of keys, or its key (1)"
+    )
+    parser.add_argument("--against", metavar="RUN2", help="a second run on the same document")
+    parser.add_argument(
+        "--token", type=up_to(_MOST_TOKENS), metavar="N", help="also what every block read out at token N"
+    )
+    add_database(parser)
+
+
+def _add_sql(commands: Commands) -> None:
+    examples = (
+        "  exitbench sql 'SELECT model, task, method, value FROM frontier'\n"
+        "  exitbench sql 'SELECT * FROM exit_histogram' --out exits.parquet\n"
+        "  exitbench sql @hop_exit\n"
+        "  exitbench sql @near_ties --set margin=0.01 --set 'method=calm-*'\n"
+        "  exitbench sql @threshold_for_agreement --set agreement=0.95\n"
+        "  exitbench sql --explain-view frontier\n"
+        "  exitbench sql - < query.sql"
+    )
+    parser = command(commands, "sql", "sql:sql", "Ask the database one read-only SQL query.", examples)
+    parser.add_argument(
+        "query", nargs="?", metavar="QUERY", help="one DuckDB SELECT; @NAME: a saved one; -: from standard input"
+    )
+    add_database(parser)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="value of the query's parameter $NAME"
+    )
+    parser.add_argument(
+        "--format",
+        choices=("table", "csv", "json", "parquet"),
+        help="table (on a terminal too narrow for it: a line a value), or what the name of --out ends in",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="save the rows: csv, json or parquet")
+    parser.add_argument("--force", action="store_true", help="replace the file of --out")
+    parser.add_argument("--all", action="store_true", help="print every row of a table, not the first 200")
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--views", action="store_true", help="list the views, a line each, and stop")
+    asked.add_argument(
+        "--explain-view", metavar="NAME", help="print a view's columns, their meaning and its SQL, and stop"
+    )
+    asked.add_argument("--queries", action="store_true", help="list the saved queries, and stop")
+    asked.add_argument("--schema", action="store_true", help="print a document on all views and tables, and stop")
+    asked.add_argument(
+        "--cookbook", action="store_true", help="print questions and the SQL that answers them, and stop"
+    )
+
+
+def _add_status(commands: Commands) -> None:
+    examples = "  exitbench status\n  exitbench status builtin --watch"
+    about = "Show what is running, done, failed and left: from the spool, while the database is busy or absent."
+    parser = command(commands, "status", "status:status", about, examples)
+    parser.add_argument("suite", nargs="?", metavar="SUITE", help="only its cells, and the time left for all of them")
+    add_data_dir(parser, "that the suite names")
+    add_runs(parser)
+    parser.add_argument("--watch", action="store_true", help="refresh until Ctrl-C")
+
+
+def _add_compare(commands: Commands) -> None:
+    examples = (
+        "  exitbench compare 'builtin-free/squad/full' 'builtin-free/squad/static:exit_layer=2'\n"
+        "  exitbench compare 20260102T0304 bb965132 --format json\n"
+        "  exitbench compare 'builtin-free/squad/full' 'builtin-free/squad/calm-*' --format csv > calm.csv"
+    )
+    about = "Compare runs over the same documents: delta with interval, exact test, detectable effect, speed, tokens."
+    parser = command(commands, "compare", "compare:compare_runs", about, examples)
+    naming = "attempt or cell id, or its beginning, or a glob over MODEL/TASK/METHOD"
+    parser.add_argument("a", metavar="A", help=f"the run to compare with: {naming}")
+    parser.add_argument(
+        "b", metavar="B", help="the run to compare, or a glob of several, which are one family of tests"
+    )
+    add_database(parser)
+    parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
+
+
+def _add_env(commands: Commands) -> None:
+    examples = (
+        "  exitbench env diff 20260101T1200 20260301T1200\n"
+        "  exitbench env diff 3f9a now\n"
+        "  exitbench env show 20260101T120000"
+    )
+    about = "Compare software and machine of two attempts (exit code 1 if they differ), or show those of one."
+    parser = command(commands, "env", "env:env", about, examples)
+    parser.add_argument("action", choices=("diff", "show"))
+    naming = "beginning of the id of an attempt, cell (its latest attempt), environment or machine; now: this machine"
+    parser.add_argument("of", nargs="+", metavar="A", help=naming)
+    add_database(parser)
+
+
+def _add_verify(commands: Commands) -> None:
+    examples = (
+        "  exitbench verify 20260101T120000\n"
+        "  exitbench verify 'builtin-vanilla/squad/full'\n"
+        "  exitbench verify 3f9a12c4 --model checkpoints/mine --data-dir ../data"
+    )
+    about = "Run a stored cell again, aside, and compare every answer and token (exit code 1: they differ)."
+    parser = command(commands, "verify", "verify:verify_run", about, examples)
+    parser.add_argument(
+        "run", metavar="RUN", help="attempt or cell id or its beginning, or a glob of MODEL/TASK/METHOD"
+    )
+    parser.add_argument("--model", type=Path, metavar="DIR", help="checkpoint (default: found by the weights' digest)")
+    add_data_dir(parser, "that were answered")
+    add_runs(parser)
+    add_threads(parser, default="as the stored run")
+
+
+def _add_list(commands: Commands) -> None:
+    examples = "  exitbench list methods\n  exitbench list suites"
+    parser = command(
+        commands, "list", "listing:listing", "List what can be named in a suite or on the command line.", examples
+    )
+    parser.add_argument("what", choices=tuple(LISTS))

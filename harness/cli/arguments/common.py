@@ -1,0 +1,143 @@
+"""What the arguments of several commands have in common."""
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeAlias
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import KINDS
+from exitbench.harness.planning.retry import RETRIED
+
+HIDDEN: Final = "_"
+"""What begins so is for other programs: it works, but is not listed."""
+_MOST_DOCUMENTS: Final = 10**9
+_MOST_THREADS: Final = 4096
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that says what was wrong in one line, as every other bad input is told."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the arguments.
+
+        Raises:
+            UserError: Always.
+        """
+        raise UserError(f"{message.removeprefix('argument ').removesuffix('.')}. See `{self.prog} --help`.")
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+
+
+def command(commands: Commands, name: str, function: str, about: str, examples: str) -> Parser:
+    """Add a command.
+
+    Args:
+        commands: The commands so far.
+        name: What the user types.
+        function: What runs, as `module:function` within `harness.commands`.
+        about: One sentence.
+        examples: Lines to copy, each indented by two spaces.
+    """
+    listed: dict[str, Any] = {} if name.startswith(HIDDEN) else {"help": re.split(r" \(|[:;.] |\.$", about)[0]}
+    parser = commands.add_parser(
+        name,
+        **listed,
+        description=about,
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(command=function)
+    return parser
+
+
+def add_selection(parser: Parser, kinds: tuple[str, ...] | None = None) -> None:
+    """Add a suite and which of its cells; `kinds` fixes the kinds that may otherwise be chosen."""
+    parser.add_argument("suite", metavar="SUITE", help="name of a shipped suite, or path of a TOML file")
+    add_data_dir(parser, "that tasks and recipes name")
+    add_runs(parser)
+    parser.add_argument(
+        "--only", metavar="GLOB", help="cells whose name MODEL/TASK/METHOD/KIND matches, and what they need"
+    )
+    parser.add_argument(
+        "--limit", type=up_to(_MOST_DOCUMENTS), metavar="N", help="at most N documents a task (other cells, labelled)"
+    )
+    if kinds is None:
+        about = f"only these kinds of cells: {', '.join(KINDS)}"
+        parser.add_argument("--kinds", type=_kinds, metavar="KIND,..", help=about)
+    else:
+        parser.set_defaults(kinds=kinds)
+    parser.add_argument(
+        "--retry",
+        choices=tuple(RETRIED),
+        default="failed",
+        help="beside new cells, run stale ones (stale), also failed ones (failed, the default), or all again (all)",
+    )
+
+
+def add_executor(parser: Parser) -> None:
+    """Add where cells run."""
+    parser.add_argument(
+        "--executor", choices=("local", "slurm"), default="local", help="run here (local), or as jobs of Slurm (slurm)"
+    )
+    parser.add_argument(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a long option of sbatch, e.g. partition=gpu; may be repeated (docs/cluster.md)",
+    )
+
+
+def add_data_dir(parser: Parser, which: str) -> None:
+    """Add the folder of local files; `which` says whose."""
+    parser.add_argument("--data-dir", type=_folder, metavar="DIR", help=f"root of the local files {which}")
+
+
+def add_runs(parser: Parser) -> None:
+    """Add the folder in which everything lies."""
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of all run data (runs)")
+
+
+def add_database(parser: Parser) -> None:
+    """Add the folder in which everything lies, and a way to name another database."""
+    add_runs(parser)
+    parser.add_argument("--database", type=Path, metavar="FILE", help="result database (RUNS/exitbench.duckdb)")
+
+
+def add_threads(parser: Parser, default: str = "all available cores") -> None:
+    """Add the number of threads."""
+    about = f"threads of torch (default: {default})"
+    parser.add_argument("--threads", type=up_to(_MOST_THREADS), metavar="N", help=about)
+
+
+def up_to(most: int) -> Callable[[str], int]:
+    """Return what reads a whole number from 1 to `most`."""
+
+    def read(text: str) -> int:
+        # The length first: Python refuses to read thousands of digits.
+        if text.isascii() and text.isdigit() and len(text) <= len(str(most)) and 1 <= int(text) <= most:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{_quoted(text)} is not a whole number from 1 to {most}")
+
+    return read
+
+
+def _folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {_quoted(text)}")
+    return Path(text)
+
+
+def _quoted(text: str, most: int = 200) -> str:
+    return repr(text if len(text) <= most else f"{text[:most]}…")
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    words = tuple(text.split(","))
+    for word in words:
+        if word not in KINDS:
+            raise argparse.ArgumentTypeError(f"{_quoted(word)} is not one of {', '.join(KINDS)}")
+    return words

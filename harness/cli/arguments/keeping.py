@@ -1,0 +1,117 @@
+"""Commands that look after what there is: db, gc, rescore, annotate, export, import."""
+
+from pathlib import Path
+
+from exitbench.harness.cli.arguments.common import Commands, add_data_dir, add_database, command
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the commands of this file."""
+    _add_db(commands)
+    _add_gc(commands)
+    _add_rescore(commands)
+    _add_annotate(commands)
+    _add_export(commands)
+    _add_import(commands)
+
+
+def _add_db(commands: Commands) -> None:
+    examples = "  exitbench db check\n  exitbench db rebuild\n  exitbench db rebuild --runs other-runs"
+    about = "Look after the database: check every file and row, or rebuild it from the spool."
+    parser = command(commands, "db", "db:db", about, examples)
+    actions = (
+        "check: compare every file with its digest and every row with its file; "
+        "rebuild: anew from the spool, put in place when complete"
+    )
+    parser.add_argument("action", choices=("check", "rebuild"), help=actions)
+    parser.add_argument("--force", action="store_true", help="rebuild even if the spool has less than the database")
+    add_database(parser)
+
+
+def _add_gc(commands: Commands) -> None:
+    examples = "  exitbench gc\n  exitbench gc --yes\n  exitbench gc --superseded --spool --yes"
+    about = "Say what can be freed (killed and quarantined attempts, half-written folders), and free it with --yes."
+    parser = command(commands, "gc", "gc:gc", about, examples)
+    superseded = "also attempts that a later one, whole in spool and database, replaced at their cell, and their rows"
+    parser.add_argument("--superseded", action="store_true", help=superseded)
+    traces = (
+        "also the spool's traces (tokens, probes, scores, timings) of which the database has every row: it cannot "
+        "be rebuilt then, and cells that compute from them need them run again"
+    )
+    parser.add_argument("--spool", action="store_true", help=traces)
+    parser.add_argument("--yes", action="store_true", help="do it")
+    add_database(parser)
+
+
+def _add_rescore(commands: Commands) -> None:
+    examples = (
+        "  exitbench rescore\n"
+        "  exitbench rescore builtin\n"
+        "  exitbench rescore 'multi30k-free/multi30k/*' --data-dir ../data"
+    )
+    about = "Score stored answers under the tasks' current metric versions: no model is loaded, old scores stay."
+    parser = command(commands, "rescore", "rescore:rescore_runs", about, examples)
+    naming = "suites (name or TOML file), attempt or cell ids, or globs over MODEL/TASK/METHOD; everything without any"
+    parser.add_argument("names", nargs="*", metavar="RUN|SUITE", help=naming)
+    add_data_dir(parser, "that were answered")
+    add_database(parser)
+
+
+def _add_annotate(commands: Commands) -> None:
+    examples = (
+        "  exitbench annotate upos\n"
+        "  exitbench annotate upos '*/samsum/*'\n"
+        "  exitbench annotate upos 'vanilla/wmt-en-fr/*' --model fr_core_news_sm\n"
+        "  exitbench annotate upos --tagger stanza --model en"
+    )
+    about = "Tag the words of full depth's stored answers by spaCy or Stanza, as far as installed; no model is run."
+    parser = command(commands, "annotate", "annotate:annotate_runs", about, examples)
+    parser.add_argument("what", choices=("upos",), help="universal parts of speech, one a token (view token_tags)")
+    naming = "attempt or cell ids, or globs over MODEL/TASK/METHOD; every run at full depth without any"
+    parser.add_argument("names", nargs="*", metavar="RUN", help=naming)
+    parser.add_argument("--tagger", choices=("spacy", "stanza"), help="library (the first that is installed)")
+    of = "the library's model, in the language of the answers (English: en_core_web_sm, en)"
+    parser.add_argument("--model", metavar="NAME", help=of)
+    add_database(parser)
+
+
+def _add_export(commands: Commands) -> None:
+    examples = (
+        "  exitbench export results-2026-03\n"
+        "  exitbench export to-colleagues --with-texts\n"
+        "  exitbench export records --format every-eval-ever --organization 'Example University'"
+    )
+    about = "Write the results into a new folder: Parquet with checksums, or records that other tools read."
+    parser = command(commands, "export", "export:export", about, examples)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder to write; must not exist")
+    parser.add_argument(
+        "--format",
+        choices=("parquet", "every-eval-ever"),
+        default="parquet",
+        help="a Parquet file a table (parquet), or a JSON record a run in a schema that frameworks share",
+    )
+    parser.add_argument(
+        "--with-texts",
+        action="store_true",
+        help="keep outputs and references of data sets that may be licensed, and what tokens are spelled",
+    )
+    parser.add_argument("--organization", metavar="NAME", help="records: who hands them on (unknown)")
+    parser.add_argument(
+        "--relationship",
+        choices=("first_party", "third_party", "collaborative", "other"),
+        help="records: of who evaluated to who made the models (other)",
+    )
+    add_database(parser)
+
+
+def _add_import(commands: Commands) -> None:
+    examples = (
+        "  exitbench import ../other/runs/spool\n"
+        "  exitbench import colleague.duckdb\n"
+        "  exitbench import results-2026-03\n"
+        "  exitbench import .benchmarks/Linux-CPython-3.11-64bit/0001_perf.json"
+    )
+    about = "Add results from elsewhere: a spool, a database, a folder written by export, or pytest-benchmark's JSON."
+    parser = command(commands, "import", "merge:import_results", about, examples)
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="what it is, is seen from its content")
+    add_database(parser)

@@ -1,0 +1,121 @@
+"""``exitbench list``: what can be named in a suite or on the command line."""
+
+import dataclasses
+import inspect
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from exitbench.methods.base import Method
+
+
+def listing(arguments: Namespace) -> int:
+    """Print the names of one kind of thing, with a line on each."""
+    print("\n".join(LISTS[arguments.what]()))
+    return 0
+
+
+def _methods() -> Iterator[str]:
+    from exitbench.harness.conformance import USUAL
+    from exitbench.harness.conformance.process import examine_apart
+    from exitbench.harness.conformance.shipped import conforming_sources
+    from exitbench.methods.registry import get_method, method_names, source_sha256, unusable_methods
+
+    names, ours = method_names(), conforming_sources()
+    tried = [name for name in names if ours.get(name) != source_sha256(get_method(name))]
+    shape = dataclasses.asdict(USUAL)
+    verdicts = examine_apart([{"name": name, "params": {}, **shape} for name in tried])
+    told = dict.fromkeys(names, "conforms") | dict(zip(tried, map(str, verdicts), strict=True))
+    for name, verdict in told.items():
+        method = get_method(name)
+        yield f"{name:24} {_first_line(method)}"
+        yield f"  source: {method.source}"
+        yield f"  needs: {_needs(method)}"
+        yield f"  conformance: {verdict}"
+        for field in dataclasses.fields(method):
+            yield f"  {field.name} = {field.default!r}: {field.metadata['doc']}{_bounds(field)}"
+    for name, why in unusable_methods().items():
+        yield f"{name:24} cannot be used: {why}"
+
+
+def _needs(cls: "type[Method]") -> str:
+    try:
+        return _needs_of(cls())
+    except Exception as error:
+        return f"not known: {type(error).__name__}: {error}"
+
+
+def _needs_of(method: "Method") -> str:
+    parts = method.parts(n_blocks=8)
+    needs = ["trained exit heads"] if method.needs_exit_heads else []
+    needs += ["a fit on the train split"] if method.fit_params() else []
+    needs += ["the full depth of every token first"] if parts.gate.looks_ahead else []
+    needs += ["states of earlier blocks"] if parts.gate.needs_history else []
+    needs += [] if method.probe_tells_score() else ["a scores cell before a replay"]
+    return ", ".join(needs) or "nothing"
+
+
+def _bounds(field: "dataclasses.Field[object]") -> str:
+    low, high = field.metadata["low"], field.metadata["high"]
+    if field.metadata["choices"]:
+        return f" [{', '.join(field.metadata['choices'])}]"
+    return "" if low is None and high is None else f" [{'' if low is None else low} .. {'' if high is None else high}]"
+
+
+def _tasks() -> Iterator[str]:
+    from exitbench.tasks.registry import get_task, task_names
+
+    for name in task_names():
+        task = get_task(name)
+        yield f"{name:16} {_first_line(type(task))} Metrics: {', '.join(task.metrics)}."
+
+
+def _families() -> Iterator[str]:
+    from exitbench.harness.engine.checkpoints.families import FAMILIES
+
+    for name in sorted(FAMILIES):
+        yield f"{name:16} checkpoints whose config.json has model_type {name!r}"
+
+
+def _models() -> Iterator[str]:
+    from exitbench.harness.training import load_recipe, recipe_names
+
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        shape, base = recipe.architecture, recipe.start
+        if shape is not None:
+            blocks = f"{shape.family}, {shape.num_layers} encoder and {shape.num_decoder_layers} decoder blocks"
+            what = f"{blocks}, width {shape.d_model}"
+        else:
+            what = f"from {base.recipe or base.checkpoint}" if base is not None else ""
+        yield f"{name:20} {what}, {recipe.objective.loss} loss, {recipe.optimisation.steps} steps"
+
+
+def _suites() -> Iterator[str]:
+    from exitbench.harness.planning.suite import suite_names, suite_path
+
+    for name in suite_names():
+        yield f"{name:16} {suite_path(name).read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}"
+
+
+def _figures() -> Iterator[str]:
+    from exitbench.reports import figures
+    from exitbench.reports.sources import discover
+
+    for source in discover(figures):
+        yield f"{source.name:16} {source.module.TITLE}"
+
+
+def _first_line(cls: type) -> str:
+    return next(iter((inspect.getdoc(cls) or "").splitlines()), "")
+
+
+LISTS = {
+    "methods": _methods,
+    "tasks": _tasks,
+    "families": _families,
+    "models": _models,
+    "suites": _suites,
+    "figures": _figures,
+}

@@ -1,0 +1,77 @@
+"""``exitbench plan``: what a run would do."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+
+from exitbench.harness.cli.commands.folders import Runs
+from exitbench.harness.cli.commands.words import data_size, duration
+from exitbench.harness.planning.contracts import tried
+from exitbench.harness.planning.estimate import estimate_plan, of_group
+from exitbench.harness.planning.plan import Group, Plan, make_plan
+from exitbench.harness.planning.retry import Retry
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.training.store import SHIPPED
+from exitbench.results.analysis.history import Estimate, total
+from exitbench.terminal import number_of, tell
+
+
+def planned(arguments: Namespace) -> Plan:
+    """Make the plan that the arguments ask for.
+
+    Raises:
+        UserError: The suite, its data or its models are not usable.
+    """
+    runs = Runs(arguments.runs)
+    return make_plan(
+        load_suite(arguments.suite),
+        runs.spool,
+        runs.models,
+        arguments.data_dir,
+        only=arguments.only,
+        limit=arguments.limit,
+        kinds=arguments.kinds,
+    )
+
+
+def plan(arguments: Namespace) -> int:
+    """Print every cell and its state, and what a run would take."""
+    made, runs = planned(arguments), Runs(arguments.runs)
+    estimates = estimate_plan(made, runs.spool, arguments.retry)
+    tell("\n".join(_lines(made, arguments.retry, estimates)), sys.stdout)
+    for line in tried(made, arguments.retry, runs.root):
+        tell(f"Contracts: {line}", sys.stdout)
+    return 0
+
+
+def _lines(plan: Plan, retry: Retry, estimates: dict[str, Estimate]) -> Iterator[str]:
+    yield from plan.remarks
+    for group in plan.groups:
+        yield f"{group.model.name}: {_origin(group)}"
+        yield from (f"  {remark}" for remark in group.remarks)
+        if group.folder is None:
+            yield from (f"  new     {label}" for label in group.labels)
+        for cell in group.cells:
+            yield f"  {cell.state:7} {cell.item.label}" + (f"  ({cell.why})" if cell.why else "")
+        if own := of_group(group, estimates):
+            yield f"  to run: {_cost(own)}"
+    states = plan.states()
+    counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()) if count)
+    yield f"\n{number_of(states.total(), 'cell')}: {counted}. Runs with --retry {retry}: {plan.to_run_count(retry)}."
+    if estimates:
+        yield f"By earlier attempts, one cell after the other: {_cost(list(estimates.values()))}."
+
+
+def _cost(estimates: list[Estimate]) -> str:
+    seconds, size_bytes, unknown = total(estimates)
+    known = f"{duration(seconds)}, {data_size(size_bytes)}" if unknown < len(estimates) else "time and size unknown"
+    return known + (f"; unknown for {unknown} of {len(estimates)} cells" if 0 < unknown < len(estimates) else "")
+
+
+def _origin(group: Group) -> str:
+    if group.recipe is None:
+        return f"checkpoint {group.folder}"
+    if group.folder is None:
+        return f"recipe {group.recipe.name}, not trained yet (a run trains it first)"
+    how = "shipped" if group.folder.is_relative_to(SHIPPED) else "trained"
+    return f"recipe {group.recipe.name}, {how} in {group.folder}"

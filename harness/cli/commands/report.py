@@ -1,0 +1,87 @@
+"""``exitbench report``: every figure and table from the database; loads no model."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exitbench.errors import UserError, suggestion
+from exitbench.harness.cli.commands.folders import existing_database, existing_runs
+from exitbench.harness.running.environment import available_cores
+from exitbench.terminal import tell
+
+if TYPE_CHECKING:  # matplotlib is not loaded to print tables
+    from exitbench.reports.render import ReportSummary
+
+
+def report(arguments: Namespace) -> int:
+    """Write the report and say where it lies, or print tables as text.
+
+    Raises:
+        UserError: The database cannot be opened, its findings forbid a final report, or the folder cannot be written.
+    """
+    from exitbench.reports.sources import PAPERS
+
+    if arguments.paper not in (None, *PAPERS):
+        raise UserError(f"No paper is called {arguments.paper!r}.{suggestion(arguments.paper, PAPERS)}")
+    if arguments.only != "*":
+        from exitbench.reports.material import require_table
+
+        require_table(arguments.paper, arguments.only)
+    if arguments.format != "html":
+        return _print_tables(arguments)
+    if arguments.only != "*":
+        raise UserError("--only chooses tables to print: give --format md or --format latex with it.")
+    from exitbench.reports.render import write_report
+
+    summary = write_report(
+        existing_database(arguments),
+        _folder(arguments),
+        paper=arguments.paper,
+        draft=arguments.draft,
+        workers=available_cores(),
+        progress=True,
+    )
+    print(f"Report  {summary.index_html}")
+    if summary.is_draft:
+        print("A draft: see `exitbench check`.")
+    if summary.empty:
+        print(f"Without data: {', '.join(summary.empty)}")
+    return print_broken(summary)
+
+
+def print_broken(summary: "ReportSummary") -> int:
+    """Say which figures could not be drawn; return 1 if there is one."""
+    for name, error in summary.broken.items():
+        tell(f"{name} could not be drawn: {error}")
+    return 1 if summary.broken else 0
+
+
+def _folder(arguments: Namespace) -> Path:
+    """A paper's report lies beside the whole one."""
+    if arguments.out:
+        return Path(arguments.out)
+    named: Path | None = arguments.database
+    whole = named.parent / "report" if named else existing_runs(arguments.runs).report
+    return whole if arguments.paper is None else whole.with_name(f"{whole.name}-{arguments.paper}")
+
+
+def _print_tables(arguments: Namespace) -> int:
+    from exitbench.reports.material import read_tables
+    from exitbench.reports.tables.filled import fill
+    from exitbench.reports.tables.writing import FORMATS
+    from exitbench.results.files.whole_file import write_whole_file
+
+    filled = [
+        fill(source, frame)
+        for source, frame in read_tables(existing_database(arguments), arguments.paper, arguments.only, arguments.draft)
+        if frame.rows
+    ]
+    text = "\n".join(FORMATS[arguments.format](table) for table in filled) or "No table has rows yet.\n"
+    if arguments.out is None:
+        print(text, end="")
+        return 0
+    try:
+        write_whole_file(Path(arguments.out), text)
+    except OSError as error:
+        raise UserError(f"The tables cannot be written to {arguments.out}: {error.strerror}. Give a file.") from error
+    return 0

@@ -1,0 +1,175 @@
+"""Rows on standard output or in a file, in the formats that every command that answers with rows has."""
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from exitbench.errors import UserError
+from exitbench.results.files.comma_separated import csv_writer
+from exitbench.results.files.whole_file import whole_file
+from exitbench.terminal import told_apart, visible
+
+if TYPE_CHECKING:
+    from exitbench.results.database.answers import Answer
+
+Row = Sequence[Any]
+
+_CUT: Final = 40
+"""Characters of a cell, where a table is too wide for the terminal."""
+
+
+def save(answer: "Answer", path: Path, form: str, force: bool = False) -> int:
+    """Write an answer to a file, which is there whole or not at all; return the number of rows.
+
+    Args:
+        answer: Rows, read batch by batch.
+        path: The file.
+        form: csv, json or parquet.
+        force: Whether a file that is there may be replaced.
+
+    Raises:
+        UserError: The file is there already, its folder cannot be written, or Parquet has no such type.
+    """
+    from pyarrow import ArrowException
+
+    if path.exists() and not force:
+        raise UserError(f"{path} is there already. Name another file, or add --force to replace it.")
+    try:
+        with whole_file(path) as beside:
+            return _save_parquet(answer, beside) if form == "parquet" else _save_text(answer, beside, form)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+    except ArrowException as error:
+        raise UserError(f"{path} cannot be written as {form}: {error}. A cast in the query helps, or csv.") from error
+
+
+def _save_parquet(answer: "Answer", path: Path) -> int:
+    from pyarrow import parquet
+
+    written = 0
+    with parquet.ParquetWriter(path, answer.schema, compression="zstd") as writer:
+        for batch in answer.batches:
+            writer.write_batch(batch)
+            written += batch.num_rows
+    return written
+
+
+def _save_text(answer: "Answer", path: Path, form: str) -> int:
+    written = 0
+
+    def counted() -> Iterator[Row]:
+        nonlocal written
+        for row in answer.rows():
+            written += 1
+            yield row
+
+    with path.open("w", encoding="utf-8", newline="") as file:
+        FORMATS[form](answer.schema.names, counted(), file)
+    return written
+
+
+def _write_table(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
+    """Write aligned columns, for which all rows are looked at first.
+
+    Where that is too wide for a terminal, long cells are cut, but so that what differs still does; where it is too wide
+    still, every value gets a line of its own.
+    """
+    rows, out = list(rows), file or sys.stdout
+    room = shutil.get_terminal_size().columns if out.isatty() else math.inf
+    cells = [[_text(value) for value in row] for row in (names, *rows)]
+    if _width(cells) > room:
+        columns = [told_apart(column, _CUT) for column in zip(*cells, strict=True)]
+        cut = [list(line) for line in zip(*columns, strict=True)]
+        if rows and _width(cut) > room:
+            _write_records(cells, out)
+            return
+        cells = cut
+    widths = _widths(cells)
+    numeric = [bool(rows) and all(isinstance(row[n], _NUMBERS) for row in rows) for n in range(len(names))]
+    lines = [
+        "  ".join(
+            c.rjust(w) if right else c.ljust(w) for c, w, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in cells
+    ]
+    print("\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]]), file=out)
+
+
+def _widths(cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*cells, strict=True)]
+
+
+def _width(cells: Sequence[Sequence[str]]) -> int:
+    """Characters of a line, with what parts its columns."""
+    widths = _widths(cells)
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _write_records(cells: Sequence[Sequence[str]], out: TextIO) -> None:
+    names, *rows = cells
+    width = max(map(len, names)) + 1
+    for number, row in enumerate(rows, start=1):
+        print(f"-- {number} --", file=out)
+        for name, text in zip(names, row, strict=True):
+            print(f"{name + ':':{width}} {text}".rstrip(), file=out)
+
+
+def _write_csv(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
+    """Write the values as they are; on a terminal, control characters are spelled out."""
+    out = file or sys.stdout
+    writer = csv_writer(out)
+    spelled = _spelled if out.isatty() else lambda value: value
+    writer.writerow(map(spelled, names))
+    writer.writerows([spelled(_csv_value(value)) for value in row] for row in rows)
+
+
+def _write_json(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
+    out = file or sys.stdout
+    separator = "[\n"
+    for row in rows:
+        text = _json(dict(zip(names, row, strict=True)), indent=1)
+        out.write(separator + "\n".join(f" {line}" for line in text.split("\n")))
+        separator = ",\n"
+    out.write("[]\n" if separator == "[\n" else "\n]\n")
+
+
+def _text(value: Any) -> str:
+    """A value for a terminal: control characters, which a model may have written, are spelled out."""
+    text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return visible(text)
+
+
+def _csv_value(value: Any) -> Any:
+    return _json(value) if isinstance(value, list | dict) else value
+
+
+def _spelled(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) else value
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    """A value as JSON; what cannot be seen is written as its number, which means the same."""
+    text = json.dumps(_plain(value), default=str, ensure_ascii=False, indent=indent, allow_nan=False)
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return "".join(c if c == "\n" or visible(c) == c else json.dumps(c)[1:-1].replace("\x7f", "\\u007f") for c in text)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it, where there is no NaN and no infinity (null), and sums of integers are numbers."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+_NUMBERS: Final = int | float | Decimal | None
+FORMATS: Final = {"table": _write_table, "csv": _write_csv, "json": _write_json}

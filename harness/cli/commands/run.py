@@ -1,0 +1,199 @@
+"""``exitbench run``: train what is missing, run what is not done, fill the database, report."""
+
+import sys
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.cli.commands.failures import failure_lines
+from exitbench.harness.cli.commands.folders import Runs
+from exitbench.harness.cli.commands.plan import planned
+from exitbench.harness.cli.commands.report import print_broken
+from exitbench.harness.planning.contracts import failing, with_verdicts
+from exitbench.harness.planning.plan import Group, Plan, resolve_device
+from exitbench.harness.planning.retry import Retry
+from exitbench.harness.running.environment import available_cores
+from exitbench.harness.running.executors.base import Executor
+from exitbench.harness.running.executors.gpus import visible_gpus
+from exitbench.harness.running.executors.local import LocalExecutor
+from exitbench.harness.running.progress import progress
+from exitbench.harness.training import ensure_all_trained
+from exitbench.results.beside.trainings import record_training
+from exitbench.terminal import number_of, tell
+
+EXAMPLE_QUERY = "SELECT model, task_label, method, params, round(value, 1) AS value FROM frontier ORDER BY ALL"
+LEFT_OUT_QUERY = """
+    SELECT DISTINCT model, task_label, value AS dropped, n FROM metric_values
+    WHERE metric = 'documents_dropped' AND kind = 'quality' AND suite = ? ORDER BY ALL
+"""
+FAILURES_QUERY = "SELECT model, task_label, method, params, kind, status, reason FROM failures"
+
+
+def run(arguments: Namespace) -> int:
+    """Run a suite; returns 0 if every cell that ran ended ok and is in the database, else 1.
+
+    Raises:
+        UserError: Anything that can be known before work begins, or data that turns out damaged.
+        KeyboardInterrupt: The user interrupted; finished cells are in the spool and in the database.
+    """
+    runs = Runs(arguments.runs)
+    # Before the plan: what jobs left undone while nobody looked becomes rows, which the plan then finds.
+    slurm = _slurm(arguments, runs)
+    plan = planned(arguments)
+    if slurm is not None and plan.suite.device == "auto":
+        raise UserError(
+            '--executor slurm: device = "auto" of the suite means this machine; name "cuda" or "cpu" there.'
+        )
+    executor = slurm or _local(plan, runs)
+    runs.require_writable()
+    if _ingest(runs):  # what is damaged has left the spool: those cells are to be run again
+        plan = planned(arguments)
+    if plan.untrained:
+        cores = arguments.threads or available_cores()
+        ensure_all_trained(plan.untrained, runs.models, arguments.data_dir, cores)
+        plan = planned(arguments)
+    for remark in plan.remarks:
+        tell(remark)
+    for group in plan.groups:
+        for remark in group.remarks:
+            tell(f"{group.model.name}: {remark}")
+        if group.folder is not None and group.cells:
+            record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
+    plan = with_verdicts(plan, arguments.retry, runs.root, _say_tried)
+    for method in failing(plan):
+        tell(f"Breaks its contract, so that its runs are not to be cited: {method}")
+    left_out: list[str] = []
+    try:
+        statuses = _run_groups(plan, runs, executor, arguments, left_out)
+    except KeyboardInterrupt:
+        _ingest_meanwhile(runs)
+        print("Interrupted. What is finished is kept; the same command goes on from there.", file=sys.stderr)
+        raise
+    left_out += _ingest(runs)
+    _print_results(runs, plan.suite.name)
+    if not arguments.no_report:
+        _print_report(runs)
+    print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')
+    verdict = _verdict(statuses, plan, runs, arguments.retry)
+    return 1 if left_out else verdict
+
+
+def _say_tried(number: int) -> None:
+    print(f"Trying whether methods keep their contracts: {number} settings.", file=sys.stderr)
+
+
+def _slurm(arguments: Namespace, runs: Runs) -> Executor | None:
+    """The Slurm executor, if that is what the arguments name."""
+    if arguments.executor == "slurm":
+        from exitbench.harness.running.executors.slurm import SlurmExecutor
+        from exitbench.harness.running.executors.slurm_options import read_options
+
+        return SlurmExecutor(runs.slurm.resolve(), read_options(arguments.slurm))
+    if arguments.slurm:
+        raise UserError(f"--slurm {arguments.slurm[0]}: only goes with --executor slurm.")
+    return None
+
+
+def _local(plan: Plan, runs: Runs) -> Executor:
+    if plan.device == "cuda" and resolve_device("auto") != "cuda":
+        raise UserError(
+            f'{plan.suite.path}: [defaults] device is "cuda", but torch sees no GPU here. Allowed: "cpu", or "auto", '
+            "which takes a GPU where there is one."
+        )
+    return LocalExecutor(runs.logs, visible_gpus() if plan.device == "cuda" else ())
+
+
+def _run_groups(
+    plan: Plan, runs: Runs, executor: Executor, arguments: Namespace, left_out: list[str]
+) -> dict[str, str]:
+    """Run what is to be run; returns how each cell ended, by its id. What no database takes is added to `left_out`."""
+    threads = arguments.threads or executor.threads
+    specs = [_spec(group, plan, runs, threads, arguments) for group in plan.groups]
+    with progress(plan.to_run_count(arguments.retry)) as bars:
+        return executor.run(
+            [spec for spec in specs if spec.cells], bars, lambda: left_out.extend(_ingest_meanwhile(runs))
+        )
+
+
+def _spec(group: Group, plan: Plan, runs: Runs, threads: int, arguments: Namespace) -> WorkerSpec:
+    if group.folder is None:
+        raise UserError(f"model {group.model.name!r} was trained but is not found in {runs.models}.")
+    return WorkerSpec(
+        cells=group.to_run(arguments.retry),
+        model_path=group.folder.resolve(),
+        data_dir=arguments.data_dir and arguments.data_dir.resolve(),
+        spool=runs.spool.resolve(),
+        device=plan.device,
+        threads=threads,
+    )
+
+
+def _ingest(runs: Runs, say: Callable[[str], None] | None = tell) -> tuple[str, ...]:
+    """Fill the database with what has ended; returns what was left out, and why.
+
+    Other runs that fill it are waited for; without `say`, not for long.
+    """
+    from exitbench.results.ingest.ingest import ingest
+
+    left_out = ingest(runs.spool, runs.database, say=say).quarantined
+    for message in left_out:
+        tell(f"left out of the database: {message}")
+    return left_out
+
+
+def _ingest_meanwhile(runs: Runs) -> tuple[str, ...]:
+    """The same while cells run, which do not end because somebody has the database open or the disk is full."""
+    try:
+        return _ingest(runs, say=None)
+    except UserError as error:
+        tell(f"The database is filled later: {error}")
+        return ()
+
+
+def print_left_out(path: Path, suite: str) -> None:
+    """Say of which results documents were left out because their prompts were too long."""
+    from exitbench.results.database.connection import open_database
+
+    with open_database(path) as database:
+        rows = database.query(LEFT_OUT_QUERY, [suite]).to_pylist()
+    for row in rows:
+        where, dropped = f"{row['model']} on {row['task_label']}", f"{row['dropped']:.0f} of {row['n']} documents"
+        tell(f"{where}: {dropped} left out, whose prompts are too long", sys.stdout)
+
+
+def _print_results(runs: Runs, suite: str) -> None:
+    from exitbench.reports.tables.text import calibration_text, summary_text
+    from exitbench.results.database.patience import patiently
+
+    print(patiently(lambda: summary_text(runs.database), tell))
+    if calibrations := patiently(lambda: calibration_text(runs.database), tell):
+        print(calibrations)
+    print_left_out(runs.database, suite)
+    print(f"Database  {runs.database}")
+
+
+def _print_report(runs: Runs) -> None:
+    from exitbench.reports.render import write_report
+    from exitbench.results.database.patience import patiently
+
+    cores = available_cores()
+    report = patiently(lambda: write_report(runs.database, runs.report, draft=True, workers=cores, progress=True), tell)
+    print(f"Report    {report.index_html}{' (a draft: see `exitbench check`)' if report.is_draft else ''}")
+    print_broken(report)
+
+
+def _verdict(statuses: Mapping[str, str], plan: Plan, runs: Runs, retry: Retry) -> int:
+    bad = [cell_id for cell_id, status in statuses.items() if status != "ok"]
+    if bad:
+        counts = Counter(statuses[cell_id] for cell_id in bad)
+        tell("\n" + ", ".join(f"{count} {status}" for status, count in sorted(counts.items())) + ":")
+        for line in failure_lines(runs.database, bad):
+            tell(f"  {line}")
+        tell(f'More: exitbench sql --database {runs.database} "{FAILURES_QUERY}"')
+    elif not statuses:
+        done = plan.states()["done"]
+        tell(f"\nNothing to run: {number_of(done, 'cell')} {'is' if done == 1 else 'are'} done (--retry {retry}).")
+    return 1 if bad else 0

@@ -1,0 +1,208 @@
+"""``exitbench sql``: one read-only query over the result database, and what can be asked there."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from itertools import groupby, islice, pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+
+from exitbench.errors import UserError, suggestion
+from exitbench.harness.cli.commands.folders import existing_database
+from exitbench.harness.cli.commands.rows import FORMATS, save
+from exitbench.results.database.answers import Answer, answer
+from exitbench.results.database.connection import WAIT_S, Database, DatabaseInUse, open_database
+from exitbench.results.database.cookbook import SECTIONS, cookbook_markdown
+from exitbench.results.database.schema_doc import described_views, schema_markdown
+from exitbench.results.queries import parameter_text, parameter_value, query_names, saved_query
+
+SHOWN_ROWS: Final = 200
+"""Rows of a table on the screen, unless all are asked for."""
+
+_SILENT_S: Final = 1.0
+"""A wait this short is not worth a word."""
+
+_INSTEAD: Final = ("views", "explain_view", "queries", "schema", "cookbook")
+"""Options that show something else than a query's answer."""
+_OF_A_QUERY: Final = ("query", "set", "format", "out", "force", "all")
+_READING: Final = ("SELECT", "EXPLAIN")
+_WRITING: Final = ("COPY", "INSERT", "UPDATE", "DELETE", "MERGE")
+_SAVED: Final = "@"
+
+
+def sql(arguments: Namespace) -> int:
+    """Print or save the rows of a query, or say what can be asked.
+
+    Raises:
+        UserError: The query is not one statement that only reads, DuckDB does not accept it, there is no such saved
+            query or view, a parameter is missing or unknown, an argument would have no effect, or the file cannot be
+            written.
+    """
+    _require_used(arguments)
+    if arguments.queries:
+        print(_saved_queries())
+    elif arguments.views:
+        print("\n".join(f"{view.name:18} {_first_sentence(view.comment)}" for view in described_views()))
+    elif arguments.explain_view is not None:
+        print(_explained(arguments.explain_view))
+    elif arguments.schema:
+        print(schema_markdown(), end="")
+    elif arguments.cookbook:
+        print(cookbook_markdown(), end="")
+    else:
+        _ask(arguments)
+    return 0
+
+
+def _require_used(arguments: Namespace) -> None:
+    """Refuse arguments that would have no effect."""
+    given = [name for name, value in vars(arguments).items() if value not in (None, False, [])]
+    instead = [name for name in given if name in _INSTEAD]
+    unused = [name for name in given if name in _OF_A_QUERY]
+    if instead and unused:
+        option = instead[0].replace("_", "-")
+        raise UserError(f"--{option}: takes neither a query nor its options; given: {', '.join(unused)}.")
+    if arguments.force and arguments.out is None:
+        raise UserError("--force: only goes with --out.")
+
+
+def _ask(arguments: Namespace) -> None:
+    query, parameters = _query(arguments.query, arguments.set)
+    path = existing_database(arguments)
+    form = _format(arguments.format, arguments.out)
+    if arguments.out is not None and arguments.out.resolve() == path.resolve():
+        raise UserError(f"--out {arguments.out} is the database itself. Name another file.")
+    with _opened(path) as database, answer(database, query, parameters) as found:
+        if arguments.out is not None:
+            rows = save(found, arguments.out, form, arguments.force)
+            print(f"{arguments.out}: {rows} row{'' if rows == 1 else 's'}", file=sys.stderr)
+        elif form == "table" and not arguments.all:
+            _print_beginning(found)
+        else:
+            FORMATS[form](found.schema.names, found.rows())
+
+
+def _opened(path: Path) -> Database:
+    try:
+        return open_database(path, wait_s=_SILENT_S)
+    except DatabaseInUse as error:
+        print(f"{path} is in use by {error.who}; waiting up to {WAIT_S:g} s.", file=sys.stderr, flush=True)
+        return open_database(path)
+
+
+def _print_beginning(found: Answer) -> None:
+    rows = list(islice(found.rows(), SHOWN_ROWS + 1))
+    FORMATS["table"](found.schema.names, rows[:SHOWN_ROWS])
+    if len(rows) > SHOWN_ROWS:
+        sys.stdout.flush()
+        print(f"The first {SHOWN_ROWS} rows; --all prints every one, --out FILE saves them.", file=sys.stderr)
+
+
+def _query(asked: str | None, assignments: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
+    """Return the query's text and the values of its parameters."""
+    if asked is None:
+        raise UserError(
+            "There is no query. Give one, @NAME of a saved one (--queries lists them), or - for standard input."
+        )
+    saved = saved_query(asked.removeprefix(_SAVED)) if asked.startswith(_SAVED) else None
+    text = saved.sql if saved is not None else sys.stdin.read() if asked == "-" else asked
+    named = require_reading(text)
+    given: dict[str, Any] = {}
+    for name, value in map(_assignment, assignments):
+        if name in given:
+            raise UserError(f"--set {name}: is given more than once.")
+        given[name] = value
+    for name in given:
+        if name not in named:
+            allowed = suggestion(name, named) if named else " The query has no parameters."
+            raise UserError(f"--set {name}: the query has no parameter ${name}.{allowed}")
+    values = {**(saved.defaults if saved is not None else {}), **given}
+    if missing := sorted(named - set(values)):
+        raise UserError(f"The query needs {', '.join(f'--set {name}=VALUE' for name in missing)}.")
+    return text, values
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise UserError(f"--set {text}: not NAME=VALUE.")
+    return name, parameter_value(value)
+
+
+def _format(asked: str | None, out: Path | None) -> str:
+    """Return the format, from the file's name where it is not asked for."""
+    if out is None:
+        if asked == "parquet":
+            raise UserError("--format parquet is not for a screen. Add --out FILE.")
+        return asked or "table"
+    files = ("csv", "json", "parquet")
+    form = asked or out.suffix.removeprefix(".")
+    if form not in files:
+        raise UserError(f"--out {out}: which format? Add --format {', '.join(files[:-1])} or {files[-1]}.")
+    return form
+
+
+def require_reading(query: str) -> set[str]:
+    """Check that a query is one statement and only reads; the connection could not write anyway.
+
+    Returns:
+        The names of its parameters.
+
+    Raises:
+        UserError: It is not.
+    """
+    try:
+        statements = duckdb.extract_statements(query)
+    except duckdb.Error as error:
+        raise UserError(f"The query failed: {error}") from None
+    kinds = [statement.type.name for statement in statements]
+    if len(kinds) != 1:
+        raise UserError(f"{len(kinds)} statements were given; exactly one is allowed.")
+    if (kind := _within(query) or kinds[0]) not in _READING:
+        raise UserError(f"{kind} is refused: the database is read-only here. Allowed: {', '.join(_READING)}.")
+    return set(statements[0].named_parameters)
+
+
+def _within(query: str) -> str | None:
+    """Return the statement that writes inside one that reads: explained while it runs, or as WITH x AS (COPY ...).
+
+    COPY may write to the database's own file and log, since those are open.
+    """
+    starts = [start for start, kind in duckdb.tokenize(query) if kind != duckdb.token_type.comment]
+    encoded = query.encode()
+    words = [encoded[a:b].decode(errors="replace") for a, b in pairwise([*starts, len(encoded)])]
+    plain = [word.partition("--")[0].partition("/*")[0].strip().upper() for word in words]
+    if plain[0] == "EXPLAIN":
+        return next((word for word in plain[1:] if word in _WRITING), None)
+    return next((word for before, word in pairwise(plain) if before.endswith("(") and word in _WRITING), None)
+
+
+def _saved_queries() -> str:
+    lines = []
+    queries = sorted(map(saved_query, query_names()), key=lambda query: SECTIONS.index(query.section))
+    for section, members in groupby(queries, key=lambda query: query.section):
+        lines.append(f"{section}\n")
+        for query in members:
+            lines.append(f"{_SAVED}{query.name}\n    {query.question} {query.reading}")
+            lines += [
+                f"    --set {name}={parameter_text(value)}: {query.meanings[name]}"
+                for name, value in query.defaults.items()
+            ]
+        lines.append("")
+    return "\n".join(lines[:-1])
+
+
+def _explained(name: str) -> str:
+    views = {view.name: view for view in described_views()}
+    if name not in views:
+        raise UserError(f"There is no view {name!r}.{suggestion(name, views)}")
+    view = views[name]
+    width = max(len(column.name) for column in view.columns)
+    columns = "\n".join(f"  {column.name:{width}}  {column.type}" for column in view.columns)
+    return f"{view.comment}\n\n{columns}\n\n{view.sql}"
+
+
+def _first_sentence(comment: str) -> str:
+    return comment.replace("\n", " ").partition(". ")[0].removesuffix(".") + "."

@@ -1,0 +1,127 @@
+"""The command line. Reading arguments imports nothing heavy; each command imports what it needs."""
+
+import argparse
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from io import TextIOWrapper
+from typing import NoReturn
+
+from exitbench import __version__
+from exitbench.errors import UserError, no_room, suggestion
+from exitbench.harness.processes.interrupts import Interruptible
+from exitbench.terminal import one_screen, tell, without_middle
+
+INTERRUPTED = 130
+_SHOWN = 200
+"""Characters of a path that is too long."""
+_START = """\
+start here:
+  exitbench plan builtin              what the built-in suite would run
+  exitbench run builtin --limit 20    20 documents a task: table, report, database
+  exitbench sql --queries             what can be asked of the results
+
+A suite is a TOML file; `exitbench list suites` names those that come along. It
+can name tasks, methods, recipes (list models) and checkpoints (list families).
+Each command explains itself, with examples: exitbench COMMAND --help
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0, 1 (some cell failed), 2 (bad input), 130 (interrupted)."""
+    given = sys.argv[1:] if argv is None else argv
+    try:
+        with Interruptible():
+            return _command(given)
+    except UserError as error:
+        tell(f"exitbench: {one_screen(str(error))}")
+        return 2
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) has left; keep the interpreter from complaining while it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            tell(f"exitbench: {without_middle(str(error.filename), _SHOWN)}: {error.strerror}.")
+            return 2
+        if (cause := no_room(error)) is None:
+            raise
+        where = f"{cause.filename}: " if cause.filename else ""
+        tell(f"exitbench: {where}{cause.strerror}. What is finished is kept; the same command goes on.")
+        return 2
+    except MemoryError:
+        tell(f"exitbench: {given[0]}: not enough memory. Fewer documents (--limit) or smaller files need less.")
+        return 2
+    except RecursionError:
+        tell(f"exitbench: {given[0]}: something that was read is nested too deep, or refers to itself.")
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _command(given: Sequence[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # an encoding may lack what models write, and what we do
+            stream.reconfigure(errors="backslashreplace")
+    arguments = _parsed(given)
+    module, function = arguments.command.split(":")
+    command: Callable[[argparse.Namespace], int] = getattr(
+        import_module(f"exitbench.harness.cli.commands.{module}"), function
+    )
+    code = command(arguments)
+    sys.stdout.flush()
+    return code
+
+
+def console() -> NoReturn:
+    """The console script: `main`, then the end of the process.
+
+    Ends without tearing the interpreter down: where torch and DuckDB meet in one process, DuckDB's binding
+    takes what torch keeps alive for leaks and prints pages about it.
+    """
+    # A scheduler's SIGTERM ends a run as Ctrl-C does: what is finished stays.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    code = INTERRUPTED
+    try:
+        try:
+            code = main()
+            sys.stderr.flush()
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+    except KeyboardInterrupt:  # as `main` ended
+        pass
+    os._exit(code)
+
+
+def _parsed(given: Sequence[str]) -> argparse.Namespace:
+    """Read the arguments.
+
+    Raises:
+        UserError: They are not a command's.
+    """
+    # Imported here, where an interrupt is taken care of.
+    from exitbench.harness.cli.arguments import asking, keeping, running
+    from exitbench.harness.cli.arguments.common import HIDDEN, Parser
+
+    parser = Parser(
+        "exitbench",
+        description="Benchmark early-exit methods and ask the results in SQL.",
+        epilog=_START,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"exitbench {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for group in (running, asking, keeping):
+        group.add_commands(commands)
+    if given and not given[0].startswith("-") and given[0] not in commands.choices:
+        listed = [name for name in commands.choices if not name.startswith(HIDDEN)]
+        raise UserError(f"there is no command {given[0]!r}.{suggestion(given[0], listed)}")
+    return parser.parse_args(given)
+
+
+if __name__ == "__main__":
+    console()

@@ -1,0 +1,1 @@
+"""Files of a Hugging Face checkpoint: configuration, safetensors, families, tokenizer, digests."""

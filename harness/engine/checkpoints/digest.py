@@ -1,0 +1,153 @@
+"""What a checkpoint's folder holds, by content: digests of weights, configuration and tokenizer, and its size.
+
+Hashing gigabytes takes longer than planning a suite, so the description is kept beside the weights, with
+the size and time of every file it was made from.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import ModelRef
+from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE, checkpoint_remarks, weight_files
+from exitbench.harness.engine.checkpoints.tokenizer_files import check_vocabulary, load_tokenizer, tokenizer_files
+from exitbench.harness.reading.regular_files import read_json
+from exitbench.results.files.canonical import content_id
+
+CACHE = ".exitbench.json"
+CACHE_VERSION = 2
+"""Raise it whenever a description has something new to say, or refuses what it did not."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """A checkpoint as a plan needs to know it.
+
+    Attributes:
+        model: What identifies it.
+        vocab_size: Rows of the LM head.
+        max_positions: Tokens that prompt and answer may have together; None where positions have no end.
+        remarks: What is not wrong but should be known, a sentence each.
+    """
+
+    model: ModelRef
+    vocab_size: int
+    max_positions: int | None
+    remarks: tuple[str, ...]
+
+
+def describe_checkpoint(name: str, folder: Path) -> ModelRef:
+    """Return what identifies the checkpoint in a folder; see `inspect_checkpoint`."""
+    return inspect_checkpoint(name, folder).model
+
+
+def inspect_checkpoint(name: str, folder: Path) -> Description:
+    """Return what a plan needs to know of the checkpoint in a folder.
+
+    Args:
+        name: What the suite calls it.
+        folder: A Hugging Face checkpoint: config.json, safetensors (one or more), tokenizer files.
+
+    Raises:
+        UserError: The engine cannot read it, it has no tokenizer, or one with more tokens than the model.
+    """
+    # The time of the last change too, which whoever packed the folder cannot have chosen: a description that came along
+    # with somebody's checkpoint is not believed.
+    files = sorted(path for path in folder.glob("*") if path.is_file() and not path.name.startswith("."))
+    status = {path.name: path.stat() for path in files}
+    stamps = {name: [file.st_size, file.st_mtime_ns, file.st_ctime_ns] for name, file in status.items()}
+    cache = folder / CACHE
+    if (known := _cached(cache, stamps, name)) is not None:
+        return known
+    made = _inspect(name, folder)
+    content = asdict(made)
+    del content["model"]["name"]
+    _write(cache, json.dumps({"version": CACHE_VERSION, "files": stamps, **content}, indent=1))
+    return made
+
+
+def _cached(cache: Path, stamps: Mapping[str, list[int]], name: str) -> Description | None:
+    """Return the stored description if it is of these very files; an unusable one is made anew."""
+    try:
+        known = read_json(cache)
+        if known["version"] != CACHE_VERSION or known["files"] != stamps:
+            return None
+        model = ModelRef(name=name, **known["model"])
+        return Description(model, known["vocab_size"], known["max_positions"], tuple(known["remarks"]))
+    except (UserError, KeyError, TypeError):
+        return None
+
+
+def _inspect(name: str, folder: Path) -> Description:
+    # Imported here: it loads torch and transformers, which a cached description does not need.
+    from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+
+    checkpoint = load_checkpoint(folder, device="meta")
+    tokenizer = tokenizer_files(folder)
+    heads = folder / EXIT_HEADS_FILE
+    weights = [*weight_files(folder).paths, *([heads] if heads.is_file() else [])]
+    check_vocabulary(folder, loaded := load_tokenizer(folder), checkpoint.model.vocab_size)
+    digests = [_sha256(path) for path in weights]
+    model = ModelRef(
+        name=name,
+        # One file's digest is its own, so that it can be checked with sha256sum.
+        weights_sha256=digests[0] if len(digests) == 1 else content_id(digests),
+        config_sha256=_config_sha256(folder),
+        tokenizer_sha256=content_id({path.name: _sha256(path) for path in tokenizer}),
+        kind=checkpoint.kind,
+        blocks=checkpoint.model.n_blocks,
+        encoder_blocks=checkpoint.model.arch.encoder_blocks,
+        parameters=sum(_parameters(path) for path in weights),
+    )
+    remarks = (*checkpoint_remarks(folder), *_no_end(checkpoint.eos_ids, loaded))
+    return Description(model, checkpoint.model.vocab_size, checkpoint.model.arch.max_positions, remarks)
+
+
+def _no_end(eos_ids: frozenset[int], tokenizer: Any) -> tuple[str, ...]:
+    if eos_ids:
+        return ()
+    own = tokenizer.eos_token_id
+    named = "" if own is None else f"; the tokenizer's is {own}, eos_token_id of config.json names none"
+    return (f"no end-of-sequence token: every answer runs to its budget{named}",)
+
+
+def _config_sha256(folder: Path) -> str:
+    """Digest of config.json, and of what generation_config.json says otherwise where it changes what is decoded."""
+    from exitbench.harness.engine.checkpoints.loading import GENERATION_KEYS, read_config, read_generation_config
+
+    config, generation, digest = read_config(folder), read_generation_config(folder), _sha256(folder / "config.json")
+    said = {key: generation[key] for key in GENERATION_KEYS if key in generation}
+    otherwise = {key: value for key, value in said.items() if value != config.get(key)}
+    return content_id({"config.json": digest, **otherwise}) if otherwise else digest
+
+
+def _parameters(path: Path) -> int:
+    with safe_open(path, framework="np") as tensors:
+        return sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write(cache: Path, text: str) -> None:
+    """Keep the description where the folder can be written; a read-only checkpoint is described each time."""
+    with contextlib.suppress(OSError):
+        # A new file under a name that nobody can know before: a link put there is not written through.
+        partial = cache.with_name(f"{CACHE}.{secrets.token_hex(4)}")
+        try:
+            with partial.open("x", encoding="utf-8") as file:
+                file.write(text)
+            partial.replace(cache)
+        except OSError:
+            partial.unlink(missing_ok=True)

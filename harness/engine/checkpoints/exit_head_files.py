@@ -1,0 +1,220 @@
+"""Files of trained exit heads, `exit_heads.safetensors` beside a model's weights, and new heads to train.
+
+What is in them: `harness/engine/model/exit_heads.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from exitbench.errors import UserError, suggestion
+from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE
+from exitbench.harness.engine.checkpoints.tensor_files import check_format
+from exitbench.harness.engine.model.exit_heads import KINDS, ExitHeads, HeadKind
+from exitbench.harness.reading.regular_files import is_file
+
+METADATA = "exit_heads"
+
+
+def save_exit_heads(path: Path, kind: HeadKind, tensors: Mapping[str, Tensor]) -> None:
+    """Write the heads of the blocks that the names of the tensors tell; ``path`` is the file."""
+    # One key: several would be written in any order, and the same heads would have many digests.
+    metadata = {METADATA: json.dumps({"kind": kind, "blocks": ",".join(map(str, _blocks_of(tensors)))})}
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
+
+
+def _blocks_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
+    return tuple(sorted({int(name.partition(".")[0]) for name in tensors}))
+
+
+def read_exit_blocks(folder: Path) -> tuple[int, ...]:
+    """The blocks with a trained head of a checkpoint folder, from the file's header alone; () if it has none.
+
+    Raises:
+        UserError: The header is not that of such a file.
+    """
+    path = folder / EXIT_HEADS_FILE
+    return _header(path)[1] if is_file(path) else ()
+
+
+def load_exit_heads(
+    folder: Path,
+    n_blocks: int,
+    d_model: int,
+    vocab_size: int,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+) -> ExitHeads | None:
+    """Read the exit heads of a checkpoint folder; None if it has none.
+
+    Args:
+        folder: The checkpoint.
+        n_blocks: Decoder blocks, L.
+        d_model: Width of the residual stream, D.
+        vocab_size: Rows of the LM head, V.
+        dtype: Number format of the tensors returned.
+        device: Where they are put.
+
+    Raises:
+        UserError: The file is not what the model and its own metadata ask for; names tensor and shapes.
+    """
+    path = folder / EXIT_HEADS_FILE
+    if not is_file(path):
+        return None
+    kind, blocks = _header(path)
+    if blocks[-1] >= n_blocks:
+        raise UserError(
+            f"{path}: exit block {blocks[-1]} is not before the last; the model has {n_blocks} decoder blocks, "
+            f"allowed: between 1 and {n_blocks - 1}."
+        )
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            check_format(path, name, file.get_slice(name).get_dtype())
+        found: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    _check_shapes(path, found, kind, blocks, d_model, vocab_size)
+    return ExitHeads(kind, blocks, {name: tensor.to(device, dtype) for name, tensor in found.items()})
+
+
+def _header(path: Path) -> tuple[HeadKind, tuple[int, ...]]:
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata: dict[str, str] = json.loads((file.metadata() or {}).get(METADATA, "{}"))
+    except (SafetensorError, ValueError) as error:
+        raise UserError(f"{path}: not a complete safetensors file of exit heads ({error}).") from error
+    kind, listed = metadata.get("kind"), metadata.get("blocks", "")
+    if kind not in KINDS:
+        raise UserError(f"{path}: metadata 'kind' is {kind!r}.{suggestion(str(kind), KINDS)}")
+    places = listed.split(",")
+    blocks = tuple(int(place) for place in places) if all(place.isdecimal() for place in places) else ()
+    if not blocks or blocks[0] < 1 or any(after <= before for before, after in pairwise(blocks)):
+        raise UserError(f"{path}: metadata 'blocks' is {listed!r}; allowed: ascending block numbers such as '2,4,6'.")
+    return kind, blocks
+
+
+def _check_shapes(
+    path: Path, found: Mapping[str, Tensor], kind: HeadKind, blocks: Sequence[int], d_model: int, vocab_size: int
+) -> None:
+    known: set[str] = set()
+    for block in blocks:
+        needed, optional = _shapes(found, kind, block, d_model, vocab_size)
+        for name, shape in {**needed, **optional}.items():
+            if name not in found:
+                if name in needed:
+                    raise UserError(f"{path}: tensor {name!r} is missing; kind {kind!r} needs it, {list(shape)}.")
+                continue
+            if tuple(found[name].shape) != shape:
+                shapes = f"shape {list(found[name].shape)}, the model asks for {list(shape)}"
+                raise UserError(f"{path}: tensor {name!r} has {shapes}.")
+            known.add(name)
+    if unknown := sorted(found.keys() - known):
+        raise UserError(
+            f"{path}: tensor {unknown[0]!r} is not part of heads of kind {kind!r} at blocks "
+            f"{', '.join(map(str, blocks))} (metadata 'kind' and 'blocks')."
+        )
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def _shapes(
+    found: Mapping[str, Tensor], kind: HeadKind, block: int, d_model: int, vocab_size: int
+) -> tuple[Shapes, Shapes]:
+    """Shapes of the tensors that a block must have, and of those that it may have."""
+    if kind == "lens":
+        return {f"{block}.lens.weight": (d_model, d_model), f"{block}.lens.bias": (d_model,)}, {}
+    needed: Shapes = {f"{block}.norm.weight": (d_model,)}
+    optional: Shapes = {f"{block}.norm.bias": (d_model,), f"{block}.out.bias": (vocab_size,)}
+    width = d_model
+    if kind == "mlp":
+        up = found.get(f"{block}.up.weight")
+        width = up.shape[0] if up is not None and up.dim() else d_model  # the hidden width is the head's own
+        needed |= {f"{block}.up.weight": (width, d_model), f"{block}.up.bias": (width,)}
+    return {**needed, f"{block}.out.weight": (vocab_size, width)}, optional
+
+
+# ------------------------------------------------------------------------------------------- new heads
+
+
+def new_exit_heads(
+    kind: HeadKind,
+    blocks: Sequence[int],
+    d_model: int,
+    vocab_size: int,
+    norm: Literal["rms", "layer"],
+    init: Literal["scratch", "copy"],
+    final_norm_weight: Tensor,
+    final_norm_bias: Tensor | None,
+    lm_head_weight: Tensor,
+    hidden_width: int,
+    generator: torch.Generator,
+    logit_scale: float = 1.0,
+) -> dict[str, Tensor]:
+    """Heads to be trained, in float32.
+
+    A lens begins as the identity, whatever ``init`` says. From scratch, norms begin as the identity and matrices as
+    PyTorch's linear maps do; with a layer norm the last map has a bias, with an RMS norm it has none (the two published
+    programs of HEADS). A copy holds norm and LM head of the model, so that a linear head reads out as the model does.
+
+    Args:
+        kind: Kind of the heads.
+        blocks: Exit blocks.
+        d_model: Width of the residual stream, D.
+        vocab_size: Rows of the LM head, V.
+        norm: Norm of heads from scratch.
+        init: From scratch, or copied from the model.
+        final_norm_weight: The model's, [D].
+        final_norm_bias: The model's, [D], None for an RMS norm.
+        lm_head_weight: The model's, [V, D].
+        hidden_width: H of kind ``mlp``.
+        generator: Of the random numbers.
+        logit_scale: What the model multiplies normed states with before its LM head; goes into the copied weight.
+
+    Raises:
+        UserError: The LM head cannot be copied behind a hidden layer of another width.
+    """
+    if kind == "mlp" and init == "copy" and hidden_width != d_model:
+        raise UserError(
+            f"exit heads of kind 'mlp' with init 'copy' need hidden_width = {d_model}, the model's width, not "
+            f"{hidden_width}: the model's LM head is copied behind the hidden layer."
+        )
+    tensors: dict[str, Tensor] = {}
+
+    def uniform(*shape: int, width: int) -> Tensor:
+        return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(width)
+
+    for block in blocks:
+        if kind == "lens":
+            tensors[f"{block}.lens.weight"] = torch.zeros(d_model, d_model)
+            tensors[f"{block}.lens.bias"] = torch.zeros(d_model)
+            continue
+        inner = d_model
+        if kind == "mlp":
+            inner = hidden_width
+            tensors[f"{block}.up.weight"] = uniform(inner, d_model, width=d_model)
+            tensors[f"{block}.up.bias"] = uniform(inner, width=d_model)
+        if init == "copy":
+            tensors[f"{block}.norm.weight"] = _copied(final_norm_weight)
+            if final_norm_bias is not None:
+                tensors[f"{block}.norm.bias"] = _copied(final_norm_bias)
+            tensors[f"{block}.out.weight"] = _copied(lm_head_weight) * logit_scale
+            continue
+        tensors[f"{block}.norm.weight"] = torch.ones(d_model)
+        tensors[f"{block}.out.weight"] = uniform(vocab_size, inner, width=inner)
+        if norm == "layer":
+            tensors[f"{block}.norm.bias"] = torch.zeros(d_model)
+            tensors[f"{block}.out.bias"] = uniform(vocab_size, width=inner)
+    return tensors
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", torch.float32, copy=True)

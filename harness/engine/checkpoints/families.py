@@ -1,0 +1,342 @@
+"""Families of models, and nowhere else: tensor names and options of Hugging Face checkpoints in the engine's layout.
+
+Each reader maps a family's configuration and tensors to `Architecture` and `Weights`; norms are folded into the
+projections behind them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exitbench.errors import UserError, suggestion
+from exitbench.harness.engine.checkpoints.tensor_files import Tensors
+from exitbench.harness.engine.model.weights import ACTIVATIONS, Architecture, BlockWeights, Linear, Weights
+from exitbench.harness.reading.config_values import Value, shortened
+
+
+def _fold(projection: Linear, norm: Linear) -> Linear:
+    """W(w x + b) + c = (W w) x + (W b + c)."""
+    bias = projection.bias
+    if norm.bias is not None:
+        shift = projection.weight @ norm.bias
+        bias = shift if bias is None else bias + shift
+    return Linear(projection.weight * norm.weight, bias)
+
+
+def _join(*parts: Linear) -> Linear:
+    """Projections of one input as one: rows one below another; absent biases count as zero."""
+    if all(part.bias is None for part in parts):
+        return Linear(torch.cat([part.weight for part in parts]))
+    biases = [part.weight.new_zeros(part.weight.shape[0]) if part.bias is None else part.bias for part in parts]
+    return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases))
+
+
+def _block(**projections: Linear) -> BlockWeights:
+    return BlockWeights(**{name: projection.laid_out() for name, projection in projections.items()})
+
+
+def _head(tensors: Tensors, embedded: str, embedding: Tensor, vocab_size: int, *, tied: bool) -> Tensor:
+    """The LM head [V, D]: the embedding if tied, but a head of its own that differs wins, as in transformers."""
+    name = "lm_head.weight"
+    if tied and (name not in tensors or tensors.is_copy(name, of=embedded)):
+        return embedding
+    return tensors(name, vocab_size, embedding.shape[1])
+
+
+def _activation(name: str, path: Path) -> Any:
+    spelled = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}.get(name, name)
+    if spelled not in ACTIVATIONS:
+        raise UserError(f"{path}: activation {name!r} is not supported.{suggestion(name, ACTIVATIONS)}")
+    return spelled
+
+
+def _read_t5(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
+    """T5: v1.0 (tied, ReLU) and v1.1/Flan (untied, gated GELU)."""
+    width, inner, heads = config.d_model, config.num_heads * config.d_kv, config.num_heads
+    arch = Architecture(
+        vocab_size=config.vocab_size,
+        d_model=width,
+        n_heads=heads,
+        n_kv_heads=heads,
+        head_dim=config.d_kv,
+        d_ff=config.d_ff,
+        n_blocks=config.num_decoder_layers,
+        encoder_blocks=config.num_layers,
+        norm="rms",
+        norm_eps=config.layer_norm_epsilon,
+        positions="relative",
+        activation=_activation(config.dense_act_fn, tensors.config),
+        gated=config.is_gated_act,
+        attention_scale=1.0,  # T5 folds the scale into its initialisation
+        logit_scale=width**-0.5 if config.scale_decoder_outputs else 1.0,
+        relative_buckets=config.relative_attention_num_buckets,
+        relative_max_distance=config.relative_attention_max_distance,
+    )
+
+    def attention(name: str) -> tuple[Linear, Linear, Linear, Linear]:
+        q, k, v = (tensors.linear(f"{name}.{part}", (inner, width)) for part in "qkv")
+        return q, k, v, tensors.linear(f"{name}.o", (width, inner))
+
+    def block(stack: str, index: int, source_norm: Linear | None) -> BlockWeights:
+        layer = f"{stack}.block.{index}.layer"
+        q, k, v, out = attention(f"{layer}.0.SelfAttention")
+        last = 1 if source_norm is None else 2
+        names = ("wi_0", "wi_1") if config.is_gated_act else ("wi",)
+        dense = f"{layer}.{last}.DenseReluDense"
+        up = _join(*(tensors.linear(f"{dense}.{name}", (config.d_ff, width)) for name in names))
+        cross: dict[str, Linear] = {}
+        if source_norm is not None:
+            cq, ck, cv, cross_out = attention(f"{layer}.1.EncDecAttention")
+            cross_q = _fold(cq, tensors.norm(f"{layer}.1.layer_norm", width))
+            cross = {"cross_q": cross_q, "cross_kv": _fold(_join(ck, cv), source_norm), "cross_out": cross_out}
+        return _block(
+            qkv=_fold(_join(q, k, v), tensors.norm(f"{layer}.0.layer_norm", width)),
+            attention_out=out,
+            up=_fold(up, tensors.norm(f"{layer}.{last}.layer_norm", width)),
+            down=tensors.linear(f"{dense}.wo", (width, config.d_ff)),
+            **cross,
+        )
+
+    shared_name = "shared.weight" if "shared.weight" in tensors else "encoder.embed_tokens.weight"
+    shared = tensors(shared_name, config.vocab_size, width)
+    for stack in ("encoder", "decoder"):
+        tensors.is_copy(f"{stack}.embed_tokens.weight", of=shared_name)  # one that differs is left, and so refused
+    head = _head(tensors, shared_name, shared, config.vocab_size, tied=True)  # transformers says every T5 is
+    bias = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    source_norm = tensors.norm("encoder.final_layer_norm", width)
+    return arch, Weights(
+        token_embedding_VD=shared,
+        lm_head=Linear(head),
+        final_norm=tensors.norm("decoder.final_layer_norm", width),
+        blocks=tuple(block("decoder", index, source_norm) for index in range(arch.n_blocks)),
+        encoder_blocks=tuple(block("encoder", index, None) for index in range(arch.encoder_blocks)),
+        relative_bias=tensors(f"decoder.{bias}", arch.relative_buckets, heads),
+        encoder_relative_bias=tensors(f"encoder.{bias}", arch.relative_buckets, heads),
+    )
+
+
+def _read_llama(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
+    """Llama and Qwen2: rotary positions, RMS norms, gated MLP, grouped key/value heads, optional biases."""
+    width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    size, inner = getattr(config, "head_dim", None) or width // heads, config.intermediate_size
+    # Qwen2 has no such options: it always has biases on queries, keys and values, and nowhere else.
+    qkv_bias, out_bias = getattr(config, "attention_bias", True), getattr(config, "attention_bias", False)
+    mlp_bias = getattr(config, "mlp_bias", False)
+    if getattr(config, "use_sliding_window", False):
+        raise UserError(f"{tensors.config}: use_sliding_window is not supported; allowed: false.")
+    if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
+        raise UserError(f'{tensors.config}: layer_types: allowed: "full_attention" for every block.')
+    if heads % groups or size % 2:
+        raise UserError(
+            f"{tensors.config}: num_attention_heads is {heads}, num_key_value_heads {groups}, head_dim "
+            f"{size}; allowed: as many heads as a multiple of the key/value heads, and an even head_dim."
+        )
+    arch = Architecture(
+        vocab_size=config.vocab_size,
+        d_model=width,
+        n_heads=heads,
+        n_kv_heads=groups,
+        head_dim=size,
+        d_ff=inner,
+        n_blocks=config.num_hidden_layers,
+        encoder_blocks=0,
+        norm="rms",
+        norm_eps=config.rms_norm_eps,
+        positions="rotary",
+        activation=_activation(config.hidden_act, tensors.config),
+        gated=True,
+        attention_scale=size**-0.5,
+        max_positions=config.max_position_embeddings,
+    )
+
+    def block(index: int) -> BlockWeights:
+        layer = f"model.layers.{index}"
+        q = tensors.linear(f"{layer}.self_attn.q_proj", (heads * size, width), bias=qkv_bias)
+        k, v = (
+            tensors.linear(f"{layer}.self_attn.{part}_proj", (groups * size, width), bias=qkv_bias) for part in "kv"
+        )
+        up = _join(
+            *(tensors.linear(f"{layer}.mlp.{part}_proj", (inner, width), bias=mlp_bias) for part in ("gate", "up"))
+        )
+        return _block(
+            qkv=_fold(_join(q, k, v), tensors.norm(f"{layer}.input_layernorm", width)),
+            attention_out=tensors.linear(f"{layer}.self_attn.o_proj", (width, heads * size), bias=out_bias),
+            up=_fold(up, tensors.norm(f"{layer}.post_attention_layernorm", width)),
+            down=tensors.linear(f"{layer}.mlp.down_proj", (width, inner), bias=mlp_bias),
+        )
+
+    frequencies, scale = _rotary(config, size, tensors.config)
+    embedded = "model.embed_tokens.weight"
+    embedding = tensors(embedded, config.vocab_size, width)
+    return arch, Weights(
+        token_embedding_VD=embedding,
+        lm_head=Linear(_head(tensors, embedded, embedding, config.vocab_size, tied=config.tie_word_embeddings)),
+        final_norm=tensors.norm("model.norm", width),
+        blocks=tuple(block(index) for index in range(arch.n_blocks)),
+        inverse_frequencies=frequencies.to(tensors.device),
+        rotary_scale=scale,
+    )
+
+
+def _rotary(config: Any, size: int, path: Path) -> tuple[Tensor, float]:
+    """Inverse frequencies [head_dim / 2] of rotary positions, and what cosines and sines are multiplied with."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = config.rope_parameters
+    kind = rope.get("rope_type")
+    if kind not in ROTARY:
+        raise UserError(f"{path}: rope_type {shortened(kind)} is not supported.{suggestion(str(kind), ROTARY)}")
+    for key in ("rope_theta", "factor") if kind != "default" else ("rope_theta",):
+        Value(float).check(path, f"rope_parameters: {key}", rope.get(key))
+    try:
+        if kind == "default":
+            frequencies, scale = rope["rope_theta"] ** -(torch.arange(0, size, 2).float() / size), 1.0
+        else:
+            frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, "cpu")
+    except Exception as error:  # a key that transformers' function wants, or a value that it cannot compute with
+        raise UserError(f"{path}: rope_parameters {shortened(rope)} cannot be used ({error!r}).") from error
+    if frequencies.shape != (size // 2,) or not torch.isfinite(frequencies * scale).all():
+        raise UserError(f"{path}: rope_parameters {shortened(rope)} give frequencies that are not finite.")
+    return frequencies, scale
+
+
+def _read_gpt2(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
+    """GPT-2: learned positions, layer norms with biases, transposed weights, tied head."""
+    width, heads = config.n_embd, config.n_head
+    inner = config.n_inner or 4 * width
+    root = "transformer." if "transformer.wte.weight" in tensors else ""  # the original files have no prefix
+    if width % heads:
+        raise UserError(f"{tensors.config}: n_embd is {width}; allowed: a multiple of n_head, {heads}.")
+    unsupported = ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
+    for option in unsupported:
+        if getattr(config, option, False):
+            raise UserError(f"{tensors.config}: {option} is not supported; allowed: false.")
+    arch = Architecture(
+        vocab_size=config.vocab_size,
+        d_model=width,
+        n_heads=heads,
+        n_kv_heads=heads,
+        head_dim=width // heads,
+        d_ff=inner,
+        n_blocks=config.n_layer,
+        encoder_blocks=0,
+        norm="layer",
+        norm_eps=config.layer_norm_epsilon,
+        positions="learned",
+        activation=_activation(config.activation_function, tensors.config),
+        gated=False,
+        attention_scale=(width // heads) ** -0.5 if config.scale_attn_weights else 1.0,
+        max_positions=config.n_positions,
+    )
+
+    def block(index: int) -> BlockWeights:
+        layer = f"{root}h.{index}"
+        qkv = tensors.linear(f"{layer}.attn.c_attn", (3 * width, width), bias=True, transposed=True)
+        up = tensors.linear(f"{layer}.mlp.c_fc", (inner, width), bias=True, transposed=True)
+        return _block(
+            qkv=_fold(qkv, tensors.norm(f"{layer}.ln_1", width, bias=True)),
+            attention_out=tensors.linear(f"{layer}.attn.c_proj", (width, width), bias=True, transposed=True),
+            up=_fold(up, tensors.norm(f"{layer}.ln_2", width, bias=True)),
+            down=tensors.linear(f"{layer}.mlp.c_proj", (width, inner), bias=True, transposed=True),
+        )
+
+    embedded = f"{root}wte.weight"
+    embedding = tensors(embedded, config.vocab_size, width)
+    return arch, Weights(
+        token_embedding_VD=embedding,
+        lm_head=Linear(_head(tensors, embedded, embedding, config.vocab_size, tied=config.tie_word_embeddings)),
+        final_norm=tensors.norm(f"{root}ln_f", width, bias=True),
+        blocks=tuple(block(index) for index in range(arch.n_blocks)),
+        position_embedding_PD=tensors(f"{root}wpe.weight", config.n_positions, width),
+    )
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of models.
+
+    Attributes:
+        read: Its configuration and tensors in the engine's layout.
+        values: What is read of config.json, with the names that transformers knows too.
+        stacks: Where the blocks lie, and the key that counts them.
+        harmless: Patterns of tensors in its files that no model computes with.
+    """
+
+    read: Callable[[Any, Tensors], tuple[Architecture, Weights]]
+    values: Mapping[str, Value]
+    stacks: Mapping[str, str]
+    harmless: tuple[str, ...]
+
+
+ROTARY = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary positions; transformers' others change with the length of the text."""
+
+_COUNT, _FLAG, _WORD, _NUMBER = Value(int), Value(bool), Value(str), Value(float)
+_BLOCKS = Value(int, most=10_000)  # transformers makes a list of them
+_WIDTH = Value(int, most=2**24)  # frequencies of this many dimensions are computed before any tensor is read
+_T5_VALUES = {
+    **dict.fromkeys(("vocab_size", "d_model", "hidden_size", "d_kv", "head_dim", "d_ff"), _WIDTH),
+    **dict.fromkeys(("num_layers", "num_hidden_layers"), _BLOCKS),
+    "num_decoder_layers": Value(int, null=True, most=_BLOCKS.most),
+    **dict.fromkeys(("num_heads", "num_attention_heads"), _WIDTH),
+    **dict.fromkeys(("relative_attention_num_buckets", "relative_attention_max_distance"), _COUNT),
+    "layer_norm_epsilon": _NUMBER,
+    **dict.fromkeys(("feed_forward_proj", "dense_act_fn"), _WORD),
+    **dict.fromkeys(("is_gated_act", "tie_word_embeddings", "scale_decoder_outputs"), _FLAG),
+}
+_LLAMA_VALUES = {
+    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"), _WIDTH),
+    **dict.fromkeys(("num_key_value_heads", "head_dim"), Value(int, null=True, most=_WIDTH.most)),
+    "num_hidden_layers": _BLOCKS,
+    "hidden_act": _WORD,
+    **dict.fromkeys(("max_position_embeddings", "original_max_position_embeddings"), _COUNT),
+    **dict.fromkeys(("rms_norm_eps", "rope_theta", "partial_rotary_factor"), _NUMBER),
+    **dict.fromkeys(("rope_parameters", "rope_scaling"), Value(dict, null=True)),
+    "tie_word_embeddings": _FLAG,
+}
+_GPT2_VALUES = {
+    **dict.fromkeys(("vocab_size", "n_embd", "hidden_size", "n_head", "num_attention_heads"), _WIDTH),
+    "n_inner": Value(int, null=True, most=_WIDTH.most),
+    **dict.fromkeys(("n_layer", "num_hidden_layers"), _BLOCKS),
+    **dict.fromkeys(("n_positions", "max_position_embeddings"), _COUNT),
+    "activation_function": _WORD,
+    "layer_norm_epsilon": _NUMBER,
+    **dict.fromkeys(("scale_attn_weights", "tie_word_embeddings"), _FLAG),
+    **dict.fromkeys(("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"), _FLAG),
+}
+_FREQUENCIES = r"(.*\.)?rotary_emb\.inv_freq"
+"""A buffer of earlier versions of transformers; the frequencies are those of config.json."""
+
+FAMILIES: dict[str, Family] = {
+    "t5": Family(
+        _read_t5,
+        _T5_VALUES,
+        {"encoder.block": "num_layers", "decoder.block": "num_decoder_layers"},
+        # In files converted from the first release; attention to the source has no positions.
+        (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+    ),
+    "llama": Family(
+        _read_llama,
+        {**_LLAMA_VALUES, **dict.fromkeys(("attention_bias", "mlp_bias"), _FLAG)},
+        {"model.layers": "num_hidden_layers"},
+        (_FREQUENCIES,),
+    ),
+    "qwen2": Family(
+        _read_llama,
+        {**_LLAMA_VALUES, "use_sliding_window": _FLAG, "layer_types": Value(list, null=True)},
+        {"model.layers": "num_hidden_layers"},
+        (_FREQUENCIES,),
+    ),
+    "gpt2": Family(
+        _read_gpt2,
+        _GPT2_VALUES,
+        {"transformer.h": "n_layer", "h": "n_layer"},
+        (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",),  # the causal mask and the number that masks
+    ),
+}

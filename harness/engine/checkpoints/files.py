@@ -1,0 +1,130 @@
+"""The files of a checkpoint's folder: which are read, and that each is what it should be before anything is opened.
+
+Weights are those that transformers reads: `model.safetensors`, else what `model.safetensors.index.json` names. A folder
+comes from somebody else, so what its JSON files say is data: a file is named by a plain name in the same folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exitbench.errors import UserError
+from exitbench.harness.reading.regular_files import is_file, read_json
+
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+EXIT_HEADS_FILE = "exit_heads.safetensors"
+
+_INDEX_BYTES = 2**27
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+_QUANTISED_KEYS = ("quantization_config", "compression_config")
+_NAMED = 5
+"""How many of many are named in a message."""
+
+DEQUANTISE = (
+    "Only weights in float32, float16, bfloat16 or float64 are read: dequantise with transformers and save them, e.g. "
+    "`model.dequantize().save_pretrained(folder)`, or take the checkpoint that was quantised."
+)
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """Where a checkpoint's weights lie.
+
+    Attributes:
+        paths: The files, sorted by name.
+        index: The file of each tensor by `model.safetensors.index.json`; None if all lie in `model.safetensors`.
+    """
+
+    paths: tuple[Path, ...]
+    index: Mapping[str, str] | None
+
+
+def check_plain(folder: Path, config: Mapping[str, Any]) -> None:
+    """Check that config.json and the folder describe weights that stand alone, and in full precision.
+
+    Raises:
+        UserError: The model is quantised, an adapter lies beside it, or the configuration names other weights.
+    """
+    path = folder / CONFIG
+    for key in _QUANTISED_KEYS:
+        if config.get(key) not in (None, {}):
+            said = config[key].get("quant_method") if isinstance(config[key], dict) else None
+            how = f" ({said!r})" if isinstance(said, str) else ""
+            raise UserError(f"{path}: {key}{how}: quantised weights are not supported. {DEQUANTISE}")
+    for key, what in (("transformers_weights", "another file of weights"), ("per_layer_config", "blocks that differ")):
+        if config.get(key) is not None:
+            raise UserError(f"{path}: {key} ({what}) is not supported; allowed: null.")
+    for name in _ADAPTER_FILES:
+        if (folder / name).is_symlink() or (folder / name).exists():
+            raise UserError(
+                f"{folder / name}: an adapter beside the weights; transformers applies it, ExitBench would not. Merge "
+                "it, `PeftModel.from_pretrained(model, folder).merge_and_unload().save_pretrained(other)`, or move it "
+                "out of the folder."
+            )
+
+
+def weight_files(folder: Path) -> WeightFiles:
+    """Find the files of the model's own weights, as transformers does: trained exit heads are not among them.
+
+    Raises:
+        UserError: There is none, a part is missing, or the index names anything but files of the folder.
+    """
+    if is_file(folder / SINGLE):
+        return WeightFiles((folder / SINGLE,), None)
+    index = folder / INDEX
+    if is_file(index):
+        places = _read_index(index)
+        paths = tuple(folder / name for name in sorted(set(places.values())))
+        for path in paths:
+            if not is_file(path):
+                raise UserError(f"{path}: this part of the weights is missing; {INDEX} names it.")
+        return WeightFiles(paths, places)
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".pt", ".pth"))
+    raise UserError(
+        f"{folder}: no {SINGLE} and no {INDEX} (found {listed(others) or 'no weight files'}). Only safetensors weights "
+        "of these names are read, never pickles; convert with `model.save_pretrained(folder)`."
+    )
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    places = read_json(path, _INDEX_BYTES).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise UserError(f"{path}: weight_map is missing; allowed: an object of tensors and the names of their files.")
+    for tensor, name in places.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[^/\\\0]+\.safetensors", name):
+            raise UserError(
+                f"{path}: weight_map says {name!r} for {tensor!r}; allowed: the name of a *.safetensors file in the "
+                "same folder."
+            )
+    return places
+
+
+def checkpoint_remarks(folder: Path) -> tuple[str, ...]:
+    """Say what is not wrong but should be known of a checkpoint's files: weights that are not read.
+
+    Raises:
+        UserError: The weights' own files are not usable.
+    """
+    files = weight_files(folder)
+    read = {path.name for path in files.paths} | {EXIT_HEADS_FILE}
+    if files.index is None:
+        left = [*folder.glob("*.safetensors"), *folder.glob(INDEX)]
+    else:
+        left = list(folder.glob("*.safetensors"))
+    strays = sorted({path.name for path in left} - read)
+    if not strays:
+        return ()
+    of = SINGLE if files.index is None else INDEX
+    return (f"not read: {listed(strays)} (the weights are those of {of})",)
+
+
+def listed(names: list[str]) -> str:
+    """Name the first few of many."""
+    rest = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")

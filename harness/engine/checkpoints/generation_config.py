@@ -1,0 +1,116 @@
+"""What a checkpoint's own generation settings ask that is not done: answers here are greedy, as the suite asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from exitbench.harness.cells.cell import Generation
+
+_UNCHANGED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "do_sample": (False,),
+    "num_beams": (1,),
+    "penalty_alpha": (0,),
+    "dola_layers": (),
+    "repetition_penalty": (1,),
+    "encoder_repetition_penalty": (1,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "bad_words_ids": ([],),
+    "force_words_ids": ([],),
+    "constraints": ([],),
+    "sequence_bias": ({}, []),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "exponential_decay_length_penalty": (),
+    "guidance_scale": (1,),
+    "watermarking_config": (),
+    "token_healing": (False,),
+    "stop_strings": ([], ""),
+    "max_time": (),
+}
+"""Settings of transformers that change which tokens ``generate`` returns, and the values (beside null) that do not.
+
+Not among them: ids of special tokens, which are applied, and the longest answer, which the suite says.
+"""
+
+_OF_SAMPLING: Final[Mapping[str, tuple[Any, ...]]] = {
+    "temperature": (1,),
+    "top_k": (50,),
+    "top_p": (1,),
+    "min_p": (),
+    "top_h": (),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+}
+_OF_BEAMS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0,),
+}
+
+_SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class NotApplied:
+    """Settings by name, as the file has them, and the file's name."""
+
+    file: str
+    settings: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name} = {_shown(value)}" for name, value in self.settings.items())
+        return f"not applied: {shown} ({self.file})"
+
+
+def not_applied(folder: Path, generation: Generation) -> NotApplied:
+    """Return the generation settings of a checkpoint that differ from what a cell does.
+
+    As in transformers, config.json counts only where there is no generation_config.json.
+
+    Args:
+        folder: The checkpoint.
+        generation: What the cell asks; a setting asked with the checkpoint's own value is applied.
+
+    Raises:
+        UserError: A file cannot be read.
+    """
+    from exitbench.harness.engine.checkpoints.loading import GENERATION_CONFIG, read_config, read_generation_config
+
+    own = (folder / GENERATION_CONFIG).is_file()
+    said, asked = read_generation_config(folder) if own else read_config(folder), generation.to_json()
+    known = dict(_UNCHANGED)
+    if said.get("do_sample"):
+        known |= _OF_SAMPLING
+    if said.get("num_beams") not in (None, 1):
+        known |= _OF_BEAMS
+    settings = {
+        name: _plain(said[name])
+        for name, unchanged in known.items()
+        if said.get(name) is not None and said[name] not in unchanged and said[name] != asked.get(name)
+    }
+    return NotApplied(GENERATION_CONFIG if own else "config.json", settings)
+
+
+def _plain(value: Any) -> Any:
+    """The value, or its spelling where JSON has none for it (NaN, infinity)."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return str(value)
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -1,0 +1,155 @@
+"""Hugging Face checkpoints (config.json + safetensors) into the engine: no other model than transformers would load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exitbench.errors import UserError
+from exitbench.harness.engine.checkpoints.exit_head_files import load_exit_heads
+from exitbench.harness.engine.checkpoints.families import FAMILIES, Family
+from exitbench.harness.engine.checkpoints.files import CONFIG, check_plain, listed
+from exitbench.harness.engine.checkpoints.tensor_files import Tensors
+from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.model.weights import Architecture
+from exitbench.harness.reading.config_values import check_in_vocabulary, check_token_ids, checked, shortened
+from exitbench.harness.reading.regular_files import is_file, read_json
+
+GENERATION_CONFIG = "generation_config.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded model and what decoding with it needs."""
+
+    model: Transformer
+    eos_ids: frozenset[int]
+    start_id: int | None
+    """First decoder token of encoder-decoder models; None for decoder-only ones."""
+
+    @property
+    def kind(self) -> str:
+        """``seq2seq`` or ``causal``."""
+        return "causal" if self.start_id is None else "seq2seq"
+
+
+TOKEN_IDS = ("eos_token_id", "decoder_start_token_id", "pad_token_id", "bos_token_id")
+GENERATION_KEYS = TOKEN_IDS[:3]
+"""What generation_config.json may say otherwise than config.json: where decoding starts and ends."""
+
+_OTHER_USES = {"EncoderModel": "an encoder only", "Classification": "a classifier", "QuestionAnswering": "a classifier"}
+"""Ends of names of architectures that no text can be generated with."""
+
+_MOST_LABELS = 1_000_000
+"""Labels are not read, but transformers makes an entry for each where it reads a configuration for a tokenizer."""
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return config.json of a checkpoint folder.
+
+    Raises:
+        UserError: The folder or the file is missing, not JSON, of a family that is not supported, not a model that
+            generates text, or its weights are not plain ones.
+    """
+    path = folder / CONFIG
+    if not is_file(path):
+        raise UserError(f"{folder}: not a Hugging Face checkpoint folder (no config.json).")
+    config = read_json(path)
+    family = config.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise UserError(
+            f"{path}: model_type {shortened(family)} is not supported. Allowed: {', '.join(sorted(FAMILIES))} "
+            "(docs/measuring.md, Models). A family's weights mean what its own program does with them: another name "
+            "in config.json does not make them readable."
+        )
+    named = config.get("architectures")
+    for name in named if isinstance(named, list) else ():
+        for end, what in _OTHER_USES.items():
+            if isinstance(name, str) and name.endswith(end):
+                raise UserError(f"{path}: {shortened(name)} is {what}; allowed: models that generate text.")
+    check_plain(folder, config)
+    if isinstance(labels := config.get("num_labels"), int) and labels > _MOST_LABELS:
+        raise UserError(f"{path}: num_labels is {shortened(labels)}; allowed: at most {_MOST_LABELS}.")
+    return config
+
+
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """Read generation_config.json; empty where there is none.
+
+    Raises:
+        UserError: It is not a JSON object.
+    """
+    return read_json(folder / GENERATION_CONFIG)
+
+
+def load_checkpoint(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Checkpoint:
+    """Load a checkpoint folder.
+
+    Raises:
+        UserError: Anything in it that the engine cannot read, or that it would not compute with; names the file and
+            what was expected.
+    """
+    raw = read_config(folder)
+    family = FAMILIES[raw["model_type"]]
+    values = checked(folder / CONFIG, raw, family.values)
+    tensors = Tensors(folder, dtype, device)
+    _check_depth(values, tensors, family)
+    config = _complete(folder / CONFIG, raw["model_type"], values)
+    arch, weights = family.read(config, tensors)
+    tensors.check_all_read(family.harmless)
+    eos_ids, start = _ends_and_start(folder, raw, config, arch)
+    heads = load_exit_heads(folder, arch.n_blocks, arch.d_model, weights.lm_head.weight.shape[0], dtype, device)
+    return Checkpoint(Transformer(arch, weights, heads), eos_ids, start)
+
+
+def _ends_and_start(
+    folder: Path, raw: dict[str, Any], config: Any, arch: Architecture
+) -> tuple[frozenset[int], int | None]:
+    """Tokens that end an answer, and an encoder-decoder's first: of generation_config.json, else of config.json."""
+    generation = read_generation_config(folder)
+    for name, content in ((CONFIG, raw), (GENERATION_CONFIG, generation)):
+        check_token_ids(folder / name, content, TOKEN_IDS, several=("eos_token_id",))
+    ids = {**raw, **generation}
+
+    def known(key: str, token_id: int) -> int:
+        path = folder / (GENERATION_CONFIG if key in generation else CONFIG)
+        return check_in_vocabulary(path, key, token_id, arch.vocab_size)
+
+    eos = ids.get("eos_token_id", config.eos_token_id)
+    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    eos_ids = frozenset(known("eos_token_id", token_id) for token_id in ends)
+    if not arch.encoder_blocks:
+        return eos_ids, None
+    key = "decoder_start_token_id" if ids.get("decoder_start_token_id") is not None else "pad_token_id"
+    start = ids.get(key, 0)
+    if start is None:
+        raise UserError(f"{folder / CONFIG}: decoder_start_token_id is missing: the token that an answer starts from.")
+    return eos_ids, known(key, start)
+
+
+def _complete(path: Path, family: str, values: dict[str, Any]) -> Any:
+    """The configuration of what is read, with transformers' own defaults for keys that the file leaves out."""
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # its advice about keys is for those who can change them
+    try:
+        return AutoConfig.for_model(family, **values)
+    except Exception as error:  # whatever transformers' own checks of a family raise
+        said = " ".join(str(error).split())
+        raise UserError(f"{path}: not a configuration that transformers takes ({shortened(said, 300)}).") from error
+
+
+def _check_depth(values: dict[str, Any], tensors: Tensors, family: Family) -> None:
+    """Check the counts of blocks that config.json states; where it leaves one out, a tensor too few or many tells."""
+    for prefix, key in family.stacks.items():
+        asked, found = values.get(key), tensors.depth(prefix)
+        if asked is not None and found not in (0, asked):
+            names = listed(sorted({path.name for path in tensors.files.values()}))
+            raise UserError(
+                f"{tensors.config}: {key} is {asked}, but the weights ({names}) hold {found} blocks, "
+                f"{prefix}.0 to {prefix}.{found - 1}."
+            )

@@ -1,0 +1,151 @@
+"""The tensors of a checkpoint by name: every one accounted for, each of a number format that means what it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.harness.engine.checkpoints.files import CONFIG, DEQUANTISE, INDEX, listed, weight_files
+from exitbench.harness.engine.model.weights import Linear
+
+_FORMATS = frozenset({"F64", "F32", "F16", "BF16"})
+"""As safetensors spells them. An 8-bit float is a floating point format too, but needs a scale that lies elsewhere."""
+
+_OF_QUANTISATION = re.compile(
+    r".*[._](SCB|absmax|nested_absmax|quant_map|nested_quant_map|quant_state\..*|weight_format"  # bitsandbytes
+    r"|qweight|qzeros|scales|g_idx"  # GPTQ, AWQ
+    r"|weight_scale|weight_scale_inv|weight_scale_2|weight_zero_point|weight_packed|weight_shape|input_scale)"  # fp8
+)
+
+
+class Tensors:
+    """The tensors of a checkpoint by name, in one number format and place."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: str) -> None:
+        self.folder, self.dtype, self.device = folder, dtype, device
+        self.files = _places(folder)
+        self.read: set[str] = set()
+
+    @property
+    def config(self) -> Path:
+        """What the tensors are read by."""
+        return self.folder / CONFIG
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.files
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        """Read one tensor and check its shape and number format.
+
+        Raises:
+            UserError: The tensor is missing, quantised, or has another shape than config.json says.
+        """
+        if name not in self.files:
+            raise UserError(
+                f"{self.folder}: tensor {name!r} is missing from the checkpoint ({len(self.files)} tensors found)."
+            )
+        with safe_open(self.files[name], framework="pt") as file:
+            check_format(self.files[name], name, file.get_slice(name).get_dtype())
+            tensor: Tensor = file.get_tensor(name)
+        if shape and tuple(tensor.shape) != shape:
+            found = list(tensor.shape)
+            raise UserError(f"{self.folder}: tensor {name!r} has shape {found}, config.json asks for {list(shape)}.")
+        self.read.add(name)
+        return tensor.to(self.device, self.dtype)
+
+    def linear(self, name: str, shape: tuple[int, int], *, bias: bool = False, transposed: bool = False) -> Linear:
+        """Read a projection [out, in], with its bias if the family has one; ``transposed``: stored as [width, out]."""
+        weight = self(f"{name}.weight", *(shape[::-1] if transposed else shape))
+        return Linear(weight.T.contiguous() if transposed else weight, self(f"{name}.bias", shape[0]) if bias else None)
+
+    def norm(self, name: str, width: int, *, bias: bool = False) -> Linear:
+        """Read an elementwise norm: weight [D] and bias [D] or None."""
+        return Linear(self(f"{name}.weight", width), self(f"{name}.bias", width) if bias else None)
+
+    def is_copy(self, name: str, of: str) -> bool:
+        """Whether a tensor that is there has the very values of another, and so need not be read."""
+        if name not in self.files or of not in self.files:
+            return False
+        with safe_open(self.files[name], framework="pt") as one, safe_open(self.files[of], framework="pt") as other:
+            same = torch.equal(one.get_tensor(name), other.get_tensor(of))
+        if same:
+            self.read.add(name)
+        return same
+
+    def depth(self, prefix: str) -> int:
+        """How many blocks the names below a prefix count, `PREFIX.0.` to `PREFIX.N-1.`."""
+        found = (re.match(re.escape(prefix) + r"\.(\d{1,9})\.", name) for name in self.files)
+        return max((int(match[1]) + 1 for match in found if match), default=0)
+
+    def check_all_read(self, harmless: Iterable[str]) -> None:
+        """Check that every tensor was read or is known to do nothing.
+
+        Args:
+            harmless: Patterns of the whole names of tensors that no model computes with.
+
+        Raises:
+            UserError: Some tensors were not: the model is another than was read.
+        """
+        patterns = [re.compile(pattern) for pattern in harmless]
+        unread = [
+            name
+            for name in sorted(self.files.keys() - self.read)
+            if not any(pattern.fullmatch(name) for pattern in patterns)
+        ]
+        if unread:
+            count = "1 tensor is" if len(unread) == 1 else f"{len(unread)} tensors are"
+            raise UserError(
+                f"{self.files[unread[0]]}: {count} not part of the model that config.json describes: {listed(unread)}. "
+                "The model would be another than was trained, so it is not read. If they are of no use, save it "
+                "without them: `Auto...from_pretrained(folder)` of transformers, then `save_pretrained`."
+            )
+
+
+def _places(folder: Path) -> dict[str, Path]:
+    """The file of every tensor.
+
+    Raises:
+        UserError: A file is damaged, or the weights are not clear: a tensor in two files, or not where the index says.
+    """
+    files = weight_files(folder)
+    places: dict[str, Path] = {}
+    for path in files.paths:
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = list(file.keys())
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path}: not a complete safetensors file ({error}).") from error
+        for name in names:
+            if name in places:
+                raise UserError(f"{path}: tensor {name!r} is in {places[name].name} too; allowed: one file a tensor.")
+            if _OF_QUANTISATION.fullmatch(name):
+                raise UserError(f"{path}: tensor {name!r} belongs to quantised weights. {DEQUANTISE}")
+            places[name] = path
+    if files.index is not None:
+        _check_index(folder / INDEX, files.index, places)
+    return places
+
+
+def _check_index(path: Path, index: Mapping[str, str], places: Mapping[str, Path]) -> None:
+    for name in sorted(index.keys() | places.keys()):
+        said, found = index.get(name), places[name].name if name in places else None
+        if said != found:
+            raise UserError(
+                f"{path}: tensor {name!r} is in {found or 'no file'}, weight_map says {said or 'nothing of it'}."
+            )
+
+
+def check_format(path: Path, name: str, found: str) -> None:
+    """Check that a tensor's number format, as safetensors spells it, is one in which weights are read.
+
+    Raises:
+        UserError: It holds integers or 8-bit floats.
+    """
+    if found not in _FORMATS:
+        raise UserError(f"{path}: tensor {name!r} holds {found}, not weights in full precision. {DEQUANTISE}")

@@ -1,0 +1,435 @@
+"""The decode loop: one for all methods, batched, each row exits on its own.
+
+`prefill` runs once a prompt, `decode` generates, `decode_step` makes one token for every row. Skipped blocks
+are not computed; rows that have finished leave the batch.
+
+Shape suffixes: B rows of the batch, A rows still running at a block, D model width, L blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from exitbench.harness.cells.cell import Generation as Asked
+from exitbench.harness.engine.checkpoints.loading import Checkpoint
+from exitbench.harness.engine.decoding.deferred import begin_step, run_block
+from exitbench.harness.engine.decoding.logit_rules import Applied, LogitRules
+from exitbench.harness.engine.decoding.speculation import verify
+from exitbench.harness.engine.decoding.step_trace import StepTrace
+from exitbench.harness.engine.model.cache import Cache
+from exitbench.harness.engine.model.model import Transformer
+from exitbench.methods.base import BlockView, KVPolicy, Parts, Threshold
+
+
+@dataclass(frozen=True)
+class Request:
+    """One document to answer.
+
+    Attributes:
+        prompt_ids: Encoder input, or the prompt of a decoder-only model.
+        seed: What random methods draw from; fixed per document, so that batches do not change results.
+    """
+
+    prompt_ids: Sequence[int]
+    seed: int = 0
+
+
+@dataclass
+class Generation:
+    """The answer to one request and its exit trace; one entry a new token, the end-of-sequence token included.
+
+    A decode that is not traced (`decode`) leaves tokens and stop reason only.
+
+    Attributes:
+        token_ids: New tokens.
+        exit_layers: Blocks whose output the token was read from, 1..L.
+        blocks_run: Blocks executed before the next token; differs from the exit layer for oracles and exact caches.
+        head_rows: Rows of the LM head multiplied for the token.
+        scores: Confidence at the exit; None where the token left at the last block.
+        rejected: Drafts thrown away right before the token was decided; it is the full model's choice in their place.
+        wasted: Positions run for those drafts in vain.
+        stop_reason: ``eos``, ``length`` or ``stop_string``.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    exit_layers: list[int] = field(default_factory=list)
+    blocks_run: list[int] = field(default_factory=list)
+    head_rows: list[int] = field(default_factory=list)
+    scores: list[float | None] = field(default_factory=list)
+    rejected: list[int] = field(default_factory=list)
+    wasted: list[int] = field(default_factory=list)
+    stop_reason: str = "length"
+
+    def note(
+        self,
+        exit_layer: int,
+        blocks_run: int,
+        head_rows: int,
+        score: float | None,
+        rejected: int = 0,
+        wasted: int = 0,
+    ) -> None:
+        """Add the trace of the newest token."""
+        self.exit_layers.append(exit_layer)
+        self.blocks_run.append(blocks_run)
+        self.head_rows.append(head_rows)
+        self.scores.append(score)
+        self.rejected.append(rejected)
+        self.wasted.append(wasted)
+
+    def cut(self, length: int) -> None:
+        """Forget all tokens but the first so many."""
+        for column in (
+            self.token_ids,
+            self.exit_layers,
+            self.blocks_run,
+            self.head_rows,
+            self.scores,
+            self.rejected,
+            self.wasted,
+        ):
+            del column[length:]
+
+
+class Step:
+    """One new token for every row of the batch, filled as rows leave.
+
+    Attributes:
+        token_B: The tokens.
+        rules: What tokens are chosen from in place of a view; None: the view.
+        trace: What the tokens leave behind; None: nothing.
+        unread: Rows that have left and are to be read out together.
+    """
+
+    def __init__(self, model: Transformer, n_rows: int, rules: Applied | None, *, traced: bool) -> None:
+        self.rules = rules
+        self.token_B = torch.empty(n_rows, dtype=torch.long, device=model.device)
+        self.trace = StepTrace(n_rows, model.n_blocks) if traced else None
+        self.unread: list[tuple[BlockView, Running]] = []
+
+
+@dataclass(frozen=True)
+class Running:
+    """The rows that still run at a block, and what methods may know of them.
+
+    Attributes:
+        rows: Their places in the batch, ascending.
+        rows_A: The same on the device; None means every row of the batch, which needs no index anywhere.
+        positions: 1 for the first generated token of a row.
+        seeds: One seed a row.
+        waiting: Earlier tokens of each row whose skipped blocks wait.
+    """
+
+    rows: Sequence[int]
+    rows_A: Tensor | None
+    positions: tuple[int, ...]
+    seeds: tuple[int, ...]
+    waiting: tuple[int, ...]
+
+    def at(self, places: Sequence[int], places_A: Tensor) -> Running:
+        """Those of them at some places, which ``places_A`` are on the device."""
+        rows_A = places_A if self.rows_A is None else self.rows_A.index_select(0, places_A)
+        columns = (tuple(column[at] for at in places) for column in (self.positions, self.seeds, self.waiting))
+        return Running([self.rows[at] for at in places], rows_A, *columns)
+
+    @classmethod
+    def joined(cls, groups: Sequence[Running]) -> Running:
+        """Several groups of different rows, none of which is the whole batch."""
+        rows_A = torch.cat([group.rows_A for group in groups if group.rows_A is not None])
+        columns = zip(*((group.positions, group.seeds, group.waiting) for group in groups), strict=True)
+        return cls(list(chain(*(group.rows for group in groups))), rows_A, *(tuple(chain(*own)) for own in columns))
+
+
+@dataclass
+class Batch:
+    """Prompts after prefill, ready to decode.
+
+    Attributes:
+        requests: One a row.
+        max_new_tokens: Longest answer, counted in new decoder tokens; also N of position-decayed thresholds.
+        cache: Keys and values.
+        prompt_state_BD: State after the last prompt token, from which the first token is read; None where that one
+            goes through the decode loop too.
+        fed_B: What the decode loop is fed first; None: the start token of an encoder-decoder.
+    """
+
+    requests: Sequence[Request]
+    max_new_tokens: int
+    cache: Cache
+    prompt_state_BD: Tensor | None
+    fed_B: Tensor | None = None
+
+
+@torch.inference_mode()
+def prefill(
+    model: Transformer, requests: Sequence[Request], max_new_tokens: int, *, gates_first_token: bool = False
+) -> Batch:
+    """Run the encoder, or the prompts of a decoder-only model at full depth.
+
+    Args:
+        model: The model.
+        requests: What is answered.
+        max_new_tokens: Longest answer.
+        gates_first_token: Leave the last prompt token of a decoder-only model to the decode loop, so that the first
+            new token may exit early too. That of an encoder-decoder always may.
+    """
+    prompts = [request.prompt_ids for request in requests]
+    cache, state_BD = model.start(prompts, max_new_tokens, holds_last=gates_first_token)
+    fed_B = torch.tensor([prompt[-1] for prompt in prompts], device=model.device) if gates_first_token else None
+    return Batch(requests, max_new_tokens, cache, state_BD, fed_B)
+
+
+@torch.inference_mode()
+def decode(
+    checkpoint: Checkpoint,
+    batch: Batch,
+    parts: Parts,
+    is_stopped: Callable[[list[int]], bool] | None = None,
+    asked: Asked | None = None,
+    *,
+    traced: bool = True,
+) -> list[Generation]:
+    """Generate until every row has ended.
+
+    Args:
+        checkpoint: The model and its special tokens.
+        batch: Prompts after `prefill`; used up by this call.
+        parts: The method.
+        is_stopped: Told the new tokens of a row after each token; True ends the row (stop strings).
+        asked: Whose rules change logits before tokens are chosen from them.
+        traced: Record exits and check that all numbers are finite. The tokens are the same without.
+
+    Returns:
+        One generation a request, in their order.
+
+    Raises:
+        ArithmeticError: Traced, and a logit or a score is not finite.
+    """
+    model, cache, requests = checkpoint.model, batch.cache, batch.requests
+    generations = [Generation() for _ in requests]
+    alive = list(range(len(requests)))  # the request behind each row of the cache
+    token_B = batch.fed_B
+    rules = None
+    if asked is not None and asked.logit_rules:
+        rules = LogitRules(asked, checkpoint, [request.prompt_ids for request in requests])
+    if model.static_steps is not None and parts.kv_policy.deferred is None and not parts.gate.looks_ahead:
+        model.static_steps.bind(cache)
+
+    def stop_reason(generation: Generation) -> str | None:
+        if generation.token_ids[-1] in checkpoint.eos_ids:
+            return "eos"
+        if is_stopped is not None and is_stopped(generation.token_ids):
+            return "stop_string"
+        return "length" if len(generation.token_ids) == batch.max_new_tokens else None
+
+    while alive:
+        rows = [generations[row] for row in alive]
+        seeds_B = tuple(requests[row].seed for row in alive)
+        applied = None if rules is None else rules.applied(alive)
+        if token_B is not None or batch.prompt_state_BD is None:
+            if token_B is None:
+                token_B = torch.full((len(alive),), checkpoint.start_id or 0, device=model.device)
+            positions_B = tuple(len(generation.token_ids) + 1 for generation in rows)
+            cache.make_room()
+            longest = batch.max_new_tokens
+            step = decode_step(model, cache, token_B, parts, positions_B, longest, seeds_B, applied, traced=traced)
+        else:  # the prompt itself ran at full depth and already holds the first token
+            step = _first_token(model, batch, parts, seeds_B, applied, traced=traced)
+        token_B = step.token_B
+        token_ids = token_B.tolist()
+        for generation, token_id in zip(rows, token_ids, strict=True):
+            generation.token_ids.append(token_id)
+        if step.trace is not None:
+            for generation, record in zip(rows, step.trace.by_row(), strict=True):
+                generation.note(*record)
+        if rules is not None:
+            rules.note(alive, token_ids)
+        reasons = [stop_reason(generation) for generation in rows]
+        if parts.kv_policy.verifies:
+            ends = [reason is not None for reason in reasons]
+            cut = verify(model, cache, parts.kv_policy, rows, ends, traced=traced)
+            for row in cut:
+                reasons[row] = stop_reason(rows[row])
+            if cut:
+                token_B = torch.tensor([generation.token_ids[-1] for generation in rows], device=model.device)
+        for generation, reason in zip(rows, reasons, strict=True):
+            generation.stop_reason = reason or generation.stop_reason
+        going = [row for row, reason in enumerate(reasons) if reason is None]
+        if not going:
+            break
+        if len(going) < len(alive):
+            kept = torch.tensor(going, device=model.device)
+            cache.keep(kept)
+            token_B = token_B[kept]
+            alive = [alive[row] for row in going]
+    return generations
+
+
+def decode_step(
+    model: Transformer,
+    cache: Cache,
+    token_B: Tensor,
+    parts: Parts,
+    positions_B: tuple[int, ...],
+    max_new_tokens: int,
+    seeds_B: tuple[int, ...],
+    rules: Applied | None = None,
+    *,
+    traced: bool = True,
+) -> Step:
+    """Feed one token a row through as many blocks as the method wants, and choose the next ones.
+
+    Args:
+        model: The model.
+        cache: The batch; grows by one position.
+        token_B: The last token of every row.
+        parts: The method.
+        positions_B: 1 for the first generated token of a row.
+        max_new_tokens: Longest answer allowed.
+        seeds_B: One seed a row.
+        rules: What tokens are chosen from in place of a view; None: the view.
+        traced: Record exits and check that all numbers are finite.
+    """
+    n_blocks, policy = model.n_blocks, parts.kv_policy
+    step = Step(model, len(token_B), rules, traced=traced)
+    begin_step(cache, policy)
+    hidden_AD = model.embed(token_B[:, None], cache)[:, 0]
+    earlier = [hidden_AD] if parts.gate.needs_history else []  # states after blocks 0..block-1
+    ahead_LAD = _all_states(model, hidden_AD, cache, policy) if parts.gate.looks_ahead else None
+    running = Running(range(len(token_B)), None, positions_B, seeds_B, tuple(map(len, cache.waiting)))
+    memory: dict[str, Tensor] = {}
+    previous_score_A: Tensor | None = None
+    for block in range(1, n_blocks + 1):
+        if ahead_LAD is None:
+            hidden_AD = run_block(model, block, hidden_AD, cache, running.rows_A, policy)
+        else:
+            hidden_AD = ahead_LAD[block - 1]
+        if block == n_blocks or block in parts.blocks:
+            view = BlockView(
+                block=block,
+                positions_A=running.positions,
+                max_new_tokens=max_new_tokens,
+                hidden_AD=hidden_AD,
+                seeds_A=running.seeds,
+                memory=memory,
+                model=model,
+                head=parts.head,
+                earlier=earlier,
+                previous_score_A=previous_score_A,
+                ahead_LAD=ahead_LAD,
+                waiting_A=running.waiting,
+            )
+            if block == n_blocks:
+                _emit(step, parts, view, running)
+                break
+            static = cache.static if running.rows_A is None else None
+            score_A = parts.gate.score(view) if static is None else static.score(parts, view)
+            if step.trace is not None:
+                step.trace.note_score(view, score_A, running.rows)
+            leaves_A = score_A > _level(parts.threshold, view, score_A)
+            # the one look at the device that a decision needs
+            leaves = leaves_A.tolist() if static is None else static.look(leaves_A, block)
+            if all(leaves):
+                _leave(step, parts, cache, view, running)
+                break
+            if any(leaves):
+                out, on = ([at for at, leaving in enumerate(leaves) if leaving is which] for which in (True, False))
+                # Places rather than masks, of which the device would have to tell how many they are.
+                out_A, on_A = (torch.tensor(places, device=model.device) for places in (out, on))
+                _leave(step, parts, cache, view.rows(out, out_A), running.at(out, out_A))
+                running = running.at(on, on_A)
+                hidden_AD, score_A = hidden_AD.index_select(0, on_A), score_A.index_select(0, on_A)
+                memory = {name: value.index_select(0, on_A) for name, value in memory.items()}
+                earlier = [state_AD.index_select(0, on_A) for state_AD in earlier]
+                ahead_LAD = None if ahead_LAD is None else ahead_LAD.index_select(1, on_A)
+            previous_score_A = score_A
+        if parts.gate.needs_history:
+            earlier.append(hidden_AD)
+    _emit_together(step, parts)
+    if step.trace is not None:
+        step.trace.check_finite()
+    cache.end_step()
+    return step
+
+
+def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Tensor:
+    """The threshold of the rows' positions: one number, or [A] where they differ."""
+    first, *others = view.positions_A
+    if all(position == first for position in others):
+        return threshold.value(view.block, first, view.max_new_tokens)
+    levels = [threshold.value(view.block, position, view.max_new_tokens) for position in view.positions_A]
+    return score_A.new_tensor(levels)
+
+
+def _leave(step: Step, parts: Parts, cache: Cache, view: BlockView, leaving: Running) -> None:
+    """Rows end at an early block: the KV policy sees to the skipped ones and may know a deeper state to emit from."""
+    deep_AD = parts.kv_policy.on_exit(cache, view.block, view.hidden_AD, leaving.rows_A)
+    _emit(step, parts, view if deep_AD is None else view.at_full_depth(deep_AD), leaving)
+    if step.trace is not None:
+        step.trace.note_exit(leaving.rows, runs_all_blocks=parts.runs_all_blocks)
+
+
+def _emit(step: Step, parts: Parts, view: BlockView, leaving: Running) -> None:
+    """Choose the tokens of rows that leave, or put it off until all have left: the LM head is then read once."""
+    if parts.head.reads_vocabulary and parts.gate.chooses_from_logits and not view.is_read:
+        step.unread.append((view, leaving))
+    else:
+        _choose(step, parts, view, leaving)
+
+
+def _emit_together(step: Step, parts: Parts) -> None:
+    views, groups = [view for view, _ in step.unread], [group for _, group in step.unread]
+    if len(views) == 1:
+        _choose(step, parts, views[0], groups[0])
+    elif views:
+        _choose(step, parts, BlockView.joined(views), Running.joined(groups))
+        if step.trace is not None:
+            step.trace.split_reading([view.block for view in views], [len(group.rows) for group in groups])
+
+
+def _choose(step: Step, parts: Parts, view: BlockView, leaving: Running) -> None:
+    token_A = parts.gate.choose(view if step.rules is None else step.rules(view, leaving.rows))
+    if leaving.rows_A is None:
+        step.token_B = token_A
+    else:
+        step.token_B[leaving.rows_A] = token_A
+    if step.trace is not None:
+        step.trace.note_reading(view, leaving.rows)
+
+
+def _all_states(model: Transformer, hidden_AD: Tensor, cache: Cache, policy: KVPolicy) -> Tensor:
+    """States after every block at full depth, [L, A, D]; what exits early overwrites the cache afterwards."""
+    states = []
+    for block in range(1, model.n_blocks + 1):
+        hidden_AD = run_block(model, block, hidden_AD, cache, None, policy)
+        states.append(hidden_AD)
+    return torch.stack(states)
+
+
+def _first_token(
+    model: Transformer, batch: Batch, parts: Parts, seeds_B: tuple[int, ...], rules: Applied | None, *, traced: bool
+) -> Step:
+    """The token that the prompt's full-depth pass already holds."""
+    assert batch.prompt_state_BD is not None, "asked only where the prompt's pass gave it"
+    n_rows = len(batch.prompt_state_BD)
+    step = Step(model, n_rows, rules, traced=traced)
+    rows = Running(range(n_rows), None, (1,) * n_rows, seeds_B, (0,) * n_rows)
+    view = BlockView(
+        block=model.n_blocks,
+        positions_A=rows.positions,
+        max_new_tokens=batch.max_new_tokens,
+        hidden_AD=batch.prompt_state_BD,
+        seeds_A=seeds_B,
+        memory={},
+        model=model,
+        head=parts.head,
+    )
+    _choose(step, parts, view, rows)
+    if step.trace is not None:
+        step.trace.check_finite()
+    return step

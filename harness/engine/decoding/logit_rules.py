@@ -1,0 +1,148 @@
+"""What changes logits before a token is chosen from them: transformers' logits processors, in its order.
+
+Only the choice of the token sees them. A gate's confidence is of the head's own logits (docs/measuring.md).
+
+Shape suffixes: A rows that leave a block, R rows of the batch as it began, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import Generation
+from exitbench.methods.base import BlockView, Head, Parts, Reading
+from exitbench.methods.heads import PrunedHead
+
+if TYPE_CHECKING:
+    from exitbench.harness.engine.checkpoints.loading import Checkpoint
+
+Applied = Callable[[BlockView, Sequence[int]], BlockView]
+"""Given a view and the places of its rows in the batch: the view from which tokens are chosen."""
+
+
+class LogitRules:
+    """The rules of one batch, and what each of its rows has seen.
+
+    That is what one call of transformers' ``generate`` without padding hands its processors: the prompt and the answer
+    of a decoder-only model, the start token and the answer of an encoder-decoder.
+
+    Args:
+        asked: At least one rule.
+        checkpoint: Model and special tokens.
+        prompts: Token ids of each row's prompt.
+
+    Raises:
+        UserError: The vocabulary has no such token as is forced.
+    """
+
+    def __init__(self, asked: Generation, checkpoint: Checkpoint, prompts: Sequence[Sequence[int]]) -> None:
+        self._asked, self._device = asked, checkpoint.model.device
+        vocab_size, forced, start = checkpoint.model.vocab_size, asked.forced_bos_token_id, checkpoint.start_id
+        if forced is not None and forced >= vocab_size:
+            raise UserError(f"forced_bos_token_id is {forced}; the vocabulary has tokens 0 to {vocab_size - 1}.")
+        self._eos = checkpoint.eos_ids
+        self._histories = [list(prompt) if start is None else [start] for prompt in prompts]
+        self._seen_RV = torch.zeros(len(prompts), vocab_size, dtype=torch.bool, device=self._device)
+        self._ngrams: list[dict[tuple[int, ...], set[int]]] = [{} for _ in prompts]
+        for row, history in enumerate(self._histories):
+            self._seen_RV[row, torch.tensor(history, device=self._device)] = True
+            for end in range(1, len(history) + 1):
+                self._note_ngram(row, end)
+
+    def applied(self, rows: Sequence[int]) -> Applied:
+        """Return what the rows that still run, by their places in the batch as it began, choose their tokens from."""
+
+        def apply(view: BlockView, places: Sequence[int]) -> BlockView:
+            if view.ids_AK is not None:
+                raise UserError(f"{', '.join(self._asked.logit_rules)}: the head must read the whole vocabulary.")
+            return _with_logits(view, self(view.logits_AK, [rows[place] for place in places]))
+
+        return apply
+
+    def __call__(self, logits_AV: Tensor, rows: Sequence[int]) -> Tensor:
+        """Return changed logits [A, V], float32; rows are places in the batch as it began."""
+        asked, logits_AV = self._asked, logits_AV.float()
+        if asked.repetition_penalty is not None:
+            penalty, seen_AV = asked.repetition_penalty, self._seen_RV[list(rows)]
+            punished_AV = torch.where(logits_AV < 0, logits_AV * penalty, logits_AV / penalty)
+            logits_AV = torch.where(seen_AV, punished_AV, logits_AV)
+        banned = [(at, token) for at, row in enumerate(rows) for token in self._banned(row)]
+        forced = asked.forced_bos_token_id
+        if banned:
+            logits_AV = logits_AV.index_put(
+                tuple(torch.tensor(banned, device=self._device).T), logits_AV.new_tensor(float("-inf"))
+            )
+        if forced is not None and (first := [at for at, row in enumerate(rows) if len(self._histories[row]) == 1]):
+            logits_AV = logits_AV.clone()
+            logits_AV[first] = float("-inf")
+            logits_AV[first, forced] = 0.0
+        return logits_AV
+
+    def note(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Add the token that each row has got."""
+        self._seen_RV[list(rows), list(token_ids)] = True
+        for row, token_id in zip(rows, token_ids, strict=True):
+            history = self._histories[row]
+            history.append(token_id)
+            self._note_ngram(row, len(history))
+
+    def _note_ngram(self, row: int, end: int) -> None:
+        size, history = self._asked.no_repeat_ngram_size, self._histories[row]
+        if size is not None and end >= size:
+            *before, last = history[end - size : end]
+            self._ngrams[row].setdefault(tuple(before), set()).add(last)
+
+    def _banned(self, row: int) -> list[int]:
+        """Tokens that a row must not get next."""
+        size, history, banned = self._asked.no_repeat_ngram_size, self._histories[row], set[int]()
+        if size is not None and len(history) + 1 >= size:
+            banned |= self._ngrams[row].get(tuple(history[len(history) + 1 - size :]), set())
+        if self._asked.min_length is not None and len(history) < self._asked.min_length:
+            banned |= self._eos
+        return sorted(banned)
+
+
+@dataclass(frozen=True)
+class _Changed(Head):
+    """Logits as they are after the rules."""
+
+    logits_AV: Tensor
+
+    def read(self, view: BlockView) -> Reading:
+        return Reading(self.logits_AV)
+
+    def earlier_logits(self, view: BlockView, block: int) -> Tensor:
+        raise NotImplementedError("tokens are chosen from this block's logits only")
+
+
+def _with_logits(view: BlockView, logits_AV: Tensor) -> BlockView:
+    """What a token is chosen from (`Gate.chooses_from_logits`): logits, seeds and positions."""
+    return BlockView(
+        block=view.block,
+        positions_A=view.positions_A,
+        max_new_tokens=view.max_new_tokens,
+        hidden_AD=view.hidden_AD,
+        seeds_A=view.seeds_A,
+        memory={},
+        model=view.model,
+        head=_Changed(logits_AV),
+    )
+
+
+def why_not(parts: Parts) -> str | None:
+    """Why a method's tokens cannot be chosen from changed logits; None if they can."""
+    if parts.gate.looks_ahead:
+        return "compares the head's own choices, block by block"
+    if parts.kv_policy.verifies:
+        return "verifies its drafts by the head's own choices"
+    if not parts.gate.chooses_from_logits:
+        return "chooses its tokens from something else than the head's logits"
+    if isinstance(parts.head, PrunedHead):
+        return "reads only a part of the vocabulary"
+    return None

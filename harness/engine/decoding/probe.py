@@ -1,0 +1,95 @@
+"""The probe: one full-depth teacher-forced pass that records what every block says about every token.
+
+The model reads its own greedy output, so one pass over all positions gives the states that step-by-step decoding at
+full depth would have seen. Columns are the union of what the papers' figures need.
+
+Shape suffixes: N tokens (all rows and positions), L blocks, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exitbench.harness.engine.checkpoints.loading import Checkpoint
+from exitbench.harness.engine.decoding.signals import signals
+from exitbench.harness.engine.model.cache import Cache
+from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.model.positions import padded
+from exitbench.results.statistics.stability import settling
+
+LOGITS_BUDGET_BYTES = 256 * 2**20
+"""Most memory for the logits of all blocks at once; tokens are read out in chunks that fit."""
+
+
+@torch.inference_mode()
+def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Record the signals of every generated token.
+
+    Args:
+        checkpoint: The model.
+        prompts: Token ids of each row's prompt.
+        outputs: What the model generated for each, at full depth.
+
+    Returns:
+        Arrays over the N tokens in row order: ``full_token_id``, ``first_match``, ``stable_from`` and what
+        `results.settling` adds [N]; per block [N, L] the columns of the spool's probe table.
+    """
+    states_LND = states_of(checkpoint, prompts, outputs)
+    model = checkpoint.model
+    chunk = max(1, LOGITS_BUDGET_BYTES // (len(states_LND) * model.vocab_size * 4))
+    parts = [signals(model, piece_LND) for piece_LND in torch.split(states_LND, chunk, dim=1)]
+    arrays = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
+    return {**arrays, **settling(arrays["p_final"], arrays["cosine_last"])}
+
+
+def states_of(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Tensor:
+    """States after the embedding and after every block, at the positions that predict outputs: [L+1, N, D]."""
+    fed = teacher_forced(checkpoint, prompts, outputs)
+    return torch.stack([hidden[fed.predicts_BT] for hidden in _forward(checkpoint.model, fed)])
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What the decoder is given to see all of its own output at once.
+
+    Attributes:
+        tokens_BT: Tokens fed.
+        cache: Of the batch, with what the encoder says; no position is filled.
+        predicts_BT: Where an output token is predicted; N of them.
+    """
+
+    tokens_BT: Tensor
+    cache: Cache
+    predicts_BT: Tensor
+
+
+def teacher_forced(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Fed:
+    """Prepare one pass over prompts and the outputs that follow them."""
+    model = checkpoint.model
+    if checkpoint.start_id is not None:
+        fed = [[checkpoint.start_id, *output[:-1]] for output in outputs]
+        tokens, mask = padded(fed, model.device, side="right")
+        cache, _ = model.start(prompts, tokens.shape[1])
+        predicts = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+    else:
+        fed = [[*prompt, *output[:-1]] for prompt, output in zip(prompts, outputs, strict=True)]
+        tokens, mask = padded(fed, model.device, side="left")
+        cache = Cache(model, len(fed), tokens.shape[1])
+        cache.padding_B = None if mask is None else (~mask).sum(1)
+        lengths_B = torch.tensor([len(output) for output in outputs], device=model.device)
+        places = torch.arange(tokens.shape[1], device=model.device)
+        predicts = places[None, :] >= tokens.shape[1] - lengths_B[:, None]
+    return Fed(tokens, cache, predicts)
+
+
+def _forward(model: Transformer, fed: Fed) -> Iterator[Tensor]:
+    hidden = model.embed(fed.tokens_BT, fed.cache)
+    yield hidden
+    for block in range(1, model.n_blocks + 1):
+        hidden = model.block(block, hidden, fed.cache)
+        yield hidden

@@ -1,0 +1,119 @@
+"""The signals that a probe records of every token and block, from states alone.
+
+Memory is what bounds them: a vocabulary's probabilities are read and written many times over. So the LM head is
+multiplied for many tokens at once, and everything behind it is done for few, whose numbers stay in the cache.
+
+Shape suffixes: N tokens, L blocks, D model width, V vocabulary, C stretches of the vocabulary, K tokens searched.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from exitbench.harness.engine.model.model import Transformer
+
+PIECE_NUMEL = 2**18
+"""Logits worked on at once."""
+STRETCH = 128
+"""Neighbouring tokens of the vocabulary of which only the largest logit is looked at first."""
+
+
+def signals(model: Transformer, states_LND: Tensor) -> dict[str, Tensor]:
+    """Record tokens from their states after the embedding and after every block, [L+1, N, D].
+
+    Returns:
+        ``full_token_id``, ``first_match`` and ``stable_from`` [N]; the other columns of the spool's probe table [N, L].
+    """
+    logits_LNV = model.logits(states_LND).float()
+    few = max(1, PIECE_NUMEL // logits_LNV[:, 0].numel())
+    pieces = [_of_logits(piece_LNV) for piece_LNV in torch.split(logits_LNV, few, dim=1)]
+    told = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+    agrees_NL = told["top1_id"] == told["top1_id"][:, -1:]
+    stable_NL = agrees_NL.flip(1).cummin(1).values.flip(1)
+    return {
+        "full_token_id": told["top1_id"][:, -1],
+        "first_match": agrees_NL.int().argmax(1) + 1,
+        "stable_from": stable_NL.int().argmax(1) + 1,
+        **told,
+        **_of_states(model, states_LND),
+    }
+
+
+def _of_states(model: Transformer, states_LND: Tensor) -> dict[str, Tensor]:
+    normed_LND, raw_LND = model.final_normed(states_LND).float(), states_LND.float()
+    return {
+        "cosine_previous": F.cosine_similarity(raw_LND[:-1], raw_LND[1:], dim=-1).T,
+        "cosine_previous_normed": F.cosine_similarity(normed_LND[:-1], normed_LND[1:], dim=-1).T,
+        "cosine_last": F.cosine_similarity(normed_LND[1:], normed_LND[-1:], dim=-1).T,
+    }
+
+
+def _of_logits(logits_LNV: Tensor) -> dict[str, Tensor]:
+    largest_LN3, ids_LN3 = _three_largest(logits_LNV[1:])
+    final_N1 = ids_LN3[-1, :, :1]
+    final_logit_LN1 = logits_LNV[1:].gather(-1, final_N1.expand(len(ids_LN3), -1, -1))
+    rank_LN = 1 + (logits_LNV[1:] > final_logit_LN1).view(torch.uint8).sum(-1, dtype=torch.int32)
+    best_LN1 = logits_LNV.amax(-1, keepdim=True)
+    p_LNV = torch.softmax(logits_LNV, dim=-1)
+    # The largest probability is exp(0) over the sum that softmax divides by.
+    log_p1_LN = p_LNV.amax(-1).log()
+    logsumexp_LN = best_LN1[..., 0] - log_p1_LN
+    # -sum p log p without a logarithm a token: log p is log p1 and the distance to the largest logit.
+    entropy_LN = -log_p1_LN - torch.linalg.vecdot(p_LNV, logits_LNV.sub_(best_LN1))
+    p_LN3 = torch.exp(largest_LN3 - logsumexp_LN[1:, :, None])
+    return {
+        "top1_id": ids_LN3[..., 0].T,
+        "top2_id": ids_LN3[..., 1].T,
+        "top3_id": ids_LN3[..., 2].T,
+        "p1": p_LN3[..., 0].T,
+        "p2": p_LN3[..., 1].T,
+        "p3": p_LN3[..., 2].T,
+        "p_final": torch.exp(final_logit_LN1[..., 0] - logsumexp_LN[1:]).T,
+        "rank_final": rank_LN.T,
+        "entropy": entropy_LN[1:].T,
+        "logsumexp": logsumexp_LN[1:].T,
+        "jsd_previous": jensen_shannon(p_LNV[:-1], p_LNV[1:], entropy_LN[:-1], entropy_LN[1:]).T,
+        "jsd_last": jensen_shannon(p_LNV[1:], p_LNV[-1:], entropy_LN[1:], entropy_LN[-1:]).T,
+    }
+
+
+def _three_largest(logits_LNV: Tensor) -> tuple[Tensor, Tensor]:
+    """The three largest logits, [L, N, 3], and their ids; of equals the lowest comes first, as the decode loop has it.
+
+    Three stretches of the vocabulary hold them, and so few are searched.
+    """
+    n_stretches = logits_LNV.shape[-1] // STRETCH
+    if n_stretches < 3:
+        largest, ids = logits_LNV.topk(3)
+    else:
+        whole_LNV = logits_LNV[..., : n_stretches * STRETCH]
+        best_LNC = whole_LNV.view(*whole_LNV.shape[:-1], n_stretches, STRETCH).amax(-1)
+        stretches_LN3 = best_LNC.topk(3).indices
+        within = torch.arange(STRETCH, device=logits_LNV.device)
+        ids_LNK = (stretches_LN3[..., None] * STRETCH + within).flatten(-2)
+        rest = torch.arange(whole_LNV.shape[-1], logits_LNV.shape[-1], device=logits_LNV.device)
+        ids_LNK = torch.cat((ids_LNK, rest.expand(*ids_LNK.shape[:-1], -1)), dim=-1)
+        largest, places = logits_LNV.gather(-1, ids_LNK).topk(3)
+        ids = ids_LNK.gather(-1, places)
+    if bool((largest[..., 0] == largest[..., 1]).any()):
+        first = logits_LNV.argmax(-1)
+        second = torch.where(ids[..., 0] == first, ids[..., 1], ids[..., 0])
+        third = torch.where((ids[..., 0] == first) | (ids[..., 1] == first), ids[..., 2], ids[..., 1])
+        ids = torch.stack((first, second, third), dim=-1)
+    return largest, ids
+
+
+def jensen_shannon(p: Tensor, q: Tensor, entropy_p: Tensor, entropy_q: Tensor) -> Tensor:
+    """Jensen-Shannon divergence in nats over the last dimension, between 0 and ln 2, given both entropies.
+
+    JSD = H((p + q) / 2) - (H(p) + H(q)) / 2, of which only the first term is new; the sum of p + q is 2. In fp32 a
+    divergence below about 1e-6 cannot be told from 0.
+    """
+    both = p + q
+    # No term where both are 0, whose logarithm is no number.
+    terms = both.clamp_min(torch.finfo(both.dtype).tiny).log_().mul_(both)
+    return torch.clamp(math.log(2.0) - (terms.sum(-1) + entropy_p + entropy_q) / 2, min=0, max=math.log(2.0))

@@ -1,0 +1,133 @@
+"""Verification of drafts: tokens emitted early whose skipped blocks a later token of the same row has run beside it.
+
+At a waiting position the full model's logits then tell whether the token emitted there may stay (`KVPolicy.rejects`).
+From the first rejected one on a row is cut, and the full model's choice takes its place. A row never ends on a token
+that waits, its remaining blocks are run first, unless the policy leaves the tail of an answer unverified.
+
+Shape suffixes: A rows that end, N drafts of all rows, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from exitbench.harness.engine.decoding.deferred import run_block
+from exitbench.methods.base import KVPolicy, argmax_token
+
+if TYPE_CHECKING:
+    from exitbench.harness.engine.decoding.decode import Generation
+    from exitbench.harness.engine.model.cache import Cache
+    from exitbench.harness.engine.model.model import Transformer
+
+
+def verify(
+    model: Transformer,
+    cache: Cache,
+    policy: KVPolicy,
+    generations: Sequence[Generation],
+    ends: Sequence[bool],
+    *,
+    traced: bool,
+) -> list[int]:
+    """Verify the drafts of rows whose newest token has run all blocks, and of rows that would end (`verifies_tail`).
+
+    Args:
+        model: The model.
+        cache: The batch right after a step; positions behind a rejected draft are dropped.
+        policy: One that verifies.
+        generations: Of every row of the cache; cut in place.
+        ends: Whether each row would end with the token it has just got.
+        traced: Whether generations have a trace, which then tells of this too, and logits are checked.
+
+    Returns:
+        The rows that were cut: they end in another token now.
+    """
+    waiting = cache.waiting
+    ending = [row for row, end in enumerate(ends) if end and waiting[row] and not _is_complete(cache, row)]
+    if ending and policy.verifies_tail:
+        _run_rest(model, cache, policy, ending)
+    rows = [row for row, tokens in enumerate(waiting) if tokens and _is_complete(cache, row)]
+    if not rows:
+        return []
+    logits_NV = model.logits(torch.stack([token.state_D for row in rows for token in waiting[row]]))
+    if traced:
+        _check_finite(logits_NV, model.n_blocks)
+    drafted = [len(waiting[row]) for row in rows]
+    # The token emitted from the newest place of the cache is its row's last.
+    firsts = [len(generations[row].token_ids) + waiting[row][0].place - cache.length for row in rows]
+    drafts = [
+        generations[row].token_ids[first : first + n] for row, first, n in zip(rows, firsts, drafted, strict=True)
+    ]
+    token_N = torch.tensor([token for own in drafts for token in own], device=model.device)
+    rejects = torch.split(policy.rejects(logits_NV, token_N).cpu(), drafted)
+    choices = torch.split(argmax_token(logits_NV).cpu(), drafted)
+    wasted_B, cut = [0] * cache.n_rows, []
+    for row, first, rejects_N, choice_N in zip(rows, firsts, rejects, choices, strict=True):
+        waiting[row] = []
+        wasted = _settle(generations[row], first, rejects_N.tolist(), choice_N.tolist(), model, traced=traced)
+        if wasted is not None:
+            wasted_B[row] = wasted
+            cut.append(row)
+    if cut:
+        cache.drop_newest(wasted_B)
+    return cut
+
+
+def _is_complete(cache: Cache, row: int) -> bool:
+    """Whether all that waits in a row has all blocks; the newest has the fewest."""
+    return cache.waiting[row][-1].done == cache.model.n_blocks
+
+
+def _run_rest(model: Transformer, cache: Cache, policy: KVPolicy, rows: Sequence[int]) -> None:
+    """Run the remaining blocks of what waits in these rows, the newest of each in place of a current token."""
+    cache.length -= 1  # back in the step that the newest was fed in
+    for done in {cache.waiting[row][-1].done for row in rows}:
+        group = [row for row in rows if cache.waiting[row][-1].done == done]
+        newest = [cache.waiting[row].pop() for row in group]
+        rows_A = None if len(group) == cache.n_rows else torch.tensor(group, device=model.device)
+        hidden_AD = torch.stack([token.state_D for token in newest])
+        for block in range(done + 1, model.n_blocks + 1):
+            hidden_AD = run_block(model, block, hidden_AD, cache, rows_A, policy)
+        for row, token, state_D in zip(group, newest, hidden_AD, strict=True):
+            token.done, token.state_D = model.n_blocks, state_D
+            cache.waiting[row].append(token)
+    cache.length += 1
+
+
+def _settle(
+    generation: Generation, first: int, rejects: list[bool], choices: list[int], model: Transformer, *, traced: bool
+) -> int | None:
+    """Keep the drafts from index ``first`` on up to the first rejected one.
+
+    The work that was done for what is dropped is noted at the token that takes the place of the first rejected draft.
+
+    Returns:
+        Positions run in vain; None if no draft was rejected.
+    """
+    kept = rejects.index(True) if True in rejects else len(rejects)
+    if traced:
+        for at in range(first, first + kept):
+            generation.blocks_run[at] = model.n_blocks
+            generation.head_rows[at] += model.vocab_size
+    rejected = len(rejects) - kept
+    if rejected == 0:
+        return None
+    at = first + kept
+    wasted = len(generation.token_ids) - 1 - at
+    head_rows = sum(generation.head_rows[at:]) + rejected * model.vocab_size
+    generation.cut(at)
+    generation.token_ids.append(choices[kept])
+    if traced:
+        generation.note(model.n_blocks, model.n_blocks, head_rows, None, rejected, wasted)
+    return wasted
+
+
+def _check_finite(logits_NV: Tensor, block: int) -> None:
+    best_N = logits_NV.amax(-1).float()
+    if not math.isfinite(float(best_N.sum())):
+        raise ArithmeticError(f"the logits at block {block} are not finite: {best_N.tolist()}")

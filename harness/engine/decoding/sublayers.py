@@ -1,0 +1,131 @@
+"""What the LM head reads out of the parts of a block, and how blocks differ from one another (NATCAP Fig 6 and 10).
+
+Both look at each token's state at the position that predicts it, on the model's own output fed back to it
+(`harness.probe`), and are recorded only where a suite asks for them: neither is cheap.
+
+Shape suffixes: B rows, T positions, N tokens (positions that predict), L blocks, D model width, V vocabulary,
+K tokens kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exitbench.harness.engine.checkpoints.loading import Checkpoint
+from exitbench.harness.engine.decoding.probe import LOGITS_BUDGET_BYTES, states_of, teacher_forced
+from exitbench.harness.engine.decoding.signals import jensen_shannon
+from exitbench.harness.engine.model.cache import Cache
+from exitbench.harness.engine.model.model import Transformer
+
+KEPT = 10
+"""Most probable tokens kept of a read-out (NATCAP Table 12)."""
+
+
+@dataclass(frozen=True)
+class ReadOut:
+    """What final norm and LM head make of one part of one block, for each token.
+
+    Attributes:
+        part: The part, as in the column `read_out` of the spool.
+        top_ids_NK: Most probable tokens, the first first; of equals the lower id.
+        top_p_NK: Their probabilities.
+        entropy_N: Of the whole distribution, nats.
+    """
+
+    block: int
+    part: str
+    top_ids_NK: np.ndarray
+    top_p_NK: np.ndarray
+    entropy_N: np.ndarray
+
+
+@torch.inference_mode()
+def sublayer_read_outs(checkpoint: Checkpoint, prompt: Sequence[int], output: Sequence[int]) -> Iterator[ReadOut]:
+    """Yield the read-out of every part of every block, blocks and parts in the order in which they run.
+
+    Args:
+        checkpoint: The model.
+        prompt: Token ids of the prompt.
+        output: What the model generated, at full depth; N tokens.
+    """
+    model = checkpoint.model
+    fed = teacher_forced(checkpoint, [prompt], [output])
+    hidden_BTD = model.embed(fed.tokens_BT, fed.cache)
+    for block in range(1, model.n_blocks + 1):
+        parts = sublayer_states(model, block, hidden_BTD, fed.cache)
+        for part, state_BTD in parts.items():
+            yield _read_out(model, block, part, state_BTD[fed.predicts_BT])
+        hidden_BTD = parts["block"]
+
+
+def sublayer_states(model: Transformer, block: int, hidden_BTD: Tensor, cache: Cache) -> dict[str, Tensor]:
+    """Run a block and return what its parts add to the residual stream, and the stream after each.
+
+    Args:
+        model: The model.
+        block: Number of the block, 1..L.
+        hidden_BTD: The stream before it.
+        cache: The batch; the block's keys and values are written.
+
+    Returns:
+        By part [B, T, D]: 'self-attention', 'cross-attention' (encoder-decoder only) and 'feed-forward' alone;
+        'after-self-attention' (encoder-decoder only), 'after-attention' (all attention of the block) and 'block': the
+        stream once that has been added.
+    """
+    weights, stream_ND = model.weights.blocks[block - 1], hidden_BTD.flatten(0, 1)
+    added_ND = weights.attention_out(model.self_attention(block, stream_ND, cache))
+    parts = {"self-attention": added_ND}
+    stream_ND = stream_ND + added_ND
+    if weights.cross_out is not None:
+        parts["after-self-attention"] = stream_ND
+        parts["cross-attention"] = weights.cross_out(model.cross_attention(block, stream_ND, cache))
+        stream_ND = stream_ND + parts["cross-attention"]
+    parts["after-attention"] = stream_ND
+    parts["feed-forward"] = weights.down(model.feed_forward(block, stream_ND))
+    parts["block"] = stream_ND + parts["feed-forward"]
+    return {part: state_ND.view(hidden_BTD.shape) for part, state_ND in parts.items()}
+
+
+def _read_out(model: Transformer, block: int, part: str, states_ND: Tensor) -> ReadOut:
+    log_p_NV = torch.log_softmax(model.logits(states_ND).float(), dim=-1)
+    # topk promises no order among ties.
+    ranked = log_p_NV.sort(dim=-1, descending=True, stable=True)
+    top_ids, top_log_p = ranked.indices[:, :KEPT], ranked.values[:, :KEPT]
+    entropy_N = -(log_p_NV.exp() * log_p_NV).sum(-1)
+    return ReadOut(block, part, top_ids.cpu().numpy(), top_log_p.exp().cpu().numpy(), entropy_N.cpu().numpy())
+
+
+@torch.inference_mode()
+def layer_pairs(checkpoint: Checkpoint, prompt: Sequence[int], output: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Compare every block with every other on one output.
+
+    Args:
+        checkpoint: The model.
+        prompt: Token ids of the prompt.
+        output: What the model generated, at full depth; N tokens.
+
+    Returns:
+        Cosine of final-normed states, and Jensen-Shannon divergence of read-outs in nats, [L, L]; means over the
+        tokens.
+    """
+    model = checkpoint.model
+    states_LND = states_of(checkpoint, [prompt], [output])[1:]
+    normed_LND = torch.nn.functional.normalize(model.final_normed(states_LND).double(), dim=-1)
+    cosine_LL = torch.einsum("and,bnd->ab", normed_LND, normed_LND) / len(output)
+    jsd_LL = torch.zeros_like(cosine_LL)
+    per_token = len(states_LND) * model.vocab_size * 4 * 4  # log-probabilities and mixtures, fp32
+    for piece_LND in torch.split(states_LND, max(1, LOGITS_BUDGET_BYTES // per_token), dim=1):
+        log_p_LNV = torch.log_softmax(model.logits(piece_LND).float(), dim=-1)
+        p_LNV = log_p_LNV.exp()
+        entropy_LN = -torch.linalg.vecdot(p_LNV, log_p_LNV)
+        for a in range(len(states_LND) - 1):
+            jsd_LN = jensen_shannon(p_LNV[a + 1 :], p_LNV[a], entropy_LN[a + 1 :], entropy_LN[a])
+            later = jsd_LN.double().sum(-1) / len(output)
+            jsd_LL[a, a + 1 :] += later
+            jsd_LL[a + 1 :, a] += later
+    return cosine_LL.cpu().numpy(), jsd_LL.cpu().numpy()

@@ -1,0 +1,82 @@
+"""Trained exit heads: their file in a checkpoint's folder, and how a state is read out with one.
+
+`exit_heads.safetensors` lies beside the model's weights. Its metadata hold the kind and the blocks, and each exit block
+b has tensors of its own (D model width, V vocabulary, H hidden width of the head):
+
+    linear   b.norm.weight [D], b.norm.bias [D]?, b.out.weight [V, D], b.out.bias [V]?        (HEADS)
+    mlp      b.norm.*, b.up.weight [H, D], b.up.bias [H], GELU, b.out.weight [V, H], b.out.bias [V]?
+    lens     b.lens.weight [D, D], b.lens.bias [D]: h + A h + c before the model's own read-out  (tuned lens)
+
+The norm is a layer norm if it has a bias, else an RMS norm. Training and inference read out with the same function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch.nn.functional as F
+from torch import Tensor
+
+RMS_EPS, LAYER_EPS = 1e-6, 1e-5
+
+HeadKind = Literal["linear", "mlp", "lens"]
+KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
+
+
+def exit_logits(
+    tensors: Mapping[str, Tensor], kind: HeadKind, block: int, hidden: Tensor, read_out: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Read out with the head of one exit block, differentiably.
+
+    Args:
+        tensors: Of all heads, by the names of the file.
+        kind: Kind of the heads.
+        block: The exit block.
+        hidden: States after it, not normalised, [..., D].
+        read_out: The model's own final norm and LM head, which a lens ends in.
+
+    Returns:
+        Logits [..., V].
+    """
+    if kind == "lens":
+        return read_out(hidden + F.linear(hidden, tensors[f"{block}.lens.weight"], tensors[f"{block}.lens.bias"]))
+    normed = _norm(hidden, tensors[f"{block}.norm.weight"], tensors.get(f"{block}.norm.bias"))
+    if kind == "mlp":
+        normed = F.gelu(F.linear(normed, tensors[f"{block}.up.weight"], tensors[f"{block}.up.bias"]))
+    return F.linear(normed, tensors[f"{block}.out.weight"], tensors.get(f"{block}.out.bias"))
+
+
+def _norm(hidden: Tensor, weight_D: Tensor, bias_D: Tensor | None) -> Tensor:
+    width = (hidden.shape[-1],)
+    if bias_D is None:
+        return F.rms_norm(hidden, width, weight_D, RMS_EPS)
+    return F.layer_norm(hidden, width, weight_D, bias_D, LAYER_EPS)
+
+
+@dataclass(frozen=True)
+class ExitHeads:
+    """The trained exit heads of a checkpoint.
+
+    Attributes:
+        kind: The same for all.
+        blocks: Blocks with a head, ascending, of 1..L-1.
+        tensors: By the names of the file.
+    """
+
+    kind: HeadKind
+    blocks: tuple[int, ...]
+    tensors: Mapping[str, Tensor]
+
+    def logits(self, block: int, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
+        """Logits [..., V] of states [..., D] after an exit block; see `exit_logits`."""
+        return exit_logits(self.tensors, self.kind, block, hidden, read_out)
+
+    def numel(self, block: int) -> int:
+        """Weights of the block's own matrix products; norms and biases apart, as everywhere in the cost."""
+        own = (tensor for name, tensor in self.tensors.items() if name.startswith(f"{block}."))
+        return sum(tensor.numel() for tensor in own if tensor.dim() == 2)
+
+
+# ------------------------------------------------------------------------------------------- the file

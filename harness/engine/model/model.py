@@ -1,0 +1,440 @@
+"""The engine: one lean transformer for all families, addressed by depth.
+
+Embed, run block l on some rows, fill keys and values of blocks l+1..L from a state, read out. Families differ only in
+`Architecture` and in how their weights are named (`harness.checkpoint`).
+
+Shape suffixes: B rows of the batch, A rows running at a block, T new positions, N positions of all rows (A T, row by
+row), S source positions, D model width, F width inside feed-forward networks, H query heads, G key/value heads, K head
+size, V vocabulary, L decoder blocks.
+
+Two rewritings keep a step lean: every norm's weight and bias are folded into the projection behind it, so that all
+blocks read the same normalised state; and the key/value projections of all blocks are one stacked matrix, so that
+filling the cache of every skipped block is one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.harness.engine.model.cache import KV, Cache, halves
+from exitbench.harness.engine.model.exit_heads import ExitHeads
+from exitbench.harness.engine.model.positions import (
+    Places,
+    Rotary,
+    additive,
+    padded,
+    relative_bias,
+    rotary_angles,
+    rotate_,
+    rows_of,
+    unpadded,
+)
+from exitbench.harness.engine.model.weights import ACTIVATIONS, Architecture, BlockWeights, Linear, Weights
+
+if TYPE_CHECKING:
+    from exitbench.harness.engine.static.step import StaticSteps
+
+GATHERED_NUMEL = 2**14
+"""Up to so many numbers in a row's keys and values of a block, one copy of the running rows beats a call a stretch."""
+
+
+class Transformer:
+    """A checkpoint in memory. Satisfies the `Model` protocol of the methods."""
+
+    def __init__(self, arch: Architecture, weights: Weights, exit_heads: ExitHeads | None = None) -> None:
+        self.arch = arch
+        self.weights = weights
+        self.exit_heads = exit_heads
+        self.activation = ACTIVATIONS[arch.activation]
+        self._norm_dtype = torch.promote_types(self.dtype, torch.float32)
+        # Tensors, because a number of Python's is turned into one at every use.
+        self._root_eps = torch.tensor(arch.norm_eps**0.5, dtype=self._norm_dtype, device=self.device)
+        self._inverse_root_width = torch.tensor(arch.d_model**-0.5, dtype=self._norm_dtype, device=self.device)
+        self._block_kv: list[Linear] = []
+        self._skip_kv: list[Linear] = []
+        self.static_steps: StaticSteps | None = None  # None: no block runs on static buffers
+
+    @property
+    def n_blocks(self) -> int:
+        """Decoder blocks, L."""
+        return self.arch.n_blocks
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream, D."""
+        return self.arch.d_model
+
+    @property
+    def kv_width(self) -> int:
+        """Width of one block's keys."""
+        return self.arch.kv_width
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the LM head, V."""
+        return self.weights.lm_head.weight.shape[0]
+
+    @property
+    def exit_blocks(self) -> tuple[int, ...]:
+        """Blocks with a trained exit head, ascending."""
+        return () if self.exit_heads is None else self.exit_heads.blocks
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of the weights."""
+        return self.weights.token_embedding_VD.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.weights.token_embedding_VD.device
+
+    # ---------------------------------------------------------------- pieces
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Norm without weight and bias, over the last dimension."""
+        if self.arch.norm == "layer":
+            return F.layer_norm(x, (x.shape[-1],), None, None, self.arch.norm_eps)
+        # x / sqrt(mean(x^2) + eps) in half as many operations as torch's own
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=self._norm_dtype)
+        normed = x / torch.hypot(length.mul_(self._inverse_root_width), self._root_eps)
+        return normed if x.dtype == self._norm_dtype else normed.to(x.dtype)
+
+    def final_normed(self, hidden: Tensor) -> Tensor:
+        """The model's final norm with its weight and bias, of [..., D]."""
+        norm = self.weights.final_norm
+        normed = self.normalise(hidden) * norm.weight
+        return normed if norm.bias is None else normed + norm.bias
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Read out: final norm, scale and LM head, [..., D] to [..., V]."""
+        normed = self.final_normed(hidden)
+        if self.arch.logit_scale != 1.0:
+            normed = normed * self.arch.logit_scale
+        return self.weights.lm_head(normed)
+
+    def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
+        """Read out with the trained exit head of a block, [A, D] to [A, V]."""
+        assert self.exit_heads is not None, "asked at exit blocks only"
+        return self.exit_heads.logits(block, hidden_AD, self.logits)
+
+    def exit_head_numel(self, block: int) -> int:
+        """Weights that one read-out of an exit head multiplies; a lens ends in the model's own LM head."""
+        assert self.exit_heads is not None, "asked at exit blocks only"
+        own = self.exit_heads.numel(block)
+        return own + self.weights.lm_head.weight.numel() if self.exit_heads.kind == "lens" else own
+
+    def head_weights(self, ids_AK: Tensor) -> Tensor:
+        """Rows of the LM head, [A, K, D]; with a bias as one more column."""
+        head = self.weights.lm_head
+        rows = head.weight.index_select(0, ids_AK.flatten()).view(*ids_AK.shape, -1)
+        return rows if head.bias is None else torch.cat((rows, head.bias[ids_AK][..., None]), dim=-1)
+
+    def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
+        """Read out some rows of the LM head, [A, D] to [A, K]."""
+        normed = self.final_normed(hidden_AD)
+        if self.arch.logit_scale != 1.0:
+            normed = normed * self.arch.logit_scale
+        if self.weights.lm_head.bias is not None:
+            normed = torch.cat((normed, torch.ones_like(normed[:, :1])), dim=-1)
+        if len(normed) == 1:
+            return Linear(weights_AKD[0])(normed)
+        return torch.bmm(weights_AKD, normed[:, :, None])[:, :, 0]
+
+    def block_kv(self, block: int) -> Linear:
+        """The key/value projection of a block alone."""
+        if not self._block_kv:
+            width, projections = self.arch.n_heads * self.arch.head_dim, (block.qkv for block in self.weights.blocks)
+            self._block_kv = [_outputs(projection, width) for projection in projections]
+        return self._block_kv[block - 1]
+
+    def skip_kv(self, block: int) -> Linear:
+        """Key/value projections of blocks block+1..L, stacked: 2*G*K rows each. Built when a token first skips."""
+        if not self._skip_kv:
+            parts = [self.block_kv(number) for number in range(1, self.n_blocks + 1)]
+            weight = torch.cat([part.weight for part in parts])
+            biases = [part.bias for part in parts if part.bias is not None]
+            stack = Linear(weight, torch.cat(biases) if biases else None)
+            self._skip_kv = [_outputs(stack, first * 2 * self.kv_width) for first in range(self.n_blocks)]
+        return self._skip_kv[block]
+
+    def _inner(self, hidden_ND: Tensor, block: BlockWeights) -> Tensor:
+        """The feed-forward network before its last projection, [N, F]."""
+        up = block.up(self.normalise(hidden_ND))
+        if self.arch.gated:
+            gate, up = up.chunk(2, dim=-1)
+            return self.activation(gate) * up
+        return self.activation(up)
+
+    def _attend(self, q: Tensor, kv: KV, bias: Tensor | None, *, is_causal: bool = False) -> Tensor:
+        """Attention of q [A, T, H, K] over keys and values [A, G, S, K] with an additive bias; returns [N, H*K]."""
+        (k, v), scale = kv, self.arch.attention_scale
+        n_rows, n_new, n_heads, size = q.shape
+        if (groups := k.shape[1]) < n_heads and not is_causal:
+            # Query heads that share a key head become more query positions of one head: no copy of keys or values.
+            q = q.transpose(1, 2).reshape(n_rows, groups, -1, size)
+            bias = bias.repeat(1, 1, n_heads // groups, 1) if bias is not None and n_new > 1 else bias
+            mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=scale).reshape(n_rows, n_heads, n_new, size)
+        else:
+            mixed = F.scaled_dot_product_attention(
+                q.transpose(1, 2), k, v, bias, 0.0, is_causal, scale=scale, enable_gqa=groups < n_heads
+            )
+        return mixed.transpose(1, 2).reshape(n_rows * n_new, n_heads * size)
+
+    def _attend_rows(self, q: Tensor, kv: Tensor, bias: Tensor | None, cache: Cache, rows_A: Tensor) -> Tensor:
+        """Attention of running rows q [A, T, H, K] over keys and values of the whole batch, [B, 2G, S, K]."""
+        if kv.device.type != "cpu" or kv[0].numel() <= GATHERED_NUMEL:
+            return self._attend(q, halves(kv.index_select(0, rows_A)), rows_of(bias, rows_A))
+        pieces = []
+        for running, rows in cache.runs(rows_A):
+            own_bias = bias if bias is None or len(bias) == 1 else bias[rows]
+            pieces.append(self._attend(q[running], halves(kv[rows]), own_bias))
+        return torch.cat(pieces)
+
+    # --------------------------------------------------------------- encoder
+
+    def encode(self, tokens_BS: Tensor, mask_BS: Tensor | None) -> Tensor:
+        """Run the encoder.
+
+        Args:
+            tokens_BS: Source tokens, padded on the right.
+            mask_BS: True where a token is real; None if nothing is padded.
+
+        Returns:
+            The output after its final norm (weightless; the weight is folded into the cross-attention), [B S, D].
+        """
+        n_rows, n_source = tokens_BS.shape
+        hidden_ND = self.weights.token_embedding_VD[tokens_BS.flatten()]
+        bias = None if mask_BS is None else additive(mask_BS, self.dtype)[:, None, None, :]
+        if (table := self.weights.encoder_relative_bias) is not None:
+            places = torch.arange(n_source, device=self.device)
+            relative = relative_bias(self.arch, table, places, places, bidirectional=True)
+            bias = relative if bias is None else relative + bias
+        for block in self.weights.encoder_blocks:
+            heads = block.qkv(self.normalise(hidden_ND)).view(n_rows, n_source, -1, self.arch.head_dim)
+            q, k, v = heads.chunk(3, dim=2)
+            mixed_ND = self._attend(q, (k.transpose(1, 2), v.transpose(1, 2)), bias)
+            hidden_ND = block.attention_out.onto(hidden_ND, mixed_ND)
+            hidden_ND = block.down.onto(hidden_ND, self._inner(hidden_ND, block))
+        return self.normalise(hidden_ND)
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False
+    ) -> tuple[Cache, Tensor | None]:
+        """Prefill: everything that happens once a prompt, at full depth.
+
+        Args:
+            prompts: Token ids of each row.
+            room: New decoder positions to leave space for.
+            holds_last: Decoder-only models: hold back each prompt's last token, which is to be fed next.
+
+        Returns:
+            The cache, and for decoder-only models the state after the last prompt token [B, D] (None otherwise, and
+            where that token is held back).
+
+        Raises:
+            UserError: Prompt and answer are longer than the model's learned positions, or the last token of an
+                encoder-decoder's prompt is to be held back.
+        """
+        if not self.arch.encoder_blocks:
+            return self._start_decoder_only(prompts, room, holds_last)
+        if holds_last:
+            raise UserError(
+                "an encoder-decoder reads its whole prompt in the encoder; its first new token, which follows the "
+                "decoder's start token, goes through the gate anyhow."
+            )
+        tokens_BS, mask_BS = padded(prompts, self.device, side="right")
+        source_ND = self.encode(tokens_BS, mask_BS)
+        cache = Cache(self, len(prompts), room)
+        if mask_BS is not None:
+            cache.source_mask = additive(mask_BS, self.dtype)[:, None, None, :]
+        n_rows, n_source = tokens_BS.shape
+        cross_kv = cache.make_cross_kv(n_source)
+        for target, block in zip(cross_kv, self.weights.blocks, strict=True):
+            assert block.cross_kv is not None, "there is an encoder"
+            target.copy_(block.cross_kv(source_ND).view(n_rows, n_source, *target.shape[1::2]).transpose(1, 2))
+        return cache, None
+
+    def _start_decoder_only(
+        self, prompts: Sequence[Sequence[int]], room: int, holds_last: bool
+    ) -> tuple[Cache, Tensor | None]:
+        self._check_room(max(len(prompt) for prompt in prompts), room)
+        tokens_BT, mask_BT = padded(prompts, self.device, side="left")
+        cache = Cache(self, len(prompts), tokens_BT.shape[1] + room)
+        if mask_BT is not None:
+            cache.padding_B = (~mask_BT).sum(1)
+        if holds_last:
+            tokens_BT = tokens_BT[:, :-1]
+        if not tokens_BT.shape[1]:
+            return cache, None
+        hidden = self.embed(tokens_BT, cache)
+        for block in range(1, self.n_blocks + 1):
+            hidden = self.block(block, hidden, cache)
+        cache.length = tokens_BT.shape[1]
+        return cache, None if holds_last else hidden[:, -1]
+
+    def _check_room(self, n_prompt: int, n_new: int) -> None:
+        needed = n_prompt + n_new - 1  # the last new token is never fed
+        table = self.weights.position_embedding_PD
+        if table is not None and needed > len(table):
+            raise UserError(
+                f"a prompt of {n_prompt} tokens and {n_new} new ones need {needed} positions; "
+                f"the model has {len(table)}. Shorten the prompts or max_new_tokens."
+            )
+
+    # --------------------------------------------------------------- decoder
+
+    def embed(self, tokens_BT: Tensor, cache: Cache) -> Tensor:
+        """Begin a step of T new positions: embed [B, T] to [B, T, D] and prepare what all blocks share."""
+        n_new = tokens_BT.shape[1]
+        hidden = self.weights.token_embedding_VD[tokens_BT]
+        self._prepare_mask(cache, n_new)
+        if self.arch.positions != "relative":
+            places = torch.arange(cache.length, cache.length + n_new, device=self.device)[None]
+            cache.step_rotary = self.rotary_at(cache, None, places)
+            if self.weights.position_embedding_PD is not None:
+                hidden = hidden + self.weights.position_embedding_PD[unpadded(cache.padding_B, None, places)]
+        cache.step_embedding_BD = hidden[:, -1]
+        return hidden
+
+    def block(
+        self,
+        block: int,
+        hidden: Tensor,
+        cache: Cache,
+        rows_A: Tensor | None = None,
+        places: Places | None = None,
+    ) -> Tensor:
+        """Run decoder block ``block`` (1..L) for the step's positions; writes its keys and values.
+
+        Args:
+            block: Number of the block.
+            hidden: Output of the block before, [A, T, D]; [A, D] where one position is new.
+            cache: The batch.
+            rows_A: Rows of the batch that run, ascending; None means all.
+            places: Positions of each row up to the current one; None means the step's own.
+
+        Returns:
+            The residual stream after the block, shaped like ``hidden``.
+        """
+        weights = self.weights.blocks[block - 1]
+        hidden_ND = hidden.reshape(-1, self.d_model)
+        hidden_ND = weights.attention_out.onto(hidden_ND, self.self_attention(block, hidden_ND, cache, rows_A, places))
+        if weights.cross_out is not None:
+            hidden_ND = weights.cross_out.onto(hidden_ND, self.cross_attention(block, hidden_ND, cache, rows_A))
+        hidden_ND = weights.down.onto(hidden_ND, self.feed_forward(block, hidden_ND))
+        return hidden_ND.view(hidden.shape)
+
+    def self_attention(
+        self,
+        block: int,
+        hidden_ND: Tensor,
+        cache: Cache,
+        rows_A: Tensor | None = None,
+        places: Places | None = None,
+    ) -> Tensor:
+        """The heads of a block's self-attention, before ``attention_out`` adds them to the stream: [N, H*K].
+
+        Args: see `block`; ``hidden_ND`` is the stream before it.
+        """
+        n_rows = cache.n_rows if rows_A is None else len(rows_A)
+        heads = self.weights.blocks[block - 1].qkv(self.normalise(hidden_ND))
+        heads = heads.view(n_rows, -1, self.arch.n_heads + 2 * self.arch.n_kv_heads, self.arch.head_dim)
+        rotary = cache.step_rotary if places is None else places.rotary
+        if rotary is not None:
+            if places is None:
+                rotary = rows_of(rotary[0], rows_A), rows_of(rotary[1], rows_A)
+            rotate_(heads[:, :, : -self.arch.n_kv_heads], rotary)
+        q, new_kv = heads[:, :, : self.arch.n_heads], heads[:, :, self.arch.n_heads :]
+        if places is not None:
+            rows = torch.arange(cache.n_rows, device=self.device) if rows_A is None else rows_A
+            cache.self_kv[block - 1][rows[:, None], :, places.places_AT] = new_kv
+            k, v = cache.keys_and_values(block, places.bias.shape[-1])
+            return self._attend(q, (k, v) if rows_A is None else (k[rows_A], v[rows_A]), places.bias)
+        end = cache.length + heads.shape[1]
+        if rows_A is None:
+            cache.self_kv[block - 1][:, :, cache.length : end] = new_kv.transpose(1, 2)
+            kv = cache.keys_and_values(block, end)
+            return self._attend(q, kv, cache.step_bias, is_causal=cache.step_is_causal)
+        of_batch = cache.self_kv[block - 1].narrow(2, 0, end)
+        of_batch[rows_A, :, cache.length :] = new_kv.transpose(1, 2)
+        return self._attend_rows(q, of_batch, cache.step_bias, cache, rows_A)
+
+    def cross_attention(self, block: int, hidden_ND: Tensor, cache: Cache, rows_A: Tensor | None = None) -> Tensor:
+        """The heads of a block's cross-attention, before ``cross_out`` adds them to the stream: [N, H*K]."""
+        weights = self.weights.blocks[block - 1]
+        assert weights.cross_q is not None and cache.cross_kv is not None, "there is an encoder"
+        n_rows = cache.n_rows if rows_A is None else len(rows_A)
+        q = weights.cross_q(self.normalise(hidden_ND)).view(n_rows, -1, self.arch.n_heads, self.arch.head_dim)
+        if rows_A is None:
+            return self._attend(q, cache.source_keys_and_values(block), cache.source_mask)
+        return self._attend_rows(q, cache.cross_kv[block - 1], cache.source_mask, cache, rows_A)
+
+    def feed_forward(self, block: int, hidden_ND: Tensor) -> Tensor:
+        """The feed-forward network of a block, before ``down`` adds it to the stream: [N, F]."""
+        return self._inner(hidden_ND, self.weights.blocks[block - 1])
+
+    # ------------------------------------------------------------- positions
+
+    def _prepare_mask(self, cache: Cache, n_new: int) -> None:
+        """Causal mask, padding and relative positions of the step: [1 or B, 1 or H, T, length + T] or none."""
+        end, table = cache.length + n_new, self.weights.relative_bias
+        cache.step_bias, cache.step_is_causal = None, False
+        if cache.padding_B is None:
+            if n_new == 1:
+                if cache.reversed_relative is not None:
+                    cache.step_bias = cache.reversed_relative[..., cache.room - end :]
+                return
+            if table is None and cache.length == 0:
+                cache.step_is_causal = True
+                return
+        bias = None
+        keys = torch.arange(end, device=self.device)
+        if cache.reversed_relative is not None and n_new == 1:
+            bias = cache.reversed_relative[..., cache.room - end :]
+        elif table is not None:
+            bias = relative_bias(self.arch, table, keys[cache.length :], keys)
+        if n_new > 1:
+            future = additive(keys[cache.length :, None] >= keys[None, :], self.dtype)[None, None]
+            bias = future if bias is None else bias + future
+        if cache.padding_B is not None:
+            padding = additive(keys[None, :] >= cache.padding_B[:, None], self.dtype)[:, None, None, :]
+            bias = padding if bias is None else bias + padding
+        cache.step_bias = bias
+
+    def places(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Places:
+        """Prepare to run blocks at cache positions given a row, in any order; None in ``rows_A`` means all rows."""
+        bias, rotary = self._bias_at(cache, rows_A, places_AT), self.rotary_at(cache, rows_A, places_AT)
+        return Places(places_AT, bias, rotary)
+
+    def _bias_at(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Tensor:
+        """The same for positions given a row: [A, 1 or H, T, length + 1]."""
+        keys = torch.arange(cache.length + 1, device=self.device)
+        allowed = keys <= places_AT[..., None]
+        if cache.padding_B is not None:
+            allowed = allowed & (keys >= rows_of(cache.padding_B, rows_A)[:, None, None])
+        bias = additive(allowed, self.dtype)[:, None]
+        if self.weights.relative_bias is None:
+            return bias
+        relative = relative_bias(self.arch, self.weights.relative_bias, places_AT.flatten(), keys)  # [1, H, A T, S]
+        return bias + relative[0].view(-1, *places_AT.shape, len(keys)).transpose(0, 1)
+
+    def rotary_at(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Rotary | None:
+        """Rotary angles of cache positions [A or 1, T]; None without rotary positions."""
+        frequencies = self.weights.inverse_frequencies
+        if frequencies is None:
+            return None
+        places = unpadded(cache.padding_B, rows_A, places_AT)
+        return rotary_angles(places, frequencies, self.weights.rotary_scale, self.dtype)
+
+
+def _outputs(projection: Linear, first: int) -> Linear:
+    """A projection's outputs from one on; the weight is not copied."""
+    bias = projection.bias
+    return Linear(projection.weight[first:], None if bias is None else bias[first:])

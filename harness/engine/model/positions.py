@@ -1,0 +1,96 @@
+"""Where tokens stand: padding, masks, relative position biases and rotary angles.
+
+Shape suffixes: B rows of the batch, A rows running, T new positions, S positions seen, H query heads, K head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from exitbench.harness.engine.model.weights import Architecture
+
+Rotary = tuple[Tensor, Tensor]
+"""Cosines and signed sines of positions, [A or 1, T, 1, K] each."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Cache positions [A, T] that rows run at, with their mask and position bias, and their rotary angles."""
+
+    places_AT: Tensor
+    bias: Tensor
+    rotary: Rotary | None
+
+
+def relative_bias(
+    arch: Architecture, table: Tensor, queries_T: Tensor, keys_S: Tensor, *, bidirectional: bool = False
+) -> Tensor:
+    """Bias of bucketed distances (Raffel et al. 2020, section 2.1), from its table [buckets, H]: [1, H, T, S]."""
+    distance = keys_S[None, :] - queries_T[:, None]
+    buckets = arch.relative_buckets
+    offset = torch.zeros_like(distance)
+    if bidirectional:
+        buckets //= 2
+        offset = (distance > 0) * buckets
+        distance = distance.abs()
+    else:
+        distance = (-distance).clamp(min=0)
+    exact = buckets // 2
+    far = torch.log(distance.float().clamp(min=1) / exact) / math.log(arch.relative_max_distance / exact)
+    far = (exact + (far * (buckets - exact)).long()).clamp(max=buckets - 1)
+    return table[offset + torch.where(distance < exact, distance, far)].permute(2, 0, 1)[None]
+
+
+def rotary_angles(places_AT: Tensor, inverse_frequencies: Tensor, scale: float, dtype: torch.dtype) -> Rotary:
+    """Angles of positions in the row's own text, [A or 1, T], for `rotate_`."""
+    angles = (places_AT[..., None].float() * inverse_frequencies)[:, :, None]
+    cos, sin = angles.cos() * scale, angles.sin() * scale
+    return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+
+
+def rotate_(x: Tensor, rotary: Rotary) -> None:
+    """Rotary position embedding (half-split form) of x [A, T, heads, K], in place."""
+    cos, signed_sin = rotary
+    turned = x.roll(x.shape[-1] // 2, -1).mul_(signed_sin)
+    x.mul_(cos).add_(turned)
+
+
+def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where allowed, the most negative number elsewhere."""
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, torch.finfo(dtype).min)
+
+
+def padded(
+    rows: Sequence[Sequence[int]], device: torch.device, side: Literal["left", "right"]
+) -> tuple[Tensor, Tensor | None]:
+    """Stack token rows of different length; returns tokens [B, S] and the mask [B, S], None if all have one length."""
+    longest = max(len(row) for row in rows)
+    tokens = torch.zeros((len(rows), longest), dtype=torch.long)
+    mask = torch.zeros((len(rows), longest), dtype=torch.bool)
+    for index, row in enumerate(rows):
+        place = slice(longest - len(row), longest) if side == "left" else slice(0, len(row))
+        tokens[index, place] = torch.tensor(row, dtype=torch.long)
+        mask[index, place] = True
+    return tokens.to(device), None if bool(mask.all()) else mask.to(device)
+
+
+@overload
+def rows_of(x: Tensor, rows_A: Tensor | None) -> Tensor: ...
+@overload
+def rows_of(x: None, rows_A: Tensor | None) -> None: ...
+def rows_of(x: Tensor | None, rows_A: Tensor | None) -> Tensor | None:
+    """The rows of a per-row tensor; one shared by all rows (leading dimension 1) stays as it is."""
+    return x if x is None or rows_A is None or x.shape[0] == 1 else x[rows_A]
+
+
+def unpadded(padding_B: Tensor | None, rows_A: Tensor | None, places: Tensor) -> Tensor:
+    """Positions in the row's own text, [A or 1, T], from those in the cache."""
+    if padding_B is None:
+        return places
+    return (places - rows_of(padding_B, rows_A)[:, None]).clamp(min=0)

@@ -1,0 +1,1 @@
+"""Blocks and gates on static buffers as CUDA graphs; off unless asked for."""

@@ -1,4 +1,0 @@
-"""Where the cells of a plan run: on this machine, or on a cluster's nodes.
-
-The contract between planner and worker is files (`exitbench.harness.spec`), so the same worker runs under all of them.
-"""

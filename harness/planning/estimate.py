@@ -1,0 +1,51 @@
+"""Time and disk that the cells of a plan will take, by what the spool knows of earlier ones."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from exitbench.harness.cells.cell import Cell
+from exitbench.harness.planning.plan import Group, Plan
+from exitbench.harness.planning.retry import Retry
+from exitbench.results.analysis.history import Ask, Estimate, History, units
+
+
+def estimate_plan(plan: Plan, spool: Path, retry: Retry) -> dict[str, Estimate]:
+    """Return an estimate for every cell that a run would run, by cell id.
+
+    Args:
+        plan: Of a suite.
+        spool: Root of the spool.
+        retry: As `run` is given it.
+    """
+    cells = [item.cell for group in plan.groups for item in group.to_run(retry)]
+    if not cells:
+        return {}
+    history = History(spool)
+    return {cell.cell_id: history.estimate(_ask(cell)) for cell in cells}
+
+
+def of_group(group: Group, estimates: Mapping[str, Estimate]) -> list[Estimate]:
+    """Return the estimates of one group's cells."""
+    ids = (planned.item.cell.cell_id for planned in group.cells)
+    return [estimates[cell_id] for cell_id in ids if cell_id in estimates]
+
+
+def _ask(cell: Cell) -> Ask:
+    model, timing, calibration, record = cell.model, cell.timing, cell.calibration, cell.record
+    return Ask(
+        kind=cell.kind,
+        record=record.what if record else (),
+        method=cell.method.name,
+        weights_sha256=model.weights_sha256,
+        shape=(model.kind, model.blocks, model.parameters),
+        task=cell.task.label,
+        dtype=cell.dtype,
+        device=cell.device,
+        batch_size=cell.batch_size,
+        units=units(
+            cell.task.documents,
+            levels=len(calibration.levels) if calibration else 0,
+            timed=(timing.documents, timing.max_rounds) if timing else None,
+            recorded=record.documents if record else None,
+        ),
+    )

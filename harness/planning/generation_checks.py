@@ -1,0 +1,117 @@
+"""What a task asks of prompts and decoding, held against the model before anything runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import Generation, ModelRef
+from exitbench.harness.engine.checkpoints.digest import Description
+from exitbench.harness.engine.checkpoints.generation_config import not_applied
+from exitbench.harness.planning.task_entry import TaskEntry
+
+
+def resolve(entry: TaskEntry, folder: Path, found: Description) -> Generation:
+    """Return what a task asks of a model, with the digest of its chat template where prompts go through it.
+
+    Raises:
+        UserError: The model cannot do it; names the task and the key.
+    """
+    asked = entry.generation
+    if entry.chat_template:
+        digest = _checked(entry, "chat_template", _chat_template_sha256, folder, found.model, asked.system)
+        asked = replace(asked, chat_template_sha256=digest)
+    if asked.truncate is not None:
+        _checked(entry, "max_prompt_tokens", _check_bound, folder, found, asked)
+    if asked.forced_bos_token_id is not None:
+        _checked(entry, "forced_bos_token_id", _check_forced, found, asked.forced_bos_token_id)
+    if asked.gates_first_token:
+        _checked(entry, "first_token", _check_first_token, found.model)
+    return asked
+
+
+def remarks(entries: Sequence[TaskEntry], folder: Path, asked: Mapping[str, Generation]) -> tuple[str, ...]:
+    """Return what a reader of results should know of a checkpoint's own settings, a line each.
+
+    Args:
+        entries: The tasks that are run on the checkpoint.
+        folder: The checkpoint.
+        asked: What is asked on each, by label.
+    """
+    found: dict[str, list[str]] = {}
+    template = _has_chat_template(folder)
+    for entry in entries:
+        ignored = not_applied(folder, asked[entry.label])
+        lines = [str(ignored)] if ignored.settings else []
+        if asked[entry.label].gates_first_token:
+            lines.append('first_token = "gated": the first token of an answer may exit early too')
+        if template and not entry.chat_template:
+            lines.append("has a chat template, which is not used: chat_template = true in [tasks.LABEL] uses it")
+        for line in lines:
+            found.setdefault(line, []).append(entry.label)
+    return tuple(
+        line if len(labels) == len(entries) else f"{line}; of {', '.join(labels)}" for line, labels in found.items()
+    )
+
+
+def _checked(entry: TaskEntry, key: str, check: Any, *arguments: Any) -> Any:
+    try:
+        return check(*arguments)
+    except UserError as error:
+        raise UserError(f"{entry.where} {key}: {error}") from None
+
+
+def _chat_template_sha256(folder: Path, model: ModelRef, system: str | None) -> str:
+    from exitbench.harness.cells.prompts import check_chat_template
+    from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
+
+    if model.kind != "causal":
+        raise UserError(f"model {model.name!r} is an encoder-decoder; chat templates go with decoder-only models.")
+    return check_chat_template(load_tokenizer(folder), system)
+
+
+def _check_bound(folder: Path, found: Description, asked: Generation) -> None:
+    from exitbench.harness.cells.prompts import Prompts
+    from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
+
+    longest, positions = asked.max_prompt_tokens, found.max_positions
+    if positions is not None and longest is not None and longest + asked.max_new_tokens > positions:
+        raise UserError(
+            f"prompts of {longest} tokens and {asked.max_new_tokens} new ones do not fit the {positions} positions of "
+            f"model {found.model.name!r}; allowed: up to {max(positions - asked.max_new_tokens, 0)}."
+        )
+    if asked.truncate in ("left", "right"):
+        Prompts(load_tokenizer(folder), asked)
+
+
+def _check_forced(found: Description, token_id: int) -> None:
+    model = found.model
+    if model.kind != "seq2seq":
+        raise UserError(f"model {model.name!r} is decoder-only: its answers go on from the prompt.")
+    if token_id >= found.vocab_size:
+        raise UserError(
+            f"is {token_id}; the vocabulary of model {model.name!r} has tokens 0 to {found.vocab_size - 1}."
+        )
+
+
+def _check_first_token(model: ModelRef) -> None:
+    if model.kind != "causal":
+        raise UserError(
+            f"model {model.name!r} is an encoder-decoder, whose first token always goes through the gate, behind the "
+            'decoder\'s start token; "gated" goes with decoder-only models.'
+        )
+
+
+def _has_chat_template(folder: Path) -> bool:
+    """Whether a file of a tokenizer brings one, without loading the tokenizer."""
+    if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and bool(config.get("chat_template"))

@@ -1,0 +1,273 @@
+"""A plan: every cell of a suite, and whether it is new, done, stale (and why) or failed.
+
+Planning reads the spool, the documents and the digests of the weights; it loads no model and writes
+nothing but the caches of digests, beside the weights and beside the spool.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import Cell, Generation, Kind, MethodRef, ModelRef, TaskRef, TimingSettings
+from exitbench.harness.cells.corpus import Corpora, Corpus
+from exitbench.harness.cells.job import DataRequest, WorkItem
+from exitbench.harness.engine.checkpoints.digest import Description, inspect_checkpoint
+from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
+from exitbench.harness.planning.apart import require_apart
+from exitbench.harness.planning.expand import Draft, expand, select
+from exitbench.harness.planning.generation_checks import remarks, resolve
+from exitbench.harness.planning.retry import RETRIED, Retry, State
+from exitbench.harness.planning.stale import Predecessors
+from exitbench.harness.planning.suite import ModelEntry, Suite
+from exitbench.harness.planning.task_entry import TaskEntry
+from exitbench.harness.training import Recipe, find_trained, load_recipe
+from exitbench.harness.training.store import SHIPPED
+from exitbench.methods.registry import distribution, source_sha256
+from exitbench.results.spool.attempts import TO_BE_RUN, UNFINISHED, AttemptStatus, latest_status
+from exitbench.tasks.registry import get_task
+from exitbench.terminal import number_of
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A cell and what the spool knows of it; ``why`` explains stale and failed, and what was cut short."""
+
+    item: WorkItem
+    state: State
+    why: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """The cells that share a loaded model.
+
+    Attributes:
+        recipe: What to train; None for a checkpoint given by path.
+        folder: The checkpoint; None until the recipe is trained, and then ``cells`` is empty,
+            since a cell has no identity without weights.
+        labels: Labels of all cells, trained or not.
+        remarks: What is not wrong but should be known of the checkpoint, a sentence each.
+    """
+
+    model: ModelEntry
+    recipe: Recipe | None
+    folder: Path | None
+    labels: tuple[str, ...]
+    cells: tuple[PlannedCell, ...]
+    remarks: tuple[str, ...] = ()
+
+    def to_run(self, retry: Retry) -> tuple[WorkItem, ...]:
+        """Return the cells to run, in order."""
+        return tuple(planned.item for planned in self.cells if planned.state in RETRIED[retry])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every group of a suite, in the suite's order of models; ``device`` is resolved."""
+
+    suite: Suite
+    device: str
+    groups: tuple[Group, ...]
+
+    @property
+    def untrained(self) -> tuple[Recipe, ...]:
+        """Recipes that must be trained before their cells can run."""
+        return tuple(group.recipe for group in self.groups if group.recipe and group.folder is None)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is not wrong but should be known of the whole suite, a sentence each."""
+        cells = [planned.item.cell for group in self.groups for planned in group.cells]
+        timed = [min(cell.timing.documents, cell.task.documents) for cell in cells if cell.timing is not None]
+        fewest, enough = min(timed, default=0), TimingSettings().documents
+        if not timed or fewest >= enough:
+            return ()
+        return (
+            f"Speed is timed on as few as {number_of(fewest, 'document')}: intervals are over documents, and those of "
+            f"fewer than {enough} are wide ([timing] documents; limit of a task).",
+        )
+
+    def states(self) -> Counter[State]:
+        """Return how many cells have each state; those of untrained models are new."""
+        states = Counter(planned.state for group in self.groups for planned in group.cells)
+        states["new"] += sum(len(group.labels) for group in self.groups if group.folder is None)
+        return states
+
+    def to_run_count(self, retry: Retry) -> int:
+        """Return how many cells a run would run."""
+        return sum(count for state, count in self.states().items() if state in RETRIED[retry])
+
+
+def make_plan(
+    suite: Suite,
+    spool: Path,
+    models_dir: Path,
+    data_dir: Path | None,
+    *,
+    only: str | None = None,
+    limit: int | None = None,
+    kinds: Sequence[Kind] | None = None,
+) -> Plan:
+    """Expand a suite and compare it with the spool.
+
+    Args:
+        suite: The suite.
+        spool: Root of the spool; need not exist.
+        models_dir: Where trained recipes lie; need not exist.
+        data_dir: Root of local files; None where no task needs one.
+        only: Glob over labels; what a chosen cell depends on is kept too.
+        limit: Upper bound of documents a task.
+        kinds: Kinds of cells to keep.
+
+    Raises:
+        UserError: Documents or weights cannot be read, documents are used twice, a parameter does not fit a model's
+            depth, or nothing is left.
+    """
+    drafts = select(expand(suite, limit), only, kinds)
+    models = [(entry, list(own)) for entry, own in groupby(drafts, key=lambda draft: draft.model)]
+    recipes = {entry.name: load_recipe(entry.recipe) if entry.recipe else None for entry, _ in models}
+    for entry, own in models:
+        recipe = recipes[entry.name]
+        if recipe is not None and recipe.n_blocks is not None:
+            heads = recipe.exit_heads
+            _check_model(own, recipe.n_blocks, heads.blocks(recipe.n_blocks) if heads is not None else ())
+    device = resolve_device(suite.device)
+    wanted = {(draft.task.label, data): (draft.task, data) for draft in drafts for data in _requests(draft)}
+    corpora = Corpora(spool.parent)
+    described = {key: _corpus(task, data, data_dir, corpora) for key, (task, data) in wanted.items()}
+    require_apart(drafts, described, data_dir)
+    builder = _Builder(suite, device, {key: _task_ref(*key, corpus) for key, corpus in described.items()})
+    statuses, predecessors = latest_status(spool), Predecessors(spool)
+    groups = []
+    for entry, own in models:
+        recipe = recipes[entry.name]
+        folder = find_trained(recipe, models_dir, SHIPPED) if recipe else entry.path
+        items: list[WorkItem] = []
+        remarked: tuple[str, ...] = ()
+        if folder is not None:
+            found = inspect_checkpoint(entry.name, folder)
+            _check_model(own, found.model.blocks, read_exit_blocks(folder))
+            _check_budget(own, found)
+            tasks = {draft.task.label: draft.task for draft in own}
+            asked = {label: resolve(task, folder, found) for label, task in tasks.items()}
+            items = builder.build(own, found.model, asked)
+            remarked = (*found.remarks, *remarks(list(tasks.values()), folder, asked))
+        cells = tuple(_planned(item, statuses, predecessors) for item in items)
+        groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in own), cells, remarked))
+    return Plan(suite, device, tuple(groups))
+
+
+def resolve_device(device: str) -> str:
+    """Return ``cuda`` for ``auto`` where torch sees a GPU, else ``cpu``; anything else unchanged."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _check_model(drafts: Sequence[Draft], n_blocks: int, exit_blocks: tuple[int, ...] | None = None) -> None:
+    for draft in drafts:
+        draft.check(n_blocks, exit_blocks)
+
+
+def _check_budget(drafts: Sequence[Draft], found: Description) -> None:
+    for draft in drafts:
+        task, positions = draft.task, found.max_positions
+        if positions is not None and task.generation.max_new_tokens >= positions:
+            raise UserError(
+                f"{task.where}: max_new_tokens is {task.generation.max_new_tokens}, but model {found.model.name!r} has "
+                f"{positions} positions for prompt and answer together; allowed: at most {positions - 1}."
+            )
+
+
+def _requests(draft: Draft) -> list[DataRequest]:
+    """Every set of documents of a cell: what is fitted or calibrated is measured on the task's own."""
+    return [draft.data, draft.task.data]
+
+
+def _corpus(entry: TaskEntry, data: DataRequest, data_dir: Path | None, corpora: Corpora) -> Corpus:
+    try:
+        return corpora.describe(data, data_dir)
+    except UserError as error:
+        raise UserError(f"{entry.where}: {error}") from None
+
+
+def _task_ref(label: str, data: DataRequest, corpus: Corpus) -> TaskRef:
+    task = get_task(data.task)
+    return TaskRef(
+        name=task.name,
+        label=label,
+        split=data.split,
+        source=data.source,
+        documents=corpus.documents,
+        data_sha256=corpus.data_sha256,
+        prompts_sha256=corpus.prompts_sha256,
+        metric_version=task.metric_version,
+    )
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Gives drafts their identity."""
+
+    suite: Suite
+    device: str
+    tasks: Mapping[tuple[str, DataRequest], TaskRef]
+
+    def build(self, drafts: Sequence[Draft], model: ModelRef, asked: Mapping[str, Generation]) -> list[WorkItem]:
+        """Return the cells of one model, of which tasks ask this; two drafts that ask the same give one."""
+        ids: dict[str, str] = {}
+        items: dict[str, WorkItem] = {}
+        for draft in drafts:
+            cell = self._cell(draft, model, asked[draft.task.label], ids)
+            ids[draft.label] = cell.cell_id
+            held_out = None if draft.calibration is None else draft.task.data
+            item = WorkItem(cell, draft.label, draft.data, held_out, timeout_s=self.suite.cell_timeout_s)
+            items.setdefault(cell.cell_id, item)
+        return list(items.values())
+
+    def _cell(self, draft: Draft, model: ModelRef, asked: Generation, ids: Mapping[str, str]) -> Cell:
+        method, suite, calibration = draft.method, self.suite, draft.calibration
+        params = {"fit": method.fit_params, "scores": method.score_params}.get(draft.kind, method.params)()
+        replaced = {"threshold"} if calibration is not None else set()  # by each level tried
+        unused = tuple(sorted((method.unused_params() | replaced) & params.keys()))
+        if calibration is not None:
+            held_out = self.tasks[draft.task.label, draft.task.data].data_sha256
+            calibration = replace(calibration, held_out_sha256=held_out)
+        return Cell(
+            suite=suite.name,
+            kind=draft.kind,
+            method=MethodRef(method.name, params, source_sha256(type(method)), *distribution(type(method)), unused),
+            kv_policy=method.parts(model.blocks).kv_policy.name,
+            model=model,
+            task=self.tasks[draft.task.label, draft.data],
+            generation=asked,
+            dtype=suite.dtype,
+            device=self.device,
+            batch_size=suite.batch_size,
+            seed=suite.seed,
+            random_weights=draft.model.random_weights,
+            limited=draft.kind != "fit" and draft.task.data.limit != suite.task(draft.task.label).data.limit,
+            timing=suite.timing if draft.kind == "timing" else None,
+            calibration=calibration,
+            record=draft.record,
+            full_depth_cell_id=ids[draft.baseline] if draft.baseline else None,
+            **{name: ids[label] for name, label in draft.inputs.items()},
+        )
+
+
+def _planned(item: WorkItem, statuses: Mapping[str, AttemptStatus], predecessors: Predecessors) -> PlannedCell:
+    known = statuses.get(item.cell.cell_id)
+    if known is None:
+        why = predecessors.difference(item.cell)
+        return PlannedCell(item, "stale" if why else "new", why)
+    if known.status != UNFINISHED:
+        item = replace(item, seen=known.attempt_id)
+    if known.status == "ok":
+        return PlannedCell(item, "done", "")
+    state: State = "new" if known.status in TO_BE_RUN else "failed"
+    return PlannedCell(item, state, f"{known.status}: {known.reason}" if known.reason else known.status)

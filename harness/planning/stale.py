@@ -1,0 +1,109 @@
+"""Why a cell is stale: the field-level difference between what is asked now and what was asked before."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from exitbench.harness.cells.cell import Cell
+from exitbench.results.files.canonical import canonical_json
+from exitbench.results.spool.attempts import scan_spool
+
+_SHOWN_DIGITS = 8
+
+_Name: TypeAlias = tuple[Any, ...]
+_Keys: TypeAlias = frozenset[str]
+_Identity: TypeAlias = dict[str, Any]
+
+
+class Predecessors:
+    """The cells of a spool by the names people use; read only once something asks."""
+
+    def __init__(self, spool: Path) -> None:
+        self._spool = spool
+        # By the parameters that two versions of a method have in common, made once for each such pair.
+        self._with_params = cache(self._index)
+
+    def difference(self, cell: Cell) -> str:
+        """Return what differs from the nearest stored cell of the same names, or '' where there is none.
+
+        Cells have the same names if suite, model, task label, kind (a probe that records the inside of blocks
+        counts as one of its own), method and every parameter that both have agree; the nearest has the
+        fewest differing fields, the latest attempt among equals.
+        """
+        # As JSON gives it back: a tuple of parameters is a list there.
+        asked = json.loads(canonical_json(cell.identity))
+        differences = [_differences(old, asked) for old in self._candidates(cell, asked["method"]["params"])]
+        nearest = min(differences, key=len, default=[])
+        return "; ".join(nearest)
+
+    def _candidates(self, cell: Cell, params: Mapping[str, Any]) -> Iterator[_Identity]:
+        names = (cell.suite, cell.model.name, cell.task.label, cell.method.name)
+        name = (*names, cell.kind, cell.record is not None, cell.limited)
+        for keys in self._by_name.get(name, ()):
+            common = keys.intersection(params)
+            yield from self._with_params(name, keys, common).get(_values(params, common), ())
+
+    def _index(self, name: _Name, keys: _Keys, common: _Keys) -> Mapping[str, list[_Identity]]:
+        index: dict[str, list[_Identity]] = defaultdict(list)
+        for identity in self._by_name[name][keys]:
+            index[_values(identity["method"]["params"], common)].append(identity)
+        return dict(index)
+
+    @cached_property
+    def _by_name(self) -> Mapping[_Name, Mapping[_Keys, list[_Identity]]]:
+        """Identities of finished attempts, latest first, by names and by which parameters their methods had."""
+        cells: dict[_Name, dict[_Keys, list[_Identity]]] = defaultdict(lambda: defaultdict(list))
+        for attempt in sorted(scan_spool(self._spool), key=lambda attempt: attempt.attempt_id, reverse=True):
+            if attempt.finished and (record := _record(attempt.path / "cell.json")):
+                identity = record["identity"]
+                cells[_name(record)][frozenset(identity["method"]["params"])].append(identity)
+        return cells
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """What a cell.json says; nothing if it is damaged, which ingest reports."""
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record
+
+
+def identity_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return a line for each field in which two identities differ, as they are or as JSON gives them back."""
+    return _differences(json.loads(canonical_json(old)), json.loads(canonical_json(new)))
+
+
+def _name(record: Mapping[str, Any]) -> _Name:
+    names = (record["suite"], record["model"]["name"], record["task"]["label"], record["method"]["name"])
+    return (*names, record["kind"], record.get("record") is not None, record["limited"])
+
+
+def _values(params: Mapping[str, Any], names: _Keys) -> str:
+    return canonical_json({name: params[name] for name in names})
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    before, now = dict(_flat(old)), dict(_flat(new))
+    fields = sorted(field for field in before.keys() | now.keys() if before.get(field) != now.get(field))
+    return [f"{field}: {_shown(before.get(field))} -> {_shown(now.get(field))}" for field in fields]
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            yield from _flat(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item
+
+
+def _shown(value: Any) -> str:
+    """Digests shorten to what tells them apart."""
+    if isinstance(value, list):
+        return f"[{', '.join(_shown(item) for item in value)}]"
+    if isinstance(value, str) and len(value) == 64:
+        return value[:_SHOWN_DIGITS]
+    return "absent" if value is None else str(value)

@@ -1,0 +1,437 @@
+"""A suite: a declared set of cells, read from TOML.
+
+Everything a name in the file can refer to (methods and their parameters, tasks, recipes, the suite's own
+models and tasks) is checked while reading, so that a typing error costs no measuring time.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from exitbench.errors import UserError, suggestion
+from exitbench.harness.cells.cell import (
+    CONSISTENCIES,
+    KINDS,
+    RECORDS,
+    CalibrationSettings,
+    Consistency,
+    Kind,
+    RecordSettings,
+    TimingSettings,
+)
+from exitbench.harness.planning.task_entry import TaskEntry, read_task
+from exitbench.harness.reading.toml import MAX_COUNT, Table
+from exitbench.results.statistics.risk_control import RULES, Rule
+
+SCHEMA = 1
+DTYPES = ("float32", "bfloat16", "float16")
+DEVICES = ("cpu", "cuda", "auto")
+SHIPPED = Path(__file__).parents[1] / "suites"
+
+CELL_TIMEOUT_S = 6 * 3600.0
+"""Far beyond what cells take (seconds to minutes with the models that come along), and a cell that hangs costs no more
+than a night."""
+
+FIT_DOCUMENTS = 256
+CALIBRATION_DOCUMENTS = 100
+MAX_BATCH = 65_536
+MAX_SETTINGS = 100_000
+"""Of all sweeps together, on every model and task: planning 5,000 takes 8 s."""
+RECORD_DOCUMENTS = 4
+"""A probed token leaves about 110 bytes for each block and read-out: at 32 blocks and 60 tokens, 1 MB a document."""
+
+Params = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """``[models.NAME]``: a recipe that is trained when missing, or the folder of a Hugging Face checkpoint.
+
+    Attributes:
+        where: File, line and key, for messages that come later than reading.
+        random_weights: The weights were never trained; results are labelled and kept out of figures.
+    """
+
+    name: str
+    where: str
+    recipe: str | None
+    path: Path | None
+    random_weights: bool
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of a sweep: every parameter of the method as given, in the order written."""
+
+    params: tuple[tuple[str, Any], ...]
+
+    def label(self, method: str) -> str:
+        """Name the method and its stated parameters, e.g. ``method:decay=code,threshold=0.5``."""
+        return point_label(method, self.params)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """``[[sweep]]``: models x tasks x grid x query, query innermost, without what ``exclude`` matches.
+
+    ``timed_tasks``: where cells of kind ``timing`` run. ``record``: what probes record of the inside of blocks besides,
+    in a cell of its own.
+    """
+
+    where: str
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    method: str
+    points: tuple[Point, ...]
+    kinds: tuple[Kind, ...]
+    timed_tasks: tuple[str, ...]
+    record: RecordSettings | None = None
+
+
+@dataclass(frozen=True)
+class CalibrationEntry:
+    """``[[calibration]]``: models x tasks x grid, a threshold chosen for each."""
+
+    where: str
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    method: str
+    points: tuple[Point, ...]
+    settings: CalibrationSettings
+    documents: int
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A whole suite file.
+
+    Attributes:
+        fit_documents: Documents of the train split that methods are fitted on, a task.
+        cell_timeout_s: How long a cell may take; no part of its identity.
+    """
+
+    path: Path
+    name: str
+    seed: int
+    dtype: str
+    device: str
+    batch_size: int
+    models: tuple[ModelEntry, ...]
+    tasks: tuple[TaskEntry, ...]
+    sweeps: tuple[Sweep, ...]
+    calibrations: tuple[CalibrationEntry, ...]
+    timing: TimingSettings
+    fit_documents: int
+    cell_timeout_s: float
+
+    def task(self, label: str) -> TaskEntry:
+        """Return the task of that label."""
+        return next(entry for entry in self.tasks if entry.label == label)
+
+
+def suite_names() -> tuple[str, ...]:
+    """Names of the shipped suites, sorted."""
+    return tuple(sorted(path.stem for path in SHIPPED.glob("*.toml")))
+
+
+def suite_path(name_or_path: str | Path) -> Path:
+    """Return the file of a shipped suite, or the path given.
+
+    Raises:
+        UserError: Neither a shipped name nor a file.
+    """
+    if name_or_path in suite_names():
+        return SHIPPED / f"{name_or_path}.toml"
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    raise UserError(
+        f"no suite {str(name_or_path)!r}: neither a shipped suite nor a file.{suggestion(path.stem, suite_names())}"
+    )
+
+
+def load_suite(name_or_path: str | Path) -> Suite:
+    """Read a suite and check every name and value in it.
+
+    Raises:
+        UserError: Names file, line and key, and what is allowed.
+    """
+    top = Table.read(suite_path(name_or_path))
+    top.allow("schema", "name", "seed", "defaults", "models", "tasks", "sweep", "calibration", "timing", "fit")
+    if (schema := top.get("schema", int)) != SCHEMA:
+        raise top.error("schema", f"is {schema}; this version reads schema {SCHEMA}.")
+    defaults = top.table("defaults")
+    defaults.allow("dtype", "batch_size", "kinds", "device", "cell_timeout_s")
+    models = _entries(top, "models", _model)
+    tasks = _entries(top, "tasks", read_task)
+    kinds = _kinds(defaults, ("quality", "timing"))
+    model_names, task_labels = [m.name for m in models], [t.label for t in tasks]
+    return Suite(
+        path=top.path,
+        name=top.name("name", top.get("name", str)),
+        seed=top.get("seed", int),
+        dtype=defaults.choose("dtype", defaults.get("dtype", str, "float32"), DTYPES, "number format"),
+        device=_device(defaults),
+        batch_size=defaults.positive("batch_size", 1, MAX_BATCH),
+        models=models,
+        tasks=tasks,
+        sweeps=tuple(_sweeps(top, model_names, task_labels, kinds)),
+        calibrations=tuple(
+            _calibration(table, model_names, task_labels)
+            for table in (top.tables("calibration") if "calibration" in top.values else ())
+        ),
+        timing=_timing(top.table("timing")),
+        fit_documents=_fit_documents(top.table("fit")),
+        cell_timeout_s=_cell_timeout_s(defaults),
+    )
+
+
+def _device(defaults: Table) -> str:
+    device = defaults.get("device", str, "cpu")
+    if device not in DEVICES:
+        raise defaults.error(
+            "device",
+            f"unknown device {device!r}. Allowed: {', '.join(sorted(DEVICES))}; auto takes a GPU where there is one, "
+            "else the CPU.",
+        )
+    return device
+
+
+def _sweeps(top: Table, models: list[str], tasks: list[str], kinds: tuple[Kind, ...]) -> Iterator[Sweep]:
+    tables = top.tables("sweep") if "sweep" in top.values or "calibration" not in top.values else []
+    settings = 0
+    for table in tables:
+        sweep = _sweep(table, models, tasks, kinds)
+        settings += len(sweep.models) * len(sweep.tasks) * len(sweep.points)
+        if settings > MAX_SETTINGS:
+            raise table.error(None, f"asks for more than {MAX_SETTINGS} settings, with all sweeps before it.")
+        yield sweep
+
+
+def _cell_timeout_s(table: Table) -> float:
+    value = table.get("cell_timeout_s", float, CELL_TIMEOUT_S)
+    if value <= 0:
+        raise table.error("cell_timeout_s", f"is {value}; it must be a number of seconds above 0.")
+    return value
+
+
+def _fit_documents(table: Table) -> int:
+    table.allow("documents")
+    return table.positive("documents", FIT_DOCUMENTS)
+
+
+def _entries(top: Table, key: str, read: Callable[[str, Table], Any]) -> tuple[Any, ...]:
+    parent = top.table(key)
+    if not parent.values:
+        raise top.error(None, f"no [{key}.NAME]: at least one is needed.")
+    for name in parent.values:
+        parent.name(name, name)
+    return tuple(read(name, parent.table(name)) for name in parent.values)
+
+
+def _model(name: str, table: Table) -> ModelEntry:
+    table.allow("recipe", "path", "random_weights")
+    recipe, folder = table.optional("recipe", str), table.optional("path", str)
+    if (recipe is None) == (folder is None):
+        raise table.error(
+            None, "needs exactly one of 'recipe' (trained when missing) and 'path' (a checkpoint's folder)."
+        )
+    if recipe is not None:
+        _check_recipe(table, recipe)
+    path = None if folder is None else (table.path.parent / folder)
+    if path is not None and not (path / "config.json").is_file():
+        raise table.error("path", f"{path} is not a checkpoint's folder: it has no config.json.")
+    return ModelEntry(name, table.where(), recipe, path, table.get("random_weights", bool, False))
+
+
+def _check_recipe(table: Table, recipe: str) -> None:
+    from exitbench.harness.training import recipe_names
+
+    table.choose("recipe", recipe, recipe_names(), "recipe")
+
+
+def _kinds(table: Table, default: tuple[Kind, ...]) -> tuple[Kind, ...]:
+    words = table.strings("kinds", default)
+    if not words:
+        raise table.error("kinds", f"is empty.{suggestion('', KINDS)}")
+    return tuple(cast(Kind, table.choose("kinds", word, KINDS, "kind")) for word in words)
+
+
+def _timing(table: Table) -> TimingSettings:
+    default = TimingSettings()
+    table.allow(*(field.name for field in dataclasses.fields(TimingSettings)))
+    half_width = table.get("target_half_width", float, default.target_half_width)
+    if not 0 < half_width < 1:
+        raise table.error("target_half_width", f"is {half_width}; it must lie between 0 and 1.")
+    warm_up = table.get("warm_up", int, default.warm_up)
+    if not 0 <= warm_up <= MAX_COUNT:
+        raise table.error("warm_up", f"is {warm_up}; it must be 0 or more, and at most {MAX_COUNT}.")
+    return TimingSettings(
+        documents=table.positive("documents", default.documents),
+        max_rounds=table.positive("max_rounds", default.max_rounds),
+        target_half_width=half_width,
+        warm_up=warm_up,
+    )
+
+
+def _method(table: Table) -> str:
+    from exitbench.methods.registry import method_names, unusable_methods
+
+    name = table.get("method", str)
+    if name in (unusable := unusable_methods()):
+        raise table.error("method", f"method {name!r} cannot be used: {unusable[name]}")
+    return table.choose("method", name, method_names(), "method")
+
+
+def _sweep(table: Table, models: list[str], tasks: list[str], kinds: tuple[Kind, ...]) -> Sweep:
+    keys = ("models", "tasks", "method", "grid", "query", "exclude", "kinds", "timed_tasks", "record")
+    table.allow(*keys, "record_documents")
+    method = _method(table)
+    own_kinds, own_tasks = _kinds(table, kinds), _chosen(table, "tasks", tasks)
+    if "timed_tasks" in table.values and "timing" not in own_kinds:
+        raise table.error(
+            "timed_tasks", f"is for cells that are timed, but 'kinds' has no \"timing\": {', '.join(own_kinds)}."
+        )
+    return Sweep(
+        where=table.where("method"),
+        models=_chosen(table, "models", models),
+        tasks=own_tasks,
+        method=method,
+        points=tuple(_points(table, method)),
+        kinds=own_kinds,
+        timed_tasks=_chosen(table, "timed_tasks", list(own_tasks)),
+        record=_record(table, own_kinds),
+    )
+
+
+def _record(table: Table, kinds: tuple[Kind, ...]) -> RecordSettings | None:
+    words = table.strings("record", ())
+    for word in words:
+        table.choose("record", word, RECORDS, "record")
+    if words and "probe" not in kinds:
+        raise table.error("record", f"is what probes record, but 'kinds' has no \"probe\": {', '.join(kinds)}.")
+    if not words:
+        if "record_documents" in table.values:
+            raise table.error("record_documents", "goes with 'record', which is empty.")
+        return None
+    what = tuple(record for record in RECORDS if record in words)
+    return RecordSettings(what, table.positive("record_documents", RECORD_DOCUMENTS))
+
+
+def _calibration(table: Table, models: list[str], tasks: list[str]) -> CalibrationEntry:
+    keys = ("models", "tasks", "method", "grid", "levels", "delta", "epsilon", "consistency", "rule", "documents")
+    table.allow(*keys)
+    method = _method(table)
+    consistency = table.choose("consistency", table.get("consistency", str, "textual"), CONSISTENCIES, "consistency")
+    rule = table.choose("rule", table.get("rule", str, "hoeffding-bentkus"), RULES, "rule")
+    points = tuple(_points(table, method))
+    settings = CalibrationSettings(
+        levels=_levels(table, method, points),
+        delta=_share(table, "delta"),
+        epsilon=_share(table, "epsilon"),
+        consistency=cast(Consistency, consistency),
+        rule=cast(Rule, rule),
+    )
+    return CalibrationEntry(
+        where=table.where("method"),
+        models=_chosen(table, "models", models),
+        tasks=_chosen(table, "tasks", tasks),
+        method=method,
+        points=points,
+        settings=settings,
+        documents=table.positive("documents", CALIBRATION_DOCUMENTS),
+    )
+
+
+def _levels(table: Table, name: str, points: Sequence[Point]) -> tuple[float, ...]:
+    """Read thresholds to try, each stricter than the next on the scale of the method's score."""
+    from exitbench.methods.registry import get_method
+
+    method, where = get_method(name), table.where("levels")
+    if "threshold" not in {item.name for item in dataclasses.fields(method)}:
+        raise table.error("method", f"{name!r} has no threshold to calibrate.")
+    values = table.get("levels", list)
+    if not values:
+        raise table.error("levels", "is empty; it must list thresholds, the most conservative first.")
+    made = [method.from_params({"threshold": value}, where) for value in values]
+    bounds = [each.parts(len(made) + 1).threshold.value(1, 1, 1) for each in made]
+    if any(after >= before for before, after in itertools.pairwise(bounds)):
+        raise table.error("levels", f"must go from the most conservative to the least, each once: {values}.")
+    for point in points:
+        tried = [method.from_params({**dict(point.params), "threshold": value}, where) for value in values]
+        if len({each.parts(len(made) + 1).threshold for each in tried}) < len(tried):
+            raise table.error("levels", f"change nothing for {point.label(name)}, whose threshold is not used.")
+    return tuple(float(each.params()["threshold"]) for each in made)
+
+
+def _share(table: Table, key: str) -> float:
+    value = table.get(key, float)
+    if not 0 < value < 1:
+        raise table.error(key, f"is {value}; it must lie between 0 and 1.")
+    return value
+
+
+def _chosen(table: Table, key: str, known: list[str]) -> tuple[str, ...]:
+    words = table.strings(key, tuple(known))
+    if not words:
+        raise table.error(key, f"is empty.{suggestion('', known)}")
+    return tuple(table.choose(key, word, known, f"name (of [{key.removeprefix('timed_')}.NAME])") for word in words)
+
+
+def _points(table: Table, method: str) -> Iterable[Point]:
+    axes = {**_axes(table, "grid", method), **_axes(table, "query", method)}
+    if twice := set(table.table("grid").values) & set(table.table("query").values):
+        raise table.error(min(twice), "is in both 'grid' and 'query'.")
+    if math.prod(map(len, axes.values())) > MAX_SETTINGS:
+        raise table.error(None, f"has more than {MAX_SETTINGS} points: fewer values, or several suites.")
+    exclusions = _exclusions(table, axes)
+    points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    for rule in exclusions:
+        if not any(_matches(point, rule) for point in points):
+            raise table.error("exclude", f"{dict(rule)} matches no point of the sweep.")
+    return [Point(tuple(p.items())) for p in points if not any(_matches(p, rule) for rule in exclusions)]
+
+
+def _axes(table: Table, key: str, method: str) -> dict[str, list[Any]]:
+    """Read the values of every parameter in ``grid`` or ``query``, checked one by one by the method."""
+    from exitbench.methods.registry import get_method
+
+    axes: dict[str, list[Any]] = {}
+    for name, values in table.get(key, dict, {}).items():
+        if not isinstance(values, list) or not values:
+            raise table.error(name, f"is {values!r} in {key!r}; it must be a list of values to sweep over.")
+        for value in values:
+            table.require_storable(name, value)
+        checked = [get_method(method).from_params({name: value}, table.where(name)).params()[name] for value in values]
+        if len({_spelled(value) for value in checked}) != len(checked):
+            raise table.error(name, f"names a value twice in {key!r}: {values}.")
+        axes[name] = checked
+    return axes
+
+
+def _exclusions(table: Table, axes: Mapping[str, list[Any]]) -> Sequence[Params]:
+    rules = [table.typed("exclude", rule, dict) for rule in table.get("exclude", list, [])]
+    for name in {name for rule in rules for name in rule}:
+        if name not in axes:
+            raise table.error(name, f"is excluded but neither in 'grid' nor in 'query'.{suggestion(name, axes)}")
+    return rules
+
+
+def _matches(point: Params, rule: Params) -> bool:
+    return all(point[name] == value for name, value in rule.items())
+
+
+def point_label(method: str, params: Iterable[tuple[str, Any]]) -> str:
+    """Name a method and some of its parameters."""
+    stated = ",".join(f"{name}={_spelled(value)}" for name, value in params)
+    return f"{method}:{stated}" if stated else method
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return ";".join(map(_spelled, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

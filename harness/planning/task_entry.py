@@ -1,0 +1,170 @@
+"""``[tasks.LABEL]`` of a suite: documents, how prompts are made of them, and how answers are decoded."""
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal, cast
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import FIRST_TOKENS, TRUNCATIONS, Generation, Truncate
+from exitbench.harness.cells.job import DataRequest, SourceKind
+from exitbench.harness.reading.toml import Table
+
+SOURCES = ("builtin", "local", "hub")
+
+MAX_NEW_TOKENS = 1_000_000
+
+Files = tuple[tuple[str, str], ...]
+
+_OTHER_FILES: Final = ("train_files", "calibration_files")
+_OTHER_SPLITS: Final = ("train_split", "calibration_split")
+_KEYS: Final = (
+    *("task", "source", "split", "limit", "seed", "files", *_OTHER_FILES, *_OTHER_SPLITS, "drop_shared"),
+    *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
+    *("chat_template", "system", "max_prompt_tokens", "truncate", "first_token"),
+)
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """``[tasks.LABEL]``; no budget means the task's own.
+
+    Attributes:
+        generation: As far as it does not depend on the model; the digest of a chat template does.
+        chat_template: Prompts go through the checkpoint's own.
+        train_files: Local source only: what methods are fitted on, where any is.
+        calibration_files: Local source only: what thresholds are calibrated on.
+        train_split: Hub source only: what methods are fitted on, a split or a part such as ``train[:50%]``; None:
+            ``train``.
+        calibration_split: Hub source only: what thresholds are calibrated on; None where nothing is.
+        drop_shared: What is fitted or calibrated on leaves out documents that have another use.
+    """
+
+    label: str
+    where: str
+    data: DataRequest
+    generation: Generation
+    chat_template: bool = False
+    train_files: Files = ()
+    calibration_files: Files = ()
+    train_split: str | None = None
+    calibration_split: str | None = None
+    drop_shared: bool = False
+
+    def other_split(
+        self, split: Literal["train", "calibration"], limit: int, why: str, fitted_on: DataRequest | None = None
+    ) -> DataRequest:
+        """Return documents of another split of the same data.
+
+        Args:
+            split: Which.
+            limit: Documents kept.
+            why: What needs them, for messages.
+            fitted_on: What the method to calibrate is fitted on.
+
+        Raises:
+            UserError: The source is local or a hub, and the suite does not say what that split is there.
+        """
+        files = self.train_files if split == "train" else self.calibration_files
+        name = self.train_split if split == "train" else self.calibration_split
+        if self.data.source == "local" and not files:
+            raise UserError(f"{self.where}: {why} needs {split}_files, in the form of 'files'.")
+        if self.data.source == "hub" and split == "calibration" and name is None:
+            raise UserError(
+                f"{self.where}: {why} needs calibration_split, since data sets of the hub have no split of that name; "
+                "allowed: one that the data set has and nothing else uses, or a part, such as 'train[50%:]'."
+            )
+        # Of the task's documents all, so that --limit changes nothing that is fitted or calibrated.
+        uses = (replace(self.data, limit=None), *([fitted_on] if fitted_on else []))
+        apart_from = uses if self.drop_shared else ()
+        return replace(self.data, split=name or split, files=files, limit=limit, apart_from=apart_from)
+
+
+def read_task(label: str, table: Table) -> TaskEntry:
+    """Read one table of a suite.
+
+    Raises:
+        UserError: Names file, line and key, and what is allowed.
+    """
+    from exitbench.tasks.registry import get_task, task_names
+
+    table.allow(*_KEYS)
+    name = table.choose("task", table.get("task", str, label), task_names(), "task")
+    source = table.choose("source", table.get("source", str, "builtin"), SOURCES, "source")
+    files = table.table("files")
+    for key in _OTHER_FILES:
+        if source != "local" and key in table.values:
+            raise table.error(key, 'goes with source = "local" only; other sources have their own splits.')
+    for key in _OTHER_SPLITS:
+        if source != "hub" and key in table.values:
+            raise table.error(key, 'goes with source = "hub" only; built-in data has its own splits, local data files.')
+    if (source == "local") != bool(files.values):
+        raise table.error("files", 'goes with source = "local", which needs it: { role = "path below --data-dir" }.')
+    data = DataRequest(
+        task=name,
+        source=cast(SourceKind, source),
+        split=table.get("split", str, "test"),
+        files=_files(files),
+        limit=table.positive("limit") if "limit" in table.values else None,
+        seed=table.get("seed", int, 0),
+    )
+    generation = _generation(table, get_task(name).default_max_new_tokens)
+    chat_template = table.get("chat_template", bool, False)
+    if generation.system is not None and not chat_template:
+        raise table.error("system", "goes with chat_template = true, which puts it before the prompt.")
+    if chat_template and generation.truncate in ("left", "right"):
+        raise table.error("truncate", 'would cut into the chat template; allowed with chat_template: "drop".')
+    return TaskEntry(
+        label,
+        table.where(),
+        data,
+        generation,
+        chat_template,
+        train_files=_files(table.table("train_files")),
+        calibration_files=_files(table.table("calibration_files")),
+        train_split=table.optional("train_split", str),
+        calibration_split=table.optional("calibration_split", str),
+        drop_shared=table.get("drop_shared", bool, False),
+    )
+
+
+def _files(table: Table) -> Files:
+    return tuple((role, table.get(role, str)) for role in table.values)
+
+
+def _generation(table: Table, default_max_new_tokens: int) -> Generation:
+    for given, other in (("max_prompt_tokens", "truncate"), ("truncate", "max_prompt_tokens")):
+        if given in table.values and other not in table.values:
+            words = "a whole number" if other == "max_prompt_tokens" else ", ".join(f'"{way}"' for way in TRUNCATIONS)
+            raise table.error(given, f"goes with {other}; allowed: {words}.")
+    truncate = table.optional("truncate", str)
+    if truncate is not None:
+        table.choose("truncate", truncate, TRUNCATIONS, "way to shorten prompts")
+    first_token = table.choose(
+        "first_token", table.get("first_token", str, "full"), FIRST_TOKENS, "way to the first token"
+    )
+    return Generation(
+        max_new_tokens=table.positive("max_new_tokens", default_max_new_tokens, MAX_NEW_TOKENS),
+        stop=table.strings("stop", ()),
+        repetition_penalty=_penalty(table),
+        no_repeat_ngram_size=_from(table, "no_repeat_ngram_size", 1),
+        min_length=_from(table, "min_length", 1),
+        forced_bos_token_id=_from(table, "forced_bos_token_id", 0),
+        system=table.optional("system", str),
+        max_prompt_tokens=_from(table, "max_prompt_tokens", 1),
+        truncate=cast(Truncate | None, truncate),
+        first_token="gated" if first_token == "gated" else None,  # asking for the default is asking for nothing
+    )
+
+
+def _penalty(table: Table) -> float | None:
+    """1 divides by 1, so that asking for it is asking for nothing."""
+    value = table.optional("repetition_penalty", float)
+    if value is not None and value <= 0:
+        raise table.error("repetition_penalty", f"is {value}; it must be above 0 (1 changes nothing).")
+    return None if value == 1 else value
+
+
+def _from(table: Table, key: str, least: int) -> int | None:
+    value = table.optional(key, int)
+    if value is not None and value < least:
+        raise table.error(key, f"is {value}; it must be {least} or more.")
+    return value

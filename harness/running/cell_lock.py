@@ -1,0 +1,44 @@
+"""Which cells are taken: two runs over one spool share the work, and a repeated job goes on where it stopped.
+
+Whoever runs a cell holds a lock on it (``<spool>/locks/<cell_id>``), and looks, once it has the lock, whether the cell
+has ended since the plan was made.
+"""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from exitbench.harness.cells.job import WorkItem
+from exitbench.harness.processes.locks import locked
+from exitbench.results.spool.attempts import TO_BE_RUN, UNFINISHED, Attempt, cell_attempts, read_status
+from exitbench.results.spool.heartbeat import owner_of
+
+
+@contextlib.contextmanager
+def hold(spool: Path, cell_id: str, *, wait: bool) -> Iterator[bool]:
+    """Hold a cell while the context lasts; False if another process holds it and `wait` is not asked for."""
+    with locked(spool / "locks" / cell_id, wait=wait) as held:
+        yield held
+
+
+def holder(spool: Path, cell_id: str) -> str:
+    """Return who runs a cell that another process holds, in words."""
+    running = [attempt.path for attempt in cell_attempts(spool, cell_id) if not attempt.finished]
+    owner = owner_of(running[-1]) if running else None
+    if owner is None or not owner.pid:
+        return "another run"
+    return f"process {owner.pid}" + (f" on {owner.host}" if owner.host != socket.gethostname() else "")
+
+
+def attempts_since(spool: Path, item: WorkItem) -> list[Attempt]:
+    """Attempts at a cell that the plan did not know, by time."""
+    attempts = cell_attempts(spool, item.cell.cell_id)
+    return [attempt for attempt in attempts if item.seen is None or attempt.attempt_id > item.seen]
+
+
+def outcome(spool: Path, item: WorkItem) -> str | None:
+    """How a cell has ended since it was planned; None if it has not, or is to be run again."""
+    finished = [attempt for attempt in attempts_since(spool, item) if attempt.finished]
+    status = read_status(finished[-1]).status if finished else UNFINISHED
+    return None if status in TO_BE_RUN else status

@@ -1,0 +1,117 @@
+"""What the machine and the software are: the content of env.json (docs/contracts.md)."""
+
+import os
+import platform
+import re
+import subprocess
+from importlib.metadata import entry_points, requires, version
+from pathlib import Path
+from typing import Any
+
+PROJECT = "exitbench"
+
+# Variables that change numbers or speed. A list, and no copy of the environment, which may hold secrets.
+ENV_VARS = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "KMP_AFFINITY",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OMP_PROC_BIND",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+
+
+def environment_and_hardware(threads: int) -> dict[str, Any]:
+    """Return the content of env.json.
+
+    Args:
+        threads: Threads of torch's intra-op pool in the process that measures.
+    """
+    return {"environment": environment(), "hardware": hardware(threads)}
+
+
+def environment() -> dict[str, Any]:
+    """Return interpreter, platform, package versions, the project's commit, and variables that matter."""
+    commit, dirty = git_state(Path(__file__).parent)
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": _packages(),
+        "git_commit": commit,
+        "git_dirty": dirty,
+        "env_vars": {name: os.environ[name] for name in ENV_VARS if name in os.environ},
+    }
+
+
+def hardware(threads: int) -> dict[str, Any]:
+    """Return CPU, cores this process may use, memory in bytes, GPU (None without one) and threads."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": available_cores(),
+        "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        **_gpu(),
+        "threads": threads,
+    }
+
+
+def available_cores() -> int:
+    """Return the number of cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def git_state(folder: Path) -> tuple[str | None, bool | None]:
+    """Return the commit of the checkout that a folder belongs to, and whether tracked files differ from it.
+
+    Both are None where git does not track the folder's files, e.g. for an installed wheel, even if
+    that lies inside the checkout of something else.
+    """
+    tracked = _git(folder, "ls-files", "--error-unmatch", "__init__.py")
+    commit = _git(folder, "rev-parse", "HEAD")
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    if tracked is None or commit is None or changes is None:
+        return None, None
+    return commit, bool(changes)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def _packages() -> dict[str, str]:
+    """Return the versions of the project, of what it requires, and of what brings further methods."""
+    required = [re.split(r"[^\w.-]", line)[0] for line in requires(PROJECT) or [] if "extra ==" not in line]
+    plugins = [point.dist.name for point in entry_points(group="exitbench.methods") if point.dist is not None]
+    return {name: version(name) for name in sorted({PROJECT, *required, *plugins})}
+
+
+def _cpu_model() -> str:
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        match = None
+    return match[1] if match else platform.processor() or platform.machine()
+
+
+def _gpu() -> dict[str, Any]:
+    # Imported here: whoever only asks for the environment should not wait for torch.
+    import torch
+
+    if not torch.cuda.is_available():
+        return {"gpu": None, "gpu_count": 0, "driver": None, "cuda": None}
+    driver = Path("/sys/module/nvidia/version")
+    return {
+        "gpu": torch.cuda.get_device_name(0),
+        "gpu_count": torch.cuda.device_count(),
+        "driver": driver.read_text(encoding="utf-8").strip() if driver.exists() else None,
+        "cuda": torch.version.cuda,
+    }

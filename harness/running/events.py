@@ -1,0 +1,50 @@
+"""What a worker tells whoever started it: one JSON event a line, through a pipe that nothing else writes to.
+
+::
+
+    {"event": "wait", "cell": cell_id, "holder": str}             # another process runs the cell
+    {"event": "held", "cell": cell_id}                            # that one has let go of it
+    {"event": "start", "cell": cell_id, "label": str, "documents": int}
+    {"event": "progress", "cell": cell_id, "done": int}           # documents finished so far
+    {"event": "end", "cell": cell_id, "status": "ok" | "failed" | ...}
+    {"event": "no_room", "cell": cell_id, "path": str, "why": str}    # the spool cannot be written; the worker ends
+
+A worker runs methods of others, so nothing that it says is believed before it has been looked at.
+"""
+
+import json
+from collections.abc import Collection
+from typing import Any, Final
+
+from exitbench.results.spool.schema import STATUSES
+
+_KEYS: Final[dict[str, dict[str, type]]] = {
+    "wait": {"holder": str},
+    "held": {},
+    "start": {"label": str, "documents": int},
+    "progress": {"done": int},
+    "end": {"status": str},
+    "no_room": {"path": str, "why": str},
+}
+"""The keys of each event besides `event` and `cell`."""
+
+
+def read_event(line: str, cell_ids: Collection[str]) -> dict[str, Any] | None:
+    """Return the event that a line is; None if it is none.
+
+    Args:
+        line: What a worker wrote.
+        cell_ids: The cells that it was given.
+    """
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    keys = _KEYS.get(word) if isinstance(event, dict) and isinstance(word := event.get("event"), str) else None
+    if keys is None or event.keys() != {"event", "cell", *keys}:
+        return None
+    # `isinstance` would take a bool for an int.
+    if not isinstance(event["cell"], str) or any(type(event[key]) is not kind for key, kind in keys.items()):
+        return None
+    is_known = event["cell"] in cell_ids and event.get("status", "ok") in STATUSES
+    return event if is_known and event.get("documents", 0) >= 0 and event.get("done", 0) >= 0 else None

@@ -1,0 +1,296 @@
+"""One model group on this machine: a worker process, and a row for every way it can end.
+
+A worker that dies, or takes too long over a cell, loses only that cell: the parent writes its attempt (exit code,
+signal, last log lines) and starts a worker for the rest.
+"""
+
+import contextlib
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Final
+
+from exitbench.errors import UserError, says_out_of_memory
+from exitbench.harness.cells.job import WorkerSpec, WorkItem
+from exitbench.harness.running.environment import environment_and_hardware
+from exitbench.harness.running.events import read_event
+from exitbench.harness.running.executors.process import Overdue, WorkerProcess
+from exitbench.harness.running.progress import Progress
+from exitbench.results.spool.attempts import LOG_TAIL_LINES, AttemptWriter
+
+WORKER: Final = (sys.executable, "-m", "exitbench.harness.running.worker_process")
+
+GRACE_S = 20.0
+"""How long an interrupted worker may take to end its attempt before it is killed."""
+
+# A worker that ends so was asked to: its exit code, or the signal if it was still starting.
+_ASKED_TO_END: Final = (130, -signal.SIGINT, -signal.SIGTERM, -signal.SIGUSR2)
+
+_LOG_BYTES: Final = 1 << 18
+"""How much of the end of a worker's log is looked at."""
+
+_PROGRESS_BAR: Final = re.compile(r"\d{1,3}%\||\d{1,12}\w{0,20} \[\d+:\d")
+"""What is in tqdm's bars: 45%|###  or 12it [00:03, and a bracket that is closed at the end."""
+
+
+class _Watch:
+    """What a worker has said so far, and how long it may take until it says something else."""
+
+    def __init__(self, items: Sequence[WorkItem], progress: Progress) -> None:
+        self.statuses: dict[str, str] = {}
+        self.current: str | None = None
+        self.full: str | None = None
+        self._items = {item.cell.cell_id: item for item in items}
+        self._progress = progress
+        self._holders: set[str] = set()
+        self._since_s, self._waits = time.monotonic(), False
+
+    def begin(self) -> None:
+        """A worker starts, and loads its model first."""
+        self.current, self._since_s, self._waits = None, time.monotonic(), False
+
+    @property
+    def limit_s(self) -> float | None:
+        """How long the current cell may take; while there is none, loading may take as long as any cell."""
+        if self.current is not None:
+            return self._items[self.current].timeout_s
+        limits = [item.timeout_s for item in self._items.values()]
+        return None if None in limits else max(filter(None, limits), default=None)
+
+    @property
+    def deadline(self) -> float | None:
+        """When the worker has taken too long, by `time.monotonic`; None where nothing says so."""
+        return None if self._waits or self.limit_s is None else self._since_s + self.limit_s
+
+    def take(self, line: str) -> bool:
+        """Take in one line (see `events`); False for what is not an event."""
+        event = read_event(line, self._items)
+        if event is None or event["cell"] in self.statuses:
+            return False
+        cell_id, word = event["cell"], event["event"]
+        label = self._items[cell_id].label
+        if word == "progress":
+            self._progress.documents_done(label, event["done"])
+            return True
+        self._since_s, self._waits = time.monotonic(), word == "wait"
+        if word == "start":
+            self.current = cell_id
+            self._progress.start(label, event["documents"])
+        elif word == "end":
+            self.end(cell_id, event["status"])
+        elif word == "no_room":
+            self.full = f"{event['path']}: {event['why']}"
+        elif word == "wait" and event["holder"] not in self._holders:
+            self._holders.add(event["holder"])
+            self._progress.note(f"{label}: waiting for {event['holder']}, which runs it")
+        return True
+
+    def end(self, cell_id: str, status: str) -> None:
+        """Note how a cell ended."""
+        self.statuses[cell_id], self.current = status, None
+        self._progress.end(self._items[cell_id].label, status)
+
+
+@dataclass(frozen=True)
+class _Death:
+    """How a worker process ended without finishing its cells.
+
+    Attributes:
+        interrupted: By whom, if it was asked to end.
+        killed_for: Why this process ended it, if it did so.
+    """
+
+    returncode: int
+    interrupted: str | None
+    killed_for: tuple[str, str] | None
+    out_of_memory: bool
+    log_tail: str
+
+    @property
+    def status(self) -> str:
+        """The spool's word for it."""
+        if self.killed_for is not None:
+            return self.killed_for[0]
+        return "interrupted" if self.interrupted else "oom" if self.out_of_memory else "failed"
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that killed the process, if one did."""
+        return -self.returncode if self.returncode < 0 else None
+
+    @property
+    def reason(self) -> str:
+        """One line for people."""
+        if self.killed_for is not None:
+            return self.killed_for[1]
+        if self.interrupted:
+            return self.interrupted
+        if self.signal:
+            return f"the worker was killed by {_signal_name(self.signal)}"
+        return ": ".join([f"the worker exited with code {self.returncode}", *self.log_tail.splitlines()[-1:]])
+
+
+class GroupRun:
+    """The cells of one loaded model, in worker processes one after the other.
+
+    Attributes:
+        interrupted: Why no further worker is started; None while nothing asked for it.
+    """
+
+    def __init__(self, spec: WorkerSpec, logs: Path, progress: Progress, worker: Sequence[str] = WORKER) -> None:
+        """Prepare; nothing runs yet.
+
+        Args:
+            spec: The cells, in order, and where everything lies.
+            logs: Folder for the workers' specifications and logs; created when missing.
+            progress: Told of every start, document and end.
+            worker: Command that is given the path of a SPEC.json and two descriptors (`worker_process`).
+        """
+        self.interrupted: str | None = None
+        self._spec, self._logs, self._worker = spec, logs, tuple(worker)
+        self._watch = _Watch(spec.cells, progress)
+        self._process: WorkerProcess | None = None
+        self._starting = threading.Lock()
+
+    def run(self, variables: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Run to the end, or until interrupted.
+
+        Args:
+            variables: Of the worker's environment, besides this process's.
+
+        Returns:
+            Status by cell id: of every cell, unless interrupted.
+
+        Raises:
+            UserError: The spool cannot be written: the disk is full.
+        """
+        watch = self._watch
+        while not self.interrupted and (remaining := self._remaining()):
+            before = len(watch.statuses)
+            death = self._run_worker(replace(self._spec, cells=remaining), variables or {})
+            if watch.full is not None:
+                raise UserError(f"{watch.full}. What is finished is kept; the same command goes on.")
+            if watch.current is not None:
+                lost = [item for item in remaining if item.cell.cell_id == watch.current]
+            elif len(watch.statuses) == before and not death.interrupted:
+                lost = list(remaining)  # nothing started: the next worker would not do better
+            else:
+                lost = []
+            for item in lost:
+                _record(self._spec, item, death)
+                watch.end(item.cell.cell_id, death.status)
+        return watch.statuses
+
+    def interrupt(self, reason: str) -> None:
+        """Ask the worker to end its attempt, and kill it if it takes too long; other threads may call this."""
+        self.interrupted = self.interrupted or reason
+        with self._starting:
+            process = self._process
+        if process is not None:
+            process.interrupt()
+            deadline = threading.Timer(GRACE_S, process.kill)
+            deadline.daemon = True
+            deadline.start()
+
+    def kill(self) -> None:
+        """End the worker at once."""
+        if (process := self._process) is not None:
+            process.kill()
+
+    def _remaining(self) -> tuple[WorkItem, ...]:
+        return tuple(item for item in self._spec.cells if item.cell.cell_id not in self._watch.statuses)
+
+    def _run_worker(self, spec: WorkerSpec, variables: Mapping[str, str]) -> _Death:
+        """Run one process to its end, however it ends; specification and log stay in ``logs``."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        stem = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{spec.cells[0].cell.model.name}"
+        spec_path, log_path = self._logs / f"{stem}.json", self._logs / f"{stem}.log"
+        spec_path.write_text(spec.to_json(), encoding="utf-8")
+        oom_kills = _oom_kills()
+        with log_path.open("w", encoding="utf-8") as log:
+            returncode, killed_for = self._follow([*self._worker, str(spec_path)], variables, log)
+        lines = _lines(log_path)[-LOG_TAIL_LINES:]
+        killed_for_memory = returncode == -signal.SIGKILL and _oom_kills() > oom_kills
+        out_of_memory = killed_for_memory or (returncode != 0 and says_out_of_memory("".join(lines[-1:])))
+        if returncode in _ASKED_TO_END:
+            self.interrupted = self.interrupted or "the worker was asked to end"
+        return _Death(returncode, self.interrupted, killed_for, out_of_memory, "\n".join(lines))
+
+    def _follow(
+        self, command: Sequence[str], variables: Mapping[str, str], log: IO[str]
+    ) -> tuple[int, tuple[str, str] | None]:
+        """Start a process and take in what it says until it has ended.
+
+        Returns:
+            Its exit code; and status and reason where it was ended from here.
+        """
+        self._watch.begin()
+        with self._starting:
+            process = self._process = WorkerProcess(command, variables, log)
+        if self.interrupted:  # between the last worker and this one
+            process.interrupt()
+        killed_for = None
+        try:
+            while (line := process.next_line(self._watch.deadline)) is not None:
+                if not self._watch.take(line):
+                    log.write(line)
+                    log.flush()
+        except Overdue:
+            killed_for = "timeout", self._overdue()
+        except OSError:  # a terminal that is gone, a disk that is full: no other cell would fare better
+            raise
+        except Exception as error:
+            killed_for = "failed", f"the worker could not be followed: {type(error).__name__}: {error}"
+        finally:
+            with self._starting:
+                returncode, self._process = process.end(), None
+        return returncode, killed_for
+
+    def _overdue(self) -> str:
+        where = "" if self._watch.current is not None else " before its first event, or between two cells"
+        return f"took longer than cell_timeout_s = {self._watch.limit_s:g}{where}"
+
+
+def _record(spec: WorkerSpec, item: WorkItem, death: _Death) -> None:
+    """Write the attempt that a dead worker could not finish."""
+    env = environment_and_hardware(spec.threads)
+    with AttemptWriter(spec.spool, item.cell_record(), env) as attempt:
+        attempt.log_path.write_text(death.log_tail, encoding="utf-8")
+        exit_code = None if death.signal else death.returncode
+        attempt.finish(death.status, death.reason, exit_code=exit_code, signal=death.signal)
+
+
+def _oom_kills() -> int:
+    """Return how many processes the kernel has killed for want of memory since it started; 0 where it does not say."""
+    try:
+        counters = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)
+
+
+def _signal_name(number: int) -> str:
+    """Return a signal's name; some, such as those of real time, have none."""
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
+def _lines(log: Path) -> list[str]:
+    """Return the last lines of a log, without empty ones and progress bars."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_BYTES))
+        text = file.read().decode(errors="replace")
+    return [line for line in map(_without_bar, text.splitlines()) if line.strip()]
+
+
+def _without_bar(line: str) -> str:
+    """Return what was printed after a progress bar, where a line begins with one."""
+    bar = _PROGRESS_BAR.search(line)
+    return line if bar is None else line[bar.end() :].partition("]")[2]

@@ -1,0 +1,76 @@
+"""The local executor: this machine, in the foreground.
+
+On a CPU one worker at a time, so that nothing disturbs a timing; with GPUs one a GPU, and the groups queue for them.
+Ctrl-C ends the workers gracefully; what is finished stays.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from pathlib import Path
+
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.running.environment import available_cores
+from exitbench.harness.running.executors.gpus import Gpu, free_gpu, lock_folder
+from exitbench.harness.running.executors.group import WORKER, GroupRun
+from exitbench.harness.running.progress import Progress
+
+
+class LocalExecutor:
+    """Runs groups on this machine."""
+
+    def __init__(
+        self, logs: Path, gpus: Sequence[Gpu] = (), worker: Sequence[str] = WORKER, gpu_locks: Path | None = None
+    ) -> None:
+        """Make an executor.
+
+        Args:
+            logs: Folder for the workers' specifications and logs.
+            gpus: GPUs to use, a worker each; none for the CPU.
+            worker: Command that is given the path of a SPEC.json and two descriptors (`worker_process`).
+            gpu_locks: Folder of the GPUs' locks; the user's own by default.
+        """
+        self._logs, self._gpus, self._worker = logs, tuple(gpus), worker
+        self._gpu_locks = gpu_locks
+        self._stop = threading.Event()
+
+    @property
+    def threads(self) -> int:
+        """The cores, shared evenly among the workers."""
+        return max(1, available_cores() // max(1, len(self._gpus)))
+
+    def run(self, specs: Sequence[WorkerSpec], progress: Progress, ingest: Callable[[], None]) -> dict[str, str]:
+        """Run groups until every cell has ended (`base.Executor`)."""
+        groups = [GroupRun(spec, self._logs, progress, self._worker) for spec in specs]
+        statuses: dict[str, str] = {}
+        pool = ThreadPoolExecutor(max(1, len(self._gpus)))
+        futures = [pool.submit(self._run, group) for group in groups]
+        try:
+            for future in as_completed(futures):
+                statuses.update(future.result())
+                ingest()
+                if any(group.interrupted for group in groups):
+                    raise KeyboardInterrupt
+        except BaseException:
+            self._stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            try:
+                for group in groups:
+                    group.interrupt("interrupted by the user")
+                wait([future for future in futures if not future.cancelled()])  # for those nobody would wake us
+            finally:  # a second Ctrl-C ends them at once
+                for group in groups:
+                    group.kill()
+            raise
+        pool.shutdown()
+        return statuses
+
+    def _run(self, group: GroupRun) -> dict[str, str]:
+        with self._place() as variables:
+            return {} if variables is None else group.run(variables)
+
+    def _place(self) -> contextlib.AbstractContextManager[Mapping[str, str] | None]:
+        if not self._gpus:
+            return contextlib.nullcontext({})
+        return free_gpu(self._gpus, self._gpu_locks or lock_folder(), self._stop.is_set)

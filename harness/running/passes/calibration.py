@@ -1,0 +1,108 @@
+"""Calibration: the cheapest threshold whose damage is bounded with confidence (CALM with Learn then Test).
+
+Every level is a real decode of the calibration split, damage to the cache included; the outcome is then checked on
+documents that calibration did not see.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+import pyarrow as pa
+
+from exitbench.harness.cells.job import WorkItem
+from exitbench.harness.running.lm import Answer
+from exitbench.harness.running.passes.session import Progress, Session, depth_interval, with_role, write_metrics
+from exitbench.methods.base import Parts
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import TABLES
+from exitbench.results.statistics.intervals import SHARE, Interval, mean_interval
+from exitbench.results.statistics.risk_control import calibrate
+from exitbench.tasks.document import Document
+from exitbench.tasks.registry import get_task
+
+
+def calibration_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
+    """Try the levels, conservative first, until one fails; write the path, the choice, and its held-out loss."""
+    settings, documents = item.cell.calibration, session.answered(item)
+    assert settings is not None, "the planner gives every calibration its settings"
+    done = count(len(documents), len(documents))
+    full = session.answers(item, documents, session.full_parts(), lambda n: None)
+    on_progress(next(done))
+    depths: dict[float, float] = {}
+
+    def losses_at(level: float) -> np.ndarray:
+        parts = _at(session, item, level)
+        early = session.answers(item, documents, parts, lambda n: None)
+        on_progress(next(done))
+        depths[level] = _mean_exit(session, early, parts).value
+        return losses(item, documents, full, early)
+
+    path = calibrate(settings.rule, settings.levels, losses_at, settings.delta, settings.epsilon)
+    rows = [
+        {
+            "step": step,
+            "threshold": tried.level,
+            "mean_loss": tried.mean_loss,
+            "p_value": tried.p_value,
+            "passed": tried.passed,
+            "mean_exit_layer": depths[tried.level],
+            "n": len(documents),
+        }
+        for step, tried in enumerate(path.steps, 1)
+    ]
+    writer.write("calibration", pa.Table.from_pylist(rows, schema=TABLES["calibration"]))
+    chosen = {} if path.chosen is None else {"threshold": Interval(path.chosen, None, None, None, len(documents))}
+    loss, depth = _held_out(session, item, path.chosen)
+    metrics = with_role("preparation", {**chosen, "held_out_loss": loss})
+    write_metrics(writer, metrics | with_role("depth", {"held_out_mean_exit_layer": depth}))
+
+
+def losses(
+    item: WorkItem, documents: Sequence[Document], full: Sequence[Answer], early: Sequence[Answer]
+) -> np.ndarray:
+    """Loss of each document in [0, 1].
+
+    textual: 1 - score of the early answer with full depth's as the reference; risk: how much worse the early answer
+    scores against the real reference than full depth's, 0 if not worse (CALM section 4).
+    """
+    task, settings = get_task(item.cell.task.name), item.cell.calibration
+    assert settings is not None
+
+    def score(document: Document, text: str) -> float:
+        return task.score(document, text).values[task.consistency_metric] / 100
+
+    values = []
+    for document, whole, cut in zip(documents, full, early, strict=True):
+        if whole.text == cut.text:
+            values.append(0.0)
+        elif settings.consistency == "textual":
+            values.append(1 - score(task.with_reference(document, whole.text), cut.text))
+        else:
+            values.append(max(0.0, score(document, whole.text) - score(document, cut.text)))
+    return np.clip(values, 0, 1)
+
+
+def _held_out(session: Session, item: WorkItem, chosen: float | None) -> tuple[Interval, Interval]:
+    """Loss and mean exit layer on other documents at the chosen level; full depth where none was chosen."""
+    assert item.held_out is not None, "the planner gives every calibration its held-out documents"
+    documents = session.fitting(item.held_out, item.cell.generation).documents
+    full = session.answers(item, documents, session.full_parts(), lambda n: None)
+    parts = session.full_parts() if chosen is None else _at(session, item, chosen)
+    early = session.answers(item, documents, parts, lambda n: None)
+    loss = mean_interval(losses(item, documents, full, early), SHARE)
+    return loss, _mean_exit(session, early, parts)
+
+
+def _at(session: Session, item: WorkItem, level: float) -> Parts:
+    method = dataclasses.replace(session.method(item), threshold=level)  # type: ignore[call-arg]
+    return method.parts(session.checkpoint.model.n_blocks, session.fitted(item))
+
+
+def _mean_exit(session: Session, answers: Sequence[Answer], parts: Parts) -> Interval:
+    exits = [answer.generation.exit_layers for answer in answers]
+    blocks, tokens = [sum(layers) for layers in exits], [len(layers) for layers in exits]
+    return depth_interval(blocks, tokens, session.checkpoint.model.n_blocks, is_fixed=not parts.gate.decides)

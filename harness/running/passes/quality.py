@@ -1,0 +1,185 @@
+"""Quality: every document answered through lm-eval, with exit traces and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from exitbench.harness.cells.job import WorkItem
+from exitbench.harness.cells.seeds import seed_for
+from exitbench.harness.engine.decoding.decode import Generation
+from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.running.lm import Answer
+from exitbench.harness.running.passes.session import (
+    FullOutput,
+    Progress,
+    Session,
+    answer_costs,
+    answer_costs_by_part,
+    depth_interval,
+    full_outputs,
+    with_role,
+    write_metrics,
+)
+from exitbench.harness.running.scoring import Metric, score_columns, task_metrics
+from exitbench.methods.base import Parts
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import TABLES
+from exitbench.results.statistics.intervals import bounded_ratio_interval, ratio_interval
+from exitbench.tasks.document import Document
+from exitbench.tasks.registry import get_task
+
+
+def quality_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
+    """Answer every document through lm-eval; write samples, exit traces and metrics."""
+    from lm_eval.evaluator import evaluate
+    from lm_eval.tasks import TaskManager
+
+    cell, task = item.cell, get_task(item.cell.task.name)
+    documents = session.answered(item)
+    parts = session.parts(item)
+    lm = session.lm(item, parts, on_progress)
+    config = task.lm_eval_config(documents)
+    generation = {"until": list(cell.generation.stop), "max_gen_toks": cell.generation.max_new_tokens}
+    config["generation_kwargs"] = {**config["generation_kwargs"], **generation}
+    tasks = TaskManager(include_defaults=False).load([config])
+    results = evaluate(lm=lm, task_dict=tasks, bootstrap_iters=0, log_samples=True)
+    answers = [lm.answers[document.key] for document in documents]
+    scores = [task.score(document, answer.text) for document, answer in zip(documents, answers, strict=True)]
+    samples = [
+        {
+            "doc_key": document.key,
+            "output_text": answer.text,
+            "output_ids": answer.generation.token_ids,
+            "n_prompt": answer.n_prompt,
+            "n_cut": answer.n_cut,
+            "n_output": len(answer.generation.token_ids),
+            "stop_reason": answer.generation.stop_reason,
+            **score_columns(score),
+        }
+        for document, answer, score in zip(documents, answers, scores, strict=True)
+    ]
+    writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
+    metrics = task_metrics(task, scores)
+    for metric, stored in metrics.items():
+        evaluated = results["results"][task.name][f"{metric},none"]
+        if abs(evaluated - stored.interval.value) > 1e-6:
+            raise RuntimeError(f"lm-eval says {metric} = {evaluated}, the stored scores say {stored.interval.value}")
+    full = {
+        document.key: FullOutput(answer.n_prompt, answer.generation.token_ids)
+        for document, answer in zip(documents, answers, strict=True)
+    }
+    if cell.full_depth_cell_id is not None:
+        full = full_outputs(session, cell.full_depth_cell_id)
+    writer.write("tokens", _token_table(session, item, documents, answers, full, parts.kv_policy.verifies))
+    write_metrics(writer, metrics | _decode_metrics(session, item, parts, documents, answers, full))
+
+
+def _token_table(
+    session: Session,
+    item: WorkItem,
+    documents: Sequence[Document],
+    answers: Sequence[Answer],
+    full: Mapping[str, FullOutput],
+    verifies: bool,
+) -> pa.Table:
+    depth = session.checkpoint.model.n_blocks
+    rows: list[dict[str, Any]] = []
+    for document, answer in zip(documents, answers, strict=True):
+        kinds = session.kinds(item, document)
+        full_ids = full[document.key].token_ids
+        made = answer.generation
+        columns = zip(
+            made.token_ids,
+            made.exit_layers,
+            made.blocks_run,
+            made.head_rows,
+            made.scores,
+            made.rejected if verifies else [None] * len(made.token_ids),
+            strict=True,
+        )
+        for index, (token_id, exit_layer, blocks_run, head_rows, score, rejected) in enumerate(columns):
+            rows.append(
+                {
+                    "doc_key": document.key,
+                    "position": index + 1,
+                    "token_id": token_id,
+                    "token_kind": kinds[index] if index < len(kinds) else None,
+                    "exit_layer": exit_layer,
+                    "blocks_run": blocks_run,
+                    "head_rows": head_rows,
+                    "score": score,
+                    "reason": "last" if exit_layer == depth else "threshold",
+                    "rejected": rejected,
+                    "full_token_id": full_ids[index] if index < len(full_ids) else None,
+                }
+            )
+    return pa.Table.from_pylist(rows, schema=TABLES["tokens"])
+
+
+def _decode_metrics(
+    session: Session,
+    item: WorkItem,
+    parts: Parts,
+    documents: Sequence[Document],
+    answers: Sequence[Answer],
+    full: Mapping[str, FullOutput],
+) -> dict[str, Metric]:
+    """Mean exit layer and blocks run, agreement with full depth, cost by part and, of verified drafts, the share kept.
+
+    Costs are ideal speed-ups of answers, and bytes of a token as shares of full depth's. Each is a ratio of sums over
+    documents.
+    """
+    made = [answer.generation for answer in answers]
+    outputs = [full[document.key] for document in documents]
+    matches = [
+        sum(a == b for a, b in zip(generation.token_ids, output.token_ids, strict=False))
+        for generation, output in zip(made, outputs, strict=True)
+    ]
+    lengths = [answer.n_prompt for answer in answers]
+    checkpoint, first_token = session.checkpoint, item.cell.first_token
+    costs = answer_costs(checkpoint, parts, made, lengths, first_token)
+    by_part = answer_costs_by_part(checkpoint, parts, made, lengths, first_token)
+    full_made = [_at_full_depth(output, checkpoint.model) for output in outputs]
+    full_lengths = [output.n_prompt for output in outputs]
+    full_costs = answer_costs(checkpoint, session.full_parts(), full_made, full_lengths, first_token)
+    seed = seed_for("bootstrap", item.cell.seed)
+    tokens, n_blocks = [len(generation.token_ids) for generation in made], checkpoint.model.n_blocks
+    exits, runs = [sum(g.exit_layers) for g in made], [sum(g.blocks_run) for g in made]
+    depth = {
+        "mean_exit_layer": depth_interval(exits, tokens, n_blocks, is_fixed=not parts.gate.decides),
+        "mean_blocks_run": depth_interval(runs, tokens, n_blocks, is_fixed=parts.runs_fixed_blocks),
+    }
+    agreement = {"token_match": bounded_ratio_interval(matches, [len(output.token_ids) for output in outputs])}
+    work = {
+        "ideal_speedup_bytes": ratio_interval(
+            [cost.read_numel for cost in full_costs], [cost.read_numel for cost in costs], seed=seed
+        ),
+        "ideal_speedup_flops": ratio_interval(
+            [cost.matmul_flops + cost.elementwise_flops for cost in full_costs],
+            [cost.matmul_flops + cost.elementwise_flops for cost in costs],
+            seed=seed,
+        ),
+    }
+    full_tokens = sum(len(output.token_ids) for output in outputs)
+    full_bytes = sum(cost.read_numel for cost in full_costs) / full_tokens
+    as_full = [n * full_bytes for n in tokens]
+    for part in by_part[0] if by_part else ():
+        read = [cost[part].read_numel for cost in by_part]
+        work[f"cost_{part}_bytes"] = ratio_interval(read, as_full, seed=seed)
+    work["cost_total_bytes"] = ratio_interval([cost.read_numel for cost in costs], as_full, seed=seed)
+    if parts.kv_policy.verifies:
+        accepted = [
+            sum(layer < n_blocks == run for layer, run in zip(g.exit_layers, g.blocks_run, strict=True)) for g in made
+        ]
+        drafts = [kept + sum(generation.rejected) for kept, generation in zip(accepted, made, strict=True)]
+        if sum(drafts):
+            agreement["acceptance_rate"] = bounded_ratio_interval(accepted, drafts)
+    return with_role("depth", depth) | with_role("agreement", agreement) | with_role("cost", work)
+
+
+def _at_full_depth(output: FullOutput, model: Transformer) -> Generation:
+    n = len(output.token_ids)
+    return Generation(output.token_ids, [model.n_blocks] * n, [model.n_blocks] * n, [model.vocab_size] * n)

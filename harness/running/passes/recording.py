@@ -1,0 +1,71 @@
+"""Recording: what probes keep of the inside of blocks where a suite asks for it, of its first documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from exitbench.harness.cells.cell import RecordSettings
+from exitbench.harness.cells.job import WorkItem
+from exitbench.harness.engine.checkpoints.loading import Checkpoint
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.sublayers import layer_pairs, sublayer_read_outs
+from exitbench.harness.running.passes.session import Progress, Session
+from exitbench.results.spool.attempts import AttemptWriter
+
+
+def recording_pass(
+    session: Session, item: WorkItem, settings: RecordSettings, writer: AttemptWriter, on_progress: Progress
+) -> None:
+    """Decode one document after the other at full depth, and look into the blocks that did it."""
+    documents = session.answered(item)[: settings.documents]
+    requests = [session.request(item, document) for document in documents]
+    asked = item.cell.generation
+    for done, (document, request) in enumerate(zip(documents, requests, strict=True), start=1):
+        gates_first = asked.gates_first_token
+        batch = prefill(session.checkpoint.model, [request], asked.max_new_tokens, gates_first_token=gates_first)
+        output = decode(session.checkpoint, batch, session.full_parts())[0].token_ids
+        if "sublayers" in settings.what:
+            writer.write("sublayers", sublayer_table(session.checkpoint, document.key, request.prompt_ids, output))
+        if "layer-pairs" in settings.what:
+            writer.write("layer_pairs", pair_table(session.checkpoint, document.key, request.prompt_ids, output))
+        on_progress(done)
+
+
+def sublayer_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], output: Sequence[int]) -> pa.Table:
+    """Return the rows of one output, in the order in which the parts of blocks run."""
+    n = len(output)
+    parts = [
+        pa.table(
+            {
+                "doc_key": [doc_key] * n,
+                "position": range(1, n + 1),
+                "token_id": list(output),
+                "block": [read_out.block] * n,
+                "read_out": [read_out.part] * n,
+                "top_ids": read_out.top_ids_NK.tolist(),
+                "top_p": read_out.top_p_NK.tolist(),
+                "entropy": read_out.entropy_N,
+            }
+        )
+        for read_out in sublayer_read_outs(checkpoint, prompt, output)
+    ]
+    return pa.concat_tables(parts)
+
+
+def pair_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], output: Sequence[int]) -> pa.Table:
+    """Return the rows of one output, every block with every block."""
+    cosine_LL, jsd_LL = layer_pairs(checkpoint, prompt, output)
+    block_a, block_b = (1 + places.ravel() for places in np.indices(cosine_LL.shape))
+    return pa.table(
+        {
+            "doc_key": [doc_key] * cosine_LL.size,
+            "block_a": block_a,
+            "block_b": block_b,
+            "cosine": cosine_LL.ravel(),
+            "jsd": jsd_LL.ravel(),
+            "n": [len(output)] * cosine_LL.size,
+        }
+    )

@@ -1,0 +1,283 @@
+"""A loaded model, and what the cells that run on it share."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import ArrayLike
+from safetensors.torch import load_file
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import FirstToken
+from exitbench.harness.cells.cell import Generation as Asked
+from exitbench.harness.cells.job import DataRequest, WorkerSpec, WorkItem
+from exitbench.harness.cells.prompts import Fitting, Prompts
+from exitbench.harness.cells.seeds import seed_for
+from exitbench.harness.engine.checkpoints.generation_config import not_applied
+from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
+from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
+from exitbench.harness.engine.decoding.decode import Generation, Request
+from exitbench.harness.engine.model.cost import TokenPlace, answer_cost, answer_parts
+from exitbench.harness.running.lm import Answer, EarlyExitLM
+from exitbench.harness.running.scoring import Metric, metric_table
+from exitbench.methods.base import NOTHING_FITTED, Cost, Method, Parts
+from exitbench.methods.registry import baseline_method, get_method
+from exitbench.results.beside.vocabularies import record_vocabulary
+from exitbench.results.files.atomic_folder import SpoolError
+from exitbench.results.spool.attempts import AttemptWriter, attempt_status, read_attempt
+from exitbench.results.spool.schema import FITTED_FILE
+from exitbench.results.statistics.intervals import NONE_DIFFERS, Interval, bounded_ratio_interval
+from exitbench.tasks.document import Document
+from exitbench.tasks.registry import get_task
+
+METRIC_VERSION = "2"
+"""Version of the metrics made here (depth, faithfulness, cost, speed); tasks version their own."""
+BATCH_ROWS = 16
+"""Documents that go through all blocks together where nothing is timed."""
+
+Progress = Callable[[int], None]
+
+
+class Skip(Exception):
+    """This cell cannot be run, and why; stored as a row with status ``skipped``."""
+
+
+@dataclass(frozen=True)
+class FullOutput:
+    """What full depth answered for one document."""
+
+    n_prompt: int
+    token_ids: list[int]
+
+
+def full_outputs(session: Session, cell_id: str) -> dict[str, FullOutput]:
+    """What full depth's quality cell answered, by document key."""
+    path = session.file_of(cell_id, "samples.parquet")
+    rows = pq.read_table(path, columns=["doc_key", "n_prompt", "output_ids"]).to_pylist()
+    return {row["doc_key"]: FullOutput(row["n_prompt"], row["output_ids"]) for row in rows}
+
+
+class Session:
+    """One loaded model and what its cells share."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        dtypes = {item.cell.dtype for item in spec.cells}
+        if len(dtypes) != 1:
+            raise ValueError(f"one worker loads one number format, not {sorted(dtypes)}")
+        self.spool, self.inputs, self.data_dir = spec.spool, spec.inputs or spec.spool, spec.data_dir
+        self.model_path = spec.model_path
+        self.checkpoint = load_checkpoint(spec.model_path, getattr(torch, dtypes.pop()), spec.device)
+        self.tokenizer: Any = load_tokenizer(spec.model_path)
+        self._record_vocabulary(spec.cells[0].cell.model.tokenizer_sha256)
+        self._loaded, self.fitting = functools.cache(self._load), functools.cache(self._fitting)
+        self.prompts = functools.cache(self._prompts)
+        self._checked = functools.cache(read_attempt)  # many cells compute from one
+
+    def _record_vocabulary(self, tokenizer_sha256: str) -> None:
+        texts = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
+        try:
+            record_vocabulary(self.spool, tokenizer_sha256, texts, self.tokenizer.all_special_ids)
+        except UserError as error:  # no cell needs it
+            print(f"The tokens' spellings were not stored: {error}", file=sys.stderr)
+
+    def _load(self, data: DataRequest) -> tuple[list[Document], int]:
+        return data.load_apart(self.data_dir)
+
+    def documents(self, data: DataRequest) -> list[Document]:
+        """Documents of a split."""
+        return self._loaded(data)[0]
+
+    def shared(self, data: DataRequest) -> int:
+        """How many documents of a split were left out because they have another use."""
+        return self._loaded(data)[1]
+
+    def _prompts(self, generation: Asked) -> Prompts:
+        return Prompts(self.tokenizer, generation, self.checkpoint.model.arch.max_positions)
+
+    def _fitting(self, data: DataRequest, generation: Asked) -> Fitting:
+        task = get_task(data.task)
+        texts = [(document, task.prompt(document)) for document in self.documents(data)]
+        return self.prompts(generation).fitting(texts)
+
+    def answered(self, item: WorkItem) -> Sequence[Document]:
+        """The documents of a cell whose prompts fit: the same for every cell of its model, task and generation."""
+        return self.fitting(item.data, item.cell.generation).documents
+
+    def units(self, item: WorkItem) -> int:
+        """What progress counts up to: documents (over all levels of a calibration), or timed units over all rounds."""
+        try:
+            documents = len(self.answered(item))
+        except UserError:  # nothing has begun yet that could fail with it: the pass does
+            documents = len(self.documents(item.data))
+        if item.cell.calibration is not None:
+            return documents * (1 + len(item.cell.calibration.levels))
+        if item.cell.record is not None:
+            return min(documents, item.cell.record.documents)
+        settings = item.cell.timing
+        if settings is None:
+            return documents
+        return -(-min(documents, settings.documents) // item.cell.batch_size) * settings.max_rounds
+
+    def cell_record(self, item: WorkItem) -> dict[str, Any]:
+        """The content of ``cell.json``: the cell, and what of its checkpoint's own settings is not applied."""
+        ignored = not_applied(self.model_path, item.cell.generation).settings
+        return {**item.cell_record(), **({"not_applied": ignored} if ignored else {})}
+
+    def method(self, item: WorkItem) -> Method:
+        """The method of a cell, bound to the exit heads of this model."""
+        method = get_method(item.cell.method.name).from_params(item.cell.method.params)
+        method.check(self.checkpoint.model.n_blocks)
+        return method.bound_to(self.checkpoint.model.exit_blocks)
+
+    def parts(self, item: WorkItem) -> Parts:
+        """The method of a cell, bound to this model and to what was fitted for it."""
+        return self.method(item).parts(self.checkpoint.model.n_blocks, self.fitted(item))
+
+    def fitted(self, item: WorkItem) -> Mapping[str, Tensor]:
+        """What the cell's method was fitted to; nothing for most."""
+        if item.cell.fit_cell_id is None:
+            return NOTHING_FITTED
+        path = self.file_of(item.cell.fit_cell_id, FITTED_FILE)
+        tensors: dict[str, Tensor] = load_file(path, device=str(self.checkpoint.model.device))
+        return tensors
+
+    def full_parts(self) -> Parts:
+        """Full depth on this model."""
+        return baseline_method()().parts(self.checkpoint.model.n_blocks)
+
+    def request(self, item: WorkItem, document: Document) -> Request:
+        """Prompt tokens and seed of a document."""
+        prompt = self.prompts(item.cell.generation)(get_task(item.cell.task.name).prompt(document))
+        return Request(prompt.ids, seed_for("decode", item.cell.seed, document.key))
+
+    def kinds(self, item: WorkItem, document: Document) -> list[str]:
+        """Kind of each target token of built-in data, end of sequence included; empty where it is not known."""
+        target = self.target_ids(item, document)
+        known = document.token_kinds
+        return [*known, "end"] if known and len(known) + 1 == len(target) else []
+
+    def target_ids(self, item: WorkItem, document: Document) -> list[int]:
+        """Tokens of the first reference."""
+        return list(self.tokenizer(get_task(item.cell.task.name).target(document))["input_ids"])
+
+    def answers(
+        self, item: WorkItem, documents: Sequence[Document], parts: Parts, on_progress: Progress
+    ) -> list[Answer]:
+        """Answer documents under the cell's settings, without lm-eval."""
+        task, lm = get_task(item.cell.task.name), self.lm(item, parts, on_progress)
+        lm.answer({document.key: task.prompt(document) for document in documents})
+        return [lm.answers[document.key] for document in documents]
+
+    def lm(self, item: WorkItem, parts: Parts, on_progress: Progress) -> EarlyExitLM:
+        """This model with a method, as lm-eval sees it."""
+        seed_of = functools.partial(seed_for, "decode", item.cell.seed)
+        prompts = self.prompts(item.cell.generation)
+        return EarlyExitLM(self.checkpoint, prompts, parts, item.cell.batch_size, seed_of, on_progress)
+
+    def file_of(self, cell_id: str, name: str) -> Path:
+        """A file of the latest attempt at another cell.
+
+        Raises:
+            Skip: That cell has not ended well, or its files are not what was written, or are no longer there.
+        """
+        status = attempt_status(self.inputs, cell_id)
+        if status is None or status.status != "ok":
+            found = "was never run" if status is None else f"ended as {status.status}"
+            raise Skip(f"needs cell {cell_id[:12]}, which {found}")
+        try:
+            freed = self._checked(status.path).freed
+        except SpoolError as error:
+            raise Skip(f"needs cell {cell_id[:12]}, which is damaged: {error}") from error
+        if name.removesuffix(".parquet") in freed:
+            raise Skip(f"needs {name} of cell {cell_id[:12]}, which `exitbench gc` removed; run that cell again")
+        return status.path / name
+
+
+def write_prompt_counts(session: Session, item: WorkItem, writer: AttemptWriter) -> None:
+    """Write how many documents were left out and how many prompts were cut, where any was.
+
+    `documents_shared` is of the whole split, before its limit; the others are of the documents asked.
+    """
+    found = [session.fitting(data, item.cell.generation) for data in (item.data, item.held_out) if data is not None]
+    dropped, truncated = sum(one.dropped for one in found), sum(one.truncated for one in found)
+    asked = dropped + sum(len(one.documents) for one in found)
+    shared = session.shared(item.data)
+    counts = {"documents_dropped": dropped, "prompts_truncated": truncated, "documents_shared": shared}
+    metrics = {name: Interval(n, None, None, None, asked) for name, n in counts.items() if n}
+    if metrics:
+        write_metrics(writer, with_role("data", metrics))
+
+
+def depth_interval(blocks: ArrayLike, tokens: ArrayLike, n_blocks: int, *, is_fixed: bool) -> Interval:
+    """Return the mean blocks of a token with its interval.
+
+    Args:
+        blocks: Blocks of all tokens of a document, [n].
+        tokens: Tokens of a document, [n].
+        n_blocks: Decoder blocks, L.
+        is_fixed: The method gives every token the same depth, whatever the documents: where it did, the mean is known
+            and has no interval.
+    """
+    found = bounded_ratio_interval(blocks, tokens, (1, n_blocks))
+    return Interval(found.value, None, None, None, found.n) if is_fixed and found.method == NONE_DIFFERS else found
+
+
+def with_role(role: str, metrics: Mapping[str, Interval]) -> dict[str, Metric]:
+    """Return metrics made here, by name, which are all about one thing (`results.schema.ROLES`)."""
+    return {name: Metric(METRIC_VERSION, role, interval) for name, interval in metrics.items()}
+
+
+def write_metrics(writer: AttemptWriter, metrics: Mapping[str, Metric]) -> None:
+    """Write metric rows: role, value, interval and how it was found."""
+    writer.write("metrics", metric_table(metrics))
+
+
+def answer_costs(
+    checkpoint: Checkpoint,
+    parts: Parts,
+    generations: Sequence[Generation],
+    prompt_lengths: Sequence[int],
+    first_token: FirstToken,
+) -> list[Cost]:
+    """Decode cost of each document; ``first_token`` as of its cell."""
+    return [
+        answer_cost(checkpoint.model, parts, *_work(checkpoint, generation, n_prompt, first_token))
+        for generation, n_prompt in zip(generations, prompt_lengths, strict=True)
+    ]
+
+
+def answer_costs_by_part(
+    checkpoint: Checkpoint,
+    parts: Parts,
+    generations: Sequence[Generation],
+    prompt_lengths: Sequence[int],
+    first_token: FirstToken,
+) -> list[dict[str, Cost]]:
+    """Decode cost of each document, by the part of the work; ``first_token`` as of its cell."""
+    return [
+        answer_parts(checkpoint.model, parts, *_work(checkpoint, generation, n_prompt, first_token))
+        for generation, n_prompt in zip(generations, prompt_lengths, strict=True)
+    ]
+
+
+def _work(checkpoint: Checkpoint, made: Generation, n_prompt: int, first_token: FirstToken) -> tuple[Any, ...]:
+    """What the cost of an answer depends on, in the order of `answer_cost`.
+
+    A first token read from the prompt's own pass is no step of decoding: only its read-out is.
+    """
+    positions = range(1, len(made.token_ids) + 1)
+    if checkpoint.kind == "seq2seq":
+        places = [TokenPlace(context=position, source=n_prompt) for position in positions]
+    else:  # the first token is chosen where the last one of the prompt is fed
+        places = [TokenPlace(context=n_prompt + position - 1, source=0) for position in positions]
+    first = 1 if first_token == "full" else 0
+    layers, rejected, wasted = made.exit_layers[first:], made.rejected[first:], made.wasted[first:]
+    return layers, made.head_rows, places[first:], rejected, wasted

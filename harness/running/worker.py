@@ -1,0 +1,167 @@
+"""The worker: loads one model and runs its cells, each into its own spool folder.
+
+Run by the executor in a process of its own (`worker_process`; by hand: ``exitbench _cell SPEC.json``); what it says is
+in `events`. A cell that fails is a row and the next one runs; only a dead process loses its current cell.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, Final
+
+import torch
+
+from exitbench.errors import UserError, no_room
+from exitbench.harness.cells.job import WorkerSpec, WorkItem
+from exitbench.harness.running.cell_lock import hold, holder, outcome
+from exitbench.harness.running.environment import environment_and_hardware
+from exitbench.harness.running.passes import PASSES, Session, Skip
+from exitbench.harness.running.passes.session import write_prompt_counts
+from exitbench.results.spool.attempts import AttemptWriter, status_of
+
+Emit = Callable[[dict[str, Any]], None]
+
+INTERRUPTED = 130
+"""Exit code after a signal that asks to end."""
+
+NO_ROOM = 74
+"""Exit code where the spool cannot be written: the disk is full (EX_IOERR of sysexits.h)."""
+
+_ROOM_BYTES: Final = 1 << 16
+"""What must fit into the spool for a disk not to be full."""
+
+
+def run(spec: WorkerSpec, emit: Emit) -> int:
+    """Run every cell of the specification.
+
+    Args:
+        spec: The model, its cells and where they go.
+        emit: Receives the events of `harness.events`.
+
+    Returns:
+        The exit code: 0, 130 after an interrupt, 74 if the spool cannot be written. A failed cell is not a failed
+        worker.
+
+    Raises:
+        UserError: The checkpoint cannot be read.
+    """
+    torch.set_num_threads(spec.threads)
+    work = _Work(spec, emit)
+    held: list[WorkItem] = []
+    try:
+        for item in spec.cells:
+            waits = {other.cell.cell_id for other in held} & set(item.cell.depends_on)
+            if waits or not work.end(item, wait=False):
+                held.append(item)
+        for item in held:
+            work.end(item, wait=True)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except _NoRoom:
+        return NO_ROOM
+    return 0
+
+
+class _NoRoom(Exception):
+    """The spool cannot be written, which has been said."""
+
+
+class _Work:
+    """The cells of a specification, one after the other; the model is loaded for the first that is to be run."""
+
+    def __init__(self, spec: WorkerSpec, emit: Emit) -> None:
+        self._spec, self._emit = spec, emit
+        self._env = environment_and_hardware(spec.threads)
+
+    @functools.cached_property
+    def _session(self) -> Session:
+        return Session(self._spec)
+
+    def end(self, item: WorkItem, *, wait: bool) -> bool:
+        """See to it that a cell has ended; False if another process holds it and `wait` is not asked for."""
+        spool, cell_id = self._spec.spool, item.cell.cell_id
+        try:
+            with hold(spool, cell_id, wait=False) as held:
+                if held:
+                    self._end(item)
+            if held or not wait:
+                return held
+            self._emit({"event": "wait", "cell": cell_id, "holder": holder(spool, cell_id)})
+            with hold(spool, cell_id, wait=True):
+                self._emit({"event": "held", "cell": cell_id})
+                self._end(item)
+            return True
+        except (OSError, UserError) as error:
+            if (cause := _no_room(error, spool)) is None:
+                raise
+            path, why = str(cause.filename or spool), str(cause.strerror)
+            print(f"{path}: {why}", file=sys.stderr)
+            self._emit({"event": "no_room", "cell": cell_id, "path": path, "why": why})
+            raise _NoRoom from error
+
+    def _end(self, item: WorkItem) -> None:
+        status = outcome(self._spec.spool, item) or self._run(item)
+        self._emit({"event": "end", "cell": item.cell.cell_id, "status": status})
+
+    def _run(self, item: WorkItem) -> str:
+        session, cell_id = self._session, item.cell.cell_id
+        self._emit({"event": "start", "cell": cell_id, "label": item.label, "documents": session.units(item)})
+        try:
+            return _attempt(session, item, self._env, self._emit)
+        except KeyboardInterrupt:
+            self._emit({"event": "end", "cell": cell_id, "status": "interrupted"})
+            raise
+
+
+def _attempt(session: Session, item: WorkItem, env: dict[str, Any], emit: Emit) -> str:
+    try:
+        with AttemptWriter(session.spool, session.cell_record(item), env) as writer:
+
+            def on_progress(done: int) -> None:
+                emit({"event": "progress", "cell": item.cell.cell_id, "done": done})
+                writer.progress(done, session.units(item))
+
+            try:
+                PASSES[item.cell.kind](session, item, writer, on_progress)
+                write_prompt_counts(session, item, writer)
+            except Skip as skip:
+                writer.finish("skipped", str(skip))
+                return "skipped"
+            except BaseException:
+                writer.log_path.write_text(traceback.format_exc(), encoding="utf-8")
+                raise
+            peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            writer.finish("ok", peak_rss_bytes=peak_rss_bytes)
+            return "ok"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a method raises costs its cell alone
+        if _no_room(error, session.spool) is not None:
+            raise
+        print(f"{item.label}: {type(error).__name__}: {error}", file=sys.stderr)
+        return status_of(error)
+
+
+def _no_room(error: BaseException, spool: Path) -> OSError | None:
+    """Return what the system said if an error came about because the spool cannot be written.
+
+    A method may fill another disk, or raise such an error itself.
+    """
+    cause = no_room(error)
+    if cause is None or (cause.filename is not None and Path(str(cause.filename)).is_relative_to(spool)):
+        return cause
+    try:
+        with TemporaryFile(dir=spool) as file:
+            file.write(bytes(_ROOM_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as failure:
+        return no_room(failure)
+    return None

@@ -1,0 +1,387 @@
+"""Two or more runs over the same documents, compared in quality, answers and speed."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from exitbench.errors import UserError
+from exitbench.results.analysis.selection import Run, Runs
+from exitbench.results.database.connection import Database
+from exitbench.results.statistics.intervals import (
+    SHARE,
+    Aggregate,
+    Floats,
+    Interval,
+    bounded_ratio_interval,
+    mean_interval,
+    product_interval,
+    ratio_interval,
+)
+from exitbench.results.statistics.paired import Difference, binary_difference, difference, holm
+
+Aggregates = Callable[[str, str], Aggregate]
+"""From a task and one of its metrics to how the metric adds up."""
+
+_SHOWN_KEYS: Final = 10
+# What quality may hang on besides the method: differences are told, since nothing says which of them made a delta.
+_SETTINGS: Final = ("batch_size", "dtype", "device", "generation", "seed", "random_weights")
+
+_RUNS: Final = """
+    SELECT
+        a.attempt_id, a.cell_id, a.ended_at, m.name AS model, m.weights_sha256, m.tokenizer_sha256, d.task,
+        d.label AS task_label, d.documents, d.metric_version, c.method, c.params, c.kv_policy, c.method_sha256,
+        c.identity ->> 'fit_cell_id' AS fit_cell_id, c.setting_id, c.full_depth_cell_id IS NULL AS is_full_depth,
+        c.batch_size, c.dtype, c.device, c.generation, c.seed, c.random_weights,
+        c.conformance ->> 'verdict' = 'conforms' AS conforms,
+        row_number() OVER (
+            PARTITION BY c.setting_id, c.method, c.params, c.kv_policy ORDER BY a.attempt_id DESC
+        ) = 1 AS newest
+    FROM attempt AS a
+    JOIN cell AS c USING (cell_id)
+    JOIN model_artifact AS m USING (model_id)
+    JOIN dataset_artifact AS d USING (data_id)
+    WHERE a.status = 'ok' AND c.kind = 'quality'
+"""
+_VERSIONS: Final = """
+    SELECT metric_version, max(scored_at) AS scored_at FROM sample_rescore WHERE attempt_id = ? GROUP BY metric_version
+"""
+_SAMPLES: Final = """
+    SELECT
+        s.doc_key, s.output_ids, s.n_output, coalesce(r.scores, s.scores) AS scores,
+        coalesce(r.statistics, s.statistics) AS statistics
+    FROM sample AS s
+    LEFT JOIN sample_rescore AS r
+        ON r.attempt_id = s.attempt_id AND r.doc_key = s.doc_key AND r.metric_version = $version
+    WHERE s.attempt_id = $attempt_id ORDER BY s.doc_key
+"""
+_TIMINGS: Final = """
+    SELECT a.attempt_id, a.comparable_id
+    FROM attempt AS a JOIN cell AS c USING (cell_id)
+    WHERE a.status = 'ok' AND c.kind = 'timing' AND c.setting_id = $setting_id AND c.method = $method
+        AND c.method_sha256 = $method_sha256 AND c.params::JSON = $params::JSON
+        AND c.kv_policy IS NOT DISTINCT FROM $kv_policy
+        AND (c.identity ->> 'fit_cell_id') IS NOT DISTINCT FROM $fit_cell_id
+    ORDER BY a.attempt_id DESC
+"""
+_TIMES: Final = """
+    SELECT
+        doc_key, sum(wall_ns) FILTER (arm = 'full')::DOUBLE AS full_ns,
+        sum(wall_ns) FILTER (arm <> 'full')::DOUBLE AS own_ns
+    FROM timing_sample WHERE attempt_id = ? AND phase = 'total' AND NOT twin GROUP BY doc_key ORDER BY doc_key
+"""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One quantity of run B against run A.
+
+    Attributes:
+        run_a: Name of run A.
+        run_b: Name of run B.
+        quantity: A metric of the task, or `equal_tokens`, `equal_answers`, `first_divergence`, `tokens_per_answer`,
+            `speedup`.
+        a: Value of A where it has one.
+        b: Value of B.
+        contrast: What the estimate is: `b - a`, `b / a`, or `share` and `median` of both together.
+        estimate: The contrast; None where `how` says why there is none.
+        low: Lower end of its paired 95% interval.
+        high: Upper end.
+        p: Two-sided p-value of no difference; metrics only.
+        p_holm: The same, adjusted by Holm for every metric of every run compared at once.
+        detectable: Smallest true difference that the test finds (5%, two-sided, 80% power); None where it finds none.
+        n: Documents.
+        how: How p was found, or why there is no estimate.
+    """
+
+    run_a: str
+    run_b: str
+    quantity: str
+    a: float | None = None
+    b: float | None = None
+    contrast: str = "b - a"
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    p_holm: float | None = None
+    detectable: float | None = None
+    n: int | None = None
+    how: str | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Contrasts of one or more runs B with run A, what to keep in mind, and names of runs that break a contract."""
+
+    contrasts: tuple[Contrast, ...]
+    warnings: tuple[str, ...]
+    broken: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """The answers of one run, in the order of document keys."""
+
+    keys: list[str]
+    output_ids: list[list[int]]
+    lengths: list[int]
+    scores: list[dict[str, float]]
+    statistics: list[dict[str, list[float]]]
+
+    def rows(self, metric: str) -> Floats:
+        """What the metric sums over documents: its statistics, or else its value alone, [n, S]."""
+        pairs = zip(self.statistics, self.scores, strict=True)
+        return np.array([own.get(metric, [values[metric]]) for own, values in pairs], dtype=np.float64)
+
+    def has_ids(self) -> bool:
+        """Whether the token ids are here: exports leave those of licensed data out."""
+        return [len(ids) for ids in self.output_ids] == self.lengths
+
+
+def compare(database: Database, name_a: str, name_b: str, aggregates: Aggregates) -> Comparison:
+    """Compare the run `name_a` with the run, or every other run, that `name_b` names (`results.selection`).
+
+    Args:
+        database: An open database.
+        name_a: Names one run.
+        name_b: Names one or more.
+        aggregates: How metrics add up.
+
+    Raises:
+        UserError: A name fits no run or too many, or runs are of different documents or of no common metric version.
+    """
+    return _Comparer(database, aggregates).compare(name_a, name_b)
+
+
+class _Comparer:
+    def __init__(self, database: Database, aggregates: Aggregates) -> None:
+        self._database, self._aggregates = database, aggregates
+
+    def compare(self, name_a: str, name_b: str) -> Comparison:
+        run_a = self._runs.find_one(name_a)
+        found = self._runs.find(name_b)
+        # A glob may match run A too; a run that is named alone is compared with itself if asked.
+        others = [run for run in found if run != run_a] or found
+        version = self._common_version([run_a, *others])
+        samples_a = self._samples(run_a, version)
+        contrasts: list[Contrast] = []
+        warnings: list[str] = []
+        for run_b in others:
+            samples_b = self._samples(run_b, version)
+            _require_same_documents(self._runs.name(run_a), samples_a, self._runs.name(run_b), samples_b)
+            warnings += self._warnings(run_a, run_b)
+            contrasts += self._contrasts(run_a, samples_a, run_b, samples_b)
+        broken = {self._runs.name(run) for run in (run_a, *others) if self._facts[run.attempt_id]["conforms"] is False}
+        return Comparison(tuple(_adjusted(contrasts)), tuple(dict.fromkeys(warnings)), frozenset(broken))
+
+    @cached_property
+    def _facts(self) -> dict[str, dict[str, Any]]:
+        """Everything known of every quality run, by attempt."""
+        return {row["attempt_id"]: row for row in self._database.query(_RUNS).to_pylist()}
+
+    @cached_property
+    def _runs(self) -> Runs:
+        runs = [
+            Run(
+                **{name: row[name] for name in ("attempt_id", "cell_id", "model", "task_label", "method", "newest")},
+                params=json.loads(row["params"]),
+                about=f"{row['documents']} documents, batch {row['batch_size']}, {row['dtype']}, seed {row['seed']}",
+            )
+            for row in self._facts.values()
+        ]
+        return Runs(runs, what="quality run")
+
+    def _common_version(self, runs: Sequence[Run]) -> str:
+        """The metric version that all runs are scored under; of several the one that run A was last scored under."""
+        versions = [self._versions(run) for run in runs]
+        common = [version for version in versions[0] if all(version in own for own in versions)]
+        if not common:
+            told = "\n".join(
+                f"  {self._runs.name(run)}: {'; '.join(own)}" for run, own in zip(runs, versions, strict=True)
+            )
+            raise UserError(
+                f"the runs are scored under different versions of the metrics:\n{told}\n"
+                "`exitbench rescore` scores stored outputs under the current version."
+            )
+        return common[-1]
+
+    def _versions(self, run: Run) -> list[str]:
+        """Metric versions of a run, in the order in which it was scored."""
+        facts = self._facts[run.attempt_id]
+        rescored = self._database.query(_VERSIONS, [run.attempt_id]).to_pylist()
+        scored = [(facts["ended_at"], facts["metric_version"])]
+        return [
+            version for _, version in sorted(scored + [(row["scored_at"], row["metric_version"]) for row in rescored])
+        ]
+
+    def _samples(self, run: Run, version: str) -> _Samples:
+        parameters = {"attempt_id": run.attempt_id, "version": version}
+        rows = self._database.query(_SAMPLES, parameters).to_pylist()
+        return _Samples(
+            keys=[row["doc_key"] for row in rows],
+            output_ids=[row["output_ids"] for row in rows],
+            lengths=[row["n_output"] for row in rows],
+            scores=[json.loads(row["scores"]) for row in rows],
+            statistics=[json.loads(row["statistics"]) for row in rows],
+        )
+
+    def _warnings(self, run_a: Run, run_b: Run) -> list[str]:
+        a, b, name_a, name_b = (
+            *(self._facts[run.attempt_id] for run in (run_a, run_b)),
+            self._runs.name(run_a),
+            self._runs.name(run_b),
+        )
+        told = [
+            f"{setting} differs: {a[setting]} ({name_a}) and {b[setting]} ({name_b})"
+            for setting in _SETTINGS
+            if a[setting] != b[setting]
+        ]
+        told += [
+            f"{name}: its method breaks its contract, so its numbers are not to be cited (`exitbench check` says why)"
+            for name, facts in ((name_a, a), (name_b, b))
+            if facts["conforms"] is False
+        ]
+        return told + [
+            f"{name}: random weights, so its quality means nothing"
+            for name, facts in ((name_a, a), (name_b, b))
+            if facts["random_weights"]
+        ]
+
+    def _contrasts(self, run_a: Run, a: _Samples, run_b: Run, b: _Samples) -> list[Contrast]:
+        blank = Contrast(self._runs.name(run_a), self._runs.name(run_b), "")
+        task, seed = self._facts[run_a.attempt_id]["task"], self._facts[run_a.attempt_id]["seed"]
+        rows = [
+            _of_metric(replace(blank, quantity=metric), _difference(a, b, metric, self._aggregates(task, metric), seed))
+            for metric in a.scores[0]
+        ]
+        return [*rows, *self._answers(blank, run_a, a, run_b, b, seed), self._speed(blank, run_a, run_b, seed)]
+
+    def _answers(self, blank: Contrast, run_a: Run, a: _Samples, run_b: Run, b: _Samples, seed: int) -> list[Contrast]:
+        """How far the answers are the same, token by token and as a whole, and how long they are."""
+        lengths_a, lengths_b, n = a.lengths, b.lengths, len(a.keys)
+        longer = ratio_interval(lengths_b, lengths_a, seed=seed)
+        length = replace(
+            _of_interval(replace(blank, quantity="tokens_per_answer", contrast="b / a"), longer),
+            a=sum(lengths_a) / n,
+            b=sum(lengths_b) / n,
+        )
+        why_not = "" if a.has_ids() and b.has_ids() else "token ids were left out of an export"
+        if len({self._facts[run.attempt_id]["tokenizer_sha256"] for run in (run_a, run_b)}) > 1:
+            why_not = "different tokenizers"
+        if why_not:
+            return [replace(blank, quantity="equal_tokens", contrast="share", how=why_not), length]
+        pairs = list(zip(a.output_ids, b.output_ids, strict=True))
+        equal = [sum(x == y for x, y in zip(first, second, strict=False)) for first, second in pairs]
+        parted = [_first_divergence(first, second) for first, second in pairs if first != second]
+        tokens = bounded_ratio_interval(equal, lengths_a)
+        same = mean_interval([first == second for first, second in pairs], SHARE)
+        return [
+            _of_interval(replace(blank, quantity="equal_tokens", contrast="share"), tokens),
+            _of_interval(replace(blank, quantity="equal_answers", contrast="share"), same),
+            replace(
+                blank,
+                quantity="first_divergence",
+                contrast="median",
+                estimate=float(np.median(parted)) if parted else None,
+                n=len(parted),
+                how=None if parted else "no answer differs",
+            ),
+            length,
+        ]
+
+    def _speed(self, blank: Contrast, run_a: Run, run_b: Run, seed: int) -> Contrast:
+        """How much faster B is than A, each against full depth in its own session, since sessions drift."""
+        blank = replace(blank, quantity="speedup", contrast="b / a")
+        facts = [self._facts[run.attempt_id] for run in (run_a, run_b)]
+        if facts[0]["setting_id"] != facts[1]["setting_id"]:
+            return replace(
+                blank, how="not comparable: model, data, generation, number format, device, batch or seed differ"
+            )
+        if facts[0]["is_full_depth"] and facts[1]["is_full_depth"]:
+            return replace(blank, how="both are full depth")
+        timings = [self._timings(own) for own in facts]
+        for name, own in ((blank.run_a, timings[0]), (blank.run_b, timings[1])):
+            if own == []:
+                return replace(blank, how=f"{name} was not timed")
+        pair = _latest_comparable(*timings)
+        if pair is None:
+            return replace(blank, how="not comparable: timed on different machines or with different software")
+        times = [None if attempt_id is None else self._times(attempt_id) for attempt_id in pair]
+        known = [own for own in times if own is not None]
+        keys = set(known[0])
+        if any(set(own) != keys for own in known):
+            return replace(blank, how="not comparable: different documents were timed")
+        # Full depth against itself is 1, and needs no session.
+        a, b = (np.array([own[key] if own else (1.0, 1.0) for key in sorted(keys)], dtype=np.float64) for own in times)
+        # A's speed-up below, B's above: (full B / B) / (full A / A).
+        interval = product_interval(np.concatenate([a, b], axis=1), (-1, 1, 1, -1), seed=seed)
+        speeds = [float(own[:, 0].sum() / own[:, 1].sum()) for own in (a, b)]
+        return replace(_of_interval(blank, interval), a=speeds[0], b=speeds[1])
+
+    def _timings(self, facts: dict[str, Any]) -> list[tuple[str, str]] | None:
+        """Timing attempts of a run's method and their comparable ids, latest first; None for full depth itself."""
+        if facts["is_full_depth"]:
+            return None
+        names = ("setting_id", "method", "method_sha256", "params", "kv_policy", "fit_cell_id")
+        rows = self._database.query(_TIMINGS, {name: facts[name] for name in names}).to_pylist()
+        return [(row["attempt_id"], row["comparable_id"]) for row in rows]
+
+    def _times(self, attempt_id: str) -> dict[str, tuple[float, float]]:
+        rows = self._database.query(_TIMES, [attempt_id]).to_pylist()
+        return {row["doc_key"]: (row["full_ns"], row["own_ns"]) for row in rows}
+
+
+def _latest_comparable(
+    a: list[tuple[str, str]] | None, b: list[tuple[str, str]] | None
+) -> tuple[str | None, str | None] | None:
+    """The latest attempts of two lists that may be compared; None beside either stands for full depth."""
+    if a is None or b is None:
+        return (a[0][0] if a else None), (b[0][0] if b else None)
+    pairs = [(x, y) for x, group in a for y, other in b if group == other]
+    return max(pairs, key=lambda pair: sorted(pair, reverse=True), default=None)
+
+
+def _difference(a: _Samples, b: _Samples, metric: str, aggregate: Aggregate, seed: int) -> Difference:
+    rows_a, rows_b = a.rows(metric), b.rows(metric)
+    plain = not any(metric in own for own in a.statistics)
+    if plain and set(np.unique([rows_a, rows_b])) <= {0.0, 100.0}:
+        return binary_difference(rows_a[:, 0], rows_b[:, 0])
+    return difference(rows_a, rows_b, aggregate, seed=seed)
+
+
+def _of_metric(blank: Contrast, found: Difference) -> Contrast:
+    return replace(
+        _of_interval(blank, found.delta), a=found.a, b=found.b, p=found.p, detectable=found.detectable, how=found.test
+    )
+
+
+def _of_interval(blank: Contrast, interval: Interval) -> Contrast:
+    return replace(blank, estimate=interval.value, low=interval.low, high=interval.high, n=interval.n)
+
+
+def _adjusted(contrasts: Sequence[Contrast]) -> list[Contrast]:
+    """Every p-value of the family with Holm's beside it."""
+    adjusted = iter(holm([contrast.p for contrast in contrasts if contrast.p is not None]))
+    return [contrast if contrast.p is None else replace(contrast, p_holm=next(adjusted)) for contrast in contrasts]
+
+
+def _first_divergence(first: Sequence[int], second: Sequence[int]) -> int:
+    """Position, from 1, of the first token that differs; right after the shorter answer if it begins the longer one."""
+    pairs = enumerate(zip(first, second, strict=False), start=1)
+    return next((position for position, (x, y) in pairs if x != y), min(len(first), len(second)) + 1)
+
+
+def _require_same_documents(name_a: str, a: _Samples, name_b: str, b: _Samples) -> None:
+    only_a, only_b = sorted(set(a.keys) - set(b.keys)), sorted(set(b.keys) - set(a.keys))
+    if not only_a and not only_b:
+        return
+    told = "".join(
+        f"\n  only in {name} ({len(keys)}): {', '.join(keys[:_SHOWN_KEYS])}{', ...' * (len(keys) > _SHOWN_KEYS)}"
+        for name, keys in ((name_a, only_a), (name_b, only_b))
+        if keys
+    )
+    raise UserError(f"the runs are not of the same documents, by key:{told}")

@@ -1,0 +1,174 @@
+"""What attempts have taken before, and what others will take by that: from the spool alone."""
+
+import json
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from exitbench.results.analysis.status import folder_bytes
+from exitbench.results.spool.attempts import Attempt, scan_spool
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a cell will take.
+
+    Attributes:
+        seconds: Wall time of the attempt; None where nothing like it was ever run.
+        size_bytes: Of its folder; likewise.
+        basis: In words, what the figures are from.
+    """
+
+    seconds: float | None
+    size_bytes: float | None
+    basis: str
+
+
+UNKNOWN = Estimate(None, None, "nothing like it was run")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What of a cell tells how long it takes.
+
+    Attributes:
+        kind: Of cell.
+        record: What a probe records of the inside of blocks; nothing for others.
+        shape: Kind of model, decoder blocks, parameters.
+        units: Documents, times the levels of a calibration or the rounds of a timing (`units`).
+    """
+
+    kind: str
+    record: tuple[str, ...]
+    method: str
+    weights_sha256: str
+    shape: tuple[str, int, int]
+    task: str
+    dtype: str
+    device: str
+    batch_size: int
+    units: int
+
+    @classmethod
+    def from_json(cls, cell: Mapping[str, Any]) -> "Ask":
+        """Read what counts from the content of cell.json."""
+        model, task = cell["model"], cell["task"]
+        timing, calibration, record = cell.get("timing"), cell.get("calibration"), cell.get("record")
+        return cls(
+            kind=cell["kind"],
+            record=tuple(record["what"]) if record else (),
+            method=cell["method"]["name"],
+            weights_sha256=model["weights_sha256"],
+            shape=(model["kind"], model["blocks"], model["parameters"]),
+            task=task["label"],
+            dtype=cell["dtype"],
+            device=cell["device"],
+            batch_size=cell["batch_size"],
+            units=units(
+                task["documents"],
+                levels=len(calibration["levels"]) if calibration else 0,
+                timed=(timing["documents"], timing["max_rounds"]) if timing else None,
+                recorded=record["documents"] if record else None,
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class _Rate:
+    """Of one earlier attempt, per unit of work."""
+
+    seconds: float
+    size_bytes: float
+
+
+_LEVELS = (
+    "same method, model and task",
+    "same method and model",
+    "same kind, model and task",
+    "same kind and size of model",
+    "same kind",
+    "same kind, other number format or batch size",
+)
+
+
+class History:
+    """Rates of the successful attempts in a spool, by how near they are to what is asked."""
+
+    def __init__(self, spool_root: Path) -> None:
+        """Read every finished attempt's cell.json and status.json.
+
+        Args:
+            spool_root: The spool; need not exist.
+        """
+        rates: dict[Hashable, list[_Rate]] = defaultdict(list)
+        for attempt in scan_spool(spool_root):
+            if attempt.finished and (found := _past(attempt)):
+                ask, rate = found
+                for key in _keys(ask):
+                    rates[key].append(rate)
+        self._rates: dict[Hashable, _Rate] = {
+            key: _Rate(median(rate.seconds for rate in own), median(rate.size_bytes for rate in own))
+            for key, own in rates.items()
+        }
+
+    def estimate(self, ask: Ask) -> Estimate:
+        """Return what a cell will take by the nearest earlier ones."""
+        for level, key in zip(_LEVELS, _keys(ask), strict=True):
+            if (rate := self._rates.get(key)) is not None:
+                return Estimate(rate.seconds * ask.units, rate.size_bytes * ask.units, level)
+        return UNKNOWN
+
+
+def total(estimates: Sequence[Estimate]) -> tuple[float, float, int]:
+    """Return the seconds and bytes that are known of some cells, and of how many nothing is."""
+    return (
+        sum(estimate.seconds or 0 for estimate in estimates),
+        sum(estimate.size_bytes or 0 for estimate in estimates),
+        sum(estimate.seconds is None for estimate in estimates),
+    )
+
+
+def units(documents: int, *, levels: int = 0, timed: tuple[int, int] | None = None, recorded: int | None = None) -> int:
+    """Return how much a cell does.
+
+    Args:
+        documents: Of its task.
+        levels: Of a calibration, each decoded on all documents, and the chosen one on others.
+        timed: Documents and rounds of a timing, at most.
+        recorded: Documents of which a probe records the inside of blocks, at most.
+    """
+    if timed is not None:
+        return min(documents, timed[0]) * timed[1]
+    if recorded is not None:
+        return min(documents, recorded)
+    return documents * (1 + levels)
+
+
+def _keys(ask: Ask) -> tuple[Hashable, ...]:
+    """One key a level, nearest first; what ran on another device tells nothing."""
+    shared = (ask.kind, ask.record, ask.dtype, ask.device, ask.batch_size)
+    return (
+        ("method task", *shared, ask.method, ask.weights_sha256, ask.task),
+        ("method", *shared, ask.method, ask.weights_sha256),
+        ("task", *shared, ask.weights_sha256, ask.task),
+        ("shape", *shared, ask.shape),
+        ("kind", *shared),
+        ("loosely", ask.kind, ask.record, ask.device),
+    )
+
+
+def _past(attempt: Attempt) -> tuple[Ask, _Rate] | None:
+    """What one attempt did and took; None if it did not end well, or cannot be read."""
+    try:
+        status = json.loads((attempt.path / "status.json").read_text(encoding="utf-8"))
+        if status["status"] != "ok":
+            return None
+        ask = Ask.from_json(json.loads((attempt.path / "cell.json").read_text(encoding="utf-8")))
+        took = datetime.fromisoformat(status["ended_at"]) - datetime.fromisoformat(status["started_at"])
+        return ask, _Rate(took.total_seconds() / ask.units, folder_bytes(attempt.path) / ask.units)
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        return None

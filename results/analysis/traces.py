@@ -1,0 +1,171 @@
+"""Answers token by token, and what the probe of full depth's own answer says about the same places.
+
+A probe ran over full depth's answer, so its signals belong to a token of another run only as long as the two answers
+begin alike (`shared_prefix`), and to the first token that differs.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from exitbench.results.analysis.selection import Run, Runs
+from exitbench.results.database.connection import Database
+
+_RUNS: Final = """
+    WITH ended AS (
+        SELECT
+            a.attempt_id, c.cell_id, c.kind, m.name AS model, m.blocks, m.tokenizer_sha256, d.task,
+            d.label AS task_label, d.documents, c.method, c.params, c.unused_params, c.kv_policy, c.seed, c.batch_size,
+            c.dtype, c.device, c.random_weights, c.setting_id, c.method_sha256,
+            c.identity ->> 'fit_cell_id' AS fit_cell_id, c.identity ->> 'probe_cell_id' AS probe_cell_id,
+            c.identity -> 'record' AS record,
+            coalesce(c.full_depth_cell_id, c.cell_id) AS full_depth_cell_id
+        FROM attempt AS a
+        JOIN cell AS c USING (cell_id)
+        JOIN model_artifact AS m USING (model_id)
+        JOIN dataset_artifact AS d USING (data_id)
+        WHERE a.status = 'ok' AND c.kind IN ('quality', 'probe', 'scores')
+    ),
+    latest AS (FROM ended QUALIFY row_number() OVER (PARTITION BY cell_id ORDER BY attempt_id DESC) = 1),
+    -- A probe that was asked to record more than the signals is a run of its own, of few documents.
+    probe AS (
+        FROM latest WHERE kind = 'probe' AND record IS NULL
+        QUALIFY row_number() OVER (PARTITION BY full_depth_cell_id ORDER BY attempt_id DESC) = 1
+    )
+    SELECT
+        q.* EXCLUDE (kind, setting_id, method_sha256, fit_cell_id, probe_cell_id, record, unused_params)
+            REPLACE (used_params(q.params, q.unused_params) AS params),
+        f.attempt_id AS full_attempt_id, p.attempt_id AS probe_attempt_id,
+        -- The gate was asked with those of the method's parameters that it depends on: a part of all.
+        (
+            SELECT max(s.attempt_id) FROM latest AS s
+            WHERE s.kind = 'scores' AND s.setting_id = q.setting_id AND s.method = q.method
+                AND s.method_sha256 = q.method_sha256 AND s.fit_cell_id IS NOT DISTINCT FROM q.fit_cell_id
+                AND s.probe_cell_id = p.cell_id AND json_contains(q.params, s.params)
+        ) AS scores_attempt_id,
+        row_number() OVER (
+            PARTITION BY q.setting_id, q.method, q.params, q.kv_policy ORDER BY q.attempt_id DESC
+        ) = 1 AS newest
+    FROM ended AS q
+    LEFT JOIN latest AS f ON f.cell_id = q.full_depth_cell_id
+    LEFT JOIN probe AS p ON p.full_depth_cell_id = q.full_depth_cell_id
+    WHERE q.kind = 'quality'
+    ORDER BY q.attempt_id
+"""
+_ANSWERS: Final = """
+    SELECT
+        s.attempt_id, s.doc_key, s.output_text, s.n_prompt, s.stop_reason, coalesce(r.scores, s.scores) AS scores,
+        s.n_output
+    FROM sample AS s
+    LEFT JOIN (
+        SELECT attempt_id, doc_key, arg_max(scores, scored_at) AS scores FROM sample_rescore
+        WHERE list_contains($attempts, attempt_id) GROUP BY ALL
+    ) AS r USING (attempt_id, doc_key)
+    WHERE list_contains($attempts, s.attempt_id) AND ($keys IS NULL OR list_contains($keys, s.doc_key))
+    ORDER BY s.attempt_id, s.doc_key
+"""
+# As joins, which DuckDB turns into filters of what it reads.
+_ONLY: Final = "attempt_id IN (SELECT unnest($attempts::VARCHAR[])) AND doc_key IN (SELECT unnest($keys::VARCHAR[]))"
+_TOKENS: Final = f"""
+    SELECT attempt_id, doc_key, position, token_id, exit_layer, score, reason FROM token_exit
+    WHERE {_ONLY} ORDER BY attempt_id, doc_key, position
+"""
+_PROBED: Final = f"""
+    SELECT
+        doc_key, position, token_id, full_token_id, gold_token_id, first_match, top1_id, top2_id, top3_id, rank_final,
+        p1, p2, p3, p_final
+    FROM probe_token WHERE {_ONLY} ORDER BY doc_key, position
+"""
+_SCORED: Final = f"SELECT doc_key, position, score FROM score_token WHERE {_ONLY} ORDER BY doc_key, position"
+
+
+@dataclass(frozen=True)
+class TracedRun:
+    """A quality run, and the attempts that say more about its tokens.
+
+    Attributes:
+        params: Every parameter of the method.
+        blocks: Decoder blocks, L.
+        documents: How many it answered.
+        full_depth_cell_id: Full depth on the same documents; equal for runs that can be laid side by side.
+        full_attempt_id: Its latest attempt; None where it has not run.
+        probe_attempt_id: Probe of full depth's answers; None where there is none.
+        scores_attempt_id: The method's own gate asked at every block of the probe; None where there is none.
+        newest: Whether no later run asks the same.
+    """
+
+    attempt_id: str
+    cell_id: str
+    model: str
+    task: str
+    task_label: str
+    method: str
+    params: Mapping[str, Any]
+    kv_policy: str | None
+    seed: int
+    batch_size: int
+    dtype: str
+    device: str
+    random_weights: bool
+    blocks: int
+    tokenizer_sha256: str
+    documents: int
+    full_depth_cell_id: str
+    full_attempt_id: str | None
+    probe_attempt_id: str | None
+    scores_attempt_id: str | None
+    newest: bool
+
+    @property
+    def is_full_depth(self) -> bool:
+        """Whether it is what the others are compared with."""
+        return self.cell_id == self.full_depth_cell_id
+
+
+def traced_runs(database: Database) -> list[TracedRun]:
+    """Return every quality run, in the order in which they ran."""
+    return [TracedRun(**{**row, "params": json.loads(row["params"])}) for row in database.query(_RUNS).to_pylist()]
+
+
+def named(runs: Sequence[TracedRun]) -> Runs:
+    """Return the same runs as things to choose from by id or glob."""
+    names = ("attempt_id", "cell_id", "model", "task_label", "method", "params", "newest")
+    return Runs(
+        [
+            Run(
+                **{name: getattr(run, name) for name in names},
+                about=f"{run.documents} documents, batch {run.batch_size}, {run.dtype}, seed {run.seed}",
+            )
+            for run in runs
+        ],
+        what="quality run",
+    )
+
+
+def answers(database: Database, attempts: Collection[str], keys: Collection[str] | None = None) -> pa.Table:
+    """Return a row for each answer: text, length of prompt and answer, why it ended, scores of the current version."""
+    return database.query(_ANSWERS, {"attempts": list(attempts), "keys": None if keys is None else list(keys)})
+
+
+def tokens(database: Database, attempts: Collection[str], keys: Collection[str]) -> pa.Table:
+    """Return a row for each token of those runs' answers, by attempt, document and position."""
+    return database.query(_TOKENS, {"attempts": list(attempts), "keys": list(keys)})
+
+
+def probed(database: Database, attempt_id: str | None, keys: Collection[str]) -> pa.Table:
+    """Return a row for each token of a probe, lists with an entry per block, by document and position."""
+    return database.query(_PROBED, {"attempts": [attempt_id], "keys": list(keys)})
+
+
+def scored(database: Database, attempt_id: str | None, keys: Collection[str]) -> pa.Table:
+    """Return the gate's score at every block (NaN: not asked), a row for each probed token, likewise ordered."""
+    return database.query(_SCORED, {"attempts": [attempt_id], "keys": list(keys)})
+
+
+def shared_prefix(answer: Sequence[int], reference: Sequence[int]) -> int:
+    """Return how many tokens two answers have in common from the first on."""
+    pairs = enumerate(zip(answer, reference, strict=False))
+    return next((place for place, (own, other) in pairs if own != other), min(len(answer), len(reference)))

@@ -1,0 +1,1 @@
+"""What lies beside attempts in the spool: trainings, vocabularies, rescores, tags."""

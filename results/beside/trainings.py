@@ -1,0 +1,115 @@
+"""Training records: how a model came about, kept in the spool beside the attempts.
+
+    <spool>/trainings/<weights_sha256>/{card.json, training_log.csv}
+
+A record is complete or absent. Both are those of the model's folder (`schema.TRAINING_LOG`; an empty block is the whole
+model).
+"""
+
+import io
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import pyarrow as pa
+import sqlalchemy as sa
+from pyarrow import csv
+from sqlalchemy.dialects.postgresql import insert
+
+from exitbench.results.database.catalogue import TRAINING_RUN
+from exitbench.results.database.trouble import is_trouble
+from exitbench.results.files.arrow import insert_rows
+from exitbench.results.files.atomic_folder import SpoolError, own_name, read_json
+from exitbench.results.files.regular import read_regular
+from exitbench.results.files.values import OBJECT, TEXT, Keys, first_fault
+from exitbench.results.spool.records import TRAINING, records
+from exitbench.results.spool.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE
+
+_LOG_BYTES: Final = 1 << 28
+"""A row takes about 30 bytes, and trainings log some hundred steps of each block."""
+_CARD_KEYS: Final[Keys] = {"": {"recipe": OBJECT}, "recipe": {"name": TEXT}}
+_LOG_COLUMNS = csv.ConvertOptions(column_types=TRAINING_LOG, include_columns=TRAINING_LOG.names)
+
+
+def record_training(spool_root: Path, weights_sha256: str, model_folder: Path) -> None:
+    """Copy card and log of a trained model into the spool; nothing to do if it has none, or they are there.
+
+    Args:
+        spool_root: The spool.
+        weights_sha256: Digest of the model's weights, as cells have it.
+        model_folder: The model's folder.
+    """
+    files = [model_folder / CARD_FILE, model_folder / TRAINING_LOG_FILE]
+    final = spool_root / TRAINING.folder / weights_sha256
+    if final.is_dir() or not all(path.is_file() for path in files):
+        return
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final.parent / own_name(f".{weights_sha256[:16]}")
+    partial.mkdir()
+    try:
+        for path in files:
+            shutil.copyfile(path, partial / path.name)
+        partial.rename(final)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        if not final.is_dir():  # else another process was faster
+            raise
+
+
+def load_trainings(engine: sa.Engine, spool_root: Path) -> list[str]:
+    """Add every record that the database does not have, each whole or not at all; return what is wrong with others."""
+    with engine.connect() as connection:
+        known = set(connection.execute(sa.select(TRAINING_RUN.c.weights_sha256)).scalars())
+    found, problems = records(spool_root, TRAINING)
+    for folder in found:
+        if folder.name not in known:
+            try:
+                _load(engine, folder)
+            except (SpoolError, duckdb.Error, sa.exc.StatementError) as error:
+                if is_trouble(error):
+                    raise
+                problems.append(f"{folder}: {error}")
+    return problems
+
+
+def check_trainings(spool_root: Path) -> list[str]:
+    """Return what is wrong with records."""
+    found, problems = records(spool_root, TRAINING)
+    for folder in found:
+        try:
+            read_training(folder)
+        except SpoolError as error:
+            problems.append(str(error))
+    return problems
+
+
+def read_training(folder: Path) -> tuple[dict[str, Any], pa.Table]:
+    """Return the card of a record and its log.
+
+    Raises:
+        SpoolError: They are not what a training writes; names the file.
+    """
+    card = read_json(folder / CARD_FILE)
+    if fault := first_fault(card, _CARD_KEYS):
+        raise SpoolError(f"{folder / CARD_FILE}: {fault}")
+    path = folder / TRAINING_LOG_FILE
+    try:
+        with io.BytesIO(read_regular(path, _LOG_BYTES)) as file:
+            log = csv.read_csv(file, convert_options=_LOG_COLUMNS)
+    except OSError as error:
+        raise SpoolError(f"{path}: {error.strerror or error}.") from error
+    except (pa.ArrowException, KeyError) as error:
+        raise SpoolError(f"{path}: cannot be read: {error}") from error
+    for field in TRAINING_LOG:
+        if log[field.name].null_count and not field.nullable:
+            raise SpoolError(f"{path}: column {field.name!r} has empty fields; none is allowed.")
+    return card, log
+
+
+def _load(engine: sa.Engine, folder: Path) -> None:
+    card, log = read_training(folder)
+    row = {"weights_sha256": folder.name, "recipe": card["recipe"]["name"], "card": card}
+    with engine.begin() as connection:
+        connection.execute(insert(TRAINING_RUN).values(row))
+        insert_rows(connection, "training_log", log, "weights_sha256", folder.name)

@@ -1,0 +1,1 @@
+"""The DuckDB database: connection, schema and migrations, views, access, foreign files read in a sandbox."""

@@ -1,0 +1,111 @@
+"""Answers to queries, batch by batch: no more of one is in memory than is being looked at."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from threading import Thread
+from typing import Any, Final, TypeVar
+
+import duckdb
+import pyarrow as pa
+
+from exitbench.errors import UserError
+from exitbench.results.database.connection import Database
+from exitbench.results.files.arrow import driver_connection
+
+Result = TypeVar("Result")
+
+BATCH_ROWS: Final = 10_000
+"""Rows that are fetched at a time."""
+
+_GRACE_S: Final = 2.0
+_POLL_S: Final = 0.02
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The rows of a query.
+
+    Attributes:
+        schema: Names and Arrow types of the columns; of columns with one name the second is NAME_1, and so on.
+        batches: The rows; can be gone through once.
+    """
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Go through the rows as Python values."""
+        for batch in self.batches:
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+@contextmanager
+def answer(database: Database, sql: str, parameters: Mapping[str, Any]) -> Iterator[Answer]:
+    """Run a query; its rows can be had until the context ends.
+
+    Args:
+        database: Where; open for reading.
+        sql: DuckDB SQL; `$name` stands for a parameter.
+        parameters: Their values.
+
+    Raises:
+        UserError: DuckDB does not accept the query, or fails at a row of it; carries DuckDB's message.
+        KeyboardInterrupt: At once, however long the query would have taken.
+    """
+    with database.engine.connect() as connection:
+        duck = driver_connection(connection)
+        reader = _run(duck, lambda: duck.sql(sql, params=dict(parameters)).to_arrow_reader(BATCH_ROWS))
+        try:
+            schema = pa.schema(map(pa.Field.with_name, reader.schema, _distinct(reader.schema.names)))
+            yield Answer(schema, _batches(duck, reader, schema))
+        finally:
+            reader.close()
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names that can be keys: what has a name already taken gets a number."""
+    distinct: list[str] = []
+    for name in names:
+        numbered = (f"{name}_{n}" for n in count(1))
+        distinct.append(name if name not in distinct else next(n for n in numbered if n not in {*names, *distinct}))
+    return distinct
+
+
+def _batches(
+    duck: duckdb.DuckDBPyConnection, reader: pa.RecordBatchReader, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    def following() -> pa.RecordBatch | None:
+        try:
+            return reader.read_next_batch()
+        except StopIteration:
+            return None
+
+    while (batch := _run(duck, following)) is not None:
+        yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def _run(duck: duckdb.DuckDBPyConnection, call: Callable[[], Result]) -> Result:
+    """Return what `call` returns. DuckDB does not look for signals, so it runs beside the thread that gets them."""
+    future: Future[Result] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    try:
+        Thread(target=work, daemon=True).start()
+        return future.result()
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        raise UserError(f"The query failed: {error}") from error
+    except KeyboardInterrupt:
+        deadline = time.monotonic() + _GRACE_S
+        while not future.done() and time.monotonic() < deadline:
+            duck.interrupt()  # again and again: before the query has begun there is nothing to interrupt
+            wait([future], _POLL_S)
+        raise

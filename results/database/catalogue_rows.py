@@ -1,0 +1,152 @@
+"""The catalogue's rows of checked attempts: what their cell.json, env.json, status.json and DONE say."""
+
+from collections.abc import Mapping, Sequence, Set
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from exitbench.results.database.catalogue import (
+    ATTEMPT,
+    ATTEMPT_FILE,
+    CELL,
+    DATASET_ARTIFACT,
+    ENVIRONMENT,
+    HARDWARE,
+    MODEL_ARTIFACT,
+)
+from exitbench.results.files.canonical import canonical_json, content_id
+from exitbench.results.spool.attempts import AttemptRecord
+
+# Of the identity, what says how one cell differs from another that does the same work. `probe_cell_ids` is how the
+# first version of identities said `probe_cell_id`.
+_NOT_SETTING: Final = (
+    "kind",
+    "method",
+    "kv_policy",
+    "timing",
+    "calibration",
+    "record",
+    "probe_cell_id",
+    "probe_cell_ids",
+    "scores_cell_id",
+    "fit_cell_id",
+)
+
+Row = dict[str, Any]
+
+
+def insert_catalogue(connection: sa.Connection, records: Sequence[AttemptRecord], stored: Set[str]) -> set[str]:
+    """Add attempts, their cells, and what of their artifacts is not stored.
+
+    Args:
+        connection: In a transaction.
+        records: The attempts, none of which is in the database.
+        stored: Ids of machines, models and data that are.
+
+    Returns:
+        The ids of all their artifacts.
+    """
+    artifacts: dict[str, tuple[sa.Table, Row]] = {}
+    cells: dict[str, Row] = {}
+    attempts, files = [], []
+    for record in records:
+        own, cell, attempt = _rows(record)
+        artifacts |= own
+        # The names of a cell are those of its latest attempt, in whatever order the attempts arrive.
+        if cell["cell_id"] not in cells or cells[cell["cell_id"]]["described_by"] < cell["described_by"]:
+            cells[cell["cell_id"]] = cell
+        attempts.append(attempt)
+        attempt_id = record.attempt.attempt_id
+        files += [{"attempt_id": attempt_id, "name": name, "sha256": value} for name, value in record.digests.items()]
+    for table in (ENVIRONMENT, HARDWARE, MODEL_ARTIFACT, DATASET_ARTIFACT):
+        if new := [row for key, (own_table, row) in artifacts.items() if own_table is table and key not in stored]:
+            connection.execute(insert(table).values(new).on_conflict_do_nothing())
+    _add_or_describe(connection, list(cells.values()))
+    connection.execute(ATTEMPT.insert().values(attempts))
+    connection.execute(ATTEMPT_FILE.insert().values(files))
+    return set(artifacts)
+
+
+def _rows(record: AttemptRecord) -> tuple[dict[str, tuple[sa.Table, Row]], Row, Row]:
+    """Return an attempt's artifacts by id, its cell and itself."""
+    environment, hardware = record.env["environment"], record.env["hardware"]
+    env_id, hw_id = content_id(environment), content_id(hardware)
+    model, data = _model_row(record.cell["model"]), _data_row(record.cell["task"])
+    artifacts = {
+        env_id: (ENVIRONMENT, {"env_id": env_id, **_columns_of(ENVIRONMENT, environment)}),
+        hw_id: (HARDWARE, {"hw_id": hw_id, **_columns_of(HARDWARE, hardware)}),
+        model["model_id"]: (MODEL_ARTIFACT, model),
+        data["data_id"]: (DATASET_ARTIFACT, data),
+    }
+    cell = _cell_row(record, model["model_id"], data["data_id"])
+    comparable_id = content_id({"setting": cell["setting_id"], "environment": env_id, "hardware": hw_id})
+    return artifacts, cell, _attempt_row(record, env_id, hw_id, comparable_id)
+
+
+def _add_or_describe(connection: sa.Connection, rows: Sequence[Row]) -> None:
+    statement = insert(CELL).values(list(rows))
+    renamed = {name: statement.excluded[name] for name in rows[0] if name != "cell_id"}
+    later = statement.excluded.described_by > CELL.c.described_by
+    connection.execute(statement.on_conflict_do_update(index_elements=["cell_id"], set_=renamed, where=later))
+
+
+def _columns_of(table: sa.Table, value: Mapping[str, Any]) -> dict[str, Any]:
+    return {column.name: value[column.name] for column in table.columns if column.name in value}
+
+
+def _model_row(model: Mapping[str, Any]) -> dict[str, Any]:
+    row = _columns_of(MODEL_ARTIFACT, model)
+    return {"model_id": content_id(row), **row}
+
+
+def _data_row(task: Mapping[str, Any]) -> dict[str, Any]:
+    source = task["source"]
+    row = {
+        **_columns_of(DATASET_ARTIFACT, task),
+        "task": task["name"],
+        "source": source if isinstance(source, str) else canonical_json(source),
+    }
+    return {"data_id": content_id(row), **row}
+
+
+def _cell_row(record: AttemptRecord, model_id: str, data_id: str) -> dict[str, Any]:
+    cell = record.cell
+    setting = {key: value for key, value in cell["identity"].items() if key not in _NOT_SETTING}
+    return {
+        **_columns_of(CELL, cell),
+        "method": cell["method"]["name"],
+        "method_sha256": cell["method"]["source_sha256"],
+        "params": cell["method"]["params"],
+        "method_distribution": cell["method"].get("distribution"),
+        "method_version": cell["method"].get("version"),
+        # What earlier versions did not say.
+        "seeds": cell.get("seeds"),
+        "conformance": cell.get("conformance"),
+        "not_applied": cell.get("not_applied"),
+        "cell_timeout_s": cell.get("cell_timeout_s"),
+        "unused_params": cell["method"].get("unused_params"),
+        "model_id": model_id,
+        "data_id": data_id,
+        "setting_id": content_id(setting),
+        "described_by": record.attempt.attempt_id,
+    }
+
+
+def _attempt_row(record: AttemptRecord, env_id: str, hw_id: str, comparable_id: str) -> dict[str, Any]:
+    return {
+        **_columns_of(ATTEMPT, record.status),
+        "attempt_id": record.attempt.attempt_id,
+        "cell_id": record.attempt.cell_id,
+        "started_at": _utc(record.status["started_at"]),
+        "ended_at": _utc(record.status["ended_at"]),
+        "env_id": env_id,
+        "hw_id": hw_id,
+        "comparable_id": comparable_id,
+        "spool_sha256": record.done_sha256,
+    }
+
+
+def _utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC).replace(tzinfo=None)

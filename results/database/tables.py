@@ -1,0 +1,222 @@
+"""The tables, views and macros that each schema has, as this version's migrations make them.
+
+Names of tables and columns in SQL come from here, never from a file: what others made may be called anything.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, NamedTuple
+
+import duckdb
+
+from exitbench.errors import UserError
+from exitbench.results.database import migrations
+
+_SHOWN: Final = 60
+_ROWS_PER_BYTE: Final = 100
+_FEW_ROWS: Final = 1_000_000
+_EXCLUDED: Final = re.compile(r"EXCLUDE \(([^()]*)\)")
+# Asked by their full names, and compared without a function: a macro of the database may be called like any.
+_OF: Final = "WHERE database_name = $database AND schema_name = 'main'"
+_TABLES: Final = f"SELECT table_name, estimated_size FROM system.main.duckdb_tables() {_OF}"
+_COLUMNS: Final = f"""
+    SELECT table_name, column_name, data_type, is_nullable, column_default, is_generated
+    FROM system.main.duckdb_columns() {_OF}
+"""
+_VIEWS: Final = f"SELECT view_name, sql FROM system.main.duckdb_views() {_OF}"
+_MACROS: Final = """
+    SELECT function_name, function_type, parameters, macro_definition FROM system.main.duckdb_functions()
+    WHERE database_name = $database AND NOT internal
+"""
+_TYPES: Final = "SELECT type_name FROM system.main.duckdb_types() WHERE database_name = $database AND NOT internal"
+_TRIGGERS: Final = "SELECT trigger_name FROM system.main.duckdb_triggers() WHERE database_name = $database"
+_STORAGE: Final = "SELECT tags FROM system.main.duckdb_databases() WHERE database_name = $database"
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        type: As DuckDB spells it.
+        nullable: Whether it may be NULL, and so be missing where rows come from.
+        default: Expression of its default; ours have none.
+        generated: Whether it is computed and not stored; ours are stored.
+    """
+
+    type: str
+    nullable: bool
+    default: str | None
+    generated: bool
+
+
+Columns = Mapping[str, Column]
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """What a database has of its own.
+
+    Attributes:
+        tables: Columns by name, in order, of every table of the schema `main`.
+        sizes: Rows of every table, as the file claims.
+        views: SQL of every view of the schema `main`, by name.
+        macros: Every macro: its name, type, parameters and definition.
+        types: Names of types.
+        triggers: Names of triggers.
+        storage: Version of DuckDB from which on the file can be read, such as v1.2.0.
+    """
+
+    tables: Mapping[str, Columns]
+    sizes: Mapping[str, int]
+    views: Mapping[str, str]
+    macros: frozenset[tuple[str, str, tuple[str, ...], str]]
+    types: frozenset[str]
+    triggers: frozenset[str]
+    storage: str
+
+
+def quoted(name: str) -> str:
+    """Return an identifier as SQL has it, whatever it consists of."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quoted_text(text: str) -> str:
+    """Return a text as SQL has it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def spelled(name: str) -> str:
+    """Return a name of somebody else's for a message: quoted, shortened, without control characters."""
+    return ascii(name if len(name) <= _SHOWN else f"{name[:_SHOWN]}...")
+
+
+def schema_version() -> int:
+    """Return the schema of this version."""
+    return len(migrations.migration_scripts())
+
+
+def tables_of(version: int) -> Mapping[str, Columns]:
+    """Return the columns of every table of a schema, by name."""
+    return _tables_of(tuple(migrations.migration_scripts()[:version]))
+
+
+def catalogue_with(views: str, storage: str) -> Catalogue:
+    """Return what a database of this version's schema has, with the views and macros of a script.
+
+    Args:
+        views: The script.
+        storage: The version of DuckDB that the database is stored for, on which the text of a stored view depends.
+    """
+    return _catalogue_with(tuple(migrations.migration_scripts()), views, storage)
+
+
+def read_catalogue(duck: duckdb.DuckDBPyConnection, database: str) -> Catalogue:
+    """Read what an attached database has; nothing in it is run.
+
+    Args:
+        duck: A connection.
+        database: The name that the database is attached by.
+    """
+
+    def rows(query: str) -> list[tuple[Any, ...]]:
+        return duck.execute(query, {"database": database}).fetchall()
+
+    sizes = dict(rows(_TABLES))
+    tables: dict[str, dict[str, Column]] = {name: {} for name in sizes}
+    for table, column, *about in rows(_COLUMNS):
+        if table in tables:  # else of a view
+            tables[table][column] = Column(*about)
+    macros = frozenset((name, kind, tuple(parameters), sql) for name, kind, parameters, sql in rows(_MACROS))
+    types, triggers = (frozenset(name for (name,) in rows(query)) for query in (_TYPES, _TRIGGERS))
+    ((tags,),) = rows(_STORAGE)
+    storage = tags.get("storage_version", "").removesuffix("+")
+    return Catalogue(
+        tables, sizes, {name: _sorted(sql) for name, sql in rows(_VIEWS)}, macros, types, triggers, storage
+    )
+
+
+def _sorted(sql: str) -> str:
+    """Text of a view, with sets of names in one order: DuckDB writes them in another each time it stores them."""
+    return _EXCLUDED.sub(lambda match: f"EXCLUDE ({', '.join(sorted(match[1].split(', ')))})", sql)
+
+
+def require_tables(found: Mapping[str, Columns], version: int, where: str) -> None:
+    """Check that every table of a schema is there and has its columns.
+
+    Raises:
+        UserError: One is missing or other than the migrations make it; names it.
+    """
+    for table, expected in tables_of(version).items():
+        if table not in found:
+            raise UserError(f"{where} is of schema {version} and has no table {table}.")
+        require_columns(found[table], expected, f"{where}: table {table}")
+
+
+def require_columns(found: Columns, expected: Columns, where: str) -> None:
+    """Check that the columns of a table are those that it should have.
+
+    Raises:
+        UserError: One is unknown, missing, of another type or computed; names it.
+    """
+    for name in found:
+        if name not in expected:
+            raise UserError(f"{where} has a column {spelled(name)}. Allowed: {', '.join(expected)}.")
+    for name, column in expected.items():
+        if name not in found:
+            raise UserError(f"{where} has no column {name}.")
+        if found[name].generated or found[name].default is not None:
+            raise UserError(f"{where}: column {name} has an expression; only stored values are read.")
+        if found[name].type != column.type:
+            raise UserError(f"{where}: column {name} is {spelled(found[name].type)}, not {column.type}.")
+
+
+def require_known(tables: Mapping[str, object], version: int, where: str) -> None:
+    """Check that there is no table but those of a schema.
+
+    Raises:
+        UserError: There is; names it.
+    """
+    known = tables_of(version)
+    for name in tables:
+        if name not in known:
+            raise UserError(
+                f"{where} has a table {spelled(name)}, which no database of schema {version} has. "
+                f"Allowed: {', '.join(sorted(known))}."
+            )
+
+
+def require_plausible(rows: int, size_bytes: int, where: str) -> None:
+    """Check that a file is not one that unpacks to more than anybody measured.
+
+    Raises:
+        UserError: It has more rows than a file of its size can have.
+    """
+    if rows > _FEW_ROWS + _ROWS_PER_BYTE * size_bytes:
+        raise UserError(f"{where} has {rows} rows in a file of {size_bytes} bytes. Allowed: {_ROWS_PER_BYTE} a byte.")
+
+
+@cache
+def _tables_of(scripts: tuple[str, ...]) -> Mapping[str, Columns]:
+    with duckdb.connect() as duck:
+        for script in scripts:
+            duck.execute(script)
+        return read_catalogue(duck, "memory").tables
+
+
+@cache
+def _catalogue_with(scripts: tuple[str, ...], views: str, storage: str) -> Catalogue:
+    with TemporaryDirectory(prefix="exitbench-") as folder:
+        path = quoted_text(str(Path(folder) / "expected.duckdb"))
+        with duckdb.connect() as duck:
+            duck.execute(f"ATTACH {path} AS expected (STORAGE_VERSION {quoted_text(storage)})")
+            duck.execute("USE expected; BEGIN")  # a commit takes longer than all of it
+            for script in (*scripts, views):
+                duck.execute(script)
+            duck.execute("COMMIT")
+        with duckdb.connect() as duck:
+            duck.execute(f"ATTACH {path} AS expected (READ_ONLY)")
+            return read_catalogue(duck, "expected")

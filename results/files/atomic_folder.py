@@ -1,0 +1,201 @@
+"""Folders that are complete or absent: written beside their place, sealed with the digest of every file, renamed."""
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from exitbench.errors import UserError
+from exitbench.results.files.regular import NotRegular, TooLarge, open_regular, read_regular
+
+SEAL: Final = "DONE"
+"""JSON of every other file's SHA-256, by name."""
+
+JSON_BYTES: Final = 32 << 20
+"""No JSON file here has more: the largest, pytest-benchmark's with every round's time, has a few MB."""
+
+
+class SpoolError(UserError):
+    """Something in the spool, or about to be written to it, is not what the contract says."""
+
+
+class DamagedFile(SpoolError):
+    """A file is not what was written; one that the device cannot read at the moment is none."""
+
+
+def write_sealed(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Write a folder with a seal; one that is there already (another process was faster) stays as it is.
+
+    Args:
+        folder: Its place; what is above it is created.
+        fill: Writes the files into an empty folder.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+
+    def fill_and_seal(partial: Path) -> None:
+        fill(partial)
+        write_json(partial / SEAL, {file.name: sha256(file) for file in sorted(partial.iterdir())})
+
+    if (folder / SEAL).is_file():
+        return
+    try:
+        _write_beside(folder, fill_and_seal)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not (folder / SEAL).is_file():
+            raise _cannot_write(folder, error) from error
+
+
+def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Write a folder, or nothing of it.
+
+    Args:
+        folder: Its place, empty so far; what is above it is created.
+        fill: Writes the files into an empty folder beside it, which is then renamed.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+    try:
+        _write_beside(folder, fill)
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+
+
+def own_name(stem: str) -> str:
+    """Return a name that no other process has, on this machine or another one that shares the folder.
+
+    It ends with the number of the process, by which `exitbench gc` sees that it is alive.
+    """
+    return f"{stem}-{secrets.token_hex(8)}-{os.getpid()}"
+
+
+def check_sealed(folder: Path, files: Collection[str]) -> None:
+    """Check every file of a sealed folder against its digest.
+
+    Args:
+        folder: The folder.
+        files: Names of the files that it has.
+
+    Raises:
+        DamagedFile: The seal lists others, or a file is missing or not what was written; names it.
+        SpoolError: A file cannot be read.
+    """
+    digests = read_digests(folder / SEAL)
+    if missing := sorted(set(files) - digests.keys()):
+        raise DamagedFile(f"{folder / SEAL}: does not list {', '.join(missing)}.")
+    if others := sorted(digests.keys() - set(files)):
+        raise DamagedFile(f"{folder / SEAL}: lists {others[0]!r}; allowed: {', '.join(files)}.")
+    for name, digest in digests.items():
+        check_digest(folder / name, digest)
+
+
+def read_digests(path: Path) -> dict[str, str]:
+    """Return the SHA-256 of files by name, as a seal has them.
+
+    Raises:
+        DamagedFile: As `read_json`, or a value is no digest.
+        SpoolError: As `read_json`.
+    """
+    digests = read_json(path)
+    for name, digest in digests.items():
+        if not isinstance(digest, str):
+            raise DamagedFile(f"{path}: the SHA-256 of {name!r} is not text.")
+    return digests
+
+
+def check_digest(path: Path, digest: str) -> None:
+    """Check one file.
+
+    Raises:
+        DamagedFile: It is missing, no regular file or not what was written; names it.
+        SpoolError: It cannot be read.
+    """
+    with _explained(path):
+        found = sha256(path)
+    if found != digest:
+        raise DamagedFile(f"{path}: is not what was written (its SHA-256 differs from the one in {SEAL}).")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object of a JSON file of at most `JSON_BYTES`.
+
+    Raises:
+        DamagedFile: It is missing, no regular file, too large, or not a JSON object of text that is UTF-8.
+        SpoolError: It cannot be read.
+    """
+    with _explained(path):
+        content = read_regular(path, JSON_BYTES)
+    try:
+        value = json.loads(content.decode("utf-8"))
+        if b"\\u" in content:  # half of a surrogate pair is no text
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except ValueError as error:  # or an integer of thousands of digits
+        raise DamagedFile(f"{path}: is not JSON: {error}") from error
+    except RecursionError as error:
+        raise DamagedFile(f"{path}: is not JSON: nested too deeply.") from error
+    except MemoryError as error:
+        raise SpoolError(f"{path}: cannot be read: out of memory.") from error
+    if not isinstance(value, dict):
+        raise DamagedFile(f"{path}: is not a JSON object.")
+    return value
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file."""
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a regular file in hexadecimal digits.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Put an error of reading a file into words; one of the device is no damage."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DamagedFile(f"{path}: is missing.") from error
+    except (NotRegular, TooLarge) as error:
+        raise DamagedFile(f"{path}: {error.strerror}.") from error
+    except OSError as error:
+        raise SpoolError(f"{path}: cannot be read: {error.strerror}.") from error
+
+
+def _write_beside(folder: Path, fill: Callable[[Path], None]) -> None:
+    partial = folder.parent / own_name(f".{folder.name[:32]}")
+    try:
+        partial.mkdir(parents=True)
+        fill(partial)
+        _to_disk(partial)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _cannot_write(folder: Path, error: OSError) -> UserError:
+    return UserError(f"{folder}: cannot be written: {error.strerror or error}.")
+
+
+def _to_disk(folder: Path) -> None:
+    """Let no power cut leave a sealed folder with files that are not there."""
+    for path in (*folder.rglob("*"), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

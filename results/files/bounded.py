@@ -1,0 +1,139 @@
+"""Parquet files of others, read no further than a file of their size can hold.
+
+A few bytes of Parquet can claim 10^12 rows, or repeat one long text in every row. What is written here is not packed
+that tightly: the rows of a table differ.
+"""
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from exitbench.results.files.atomic_folder import DamagedFile, SpoolError
+from exitbench.results.files.regular import NotRegular, open_regular
+
+ROWS_PER_BYTE: Final = 64
+"""More rows do not fit into a byte: each has a key that no other row has, and most take 10 bytes and more."""
+BATCH_ROWS: Final = 4096
+BATCH_BYTES: Final = 1 << 30
+"""As many rows of the widest table (a probe of 100 blocks: 6 kB a row) take 25 MB."""
+TABLE_BYTES: Final = 4 << 30
+"""A record that is read at one go is a vocabulary (some MB) or the scores of a run's documents."""
+
+
+def read_table(path: Path, schema: pa.Schema) -> pa.Table:
+    """Return the rows of a Parquet file in the schema's types.
+
+    Raises:
+        DamagedFile: As `check_table`, or it has more than `TABLE_BYTES`.
+        SpoolError: It cannot be read.
+    """
+    tables, size = [], 0
+    for batch, n_bytes in _batches(path, schema):
+        size += n_bytes
+        if size > TABLE_BYTES:
+            raise DamagedFile(f"{path}: its rows take more than {TABLE_BYTES} bytes.")
+        tables.append(_cast(path, batch, schema))
+    return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def check_table(path: Path, schema: pa.Schema) -> None:
+    """Read a Parquet file, and forget it.
+
+    Args:
+        path: The file.
+        schema: The columns that it may have; those that may be null may be missing.
+
+    Raises:
+        DamagedFile: It is no Parquet, has other columns, nulls where none may be, or more rows or bytes than a file
+            of its size can hold.
+        SpoolError: It cannot be read.
+    """
+    for _ in _batches(path, schema):
+        pass
+
+
+def _batches(path: Path, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Yield the rows in batches, texts still as a dictionary, and how many bytes each takes in full."""
+    try:
+        # Not by its path: what was looked at is what is read.
+        with open_regular(path) as opened:
+            metadata = pq.read_metadata(opened)
+            _check_claims(path, os.fstat(opened.fileno()).st_size, metadata)
+            names = set(metadata.schema.to_arrow_schema().names)
+            texts = [field.name for field in schema if pa.types.is_string(field.type) and field.name in names]
+            file = pq.ParquetFile(opened, metadata=metadata, read_dictionary=texts)
+            _check_columns(path, file.schema_arrow, schema)
+            for batch in file.iter_batches(BATCH_ROWS):
+                n_bytes = sum(map(_full_bytes, batch.columns))
+                if n_bytes > BATCH_BYTES:
+                    raise DamagedFile(f"{path}: {BATCH_ROWS} of its rows take more than {BATCH_BYTES} bytes.")
+                _check_nulls(path, batch, schema)
+                yield batch, n_bytes
+    except FileNotFoundError as error:
+        raise DamagedFile(f"{path}: is missing.") from error
+    except NotRegular as error:
+        raise DamagedFile(f"{path}: {error.strerror}.") from error
+    except MemoryError as error:
+        raise SpoolError(f"{path}: cannot be read: out of memory.") from error
+    except (OSError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise SpoolError(f"{path}: cannot be read: {error.strerror}.") from error
+        raise DamagedFile(f"{path}: cannot be read as Parquet: {error}") from error
+
+
+def _check_claims(path: Path, size: int, metadata: pq.FileMetaData) -> None:
+    """Refuse counts that no file of this size has, before anything is read by them."""
+    allowed = ROWS_PER_BYTE * size
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    values = (
+        group.column(number).num_values for group, number in itertools.product(groups, range(metadata.num_columns))
+    )
+    counts = (metadata.num_rows, *(group.num_rows for group in groups), *values)
+    if wrong := next((count for count in counts if not 0 <= count <= allowed), None):
+        raise DamagedFile(f"{path}: claims {wrong} rows or values; its size allows {allowed}.")
+    if metadata.num_rows != sum(group.num_rows for group in groups):
+        raise DamagedFile(f"{path}: claims {metadata.num_rows} rows, its row groups another number.")
+
+
+def _check_columns(path: Path, found: pa.Schema, schema: pa.Schema) -> None:
+    if len(set(found.names)) != len(found.names):
+        raise DamagedFile(f"{path}: has a column twice.")
+    for field in found:
+        if field.name not in schema.names:
+            raise DamagedFile(f"{path}: has a column {field.name!r}; allowed: {', '.join(schema.names)}.")
+        expected = schema.field(field.name).type
+        inner = field.type.value_type if pa.types.is_list(field.type) and pa.types.is_list(expected) else field.type
+        # Texts arrive as dictionaries.
+        if pa.types.is_nested(inner) or pa.types.is_dictionary(inner) != pa.types.is_string(expected):
+            raise DamagedFile(f"{path}: column {field.name!r} is {str(field.type)[:80]}, not {expected}.")
+    for field in schema:
+        if field.name not in found.names and not field.nullable:
+            raise DamagedFile(f"{path}: has no column {field.name!r}.")
+
+
+def _check_nulls(path: Path, batch: pa.RecordBatch, schema: pa.Schema) -> None:
+    for name in batch.schema.names:
+        if batch[name].null_count and not schema.field(name).nullable:
+            raise DamagedFile(f"{path}: column {name!r} has nulls; none is allowed.")
+
+
+def _full_bytes(column: pa.Array) -> int:
+    """Bytes of a column, the texts of a dictionary counted as often as they are there."""
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    lengths = pc.take(pc.binary_length(column.dictionary), column.indices)
+    return int(pc.sum(lengths.cast(pa.int64()), min_count=0).as_py())
+
+
+def _cast(path: Path, batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
+    columns = [
+        batch[field.name].cast(field.type) if field.name in batch.schema.names else pa.nulls(len(batch), field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)

@@ -1,0 +1,291 @@
+"""From checked spool folders to rows: JSON through the catalogue's tables, Parquet by DuckDB's own reader."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import duckdb
+import sqlalchemy as sa
+
+from exitbench.errors import UserError
+from exitbench.results.beside.rescores import load_rescores
+from exitbench.results.beside.tags import load_tags
+from exitbench.results.beside.trainings import load_trainings
+from exitbench.results.beside.vocabularies import load_vocabularies
+from exitbench.results.database.catalogue import ATTEMPT
+from exitbench.results.database.catalogue_rows import insert_catalogue
+from exitbench.results.database.earlier import complete
+from exitbench.results.database.trouble import driver_error, is_damage, is_trouble
+from exitbench.results.files.arrow import driver_connection, parquet_path
+from exitbench.results.files.atomic_folder import DamagedFile, SpoolError
+from exitbench.results.files.bounded import check_table
+from exitbench.results.ingest.imports import load_imports
+from exitbench.results.spool.attempts import (
+    Attempt,
+    AttemptRecord,
+    links_in,
+    quarantine,
+    read_attempt,
+    scan_spool,
+)
+from exitbench.results.spool.records import linked
+from exitbench.results.spool.schema import TABLES
+from exitbench.results.statistics.stability import FILL_SQL
+
+DATABASE_TABLE: Final = {
+    "samples": "sample",
+    "tokens": "token_exit",
+    "probe": "probe_token",
+    "sublayers": "sublayer_token",
+    "layer_pairs": "layer_pair",
+    "scores": "score_token",
+    "fit_curve": "fit_curve",
+    "calibration": "calibration_step",
+    "metrics": "metric",
+    "timings": "timing_sample",
+    "device": "device_sample",
+}
+
+
+_GROUP_ATTEMPTS: Final = 100
+_GROUP_BYTES: Final = 64_000_000
+"""Attempts share a transaction up to so many, or so many bytes: a commit costs as much as the rows of a small one.
+
+Who waits for the database waits for a group."""
+
+_READERS: Final = 2
+
+
+@dataclass(frozen=True)
+class IngestReport:
+    """What became of the attempts in a spool.
+
+    Attributes:
+        added: Attempts whose rows were added now.
+        skipped: Attempts that the database already had.
+        unfinished: Attempts without DONE: running, or killed.
+        quarantined: One message per attempt or training record that was left out because its files are not what they
+            should be.
+    """
+
+    added: int
+    skipped: int
+    unfinished: int
+    quarantined: tuple[str, ...]
+
+
+@dataclass
+class SpoolLoader:
+    """Adds to a database what it does not have of a spool, in as many turns as are given.
+
+    The spool is listed once, in the beginning; every turn asks anew what the database has.
+
+    Attributes:
+        spool_root: The spool.
+        progress: Called with (attempts seen, attempts in the spool) as they are added.
+        report: What became of the attempts seen so far.
+        done: Whether all have been seen.
+    """
+
+    spool_root: Path
+    progress: Callable[[int, int], None] | None = None
+    report: IngestReport = field(init=False, default=IngestReport(0, 0, 0, ()))
+    done: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self._attempts = sorted(scan_spool(self.spool_root), key=lambda attempt: attempt.attempt_id)
+        self._seen = 0
+        self._pool = ThreadPoolExecutor(_READERS)
+        self._checks: dict[Attempt, Future[AttemptRecord | SpoolError]] = {}
+
+    def load(self, engine: sa.Engine, until: Callable[[], bool] = lambda: False) -> None:
+        """Add what is missing, a group of attempts at a time, until everything is seen or ``until`` says so.
+
+        Args:
+            engine: An open, writable, up-to-date database.
+            until: Asked after each group.
+
+        Raises:
+            UserError: The database cannot take more (the disk is full, say); what was added before stays.
+        """
+        with engine.connect() as connection:
+            known = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
+        if self._seen == 0:
+            beside = (*load_trainings(engine, self.spool_root), *load_vocabularies(engine, self.spool_root))
+            links = (linked(link) for link in links_in(self.spool_root))
+            self._count(quarantined=(*beside, *links))
+        artifacts: set[str] = set()
+        for group, checked in self._checked_groups(known):
+            problems = _load_group(engine, checked, artifacts)
+            self._seen += len(group)
+            self._count(
+                added=len(checked) - len(problems),
+                skipped=sum(attempt.attempt_id in known for attempt in group),
+                unfinished=sum(not attempt.finished and attempt.attempt_id not in known for attempt in group),
+                quarantined=tuple(_set_aside(self.spool_root, *problem) for problem in problems),
+            )
+            if self.progress:
+                self.progress(self._seen, len(self._attempts))
+            if until():
+                break
+        self.done = self._seen == len(self._attempts)
+        if self.done:
+            self._pool.shutdown()
+            added, left_out = load_imports(engine, self.spool_root)
+            derived = (*load_rescores(engine, self.spool_root), *load_tags(engine, self.spool_root))
+            self._count(added=added, quarantined=(*left_out, *derived))
+
+    def _checked_groups(
+        self, known: Set[str]
+    ) -> Iterator[tuple[list[Attempt], dict[Attempt, "Future[AttemptRecord | SpoolError]"]]]:
+        """Yield each group, and the checks of its fresh attempts, which go on while the group before is added.
+
+        Those of the group after go on between turns, while others have the database.
+        """
+        before: tuple[list[Attempt], dict[Attempt, Future[AttemptRecord | SpoolError]]] | None = None
+        for group in self._groups(known):
+            fresh = [attempt for attempt in group if attempt.finished and attempt.attempt_id not in known]
+            checks = {attempt: self._checks.get(attempt) or self._pool.submit(_read, attempt) for attempt in fresh}
+            self._checks = checks
+            if before is not None:
+                yield before
+            before = group, checks
+        if before is not None:
+            yield before
+
+    def _groups(self, known: Set[str]) -> Iterator[list[Attempt]]:
+        """Yield the attempts not yet seen, with the fresh ones of a group small enough for one transaction."""
+        group: list[Attempt] = []
+        fresh, n_bytes = 0, 0
+        for attempt in self._attempts[self._seen :]:
+            group.append(attempt)
+            if attempt.finished and attempt.attempt_id not in known:
+                fresh, n_bytes = fresh + 1, n_bytes + _parquet_bytes(attempt.path)
+            if fresh >= _GROUP_ATTEMPTS or n_bytes >= _GROUP_BYTES:
+                yield group
+                group, fresh, n_bytes = [], 0, 0
+        if group:
+            yield group
+
+    def _count(self, added: int = 0, skipped: int = 0, unfinished: int = 0, quarantined: tuple[str, ...] = ()) -> None:
+        known = self.report
+        self.report = IngestReport(
+            known.added + added,
+            known.skipped + skipped,
+            known.unfinished + unfinished,
+            known.quarantined + quarantined,
+        )
+
+
+def load_spool(engine: sa.Engine, spool_root: Path, progress: Callable[[int, int], None] | None = None) -> IngestReport:
+    """Add everything finished that the database does not have, at one go (see `SpoolLoader`)."""
+    loader = SpoolLoader(spool_root, progress)
+    loader.load(engine)
+    return loader.report
+
+
+def _parquet_bytes(path: Path) -> int:
+    return sum(file.lstat().st_size for file in path.glob("*.parquet"))
+
+
+def _set_aside(spool_root: Path, attempt: Attempt, problem: Exception) -> str:
+    """Return what is wrong with an attempt; a damaged one leaves the way, so that its cell is run again."""
+    if not isinstance(problem, DamagedFile):
+        return str(problem)
+    return f"{problem} Moved to {quarantine(spool_root, attempt, str(problem))}; its cell will be run again."
+
+
+Problem = tuple[Attempt, SpoolError]
+
+
+def _load_group(
+    engine: sa.Engine, checked: Mapping[Attempt, "Future[AttemptRecord | SpoolError]"], artifacts: set[str]
+) -> list[Problem]:
+    """Add attempts in one transaction; if one of them does not fit, each in its own, and nothing of that one.
+
+    `artifacts` are ids of machines, models and data known to be stored; it grows with those of these attempts.
+    """
+    reads = {attempt: check.result() for attempt, check in checked.items()}
+    problems = [(attempt, read) for attempt, read in reads.items() if isinstance(read, SpoolError)]
+    records = [read for read in reads.values() if isinstance(read, AttemptRecord)]
+    if records and _load_records(engine, records, artifacts) is not None:
+        for record in records:
+            problem = _load_records(engine, [record], artifacts)
+            if problem is not None:
+                problems.append((record.attempt, problem))
+    return problems
+
+
+def _read(attempt: Attempt) -> AttemptRecord | SpoolError:
+    try:
+        return read_attempt(attempt.path)
+    except SpoolError as error:
+        return error
+
+
+def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts: set[str]) -> SpoolError | None:
+    """Add checked attempts, or nothing of them; return what is wrong with one of them, if anything is."""
+    where = records[-1].attempt.path  # a wrong one is found when it is alone
+    try:
+        with engine.begin() as connection:
+            ids = insert_catalogue(connection, records, artifacts)
+            # A failed attempt's traces are incomplete: they stay in the spool, for whoever looks into the failure.
+            successes = [record for record in records if record.status["status"] == "ok"]
+            for table in TABLES:
+                _insert_files(connection, table, [record for record in successes if table in record.tables])
+            complete(connection, [record.attempt.attempt_id for record in successes])
+    except (duckdb.Error, sa.exc.StatementError, KeyError, TypeError, ValueError) as error:
+        cause = driver_error(error)
+        if is_trouble(cause):
+            if (fault := _fault(records)) is not None:
+                return fault  # the trouble was a file's own
+            if is_damage(cause):
+                raise
+            raise _full(cause) from error
+        if isinstance(error, duckdb.Error):
+            return SpoolError(f"{where}: does not fit the database: {cause}")
+        return SpoolError(f"{where}: cell.json, env.json or status.json has a value of the wrong kind: {cause}")
+    artifacts |= ids
+    return None
+
+
+def _fault(records: Sequence[AttemptRecord]) -> SpoolError | None:
+    """Return what is wrong with the tables of attempts; None if they can be read."""
+    try:
+        for record in records:
+            for table in record.tables:
+                check_table(record.attempt.path / f"{table}.parquet", TABLES[table])
+    except SpoolError as error:
+        return error
+    return None
+
+
+def _full(error: BaseException) -> UserError:
+    return UserError(
+        f"The database cannot take the results: {error}\nNothing is lost: they are in the spool, and the next run or "
+        "`exitbench db rebuild` adds them."
+    )
+
+
+def _insert_files(connection: sa.Connection, table: str, records: Sequence[AttemptRecord]) -> None:
+    """Add the rows of one table of several attempts; the attempt of a file is the name of its folder."""
+    if not records:
+        return
+    more = ""
+    if table == "metrics":  # in the order they were written
+        ended_at = "(SELECT ended_at FROM attempt WHERE attempt.attempt_id = string_split(filename, '/')[-2])"
+        more = f", file_row_number AS ordinal, {ended_at} AS scored_at"
+    files = [parquet_path(record.attempt.path / f"{table}.parquet") for record in records]
+    driver_connection(connection).execute(
+        f"""
+        INSERT INTO {DATABASE_TABLE[table]} BY NAME
+        SELECT string_split(filename, '/')[-2] AS attempt_id, * EXCLUDE (filename, file_row_number) {more}
+        FROM read_parquet($1, filename=true, file_row_number=true, union_by_name=true, hive_partitioning=false)
+        """,
+        [files],
+    )
+    if table == "probe":
+        ids = [record.attempt.attempt_id for record in records]
+        driver_connection(connection).execute(FILL_SQL, [ids])

@@ -1,0 +1,178 @@
+"""The manifest of a snapshot, and whether its files are what it says: asked before a row is read.
+
+Snapshots come from others. A name of theirs is never part of a path or of SQL before it is known to be one of ours, no
+link is followed, and a file is measured before it is opened.
+"""
+
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import duckdb
+
+from exitbench.errors import UserError
+from exitbench.results.database.sandbox import sandbox
+from exitbench.results.database.tables import (
+    Column,
+    quoted_text,
+    require_columns,
+    require_known,
+    require_plausible,
+    schema_version,
+    spelled,
+    tables_of,
+)
+from exitbench.results.files.arrow import parquet_path
+from exitbench.results.files.atomic_folder import check_digest, read_json
+
+MANIFEST: Final = "manifest.json"
+FORMAT: Final = "exitbench-snapshot-1"
+OF_EVERY_DATABASE: Final = ("schema_version", "view_source", "published_source", "published_result")
+"""Tables that no database has from another."""
+_LARGEST_BYTES: Final = 1_000_000
+_SHOWN: Final = 200
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a snapshot says of itself.
+
+    Attributes:
+        schema_version: Schema of the database that it is of.
+        tables: Digest of every table's file.
+        rows: Rows of every table.
+        texts_left_out_of: Labels of the data sets whose texts it does not have. If there is one, no token is spelled.
+    """
+
+    schema_version: int
+    tables: dict[str, str]
+    rows: dict[str, int]
+    texts_left_out_of: tuple[str, ...]
+
+    @classmethod
+    def claimed(cls, folder: Path) -> "Manifest":
+        """Read the manifest of a snapshot; of the tables' files only that they are files.
+
+        Raises:
+            UserError: It is not a snapshot that this version can read, or a table is unknown, missing or no file.
+        """
+        path = folder / MANIFEST
+        if _size_of(path) > _LARGEST_BYTES:
+            raise UserError(f"{path}: is larger than {_LARGEST_BYTES} bytes, which no manifest is.")
+        told = read_json(path)
+        if told.get("format") != FORMAT:
+            raise UserError(f"{path}: format is {spelled(str(told.get('format')))}, not {FORMAT!r}.")
+        version = _version(path, told.get("schema_version"))
+        tables = _tables(path, told.get("tables"), version)
+        labels = told.get("texts_left_out_of")
+        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+            raise UserError(f"{path}: texts_left_out_of is not a list of labels.")
+        rows = {name: table["rows"] for name, table in tables.items()}
+        for name, count in rows.items():
+            file = _file(folder, name)
+            require_plausible(count, _size_of(file), str(file))
+        return cls(version, {name: table["sha256"] for name, table in tables.items()}, rows, tuple(labels))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """Read the manifest of a snapshot and check every file against it.
+
+        Raises:
+            UserError: As `claimed`; or a file is not what was written.
+        """
+        manifest = cls.claimed(folder)
+        for name, digest in manifest.tables.items():
+            check_digest(_file(folder, name), digest)
+        return manifest
+
+    def columns(self, folder: Path) -> dict[str, tuple[str, ...]]:
+        """Return the names of the columns that every table's file has, all known to be of the table.
+
+        Raises:
+            UserError: A file is not Parquet, has other rows than the manifest says, a column that is unknown or of
+                another type, or lacks one that may not be NULL.
+        """
+        files = [_file(folder.absolute(), name) for name in self.tables]
+        with TemporaryDirectory(prefix="exitbench-") as spilled, sandbox(files, Path(spilled)) as duck:
+            return {name: _columns(duck, folder, name, self) for name in self.tables}
+
+
+def table_rows(folder: Path, table: str) -> str:
+    """Return what to select the rows of a table of a snapshot from, in SQL."""
+    return f"read_parquet({quoted_text(parquet_path(_file(folder, table)))}, hive_partitioning=false)"
+
+
+def _file(folder: Path, table: str) -> Path:
+    return folder / f"{table}.parquet"
+
+
+def _version(path: Path, told: Any) -> int:
+    known = schema_version()
+    if type(told) is not int or told < 1:
+        raise UserError(f"{path}: schema_version is {spelled(str(told))}. Allowed: a whole number from 1 to {known}.")
+    if told > known:
+        raise UserError(
+            f"{path}: of schema {spelled(str(told)) if told > 10**9 else told}; this version of ExitBench knows up to "
+            f"{known}. Use the newer version."
+        )
+    return told
+
+
+def _tables(path: Path, told: Any, version: int) -> Mapping[str, Mapping[str, Any]]:
+    """Return what a manifest says of tables, each known and complete."""
+    if not isinstance(told, dict):
+        raise UserError(f"{path}: tables is not an object of tables by name.")
+    require_known(told, version, str(path))
+    if missing := sorted(tables_of(version).keys() - told.keys() - set(OF_EVERY_DATABASE)):
+        raise UserError(f"{path}: lacks {', '.join(missing)}, which every snapshot of schema {version} has.")
+    for name, table in told.items():
+        if not isinstance(table, dict):
+            raise UserError(f"{path}: tables.{name} is not an object with rows and sha256.")
+        rows, digest = table.get("rows"), table.get("sha256")
+        if type(rows) is not int or rows < 0:
+            raise UserError(f"{path}: tables.{name}.rows is {spelled(str(rows))}. Allowed: a whole number from 0 on.")
+        if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+            raise UserError(f"{path}: tables.{name}.sha256 is {spelled(str(digest))}, not 64 hexadecimal digits.")
+    return told
+
+
+def _size_of(path: Path) -> int:
+    """Return the bytes of a file that is one, and not a link, a pipe or a device."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: is missing.") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError(f"{path}: is {'a link' if stat.S_ISLNK(found.st_mode) else 'not a file'}; only files are read.")
+    return found.st_size
+
+
+def _columns(duck: duckdb.DuckDBPyConnection, folder: Path, table: str, manifest: Manifest) -> tuple[str, ...]:
+    path, rows = _file(folder, table), table_rows(folder.absolute(), table)
+    try:
+        found = duck.execute(f"DESCRIBE FROM {rows}").fetchall()
+        ((count,),) = duck.execute(f"SELECT count(*) FROM {rows}").fetchall()
+    except (duckdb.Error, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as Parquet: {ascii(str(error))[1:_SHOWN]}") from error
+    columns = {name: Column(_in_parquet(kind), True, None, False) for name, kind, *_ in found}
+    expected = {
+        name: column._replace(type=_in_parquet(column.type))
+        for name, column in tables_of(manifest.schema_version)[table].items()
+        if name in columns or not column.nullable
+    }
+    require_columns(columns, expected, str(path))
+    if count != manifest.rows[table]:
+        raise UserError(f"{path}: has {count} rows; {MANIFEST} says {manifest.rows[table]}.")
+    return tuple(columns)
+
+
+def _in_parquet(kind: str) -> str:
+    """The type that a column has in Parquet, where DuckDB's JSON is text."""
+    return "VARCHAR" if kind == "JSON" else kind

@@ -1,0 +1,85 @@
+"""Building a database anew from its spool."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from exitbench.errors import UserError
+from exitbench.results.database.access_lock import Turn, holder, take_turn
+from exitbench.results.database.connection import (
+    WAIT_S,
+    DamagedDatabase,
+    Database,
+    DatabaseInUse,
+    connect,
+    create_folder,
+    log_of,
+    open_database,
+    require_complete,
+)
+from exitbench.results.ingest.load import IngestReport, load_spool
+from exitbench.terminal import number_of
+
+_REBUILD_WAIT_S: Final = 60.0
+_SHOWN: Final = 5
+
+
+def rebuild(
+    spool_root: Path, path: Path, progress: Callable[[int, int], None] | None = None, *, forget: bool = False
+) -> IngestReport:
+    """Build the database anew from the spool beside `path`, then put it in place of the old one.
+
+    Readers keep the old one until they open it again; it may be damaged. What another process ingests meanwhile is
+    found by the next ingest, since the spool keeps it.
+
+    Args:
+        spool_root: The spool.
+        path: The database; need not exist, and may be of a newer schema.
+        progress: Called with (attempts seen, attempts in the spool).
+        forget: Whether the new database may lack attempts that the old one has.
+
+    Raises:
+        UserError: As `open_database`; or the new database would lack attempts, and the old one stays.
+    """
+    create_folder(path.parent)
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        beside = Path(folder) / path.name
+        with open_database(beside, read_only=False) as database:
+            report = load_spool(database.engine, spool_root, progress)
+        require_complete(beside)
+        # Held open while it is replaced, so that no writer is left with a log beside the new file.
+        with _connect_or_turn(path) as old:
+            if isinstance(old, Database) and not forget:
+                _require_all(old, beside, report)
+            log_of(path).unlink(missing_ok=True)
+            beside.replace(path)
+    return report
+
+
+def _require_all(old: Database, new: Path, report: IngestReport) -> None:
+    """Check that no attempt is lost: one that was read well when it was ingested may be damaged in the spool by now."""
+    try:
+        known = set(old.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
+    except UserError:
+        return  # empty
+    with open_database(new) as database:
+        lost = known - set(database.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
+    if lost:
+        why = "\n  ".join(report.quarantined[:_SHOWN])
+        raise UserError(
+            f"{old.path} is kept: it has {number_of(len(lost), 'attempt')} that cannot be read from the spool any "
+            f"more, such as {min(lost)}. Add --force to do without them." + (f"\n  {why}" if why else "")
+        )
+
+
+def _connect_or_turn(path: Path) -> "Database | Turn":
+    """Hold the database alone, or the turn at it where it is too damaged to be opened."""
+    try:
+        return connect(path, read_only=False, wait_s=_REBUILD_WAIT_S)
+    except DamagedDatabase:
+        turn = take_turn(path, alone=True, deadline=time.monotonic() + WAIT_S)
+        if turn is None:
+            raise DatabaseInUse(path, holder(path), WAIT_S) from None
+        return turn

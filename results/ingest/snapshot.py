@@ -1,0 +1,282 @@
+"""Snapshots of a database: one Parquet file a table and a manifest with the digest of each.
+
+    FOLDER/{manifest.json, TABLE.parquet ..}
+
+A snapshot is what is handed on (`export`) and what an import keeps in the spool, so that a rebuilt database has it:
+it says of which schema it is, and one of an earlier schema is migrated when it is loaded.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import sqlalchemy as sa
+
+from exitbench import __version__
+from exitbench.errors import UserError
+from exitbench.results.database import migrations
+from exitbench.results.database.earlier import complete
+from exitbench.results.database.keys import KEYS
+from exitbench.results.database.sandbox import fresh_database
+from exitbench.results.database.tables import quoted, quoted_text, schema_version, tables_of
+from exitbench.results.files.arrow import driver_connection
+from exitbench.results.files.atomic_folder import sha256, write_json, write_whole
+from exitbench.results.files.paths import without_home
+from exitbench.results.ingest.manifest import FORMAT, table_rows
+from exitbench.results.ingest.manifest import MANIFEST as MANIFEST
+from exitbench.results.ingest.manifest import OF_EVERY_DATABASE as OF_EVERY_DATABASE
+from exitbench.results.ingest.manifest import Manifest as Manifest
+from exitbench.results.ingest.soundness import LATER, require_sound
+from exitbench.terminal import number_of
+
+_BATCH_ROWS: Final = 65_536
+_ARTIFACTS: Final = ("environment", "hardware", "model_artifact", "dataset_artifact")
+SCORES: Final = ("metric", "sample_rescore")
+"""Tables with a known attempt's scores under another metric version."""
+_QUOTING: Final = {
+    "sample": {"output_text": "''", "output_ids": "[]::INTEGER[]"},
+    "probe_token": {"gold_token_id": "NULL::INTEGER"},
+    "attempt": {"log_tail": "NULL::VARCHAR"},
+}
+"""What quotes records of a data set, or may: answers, references, what a failing cell printed; and what stands there
+instead."""
+_NAMES_PATHS: Final = {"attempt": ("reason", "log_tail")}
+"""What may say where files lie on somebody's machine; earlier versions stored it as it was."""
+_SPELLING: Final = "token_text"
+"""With it, the ids in traces of tokens are texts."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Where to select rows of a table from, in SQL, and the columns that are there."""
+
+    source: str
+    columns: tuple[str, ...]
+
+
+def is_snapshot(folder: Path) -> bool:
+    """Return whether a folder claims to be a snapshot."""
+    return (folder / MANIFEST).is_file()
+
+
+def left_out(labels: Collection[str]) -> str:
+    """Return what a snapshot lacks, and why, if the licences of these data sets are not known to allow it."""
+    columns = ", ".join(f"{table}.{column}" for table, replaced in _QUOTING.items() for column in replaced)
+    return (
+        f"Texts left out, since {', '.join(sorted(labels))} may not be handed on: {columns} of their runs, and "
+        f"{_SPELLING} of every tokenizer, which would spell the token ids of traces."
+    )
+
+
+def write_snapshot(engine: sa.Engine, folder: Path, redistributable: Collection[str] | None = None) -> Manifest:
+    """Write every table of a database; the folder is complete or absent.
+
+    Args:
+        engine: An open, up-to-date database.
+        folder: Where; must not exist.
+        redistributable: Tasks whose records may be handed on. What quotes records of others is left out, but of
+            generated data, which is anybody's; and with it what tokens are spelled. None leaves nothing out.
+
+    Raises:
+        UserError: The folder exists or cannot be written.
+    """
+    if folder.exists():
+        raise UserError(f"{folder} exists already. Name a folder that does not.")
+    write_whole(folder, lambda partial: _write_tables(engine, partial, redistributable))
+    return Manifest.read(folder)
+
+
+def load_snapshot(engine: sa.Engine, folder: Path) -> int:
+    """Add what the database does not have of a snapshot, in one transaction; return the number of attempts added.
+
+    Args:
+        engine: An open, writable, up-to-date database.
+        folder: The snapshot.
+
+    Raises:
+        UserError: As `Manifest.read` and `Manifest.columns`; rows refer to what is not there; or an attempt that both
+            have is not the same in both.
+    """
+    manifest = Manifest.read(folder)
+    with _of_this_schema(engine, folder, manifest) as tables, engine.begin() as connection:
+        sources = {name: rows.source for name, rows in tables.items()}
+        require_sound(driver_connection(connection), sources, str(folder))
+        theirs, ours = (_digests(connection, table) for table in (sources["attempt"], "attempt"))
+        differ = sorted(key for key in theirs.keys() & ours.keys() if theirs[key] != ours[key])
+        if differ:
+            raise UserError(
+                f"{folder}: here already with other files: {number_of(len(differ), 'attempt')}, such as {differ[0]}. "
+                "One of the two was changed; nothing is merged."
+            )
+        for table in sorted(tables, key=_turn):
+            if table not in OF_EVERY_DATABASE:
+                connection.exec_driver_sql(_insert(table, tables[table]))
+        complete(connection)
+    return len(theirs.keys() - ours.keys())
+
+
+def is_loaded(engine: sa.Engine, folder: Path) -> bool:
+    """Return whether the database has all of a snapshot.
+
+    Raises:
+        UserError: As `Manifest.claimed`.
+        duckdb.Error: A file cannot be read.
+    """
+    manifest = Manifest.claimed(folder)
+    with engine.connect() as connection:
+        duck = driver_connection(connection)
+        return not any(
+            duck.execute(f"SELECT 1 {_new_rows(table, table_rows(folder, table))} LIMIT 1").fetchone()
+            for table in KEYS
+            if table in manifest.tables
+        )
+
+
+def _new_rows(table: str, rows: str) -> str:
+    """SQL that selects what a database lacks, and has a place for, of rows of one of its tables."""
+    by, known = (KEYS[table], table) if table in KEYS else (("attempt_id",), "attempt")
+    keys = _names(by)
+    # What was made later of attempts that are not here (any more) stays out.
+    placed = "SEMI JOIN attempt USING (attempt_id)" if table in LATER else ""
+    return (
+        f"FROM {rows} AS incoming ANTI JOIN (SELECT DISTINCT {keys} FROM {quoted(known)}) AS known USING ({keys}) "
+        f"{placed}"
+    )
+
+
+def _turn(table: str) -> int:
+    """Attempts say which of their rows are new until they are in, and whose later ones have a place from then on."""
+    return 2 if table in LATER else int(table == "attempt")
+
+
+def _insert(table: str, rows: _Rows) -> str:
+    """SQL that adds what a table does not have."""
+    names = _names(rows.columns)
+    into = f"INSERT INTO {quoted(table)} ({names}) SELECT {names}"
+    if table in _ARTIFACTS:
+        return f"{into} FROM {rows.source} ON CONFLICT DO NOTHING"
+    if table == "cell":
+        # As with attempts of the spool, the latest attempt gives a cell its names.
+        columns = (quoted(name) for name in tables_of(schema_version())[table] if name != "cell_id")
+        renamed = ", ".join(f"{name} = excluded.{name}" for name in columns)
+        return (
+            f"{into} FROM {rows.source} ON CONFLICT (cell_id) DO UPDATE SET {renamed} "
+            "WHERE excluded.described_by > cell.described_by"
+        )
+    return f"{into} {_new_rows(table, rows.source)}"
+
+
+def _names(columns: Iterable[str]) -> str:
+    return ", ".join(map(quoted, columns))
+
+
+def _digests(connection: sa.Connection, attempts: str) -> dict[str, str]:
+    return dict(driver_connection(connection).execute(f"SELECT attempt_id, spool_sha256 FROM {attempts}").fetchall())
+
+
+@contextmanager
+def _of_this_schema(engine: sa.Engine, folder: Path, manifest: Manifest) -> Iterator[dict[str, _Rows]]:
+    """Yield what to select every table's rows from, at the schema of this version."""
+    found = manifest.columns(folder)
+    files = {table: _Rows(table_rows(folder.absolute(), table), columns) for table, columns in found.items()}
+    if manifest.schema_version == schema_version():
+        yield files
+        return
+    scripts = migrations.migration_scripts()
+    with TemporaryDirectory(prefix="exitbench-snapshot-") as beside:
+        path = Path(beside) / "snapshot.duckdb"
+        readable = [folder.absolute() / f"{table}.parquet" for table in files]
+        with fresh_database(path, readable) as old:
+            for script in scripts[: manifest.schema_version]:
+                old.execute(script)
+            for table, rows in files.items():
+                names = _names(rows.columns)
+                old.execute(f"INSERT INTO {quoted(table)} ({names}) SELECT {names} FROM {rows.source}")
+            for script in scripts[manifest.schema_version :]:
+                old.execute(script)
+        with _attached(engine, path):
+            yield {
+                table: _Rows(f"incoming.main.{quoted(table)}", tuple(columns))
+                for table, columns in tables_of(schema_version()).items()
+            }
+
+
+@contextmanager
+def _attached(engine: sa.Engine, path: Path) -> Iterator[None]:
+    with engine.connect() as connection:
+        driver_connection(connection).execute(f"ATTACH {quoted_text(str(path))} AS incoming (READ_ONLY, TYPE duckdb)")
+    try:
+        yield
+    finally:
+        with engine.connect() as connection:
+            driver_connection(connection).execute("DETACH incoming")
+
+
+def _write_tables(engine: sa.Engine, folder: Path, redistributable: Collection[str] | None) -> None:
+    with engine.connect() as connection:
+        duck = driver_connection(connection)
+        licensed = _licensed(duck, redistributable)
+        tables = {}
+        for name in sorted(tables_of(schema_version())):
+            path = folder / f"{name}.parquet"
+            rows = _write_table(duck, _select(name, licensed), path, _NAMES_PATHS.get(name, ()))
+            tables[name] = {"rows": rows, "sha256": sha256(path)}
+    manifest = {
+        "format": FORMAT,
+        "exitbench": __version__,
+        "schema_version": schema_version(),
+        "texts_left_out_of": sorted(licensed),
+        "left_out": left_out(licensed) if licensed else None,
+        "tables": tables,
+    }
+    write_json(folder / MANIFEST, manifest)
+
+
+def _licensed(duck: Any, redistributable: Collection[str] | None) -> frozenset[str]:
+    """Labels of the data sets that texts are left out of."""
+    if redistributable is None:
+        return frozenset()
+    rows = duck.execute("SELECT DISTINCT label, task FROM dataset_artifact WHERE source <> 'builtin'").fetchall()
+    return frozenset(label for label, task in rows if task not in redistributable)
+
+
+def _select(table: str, licensed: Collection[str]) -> str:
+    columns, replaced = tables_of(schema_version())[table], _QUOTING.get(table, {})
+    if not licensed or not replaced:
+        nothing = "WHERE false" if licensed and table == _SPELLING else ""
+        return f"SELECT {_names(columns)} FROM {quoted(table)} {nothing}"
+    labels = ", ".join(map(quoted_text, sorted(licensed)))
+    quoting = f"""
+        SELECT a.attempt_id FROM attempt AS a JOIN cell USING (cell_id) JOIN dataset_artifact AS d USING (data_id)
+        WHERE d.source <> 'builtin' AND d.label IN ({labels})
+    """
+    kept = ", ".join(
+        f"if(attempt_id IN ({quoting}), {replaced[name]}, {quoted(name)}) AS {quoted(name)}"
+        if name in replaced
+        else quoted(name)
+        for name in columns
+    )
+    return f"SELECT {kept} FROM {quoted(table)}"
+
+
+def _write_table(duck: Any, query: str, path: Path, names_paths: Sequence[str]) -> int:
+    """Write the rows of a query batch by batch, some columns without homes; return how many they are."""
+    reader = duck.sql(query).to_arrow_reader(_BATCH_ROWS)
+    try:
+        with pq.ParquetWriter(path, reader.schema, compression="zstd") as writer:
+            rows = 0
+            for batch in reader:
+                for name in names_paths:
+                    texts = [text and without_home(text) for text in batch[name].to_pylist()]
+                    place = batch.schema.get_field_index(name)
+                    batch = batch.set_column(place, batch.schema.field(name), pa.array(texts, pa.string()))
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        return rows
+    finally:
+        reader.close()  # what is still to come of it would be in the way of closing the connection

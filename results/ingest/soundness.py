@@ -1,0 +1,64 @@
+"""Whether rows from elsewhere hang together: what they refer to is there, and ids are ids."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from exitbench.errors import UserError
+from exitbench.results.database.tables import quoted, schema_version, spelled, tables_of
+
+REFERENCES: Final = (
+    ("attempt", "cell_id", "cell"),
+    ("attempt", "env_id", "environment"),
+    ("attempt", "hw_id", "hardware"),
+    ("cell", "model_id", "model_artifact"),
+    ("cell", "data_id", "dataset_artifact"),
+    ("training_log", "weights_sha256", "training_run"),
+)
+"""Columns that name a row of another table by its key."""
+LATER: Final = ("metric", "sample_rescore", "token_tag")
+"""Tables to which an attempt may get more rows after it ended, and of which a snapshot may have only these."""
+_IDS: Final = (
+    ("attempt", "attempt_id", "[0-9]{8}T[0-9]{12}Z-[0-9a-f]{8}"),
+    ("cell", "cell_id", "[0-9a-f]{64}"),
+)
+"""Ids of which folders of the spool have their names."""
+
+
+def tables_by_attempt() -> list[str]:
+    """Return the names of this schema's tables whose rows are of attempts, but for the attempts themselves."""
+    tables = tables_of(schema_version()).items()
+    return sorted(name for name, columns in tables if "attempt_id" in columns and name != "attempt")
+
+
+def require_sound(duck: Any, sources: Mapping[str, str], where: str) -> None:
+    """Check rows of somebody else's.
+
+    Args:
+        duck: DuckDB's connection.
+        sources: What to select the rows of every table from, in SQL.
+        where: Where they are from, for messages.
+
+    Raises:
+        UserError: An id is none, or a row is of an attempt, cell, model ... that is not among them; names it.
+    """
+    for table, column, pattern in _IDS:
+        found = duck.execute(
+            f"SELECT {quoted(column)} FROM {sources[table]} WHERE NOT regexp_full_match({quoted(column)}, $1) LIMIT 1",
+            [pattern],
+        ).fetchone()
+        if found is not None:
+            raise UserError(f"{where}: {table}.{column} {spelled(found[0])} is no id that ExitBench gives.")
+    own = ((table, "attempt_id", "attempt") for table in tables_by_attempt() if table not in LATER)
+    for table, column, owner in (*REFERENCES, *own):
+        if table not in sources or owner not in sources:
+            continue
+        key = quoted(column)
+        n, example = duck.execute(
+            f"SELECT count(*), min({key}) FROM (SELECT {key} FROM {sources[table]}) ANTI JOIN "
+            f"(SELECT {key} FROM {sources[owner]}) USING ({key})"
+        ).fetchone()
+        if n:
+            raise UserError(
+                f"{where}: {n} rows of {table} are of a {column} that {owner} does not have, such as "
+                f"{spelled(example)}. Nothing of it is taken."
+            )

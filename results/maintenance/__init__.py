@@ -1,0 +1,1 @@
+"""Keeping it sound: integrity checks, garbage collection, exports other tools read."""

@@ -1,0 +1,291 @@
+"""Whether spool and database are what was written, and say the same."""
+
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import sqlalchemy as sa
+
+from exitbench.errors import UserError
+from exitbench.results.beside.rescores import RESCORES
+from exitbench.results.beside.tags import TAGS
+from exitbench.results.beside.trainings import check_trainings
+from exitbench.results.beside.vocabularies import check_vocabularies
+from exitbench.results.database.catalogue import ATTEMPT, ATTEMPT_FILE
+from exitbench.results.database.connection import DamagedDatabase, Database, DatabaseInUse, open_database
+from exitbench.results.database.tables import quoted, schema_version, tables_of
+from exitbench.results.files.atomic_folder import DamagedFile, SpoolError
+from exitbench.results.ingest.imports import imported_attempts
+from exitbench.results.ingest.load import DATABASE_TABLE
+from exitbench.results.ingest.snapshot import Manifest
+from exitbench.results.ingest.soundness import REFERENCES, tables_by_attempt
+from exitbench.results.spool.attempts import (
+    QUARANTINE,
+    Attempt,
+    AttemptRecord,
+    freed_tables,
+    links_in,
+    read_attempt,
+    scan_spool,
+)
+from exitbench.results.spool.records import IMPORT, linked, records
+from exitbench.terminal import number_of
+
+_INDEX_ROWS: Final = 1_000
+"""DuckDB asks an index for up to 2,048 rows, and reads the table for more."""
+_REBUILD: Final = "`exitbench db rebuild` builds the database anew."
+_KEYS: Final = {
+    "token_exit": "attempt_id, doc_key, position",
+    "probe_token": "attempt_id, doc_key, position",
+    "sublayer_token": "attempt_id, doc_key, position, block, read_out",
+    "layer_pair": "attempt_id, doc_key, block_a, block_b",
+    "token_tag": "attempt_id, doc_key, position, tagger",
+    "score_token": "attempt_id, doc_key, position",
+    "timing_sample": "attempt_id, doc_key, round, position, twin, phase",
+    "device_sample": "attempt_id, round, moment, device",
+    "training_log": "weights_sha256, step, block, metric",
+}
+"""What tells rows apart where no primary key sees to it."""
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What was looked at, and what is wrong.
+
+    Attributes:
+        attempts: Finished attempts in the spool.
+        files: Files whose digest was computed.
+        rows: Rows of the database that were read.
+        problems: In words, each with what is wrong, where, and what to do.
+    """
+
+    attempts: int
+    files: int
+    rows: int
+    problems: tuple[str, ...]
+
+
+@dataclass
+class _Stored:
+    """What the database has of attempts, by id."""
+
+    done: dict[str, str] = field(default_factory=dict)
+    files: dict[str, dict[str, str]] = field(default_factory=dict)
+    rows: dict[str, dict[str, int]] = field(default_factory=dict)
+    total: int = 0
+
+
+def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | None = None) -> CheckReport:
+    """Compare every file of the spool with its digest, every row of the database with its file.
+
+    Args:
+        spool_root: The spool; attempts that end meanwhile are not looked at.
+        path: The database.
+        progress: Called with (attempts seen, attempts in the spool).
+
+    Raises:
+        UserError: There is no database, or it is in use.
+    """
+    attempts = [attempt for attempt in scan_spool(spool_root) if attempt.finished]
+    stored = _Stored()
+    problems: list[str] = []
+    try:
+        with open_database(path) as database:
+            problems += _rows_without_owner(database)
+            problems += _rows_twice(database)
+            stored = _read_all(database)
+    except DamagedDatabase as error:
+        problems.append(str(error))
+    n_files = 0
+    damaged = bool(problems) and not stored.done
+    for seen, attempt in enumerate(attempts, start=1):
+        try:
+            record = read_attempt(attempt.path)
+        except DamagedFile as error:
+            problems.append(f"{error} The next run moves it to the quarantine if the database does not have it.")
+        except SpoolError as error:
+            problems.append(f"{error} No database takes it; move {attempt.path} away, and its cell is run again.")
+        else:
+            n_files += len(record.digests) - len(record.freed)
+            if not damaged:
+                problems += _differences(record, stored)
+        if progress:
+            progress(seen, len(attempts))
+    if not damaged:
+        here = {attempt.attempt_id for attempt in attempts} | imported_attempts(spool_root)
+        problems += _nowhere_else(stored.done.keys() - here, spool_root, path)
+    problems += [*RESCORES.check(spool_root), *TAGS.check(spool_root)]
+    problems += [*check_vocabularies(spool_root), *check_trainings(spool_root), *_damaged_imports(spool_root)]
+    problems += [linked(link) for link in links_in(spool_root)]
+    return CheckReport(len(attempts), n_files, stored.total, tuple(problems))
+
+
+def counted_rows(record: AttemptRecord) -> dict[str, int]:
+    """Return how many rows of an attempt the database should have, by table; a failed one's stay in the spool.
+
+    Raises:
+        SpoolError: A file is not Parquet.
+    """
+    if record.status["status"] != "ok":
+        return {}
+    counts = {DATABASE_TABLE[table]: rows for table, rows in record.freed.items()}
+    for table in record.tables:
+        path = record.attempt.path / f"{table}.parquet"
+        try:
+            counts[DATABASE_TABLE[table]] = pq.read_metadata(path).num_rows
+        except (OSError, pa.ArrowException) as error:
+            raise SpoolError(f"{path}: cannot be read as Parquet: {error}") from error
+    return {table: rows for table, rows in counts.items() if rows}
+
+
+def stored_rows(database: Database) -> dict[str, dict[str, int]]:
+    """Return how many rows of each attempt the database has, by attempt and table; rescored metrics do not count."""
+    counts: dict[str, dict[str, int]] = {}
+    for table in DATABASE_TABLE.values():
+        own = "JOIN attempt USING (attempt_id) WHERE scored_at = ended_at" if table == "metric" else ""
+        query = f"SELECT attempt_id, count(*) AS n FROM {table} {own} GROUP BY attempt_id"
+        for row in database.query(query).to_pylist():
+            counts.setdefault(row["attempt_id"], {})[table] = row["n"]
+    return counts
+
+
+def _read_all(database: Database) -> _Stored:
+    """Read every value, since a block that was changed shows when it is read."""
+    stored = _Stored(rows=stored_rows(database))
+    for table in sorted(tables_of(schema_version())):
+        row = database.query(f"SELECT count(*) AS n, bit_xor(hash(t)) FROM {quoted(table)} AS t").to_pylist()[0]
+        stored.total += row["n"]
+    _read_indexes(database)
+    with database.engine.connect() as connection:
+        done = connection.execute(sa.select(ATTEMPT.c.attempt_id, ATTEMPT.c.spool_sha256))
+        stored.done.update({attempt_id: digest for attempt_id, digest in done})
+        for attempt_id, name, digest in connection.execute(sa.select(ATTEMPT_FILE)):
+            stored.files.setdefault(attempt_id, {})[name] = digest
+    return stored
+
+
+def _read_indexes(database: Database) -> None:
+    """Find every row by its primary key, since looking at a table reads no block of its index, and some queries do.
+
+    Keys of several columns serve only those who write, whom DuckDB tells of damage.
+    """
+    keys = "SELECT table_name AS t, constraint_column_names AS k FROM duckdb_constraints() WHERE constraint_type = $1"
+    for row in database.query(keys, ["PRIMARY KEY"]).to_pylist():
+        if len(row["k"]) > 1:
+            continue
+        table, key = quoted(row["t"]), quoted(row["k"][0])
+        numbered = f"SELECT {key} AS k, row_number() OVER (ORDER BY {key}) AS n FROM {table}"
+        steps = database.query(f"SELECT k FROM ({numbered}) WHERE n % {_INDEX_ROWS} = 1 ORDER BY n")["k"].to_pylist()
+        for low, high in pairwise([*steps, None]):
+            # Not `>=`: what is true of every row is not asked for.
+            database.query(f"SELECT count(*) FROM {table} WHERE {key} = ?", [low])
+            below, bounds = ("", [low]) if high is None else (f"AND {key} < ?", [low, high])
+            database.query(f"SELECT count(*) FROM {table} WHERE {key} > ? {below}", bounds)
+
+
+def _differences(record: AttemptRecord, stored: _Stored) -> Iterator[str]:
+    """Say where the database has something else than a checked attempt."""
+    attempt_id, where = record.attempt.attempt_id, record.attempt.path
+    if attempt_id not in stored.done:
+        yield f"{where}: is not in the database; the next run adds it."
+        return
+    if stored.done[attempt_id] != record.done_sha256:
+        yield f"{where / 'DONE'}: is not what the database was filled from. {_REBUILD}"
+    known = stored.files.get(attempt_id)
+    # Attempts that were ingested before the database listed files have none.
+    if known is not None and known != record.digests:
+        names = sorted(name for name in known.keys() | record.digests if known.get(name) != record.digests.get(name))
+        yield f"{where}: attempt_file has other digests of {', '.join(names)}. {_REBUILD}"
+    try:
+        expected = counted_rows(record)
+    except SpoolError as error:
+        yield str(error)
+        return
+    found = stored.rows.get(attempt_id, {})
+    for table in sorted(expected.keys() | found):
+        if expected.get(table, 0) != found.get(table, 0):
+            yield (
+                f"{where}: {table} has {number_of(found.get(table, 0), 'row')} of it, its file "
+                f"{expected.get(table, 0)}. {_REBUILD}"
+            )
+
+
+def _rows_without_owner(database: Database) -> Iterator[str]:
+    references = (*((table, "attempt_id", "attempt") for table in tables_by_attempt()), *REFERENCES)
+    for table, column, owner in references:
+        query = f"SELECT min({column}) AS id, count(*) AS n FROM {quoted(table)} ANTI JOIN {owner} USING ({column})"
+        row = database.query(query).to_pylist()[0]
+        if row["n"]:
+            rows = number_of(row["n"], "row")
+            yield f"{table}: {rows} of a {column} that {owner} does not have, such as {row['id']}. {_REBUILD}"
+
+
+def _rows_twice(database: Database) -> Iterator[str]:
+    for table, key in _KEYS.items():
+        repeated = f"SELECT {key} FROM {table} GROUP BY ALL HAVING count(*) > 1"
+        rows = database.query(f"SELECT *, count(*) OVER () AS n FROM ({repeated}) LIMIT 1").to_pylist()
+        if rows:
+            n = rows[0].pop("n")
+            which = ", ".join(f"{name} {value}" for name, value in rows[0].items())
+            yield f"{table}: {number_of(n, 'row')} more than once, such as {which}. {_REBUILD}"
+
+
+def _nowhere_else(attempt_ids: Set[str], spool_root: Path, path: Path) -> Iterator[str]:
+    if attempt_ids:
+        moved = {folder.name for folder in (spool_root / QUARANTINE).glob("*/*")} & attempt_ids
+        where = f" ({len(moved)} of them damaged, in {spool_root / QUARANTINE})" if moved else ""
+        yield (
+            f"{path}: has {number_of(len(attempt_ids), 'attempt')} that the spool lacks{where}, such as "
+            f"{min(attempt_ids)}: a rebuilt database would not have them. `exitbench export` saves them, `exitbench db "
+            "rebuild --force` does without them."
+        )
+
+
+def _damaged_imports(spool_root: Path) -> Iterator[str]:
+    found, problems = records(spool_root, IMPORT)
+    yield from problems
+    for folder in found:
+        try:
+            Manifest.read(folder)
+        except UserError as error:
+            yield f"{folder}: {error}"
+
+
+def require_whole_spool(spool_root: Path, path: Path) -> None:
+    """Check that a database rebuilt from the spool would have every row that this one has, or had.
+
+    Raises:
+        UserError: It would not, or the database is in use.
+    """
+    attempts = list(scan_spool(spool_root))
+    freed = sum(map(_is_freed, attempts))
+    if freed:
+        raise UserError(
+            f"{spool_root}: `exitbench gc` removed the traces of {number_of(freed, 'attempt')}, since {path} "
+            "has them; a rebuilt database would not. Add --force to do without them."
+        )
+    try:
+        with open_database(path) as database:
+            known = set(database.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
+    except DatabaseInUse:
+        raise
+    except UserError:
+        return  # there is none, or nothing can be read from it
+    missing = known - {attempt.attempt_id for attempt in attempts} - imported_attempts(spool_root)
+    if missing:
+        raise UserError(
+            f"{path} has {number_of(len(missing), 'attempt')} that {spool_root} lacks, such as "
+            f"{min(missing)}; a rebuilt database would not have them. `exitbench export` saves them; add --force to do "
+            "without them."
+        )
+
+
+def _is_freed(attempt: Attempt) -> bool:
+    try:
+        return bool(freed_tables(attempt.path))
+    except SpoolError:
+        return False  # the rebuild names it, and keeps the old database if that has the attempt

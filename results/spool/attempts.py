@@ -1,0 +1,552 @@
+"""The spool: one folder per attempt at a cell, which is the source of truth for the database.
+
+    <spool>/<cell_id[:2]>/<cell_id>/<attempt_id>/{cell.json, env.json, status.json, *.parquet, log.txt, DONE}
+
+DONE is the JSON of every other file's SHA-256 and is written last, by rename: a folder without it was not finished
+(it is running, which a lock on its file RUNNING tells, or its process was killed), and a folder with it can be checked
+years later. Where tables were freed, because a database has their rows, FREED says how many rows they had.
+"""
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from exitbench.errors import UserError, is_out_of_memory, suggestion
+from exitbench.results.files.atomic_folder import (
+    DamagedFile,
+    SpoolError,
+    check_digest,
+    read_digests,
+    read_json,
+    sha256,
+    write_json,
+)
+from exitbench.results.files.paths import without_home
+from exitbench.results.files.values import INT64, Keys, first_fault
+from exitbench.results.spool.heartbeat import OWNER_FILE, OwnerLock
+from exitbench.results.spool.schema import (
+    ATTEMPT_ID,
+    CELL_KEYS,
+    ENV_KEYS,
+    FITTED_FILE,
+    ROLES,
+    SCHEMA_VERSION,
+    STATUS_KEYS,
+    STATUSES,
+    TABLES,
+)
+
+LOG_TAIL_LINES = 40
+UNFINISHED = "unfinished"
+DAMAGED = "damaged"
+NO_OUTCOME = frozenset({UNFINISHED, "interrupted"})
+TO_BE_RUN = NO_OUTCOME | {DAMAGED}
+"""What a cell's latest attempt says of one that has no outcome yet."""
+
+_JSON_FILES = ("cell.json", "env.json", "status.json")
+LOG_FILE = "log.txt"
+_FREED = "FREED"
+ATTEMPT_FILES = frozenset({*_JSON_FILES, LOG_FILE, FITTED_FILE, *(f"{table}.parquet" for table in TABLES)})
+"""What DONE may list."""
+_OUTCOME: Keys = {"": {name: STATUS_KEYS[""][name] for name in ("status", "reason")}}
+# Small enough that several threads share the reading of one file. Not compressed: that would halve the speed of ingest.
+_ROW_GROUP_ROWS = 16_384
+QUARANTINE = "quarantine"
+_ID_TIME = "%Y%m%dT%H%M%S%fZ"
+_PREFIX_LENGTH = 2
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt's folder, known from its name alone."""
+
+    cell_id: str
+    attempt_id: str
+    path: Path
+    finished: bool
+
+
+@dataclass(frozen=True)
+class AttemptStatus:
+    """How an attempt ended.
+
+    `status` is one of `schema.STATUSES`, 'unfinished' where DONE is missing, or 'damaged' where status.json cannot be
+    read; `reason` says then why.
+    """
+
+    cell_id: str
+    attempt_id: str
+    path: Path
+    status: str
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """A finished attempt whose files have been found to be what DONE says.
+
+    Attributes:
+        tables: Those whose file is here.
+        digests: DONE's, by file name.
+        freed: Rows of the tables whose file was removed (`free_tables`), since a database has them.
+    """
+
+    attempt: Attempt
+    cell: dict[str, Any]
+    env: dict[str, Any]
+    status: dict[str, Any]
+    tables: tuple[str, ...]
+    digests: dict[str, str]
+    done_sha256: str
+    freed: dict[str, int]
+
+    def batches(self, table: str) -> Iterator[pa.Table]:
+        """Yield the rows of `table` (a name in `tables`) one Parquet row group at a time, in the schema's types.
+
+        Raises:
+            SpoolError: The file is not Parquet of the schema, naming file and column.
+        """
+        path = self.attempt.path / f"{table}.parquet"
+        try:
+            with pq.ParquetFile(path) as file:
+                for group in range(file.num_row_groups):
+                    yield conform(table, file.read_row_group(group), where=str(path))
+        except pa.ArrowException as error:
+            raise SpoolError(f"{path}: cannot be read as Parquet: {error}") from error
+
+
+class AttemptWriter:
+    """Writes one attempt at a cell; use it as a context manager and call `finish` once.
+
+    Leaving the context by an exception finishes the attempt with the status that the exception means
+    ('interrupted', 'oom', 'timeout' or 'failed') and lets the exception through. A process that is killed
+    leaves a folder without DONE.
+    """
+
+    def __init__(self, spool_root: Path, cell: Mapping[str, Any], env: Mapping[str, Any]) -> None:
+        """Create the attempt's folder with cell.json and env.json.
+
+        Args:
+            spool_root: The spool; created when missing.
+            cell: The content of cell.json (`schema.CELL_KEYS`).
+            env: The content of env.json (`schema.ENV_KEYS`).
+
+        Raises:
+            SpoolError: A key is missing, or of the wrong kind.
+            UserError: The folder cannot be created.
+        """
+        _require(cell, CELL_KEYS, "cell.json")
+        _require(env, ENV_KEYS, "env.json")
+        self.cell_id: str = cell["cell_id"]
+        self.attempt_id = _following_id(spool_root, self.cell_id)
+        self.path = attempt_path(spool_root, self.cell_id, self.attempt_id)
+        if link := next(filter(Path.is_symlink, (self.path.parent.parent, self.path.parent)), None):
+            raise UserError(f"{link}: is a link, behind which no attempt is found again. Put the folder in its place.")
+        try:
+            self.path.mkdir(parents=True)
+            self._owner = OwnerLock(self.path)
+        except OSError as error:
+            raise UserError(f"The spool folder {self.path} cannot be created: {error.strerror}.") from error
+        self._started_at, self._start_s = _utc_now(), time.monotonic()
+        self._parquet: dict[str, pq.ParquetWriter] = {}
+        self._finished = False
+        write_json(self.path / "cell.json", dict(cell))
+        write_json(self.path / "env.json", dict(env))
+
+    @property
+    def log_path(self) -> Path:
+        """Where this attempt's log goes. Nothing may be written to it after `finish`."""
+        return self.path / LOG_FILE
+
+    def progress(self, done: int, total: int | None = None) -> None:
+        """Say how many documents are done, for whoever watches the spool."""
+        self._owner.progress(done, total)
+
+    def write(self, table: str, rows: pa.Table) -> None:
+        """Append `rows` to the Parquet file of `table`; may be called many times for one table.
+
+        Raises:
+            SpoolError: No such table, or the columns are not the schema's.
+        """
+        rows = conform(table, rows, where=f"{table}.parquet")
+        if table not in self._parquet:
+            path = self.path / f"{table}.parquet"
+            strings = [field.name for field in TABLES[table] if pa.types.is_string(field.type)]
+            self._parquet[table] = pq.ParquetWriter(path, TABLES[table], compression="none", use_dictionary=strings)
+        self._parquet[table].write_table(rows, row_group_size=_ROW_GROUP_ROWS)
+
+    def finish(
+        self,
+        status: str,
+        reason: str | None = None,
+        *,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        peak_rss_bytes: int | None = None,
+    ) -> None:
+        """Close the files, write status.json, then DONE.
+
+        Raises:
+            SpoolError: An unknown status, or the attempt was finished before.
+        """
+        if status not in STATUSES:
+            raise SpoolError(f"status {status!r} is not known.{suggestion(status, STATUSES)}")
+        if self._finished:
+            raise SpoolError(f"{self.path}: the attempt is already finished.")
+        self._finished = True
+        for writer in self._parquet.values():
+            writer.close()
+        write_json(
+            self.path / "status.json",
+            {
+                "schema_version": SCHEMA_VERSION,
+                "status": status,
+                "reason": None if reason is None else without_home(reason),
+                "started_at": self._started_at,
+                "ended_at": self._ended_at(),
+                "exit_code": exit_code,
+                "signal": signal,
+                "peak_rss_bytes": peak_rss_bytes,
+                "log_tail": _log_tail(self.log_path),
+            },
+        )
+        _write_done(self.path)
+        self._owner.release()
+
+    def _ended_at(self) -> str:
+        """Now; or, if the clock was set back since the start, what it would say."""
+        started, now = datetime.fromisoformat(self._started_at), _utc_now()
+        if datetime.fromisoformat(now) >= started:
+            return now
+        return (started + timedelta(seconds=time.monotonic() - self._start_s)).isoformat(timespec="microseconds")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._finished:
+            return
+        if error is None:
+            self.finish("failed", "the attempt was left without finish()")
+        else:
+            self.finish(status_of(error), f"{type(error).__name__}: {error}")
+
+
+def new_attempt_id() -> str:
+    """Return a new attempt id: UTC time to the microsecond, then 32 random bits; ids sort by time."""
+    return _id_of(datetime.now(UTC))
+
+
+def _id_of(moment: datetime) -> str:
+    return f"{moment:{_ID_TIME}}-{secrets.token_hex(4)}"
+
+
+def _following_id(spool_root: Path, cell_id: str) -> str:
+    """Return a new id that sorts after every attempt at the cell, even if the clock was set back meanwhile."""
+    new = new_attempt_id()
+    latest = max((attempt.attempt_id for attempt in cell_attempts(spool_root, cell_id)), default="")
+    if latest < new:
+        return new
+    return _id_of(datetime.strptime(latest.partition("-")[0], _ID_TIME) + timedelta(microseconds=1))
+
+
+def quarantine(spool_root: Path, attempt: Attempt, why: str) -> Path:
+    """Move a damaged attempt out of the way, with the reason beside its files; return where it lies now."""
+    places = spool_root / QUARANTINE / attempt.cell_id
+    target = places / attempt.attempt_id
+    number = 2
+    while target.exists():  # it was there before, and came back from a copy
+        target, number = places / f"{attempt.attempt_id}.{number}", number + 1
+    places.mkdir(parents=True, exist_ok=True)
+    attempt.path.rename(target)
+    (target / "WHY.txt").unlink(missing_ok=True)  # a link would be written through
+    (target / "WHY.txt").write_text(f"{why}\n", encoding="utf-8")
+    return target
+
+
+def attempt_path(spool_root: Path, cell_id: str, attempt_id: str) -> Path:
+    """Return the folder of an attempt."""
+    return spool_root / cell_id[:_PREFIX_LENGTH] / cell_id / attempt_id
+
+
+def scan_spool(spool_root: Path) -> Iterator[Attempt]:
+    """Yield every attempt in the spool, by cell and then by time; reads folder listings only.
+
+    A spool that does not exist yet is empty.
+    """
+    for prefix in _folders(spool_root):
+        if len(prefix.name) == _PREFIX_LENGTH:  # the others are no cells: trainings, quarantine
+            for cell in _folders(prefix):
+                yield from _attempts(cell)
+
+
+def links_in(spool_root: Path) -> Iterator[Path]:
+    """Yield every link where a folder of attempts should be, which `scan_spool` passes over."""
+    prefixes = [path for path in _folders(spool_root) if len(path.name) == _PREFIX_LENGTH]
+    cells = [cell for prefix in prefixes for cell in _folders(prefix)]
+    yield from (path for path in _links(spool_root) if len(path.name) == _PREFIX_LENGTH)
+    for folder in (*prefixes, *cells):
+        yield from _links(folder)
+
+
+def cell_attempts(spool_root: Path, cell_id: str) -> Iterator[Attempt]:
+    """Yield every attempt at one cell by time."""
+    cell = spool_root / cell_id[:_PREFIX_LENGTH] / cell_id
+    if not cell.parent.is_symlink() and not cell.is_symlink():
+        yield from _attempts(cell)
+
+
+def deciding_statuses(attempts: Iterable[Attempt]) -> Iterator[AttemptStatus]:
+    """Yield the status that decides each cell's state: of its latest attempt with an outcome, else of its latest.
+
+    An attempt that was interrupted or has not finished has no outcome, so a cell that is being repeated keeps its last.
+
+    Args:
+        attempts: Those of a cell by time.
+    """
+    by_cell: dict[str, list[Attempt]] = {}
+    for attempt in attempts:
+        by_cell.setdefault(attempt.cell_id, []).append(attempt)
+    for own in by_cell.values():
+        latest = read_status(own[-1])
+        earlier = (status for status in map(read_status, reversed(own)) if status.status not in NO_OUTCOME)
+        yield next(earlier, latest)
+
+
+def latest_status(spool_root: Path) -> dict[str, AttemptStatus]:
+    """Return how the latest attempt at each cell that has an outcome ended, by cell id (see `deciding_statuses`)."""
+    return {status.cell_id: status for status in deciding_statuses(scan_spool(spool_root))}
+
+
+def attempt_status(spool_root: Path, cell_id: str) -> AttemptStatus | None:
+    """Return the same of one cell; None if there is no attempt. Reads that cell's folders only."""
+    return next(deciding_statuses(cell_attempts(spool_root, cell_id)), None)
+
+
+def read_status(attempt: Attempt) -> AttemptStatus:
+    """Return how an attempt ended."""
+    status: str = UNFINISHED
+    reason: str | None = None
+    if attempt.finished:
+        try:
+            content = read_json(attempt.path / "status.json")
+            _require(content, _OUTCOME if _is_newer(content) else STATUS_KEYS, str(attempt.path / "status.json"))
+            status, reason = content["status"], content["reason"]
+        except SpoolError as error:
+            status, reason = DAMAGED, str(error)
+    return AttemptStatus(attempt.cell_id, attempt.attempt_id, attempt.path, status, reason)
+
+
+def read_attempt(path: Path) -> AttemptRecord:
+    """Check every file of a finished attempt against DONE and read its JSON files.
+
+    Raises:
+        DamagedFile: DONE is missing or unreadable, a file is missing, no regular file or was changed; names the file.
+        SpoolError: A key is missing or of the wrong kind, or a newer version wrote the files; names the file.
+    """
+    digests = read_digests(path / "DONE")
+    missing = set(_JSON_FILES) - digests.keys()
+    if missing or not digests.keys() <= ATTEMPT_FILES:
+        raise SpoolError(f"{path / 'DONE'}: lists {sorted(digests)}; expected {', '.join(_JSON_FILES)} and the tables.")
+    freed = freed_tables(path)
+    for name, digest in digests.items():
+        if name.removesuffix(".parquet") not in freed:
+            check_digest(path / name, digest)
+    status = _read_status(path)
+    cell, env = (_read(path / name, keys) for name, keys in (("cell.json", CELL_KEYS), ("env.json", ENV_KEYS)))
+    if not ATTEMPT_ID.fullmatch(path.name):
+        raise SpoolError(f"{path}: is not the name of an attempt, such as {_id_of(datetime(2026, 1, 2, tzinfo=UTC))}.")
+    if cell["cell_id"] != path.parent.name:
+        raise SpoolError(f"{path / 'cell.json'}: cell_id {cell['cell_id']!r} is not its folder's name.")
+    return AttemptRecord(
+        attempt=Attempt(path.parent.name, path.name, path, finished=True),
+        cell=cell,
+        env=env,
+        status=status,
+        tables=tuple(table for table in TABLES if f"{table}.parquet" in digests and table not in freed),
+        digests=digests,
+        done_sha256=sha256(path / "DONE"),
+        freed=freed,
+    )
+
+
+def free_tables(path: Path, rows: Mapping[str, int]) -> None:
+    """Remove files of tables from a finished attempt and note how many rows they had.
+
+    Args:
+        path: The attempt's folder.
+        rows: By table; with those that were freed before.
+    """
+    (path / f"{_FREED}.partial").unlink(missing_ok=True)  # a link would be written through
+    write_json(path / f"{_FREED}.partial", rows)
+    (path / f"{_FREED}.partial").rename(path / _FREED)
+    for table in rows:
+        (path / f"{table}.parquet").unlink(missing_ok=True)
+
+
+def freed_tables(path: Path) -> dict[str, int]:
+    """Return rows by table of what was removed from an attempt's folder.
+
+    Raises:
+        DamagedFile: The note of it is not what was written.
+        SpoolError: It cannot be read.
+    """
+    note = path / _FREED
+    if not os.path.lexists(note):
+        return {}
+    rows = read_json(note)
+    for table, n in rows.items():
+        if table not in TABLES:
+            raise DamagedFile(f"{note}: no table {table!r}.{suggestion(table, TABLES)}")
+        if type(n) is not int or not 0 <= n <= INT64:
+            raise DamagedFile(f"{note}: {table} is no number of rows.")
+    return rows
+
+
+def conform(table: str, rows: pa.Table, *, where: str) -> pa.Table:
+    """Return `rows` with the columns of `table` in the schema's order and types.
+
+    Args:
+        table: A name in `schema.TABLES`.
+        rows: The schema's columns, in any order, of types that cast without loss of range; those that may be null may
+            be missing, and are null then (an earlier version of the spool did not have them).
+        where: What to name in errors.
+
+    Raises:
+        SpoolError: Unknown table; missing, unknown or ill-typed column; null where none may be; lists of a
+            probed token that differ in length; a metric that is not finite.
+    """
+    if table not in TABLES:
+        raise SpoolError(f"{where}: no table {table!r}.{suggestion(table, TABLES)}")
+    schema = TABLES[table]
+    for name in rows.column_names:
+        if name not in schema.names:
+            raise SpoolError(f"{where}: unknown column {name!r}.{suggestion(name, schema.names)}")
+    columns = [_conform_column(rows, field, where) for field in schema]
+    conformed = pa.Table.from_arrays(columns, schema=schema)
+    if table in ("probe", "sublayers", "scores"):
+        _check_list_lengths(conformed, where)
+    if table == "metrics" and not pc.all(pc.is_finite(conformed["value"]), min_count=0).as_py():
+        raise SpoolError(f"{where}: column 'value' has entries that are not finite; leave undefined metrics out.")
+    if table == "metrics" and (unknown := set(conformed["role"].to_pylist()) - {None, *ROLES}):
+        raise SpoolError(f"{where}: unknown role {min(unknown)!r}.{suggestion(min(unknown), ROLES)}")
+    return conformed
+
+
+def _conform_column(rows: pa.Table, field: pa.Field, where: str) -> pa.ChunkedArray:
+    count = rows.column_names.count(field.name)
+    if count == 0 and field.nullable:
+        return pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
+    if count != 1:
+        raise SpoolError(f"{where}: needs exactly one column {field.name!r} ({field.type}).")
+    column = rows[field.name]
+    if column.null_count and not field.nullable:
+        raise SpoolError(f"{where}: column {field.name!r} has {column.null_count} nulls; none is allowed.")
+    try:
+        return column.cast(field.type)
+    except pa.ArrowException as error:
+        raise SpoolError(f"{where}: column {field.name!r} ({column.type}) is not {field.type}: {error}") from error
+
+
+def _check_list_lengths(rows: pa.Table, where: str) -> None:
+    """Lists of one row belong together entry by entry, so all are equally long."""
+    lists = [field.name for field in rows.schema if pa.types.is_list(field.type)]
+    for name in lists[1:]:
+        expected, found = (pc.list_value_length(rows[column]) for column in (lists[0], name))
+        if not expected.equals(found):
+            raise SpoolError(f"{where}: lists {lists[0]!r} and {name!r} differ in length.")
+
+
+def _attempts(cell: Path) -> Iterator[Attempt]:
+    for path in _folders(cell):
+        yield Attempt(cell.name, path.name, path, (path / "DONE").exists())
+
+
+def _folders(path: Path) -> list[Path]:
+    return _listed(path, lambda entry: entry.is_dir(follow_symlinks=False))
+
+
+def _links(path: Path) -> list[Path]:
+    return _listed(path, lambda entry: entry.is_symlink())
+
+
+def _listed(path: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[Path]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(Path(entry.path) for entry in entries if wanted(entry))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"The spool folder {path} cannot be listed: {error.strerror}.") from error
+
+
+def status_of(error: BaseException) -> str:
+    """Return the status of an attempt that an error ended."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if is_out_of_memory(error):
+        return "oom"
+    return "timeout" if isinstance(error, TimeoutError) else "failed"
+
+
+def _utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def _read_status(path: Path) -> dict[str, Any]:
+    """Return status.json of an attempt."""
+    where = path / "status.json"
+    status = read_json(where)
+    if _is_newer(status):
+        raise SpoolError(
+            f"{where}: written by a newer version (spool schema {status['schema_version']}, this one reads up to "
+            f"{SCHEMA_VERSION})."
+        )
+    _require(status, STATUS_KEYS, str(where))
+    return status
+
+
+def _is_newer(status: Mapping[str, Any]) -> bool:
+    version = status.get("schema_version")
+    return type(version) is int and version > SCHEMA_VERSION
+
+
+def _read(path: Path, keys: Keys) -> dict[str, Any]:
+    told = read_json(path)
+    _require(told, keys, str(path))
+    return told
+
+
+def _require(told: Mapping[str, Any], keys: Keys, where: str) -> None:
+    if fault := first_fault(told, keys):
+        raise SpoolError(f"{where}: {fault}")
+
+
+def _log_tail(path: Path) -> str | None:
+    if not path.exists():
+        return None
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return without_home("\n".join(lines[-LOG_TAIL_LINES:]))
+
+
+def _write_done(path: Path) -> None:
+    digests = {file.name: sha256(file) for file in sorted(path.iterdir()) if file.name != OWNER_FILE}
+    partial = path / "DONE.partial"
+    with partial.open("w", encoding="utf-8") as file:
+        json.dump(digests, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path / "DONE")

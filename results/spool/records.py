@@ -1,0 +1,86 @@
+"""What a spool keeps beside its attempts, by the names that its folders and files have.
+
+    <spool>/trainings/<weights_sha256>/     <spool>/rescores/<attempt_id>/<digest>/     <spool>/imports/<digest>/
+    <spool>/vocabularies/<tokenizer_sha256>/    <spool>/tags/<attempt_id>/<digest>/     <spool>/perf/<digest>.json
+
+Each record is complete or absent. A name that begins with a dot is of something half-written.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from exitbench.errors import UserError
+from exitbench.results.spool.schema import ATTEMPT_ID, SHA256, SHORT_SHA256
+
+
+@dataclass(frozen=True)
+class RecordKind:
+    """A kind of record.
+
+    Attributes:
+        folder: Below the spool.
+        names: Forms of the names below that, the last one of the record itself.
+        is_file: Whether a record is a file and no folder.
+    """
+
+    folder: str
+    names: tuple[re.Pattern[str], ...]
+    is_file: bool = False
+
+
+TRAINING: Final = RecordKind("trainings", (SHA256,))
+VOCABULARY: Final = RecordKind("vocabularies", (SHA256,))
+RESCORE: Final = RecordKind("rescores", (ATTEMPT_ID, SHORT_SHA256))
+TAG: Final = RecordKind("tags", (ATTEMPT_ID, SHORT_SHA256))
+IMPORT: Final = RecordKind("imports", (SHORT_SHA256,))
+BENCHMARK: Final = RecordKind("perf", (re.compile(rf"{SHORT_SHA256.pattern}\.json"),), is_file=True)
+RECORD_KINDS: Final = (TRAINING, VOCABULARY, RESCORE, TAG, IMPORT, BENCHMARK)
+
+
+def records(spool_root: Path, kind: RecordKind) -> tuple[list[Path], list[str]]:
+    """Return where the records of a kind lie, sorted, and in words what else lies there.
+
+    Args:
+        spool_root: The spool; need not exist.
+        kind: One of `RECORD_KINDS`.
+
+    Raises:
+        UserError: A folder cannot be listed.
+    """
+    top = spool_root / kind.folder
+    if top.is_symlink():
+        return [], [linked(top)]
+    found, problems = ([top] if top.is_dir() else []), []
+    for form in kind.names:
+        below = []
+        for path in (path for folder in found for path in _visible(folder)):
+            if fault := _fault(path, form, is_file=kind.is_file and form is kind.names[-1]):
+                problems.append(fault)
+            else:
+                below.append(path)
+        found = below
+    return found, problems
+
+
+def _visible(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise UserError(f"The spool folder {folder} cannot be listed: {error.strerror}.") from error
+
+
+def _fault(path: Path, form: re.Pattern[str], *, is_file: bool) -> str | None:
+    if path.is_symlink():
+        return linked(path)
+    if not form.fullmatch(path.name):
+        return f"{path}: is no record by its name, which is not of the form {form.pattern}."
+    if not (path.is_file() if is_file else path.is_dir()):
+        return f"{path}: is no {'regular file' if is_file else 'folder'}."
+    return None
+
+
+def linked(path: Path) -> str:
+    """Return what is wrong with a link in a spool."""
+    return f"{path}: is a link, and nothing is read through one. Put what it leads to in its place."

@@ -1,0 +1,1 @@
+"""Statistics: confidence intervals, paired tests, risk control, when predictions settle. Numbers in, numbers out."""

@@ -1,0 +1,256 @@
+"""Two runs over the same documents: how far they are apart, and how sure that is.
+
+The unit is the document, and what belongs to one document stays together: an interval is over documents with both
+outputs, tests exchange the two outputs of a document (it does not matter, under the null hypothesis, whose they are).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exitbench.results.statistics.intervals import (
+    LEVEL,
+    PERCENT,
+    Aggregate,
+    Floats,
+    Interval,
+    jackknife,
+    korn_graubard,
+    standard_error,
+    t_quantile,
+)
+
+EXACT_DOCUMENTS: Final = 16
+"""Up to this many differing documents, every exchange is tried: 65,536 at most."""
+DRAWS: Final = 20_000
+"""Exchanges considered beyond that: the observed one and random ones, so that p is a multiple of 1 / DRAWS."""
+POWER: Final = 0.8
+LEAST_DIFFERING: Final = 6
+"""Documents that must differ, all one way, before a test can reject at 5%: 2 / 2 ** 6 is less, 2 / 2 ** 5 is more."""
+NOTHING_DIFFERS: Final = "no document differs"
+_BLOCK_ENTRIES: Final = 4_000_000
+_ROUNDING: Final = 1e-9
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Run B against run A over the same documents.
+
+    Attributes:
+        a: Value of run A.
+        b: Value of run B.
+        delta: b - a with its paired interval.
+        p: Two-sided p-value of no difference.
+        test: How p was found, or `NOTHING_DIFFERS`.
+        detectable: Smallest true difference that the test finds at 5%, two-sided, with 80% power, at the spread seen
+            here; None where it finds none, however large (fewer than `LEAST_DIFFERING` documents), and where no
+            document differs, since there is no spread then.
+    """
+
+    a: float
+    b: float
+    delta: Interval
+    p: float
+    test: str
+    detectable: float | None
+
+
+def difference(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, seed: int) -> Difference:
+    """Compare two runs in one metric of 0..100.
+
+    Args:
+        rows_a: Statistics of A's documents that add up, [n, S], n at least 1.
+        rows_b: Those of B for the same documents in the same order, [n, S].
+        aggregate: Turns summed statistics into the metric.
+        seed: Of random exchanges.
+    """
+    n, width = rows_a.shape
+    a, b = (float(aggregate(rows.sum(axis=0), np.asarray(float(n)))) for rows in (rows_a, rows_b))
+
+    def delta(total: Floats, count: Floats) -> Floats:
+        value: Floats = aggregate(total[..., width:], count) - aggregate(total[..., :width], count)
+        return value
+
+    if n == 1:
+        interval, detectable = Interval(b - a, None, None, None, n), None
+    else:
+        # What each document has of the difference: their mean is the difference.
+        moved = b - a + jackknife(np.concatenate([rows_a, rows_b], axis=1), delta)
+        interval = difference_interval(b - a, moved)
+        detectable = detectable_effect(moved, differs=(rows_a != rows_b).any(axis=1))
+    if np.array_equal(rows_a, rows_b):
+        return Difference(a, b, interval, 1.0, NOTHING_DIFFERS, None)
+    p, test = permutation_test(rows_a, rows_b, aggregate, seed=seed)
+    return Difference(a, b, interval, p, test, detectable)
+
+
+def binary_difference(right_a: Floats, right_b: Floats) -> Difference:
+    """Compare two runs in a metric that is all or nothing for a document: the mean of values [n] that are 0 or 100."""
+    n, gained, lost = len(right_a), int((right_a < right_b).sum()), int((right_a > right_b).sum())
+    a, b = float(right_a.mean()), float(right_b.mean())
+    interval = Interval(b - a, None, None, None, n) if n == 1 else difference_interval(b - a, right_b - right_a)
+    if not gained + lost:
+        return Difference(a, b, interval, 1.0, NOTHING_DIFFERS, None)
+    share = detectable_share(n, (gained + lost) / n)
+    detectable = None if share is None else PERCENT[1] * share
+    return Difference(a, b, interval, mcnemar(gained, lost), "McNemar, exact", detectable)
+
+
+def difference_interval(value: float, moved: Floats) -> Interval:
+    """Return the paired 95% interval of a difference on a scale of 0..100.
+
+    What documents gain and what they lose are two numbers on the scale, each with Korn and Graubard's interval; the
+    two are joined by squares with their correlation. So it stays honest where few documents differ. Where all of them
+    gain, or all lose, those that do otherwise and have not been seen are taken to differ as much on average, and where
+    none differs, by the whole scale.
+
+    Args:
+        value: The difference.
+        moved: What each document has of it, [n], n at least 2.
+
+    Source: Newcombe (1998), Improved confidence intervals for the difference between binomial proportions based on
+    paired data, method 10, for any two bounded means (Zou, 2008).
+    """
+    n, scale = len(moved), PERCENT[1]
+    gains, losses = np.clip(moved / scale, 0, 1), np.clip(-moved / scale, 0, 1)
+    gain, loss = float(gains.mean()), float(losses.mean())
+    (gain_low, gain_high), (loss_low, loss_high) = (
+        korn_graubard(mean, parts - mean) for mean, parts in ((gain, gains), (loss, losses))
+    )
+    if gain + loss:
+        typical = (gain + loss) * n / np.count_nonzero(moved)
+        gain_high, loss_high = gain_high if gain else typical * gain_high, loss_high if loss else typical * loss_high
+    spread = float(gains.std() * losses.std())
+    correlation = float(((gains - gain) * (losses - loss)).mean()) / spread if spread else 0.0
+
+    def joined(first: float, second: float) -> float:
+        return scale * float(np.sqrt(max(0.0, first**2 + second**2 - 2 * correlation * first * second)))
+
+    low, high = value - joined(gain - gain_low, loss_high - loss), value + joined(gain_high - gain, loss - loss_low)
+    return Interval(value, max(-scale, low), min(scale, high), "Newcombe, Korn-Graubard", n)
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Return McNemar's exact two-sided p-value from the documents that only B, or only A, got right.
+
+    Under the null hypothesis each of them is a fair coin, so it is a binomial test, which is symmetric.
+    """
+    n, tail, ways = gained + lost, 0, 1
+    for k in range(min(gained, lost) + 1):
+        tail += ways
+        ways = ways * (n - k) // (k + 1)
+    # Divided as whole numbers: 2 ** n does not fit a float for thousands of documents.
+    p: float = 2 * tail / 2**n
+    return min(1.0, p)
+
+
+def permutation_test(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, seed: int) -> tuple[float, str]:
+    """Return the two-sided p-value of exchanging the two outputs of documents, and how it was found.
+
+    For a mean this is the sign-flip test; for a corpus metric every exchange is summed and aggregated anew. Exact up
+    to `EXACT_DOCUMENTS` documents that differ, else over `DRAWS` exchanges drawn with `seed`.
+
+    Args:
+        rows_a: [n, S], as in `difference`.
+        rows_b: [n, S].
+        aggregate: Turns summed statistics into the metric.
+        seed: Of random exchanges.
+    """
+    change = rows_b - rows_a
+    change = change[change.any(axis=1)]
+    n_differ, count = len(change), np.asarray(float(len(rows_a)))
+    total_a, total_b = rows_a.sum(axis=0), rows_b.sum(axis=0)
+    a, b = float(aggregate(total_a, count)), float(aggregate(total_b, count))
+    reached = abs(b - a) - _ROUNDING * (abs(a) + abs(b))
+
+    def as_far(exchanged: Floats) -> int:
+        """How many of the exchanges [rows, n_differ] of 0 and 1 lie as far apart as what was observed."""
+        moved = exchanged @ change
+        counts = np.full(len(moved), count)
+        return int((np.abs(aggregate(total_b - moved, counts) - aggregate(total_a + moved, counts)) >= reached).sum())
+
+    if n_differ <= EXACT_DOCUMENTS:
+        codes = np.arange(2**n_differ)
+        exchanged = ((codes[:, None] >> np.arange(n_differ)) & 1).astype(np.float64)
+        return as_far(exchanged) / 2**n_differ, "permutation, exact"
+    rng = np.random.default_rng(seed)
+    block_rows = max(1, _BLOCK_ENTRIES // n_differ)
+    found = 1
+    for start in range(1, DRAWS, block_rows):
+        rows = min(block_rows, DRAWS - start)
+        found += as_far(rng.integers(2, size=(rows, n_differ)).astype(np.float64))
+    return found / DRAWS, f"permutation, {DRAWS:,} draws"
+
+
+def detectable_effect(moved: Floats, differs: NDArray[np.bool_]) -> float | None:
+    """Return the smallest effect that exchanging outputs finds at 5%, two-sided, with 80% power; None: it finds none.
+
+    By Student's t for what documents of this spread show on average, but never less than what it takes to have
+    `LEAST_DIFFERING` of them differ one way.
+
+    Args:
+        moved: What each document has of the difference, [n].
+        differs: Whether its two outputs do, [n].
+    """
+    from scipy.special import betaincinv
+
+    n = len(moved)
+    if n < LEAST_DIFFERING or not differs.any():
+        return None
+    error = standard_error(moved)
+    # The chance of a document to differ one way with which so many of them do, four times in five.
+    chance = float(betaincinv(LEAST_DIFFERING, n - LEAST_DIFFERING + 1, POWER))
+    return max(
+        (t_quantile(n) + t_quantile(n, POWER)) * error,
+        NormalDist().inv_cdf(chance) * error * float(np.sqrt(n)),
+        chance * float(np.abs(moved[differs]).mean()),
+    )
+
+
+def detectable_share(n: int, discordant: float) -> float | None:
+    """Return the smallest difference of two shares that McNemar's exact test finds at 5%, two-sided, with 80% power.
+
+    Args:
+        n: Documents.
+        discordant: Share of them that one run alone got right. A larger difference needs more, and has as many.
+
+    Returns:
+        The difference, 0..1; None where none is found so often.
+    """
+    from scipy.special import bdtr, bdtrik, gammaln, xlog1py, xlogy
+
+    if n < LEAST_DIFFERING:
+        return None
+    differ = np.arange(LEAST_DIFFERING, n + 1)
+    # By how many documents differ: the most that may be on the smaller side where the test rejects.
+    fewest = np.floor(bdtrik((1 - LEVEL) / 2, differ, 0.5))
+    fewest -= bdtr(fewest, differ, 0.5) > (1 - LEVEL) / 2
+    ways = gammaln(n + 1) - gammaln(differ + 1) - gammaln(n - differ + 1)
+
+    def power(share: float) -> float:
+        apart = max(share, discordant)
+        gains = (1 + share / apart) / 2
+        chances = np.exp(ways + xlogy(differ, apart) + xlog1py(n - differ, -apart))
+        return float(chances @ (bdtr(fewest, differ, 1 - gains) + bdtr(fewest, differ, gains)))
+
+    low, high = 0.0, 1.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (low, middle) if power(middle) >= POWER else (middle, high)
+    return high
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's adjusted p-values of a family, in the order given; they control the family-wise error rate.
+
+    Source: Holm (1979), A simple sequentially rejective multiple test procedure.
+    """
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = highest
+    return adjusted
