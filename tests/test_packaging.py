@@ -126,9 +126,16 @@ def test_everything_that_is_required_is_pinned() -> None:
 # ------------------------------------------------------------------------------------------ import directions
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Full names of the modules that a file imports anywhere, functions included."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imported(path: Path, for_types: bool = True) -> Iterator[str]:
+    """Full names of the modules that a file imports anywhere, functions included; or only those not for types alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    guarded = [
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    skipped = set() if for_types else {id(node) for guard in guarded for node in ast.walk(guard)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -139,7 +146,7 @@ def imported(path: Path) -> Iterator[str]:
 BENEATH_ALL = {"errors", "terminal", "__version__"}
 MAY_IMPORT = {
     "harness": {"harness", "methods", "tasks", "results"},
-    "harness/commands": {"harness", "methods", "tasks", "results", "reports"},  # the command line stands above all
+    "harness/cli/commands": {"harness", "methods", "tasks", "results", "reports"},  # the command line stands above all
     "methods": {"methods"},
     "tasks": {"tasks"},
     "results": {"results"},
@@ -156,6 +163,77 @@ def test_imports_within_the_project_go_one_way(folder: str) -> None:
         project = [name for name in imported(path) if name.split(".")[0] == "exitbench"]
         wrong += [f"{inside}/{path.name}: {name}" for name in project if name.split(".")[1] not in allowed]
     assert not wrong
+
+
+STOREYS = {
+    "exitbench.harness": (
+        *("reading", "processes", "cells", "engine", "conformance"),
+        *("training", "planning", "running", "afterwards", "cli"),
+    ),
+    "exitbench.harness.engine": ("model", "checkpoints", "decoding", "static"),
+    "exitbench.results": (
+        *("files", "statistics", "spool", "queries", "database", "beside"),
+        *("ingest", "analysis", "maintenance"),
+    ),
+}
+"""Rooms of a package, from the lowest up: each imports those before it."""
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """Every module, and the modules that it imports when it runs; not what is named for types only."""
+    paths = {package_of(path.parent) + ("" if path.stem == "__init__" else f".{path.stem}"): path for path in every()}
+    return {
+        module: {name if name in paths else name.rpartition(".")[0] for name in imported(path, for_types=False)}
+        & paths.keys()
+        for module, path in paths.items()
+    }
+
+
+def every() -> Iterator[Path]:
+    return (path for top in FOLDERS for path in (ROOT / top).rglob("*.py"))
+
+
+@pytest.mark.parametrize("package", STOREYS)
+def test_rooms_import_only_rooms_beneath_them(package: str, graph: dict[str, set[str]]) -> None:
+    rooms = STOREYS[package]
+    inner = {
+        name.removeprefix(f"{package}.").split(".")[0] for name in tree_packages() if name.startswith(f"{package}.")
+    }
+    assert inner == set(rooms), "a room without a storey"
+
+    def storey(module: str) -> int | None:
+        return rooms.index(module[len(package) + 1 :].split(".")[0]) if module.startswith(f"{package}.") else None
+
+    back = []
+    for module, targets in graph.items():
+        for target in targets:
+            low, high = storey(target), storey(module)
+            if low is not None and high is not None and low > high:
+                back.append(f"{module} -> {target}")
+    assert not back
+
+
+def test_no_module_imports_itself_by_way_of_others(graph: dict[str, set[str]]) -> None:
+    left = {module: targets - {module} for module, targets in graph.items()}
+    while ends := {
+        module
+        for module, targets in left.items()
+        if not targets & left.keys() or not any(module in others for others in left.values())
+    }:
+        left = {module: targets - ends for module, targets in left.items() if module not in ends}
+    assert [f"{module} -> {target}" for module, targets in left.items() for target in sorted(targets)] == []
+
+
+def test_no_folder_has_more_modules_than_one_reads_at_a_glance() -> None:
+    """But those of one kind: a method, a command or a figure a module."""
+    kinds = {"methods", "harness/cli/commands", "reports/figures", "reports/tables", "reports"}
+    crowded = {}
+    for folder in tree_packages().values():
+        name, found = str(folder.relative_to(ROOT)), sum(1 for path in folder.glob("*.py") if path.stem != "__init__")
+        if found > 15 and name not in kinds:
+            crowded[name] = found
+    assert crowded == {}
 
 
 @pytest.mark.parametrize("folder", ["results", "reports"])

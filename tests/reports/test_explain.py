@@ -22,11 +22,8 @@ EXPLAINED = tuple(source for source in discover(figures) if source.name.startswi
 BY_NAME = {source.name: source for source in EXPLAINED}
 VOCABULARY = 100
 FULL_DEPTH = 1
-MACROS = "\n".join(
-    re.findall(
-        r"^CREATE OR REPLACE MACRO.*?;$", files("exitbench.results").joinpath("views.sql").read_text(), re.M | re.S
-    )
-)
+VIEWS = files("exitbench.results.database").joinpath("views.sql").read_text()
+MACROS = "\n".join(re.findall(r"^CREATE OR REPLACE MACRO.*?;$", VIEWS, re.M | re.S))
 
 
 def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
