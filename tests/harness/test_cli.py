@@ -74,7 +74,7 @@ def suite(worded_model: Path, data_dir: Path, tmp_path: Path) -> Path:
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
     code = (
         "import sys, time; started = time.process_time()\n"
-        "from exitbench.harness import cli\n"
+        "from exitbench.harness.cli import main as cli\n"
         "try: cli.main(['--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'transformers', 'lm_eval', 'duckdb', 'numpy'} & set(sys.modules)\n"
