@@ -47,7 +47,7 @@ def test_counts_running_failures_and_size_while_the_database_is_busy(
 
 def test_it_loads_neither_torch_nor_the_database(tmp_path: Path) -> None:
     code = (
-        "import sys; from exitbench.harness import cli\n"
+        "import sys; from exitbench.harness.cli import main as cli\n"
         f"cli.main(['status', '--runs', {str(tmp_path)!r}])\n"
         "print({'torch', 'duckdb', 'transformers'} & set(sys.modules))"
     )
