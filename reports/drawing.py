@@ -10,10 +10,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 from exitbench.errors import UserError
-from exitbench.reports import figures, style
+from exitbench.reports import figures
 from exitbench.reports.frame import Frame
-from exitbench.reports.sources import Source, discover
-from exitbench.reports.svg import themed_uri
+from exitbench.reports.plotting import style
+from exitbench.reports.plotting.svg import themed_uri
+from exitbench.reports.registry import Source, discover
 from exitbench.results.files.whole_file import write_whole_file
 from exitbench.terminal import visible
 

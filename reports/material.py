@@ -8,12 +8,12 @@ from types import ModuleType
 
 from exitbench.errors import UserError, suggestion
 from exitbench.reports import figures, tables
+from exitbench.reports.answers.documents import documents_payload
 from exitbench.reports.claims import Verdict, check_claims
 from exitbench.reports.claims.ledger import read_claims
-from exitbench.reports.documents import documents_payload
 from exitbench.reports.findings import require_final, severe_findings
 from exitbench.reports.frame import Frame, computed_once
-from exitbench.reports.sources import SECTIONS, Source, discover
+from exitbench.reports.registry import SECTIONS, Source, discover
 from exitbench.results.database.connection import Database, open_database
 
 _ALWAYS = ("findings", "results", "provenance")

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from exitbench.errors import UserError
-from exitbench.reports import figures, style, tables
+from exitbench.reports import figures, tables
 from exitbench.reports.frame import Frame
-from exitbench.reports.sources import Source, discover
+from exitbench.reports.plotting import style
+from exitbench.reports.registry import Source, discover
 from exitbench.reports.tables.filled import fill
 from exitbench.reports.tables.writing import markdown_table
 from exitbench.results.database.connection import open_database

@@ -20,8 +20,8 @@ from exitbench.reports.drawing import DrawnFigure
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import labels, setting
 from exitbench.reports.material import Material
-from exitbench.reports.sources import PAPERS, SECTIONS
-from exitbench.reports.style import series_styles
+from exitbench.reports.plotting.style import series_styles
+from exitbench.reports.registry import PAPERS, SECTIONS
 from exitbench.reports.tables.filled import FilledTable
 
 _HERE: Final = Path(__file__).parent

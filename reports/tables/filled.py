@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.sources import Source
+from exitbench.reports.registry import Source
 from exitbench.reports.tables.columns import BREAKS, BREAKS_NOTE, Cell, Column
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import OTHER_LENGTH, Setting, count, labels, setting, shorten
-from exitbench.reports.sources import discover
+from exitbench.reports.registry import discover
 from exitbench.reports.tables.columns import BREAKS, marked, written
 from exitbench.reports.tables.summary import blocks_run, delta, length_ratio, quality, speedup
 from exitbench.results.database.connection import open_database

@@ -11,8 +11,8 @@ import pytest
 from exitbench.reports import material, tables
 from exitbench.reports import page as page_module
 from exitbench.reports.frame import Frame
+from exitbench.reports.registry import discover
 from exitbench.reports.render import write_report
-from exitbench.reports.sources import discover
 from exitbench.results.database.connection import open_database
 
 Open = Callable[..., Any]

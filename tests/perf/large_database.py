@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "results"))
 import make_spool
 
 from exitbench.reports import figures, tables
+from exitbench.reports.registry import discover
 from exitbench.reports.render import write_report
-from exitbench.reports.sources import discover
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.queries import query_names, saved_query

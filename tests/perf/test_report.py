@@ -17,8 +17,8 @@ from large_database import seconds
 from exitbench.harness.running.environment import available_cores
 from exitbench.reports import figures, tables
 from exitbench.reports.frame import computed_once
+from exitbench.reports.registry import discover
 from exitbench.reports.render import write_report
-from exitbench.reports.sources import discover
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 

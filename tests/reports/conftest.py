@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 
 from exitbench.reports.frame import Frame
+from exitbench.reports.registry import discover
 from exitbench.reports.render import ReportSummary, write_report
-from exitbench.reports.sources import discover
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exitbench.reports.document_choice import choose
-from exitbench.reports.documents import documents_payload
-from exitbench.reports.exit_colours import contrast, shades
-from exitbench.reports.packing import none_of, pack, planes_for, probabilities, quantised, unpack
+from exitbench.reports.answers.document_choice import choose
+from exitbench.reports.answers.documents import documents_payload
+from exitbench.reports.answers.packing import none_of, pack, planes_for, probabilities, quantised, unpack
+from exitbench.reports.plotting.exit_colours import contrast, shades
 from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.database.connection import Database, open_database
 

@@ -14,7 +14,7 @@ import pytest
 from exitbench.harness.planning.suite import load_suite
 from exitbench.reports import figures
 from exitbench.reports.frame import Frame
-from exitbench.reports.sources import Source, discover
+from exitbench.reports.registry import Source, discover
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 

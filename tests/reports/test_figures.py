@@ -16,11 +16,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from exitbench.reports import figures
-from exitbench.reports.figures import agreement, exit_histogram, frontier, mee_fig1_no_change
-from exitbench.reports.figures.frontier_parts import envelope
+from exitbench.reports.figures.mee import mee_fig1_no_change
+from exitbench.reports.figures.ours import agreement, exit_histogram, frontier
+from exitbench.reports.figures.ours.frontier_parts import envelope
 from exitbench.reports.frame import Frame
-from exitbench.reports.sources import discover
-from exitbench.reports.style import DARK, LIGHT, MUTED, series_styles, theme
+from exitbench.reports.plotting.style import DARK, LIGHT, MUTED, series_styles, theme
+from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database
 from exitbench.results.files.canonical import content_id
 

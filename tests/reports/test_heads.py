@@ -10,13 +10,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from exitbench.reports import figures
-from exitbench.reports.figures import (
+from exitbench.reports.figures.heads import (
     heads_fig2_quality_by_epsilon,
     heads_fig3_speedup_by_epsilon,
     heads_fig4_exit_distribution,
 )
 from exitbench.reports.frame import Frame
-from exitbench.reports.style import LIGHT, lay_out, theme
+from exitbench.reports.plotting.style import LIGHT, lay_out, theme
 from exitbench.results.database.connection import open_database
 
 Rows = Callable[[Path, ModuleType, str], Frame]

@@ -14,18 +14,18 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from exitbench.reports import figures, tables
-from exitbench.reports.figures import (
+from exitbench.reports.figures.mee import (
     mee_appendix_similarity,
     mee_fig1_no_change,
     mee_fig2_final_confidence,
     mee_fig3_trajectories,
     mee_unpublished_monotone_confidence,
 )
-from exitbench.reports.figures.mee_parts import of_origin
+from exitbench.reports.figures.mee.mee_parts import of_origin
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
-from exitbench.reports.sources import discover
-from exitbench.reports.style import LIGHT, MUTED, lay_out, series_styles, theme
+from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, series_styles, theme
+from exitbench.reports.registry import discover
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.schema import PROBE_FLOAT_LISTS, PROBE_ID_LISTS
 from exitbench.results.statistics.stability import settling

@@ -7,10 +7,10 @@ import pytest
 from matplotlib.axes import Axes
 
 from exitbench.reports import figures
-from exitbench.reports.figures import mee_blog_quality_speed
-from exitbench.reports.figures.mee_parts import of_origin
+from exitbench.reports.figures.mee import mee_blog_quality_speed
+from exitbench.reports.figures.mee.mee_parts import of_origin
 from exitbench.reports.frame import Frame
-from exitbench.reports.style import LIGHT, MUTED, lay_out, series_styles, theme
+from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, series_styles, theme
 from exitbench.results.database.connection import open_database
 
 NAME = "mee_blog_quality_speed"

@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 
 from exitbench.reports import figures, tables
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.sources import discover
-from exitbench.reports.style import LIGHT, MUTED, lay_out, theme
+from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, theme
+from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database
 from exitbench.results.files.canonical import content_id
 from exitbench.results.queries import saved_query

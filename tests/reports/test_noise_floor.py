@@ -7,7 +7,7 @@ import duckdb
 import pytest
 
 from exitbench.reports import figures, tables
-from exitbench.reports.sources import discover
+from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database
 
 FLOOR = (0.98, 1.02)

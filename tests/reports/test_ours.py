@@ -12,7 +12,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from exitbench.reports import figures, tables
-from exitbench.reports.figures import (
+from exitbench.reports.figures.ours import (
     between_random_and_oracle,
     calibration,
     cost_breakdown,
@@ -21,8 +21,8 @@ from exitbench.reports.figures import (
     realised_speedup,
 )
 from exitbench.reports.frame import Frame
-from exitbench.reports.setting_grid import thinned
-from exitbench.reports.sources import discover
+from exitbench.reports.plotting.setting_grid import thinned
+from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database
 
 Rows = Callable[[Path, ModuleType, str], Frame]

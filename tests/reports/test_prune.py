@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 
 from exitbench.harness.planning.suite import load_suite
 from exitbench.reports import figures, tables
-from exitbench.reports.figures import (
-    frontier,
+from exitbench.reports.figures.ours import frontier
+from exitbench.reports.figures.prune import (
     prune_fig1_rank,
     prune_fig2_3_margin,
     prune_fig4_5_pruning,
@@ -27,8 +27,8 @@ from exitbench.reports.figures import (
     prune_fig10_11_pruned_jsd,
 )
 from exitbench.reports.frame import Frame
-from exitbench.reports.sources import discover
-from exitbench.reports.style import LIGHT, lay_out, theme
+from exitbench.reports.plotting.style import LIGHT, lay_out, theme
+from exitbench.reports.registry import discover
 from exitbench.results.beside.trainings import record_training
 from exitbench.results.database.connection import open_database
 

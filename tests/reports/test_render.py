@@ -18,11 +18,11 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.reports import drawing, figures, tables
-from exitbench.reports.figures import mee_fig1_no_change
+from exitbench.reports.figures.mee import mee_fig1_no_change
 from exitbench.reports.frame import Frame
+from exitbench.reports.plotting.style import LETTERS, LIGHT
+from exitbench.reports.registry import discover
 from exitbench.reports.render import ReportSummary, write_report
-from exitbench.reports.sources import discover
-from exitbench.reports.style import LETTERS, LIGHT
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from exitbench.reports import figures, tables
-from exitbench.reports.sources import PAPERS, discover
+from exitbench.reports.registry import PAPERS, discover
 
 
 @pytest.mark.parametrize("package", [figures, tables])

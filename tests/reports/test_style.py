@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from exitbench.reports.exit_colours import contrast
-from exitbench.reports.style import COLOURS, DARK, LIGHT, MUTED, Theme, quiet, save, theme
+from exitbench.reports.plotting.exit_colours import contrast
+from exitbench.reports.plotting.style import COLOURS, DARK, LIGHT, MUTED, Theme, quiet, save, theme
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
 SIGHT = {

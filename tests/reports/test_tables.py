@@ -14,7 +14,7 @@ from exitbench.reports import tables
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import setting
 from exitbench.reports.material import read_tables
-from exitbench.reports.sources import discover
+from exitbench.reports.registry import discover
 from exitbench.reports.tables.columns import number, parameters, text, with_interval
 from exitbench.reports.tables.filled import FilledTable, fill
 from exitbench.reports.tables.summary import (

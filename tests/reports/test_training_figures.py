@@ -9,10 +9,11 @@ import pytest
 from matplotlib.axes import Axes
 
 from exitbench.reports import figures
-from exitbench.reports.figures import heads_fig1_training, training_loss
+from exitbench.reports.figures.heads import heads_fig1_training
+from exitbench.reports.figures.training import training_loss
 from exitbench.reports.frame import Frame
-from exitbench.reports.sources import discover
-from exitbench.reports.style import LIGHT, lay_out, theme
+from exitbench.reports.plotting.style import LIGHT, lay_out, theme
+from exitbench.reports.registry import discover
 
 Log = tuple[str, str, str, int, int | None, str, float]  # model, recipe, weights, step, block, metric, value
 

@@ -101,7 +101,7 @@ def _suites() -> Iterator[str]:
 
 def _figures() -> Iterator[str]:
     from exitbench.reports import figures
-    from exitbench.reports.sources import discover
+    from exitbench.reports.registry import discover
 
     for source in discover(figures):
         yield f"{source.name:16} {source.module.TITLE}"

@@ -19,7 +19,7 @@ def report(arguments: Namespace) -> int:
     Raises:
         UserError: The database cannot be opened, its findings forbid a final report, or the folder cannot be written.
     """
-    from exitbench.reports.sources import PAPERS
+    from exitbench.reports.registry import PAPERS
 
     if arguments.paper not in (None, *PAPERS):
         raise UserError(f"No paper is called {arguments.paper!r}.{suggestion(arguments.paper, PAPERS)}")

@@ -1,0 +1,1 @@
+"""Answers token by token, for the page and for a terminal."""

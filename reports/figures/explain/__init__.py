@@ -1,0 +1,1 @@
+"""Why published numbers come out as they do."""

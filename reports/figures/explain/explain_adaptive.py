@@ -1,0 +1,52 @@
+"""Adaptive pruning as published, which changes nothing, and as meant."""
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from exitbench.reports.figures.explain.explain_parts import EMPTY, draw_by_block, empty_figure, split
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, panel_titles
+from exitbench.reports.plotting.style import series_styles
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "Published claim: adaptive pruning. As published it is fixed pruning"
+CAPTION = (
+    "Adaptive pruning should read fewer rows of the LM head the surer the gate was. The published code keeps the "
+    "first V (1 - 0.9 c) of k kept ids; with c below a threshold of 0.9 that is more than k, so nothing is cut. "
+    "Left: rows of the head read after the first block asked, a token. Right: tokens for which id, exit layer and "
+    "rows read are all those of fixed pruning (100 %: the same run). As meant: k (1 - 0.9 c) of them, by rank. "
+    "Bars are 95 % intervals over documents."
+)
+
+HEADS = {
+    "pruned-fixed": "fixed",
+    "pruned-adaptive-code": "adaptive (published)",
+    "pruned-adaptive": "adaptive, as meant",
+}
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw two panels a task; frame: later_rows (rows a token) and same (0..1) by head and min_exit (blocks)."""
+    if not frame.rows:
+        return empty_figure()
+    styles = series_styles(HEADS.values())
+    titles = panel_titles(frame)
+    groups = list(frame.groups("task", "model", "setting"))
+    figure, panels = grid_of_panels(2 * len(groups), columns=2, legend_entries=len(styles))
+    for (work, same), (key, rows) in zip(zip(panels[::2], panels[1::2], strict=True), groups, strict=True):
+        series = split(rows, "head", HEADS)
+        draw_by_block(work, series, styles, ("later_rows", "later_rows_low", "later_rows_high"))
+        others = {label: part for label, part in series.items() if label != HEADS["pruned-fixed"]}
+        draw_by_block(same, others, styles, ("same", "same_low", "same_high"))
+        work.set_title(titles[key])
+        work.set_ylabel("head rows read after\nthe first block asked, a token")
+        work.set_ylim(bottom=0)
+        same.set_ylim(0, 1.02)
+        same.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        same.set_ylabel("tokens exactly as\nunder fixed pruning")
+        size = f"{count(rows.values('tokens'), 'tokens')}, {count(rows.values('n'), 'documents').removeprefix('n = ')}"
+        same.set_title(size, loc="right", fontweight="normal")
+    legend_of_series(figure, styles)
+    return figure

@@ -1,0 +1,69 @@
+"""The exit classifier under the published loss, whose labels are one block off, and under the losses meant."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from exitbench.reports.figures.explain.explain_parts import EMPTY, FULL_DEPTH, empty_figure, split
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import (
+    draw_intervals,
+    draw_points,
+    exit_layer_axis,
+    grid_of_panels,
+    legend_of_series,
+    panel_titles,
+)
+from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "Published claim: trained exit classifiers. Their labels were one block off"
+CAPTION = (
+    "One exit network (two layers, shared by all blocks), trained on the same states with three losses; each line is a "
+    "sweep over the same thresholds. The published code teaches a block whether the block "
+    "before it agrees with the last block but one; logit-adjusted is the same loss with the labels in their place. "
+    "Higher and further left is better. Bars are 95 % intervals over documents."
+)
+
+LOSSES = {
+    "calm": "balanced a block (CALM)",
+    "logit-adjusted": "logit-adjusted (as meant)",
+    "free-code": "shifted labels: published",
+}
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw two panels a task; frame: token_match (0..1) and value (metric's unit) by loss and mean_exit_layer."""
+    if not frame.rows:
+        return empty_figure()
+    styles = series_styles(LOSSES.values())
+    titles = panel_titles(frame)
+    groups = list(frame.groups("task", "model", "setting", "metric"))
+    figure, panels = grid_of_panels(2 * len(groups), columns=2, legend_entries=len(styles) + 1)
+    for (match, quality), ((*key, metric), rows) in zip(
+        zip(panels[::2], panels[1::2], strict=True), groups, strict=True
+    ):
+        for label, part in split(rows, "loss", LOSSES).items():
+            _line(match, part, styles[label], ("token_match", "token_match_low", "token_match_high"))
+            _line(quality, part, styles[label], ("value", "ci_low", "ci_high"))
+        quality.axhline(rows.rows[0]["full_value"], color=MUTED, linestyle=":", linewidth=1)
+        match.set_title(titles[tuple(key)])
+        match.set_ylabel("tokens equal to full depth")
+        match.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        quality.set_ylabel(metric)
+        quality.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal")
+        for axes in (match, quality):
+            exit_layer_axis(axes, max(rows.values("blocks")))
+    legend_of_series(figure, styles, [FULL_DEPTH])
+    return figure
+
+
+def _line(axes: Axes, rows: Sequence[Row], style: SeriesStyle, columns: tuple[str, str, str]) -> None:
+    value, low, high = columns
+    x = [row["mean_exit_layer"] for row in rows]
+    draw_intervals(axes, x, [(row[low], row[high]) for row in rows], style.colour, along="y")
+    draw_points(axes, x, [row[value] for row in rows], style, simulated=False, connect=True)

@@ -1,0 +1,78 @@
+"""Work of the LM head that pruning saves, with and without the one full read-out that every token pays."""
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from exitbench.reports.figures.explain.explain_parts import EMPTY, draw_by_block, empty_figure
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import grid_of_panels, panel_titles
+from exitbench.reports.plotting.style import series_styles
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "Published claim: FLOPs saved by pruning. The full head at the start layer was not counted"
+CAPTION = (
+    "FLOPs of the LM head under the softmax gate, whole vocabulary over pruned (times less; a row of the head "
+    "costs the same in both, so FLOPs are counted in rows read). To choose its ids a pruned head must first read "
+    "the whole vocabulary at the first block asked. Hollow: that read-out left out, as the published counters do. "
+    "Filled: counted. A token that reaches the last block reads the whole vocabulary there again; both count it. "
+    "Both are of the same runs. Bars are 95 % intervals over documents; the axis is logarithmic."
+)
+
+LEFT_OUT, COUNTED = "left out (published)", "counted"
+HEADS = {"pruned-fixed": "fixed", "pruned-decaying-idsorted": "decaying by id"}
+_TICKS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 1000)
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw a panel a task and pruned head; frame: left_out and counted (times less) by min_exit (blocks)."""
+    if not frame.rows:
+        return empty_figure()
+    styles = series_styles((LEFT_OUT, COUNTED))
+    titles = panel_titles(frame)
+    groups = list(frame.groups("task", "model", "setting", "head"))
+    figure, panels = grid_of_panels(len(groups), columns=2, legend_entries=4)
+    for axes, ((*key, head), rows) in zip(panels, groups, strict=True):
+        _panel(axes, rows)
+        axes.set_title(f"{titles[tuple(key)]} · {HEADS.get(head, head)}")
+        axes.set_xlabel(f"{axes.get_xlabel()}\n{count(rows.values('n'), 'documents')}")
+    for axes in panels:
+        axes.set_ylim(0.85, 1.35 * max(max(row["left_out_high"] or 1, row["counted_high"] or 1) for row in frame.rows))
+    paper = mpl.rcParams["axes.facecolor"]
+    handles = [
+        Line2D(
+            [],
+            [],
+            color=styles[name].colour,
+            marker=styles[name].marker,
+            markerfacecolor=face,
+            linestyle="none",
+            label=f"full head at the first block asked: {name}",
+        )
+        for name, face in ((LEFT_OUT, paper), (COUNTED, styles[COUNTED].colour))
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=2)
+    return figure
+
+
+def _panel(axes: Axes, rows: Frame) -> None:
+    styles = series_styles((LEFT_OUT, COUNTED))
+    axes.set_yscale("log")
+    for name, value in ((LEFT_OUT, "left_out"), (COUNTED, "counted")):
+        columns = (value, f"{value}_low", f"{value}_high")
+        draw_by_block(axes, {name: rows.rows}, styles, columns, hollow=(LEFT_OUT,))
+        for row in rows.rows:
+            if row[value] is not None:
+                place = (row["min_exit"], row[value])
+                axes.annotate(
+                    f"{row[value]:.1f}×", place, (5, 0), textcoords="offset points", va="center", fontsize=7.5
+                )
+    axes.yaxis.set_major_locator(FixedLocator(_TICKS))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}×"))
+    axes.set_ylabel("head FLOPs saved (times less)")
+    axes.set_xlim(min(rows.values("min_exit")) - 0.3, max(rows.values("min_exit")) + 0.6)

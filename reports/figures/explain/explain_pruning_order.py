@@ -1,0 +1,51 @@
+"""A shrinking list of kept ids, cut by rank or by token id (PRUNE's decaying pruning)."""
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from exitbench.reports.figures.explain.explain_parts import EMPTY, FULL_DEPTH, draw_by_block, empty_figure, split
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, panel_titles
+from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "Published claim: decaying pruning. The list was cut by token id, not by rank"
+CAPTION = (
+    "The softmax gate over pruned heads. Fixed pruning keeps the k best tokens of the first block asked; decaying "
+    "pruning keeps fewer at every block. The published code sorts the kept ids before it cuts, and so keeps the "
+    "smallest ids instead of the best ranked. Left: tokens equal to full depth's. Right: the task's metric, dotted "
+    "at full depth. Series stand side by side at each block; bars are 95 % intervals over documents."
+)
+
+HEADS = {
+    "full": "whole vocabulary",
+    "pruned-fixed": "pruned, fixed list",
+    "pruned-decaying": "decaying by rank: meant",
+    "pruned-decaying-idsorted": "decaying by id: published",
+}
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw two panels a task; frame: token_match (0..1) and value (metric's unit) by head and min_exit (blocks)."""
+    if not frame.rows:
+        return empty_figure()
+    styles: dict[str, SeriesStyle] = series_styles(HEADS.values())
+    titles = panel_titles(frame)
+    groups = list(frame.groups("task", "model", "setting", "metric"))
+    figure, panels = grid_of_panels(2 * len(groups), columns=2, legend_entries=len(styles) + 1)
+    for (match, quality), ((*key, metric), rows) in zip(
+        zip(panels[::2], panels[1::2], strict=True), groups, strict=True
+    ):
+        series = split(rows, "head", HEADS)
+        draw_by_block(match, series, styles, ("token_match", "token_match_low", "token_match_high"))
+        draw_by_block(quality, series, styles, ("value", "ci_low", "ci_high"))
+        quality.axhline(rows.rows[0]["full_value"], color=MUTED, linestyle=":", linewidth=1)
+        match.set_title(titles[tuple(key)])
+        match.set_ylabel("tokens equal to full depth")
+        match.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        quality.set_ylabel(metric)
+        quality.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal")
+    legend_of_series(figure, styles, [FULL_DEPTH])
+    return figure

@@ -1,0 +1,1 @@
+"""Figures of self-supervised early exits."""

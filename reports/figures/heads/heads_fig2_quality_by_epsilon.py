@@ -1,0 +1,31 @@
+"""What epsilon costs (Figure 2 of Accelerating LLM Inference with Self-Supervised Early Exits)."""
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from exitbench.reports.figures.heads.heads_parts import EMPTY, SETTINGS, by_epsilon
+from exitbench.reports.frame import Frame
+from exitbench.reports.plotting.style import MUTED
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "Quality of exit heads by epsilon"
+CAPTION = (
+    "The task's metric against epsilon: each head's threshold is set on the train split such that, of the tokens "
+    "above it, the share epsilon is what the model itself finds most likely. It is no guarantee, on other documents "
+    "least of all. Bars are 95 % intervals over documents; dotted: full depth. After Figure 2 of Accelerating LLM "
+    "Inference with Self-Supervised Early Exits, which scores the choices of MMLU, Winogrande and HellaSwag in place "
+    "of the answers to our tasks; its curves were not published as numbers. Its Table 1 lists prompts, of which a "
+    f"result database keeps none, so that there is no table like it. {SETTINGS}"
+)
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw one panel a task and one line a series; frame: value in the metric's unit by epsilon."""
+    figure, panels = by_epsilon(frame, [Line2D([], [], color=MUTED, linestyle=":", label="full depth")])
+    for axes, rows in panels:
+        for value in sorted({value for value in rows.values("full_value") if value is not None}):
+            axes.axhline(value, color=MUTED, linestyle=":", linewidth=1)
+        axes.set_ylabel(rows.rows[0]["metric"])
+        axes.set_ylim(bottom=0)
+    return figure

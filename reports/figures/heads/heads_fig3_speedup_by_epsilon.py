@@ -1,0 +1,37 @@
+"""What epsilon gains (Figure 3 of Accelerating LLM Inference with Self-Supervised Early Exits)."""
+
+from matplotlib.figure import Figure
+
+from exitbench.reports.figures.heads.heads_parts import EMPTY, SETTINGS, by_epsilon
+from exitbench.reports.frame import Frame
+from exitbench.reports.plotting.panels import (
+    FLOOR_NOTE,
+    LENGTH_NOTE,
+    draw_floors,
+    draw_lengths,
+    floor_entry,
+    length_entry,
+)
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "Speed-up of exit heads by epsilon"
+CAPTION = (
+    "Measured speed-up, a ratio of wall times to full depth of the same checkpoint in the same run, against epsilon. "
+    "Bars are 95 % intervals over documents. "
+    f"{FLOOR_NOTE}: what touches it shows no speed-up. {LENGTH_NOTE} After Figure 3 of Accelerating LLM Inference "
+    "with Self-Supervised Early "
+    "Exits, whose times are of code without a cache of keys and values, with neither warm-up nor synchronisation, and "
+    f"were not published as numbers. {SETTINGS}"
+)
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw one panel a task and one line a series; frame: value (a ratio) by epsilon, aa_low, aa_high."""
+    figure, panels = by_epsilon(frame, [floor_entry(), length_entry()], unit="timed documents")
+    for axes, rows in panels:
+        draw_floors(axes, rows.values("epsilon"), rows.rows, along="y")
+        draw_lengths(axes, rows.values("epsilon"), [{**row, "speedup": row["value"]} for row in rows.rows], along="y")
+        axes.set_ylabel("measured speed-up")
+        axes.set_ylim(bottom=0)
+    return figure

@@ -1,0 +1,60 @@
+"""Where tokens leave (Figure 4 of Accelerating LLM Inference with Self-Supervised Early Exits)."""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from exitbench.reports.figures.heads.heads_parts import EMPTY, SETTINGS, epsilon_axis, titles
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series
+from exitbench.reports.plotting.style import SeriesStyle, series_styles
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "Where tokens leave by epsilon"
+CAPTION = (
+    "Share of the generated tokens that leave at each exit head, or at no head and so at the last block, against "
+    "epsilon; the lines of a panel add up to 100 %. Bars are 95 % intervals over documents. After Figure 4 of "
+    "Accelerating LLM Inference with Self-Supervised Early Exits, for our tasks and models. A head's share need not "
+    f"fall as epsilon grows: it gets the tokens that earlier heads no longer take. {SETTINGS}"
+)
+
+_MANY = 6  # panels, beyond which they stand three in a row
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw one panel a task and series and one line an exit layer; frame: share (0..1) by epsilon and exit_layer."""
+    layers = sorted({(row["exit_layer"], row["blocks"]) for row in frame.rows})
+    names = dict.fromkeys(_name(*layer) for layer in layers)
+    # paired by place, so that colours follow depth and not the spelling of numbers
+    styles = dict(zip(names, series_styles(names).values(), strict=True))
+    named = titles(frame, "series")
+    groups = list(frame.groups("task", "series", "setting"))
+    figure, panels = grid_of_panels(len(groups), columns=3 if len(groups) > _MANY else 2, legend_entries=len(styles))
+    for axes, (key, rows) in zip(panels, groups, strict=True):
+        _panel(axes, rows, styles)
+        axes.set_title(named[key], pad=16)
+        axes.text(0, 1.03, f"{count(rows.values('n'), 'tokens')} a setting", transform=axes.transAxes, fontsize=8)
+    legend_of_series(figure, styles)
+    return figure
+
+
+def _panel(axes: Axes, frame: Frame, styles: dict[str, SeriesStyle]) -> None:
+    for (layer, blocks), rows in frame.groups("exit_layer", "blocks"):
+        style = styles[_name(layer, blocks)]
+        x, y = rows.values("epsilon"), rows.values("share")
+        bars = [
+            (None, None) if half is None else (max(0.0, share - half), min(1.0, share + half))
+            for share, half in zip(y, rows.values("half_width"), strict=True)
+        ]
+        draw_intervals(axes, x, bars, style.colour, along="y")
+        axes.plot(x, y, color=style.colour, marker=style.marker, linewidth=0.9, clip_on=False, zorder=3)
+    epsilon_axis(axes)
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_ylabel("tokens by exit layer")
+
+
+def _name(layer: int, blocks: int) -> str:
+    return f"all {blocks} blocks" if layer == blocks else f"after block {layer}"

@@ -1,0 +1,1 @@
+"""Figures of Monotonic Early Exiting."""

@@ -1,0 +1,62 @@
+"""How easy and difficult documents approach their last state (appendix A of the Monotonic Early Exiting paper)."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from exitbench.reports.figures.mee.mee_parts import EMPTY, block_axis, intervals
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import count, shorten
+from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels
+from exitbench.reports.plotting.style import MUTED, series_styles
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "How states of easy and difficult documents approach the last one"
+CAPTION = (
+    "Cosine of a block's final-normed state to that of the last block: means over the tokens of full depth's own "
+    "output, of easy documents (green, solid) and difficult ones (blue, dashed); bars are 95 % intervals over "
+    "documents. The classes are those of Table 1, quarters of the documents by just this cosine, so that green lies "
+    "above blue by construction; what is to be seen is where, and whether the curves grow. Appendix A of the Monotonic "
+    "Early Exiting paper shows one example of each class, of a T5-large on CNN/DM, whose values were not published."
+)
+
+_CLASSES: Mapping[str, tuple[str, Literal["-", "--"]]] = {"easy": ("#009E73", "-"), "difficult": ("#0072B2", "--")}
+_THRESHOLD = 0.9
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw one panel a model and two lines a task; frame: cosine by model, task, class and block."""
+    markers = {task: style.marker for task, style in series_styles(frame.distinct("task")).items()}
+    entries = [
+        *(Line2D([], [], color=colour, linestyle=line, label=name) for name, (colour, line) in _CLASSES.items()),
+        *(
+            Line2D([], [], color=MUTED, marker=marker, linestyle="none", label=shorten(task, 26))
+            for task, marker in markers.items()
+        ),
+        Line2D([], [], color=MUTED, linestyle=":", label="called similar above"),
+    ]
+    models = list(frame.groups("model"))
+    figure, panels = grid_of_panels(len(models), columns=2, legend_entries=len(entries))
+    lowest = min(0.0, *frame.values("cosine"))
+    for axes, ((model,), rows) in zip(panels, models, strict=True):
+        _panel(axes, rows, markers)
+        axes.set_ylim(1.02 * lowest - 0.02, 1.02)
+        axes.set_title(shorten(model, 28))
+        axes.set_title(f"{count(rows.values('documents'), 'documents')} a class", loc="right", fontweight="normal")
+    figure.legend(handles=entries, loc="outside upper center", ncols=4)
+    return figure
+
+
+def _panel(axes: Axes, frame: Frame, markers: dict[str, str]) -> None:
+    for (task, name), rows in frame.groups("task", "class"):
+        colour, line = _CLASSES[name]
+        x, y = rows.values("block"), rows.values("cosine")
+        draw_intervals(axes, x, intervals(rows, "cosine", -1.0), colour, along="y")
+        axes.plot(x, y, color=colour, linestyle=line, marker=markers[task], markersize=4, linewidth=0.9, clip_on=False)
+    axes.axhline(_THRESHOLD, color=MUTED, linestyle=":", linewidth=0.8)
+    block_axis(axes, max(frame.values("blocks")))
+    axes.set_ylabel("cosine to the last block's state")

@@ -1,0 +1,126 @@
+"""What six confidence measures cost and give (the scatters of the Monotonic Early Exiting blog)."""
+
+from collections.abc import Mapping, Sequence
+from math import floor
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
+
+from exitbench.reports.figures.mee.mee_parts import of_origin
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.labels import count, is_sweep
+from exitbench.reports.plotting.panels import (
+    FLOOR_NOTE,
+    LENGTH_NOTE,
+    draw_floors,
+    draw_intervals,
+    draw_lengths,
+    draw_points,
+    draw_published,
+    floor_entry,
+    grid_of_panels,
+    legend_of_series,
+    length_entry,
+    panel_titles,
+    published_entry,
+)
+from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+
+TITLE = "Six confidence measures: quality against measured speed"
+CAPTION = (
+    "Quality and speed as shares of full depth's, whose own are written into each panel; right is faster, above is "
+    "better. Lines join thresholds of a measure; bars are 95 % intervals over documents, of quality those of the score "
+    "divided by full depth's, cut at the panel's edge. "
+    f"{FLOOR_NOTE}. {LENGTH_NOTE} After the scatters of the Monotonic Early Exiting blog. Grey outlines with a "
+    "cross are its runs (T5-large "
+    "trained on every block, on SQuAD and, shown with our dialogues, CNN/DM), relative to its own run without early "
+    "exit: its three measures, mee-mlp3, mee-lstm and mee-top3, were slower than no early exit in five of six runs. "
+    "They differ from ours in models and data, ran in batches of 32, on SQuAD mee-mlp3 and mee-lstm of 16, and on a "
+    "runtime that dropped keys and values after exits; mee-lstm on SQuAD was typed by hand, its log ends in an "
+    "exception. The blog's IWSLT run is invalid and not drawn: the checkpoint was read with another model's tokenizer, "
+    "and no BLEU is above 0.0041 of 100."
+)
+EMPTY = (
+    "No data yet: run `nox -s paper -- mee`, or any suite with `quality` and `timing` cells of calm-softmax, "
+    "calm-saturation, calm-classifier, mee-mlp3, mee-lstm or mee-top3 on a model trained to exit at every block."
+)
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw one panel a task and model; frame: quality and speedup, shares of full depth's, by origin and method."""
+    ours, published = of_origin(frame, "ours"), of_origin(frame, "published")
+    tasks = ours.distinct("task")
+    published = Frame(published.columns, tuple(row for row in published.rows if row["task"] in tasks))
+    styles = series_styles([*ours.values("method"), *published.values("method")])
+    named = Frame(ours.columns, tuple({**row, "task": row["task_label"], "kind": row["task"]} for row in ours.rows))
+    titles = panel_titles(named)
+    entries = [floor_entry(), length_entry(), published_entry()]
+    groups = list(named.groups("task", "model", "setting"))
+    figure, panels = grid_of_panels(len(groups), columns=2, legend_entries=len(styles) + len(entries))
+    for axes, (key, rows) in zip(panels, groups, strict=True):
+        printed = [row for row in published.rows if row["task"] == rows.rows[0]["kind"]]
+        draw_floors(axes, rows.values("quality"), rows.rows, along="x")
+        draw_lengths(axes, rows.values("quality"), rows.rows, along="x")
+        _published(axes, printed, styles)
+        for (method,), points in rows.groups("method"):
+            style = styles[method]
+            x, y = points.values("speedup"), points.values("quality")
+            draw_intervals(axes, x, _pairs(points, "quality"), style.colour, along="y")
+            draw_intervals(axes, y, _pairs(points, "speedup"), style.colour, along="x")
+            draw_points(axes, x, y, style, simulated=False, connect=is_sweep(points.rows))
+        _speed_axis(axes, [row["speedup"] for row in (*rows.rows, *printed)])
+        _share_axis(axes, [row["quality"] for row in (*rows.rows, *printed)])
+        axes.set_title(titles[key])
+        shown = [count(rows.values("n"), "documents"), count(rows.values("timed_documents"), "timed")]
+        axes.set_title("\n".join(filter(None, shown)), loc="right", fontweight="normal", fontsize=7)
+        axes.text(0.02, 0.03, _full_depth(rows), transform=axes.transAxes, fontsize=7.5)
+    legend_of_series(figure, styles, entries)
+    return figure
+
+
+def _published(axes: Axes, rows: list[Row], styles: Mapping[str, SeriesStyle]) -> None:
+    """Crosses inside the outline of the measure's marker."""
+    x, y = [row["speedup"] for row in rows], [row["quality"] for row in rows]
+    draw_published(axes, x, y)
+    for row in rows:
+        axes.plot(
+            row["speedup"],
+            row["quality"],
+            marker=styles[row["method"]].marker,
+            markersize=10,
+            markerfacecolor="none",
+            markeredgecolor=MUTED,
+            markeredgewidth=0.8,
+            linestyle="none",
+            zorder=2.1,
+        )
+
+
+def _full_depth(frame: Frame) -> str:
+    """What 1 means on both axes, as far as full depth was timed alone."""
+    (row, *_) = sorted(frame.rows, key=lambda row: not row["is_full_depth"])
+    timed = row["is_full_depth"] and row["ms_per_request"] is not None
+    times = [f"{row['ms_per_request']:.1f} ms a request, {row['tokens_per_second']:,.0f} tokens/s"] if timed else []
+    return "\n".join(["full depth:", f"{row['metric']} {row['full_value']:.1f}", *times])
+
+
+def _speed_axis(axes: Axes, speedups: Sequence[float]) -> None:
+    """Ratios on a logarithmic scale, powers of two marked."""
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(min(0.5, min(speedups) / 1.1), max(2.0, max(speedups) * 1.2))
+    axes.xaxis.set_major_locator(LogLocator(2))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel("measured speed-up over full depth")
+
+
+def _share_axis(axes: Axes, shares: Sequence[float]) -> None:
+    """From a multiple of 20 % below all points to just above full depth; longer intervals are cut."""
+    axes.set_ylim(max(0.0, floor((min(shares) - 0.1) * 5) / 5), 1.06 * max(1.0, *shares))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_ylabel("quality, of full depth's")
+
+
+def _pairs(frame: Frame, name: str) -> list[tuple[float | None, float | None]]:
+    return list(zip(frame.values(f"{name}_low"), frame.values(f"{name}_high"), strict=True))

@@ -1,0 +1,23 @@
+"""How early predictions settle (Figure 1 of the Monotonic Early Exiting paper and of its blog)."""
+
+from matplotlib.figure import Figure
+
+from exitbench.reports.figures.mee.mee_parts import EMPTY, PUBLISHED_MODELS, share_by_block
+from exitbench.reports.frame import Frame
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "When predictions stop changing"
+CAPTION = (
+    "Share of tokens whose most likely next token is already the final one and stays so through all later blocks, "
+    "measured by a full-depth pass over the model's own output; bars are 95 % intervals over documents. A curve that "
+    "rises early is room for early exit; it reaches 100 % at the last block by definition. Figure 1 of the Monotonic "
+    f"Early Exiting paper. {PUBLISHED_MODELS} They leave the first block out and end below 100 %: the published code "
+    "compares first characters of tokens and sees only tokens with a probability above 0.1; ours compares whole tokens "
+    "at all blocks and all probabilities."
+)
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw one panel a task and one line a model; frame: share (0..1) by origin, task, model and block."""
+    return share_by_block(frame, "tokens that no longer change")

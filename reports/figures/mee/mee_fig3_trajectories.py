@@ -1,0 +1,87 @@
+"""One token's way through the blocks, for each model (Figure 3 of the Monotonic Early Exiting paper)."""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from exitbench.reports.figures.mee.mee_parts import EMPTY, block_axis
+from exitbench.reports.figures.natcap.natcap_parts import written_token
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.labels import shorten
+from exitbench.reports.plotting.panels import grid_of_panels
+from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "What a late token was taken for at each block"
+CAPTION = (
+    "One token of each model: of those whose final prediction becomes the most likely at the latest block, the one "
+    "that the last block is surest of. Models answer in words of their own, so it is another token for each. "
+    "Lines are candidates, spelled as the tokenizer does (by id where it was not recorded): the final token at every "
+    "block, others where they are among the three most likely with a probability above 0.1 (dotted), in grey beyond "
+    "the likeliest seven. A single token has no interval. After Figure 3 of the Monotonic Early Exiting paper, whose "
+    "values were not published."
+)
+
+_LIKELY = 0.1
+_NAMED = 7  # candidates beside the final one; more would fill the legend
+_UNNAMED = SeriesStyle(MUTED, ".")
+_NAME_WIDTH = 12
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw one panel a model and one line a candidate; frame: probability by candidate and block."""
+    models = list(frame.groups("model"))
+    figure, panels = grid_of_panels(len(models), columns=2)
+    for axes, ((model,), rows) in zip(panels, models, strict=True):
+        _panel(axes, rows)
+        axes.set_title(shorten(model, 40), pad=16)
+        axes.text(0, 1.03, _token(rows), transform=axes.transAxes, fontsize=8)
+    return figure
+
+
+def _panel(axes: Axes, frame: Frame) -> None:
+    final = frame.rows[0]["candidate_id"]
+    names = {row["candidate_id"]: _name(row) for row in frame.rows}
+    by_block: dict[int, dict[int, float]] = {}
+    for row in frame.rows:
+        by_block.setdefault(row["candidate_id"], {})[row["block"]] = row["probability"]
+    others = sorted((one for one in by_block if one != final), key=lambda one: -max(by_block[one].values()))
+    named = [final, *(one for one in by_block if one in others[:_NAMED])]
+    styles = series_styles(map(str, named)).values()
+    for place, candidate in enumerate(others[_NAMED:]):
+        _line(axes, by_block[candidate], _UNNAMED, "others" if place == 0 else "_")
+    for candidate, style in zip(named, styles, strict=True):
+        _line(axes, by_block[candidate], style, names[candidate] + (", final" if candidate == final else ""))
+    axes.axhline(_LIKELY, color=MUTED, linestyle=":", linewidth=0.8)
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_ylabel("probability")
+    block_axis(axes, max(frame.values("block")))
+    lines, texts = axes.get_legend_handles_labels()
+    entries = sorted(zip(texts, lines, strict=True), key=lambda entry: entry[0] == "others")
+    axes.legend(
+        handles=[line for _, line in entries],
+        title="token" if frame.rows[0]["candidate"] is not None else "token id",
+        loc="upper left",
+        bbox_to_anchor=(1, 1),
+        borderaxespad=0,
+        handlelength=1.6,
+    )
+
+
+def _line(axes: Axes, by_block: dict[int, float], style: SeriesStyle, label: str) -> None:
+    blocks = range(min(by_block), max(by_block) + 1)
+    # nothing is drawn across blocks where the candidate was not likely
+    values = [by_block.get(block, float("nan")) for block in blocks]
+    axes.plot(blocks, values, color=style.colour, marker=style.marker, label=label)
+
+
+def _name(row: Row) -> str:
+    """The candidate as it is drawn; a space in front keeps one that begins with _ in the legend."""
+    name = written_token(row["candidate"], row["candidate_id"], _NAME_WIDTH)
+    return f" {name}" if name.startswith("_") else name
+
+
+def _token(frame: Frame) -> str:
+    row = frame.rows[0]
+    kind = f" ({row['token_kind']})" if row["token_kind"] else ""
+    return f"{shorten(row['task'], 16)}, {shorten(row['doc_key'], 18)}, token {row['position']}{kind}"

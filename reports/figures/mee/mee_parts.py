@@ -1,0 +1,135 @@
+"""What the figures of the Monotonic Early Exiting paper share: one panel a task, one series a model, blocks across."""
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import count, shorten
+from exitbench.reports.plotting.panels import (
+    Interval,
+    draw_intervals,
+    draw_published,
+    grid_of_panels,
+    legend_of_series,
+    published_entry,
+)
+from exitbench.reports.plotting.style import SeriesStyle, quiet, series_styles
+
+EMPTY = "No data yet: run `nox -s paper -- mee`, or any suite with `probe` cells of models with trained weights."
+
+PUBLISHED_MODELS = (
+    "Grey: the three curves that the authors printed, of LongT5-base (12 decoder blocks) on BigPatent, as it is "
+    "(vanilla), trained on every block (CALM) and as FREE; block b of 12 is drawn at the same share of our depth."
+)
+
+
+_STEEP = 2  # points at the left end of published curves, where a name would stand on them
+
+
+def block_axis(axes: Axes, blocks: int) -> None:
+    """Label x as the block after which the state was read out, from 1 to the last of `blocks`."""
+    axes.set_xlim(0.5, blocks + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("layer (blocks executed)")
+
+
+def of_origin(frame: Frame, origin: str) -> Frame:
+    """Return the rows of one origin, ``'ours'`` or ``'published'``."""
+    return Frame(frame.columns, tuple(row for row in frame.rows if row["origin"] == origin))
+
+
+def panels_by_task(
+    frame: Frame, column: str, panel: Callable[[Axes, Frame, Mapping[str, SeriesStyle]], None]
+) -> Figure:
+    """Return a figure with one panel a task, drawn by `panel`, published curves behind, and a legend of models.
+
+    Args:
+        frame: origin, task, model, block, blocks and n; of published rows only model, block, blocks and `column`.
+        column: What is drawn against the block.
+        panel: Draws one task's rows.
+    """
+    ours, published = of_origin(frame, "ours"), of_origin(frame, "published")
+    styles = series_styles(ours.distinct("model"))
+    tasks = ours.distinct("task")
+    entries = [published_entry()] if published.rows else []
+    figure, panels = grid_of_panels(len(tasks), columns=2, legend_entries=len(styles) + len(entries))
+    for axes, ((task,), rows) in zip(panels, ours.groups("task"), strict=True):
+        blocks = max(rows.values("blocks"))
+        _published_curves(axes, published, column, blocks)
+        panel(axes, rows, styles)
+        block_axis(axes, blocks)
+        axes.set_title(shorten(task, 24))
+        axes.set_title(count(rows.values("n"), "tokens a model"), loc="right", fontweight="normal")
+    legend_of_series(figure, styles, entries)
+    return figure
+
+
+def share_by_block(frame: Frame, label: str, dashed: str | None = None) -> Figure:
+    """Draw shares of tokens (0..1) that grow with the block, with intervals, one line a model.
+
+    Args:
+        frame: As `panels_by_task`, with share and half_width.
+        label: Of the shares.
+        dashed: Column that tells the lines of a model apart: where it is not 0 they are dashed.
+    """
+
+    def panel(axes: Axes, rows: Frame, styles: Mapping[str, SeriesStyle]) -> None:
+        for (model, *apart), line in rows.groups("model", *([dashed] if dashed else [])):
+            x, y = line.values("block"), line.values("share")
+            drawn = "--" if any(apart) else "-"
+            draw_intervals(axes, x, intervals(line, "share"), styles[model].colour, along="y")
+            axes.plot(x, y, drawn, color=styles[model].colour, marker=styles[model].marker, clip_on=False)
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.set_ylabel(label)
+
+    return panels_by_task(frame, "share", panel)
+
+
+def intervals(frame: Frame, column: str, lowest: float = 0.0) -> list[Interval]:
+    """Return `column` less and plus half_width, cut at `lowest` and 1; none where half_width is NULL."""
+    return [
+        (None, None)
+        if row["half_width"] is None
+        else (max(lowest, row[column] - row["half_width"]), min(1.0, row[column] + row["half_width"]))
+        for row in frame.rows
+    ]
+
+
+def _published_curves(axes: Axes, frame: Frame, column: str, blocks: int) -> None:
+    """Draw published curves at relative depth, each with its name where the curves are furthest apart."""
+    curves = {
+        model: [(blocks * row["block"] / row["blocks"], row[column]) for row in rows.rows]
+        for (model,), rows in frame.groups("model")
+    }
+    if not curves:
+        return
+    heights = list(zip(*([y for _, y in curve] for curve in curves.values()), strict=True))
+    across = [x for x, _ in next(iter(curves.values()))]
+    # apart from each other, and between blocks, where no point of ours stands
+    place = max(
+        range(_STEEP, len(across)), key=lambda i: _least_gap(heights[i]) * (0.1 + abs(across[i] - round(across[i])))
+    )
+    for name, curve in curves.items():
+        draw_published(axes, *zip(*curve, strict=True), connect=True)
+        axes.annotate(
+            name,
+            curve[place],
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            fontsize=7,
+            color=quiet(),
+            zorder=5,
+            bbox={"facecolor": mpl.rcParams["axes.facecolor"], "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+        )
+
+
+def _least_gap(values: tuple[float, ...]) -> float:
+    ordered = sorted(values)
+    return min((high - low for low, high in pairwise(ordered)), default=0.0)

@@ -1,0 +1,1 @@
+"""Figures of Early Exit Is a Natural Capability."""

@@ -1,0 +1,62 @@
+"""First and later pieces of words (Figure 11 of the natural-capability paper)."""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from exitbench.reports.figures.natcap.natcap_parts import TRAINED, intervals_around
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import count, shorten
+from exitbench.reports.plotting.panels import draw_intervals, legend_of_series
+from exitbench.reports.plotting.style import WIDTH_INCHES, series_styles
+
+TITLE = "First and later pieces of words"
+CAPTION = (
+    "Left: mean ideal exit (the first block whose most likely token is that of the last block) of tokens that begin a "
+    "word and of those that go on with one, as the tokenizer marks spaces; bars are 95 % intervals over documents. "
+    "Right: share of tokens that go on with a word; the paper says about 12 % in English. Tokens that are no text are "
+    "left out. " + TRAINED + " After Figure 11 of Early Exit Is a Natural Capability, which has ten directions of "
+    "translation."
+)
+EMPTY = (
+    "Not measured: no probed model has a tokenizer that splits words (the built-in one does not). Run a suite with "
+    "`probe` cells of a model that does, such as `exitbench run mee-first-question`."
+)
+
+_LINE_INCHES = 0.4
+_APART = 0.13
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw one line a task and model; frame: ideal_exit in blocks and share (0..1) by part."""
+    styles = series_styles(frame.distinct("part"))
+    lines = sorted({(row["task"], row["series"]) for row in frame.rows}, reverse=True)
+    figure = Figure(figsize=(WIDTH_INCHES, _LINE_INCHES * len(lines) + 1.5), layout="constrained")
+    exits, shares = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    for part, style in styles.items():
+        shift = _APART if part.startswith("first") else -_APART
+        rows = [row for row in frame.rows if row["part"] == part]
+        places = [lines.index((row["task"], row["series"])) + shift for row in rows]
+        x = [row["ideal_exit"] for row in rows]
+        halves = [row["half_width"] for row in rows]
+        draw_intervals(exits, places, intervals_around(x, halves), style.colour, along="x")
+        exits.plot(x, places, color=style.colour, marker=style.marker, linestyle="none")
+        if part.startswith("later"):
+            middles = [place - shift for place in places]
+            shares.barh(middles, [row["share"] for row in rows], height=0.5, color=style.colour)
+    exits.set_yticks(range(len(lines)), [f"{shorten(task, 16)} · {shorten(series, 26)}" for task, series in lines])
+    exits.set_ylim(-0.6, len(lines) - 0.4)
+    _axes(exits, shares, max(frame.values("blocks")))
+    counts = [sum(row["n"] for row in rows.rows) for _, rows in frame.groups("task", "series")]
+    shares.set_title(count(counts, "tokens"), loc="right", fontweight="normal")
+    legend_of_series(figure, styles)
+    return figure
+
+
+def _axes(exits: Axes, shares: Axes, blocks: int) -> None:
+    exits.set_xlim(0.8, blocks + 0.2)
+    exits.xaxis.set_major_locator(MaxNLocator(integer=True))
+    exits.set_xlabel("ideal exit (blocks executed)")
+    shares.set_xlim(0, 1)
+    shares.xaxis.set_major_formatter(PercentFormatter(1))
+    shares.set_xlabel("tokens that go on with a word")

@@ -1,0 +1,52 @@
+"""The first block that says what the last one says (Figure 1 of the natural-capability paper)."""
+
+from collections.abc import Mapping
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, draw_means, intervals_around, panels_by_task
+from exitbench.reports.frame import Frame
+from exitbench.reports.plotting.panels import draw_intervals, draw_published, published_entry
+from exitbench.reports.plotting.style import SeriesStyle
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "The first block that says what the last one says"
+CAPTION = (
+    "Share of tokens by the ideal exit: the first block whose most likely token is that of the last block, in a "
+    "full-depth pass over the model's own output, read out through final norm and LM head. It need not stay so. Bars "
+    "are 95 % intervals over documents. Above 100 %: each model's mean ideal exit, and as crosses the means that "
+    "Tables 1 and 2 print for Llama-2-chat (32 and 40 blocks) and Transformer-base (6) on other data of the same kind, "
+    "at the same share of the depth; whether those count blocks from 0 or 1 is not said. " + TRAINED + " After Figure "
+    "1 of Early Exit Is a Natural Capability, which sets other models and tasks side by side."
+)
+
+_ABOVE = 1.08  # all tokens are 1
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw one panel a task and one line a model; frame: share (0..1) by block, ideal_exit in blocks of `blocks`."""
+    ours = Frame(frame.columns, tuple(row for row in frame.rows if row["origin"] == "ours"))
+    published = [row for row in frame.rows if row["origin"] == "published"]
+
+    def panel(axes: Axes, rows: Frame, styles: Mapping[str, SeriesStyle]) -> None:
+        draw_means(axes, rows, styles, "block", "share")
+        axes.set_ylim(0, 2 * _ABOVE - 1)
+        axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.set_ylabel("tokens that first match here")
+        _ideal_exits(axes, rows, styles)
+        task, blocks = rows.rows[0]["task"], max(rows.values("blocks"))
+        theirs = [row["ideal_exit"] / row["blocks"] * blocks for row in published if row["task"] == task]
+        draw_published(axes, theirs, [_ABOVE] * len(theirs))
+
+    return panels_by_task(ours, panel, [published_entry()] if published else [])
+
+
+def _ideal_exits(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
+    for (series,), rows in frame.groups("series"):
+        style, mean, half = styles[series], rows.rows[0]["ideal_exit"], rows.rows[0]["ideal_half_width"]
+        draw_intervals(axes, [_ABOVE], intervals_around([mean], [half]), style.colour, along="x")
+        axes.plot([mean], [_ABOVE], color=style.colour, marker=style.marker, markersize=5, linestyle="none")

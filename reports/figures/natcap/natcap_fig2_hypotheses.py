@@ -1,0 +1,71 @@
+"""What one token was taken for at each block (Figure 2c of the natural-capability paper)."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from exitbench.reports.figures.natcap.natcap_parts import EMPTY, written_token
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import shorten
+from exitbench.reports.plotting.style import LETTERS, WIDTH_INCHES
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "What one token was taken for at each block"
+CAPTION = (
+    "The three most likely tokens after each block, with their probabilities; the final token in bold. One token of "
+    "each model: of those whose final token becomes the most likely one at the latest block, the one that the last "
+    "block is surest of; so it shows a late token, not a usual one. Models answer in words of their own, so it is "
+    "another token for each. Tokens are spelled as the tokenizer has them (\u2581: a space before), by their id where "
+    "the database has no spelling. After Figure 2 (c) of Early Exit Is a Natural Capability, which shows one example "
+    "of another model; (a) and (b) there are drawings."
+)
+
+_COLUMNS = 2
+_LINE_INCHES = 0.21
+_RANKS = ("most likely", "second", "third")
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw one panel a model, blocks below each other, ranks side by side; frame: text, probability by block, rank."""
+    models = list(frame.groups("model"))
+    columns = min(_COLUMNS, len(models))
+    lines = [models[i : i + columns] for i in range(0, len(models), columns)]
+    heights = [_LINE_INCHES * max(max(rows.values("block")) for _, rows in line) + 0.85 for line in lines]
+    figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout="constrained")
+    grid = figure.subplots(len(lines), columns, squeeze=False, height_ratios=heights)
+    panels = list(grid.flat)
+    for axes, ((model,), rows) in zip(panels, models, strict=False):
+        _panel(axes, rows)
+        row = rows.rows[0]
+        axes.set_title(shorten(model, 40), pad=16)
+        where = f"{shorten(row['task'], 16)}, {shorten(row['doc_key'], 18)}, token {row['position']}"
+        axes.text(0, 1.0, where, transform=axes.transAxes, fontsize=8, va="bottom")
+    for spare in panels[len(models) :]:
+        spare.remove()
+    return figure
+
+
+def _panel(axes: Axes, frame: Frame) -> None:
+    blocks = max(frame.values("block"))
+    shares = np.zeros((blocks, len(_RANKS)))
+    for row in frame.rows:
+        shares[row["block"] - 1, row["rank"] - 1] = row["probability"]
+    axes.imshow(shares, vmin=0, vmax=1, aspect="auto", extent=(0.5, len(_RANKS) + 0.5, blocks + 0.5, 0.5))
+    for row in frame.rows:
+        p = row["probability"]
+        axes.text(
+            row["rank"],
+            row["block"],
+            f"{written_token(row['text'], row['token_id'], 11)} {p:.2f}",
+            ha="center",
+            va="center",
+            fontsize=7,
+            fontweight="bold" if row["is_final"] else "normal",
+            color=LETTERS[p > 0.55],
+        )
+    axes.grid(False)
+    axes.set_xticks(range(1, len(_RANKS) + 1), _RANKS)
+    axes.tick_params(length=0)
+    axes.set_yticks(range(1, blocks + 1))
+    axes.set_ylabel("layer (blocks executed)")

@@ -1,0 +1,109 @@
+"""How near gates come to the ideal exit, and what it saves (Figures 3, 7, 8 and 9 of the natural-capability paper)."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from exitbench.reports.figures.natcap.natcap_parts import EMPTY, intervals_around
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.labels import count, shorten
+from exitbench.reports.plotting.panels import (
+    FLOOR_NOTE,
+    LENGTH_NOTE,
+    draw_floors,
+    draw_intervals,
+    draw_lengths,
+    draw_points,
+    floor_entry,
+    legend_of_series,
+    length_entry,
+    simulated_entry,
+)
+from exitbench.reports.plotting.style import MUTED, WIDTH_INCHES, SeriesStyle, quiet, series_styles
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "Gates without training: distance to the ideal exit, and speed-up"
+CAPTION = (
+    "Each gate at the least careful of its settings that were run which keeps 98 % of full depth's score in a real "
+    "decode; a gate is left out where none does. Above: how many blocks its exit is from the ideal one (the first "
+    "block whose most likely token is the last block's), mean over tokens of a replay over full depth's own output, "
+    "with the threshold. Below: speed-up; filled points are wall time of real decodes against full depth in the same "
+    "run, grey where the interval touches the noise floor; hollow ones are all blocks over the mean exit layer of the "
+    f"replay, which knows no cost but blocks. {FLOOR_NOTE}. {LENGTH_NOTE} "
+    " Oracle is the ideal exit itself, timed as "
+    "if it were known, whatever score it keeps. Bars are 95 % intervals over documents. Columns: models trained on "
+    "their last block alone (without joint optimisation), on every block (with it), or otherwise. After Figures 3, 7, "
+    "8 and 9 of Early Exit Is a Natural Capability, which pick thresholds by a finer grid, on encoders and Llama-2."
+)
+
+_COLUMNS = {"last": "without joint optimisation", "joint": "with joint optimisation", "other": "trained otherwise"}
+_STEP = 0.17  # places between gates that are drawn side by side
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw one column a way of training; frame: distance in blocks and speed-ups by task, model and method."""
+    styles = series_styles(frame.distinct("method"))
+    columns = [name for name in _COLUMNS if name in frame.distinct("training")]
+    parts = [Frame(frame.columns, tuple(r for r in frame.rows if r["training"] == name)) for name in columns]
+    places = [sorted({_place(row) for row in part.rows}) for part in parts]
+    figure = Figure(figsize=(WIDTH_INCHES, 6.6), layout="constrained")
+    grid = figure.subplots(
+        2, len(columns), squeeze=False, sharey="row", sharex="col", width_ratios=[max(2, len(p)) for p in places]
+    )
+    several = len(frame.distinct("setting")) > 1
+    for (above, below), name, part, ticks in zip(grid.T, columns, parts, places, strict=True):
+        shifted = [(row, ticks.index(_place(row)) + _shift(row["method"], styles)) for row in part.rows]
+        _distances(above, shifted, styles)
+        _speedups(below, shifted, styles)
+        above.set_title(_COLUMNS[name])
+        if set(part.values("method")) == {"oracle"}:
+            middle = {"ha": "center", "va": "center", "transform": above.transAxes}
+            above.text(0.5, 0.5, "no setting of a gate that was run\nkeeps 98 % of the score", color=quiet(), **middle)
+        texts = [" · ".join(shorten(part, 18) for part in place[: 3 if several else 2]) for place in ticks]
+        below.set_xticks(range(len(ticks)), texts, rotation=35, ha="right", rotation_mode="anchor")
+        below.set_xlim(-0.6, len(ticks) - 0.4)
+    grid[0][0].set_ylabel("distance to the ideal exit\n(blocks executed)")
+    grid[1][0].set_ylabel("speed-up (×)")
+    ends = [row["distance"] + (row["distance_half_width"] or 0) for row in frame.rows if row["distance"] is not None]
+    grid[0][0].set_ylim(0, 1.1 * max((0.5, *ends)))
+    counts = [n for n in frame.values("n") if n is not None]
+    if counts:
+        grid[0][-1].set_title(count(counts, "tokens"), loc="right", fontweight="normal")
+    legend_of_series(figure, styles, [simulated_entry(), floor_entry(), length_entry()])
+    return figure
+
+
+def _place(row: Row) -> tuple[str, str, str]:
+    return row["task"], row["model"], row["setting"]
+
+
+def _shift(method: str, styles: Mapping[str, SeriesStyle]) -> float:
+    return _STEP * (list(styles).index(method) - (len(styles) - 1) / 2)
+
+
+def _distances(axes: Axes, rows: Sequence[tuple[Row, float]], styles: Mapping[str, SeriesStyle]) -> None:
+    for row, x in rows:
+        y, half, style = row["distance"], row["distance_half_width"], styles[row["method"]]
+        if y is None or row["method"] == "oracle":  # the ideal exit is no distance from itself
+            continue
+        draw_intervals(axes, [x], intervals_around([y], [half]), style.colour, along="y")
+        draw_points(axes, [x], [y], style, simulated=True, connect=False)
+        if row["threshold"] is not None:
+            axes.annotate(
+                f"{float(row['threshold']):g}", (x, y), (6, 0), textcoords="offset points", va="center", fontsize=6.5
+            )
+
+
+def _speedups(axes: Axes, rows: Sequence[tuple[Row, float]], styles: Mapping[str, SeriesStyle]) -> None:
+    draw_floors(axes, [x for _, x in rows], [row for row, _ in rows], along="y")
+    draw_lengths(axes, [x for _, x in rows], [row for row, _ in rows], along="y")
+    for row, x in rows:
+        style = styles[row["method"]]
+        if row["simulated_speedup"] is not None:
+            draw_points(axes, [x], [row["simulated_speedup"]], style, simulated=True, connect=False)
+        if row["speedup"] is not None:
+            shown = SeriesStyle(MUTED, style.marker) if row["inside_noise_floor"] else style
+            draw_intervals(axes, [x], [(row["speedup_low"], row["speedup_high"])], shown.colour, along="y")
+            draw_points(axes, [x], [row["speedup"]], shown, simulated=False, connect=False)

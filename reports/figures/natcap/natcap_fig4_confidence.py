@@ -1,0 +1,31 @@
+"""How sure each block is (Figure 4 of the natural-capability paper)."""
+
+from collections.abc import Mapping
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, draw_means, panels_by_task
+from exitbench.reports.frame import Frame
+from exitbench.reports.plotting.style import SeriesStyle
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "How sure each block is of its own most likely token"
+CAPTION = (
+    "Largest probability that a block gives to any token, whether it is the final one or not, read out through final "
+    "norm and LM head: mean over tokens, with 95 % intervals over documents. A gate by confidence leaves early where "
+    "this is high early, rightly or not. " + TRAINED + " After Figure 4 of Early Exit Is a Natural Capability, whose "
+    "models are classifiers of GLUE."
+)
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw one panel a task and one line a model; frame: mean (a probability) by block, n tokens."""
+
+    def panel(axes: Axes, rows: Frame, styles: Mapping[str, SeriesStyle]) -> None:
+        draw_means(axes, rows, styles, "block", "mean")
+        axes.set_ylim(0, 1.02)
+        axes.set_ylabel("largest probability")
+
+    return panels_by_task(frame, panel)

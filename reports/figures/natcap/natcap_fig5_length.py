@@ -1,0 +1,45 @@
+"""Ideal exit along an answer, and in short and long answers (Figure 5 of the natural-capability paper)."""
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, draw_means
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import count, shorten
+from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series
+from exitbench.reports.plotting.style import series_styles
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "Ideal exit along an answer, and by its length"
+CAPTION = (
+    "Mean ideal exit (the first block whose most likely token is the last block's) of tokens by their position in the "
+    "answer, left, and by the length of the answer that they are in, right; classes are a twelfth of the longest "
+    "answer wide, and left out below five tokens. Bars are 95 % intervals over documents. n counts tokens of all "
+    "models. Positions and lengths are not independent: late positions exist in long answers only. " + TRAINED + " "
+    "After Figure 5 of Early Exit Is a Natural Capability."
+)
+
+_ACROSS = {"position": "position in the answer (tokens)", "length": "length of the answer (tokens)"}
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw two panels a task; frame: ideal_exit in blocks by x in tokens, for each measure and series."""
+    styles = series_styles(frame.distinct("series"))
+    tasks = frame.distinct("task")
+    figure, panels = grid_of_panels(2 * len(tasks), columns=2, legend_entries=len(styles))
+    for place, task in enumerate(tasks):
+        for axes, (measure, label) in zip(panels[2 * place : 2 * place + 2], _ACROSS.items(), strict=True):
+            shown = (row for row in frame.rows if (row["task"], row["measure"]) == (task, measure))
+            rows = Frame(frame.columns, tuple(shown))
+            axes.set_title(shorten(task, 24))
+            axes.set_xlabel(label)
+            axes.set_ylabel("ideal exit (blocks executed)")
+            if rows.rows:
+                draw_means(axes, rows, styles, "x", "ideal_exit")
+                axes.set_title(count([sum(rows.values("n"))], "tokens"), loc="right", fontweight="normal")
+            axes.set_ylim(0.8, max(frame.values("blocks")) + 0.2)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    legend_of_series(figure, styles)
+    return figure

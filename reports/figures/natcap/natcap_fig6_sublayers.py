@@ -1,0 +1,51 @@
+"""What the parts of a block read out as (Figure 6 of the natural-capability paper)."""
+
+from collections.abc import Mapping
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from exitbench.reports.figures.mee.mee_parts import block_axis
+from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, intervals_around
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import count, shorten
+from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series
+from exitbench.reports.plotting.style import SeriesStyle, series_styles
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "What the parts of a block read out as"
+CAPTION = (
+    "Final norm and LM head applied to what attention and feed-forward each add to the residual stream, to the stream "
+    "after attention, and to the stream after the block. Left: the largest probability; right: share of tokens whose "
+    "most likely token there is that of the last block. Means over the tokens of a few documents, with 95 % intervals "
+    "over documents. " + TRAINED + " After Figure 6 of Early Exit Is a Natural Capability, which shows one token; the "
+    "table of its Table 12 shows one of ours."
+)
+
+_COLUMNS = {"probability": "largest probability", "share": "is the final token"}
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw two panels a model and one line a read-out; frame: probability and share (0..1) by block."""
+    styles = series_styles(frame.distinct("read_out"))
+    models = list(frame.groups("series"))
+    figure, panels = grid_of_panels(2 * len(models), columns=2, legend_entries=len(styles))
+    for place, ((series,), rows) in enumerate(models):
+        for axes, (column, label) in zip(panels[2 * place : 2 * place + 2], _COLUMNS.items(), strict=True):
+            _panel(axes, rows, styles, column)
+            axes.set_title(shorten(series, 28))
+            axes.set_ylabel(label)
+        axes.set_title(count(rows.values("n"), "tokens"), loc="right", fontweight="normal")
+    legend_of_series(figure, styles)
+    return figure
+
+
+def _panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], column: str) -> None:
+    for (read_out,), rows in frame.groups("read_out"):
+        style, x, y = styles[read_out], rows.values("block"), rows.values(column)
+        halves = rows.values(f"{column}_half_width")
+        draw_intervals(axes, x, intervals_around(y, halves), style.colour, along="y")
+        axes.plot(x, y, color=style.colour, marker=style.marker, markersize=4.5, linewidth=0.9, clip_on=False)
+    axes.set_ylim(0, 1.02)
+    block_axis(axes, max(frame.values("block")))

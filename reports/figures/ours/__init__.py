@@ -1,0 +1,1 @@
+"""What early exit costs and gives: figures of ours, of no paper."""

@@ -1,0 +1,75 @@
+"""Agreement with full depth against depth, with real decodes and replays of a probe side by side."""
+
+from collections.abc import Mapping
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from exitbench.reports.figures.ours.frontier_parts import series_of
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import count, is_sweep, setting, shorten
+from exitbench.reports.plotting.panels import (
+    draw_intervals,
+    draw_points,
+    grid_of_panels,
+    legend_of_series,
+    share_of_blocks_axis,
+    simulated_entry,
+)
+from exitbench.reports.plotting.style import SeriesStyle, series_styles
+
+ORDER = 20
+TITLE = "Agreement with full depth"
+CAPTION = (
+    "Share of full depth's tokens that the method has at the same position, against the mean exit layer. Filled "
+    "markers are real decodes, compared "
+    "position by position with full depth's output, so that one early difference can shift everything after it. "
+    "Hollow markers are simulated: an exit rule replayed over a full-depth pass, in which each token is judged alone "
+    "and no cache is damaged. A thin line joins the two of a setting: the cost of exiting for real. Bars are 95 % "
+    "intervals over documents."
+)
+EMPTY = (
+    "No data yet: run `nox -s bench`, or any suite with `quality` cells (real decodes) or `replay` cells (simulated) "
+    "of models with trained weights."
+)
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw one panel a task; frame: token_match (0..1) with its interval, depth (share of blocks), execution."""
+    by = series_of(frame)
+    styles = series_styles(frame.distinct(by))
+    simulated = [simulated_entry()] if "simulated" in frame.values("execution") else []
+    groups = list(frame.groups("task", "setting"))
+    figure, panels = grid_of_panels(len(groups), columns=2, legend_entries=len(styles) + len(simulated))
+    several = len(frame.distinct("setting")) > 1
+    for axes, ((task, where), rows) in zip(panels, groups, strict=True):
+        _panel(axes, rows, styles, by)
+        axes.set_title(shorten(task, 24) + (f"\n{where}" if several else ""))
+        real = [row["n"] for row in rows.rows if row["execution"] == "real"]
+        axes.set_title(count(real or rows.values("n"), "documents"), loc="right", fontweight="normal")
+    legend_of_series(figure, styles, simulated)
+    return figure
+
+
+def _panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:
+    _join_what_is_one_setting(axes, frame, styles, by)
+    for (series, _, execution), rows in frame.groups(by, "method", "execution"):
+        x, y, style = rows.values("depth"), rows.values("token_match"), styles[series]
+        intervals = list(zip(rows.values("match_low"), rows.values("match_high"), strict=True))
+        draw_intervals(axes, x, intervals, style.colour, along="y")
+        joined = by == "method" and is_sweep(rows.rows)
+        draw_points(axes, x, y, style, simulated=execution == "simulated", connect=joined)
+    share_of_blocks_axis(axes, "mean exit layer")
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_ylabel("full depth's tokens that are equal")
+
+
+def _join_what_is_one_setting(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:
+    replays = {(row["model"], *setting(row)): row for row in frame.rows if row["execution"] == "simulated"}
+    for row in frame.rows:
+        replay = replays.get((row["model"], *setting(row)))
+        if row["execution"] == "real" and replay is not None:
+            ends = [row, replay]
+            x, y = ([end[name] for end in ends] for name in ("depth", "token_match"))
+            axes.plot(x, y, color=styles[row[by]].colour, linewidth=0.5, alpha=0.6, zorder=1.8)

@@ -1,0 +1,72 @@
+"""Where each method lies between exits drawn at random and an oracle, both at its own depth."""
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
+
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import legend_of_series
+from exitbench.reports.plotting.setting_grid import Measure, ModelLines, draw_measures, height_of, setting_grid
+from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+
+ORDER = 22
+TITLE = "Between random exits and the oracle"
+CAPTION = (
+    "Left: full depth's tokens that each setting has at the same position; the grey line leads from random exits "
+    "(bar) at the same mean depth to the oracle (triangle), which knows full depth's token and exits at the first "
+    "block that agrees. Right: the share of that way that the gate makes up, where it is at least 5 points long: 0 is "
+    "as good as drawing exits at random, below 0 worse. Random exits were run at a few mean exit layers "
+    "and are interpolated between them, and to full depth; a dotted line marks settings shallower than the smallest, "
+    "which are compared with that one, deeper as it is. The oracle is at its own depth, not the setting's: blocks "
+    "beyond it would not change its answer. Bars are 95 % intervals over documents, with random and oracle taken as "
+    "they came out."
+)
+EMPTY = (
+    "No data yet: run `nox -s bench`, or any suite with `quality` cells of `random`, `oracle` and other methods on "
+    "one model with trained weights."
+)
+
+_MEASURES = (
+    Measure("full depth's tokens that are equal", "token_match", "match_low", "match_high"),
+    Measure("way from random to oracle", "share", "share_low", "share_high"),
+)
+_FARTHEST = 1.5  # shares beyond are drawn at the edge
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw a line a setting and a marker a task; frame: token_match, random_match, oracle_match, share (0..1)."""
+    styles = series_styles(frame.distinct("task"))
+    shown = Frame(frame.columns, tuple({**row, **_clipped(row)} for row in frame.rows))
+    headings = [measure.heading for measure in _MEASURES]
+    figure, models = setting_grid(shown, headings, legend_entries=len(styles) + 1)
+    for model in models:
+        _ways(model, styles)
+        draw_measures(model, _MEASURES, styles)
+        for at in (0, 1):
+            model.panels[1].axvline(at, color=MUTED, linewidth=0.8)
+        model.panels[1].set_xlim(-_FARTHEST - 0.1, _FARTHEST + 0.1)
+        model.panels[1].set_xticks((-1, 0, 1))
+    for axes in models[-1].panels:
+        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    models[-1].panels[0].set_xlabel(count(frame.values("n"), "documents"))
+    models[-1].panels[1].set_xlabel("0: random exits, 100 %: oracle")
+    entry = Line2D([], [], color=MUTED, marker=">", markersize=4, label="random (bar) to oracle")
+    legend_of_series(figure, styles, [entry])
+    return figure
+
+
+def _ways(model: ModelLines, styles: dict[str, SeriesStyle]) -> None:
+    axes = model.panels[0]
+    for row in model.rows.rows:
+        y = height_of(model, row, list(styles))
+        ends = [row["random_match"], row["oracle_match"]]
+        axes.plot(ends, [y, y], color=MUTED, linewidth=0.8, linestyle=":" if row["shallower"] else "-", zorder=1.5)
+        axes.plot(ends[0], y, "|", color=MUTED, markersize=4, zorder=1.5)
+        axes.plot(ends[1], y, ">", color=MUTED, markersize=3, zorder=1.5)
+
+
+def _clipped(row: Row) -> Row:
+    """The share and its interval, drawn no farther out than the axis reaches."""
+    shares = {name: row[name] for name in ("share", "share_low", "share_high")}
+    return {name: None if at is None else min(_FARTHEST, max(-_FARTHEST, at)) for name, at in shares.items()}

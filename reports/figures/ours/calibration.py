@@ -1,0 +1,119 @@
+"""Whether thresholds that were set for a target keep it: calibrated with a guarantee, and fitted without one."""
+
+from collections.abc import Callable, Mapping
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series
+from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+
+ORDER = 28
+TITLE = "Calibration: target and achieved"
+CAPTION = (
+    "Thresholds calibrated to a loss of at most δ against full depth (textual) or the reference (risk), with "
+    "confidence 1 - ε. First: the mean loss of each level tried, from the most conservative on; dashed lines are the "
+    "δ asked for, a ring is the choice. Second: the p-value of a loss above δ at each level; the walk ends where it "
+    "rises above ε (dashed). Values below 0.0001 are drawn there. Third: the choice on documents that calibration did "
+    "not see, against δ; above the diagonal the target was missed. Fourth: thresholds fitted block by block so that "
+    "exits agree with full depth in a share ε of the train split's tokens, a target without a guarantee, against "
+    "tokens equal to full depth's in real decodes, where errors also spread. Markers of equal targets stand side by "
+    "side. Bars are 95 % intervals over documents."
+)
+EMPTY = (
+    "No calibration yet: run `nox -s bench`, or `exitbench calibrate` with any suite that has a [[calibration]]; "
+    "fitted thresholds come with any method whose `rule` is `epsilon`."
+)
+
+_SMALLEST = 1e-4  # p-values below are drawn here
+_APART = 0.012  # between markers of one target, as a share of the axis
+
+_Panel = Callable[[Axes, Frame, Mapping[str, SeriesStyle]], None]
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw the path of losses and p-values, held-out loss against delta, and agreement against epsilon."""
+    named = Frame((*frame.columns, "series"), tuple({**row, "series": _series(row)} for row in frame.rows))
+    styles = series_styles(named.distinct("series"))
+    by_kind = {what: rows for (what,), rows in named.groups("what")}
+    wanted: list[tuple[str, str, _Panel]] = [
+        ("step", "loss by level", _losses),
+        ("step", "p-value by level", _p_values),
+        ("held", "held out", _held_out),
+        ("fitted", "fitted", _fitted),
+    ]
+    shown = [(title, by_kind[what], draw) for what, title, draw in wanted if what in by_kind]
+    figure, panels = grid_of_panels(len(shown), columns=2, legend_entries=len(styles))
+    for axes, (title, rows, draw) in zip(panels, shown, strict=True):
+        draw(axes, rows, styles)
+        axes.set_title(title)
+        axes.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal")
+    legend_of_series(figure, styles)
+    return figure
+
+
+def _series(row: Row) -> str:
+    return f"{row['model']} · {row['task']}"
+
+
+def _losses(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
+    _walks(axes, frame, styles, lambda row: row["value"])
+    for delta in frame.distinct("delta"):
+        axes.axhline(delta, color=MUTED, linestyle="--", linewidth=0.9)
+    axes.set_ylabel("mean loss (0 to 1)")
+
+
+def _p_values(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
+    tested = Frame(frame.columns, tuple(row for row in frame.rows if row["p_value"] is not None))
+    _walks(axes, tested, styles, lambda row: max(_SMALLEST, row["p_value"]))
+    for epsilon in tested.distinct("epsilon"):
+        axes.axhline(epsilon, color=MUTED, linestyle="--", linewidth=0.9)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(0.7 * _SMALLEST, 1.5)
+    axes.set_ylabel("p-value of a loss above δ")
+
+
+def _walks(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], height: Callable[[Row], float]) -> None:
+    """One line a calibration, and a ring round its choice."""
+    for (series, _), rows in frame.groups("series", "attempt_id"):
+        style = styles[series]
+        y = [height(row) for row in rows.rows]
+        axes.plot(rows.values("threshold"), y, color=style.colour, marker=style.marker, markersize=4, linewidth=0.9)
+        chosen = [(row["threshold"], height(row)) for row in rows.rows if row["chosen"]]
+        for place in chosen:
+            axes.plot(*place, "o", markersize=10, markerfacecolor="none", markeredgecolor=mpl.rcParams["text.color"])
+    axes.invert_xaxis()
+    axes.set_xlabel("threshold (conservative first)")
+
+
+def _held_out(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
+    _against_target(axes, frame, styles, "delta", 0.0, 2 * max(frame.values("delta")))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.set_xlabel("target: loss of at most δ")
+    axes.set_ylabel("loss on unseen documents")
+
+
+def _fitted(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
+    lowest = min(frame.values("epsilon"))
+    _against_target(axes, frame, styles, "epsilon", lowest - 0.3 * (1 - lowest), 1.0)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_xlabel("target: agreement ε of exits")
+    axes.set_ylabel("tokens equal to full depth's")
+
+
+def _against_target(
+    axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], target: str, low: float, high: float
+) -> None:
+    """Markers of one target side by side, and the diagonal from `low` to `high`: the target met to the letter."""
+    for (at,), rows in frame.groups(target):
+        for place, row in enumerate(sorted(rows.rows, key=lambda row: (row["series"], row["method"], row["params"]))):
+            x, style = at + _APART * (high - low) * (place - (len(rows.rows) - 1) / 2), styles[row["series"]]
+            draw_intervals(axes, [x], [(row["low"], row["high"])], style.colour, along="y")
+            axes.plot(x, row["value"], color=style.colour, marker=style.marker, markersize=4.5, zorder=3)
+    axes.plot([low, high], [low, high], color=MUTED, linestyle="--", linewidth=0.9)

@@ -1,0 +1,69 @@
+"""Where the work goes: blocks, read-outs, gates, keys and values, and what verification adds."""
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import PercentFormatter
+
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import count, setting
+from exitbench.reports.plotting.panels import draw_intervals
+from exitbench.reports.plotting.setting_grid import ModelLines, setting_grid
+from exitbench.reports.plotting.style import MUTED, series_styles
+
+ORDER = 14
+TITLE = "Where the work goes"
+CAPTION = (
+    "What a setting must read from memory for a token, by the cost model, as a share of what full depth reads for "
+    "one: weights and caches of the blocks that tokens ran; rows of the LM head (and of exit heads) multiplied, at "
+    "every block where a gate reads logits; weights of a gate's own network; keys and values of skipped blocks "
+    "(projected, or run after all); and drafts that verification threw away. Lines at the ends are 95 % intervals of "
+    "the whole, over documents. Where answers are as long as full depth's, the inverse of the whole is the ideal "
+    "speed-up at batch size 1. A gate that only computes on logits reads nothing of its own; oracles are taken as if "
+    "they knew without looking."
+)
+EMPTY = (
+    "Not measured: no `quality` cell of a model with trained weights tells its cost by part. Run `nox -s bench`, or, "
+    "where an older version ran, the suite again into another folder (`exitbench run SUITE --runs DIR`)."
+)
+
+_PARTS = {"blocks": "blocks", "heads": "LM heads", "gates": "gates", "kv": "keys and values", "verification": "drafts"}
+_HATCHES = ("", "///", "xxx", "...", "\\\\\\")  # parts differ in grey print too
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw models below each other and tasks side by side; frame: shares of full depth's bytes by part."""
+    tasks = frame.distinct("task")
+    styles = series_styles(_PARTS)
+    parts = [part for part in _PARTS if any(frame.values(part))]
+    looks = {part: (styles[part].colour, hatch) for part, hatch in zip(_PARTS, _HATCHES, strict=True)}
+    figure, models = setting_grid(frame, tasks, legend_entries=len(parts) + 1)
+    for model in models:
+        for axes, task in zip(model.panels, tasks, strict=True):
+            rows = Frame(frame.columns, tuple(row for row in model.rows.rows if row["task"] == task))
+            _bars(axes, model, rows, {part: looks[part] for part in parts})
+            axes.axvline(1, color=MUTED, linestyle=":", linewidth=1)
+    for axes, task in zip(models[-1].panels, tasks, strict=True):
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        numbers = [row["n"] for row in frame.rows if row["task"] == task]
+        axes.set_xlabel(f"bytes a token, of full depth's\n{count(numbers, 'documents')}")
+    handles = [Patch(facecolor=looks[part][0], hatch=looks[part][1], label=_PARTS[part]) for part in parts]
+    full = Line2D([], [], color=MUTED, linestyle=":", label="full depth")
+    figure.legend(handles=[*handles, full], loc="outside upper center", ncols=len(handles) + 1)
+    return figure
+
+
+def _bars(axes: Axes, model: ModelLines, frame: Frame, looks: dict[str, tuple[str, str]]) -> None:
+    y = [model.lines.index(setting(row)) for row in frame.rows]
+    left = [0.0] * len(y)
+    for part, (colour, hatch) in looks.items():
+        widths = [row[part] for row in frame.rows]
+        axes.barh(
+            y, widths, 0.75, left, color=colour, hatch=hatch, edgecolor=mpl.rcParams["axes.facecolor"], linewidth=0
+        )
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    intervals = list(zip(frame.values("total_low"), frame.values("total_high"), strict=True))
+    draw_intervals(axes, y, intervals, mpl.rcParams["text.color"], along="x")

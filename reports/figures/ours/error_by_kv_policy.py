@@ -1,0 +1,92 @@
+"""How errors spread with the way of filling the cache of skipped blocks, the gate being the same."""
+
+from collections.abc import Mapping
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.labels import count, labels, shorten
+from exitbench.reports.plotting.panels import draw_intervals, draw_points, legend_height
+from exitbench.reports.plotting.style import MUTED, WIDTH_INCHES, SeriesStyle, series_styles
+
+ORDER = 26
+TITLE = "How errors spread, by KV policy"
+CAPTION = (
+    "One gate at one threshold under every KV policy it was run with, on each task the gate with most of them. "
+    "`exact` runs the skipped blocks after all (a true cache): what it still loses comes from the tokens. `noisy` "
+    "emits full depth's tokens and only damages the cache: what it loses comes from there. Others are real methods. "
+    "Hollow and dashed: simulated, a replay over full depth's own pass, where neither cache nor later tokens are "
+    "touched; a curve of real decodes that falls away from it shows errors that feed on errors. Top: share of tokens "
+    "equal to full depth's by position in the answer (the first 64, in at most eight places; curves may hide each "
+    "other). Below: the same over the whole answer, and the task's metric, of which a dotted line marks full depth's. "
+    "Bars are 95 % intervals over documents."
+)
+EMPTY = (
+    "No data yet: run `nox -s bench`, or any suite with `quality` cells of one method under two or more KV policies, "
+    "on a model with trained weights."
+)
+
+_WORDS = {"exact": "exact (true cache)", "noisy": "noisy (true tokens)", "simulated": "simulated (replay)"}
+_ROW_INCHES = (2.2, 1.7, 1.7)
+_MOST = 4  # tasks side by side
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw a column a task: match by position, then match and quality as a whole; frame: value, low, high by policy."""
+    styles = series_styles(frame.distinct("policy"))
+    tasks = frame.distinct("task")[:_MOST]
+    height = sum(_ROW_INCHES) + legend_height(len(styles))
+    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
+    grid = figure.subplots(3, len(tasks), squeeze=False, height_ratios=_ROW_INCHES)
+    for task, curve, match, quality in zip(tasks, *grid, strict=True):
+        rows = [row for row in frame.rows if row["task"] == task]
+        curve.set_title(f"{shorten(task, 28)}\n{shorten(_gate(rows[0]), 84 // len(tasks))}", fontsize=8)
+        _curves(curve, Frame(frame.columns, tuple(row for row in rows if row["position"] is not None)), styles)
+        whole = [row for row in rows if row["position"] is None]
+        _dots(match, [row for row in whole if row["measure"] == "match"], styles)
+        match.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        match.set_xlabel("tokens equal to full depth's")
+        scored = [row for row in whole if row["measure"] == "quality"]
+        _dots(quality, scored, styles)
+        quality.set_xlabel(f"{scored[0]['metric']} ({count((row['n'] for row in scored), 'documents')})")
+        quality.axvline(scored[0]["full_value"], color=MUTED, linestyle=":", linewidth=1)
+        if task == tasks[0]:
+            curve.set_ylabel("tokens equal to full depth's")
+        else:
+            match.set_yticklabels([])
+            quality.set_yticklabels([])
+    return figure
+
+
+def _gate(row: Row) -> str:
+    """The model and the gate that all rows of a task have."""
+    one = {**row, "params": row["gate"], "kv_policy": None}
+    (name,) = labels([one], brief=True).values()
+    return f"{shorten(row['model'], 14)}, {name}"
+
+
+def _curves(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
+    for (policy,), rows in frame.groups("policy"):
+        x, y = rows.values("position"), rows.values("value")
+        intervals = list(zip(rows.values("low"), rows.values("high"), strict=True))
+        draw_intervals(axes, x, intervals, styles[policy].colour, along="y")
+        draw_points(axes, x, y, styles[policy], simulated=policy == "simulated", connect=True)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_ylim(top=1.03)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    axes.set_xlabel("position in the answer")
+
+
+def _dots(axes: Axes, rows: list[Row], styles: Mapping[str, SeriesStyle]) -> None:
+    policies = list(styles)
+    for row in rows:
+        y, style = policies.index(row["policy"]), styles[row["policy"]]
+        draw_intervals(axes, [y], [(row["low"], row["high"])], style.colour, along="x")
+        face = mpl.rcParams["axes.facecolor"] if row["policy"] == "simulated" else style.colour
+        axes.plot(row["value"], y, style.marker, color=style.colour, markerfacecolor=face, zorder=3)
+    axes.set_yticks(range(len(policies)), [_WORDS.get(policy, policy) for policy in policies])
+    axes.set_ylim(len(policies) - 0.5, -0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4))

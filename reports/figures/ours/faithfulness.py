@@ -1,0 +1,50 @@
+"""How faithful answers are to full depth's, and where they depart."""
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import legend_of_series
+from exitbench.reports.plotting.setting_grid import Measure, draw_measures, setting_grid
+from exitbench.reports.plotting.style import series_styles
+
+ORDER = 24
+TITLE = "Faithfulness to full depth"
+CAPTION = (
+    "Real decodes against full depth of the same checkpoint on the same documents. Left: tokens that are equal at the "
+    "same position. Middle: how much of full depth's answer is said before the first difference, all of it where the "
+    "answers are the same. Right: of the first differences, those that are near-ties: full depth's two likeliest "
+    "tokens lie less than 0.1 nats apart there, so that rounding alone might turn them (all of them, measured by the "
+    "probe); going on where full depth has ended is none. No marker: nothing differs, or nothing was probed. Bars are "
+    "95 % intervals over documents. After the first difference the two answers no longer see the same text."
+)
+EMPTY = (
+    "No data yet: run `nox -s bench`, or any suite with `quality` cells (and, for near-ties, `probe` cells) of models "
+    "with trained weights."
+)
+
+_MEASURES = (
+    Measure("tokens equal", "match", "match_low", "match_high"),
+    Measure("before 1st difference", "before", "before_low", "before_high"),
+    Measure("near-ties", "near_tie", "near_tie_low", "near_tie_high"),
+)
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw a line a setting and a marker a task; frame: match, before and near_tie (0..1) with their intervals."""
+    styles = series_styles(frame.distinct("task"))
+    figure, models = setting_grid(frame, [one.heading for one in _MEASURES], legend_entries=len(styles))
+    for model in models:
+        draw_measures(model, _MEASURES, styles)
+    words = (
+        count(frame.values("n"), "documents"),
+        "of full depth's tokens",
+        f"of the first differences\n{count(frame.values('divergences'), 'documents')}",
+    )
+    for axes, text in zip(models[-1].panels, words, strict=True):
+        axes.set_xlim(-0.03, 1.03)
+        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.set_xlabel(text)
+    legend_of_series(figure, styles)
+    return figure

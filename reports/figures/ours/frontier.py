@@ -1,0 +1,175 @@
+"""What early exit costs and gives: quality against depth and against measured speed-up, side by side."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
+
+from exitbench.reports.figures.ours.frontier_parts import KEPT, envelope, fastest_within, series_of
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.labels import OTHER_LENGTH, Setting, count, labels, setting, shorten
+from exitbench.reports.plotting.panels import (
+    FLOOR_NOTE,
+    LENGTH_NOTE,
+    draw_floors,
+    draw_intervals,
+    draw_lengths,
+    draw_points,
+    draw_published,
+    floor_entry,
+    legend_height,
+    legend_of_series,
+    length_entry,
+    published_entry,
+    share_of_blocks_axis,
+    simulated_entry,
+)
+from exitbench.reports.plotting.style import MUTED, WIDTH_INCHES, SeriesStyle, quiet, series_styles
+from exitbench.terminal import told_apart
+
+ORDER = 10
+TITLE = "Quality against depth and measured speed-up"
+CAPTION = (
+    "The task's metric as a share of full depth's of the same checkpoint. Left: against the blocks run for a token, "
+    "as a "
+    "share of all blocks; oracles and policies that run skipped blocks after all run more than the exit layer says. "
+    "Right: the settings that were timed, against the measured speed-up of whole requests, a ratio of wall times to "
+    f"full depth in the same run. {LENGTH_NOTE} Bars are 95 % intervals over documents (of the metric, with full "
+    "depth's taken as "
+    "it is); lines join the settings of which no other is both better and shallower, or both better and faster. A "
+    "ring marks the fastest setting with at least 99 % of full depth's quality, by the points alone (the best of many "
+    "that differ by chance too; ≈: inside the noise floor). No line goes through oracles, which know full depth's "
+    "answer. "
+    f"{FLOOR_NOTE}; points whose interval touches theirs are grey: no speed-up was shown. "
+    "Crosses are published mean exit layers (MEE's log and PRUNE's figures 6, 7, 10 and 11; "
+    "T5-large, other data and machines), each relative to full depth there; they have no time that compares. Left "
+    "out: two of them whose depths seem misprinted (figure 11a, fixed pruning from blocks 6 and 3 on), tasks where "
+    "full depth scores 0, and random weights."
+)
+EMPTY = (
+    "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells of models with trained weights."
+)
+
+_ROW_INCHES = 2.3
+_MARGIN_INCHES = 0.3
+_NAMED = 5  # models whose fastest setting is named: as many as there is room for
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw one line of panels a task; frame: quality (1 is full depth's), depth (share of blocks), speedup (ratio)."""
+    ours = Frame(frame.columns, tuple(row for row in frame.rows if row["origin"] == "ours"))
+    by = series_of(ours)
+    styles = series_styles(ours.distinct(by))
+    names = labels(ours.rows, brief=True)
+    extra = _entries(frame)
+    groups = list(ours.groups("task", "setting", "metric"))
+    height = _ROW_INCHES * len(groups) + legend_height(len(styles) + len(extra)) + _MARGIN_INCHES
+    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
+    grid = figure.subplots(len(groups), 3, squeeze=False, width_ratios=(1, 1, 0.62))
+    several = len(ours.distinct("setting")) > 1
+    published = {key: rows for key, rows in frame.groups("task", "setting", "origin") if key[2] == "published"}
+    for (depth, speed, words), ((task, where, metric), rows) in zip(grid, groups, strict=True):
+        depth.set_title(shorten(task, 24) + (f"\n{where}" if several else ""))
+        depth.set_ylabel(f"{metric}, share of full depth's")
+        depth.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal")
+        _depth_panel(depth, rows, published.get((task, where, "published")), styles, by)
+        _speed_panel(speed, rows, styles, by)
+        speed.set_ylim(depth.get_ylim())
+        _fastest(words, rows, styles, by, names)
+    legend_of_series(figure, styles, extra)
+    return figure
+
+
+def _depth_panel(axes: Axes, frame: Frame, published: Frame | None, styles: Mapping[str, SeriesStyle], by: str) -> None:
+    if published is not None:
+        draw_published(axes, published.values("depth"), published.values("quality"))
+    known = Frame(frame.columns, tuple(row for row in frame.rows if row["depth"] is not None))
+    for (series, execution), rows in known.groups(by, "execution"):
+        style = styles[series]
+        x, y = rows.values("depth"), rows.values("quality")
+        intervals = list(zip(rows.values("quality_low"), rows.values("quality_high"), strict=True))
+        draw_intervals(axes, x, intervals, style.colour, along="y")
+        draw_points(axes, x, y, style, simulated=execution == "simulated", connect=False)
+        reached = [row for row in rows.rows if execution == "real" and row["attainable"]]
+        front = envelope([(-row["depth"], row["quality"]) for row in reached])
+        axes.plot([-x for x, _ in front], [y for _, y in front], color=style.colour, linewidth=0.9)
+    axes.axhline(1, color=MUTED, linestyle=":", linewidth=1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    share_of_blocks_axis(axes, "mean blocks run")
+
+
+def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:
+    timed = Frame(frame.columns, tuple(row for row in frame.rows if row["speedup"] is not None))
+    if all(row["is_full_depth"] for row in timed.rows):
+        axes.axis("off")
+        text = "not timed yet: run a suite with `timing` cells\n(nox -s bench)"
+        axes.text(0.5, 0.5, text, ha="center", va="center", color=quiet(), transform=axes.transAxes)
+        return
+    draw_floors(axes, timed.values("quality"), timed.rows, along="x")
+    draw_lengths(axes, timed.values("quality"), timed.rows, along="x")
+    axes.set_title(count(timed.values("timed_documents"), "timed"), loc="right", fontweight="normal")
+    for (series, inside), rows in timed.groups(by, "inside_noise_floor"):
+        style = SeriesStyle(MUTED, styles[series].marker) if inside else styles[series]
+        x, y = rows.values("speedup"), rows.values("quality")
+        intervals = list(zip(rows.values("speedup_low"), rows.values("speedup_high"), strict=True))
+        draw_intervals(axes, y, intervals, style.colour, along="x")
+        draw_points(axes, x, y, style, simulated=False, connect=False)
+    for (series,), rows in timed.groups(by):
+        front = envelope([(row["speedup"], row["quality"]) for row in rows.rows])
+        axes.plot([x for x, _ in front], [y for _, y in front], color=styles[series].colour, linewidth=0.9)
+    axes.axhline(1, color=MUTED, linestyle=":", linewidth=1)
+    axes.axhline(KEPT, color=MUTED, linestyle="--", linewidth=0.6)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_xlabel("measured speed-up over full depth")
+    for row in fastest_within(timed).values():
+        ink = mpl.rcParams["text.color"]
+        x, y = row["speedup"], row["quality"]
+        axes.plot(x, y, "o", markersize=11, markerfacecolor="none", markeredgecolor=ink, zorder=4)
+
+
+def _fastest(
+    axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str, names: Mapping[Setting, str]
+) -> None:
+    """Name what the rings mark: for each model its fastest setting that keeps the quality."""
+    axes.axis("off")
+    timed = Frame(frame.columns, tuple(row for row in frame.rows if row["speedup"] is not None))
+    if all(row["is_full_depth"] for row in timed.rows):
+        return
+    fastest = fastest_within(timed)
+    named = sorted(fastest.items(), key=lambda item: -item[1]["speedup"])[:_NAMED]
+    models = told_apart([model for model, _ in named], 12)
+    settings = told_apart([names[setting(row)] for _, row in named], 27)
+    place = 1.0
+    axes.text(0, place, "fastest at 99 % quality", fontweight="bold", fontsize=7.5, transform=axes.transAxes, va="top")
+    for model, name, (_, row) in zip(models, settings, named, strict=True):
+        place -= 0.19
+        style = styles[row[by]]
+        axes.plot(0.02, place - 0.04, style.marker, color=style.colour, transform=axes.transAxes, clip_on=False)
+        lines = f"{model}: {_speed(row)}" + ("" if row["is_full_depth"] else f"\n{name}")
+        axes.text(0.08, place, lines, fontsize=6.5, transform=axes.transAxes, va="top", linespacing=1.25)
+
+
+def _speed(row: Row) -> str:
+    if row["is_full_depth"]:
+        return "nothing faster"
+    interval = "" if row["speedup_low"] is None else f" [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
+    per_token = f" {OTHER_LENGTH} {row['speedup_per_token']:.2f}× a token" if row["is_other_length"] else ""
+    return f"{'≈ ' * row['inside_noise_floor']}{row['speedup']:.2f}×{interval}{per_token}"
+
+
+def _entries(frame: Frame) -> list[Line2D]:
+    ring: dict[str, Any] = {"marker": "o", "markersize": 10, "markerfacecolor": "none", "color": MUTED}
+    entries = [
+        Line2D([], [], color=MUTED, linestyle=":", label="quality of full depth"),
+        floor_entry(),
+        Line2D([], [], linestyle="none", label="fastest at 99 % quality", **ring),
+    ]
+    if any(frame.values("is_other_length")):
+        entries.append(length_entry())
+    if "simulated" in frame.values("execution"):
+        entries.append(simulated_entry())
+    return [*entries, published_entry()] if "published" in frame.values("origin") else entries

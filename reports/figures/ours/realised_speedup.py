@@ -1,0 +1,98 @@
+"""Whether work that is saved becomes time that is saved: measured against ideal speed-up."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, PercentFormatter
+
+from exitbench.reports.figures.ours.frontier_parts import series_of
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import draw_intervals, legend_height, legend_of_series
+from exitbench.reports.plotting.style import MUTED, WIDTH_INCHES, SeriesStyle, series_styles
+from exitbench.terminal import told_apart
+
+ORDER = 12
+TITLE = "Measured against ideal speed-up"
+CAPTION = (
+    "Is time lost on top of the work? Left: the measured speed-up of decoding against the ideal one, full depth's "
+    "work over that of the timed answers (weights, caches, heads, gates and fills; bytes read at batch size 1, "
+    "operations "
+    "at larger ones), one point a setting that was timed. On the diagonal all saved work becomes saved time; below "
+    "it, launches and decisions cost "
+    "time that the cost model does not know. Right: the realised fraction, measured over ideal, by method (all its "
+    "settings, tasks and models), beside 90 % and 95 %. Above 100 % the cost model leaves something out, such as "
+    "caches that hold a small model. Bars are 95 % intervals of the measured ratio, over documents, cut at the edge "
+    "of the panel; full depth's own line is its second timing: what a setting that changes nothing looks like. Both "
+    "axes of the left panel are logarithmic."
+)
+EMPTY = "No data yet: run `nox -s bench`, or any suite with `timing` cells of models with trained weights."
+
+_GOALS: dict[float, Any] = {0.9: ":", 0.95: "--", 1.0: "-"}
+_METHOD_INCHES = 0.17
+_SPREAD = 0.6
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw two panels a hardware setting; frame: speedup and ideal (ratios), realised (0..1) with their intervals."""
+    by = series_of(frame)
+    styles = series_styles(frame.distinct(by))
+    groups = list(frame.groups("setting"))
+    methods = frame.distinct("method")
+    extra = _entries()
+    height = max(3.0, _METHOD_INCHES * len(methods) + 0.9) * len(groups) + legend_height(len(styles) + len(extra))
+    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
+    grid = figure.subplots(len(groups), 2, squeeze=False, width_ratios=(1.15, 1))
+    for (plane, strip), ((where,), rows) in zip(grid, groups, strict=True):
+        plane.set_title(where)
+        plane.set_title(count(rows.values("n"), "timed documents"), loc="right", fontweight="normal")
+        _plane(plane, rows, styles, by)
+        _strip(strip, rows, styles, by)
+    legend_of_series(figure, styles, extra)
+    return figure
+
+
+def _plane(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:
+    for (series,), rows in frame.groups(by):
+        style, x, y = styles[series], rows.values("ideal"), rows.values("speedup")
+        draw_intervals(axes, x, _intervals(rows, "speedup"), style.colour, along="y")
+        axes.plot(x, y, linestyle="none", color=style.colour, marker=style.marker, markersize=4.5, zorder=3)
+    low, high = 0.9 * min(frame.values("ideal")), 1.1 * max(frame.values("ideal"))
+    for share, line in _GOALS.items():
+        axes.plot([low, high], [share * low, share * high], color=MUTED, linestyle=line, linewidth=0.9, zorder=1.5)
+    axes.set(xscale="log", yscale="log", xlabel="ideal speed-up of decoding", ylabel="measured speed-up of decoding")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
+
+
+def _strip(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:
+    methods = frame.distinct("method")
+    for line, method in enumerate(methods):
+        rows = [row for row in frame.rows if row["method"] == method]
+        for place, row in enumerate(sorted(rows, key=lambda row: row["realised"])):
+            y = line + _SPREAD * ((place + 0.5) / len(rows) - 0.5)
+            style = styles[row[by]]
+            draw_intervals(axes, [y], [(row["realised_low"], row["realised_high"])], style.colour, along="x")
+            axes.plot(row["realised"], y, color=style.colour, marker=style.marker, markersize=3.5, zorder=3)
+    for share, line_style in _GOALS.items():
+        axes.axvline(share, color=MUTED, linestyle=line_style, linewidth=0.9, zorder=1.5)
+    axes.set_yticks(range(len(methods)), told_apart(methods, 24))
+    axes.set_ylim(len(methods) - 0.5, -0.5)
+    axes.set_xlim(0.9 * min(0.9, *frame.values("realised")), 1.1 * max(1.1, *frame.values("realised")))
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_xlabel("realised: measured over ideal speed-up")
+
+
+def _intervals(frame: Frame, name: str) -> Sequence[tuple[float | None, float | None]]:
+    return list(zip(frame.values(f"{name}_low"), frame.values(f"{name}_high"), strict=True))
+
+
+def _entries() -> list[Line2D]:
+    return [
+        Line2D([], [], color=MUTED, linestyle=line, label=f"{share:.0%} of ideal") for share, line in _GOALS.items()
+    ]

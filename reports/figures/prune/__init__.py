@@ -1,0 +1,1 @@
+"""Figures of vocabulary pruning and contrastive decoding."""

@@ -1,0 +1,73 @@
+"""Rank of the final token by block (PRUNE figure 1)."""
+
+from collections.abc import Mapping
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from exitbench.reports.figures.mee.mee_parts import block_axis
+from exitbench.reports.figures.prune.prune_parts import EMPTY, STAND_INS
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import count, shorten
+from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series
+from exitbench.reports.plotting.style import SeriesStyle, series_styles
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "Rank of the final token at each block"
+CAPTION = (
+    "Where the token that full depth chooses stands among all tokens by a block's read-out; 1 is the most likely, the "
+    "axis is logarithmic. Boxes: the middle half of the tokens; marks: the median; lines: from the 1st to the 99th "
+    "percentile, all quantiles that occur (no uncertainty of a mean). Of large runs about 20,000 tokens, whole "
+    "documents. A head that keeps the k best tokens of a block loses the final one where its rank is above k. Figures "
+    "1a to 1d of PRUNE, which show a panel a model and data set; here models stand side by side, on our data. "
+    f"{STAND_INS}"
+)
+
+_WIDE = 26  # boxes that fit into half a page
+_ROOM = 0.8  # of a block: what the boxes of all models take
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw one panel a task and a box a model and block; frame: lowest .. highest (ranks) by block, n (tokens)."""
+    series = frame.distinct("series")
+    styles = series_styles(series)
+    groups = list(frame.groups("task"))
+    wide = max(frame.values("block")) * len(series) > _WIDE
+    figure, panels = grid_of_panels(len(groups), columns=1 if wide else 2, legend_entries=len(styles))
+    for axes, ((task,), rows) in zip(panels, groups, strict=True):
+        axes.set_yscale("log")
+        for (name,), boxes in rows.groups("series"):
+            _boxes(axes, boxes, styles, name)
+        block_axis(axes, max(rows.values("block")))
+        axes.set_ylim(bottom=0.8)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda rank, _: f"{rank:,.0f}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.set_ylabel("rank of the final token")
+        axes.set_title(shorten(task, 24))
+        axes.set_title(count(rows.values("n"), "tokens a model"), loc="right", fontweight="normal")
+    legend_of_series(figure, styles)
+    return figure
+
+
+def _boxes(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], name: str) -> None:
+    width = _ROOM / len(styles)
+    style = styles[name]
+    x = [row["block"] + width * (list(styles).index(name) - (len(styles) - 1) / 2) for row in frame.rows]
+    axes.vlines(x, frame.values("lowest"), frame.values("highest"), color=style.colour, linewidth=1, zorder=2)
+    lower, upper = frame.values("lower"), frame.values("upper")
+    heights = [high - low for low, high in zip(lower, upper, strict=True)]
+    axes.bar(x, heights, 0.8 * width, bottom=lower, color=style.colour, alpha=0.45, edgecolor=style.colour, zorder=2)
+    axes.plot(
+        x,
+        frame.values("median"),
+        linestyle="none",
+        marker=style.marker,
+        markersize=4,
+        color=style.colour,
+        markerfacecolor=mpl.rcParams["axes.facecolor"],
+        clip_on=False,
+        zorder=3,
+    )

@@ -1,0 +1,28 @@
+"""Contrastive gates against the softmax gate by the first block asked (PRUNE figures 6 and 7)."""
+
+from matplotlib.figure import Figure
+
+from exitbench.reports.figures.prune.prune_parts import AT_RELATIVE_DEPTH, EMPTY, STAND_INS, sweep
+from exitbench.reports.frame import Frame
+
+__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+
+TITLE = "Contrastive gates against the softmax gate"
+CAPTION = (
+    "Left: mean exit layer; the thin line is the earliest possible, an exit at the first block asked. Right: the "
+    "task's score. All gates read the whole vocabulary, have a constant threshold and emit the plain best token; "
+    "dotted: full depth, no early exit. Series stand side by side at each block; bars are 95 % intervals over "
+    f"documents. Figures 6 (SQuAD) and 7 (SamSum) of PRUNE, on our models and data. {STAND_INS} {AT_RELATIVE_DEPTH} "
+    "What the means over these settings hide is drawn in “The contrastive gate exits earlier” below."
+)
+
+GATES = {
+    ("calm-softmax", "full"): "softmax",
+    ("contrastive-reweighted", "full"): "reweighted contrast",
+    ("contrastive-jsd", "full"): "JSD contrast",
+}
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw two panels a model and task; frame: as `sweep` asks."""
+    return sweep(frame, GATES)

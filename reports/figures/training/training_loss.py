@@ -1,0 +1,34 @@
+"""What the trainings of the models minimised."""
+
+from matplotlib.figure import Figure
+
+from exitbench.reports.figures.training.training_parts import draw_by_step
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import shorten
+from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series
+from exitbench.reports.plotting.style import series_styles
+
+ORDER = 51
+TITLE = "Training loss"
+CAPTION = (
+    "Loss on the training data against the optimisation step, one panel a loss, since heights compare within one loss "
+    "only; each point is a mean over the steps since the point before. A loss that rewards entropy can be below 0. "
+    "One training each, so that there is no interval."
+)
+EMPTY = "No data yet: run `exitbench train builtin`, or train any recipe."
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw a panel a loss and a line a training; frame: value (nats) by loss, training and step."""
+    styles = series_styles(frame.distinct("training"))
+    losses = list(frame.groups("loss"))
+    figure, panels = grid_of_panels(len(losses), columns=3, legend_entries=len(styles))
+    for axes, ((loss,), lines) in zip(panels, losses, strict=True):
+        for (training,), rows in lines.groups("training"):
+            draw_by_step(axes, rows, styles[training])
+        if min(lines.values("value")) > 0:
+            axes.set_ylim(bottom=0)
+        axes.set_title(f"loss: {shorten(loss, 24)}")
+        axes.set_ylabel("loss [nats]")
+    legend_of_series(figure, styles)
+    return figure

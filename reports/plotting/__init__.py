@@ -1,0 +1,1 @@
+"""What figures share: style, colours, panels, one picture for light and dark."""

@@ -1,0 +1,195 @@
+"""What the figures share: grids of panels, points with intervals, the depth axis and the legend of methods."""
+
+from collections.abc import Sequence
+from math import ceil
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.labels import OTHER_LENGTH, shorten
+from exitbench.reports.plotting.style import MUTED, WIDTH_INCHES, SeriesStyle
+from exitbench.terminal import told_apart
+
+Interval = tuple[float | None, float | None]  # (low, high); None where no interval was measured
+
+_PANEL_INCHES = 2.6
+_LEGEND_COLUMNS = 4
+_LEGEND_LINE_INCHES = 0.19
+_LEGEND_LENGTH = 26  # characters of an entry
+_FLOOR_ALPHA = 0.16  # bars of points beside each other add up
+LENGTH_NOTE = (
+    f"{OTHER_LENGTH} marks answers more than 5 % shorter or longer than full depth's; a dotted line leads from "
+    "there to the "
+    "speed-up per token, of decoding alone: who stops earlier is not faster."
+)
+"""What `draw_lengths` shows."""
+FLOOR_NOTE = "The grey bar behind a point is full depth timed against itself in the same session (its A/A noise floor)"
+"""What `draw_floors` shows."""
+
+
+def grid_of_panels(count: int, columns: int, legend_entries: int = 0) -> tuple[Figure, list[Axes]]:
+    """Return a page-wide figure with `count` panels, filled row by row, and room for a legend above them."""
+    columns = min(columns, count)
+    rows = ceil(count / columns)
+    figure = Figure(figsize=(WIDTH_INCHES, _PANEL_INCHES * rows + legend_height(legend_entries)), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for spare in panels[count:]:
+        spare.remove()
+    return figure, panels[:count]
+
+
+def legend_height(entries: int) -> float:
+    """Return the inches that a legend of so many entries takes above the panels."""
+    return _LEGEND_LINE_INCHES * (ceil(entries / _LEGEND_COLUMNS) + 1) if entries else 0.0
+
+
+def panel_titles(frame: Frame) -> dict[tuple[str, str, str], str]:
+    """Return the title of each (task, model, setting): the setting is named only where there are several."""
+    several = len(frame.distinct("setting")) > 1
+    return {
+        (task, model, setting): f"{shorten(task, 20)} · {shorten(model, 28)}" + (f"\n{setting}" if several else "")
+        for (task, model, setting), _ in frame.groups("task", "model", "setting")
+    }
+
+
+def draw_points(
+    axes: Axes, x: Sequence[float], y: Sequence[float], style: SeriesStyle, *, simulated: bool, connect: bool
+) -> None:
+    """Draw one series, filled for real decodes, hollow and dashed for simulated ones; `connect` joins a sweep by x."""
+    order = sorted(range(len(x)), key=lambda i: (x[i], y[i]))
+    line = ("--" if simulated else "-") if connect else "none"
+    face = mpl.rcParams["axes.facecolor"] if simulated else style.colour
+    axes.plot(
+        [x[i] for i in order],
+        [y[i] for i in order],
+        linestyle=line,
+        linewidth=0.9,
+        color=style.colour,
+        marker=style.marker,
+        markerfacecolor=face,
+        markersize=7.5 if simulated else 5,  # a ring around the real point where both fall together
+        zorder=2.5 if simulated else 3,
+        clip_on=False,
+    )
+
+
+def draw_intervals(axes: Axes, at: Sequence[float], intervals: Sequence[Interval], colour: str, *, along: str) -> None:
+    """Draw intervals as thin lines behind the points; those that were not computed are left out, never drawn as zero.
+
+    Args:
+        axes: Where to draw.
+        at: The points' coordinates on the other axis.
+        intervals: (low, high) of each point.
+        colour: Of the series.
+        along: The axis that the intervals lie along, ``'x'`` or ``'y'``.
+    """
+    known = [(place, low, high) for place, (low, high) in zip(at, intervals, strict=True) if None not in (low, high)]
+    if known:
+        lines = axes.vlines if along == "y" else axes.hlines
+        lines(*zip(*known, strict=True), color=colour, linewidth=0.8, alpha=0.55, zorder=2)
+
+
+def draw_floors(axes: Axes, at: Sequence[float], rows: Sequence[Row], *, along: str) -> None:
+    """Draw full depth timed against itself behind each point that has its own: a pale bar from aa_low to aa_high.
+
+    Args:
+        axes: Where to draw.
+        at: The points' coordinates on the other axis.
+        rows: A row a point.
+        along: The axis of speed-ups, ``'x'`` or ``'y'``.
+    """
+    known = [(place, row["aa_low"], row["aa_high"]) for place, row in zip(at, rows, strict=True) if row["aa_low"]]
+    if known:
+        lines = axes.vlines if along == "y" else axes.hlines
+        lines(*zip(*known, strict=True), color=MUTED, linewidth=5, alpha=_FLOOR_ALPHA, zorder=1.2)
+    (axes.axhline if along == "y" else axes.axvline)(1, color=MUTED, linewidth=0.8)
+
+
+def floor_entry() -> Line2D:
+    """Return the legend's entry for `draw_floors`."""
+    return Line2D([], [], color=MUTED, linewidth=5, alpha=2 * _FLOOR_ALPHA, label="A/A noise floor, by point")
+
+
+def draw_lengths(axes: Axes, at: Sequence[float], rows: Sequence[Row], *, along: str) -> None:
+    """Mark speed-ups of answers more than 5 % shorter or longer than full depth's, and lead to those per token.
+
+    Args:
+        axes: Where to draw.
+        at: The points' coordinates on the other axis.
+        rows: A row a point: speedup, speedup_per_token, is_other_length.
+        along: The axis of speed-ups, ``'x'`` or ``'y'``.
+    """
+    for place, row in zip(at, rows, strict=True):
+        if not row["is_other_length"]:
+            continue
+        ends, places = [row["speedup"], row["speedup_per_token"]], [place, place]
+        x, y = (ends, places) if along == "x" else (places, ends)
+        axes.plot(x, y, color=MUTED, linestyle=":", linewidth=0.9, zorder=1.8)
+        axes.plot(x[1], y[1], color=MUTED, marker="|" if along == "x" else "_", markersize=6, zorder=1.8)
+        axes.annotate(OTHER_LENGTH, (x[0], y[0]), (3, 2), textcoords="offset points", fontsize=7)
+
+
+def length_entry() -> Line2D:
+    """Return the legend's entry for `draw_lengths`."""
+    label = f"{OTHER_LENGTH} other length: to speed-up per token"
+    return Line2D([], [], color=MUTED, linestyle=":", linewidth=0.9, marker="|", label=label)
+
+
+def exit_layer_axis(axes: Axes, blocks: int) -> None:
+    """Label x as mean exit layer, from 1 to all `blocks`."""
+    pad = max(0.3, 0.03 * blocks)
+    axes.set_xlim(1 - pad, blocks + pad)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
+    axes.set_xlabel(f"mean exit layer, of {blocks}")
+
+
+def share_of_blocks_axis(axes: Axes, name: str) -> None:
+    """Label x as `name` relative to all blocks, so that models of several depths share it."""
+    axes.set_xlim(-0.02, 1.03)
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_xlabel(f"{name}, share of all blocks")
+
+
+def legend_of_series(figure: Figure, styles: dict[str, SeriesStyle], extra: Sequence[Line2D | Patch] = ()) -> None:
+    """Put the series and `extra` entries above all panels."""
+    # matplotlib leaves entries out whose label starts with an underscore
+    names = told_apart([f" {name}" if name.startswith("_") else name for name in styles], _LEGEND_LENGTH)
+    handles = [
+        Line2D([], [], color=style.colour, marker=style.marker, linestyle="none", label=name)
+        for name, style in zip(names, styles.values(), strict=True)
+    ]
+    figure.legend(handles=[*handles, *extra], loc="outside upper center", ncols=_LEGEND_COLUMNS)
+
+
+def simulated_entry() -> Line2D:
+    """Return the legend's entry for simulated points."""
+    paper = mpl.rcParams["axes.facecolor"]
+    return Line2D([], [], color=MUTED, linestyle="--", marker="o", markerfacecolor=paper, label="simulated (replay)")
+
+
+def draw_published(
+    axes: Axes, x: Sequence[float], y: Sequence[float], *, connect: bool = False, line_colour: str = MUTED
+) -> None:
+    """Draw what a paper printed, in grey crosses that no run of ours looks like; `connect` joins a curve by x."""
+    order = sorted(range(len(x)), key=lambda i: x[i])
+    axes.plot(
+        [x[i] for i in order],
+        [y[i] for i in order],
+        linestyle=":" if connect else "none",
+        linewidth=0.9,
+        color=line_colour,
+        marker="x",
+        markeredgecolor=MUTED,
+        markersize=4.5,
+        zorder=2.2,
+    )
+
+
+def published_entry() -> Line2D:
+    """Return the legend's entry for published values."""
+    return Line2D([], [], color=MUTED, linestyle=":", marker="x", label="published")

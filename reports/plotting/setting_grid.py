@@ -1,0 +1,110 @@
+"""Figures with a line for each setting of each method: models below each other, one column a task or measure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.labels import Setting, labels, natural_key, setting, shorten
+from exitbench.reports.plotting.panels import draw_intervals, legend_height
+from exitbench.reports.plotting.style import WIDTH_INCHES, SeriesStyle
+from exitbench.terminal import told_apart
+
+_LINE_INCHES = 0.165
+_MARGINS_INCHES = 0.9  # headings, and the axis below
+_LABEL_LENGTH = 36
+_SPREAD = 0.25  # lines between the markers of one setting
+_MOST_LINES = 40  # of a model: more fit no page
+
+
+@dataclass(frozen=True)
+class ModelLines:
+    """The panels of one model.
+
+    Attributes:
+        rows: The model's rows of these settings.
+        lines: Its settings, from top to bottom: line i is at y = i. Of too many, every method keeps some (`thinned`).
+        panels: One a column.
+    """
+
+    rows: Frame
+    lines: list[Setting]
+    panels: Sequence[Axes]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One column of markers: names of the frame's columns with the values and the ends of their intervals."""
+
+    heading: str
+    value: str
+    low: str
+    high: str
+
+
+def setting_grid(
+    frame: Frame, headings: Sequence[str], *, legend_entries: int = 0, share_x: bool = True
+) -> tuple[Figure, list[ModelLines]]:
+    """Return a figure with the settings of each model named on the left, and the panels to draw into."""
+    names = labels(frame.rows, brief=True)
+    models = list(frame.groups("model"))
+    found = [sorted(set(map(setting, rows.rows)), key=lambda one: natural_key(names[one])) for _, rows in models]
+    lines = [thinned(one, _MOST_LINES) for one in found]
+    heights = [len(one) + 1.0 for one in lines]
+    height = _LINE_INCHES * sum(heights) + _MARGINS_INCHES + legend_height(legend_entries)
+    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
+    grid = figure.subplots(
+        len(models), len(headings), squeeze=False, height_ratios=heights, sharex="col" if share_x else False
+    )
+    for heading, axes in zip(headings, grid[0], strict=True):
+        axes.set_title(shorten(heading, 64 // len(headings)), fontsize=8)
+    for panels, ((model,), _), every, own in zip(grid, models, found, lines, strict=True):
+        for axes in panels:
+            axes.set_ylim(len(own) - 0.5, -0.5)
+            axes.set_yticks(range(len(own)), [""] * len(own))
+            axes.tick_params(axis="y", length=0)
+        panels[0].set_yticklabels(told_apart([names[one] for one in own], _LABEL_LENGTH), fontsize=7)
+        left_out = f" ({len(own)} of {len(every)} settings)" if len(own) < len(every) else ""
+        panels[0].set_ylabel(shorten(model, max(12, 2 * len(own))) + left_out, fontweight="bold")
+    return figure, [
+        ModelLines(Frame(rows.columns, tuple(row for row in rows.rows if setting(row) in own)), own, panels)
+        for (_, rows), own, panels in zip(models, lines, grid, strict=True)
+    ]
+
+
+def thinned(lines: Sequence[Setting], most: int) -> list[Setting]:
+    """Return at most about `most` of the settings, in their order: the same number of each method, evenly spread."""
+    if len(lines) <= most:
+        return list(lines)
+    by_method: dict[str, list[Setting]] = {}
+    for line in lines:
+        by_method.setdefault(line[0], []).append(line)
+    each = max(n for n in range(1, most + 1) if n == 1 or sum(min(n, len(own)) for own in by_method.values()) <= most)
+    kept = {
+        own[round(place * (len(own) - 1) / max(1, min(each, len(own)) - 1))]
+        for own in by_method.values()
+        for place in range(min(each, len(own)))
+    }
+    return [line for line in lines if line in kept]
+
+
+def draw_measures(model: ModelLines, measures: Sequence[Measure], styles: Mapping[str, SeriesStyle]) -> None:
+    """Draw one marker with its interval for each measure, setting and task; what is NULL is left out."""
+    for axes, measure in zip(model.panels, measures, strict=True):
+        for task, style in styles.items():
+            rows = [row for row in model.rows.rows if row["task"] == task and row[measure.value] is not None]
+            if not rows:
+                continue  # an empty line would be laid out at the figure's corner
+            y = [height_of(model, row, list(styles)) for row in rows]
+            intervals = [(row[measure.low], row[measure.high]) for row in rows]
+            draw_intervals(axes, y, intervals, style.colour, along="x")
+            x = [row[measure.value] for row in rows]
+            axes.plot(x, y, linestyle="none", color=style.colour, marker=style.marker, markersize=3.2, clip_on=False)
+
+
+def height_of(model: ModelLines, row: Row, tasks: Sequence[str]) -> float:
+    """Return the y of a row's marker: markers of one setting stand below each other, a task each."""
+    shift = tasks.index(row["task"]) - (len(tasks) - 1) / 2
+    return model.lines.index(setting(row)) + _SPREAD * shift

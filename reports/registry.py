@@ -1,0 +1,80 @@
+"""Finds what a report consists of: every `<name>.sql` with a `<name>.py` beside it, in figures/ and in tables/."""
+
+import pkgutil
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from exitbench.reports.labels import natural_key
+
+OURS = "ours"
+SECTIONS = {
+    "findings": "Before you cite",
+    "results": "Results",
+    OURS: "What early exit costs and gives",
+    "mee": "Monotonic Early Exiting (MEE)",
+    "prune": "Vocabulary pruning and contrastive decoding (PRUNE)",
+    "natcap": "Early Exit Is a Natural Capability (NATCAP)",
+    "heads": "Self-Supervised Early Exits (HEADS)",
+    "explain": "Why published numbers come out as they do",
+    "provenance": "Where the numbers are from",
+}
+"""Sections of the report, in order: by a module's SECTION, else by the prefix of the source's name, else ours."""
+
+_CONTINUED = re.compile(r"^-- continues in (\S+)$", re.MULTILINE)
+PAPERS = ("mee", "prune", "natcap", "heads")
+"""Sections that regenerate a paper's figures and tables."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One figure or table: its query and the module that draws or formats the rows.
+
+    Attributes:
+        name: Stem of both files, `<paper>_<fig or table><number>_<what it shows>`; names the written files too.
+        sql: The query, over the documented views of the database only. A line `-- continues in shared/X.sql` of its
+            file is replaced by that file.
+        module: Holds TITLE, CAPTION, EMPTY (said without rows), `plot` or `COLUMNS`; ORDER (place) where the name has
+            no number; SECTION where it is neither ours nor a paper's.
+    """
+
+    name: str
+    sql: str
+    module: ModuleType
+
+    @property
+    def section(self) -> str:
+        """Key of SECTIONS under which it is shown."""
+        prefix = self.name.partition("_")[0]
+        section: str = getattr(self.module, "SECTION", prefix)
+        return section if section in SECTIONS else OURS
+
+
+def discover(package: ModuleType) -> tuple[Source, ...]:
+    """Return the sources of `package` (a folder of .sql/.py pairs, and folders of them), in the order of the page."""
+    return tuple(sorted(_sources(package.__name__, Path(package.__path__[0])), key=_place))
+
+
+def _sources(package: str, folder: Path) -> Iterator[Source]:
+    """The pairs of a folder, and of the folders in it that are packages."""
+    for module in pkgutil.iter_modules([str(folder)]):
+        query, name = folder / f"{module.name}.sql", f"{package}.{module.name}"
+        if module.ispkg:
+            yield from _sources(name, folder / module.name)
+        elif query.exists():
+            yield Source(module.name, _whole(query), import_module(name))
+
+
+def _whole(path: Path) -> str:
+    """Return a query with what it shares with others, so that it can be copied and asked as it is."""
+    text = path.read_text("utf-8")
+    return _CONTINUED.sub(lambda found: (path.parent / found[1]).read_text("utf-8").rstrip("\n"), text)
+
+
+def _place(source: Source) -> tuple[int, float, list[tuple[str, float]]]:
+    """Sort by ORDER where there is one, those of papers as they are numbered there."""
+    order = getattr(source.module, "ORDER", 0)
+    return list(SECTIONS).index(source.section), order, natural_key(source.name)
