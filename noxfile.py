@@ -148,7 +148,7 @@ def types(session: nox.Session) -> None:
 def scale(session: nox.Session) -> None:
     """Build a database of 100 million rows by layer from made-up attempts, and time all that reads it."""
     install(session, "test")
-    session.run("python", "tests/perf/large_database.py", *(session.posargs or ["runs/scale"]), env=OFFLINE)
+    session.run("python", "tests/benchmarks/large_database.py", *(session.posargs or ["runs/scale"]), env=OFFLINE)
 
 
 @nox.session
@@ -157,7 +157,7 @@ def perf(session: nox.Session) -> None:
     install(session, "perf")
     # When interrupted, it brings what was timed into the database, or removes its copies.
     patience = {"interrupt_timeout": 60.0, "terminate_timeout": 60.0}
-    session.run("python", "tests/perf/run.py", *session.posargs, env=OFFLINE, **patience)
+    session.run("python", "tests/benchmarks/run.py", *session.posargs, env=OFFLINE, **patience)
 
 
 @nox.session

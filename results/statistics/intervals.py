@@ -1,7 +1,7 @@
 """95% intervals over documents: of means, of corpus metrics, of shares and of ratios of sums.
 
 The unit is the document; what belongs to one document is summed first. Which interval is taken was chosen by simulation
-(tests/results/test_coverage.py asserts what each of them covers, from 5 to 200 documents):
+(tests/results/statistics/test_coverage.py asserts what each of them covers, from 5 to 200 documents):
 
 - All or nothing for a document: Clopper-Pearson's exact interval, which covers 95% or more.
 - Bounded (a score, a share, a mean exit layer), corpus metrics too: Korn and Graubard's, which is Clopper-Pearson's

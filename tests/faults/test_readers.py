@@ -58,7 +58,7 @@ def make_spool(spool: Path) -> int:
     """Write large attempts and many small ones; returns how many."""
     tests = Path(__file__).parents[1]
     example = load(tests / "results" / "make_spool.py")
-    load(tests / "perf" / "large_database.py").make(spool, LAYER_ROWS, probes=True)
+    load(tests / "benchmarks" / "large_database.py").make(spool, LAYER_ROWS, probes=True)
     cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.FULL, "quality")
     for _ in range(SMALL_ATTEMPTS):
         with AttemptWriter(spool, cell, example.ENV) as writer:

@@ -1,9 +1,9 @@
 """Puts what was measured last into the tables of docs/performance.md.
 
-    python tests/perf/document.py runs/exitbench.duckdb
+    python tests/benchmarks/document.py runs/exitbench.duckdb
 
-A table stands between `<!-- measured: FILE -->` and `<!-- end -->`; it has the benchmarks of tests/perf/test_FILE.py,
-with a column for each number of threads that they ran with.
+A table stands between `<!-- measured: FILE -->` and `<!-- end -->`; it has the benchmarks of
+tests/benchmarks/test_FILE.py, with a column for each number of threads that they ran with.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs the benchmarks and keeps their times; what `nox -s perf` calls.
 
-    python tests/perf/run.py [--runs DIR] [pytest's arguments]
-    python tests/perf/run.py --against REV [--rounds N] [--tolerance SHARE] [pytest's arguments]
+    python tests/benchmarks/run.py [--runs DIR] [pytest's arguments]
+    python tests/benchmarks/run.py --against REV [--rounds N] [--tolerance SHARE] [pytest's arguments]
 
 The first form ends as pytest does, and brings what was timed into the database of runs. The second compares the work
 tree with another commit (see against.py) and keeps nothing.
@@ -62,7 +62,7 @@ def measure(chosen: Sequence[str], runs: Runs, copy: Path | None) -> int:
     os.chdir(ROOT)
     with TemporaryDirectory(prefix="perf-") as folder:
         times = Path(folder) / "perf.json"
-        code = pytest.main(["-o", "testpaths=tests/perf", *chosen, f"--benchmark-json={times}"])
+        code = pytest.main(["-o", "testpaths=tests/benchmarks", *chosen, f"--benchmark-json={times}"])
         if times.exists():
             if copy is not None:
                 shutil.copy(times, copy)

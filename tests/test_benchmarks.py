@@ -20,7 +20,7 @@ from exitbench.errors import UserError
 from exitbench.harness.running.environment import environment, hardware
 from exitbench.results.database.connection import open_database
 
-PERF = Path(__file__).parent / "perf"
+PERF = Path(__file__).parent / "benchmarks"
 BENCHMARK = """
 def test_of_numbers(benchmark):
     benchmark.extra_info["rows"] = 7
@@ -97,7 +97,7 @@ NOISY = (1.6, 0.9, 1.5, 1.1)
 
 def test_what_is_slower_is_so_beyond_the_scatter_of_processes_and_the_tolerance(tools: SimpleNamespace) -> None:
     def of(ratios: tuple[float, ...]) -> Any:
-        return tools.against.Comparison("tests/perf/test_x.py::test_y", (2.0,) * 4, tuple(2 * r for r in ratios))
+        return tools.against.Comparison("tests/benchmarks/test_x.py::test_y", (2.0,) * 4, tuple(2 * r for r in ratios))
 
     assert [of(ratios).verdict for ratios in (SAME, SLOWER, FASTER, NOISY)] == ["", "slower", "faster", ""]
     assert [of(ratios).is_worse(0.05) for ratios in (SAME, SLOWER, FASTER, NOISY)] == [False, True, False, False]
@@ -133,13 +133,13 @@ def repository(tools: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.Monke
         "pyproject.toml": packages,
         "root/__init__.py": "",
         "tools/__init__.py": CLOCK.format(seconds=1),
-        "tests/perf/conftest.py": "def pytest_addoption(parser): parser.addoption('--only-file')\n",
+        "tests/benchmarks/conftest.py": "def pytest_addoption(parser): parser.addoption('--only-file')\n",
     }
     changes = {
         "pyproject.toml": f'{packages}"exitbench.results" = "results"\n',  # which is also installed here
         "results/__init__.py": "",
         "tools/__init__.py": CLOCK.format(seconds=2) + "def newer(): pass\n",
-        "tests/perf/test_it.py": "import exitbench.tools as tools\n"
+        "tests/benchmarks/test_it.py": "import exitbench.tools as tools\n"
         "def test_work(benchmark): benchmark.pedantic(tools.work)\n"
         "def test_newer(benchmark): benchmark.pedantic(tools.newer)\n"
         "def test_results(benchmark):\n    import exitbench.results\n    benchmark.pedantic(int)\n",
@@ -171,7 +171,7 @@ def test_the_work_tree_is_compared_with_a_commit_by_its_own_benchmarks(
     (row,) = (line for line in said.splitlines() if line.startswith("test_it.py::"))
     assert row.split() == ["test_it.py::test_work", "1", "s", "2", "s", "2.000", "2.000", "to", "2.000", "slower"]
     missing = {line.split(" - ")[0] for line in said.splitlines() if line.startswith("cannot run")}
-    assert missing == {f"cannot run, REV: tests/perf/test_it.py::test_{name}" for name in ("newer", "results")}
+    assert missing == {f"cannot run, REV: tests/benchmarks/test_it.py::test_{name}" for name in ("newer", "results")}
     assert "1 of 1 are slower by more than 5%" in said
     assert not list((tmp_path / "temporary").iterdir()), "copies are temporary"
 

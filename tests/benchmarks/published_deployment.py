@@ -2,7 +2,8 @@
 
     git clone https://github.com/raymin0223/fast_robust_early_exit FOLDER && git -C FOLDER checkout 3e503c5
     python3 -m pip install --no-deps --target OLD transformers==4.28.1 huggingface-hub==0.14.1
-    OMP_NUM_THREADS=2 python tests/perf/published_deployment.py --published FOLDER --transformers OLD [--exits 4 12]
+    OMP_NUM_THREADS=2 python tests/benchmarks/published_deployment.py --published FOLDER --transformers OLD
+    (and: --exits 4 12)
 
 FREE's repository has its own deployment of static exits, CALM and FREE for T5 at batch 1. It has no licence, so none
 of it is here: it runs as it is, on the release of transformers that it pins, `generate` included. Done to it:

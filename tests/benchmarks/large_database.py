@@ -1,6 +1,6 @@
 """Builds a large result database from generated attempts and times all that reads it; run by `nox -s scale`.
 
-    python tests/perf/large_database.py FOLDER [--layer-rows 100000000] [--threads 2]
+    python tests/benchmarks/large_database.py FOLDER [--layer-rows 100000000] [--threads 2]
 
 Everything is made up (see tests/results/make_spool.py), only larger: four models of 24 blocks on three tasks, seven
 methods and three replays each. A database that is already in FOLDER is used as it is. Prints how fast rows are

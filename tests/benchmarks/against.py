@@ -43,7 +43,7 @@ class Comparison:
     @property
     def name(self) -> str:
         """Without the folder, which all have in common."""
-        return self.benchmark.rpartition("tests/perf/")[2]
+        return self.benchmark.rpartition("tests/benchmarks/")[2]
 
     @property
     def interval(self) -> tuple[float, float, float]:
@@ -133,7 +133,8 @@ class Bench:
         return {benchmark["fullname"]: benchmark["stats"]["median"] for benchmark in told}
 
     def _pytest(self, side: str, *arguments: str) -> str:
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "testpaths=tests/perf", *arguments]
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+        command += ["-o", "testpaths=tests/benchmarks", *arguments]
         searched = os.pathsep.join(filter(None, (str(self.paths[side]), os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "PYTHONPATH": searched}
         done = subprocess.run(command, cwd=self.tests, env=environment, capture_output=True, text=True)

@@ -336,7 +336,7 @@ def benchmark_json(median: float, when: str = "2026-01-02T03:04:05.000006+00:00"
             {
                 "group": None,
                 "name": "test_ingest[5]",
-                "fullname": "tests/perf/test_ingest.py::test_ingest[5]",
+                "fullname": "tests/benchmarks/test_ingest.py::test_ingest[5]",
                 "params": {"n": 5},
                 "param": "5",
                 "extra_info": {"rows": 10},
@@ -368,7 +368,7 @@ def test_several_runs_of_a_benchmark_stay_apart(benchmarks: Path, spool: Path, p
             "measured_at::VARCHAR AS at FROM perf_sample ORDER BY measured_at"
         ).to_pylist()
         runs = database.query("SELECT count(DISTINCT perf_run_id) AS n FROM perf_sample")["n"].to_pylist()
-    name = "tests/perf/test_ingest.py::test_ingest[5]"
+    name = "tests/benchmarks/test_ingest.py::test_ingest[5]"
     assert [tuple(row.values()) for row in found] == [
         (name, 0.5, [0.4, 0.5, 0.6], "0123", "5", "10", "2026-01-02 03:04:05.000006"),
         (name, 0.25, [], "0123", "5", "10", "2026-01-03 03:04:05"),

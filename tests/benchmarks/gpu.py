@@ -1,6 +1,6 @@
 """Checks and times everything that a GPU changes, in one command, and prints a short table.
 
-    python tests/perf/gpu.py [--device cuda|cpu] [--quick] [--only STEP] [--out FILE.json]
+    python tests/benchmarks/gpu.py [--device cuda|cpu] [--quick] [--only STEP] [--out FILE.json]
 
 Ends within 8 minutes: a step that does not fit any more is left out and says so. Ends with 1 if a check fails or a step
 breaks off; goals that are missed are shown. `--quick` uses tiny shapes, to try the script itself.

@@ -5,7 +5,7 @@ What is asserted is a band of three standard errors around what 4,000 samples a 
 tokens of 10, and exact intervals of all or nothing, which hold 95% at worst and therefore more mostly. Less: times that
 a few long documents decide, 89 to 92 up to 20 documents (percentiles of a bootstrap: 67 to 82), and losses of which
 most are nothing, 92 of 20 documents (percentiles: 82): no other interval that was tried did better at the same width.
-`python tests/results/test_coverage.py 4000` gives the numbers again.
+`python tests/results/statistics/test_coverage.py 4000` gives the numbers again.
 """
 
 import math

@@ -189,7 +189,7 @@ def _write_benchmarks(example: Any, root: Path) -> None:
     """Runs of a benchmark as pytest-benchmark writes them, on two machines that differ in threads."""
     (root / "perf").mkdir()
     for (day, commit, dirty, threads), median_s in MEDIANS_S:
-        benchmark = {"fullname": "tests/perf/test_ingest.py::test_rows[a/b]", "params": None}
+        benchmark = {"fullname": "tests/benchmarks/test_ingest.py::test_rows[a/b]", "params": None}
         told = {
             "machine_info": {**example.ENV, "hardware": {**example.ENV["hardware"], "threads": threads}},
             "commit_info": {"id": commit, "dirty": dirty},
