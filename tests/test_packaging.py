@@ -168,7 +168,7 @@ def test_imports_within_the_project_go_one_way(folder: str) -> None:
 STOREYS = {
     "exitbench.harness": (
         *("reading", "processes", "cells", "engine", "conformance"),
-        *("training", "planning", "running", "afterwards", "cli"),
+        *("training", "planning", "running", "afterwards", "cli", "api"),
     ),
     "exitbench.harness.engine": ("model", "checkpoints", "decoding", "static"),
     "exitbench.results": (

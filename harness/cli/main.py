@@ -66,7 +66,7 @@ def _command(given: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # an encoding may lack what models write, and what we do
             stream.reconfigure(errors="backslashreplace")
-    arguments = _parsed(given)
+    arguments = parsed(given)
     module, function = arguments.command.split(":")
     command: Callable[[argparse.Namespace], int] = getattr(
         import_module(f"exitbench.harness.cli.commands.{module}"), function
@@ -97,7 +97,7 @@ def console() -> NoReturn:
     os._exit(code)
 
 
-def _parsed(given: Sequence[str]) -> argparse.Namespace:
+def parsed(given: Sequence[str]) -> argparse.Namespace:
     """Read the arguments.
 
     Raises:

@@ -1,5 +1,6 @@
-"""Commands that show what there is: report, show, check, claims, sql, compare, status, env, verify, list."""
+"""Commands that show what there is: report, show, check, claims, sql, compare, replay, status, env, verify, list."""
 
+from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from exitbench.harness.cli.arguments.common import (
 from exitbench.harness.cli.commands.listing import LISTS
 
 _MOST_TOKENS: Final = 10**9
+_MOST_THRESHOLDS: Final = 100_000
 
 
 def add_commands(commands: Commands) -> None:
@@ -25,6 +27,7 @@ def add_commands(commands: Commands) -> None:
     _add_show(commands)
     _add_sql(commands)
     _add_compare(commands)
+    _add_replay(commands)
     _add_status(commands)
     _add_env(commands)
     _add_verify(commands)
@@ -149,6 +152,36 @@ def _add_status(commands: Commands) -> None:
     add_data_dir(parser, "that the suite names")
     add_runs(parser)
     parser.add_argument("--watch", action="store_true", help="refresh until Ctrl-C")
+
+
+def _add_replay(commands: Commands) -> None:
+    examples = (
+        "  exitbench replay weighted/squad calm-softmax\n"
+        "  exitbench replay weighted/squad calm-softmax --thresholds 0.5,0.9,0.99 --param decay=code\n"
+        "  exitbench replay '*/wmt*' max-prob --format csv > sweep.csv"
+    )
+    about = "Apply a method's exit rule to a stored probe at many thresholds in one pass (simulated, nothing decodes)."
+    parser = command(commands, "replay", "replay:replay", about, examples)
+    parser.add_argument("probe", metavar="MODEL/TASK", help="whose newest probe; a glob that fits one")
+    parser.add_argument("method", metavar="METHOD", help="a method with a threshold whose score a probe tells")
+    levels = [level / 20 for level in range(21)]
+    about = "thresholds, separated by commas (0, 0.05 .. 1)"
+    parser.add_argument("--thresholds", type=_numbers, default=levels, metavar="T,..", help=about)
+    about = "another parameter of the method; may be repeated"
+    parser.add_argument("--param", action="append", default=[], metavar="NAME=VALUE", help=about)
+    parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="how rows are written")
+    add_database(parser)
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        numbers = [float(word) for word in text.split(",")]
+    except ValueError:
+        numbers = [float("nan")]
+    if any(number != number for number in numbers) or len(numbers) > _MOST_THRESHOLDS:
+        shown = text if len(text) < 100 else f"{text[:100]}…"
+        raise ArgumentTypeError(f"{shown!r} are not at most {_MOST_THRESHOLDS:,} numbers separated by commas")
+    return numbers
 
 
 def _add_compare(commands: Commands) -> None:

@@ -1,0 +1,131 @@
+"""Replay a method's exit rule over a probe at many thresholds in one pass: nothing is decoded, so it is `simulated`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+import pyarrow as pa
+
+from exitbench.errors import UserError
+from exitbench.methods.registry import get_method
+from exitbench.results.analysis.replay import Sweep, sweep, thresholds_by_position
+from exitbench.results.database.connection import Database
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SHOWN: Final = 12
+_PROBES: Final = """
+    SELECT
+        a.attempt_id, m.name AS model, d.label AS task_label, m.blocks, m.encoder_blocks = 0 AS is_causal,
+        (c.generation ->> 'max_new_tokens')::INTEGER AS max_new_tokens, c.generation ->> 'first_token' AS first_token
+    FROM attempt AS a
+    JOIN cell AS c USING (cell_id)
+    JOIN model_artifact AS m USING (model_id)
+    JOIN dataset_artifact AS d USING (data_id)
+    WHERE a.status = 'ok' AND c.kind = 'probe' AND (c.identity -> 'record') IS NULL
+    QUALIFY row_number() OVER (PARTITION BY model, task_label ORDER BY a.attempt_id DESC) = 1
+"""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What every block says about every token of full depth's own answers.
+
+    Attributes:
+        table: A row a token, with the columns of the database's probe table (docs/schema.md).
+        n_blocks: Decoder blocks of the model.
+        max_new_tokens: The longest answer allowed.
+        is_causal: Whether the first token is read from the prompt's own pass, and so never leaves early.
+    """
+
+    table: pa.Table
+    n_blocks: int
+    max_new_tokens: int
+    is_causal: bool
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The table as a data frame."""
+        frame: pd.DataFrame = self.table.to_pandas()
+        return frame
+
+
+def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any) -> pa.Table:
+    """Apply a method's exit rule to a probe at many thresholds in one pass; nothing is decoded (`simulated`).
+
+    Args:
+        probe: From `probe`.
+        method: A method whose score the probe's columns tell, such as ``calm-softmax``.
+        thresholds: Any number of them.
+        **params: Its other parameters.
+
+    Returns:
+        A row a threshold: ``threshold``, ``mean_exit_layer``, ``token_match`` (share of tokens that full depth emits).
+
+    Raises:
+        UserError: The method has no threshold, or a probe does not tell its score.
+
+    Example:
+        >>> import exitbench as eb
+        >>> probe = eb.probe(eb.load_model("builtin-weighted"), ["translate English to French: the key is lost ."])
+        >>> eb.replay(probe, "calm-softmax", [0.0, 1.0]).column("mean_exit_layer").to_pylist()
+        [1.0, 8.0]
+    """
+    if not len(thresholds):
+        raise UserError("replay: there are no thresholds.")
+    kind = get_method(method)
+    if "threshold" not in {field.name for field in dataclasses.fields(kind)}:
+        raise UserError(f"method {method!r} has no threshold.")
+    all_parts = [kind.from_params({**params, "threshold": level}).parts(probe.n_blocks) for level in thresholds]
+    score_sql = all_parts[0].score_sql(probe.n_blocks)
+    if score_sql is None:
+        raise UserError(f"method {method!r}: a probe does not tell its score. Run it in a suite, as a replay cell.")
+    rules = [parts.threshold.sql(probe.max_new_tokens) for parts in all_parts]
+    with duckdb.connect() as connection:
+        connection.register("probe", probe.table)
+        swept = _swept(connection, probe, score_sql, all_parts[0].asked(probe.n_blocks), rules)
+    return pa.table(
+        {
+            "threshold": pa.array(thresholds, pa.float64()),
+            "mean_exit_layer": swept.mean_exit_layer,
+            "token_match": swept.token_match,
+        }
+    )
+
+
+def stored_probe(database: Database, name: str) -> Probe:
+    """Return the newest probe of a model on a task from the database.
+
+    Args:
+        database: An open database.
+        name: Glob over MODEL/TASK that fits one.
+
+    Raises:
+        UserError: It fits none, or several; says which there are.
+    """
+    known = {f"{row['model']}/{row['task_label']}": row for row in database.query(_PROBES).to_pylist()}
+    found = [one for one in known if fnmatchcase(one, name)]
+    if len(found) != 1:
+        fits = f"fits {len(found)} probes: {', '.join(sorted(found)[:_SHOWN])}" if found else "fits no probe"
+        names = ", ".join(sorted(known)[:_SHOWN]) or "none; suites ask for them by kinds = ['probe']"
+        raise UserError(f"{name!r} {fits}. One is needed, as MODEL/TASK. There are: {names}.")
+    row = known[found[0]]
+    table = database.query("FROM probe_token WHERE attempt_id = ? ORDER BY doc_key, position", [row["attempt_id"]])
+    return Probe(table, row["blocks"], row["max_new_tokens"], row["first_token"] != "gated" and row["is_causal"])
+
+
+def _swept(
+    connection: duckdb.DuckDBPyConnection, probe: Probe, score_sql: str, asked: Sequence[int], rules: Sequence[str]
+) -> Sweep:
+    longest = max(probe.table.column("position").to_pylist())
+    first = 2 if probe.is_causal else 1
+    try:
+        table = thresholds_by_position(connection, rules, longest)
+    except duckdb.Error as error:
+        raise UserError("replay: thresholds that differ by block cannot be swept together.") from error
+    return sweep(connection, "probe", score_sql, "top1_id[l]", asked, probe.n_blocks, table, first_position=first)

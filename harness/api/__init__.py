@@ -1,0 +1,1 @@
+"""The Python API behind `import exitbench as eb`: models, answers, probes, runs, results."""

@@ -1,0 +1,241 @@
+"""Decode with any early-exit method, probe every block, and replay many thresholds, in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import torch
+
+from exitbench.errors import UserError
+from exitbench.harness.afterwards.replaying import Probe, replay
+from exitbench.harness.cells.seeds import seed_for
+from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
+from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
+from exitbench.harness.engine.decoding import probe as probing
+from exitbench.harness.engine.decoding.decode import Generation, Request, prefill
+from exitbench.harness.engine.decoding.decode import decode as decode_batch
+from exitbench.harness.training import find_trained, load_recipe
+from exitbench.harness.training.recipe import recipe_names
+from exitbench.harness.training.store import SHIPPED
+from exitbench.methods.base import Method
+from exitbench.methods.registry import baseline_method, get_method
+from exitbench.results.files.arrow import lists
+from exitbench.results.spool.schema import TABLES
+from exitbench.terminal import visible
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Answer", "Model", "Probe", "decode", "load_model", "probe", "replay"]
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_BATCH_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded checkpoint and its tokenizer; `load_model` makes one.
+
+    Attributes:
+        folder: Where it was loaded from.
+        checkpoint: The engine's model.
+        tokenizer: Of transformers.
+    """
+
+    folder: Path
+    checkpoint: Checkpoint
+    tokenizer: Any
+
+    @property
+    def n_blocks(self) -> int:
+        """Decoder blocks, L."""
+        return self.checkpoint.model.n_blocks
+
+    def __repr__(self) -> str:
+        """Name the folder and the depth: tensors are no help in a notebook."""
+        return f"Model({str(self.folder)!r}, {self.checkpoint.kind}, {self.n_blocks} decoder blocks)"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one prompt and its exit trace, one entry a token; the end-of-sequence token is one.
+
+    Attributes:
+        text: The answer, without special tokens.
+        tokens: As the tokenizer spells them.
+        token_ids: Their ids.
+        exit_layers: The block each token was read from, 1..n_blocks.
+        blocks_run: Blocks executed for it.
+        scores: Confidence at the exit; None where it left at the last block.
+        stop_reason: ``eos`` or ``length``.
+        n_blocks: Decoder blocks of the model.
+    """
+
+    text: str
+    tokens: tuple[str, ...]
+    token_ids: tuple[int, ...]
+    exit_layers: tuple[int, ...]
+    blocks_run: tuple[int, ...]
+    scores: tuple[float | None, ...]
+    stop_reason: str
+    n_blocks: int
+
+    @property
+    def mean_exit_layer(self) -> float:
+        """Mean over the tokens."""
+        return sum(self.exit_layers) / len(self.exit_layers)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A row a token."""
+        import pandas as pd
+
+        columns = ("tokens", "token_ids", "exit_layers", "blocks_run", "scores")
+        names = ("token", "token_id", "exit_layer", "blocks_run", "score")
+        made = {name: list(getattr(self, column)) for name, column in zip(names, columns, strict=True)}
+        return pd.DataFrame({"position": range(1, len(self.tokens) + 1), **made})
+
+    def show(self) -> None:
+        """Print the tokens, each with its exit layer as a bar."""
+        width = max(len(visible(token)) for token in self.tokens)
+        for token, layer in zip(self.tokens, self.exit_layers, strict=True):
+            print(f"{visible(token):<{width}}  {'█' * layer}{'·' * (self.n_blocks - layer)}  {layer}")
+        print(f"{self.mean_exit_layer:.2f} of {self.n_blocks} blocks on average")
+
+
+def load_model(name: str | Path, dtype: str = "float32", device: str = "cpu") -> Model:
+    """Load a checkpoint folder, or a model that comes along by the name of its recipe.
+
+    Args:
+        name: A Hugging Face checkpoint folder, or such as ``builtin-weighted``.
+        dtype: ``float32``, ``bfloat16`` or ``float16``.
+        device: Of torch.
+
+    Raises:
+        UserError: There is no such folder or model, or the engine cannot read it.
+
+    Example:
+        >>> import exitbench as eb
+        >>> eb.load_model("builtin-weighted").n_blocks
+        8
+    """
+    if dtype not in _DTYPES:
+        raise UserError(f"dtype {dtype!r} is not known. Allowed: {', '.join(_DTYPES)}.")
+    folder = Path(name)
+    if not folder.exists() and str(name) in recipe_names():
+        found = find_trained(load_recipe(str(name)), SHIPPED)
+        if found is None:
+            raise UserError(f"{name} does not come along. Train it: exitbench train {name}.")
+        folder = found
+    return Model(folder, load_checkpoint(folder, getattr(torch, dtype), device), load_tokenizer(folder))
+
+
+def decode(
+    model: Model,
+    prompts: Sequence[str],
+    method: str | Method = "full",
+    *,
+    max_new_tokens: int = 64,
+    seed: int = 0,
+    **params: Any,
+) -> list[Answer]:
+    """Answer prompts greedily with an early-exit method; the prompts are one batch.
+
+    Args:
+        model: From `load_model`.
+        prompts: Whole input texts.
+        method: A name of `exitbench.method_names()`, or a method object.
+        max_new_tokens: Longest answer allowed.
+        seed: What random methods draw from, with the place of the prompt.
+        **params: Of the method, such as ``threshold=0.9, kv_policy="state-copy"``.
+
+    Raises:
+        UserError: The method or a parameter is unknown, does not suit the model, or must be fitted first.
+
+    Example:
+        >>> import exitbench as eb
+        >>> model = eb.load_model("builtin-weighted")
+        >>> answers = eb.decode(model, ["translate English to French: the key is lost ."], "static", exit_layer=2)
+        >>> set(answers[0].exit_layers)
+        {2}
+    """
+    chosen = _method(model, method, params)
+    if chosen.fit_params():
+        raise UserError(f"method {chosen.name!r} must be fitted first: run it in a suite (`exitbench fit`).")
+    requests = [_request(model, prompt, seed_for("decode", seed, str(at))) for at, prompt in enumerate(prompts)]
+    if not requests:
+        return []
+    batch = prefill(model.checkpoint.model, requests, max_new_tokens)
+    return [_answer(model, made) for made in decode_batch(model.checkpoint, batch, chosen.parts(model.n_blocks))]
+
+
+def probe(model: Model, prompts: Sequence[str], *, max_new_tokens: int = 64) -> Probe:
+    """Answer at full depth, then read every block's opinion on every token in one teacher-forced pass.
+
+    Args:
+        model: From `load_model`.
+        prompts: Whole input texts.
+        max_new_tokens: Longest answer allowed.
+
+    Raises:
+        UserError: There are no prompts.
+
+    Example:
+        >>> import exitbench as eb
+        >>> probe = eb.probe(eb.load_model("builtin-weighted"), ["translate English to French: the key is lost ."])
+        >>> len(probe.table.column("p1")[0])
+        8
+    """
+    if not prompts:
+        raise UserError("probe: there are no prompts.")
+    full = baseline_method()().parts(model.n_blocks)
+    tables = []
+    for start in range(0, len(prompts), _BATCH_ROWS):
+        requests = [_request(model, prompt) for prompt in prompts[start : start + _BATCH_ROWS]]
+        made = decode_batch(model.checkpoint, prefill(model.checkpoint.model, requests, max_new_tokens), full)
+        tables.append(_probed(model, requests, made, start))
+    return Probe(pa.concat_tables(tables), model.n_blocks, max_new_tokens, model.checkpoint.kind == "causal")
+
+
+def _method(model: Model, method: str | Method, params: Mapping[str, Any]) -> Method:
+    if isinstance(method, str):
+        method = get_method(method).from_params(dict(params))
+    elif params:
+        raise UserError(f"parameters {', '.join(params)} go with a method's name, not with a method object.")
+    method.check(model.n_blocks)
+    return method.bound_to(model.checkpoint.model.exit_blocks)
+
+
+def _request(model: Model, prompt: str, seed: int = 0) -> Request:
+    return Request(list(model.tokenizer(prompt)["input_ids"]), seed)
+
+
+def _answer(model: Model, made: Generation) -> Answer:
+    return Answer(
+        text=model.tokenizer.decode(made.token_ids, skip_special_tokens=True),
+        tokens=tuple(model.tokenizer.convert_ids_to_tokens(made.token_ids)),
+        token_ids=tuple(made.token_ids),
+        exit_layers=tuple(made.exit_layers),
+        blocks_run=tuple(made.blocks_run),
+        scores=tuple(made.scores),
+        stop_reason=made.stop_reason,
+        n_blocks=model.n_blocks,
+    )
+
+
+def _probed(model: Model, requests: Sequence[Request], made: Sequence[Generation], start: int) -> pa.Table:
+    """The probe of a batch, its rows known by the place of the prompt."""
+    outputs = [generation.token_ids for generation in made]
+    signals = probing.probe(model.checkpoint, [request.prompt_ids for request in requests], outputs)
+    schema = TABLES["probe"]
+    columns: dict[str, Any] = {
+        "doc_key": [f"{start + row:06}" for row, output in enumerate(outputs) for _ in output],
+        "position": [position for output in outputs for position in range(1, len(output) + 1)],
+        "token_id": [token for output in outputs for token in output],
+    }
+    for name, values in signals.items():
+        columns[name] = values if values.ndim == 1 else lists(values, schema.field(name).type)
+    return pa.table({name: pa.array(values, type=schema.field(name).type) for name, values in columns.items()})

@@ -1,0 +1,123 @@
+"""Read results: the database of runs as Arrow tables and data frames. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+
+from exitbench.errors import UserError
+from exitbench.results.analysis.comparison import compare
+from exitbench.results.analysis.traces import named, traced_runs
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.statistics.intervals import Aggregate
+
+if TYPE_CHECKING:
+    from exitbench.harness.afterwards.replaying import Probe
+
+_TOKENS = """
+    SELECT * FROM token_trace WHERE attempt_id IN (SELECT unnest($attempts::VARCHAR[]))
+    ORDER BY attempt_id, doc_key, position
+"""
+
+
+@dataclass(frozen=True)
+class Results:
+    """An open result database, only read; `open_results` makes one. Close it, or use it as a context manager.
+
+    Every method returns an Arrow table: ``.to_pandas()`` makes it a data frame.
+    """
+
+    database: Database
+
+    def frontier(self) -> pa.Table:
+        """Every method's quality, depth, cost and speed: the view `frontier` (docs/schema.md)."""
+        return self.database.query("FROM frontier ORDER BY model, task_label, method, params")
+
+    def tokens(self, run: str) -> pa.Table:
+        """Every generated token of the runs that a text names (the view `token_trace`).
+
+        Args:
+            run: An attempt or cell id, or a glob over MODEL/TASK/METHOD.
+
+        Raises:
+            UserError: It names no run.
+        """
+        attempts = [found.attempt_id for found in named(traced_runs(self.database)).find(run)]
+        return self.database.query(_TOKENS, {"attempts": attempts})
+
+    def sql(self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> pa.Table:
+        """Ask any view or table in DuckDB's SQL; ``?`` and ``$name`` stand for parameters.
+
+        Raises:
+            UserError: DuckDB refuses the query.
+        """
+        return self.database.query(query, parameters)
+
+    def compare(self, run_a: str, run_b: str) -> pa.Table:
+        """Contrast runs over the same documents, with paired intervals and tests: a row a metric and a run B.
+
+        Args:
+            run_a: Names one run, as for `tokens`.
+            run_b: Names one or more.
+
+        Raises:
+            UserError: A name fits no run or too many, or the runs are of different documents.
+        """
+        return pa.Table.from_pylist([asdict(one) for one in compare(self.database, run_a, run_b, _aggregate).contrasts])
+
+    def probe(self, name: str) -> Probe:
+        """Return the newest probe of a model on a task, for `exitbench.replay`.
+
+        Args:
+            name: Glob over MODEL/TASK that fits one.
+
+        Raises:
+            UserError: It fits none, or several.
+        """
+        from exitbench.harness.afterwards.replaying import stored_probe  # loads torch
+
+        return stored_probe(self.database, name)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.database.__exit__(kind, error, traceback)
+
+
+def open_results(path: str | Path = "runs") -> Results:
+    """Open a folder of runs, or a database file, for reading.
+
+    Raises:
+        UserError: There is no database there, or it cannot be opened.
+
+    Example:
+        >>> import exitbench as eb
+        >>> with eb.open_results("runs") as results:
+        ...     frame = results.frontier().to_pandas()
+        >>> sorted(set(frame["method"]))
+        ['full', 'static']
+    """
+    path = Path(path)
+    file = path / "exitbench.duckdb" if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"{path}: there is no database. Allowed: a folder of runs, or a DuckDB file of ExitBench.")
+    return Results(open_database(file))
+
+
+def _aggregate(task: str, metric: str) -> Aggregate:
+    from exitbench.tasks.registry import get_task
+
+    return partial(get_task(task).aggregate, metric)

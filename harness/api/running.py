@@ -1,0 +1,74 @@
+"""Run suites from Python, as `exitbench run` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from exitbench.harness.cli.commands.folders import Runs
+from exitbench.harness.cli.commands.run import run as run_command
+from exitbench.harness.cli.main import parsed
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What a run left.
+
+    Attributes:
+        ok: Whether every cell that ran ended well and is in the database.
+        database: The result database, for `open_results`.
+        report: The page; None where none was asked for.
+    """
+
+    ok: bool
+    database: Path
+    report: Path | None
+
+
+def run(
+    suite: str | Path,
+    *,
+    runs: str | Path = "runs",
+    only: str | None = None,
+    limit: int | None = None,
+    kinds: Sequence[str] = (),
+    data_dir: str | Path | None = None,
+    retry: str = "failed",
+    threads: int | None = None,
+    report: bool = True,
+) -> RunReport:
+    """Run the cells of a suite that are not done, fill the database, draw the report; prints as the command does.
+
+    Args:
+        suite: Name of a shipped suite, or path of a TOML file.
+        runs: Folder of all run data.
+        only: Glob over MODEL/TASK/METHOD/KIND.
+        limit: At most so many documents a task.
+        kinds: Only these kinds of cells.
+        data_dir: Root of local files.
+        retry: ``failed``, ``stale`` or ``all``.
+        threads: Of torch.
+        report: Whether to draw it.
+
+    Raises:
+        UserError: Bad input, as the command tells it.
+        KeyboardInterrupt: What is finished is kept.
+
+    Example:
+        >>> import exitbench as eb
+        >>> report = eb.run("builtin", only="weighted/squad/static*", kinds=["quality"], limit=2, report=False)
+        ... # doctest: +ELLIPSIS
+        weighted on squad (float32, cpu, batch 1): f1, n = 2 documents
+        ...
+        >>> report.ok
+        True
+    """
+    options = {"--runs": runs, "--only": only, "--limit": limit, "--data-dir": data_dir, "--threads": threads}
+    words = ["run", str(suite), "--retry", retry]
+    words += [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    words += ["--kinds", ",".join(kinds)] if kinds else []
+    words += [] if report else ["--no-report"]
+    code = run_command(parsed(words))
+    folders = Runs(Path(runs))
+    return RunReport(code == 0, folders.database, folders.report / "index.html" if report else None)

@@ -1,0 +1,118 @@
+"""The Python front door: a model, answers, probes and replays, and what is told when they are asked wrongly."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import exitbench as eb
+from exitbench.harness.api import models, results, running
+from exitbench.tasks import builtin
+from exitbench.tasks.registry import get_task
+
+THRESHOLDS = [0.0, 0.3, 0.6, 0.9, 1.0]
+
+
+@pytest.fixture(scope="module")
+def model() -> eb.Model:
+    return eb.load_model("builtin-weighted")
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[str]:
+    task = get_task("wmt-en-fr")
+    return [task.prompt(document) for document in builtin.documents("wmt-en-fr", "test", 6)]
+
+
+def test_every_example_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for module in (models, running, results):  # results are those of the run
+        found = doctest.testmod(module)
+        assert found.failed == 0 and found.attempted > 1
+        public = [value for name, value in vars(module).items() if name in eb.__all__ and inspect.isfunction(value)]
+        assert public and all("Example:" in (function.__doc__ or "") for function in public)
+
+
+def test_importing_it_loads_nothing_heavy_and_every_name_leads_somewhere() -> None:
+    code = (
+        "import sys, exitbench as eb\n"
+        "assert not {'torch', 'duckdb', 'pyarrow', 'numpy'} & set(sys.modules)\n"
+        "assert all(getattr(eb, name) for name in dir(eb))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    with pytest.raises(AttributeError, match="no attribute 'decoed'"):
+        _ = eb.decoed
+
+
+def test_results_are_opened_without_torch() -> None:
+    code = "import sys, exitbench as eb; eb.open_results; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_full_depth_and_a_threshold_that_nothing_exceeds_answer_alike(model: eb.Model, prompts: list[str]) -> None:
+    full = eb.decode(model, prompts)
+    never = eb.decode(model, prompts, "calm-softmax", threshold=1.0)
+    assert [answer.text for answer in never] == [answer.text for answer in full]
+    assert {layer for answer in full for layer in answer.exit_layers} == {model.n_blocks}
+    assert all(len(answer.tokens) == len(answer.token_ids) == len(answer.blocks_run) for answer in full)
+
+
+def test_a_replay_says_of_every_threshold_what_full_depths_tokens_would_have_done(
+    model: eb.Model, prompts: list[str]
+) -> None:
+    """By hand: the first block whose margin exceeds the threshold, else the last."""
+    probe = eb.probe(model, prompts)
+    table = eb.replay(probe, "calm-softmax", THRESHOLDS)
+    rows = probe.table.to_pylist()
+    for row in table.to_pylist():
+        exits = [
+            next((at for at in range(1, 8) if one["p1"][at - 1] - one["p2"][at - 1] > row["threshold"]), 8)
+            for one in rows
+        ]
+        matches = [one["top1_id"][at - 1] == one["full_token_id"] for at, one in zip(exits, rows, strict=True)]
+        assert row["mean_exit_layer"] == pytest.approx(sum(exits) / len(exits), abs=0.02)
+        assert row["token_match"] == pytest.approx(sum(matches) / len(matches), abs=0.02)
+    assert table.column("mean_exit_layer").to_pylist() == sorted(table.column("mean_exit_layer").to_pylist())
+
+
+def test_a_replay_goes_as_decoding_does_where_the_answers_are_the_same(model: eb.Model, prompts: list[str]) -> None:
+    (full,), (early,) = eb.decode(model, prompts[:1]), eb.decode(model, prompts[:1], "calm-softmax", threshold=0.95)
+    assert early.text == full.text
+    (row,) = eb.replay(eb.probe(model, prompts[:1]), "calm-softmax", [0.95]).to_pylist()
+    assert row["mean_exit_layer"] == pytest.approx(early.mean_exit_layer)
+
+
+def test_an_answer_shows_itself(model: eb.Model, prompts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    (answer,) = eb.decode(model, prompts[:1], "static", exit_layer=3)
+    frame = answer.to_pandas()
+    assert list(frame.columns) == ["position", "token", "token_id", "exit_layer", "blocks_run", "score"]
+    assert set(frame["exit_layer"]) == {3}
+    answer.show()
+    printed = capsys.readouterr().out
+    assert printed.count("███·····  3\n") == len(answer.tokens)
+    assert printed.endswith("3.00 of 8 blocks on average\n")
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda model: eb.load_model("no/such/folder"), "not a Hugging Face checkpoint folder"),
+        (lambda model: eb.load_model("builtin-weighted", dtype="int8"), "dtype 'int8' is not known. Allowed: float32"),
+        (lambda model: eb.decode(model, ["a"], "calm-sofmax"), "Did you mean 'calm-softmax'"),
+        (lambda model: eb.decode(model, ["a"], "static", exit_layer=9), "exit_layer"),
+        (lambda model: eb.decode(model, ["a"], "mee-lstm"), "must be fitted first"),
+        (lambda model: eb.probe(model, []), "there are no prompts"),
+        (lambda model: eb.replay(eb.probe(model, ["a"]), "static", [0.5]), "has no threshold"),
+        (lambda model: eb.replay(eb.probe(model, ["a"]), "mee-lstm", [0.5]), "does not tell its score"),
+        (lambda model: eb.open_results("no such folder"), "there is no database. Allowed: a folder of runs"),
+    ],
+)
+def test_bad_input_says_what_is_allowed(model: eb.Model, call: object, says: str) -> None:
+    assert callable(call)
+    with pytest.raises(eb.UserError, match=says):
+        call(model)

@@ -1,0 +1,62 @@
+"""`exitbench replay`: a sweep over a stored probe says at every threshold what a replay cell says at one."""
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+import exitbench as eb
+from exitbench.harness.cli.main import main
+
+
+def asked(capsys: pytest.CaptureFixture[str], database: Path, *words: str) -> tuple[int, str, str]:
+    code = main(["replay", *words, "--database", str(database)])
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture(scope="module")
+def probed(example_database: Path) -> tuple[str, str]:
+    """A model and a task of the example that were probed."""
+    with eb.open_results(example_database) as results:
+        (row, *_) = results.sql("SELECT model, task_label FROM runs WHERE kind = 'probe' ORDER BY ALL").to_pylist()
+    return row["model"], row["task_label"]
+
+
+def test_every_threshold_is_a_row(
+    example_database: Path, probed: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("/".join(probed), "calm-softmax", "--thresholds=0,0.2,0.6,1", "--format", "csv")
+    code, printed, said = asked(capsys, example_database, *words)
+    assert (code, "simulated: 4 thresholds over" in said) == (0, True)
+    rows = list(csv.DictReader(io.StringIO(printed)))
+    assert [float(row["threshold"]) for row in rows] == [0, 0.2, 0.6, 1]
+    depths = [float(row["mean_exit_layer"]) for row in rows]
+    assert depths == sorted(depths) and depths[0] < depths[-1]
+    assert float(rows[-1]["token_match"]) == 1
+    with eb.open_results(example_database) as results:
+        swept = eb.replay(results.probe("/".join(probed)), "calm-softmax", [0, 0.2, 0.6, 1])
+    assert swept["mean_exit_layer"].to_pylist() == pytest.approx(depths)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("no/such", "calm-softmax"), "'no/such' fits no probe. One is needed, as MODEL/TASK. There are: "),
+        (("*", "calm-softmax"), "One is needed"),
+        (("{probe}", "calm-sofmax"), "Did you mean 'calm-softmax'"),
+        (("{probe}", "static"), "method 'static' has no threshold"),
+        (("{probe}", "calm-softmax", "--thresholds", "0.1,a"), "numbers separated by commas"),
+        (("{probe}", "calm-softmax", "--param", "decay"), "allowed: NAME=VALUE"),
+        (("{probe}", "calm-softmax", "--param", "deckay=none"), "deckay"),
+    ],
+)
+def test_bad_input_says_what_is_allowed(
+    words: tuple[str, ...],
+    says: str,
+    example_database: Path,
+    probed: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, said = asked(capsys, example_database, *(word.format(probe="/".join(probed)) for word in words))
+    assert (code, says in said) == (2, True), said
