@@ -48,9 +48,24 @@ def test_every_path_a_document_names_exists() -> None:
             assert (document.parent / name).exists(), f"{document.name} links to {name}"
 
 
+def readme_blocks(language: str) -> list[str]:
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [block for kind, block in blocks if kind == language]
+
+
 def readme_commands() -> list[str]:
-    blocks = re.findall(r"```\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line.strip()]
+    return [line for block in readme_blocks("") for line in block.splitlines() if line.strip()]
+
+
+def test_the_readmes_python_runs(
+    few_database: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(few_database.parent)
+    (example,) = readme_blocks("python")
+    names: dict[str, object] = {}
+    exec(example.replace('open_results("runs")', 'open_results(".")'), names)
+    assert "of 8 blocks on average" in capsys.readouterr().out
+    assert len(names["frontier"]) > 0  # type: ignore[arg-type]
 
 
 def test_the_readmes_queries_answer_from_the_database(example_database: Path) -> None:
