@@ -10,7 +10,7 @@ from exitbench.errors import UserError
 from exitbench.reports.claims.claim import CLAIM, CONSISTENCY, DIRECTIONS, KINDS, MOST_WORDS
 from exitbench.reports.claims.ledger import LEDGERS, read_claims, read_file
 
-SUITES = Path(__file__).parents[2] / "harness" / "suites"
+SUITES = Path(__file__).parents[3] / "harness" / "suites"
 FIVE = {"mee", "prune", "natcap", "heads"}
 
 
