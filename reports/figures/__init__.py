@@ -1,4 +1,4 @@
-"""One SQL file and one plot function a figure; putting a pair here puts it into the report.
+"""One SQL file and one plot function a figure, in a folder a paper; putting a pair there puts it into the report.
 
 Names begin with the paper and the figure's number there (`mee_fig1_...`), which place it on the page; our own figures
 have plain names and ORDER. A module holds TITLE, CAPTION, EMPTY (said when there is no row: which command fills it) and
