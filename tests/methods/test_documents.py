@@ -1,0 +1,235 @@
+"""The documents on methods, references and words say what the code has, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import exitbench
+from exitbench.harness.planning.suite import Suite, load_suite
+from exitbench.methods import kv_policies
+from exitbench.methods.base import KVPolicy, Method
+from exitbench.methods.gated import Skipping, SoftmaxAsking
+from exitbench.methods.registry import get_method, method_names
+
+ROOT = Path(__file__).parents[2]
+METHODS = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+REFERENCES = (ROOT / "docs" / "references.md").read_text(encoding="utf-8")
+OURS = [name for name in method_names() if get_method(name).__module__.startswith("exitbench.methods.")]
+CONTROLS = {"full", "random"}
+"""Methods that are of no paper."""
+NO_REFERENCES = {"JSD"}
+"""Words in capitals in the source of a method that name no paper."""
+SUITE = """
+schema = 1
+name = "example"
+seed = 1
+
+[models]
+vanilla = { recipe = "builtin-vanilla" }
+weighted = { recipe = "builtin-weighted" }
+free = { recipe = "builtin-free" }
+exit-heads = { recipe = "builtin-exit-heads" }
+layer-skip = { recipe = "builtin-layer-skip" }
+
+[tasks.squad]
+task = "squad"
+source = "builtin"
+
+"""
+
+
+def sections(text: str) -> dict[str, str]:
+    """What stands under each heading of any level, up to the next one."""
+    parts = re.split(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives to headings."""
+    seen: dict[str, int] = {}
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.M):
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found.add(slug if slug not in seen else f"{slug}-{seen[slug]}")
+        seen[slug] = seen.get(slug, 0) + 1
+    return found
+
+
+def rows(text: str) -> list[str]:
+    """The names in the first column of the tables."""
+    return re.findall(r"^\| `([^`]+)` \|", text, flags=re.MULTILINE)
+
+
+def examples(text: str) -> list[str]:
+    return re.findall(r"^```toml\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def loaded(example: str, folder: Path) -> Suite:
+    path = folder / "example.toml"
+    path.write_text(SUITE + example, encoding="utf-8")
+    return load_suite(path)
+
+
+@pytest.fixture(scope="module")
+def document() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("methods_document", Path(__file__).with_name("document.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_method_has_a_section_and_nothing_else_claims_to_be_one() -> None:
+    headings = re.findall(r"^#+ ([a-z0-9-]+)$", METHODS, flags=re.MULTILINE)
+    assert sorted(headings) == OURS
+    assert sorted(re.findall(r"<!-- parameters: (.+) -->", METHODS)) == OURS
+    for name in OURS:
+        assert f"<!-- parameters: {name} -->" in sections(METHODS)[name], name
+
+
+def test_every_method_is_in_the_table_of_contents() -> None:
+    contents = METHODS.partition("\n## ")[0]
+    linked = re.findall(r"\[([^]]+)\]\(#([^)]+)\)", contents)
+    assert sorted(name for name, anchor in linked if name == anchor and name in OURS) == OURS
+    assert {anchor for _, anchor in linked} == anchors(METHODS) - {"methods"}
+
+
+def test_every_section_says_what_comes_out_of_where_and_at_what_cost() -> None:
+    for name in OURS:
+        section = sections(METHODS)[name]
+        assert all(f"- **{what}:**" in section for what in ("Emits", "Source", "Cost")), name
+
+
+def test_every_kv_policy_has_its_row_and_nothing_else_claims_to_be_one() -> None:
+    known = [thing for thing in vars(kv_policies).values() if isinstance(thing, type) and issubclass(thing, KVPolicy)]
+    names = {cls.name for cls in known if hasattr(cls, "name")}
+    assert names >= set(kv_policies.KV_POLICIES) | set(kv_policies.ROLLBACKS)
+    assert sorted(rows(sections(METHODS)["KV policies"])) == sorted(names)
+
+
+def choices(method: type[Method], parameter: str) -> list[str]:
+    field = next(field for field in dataclasses.fields(method) if field.name == parameter)
+    return sorted(field.metadata["choices"])
+
+
+def test_every_head_has_its_row_and_nothing_else_claims_to_be_one() -> None:
+    section = sections(METHODS)["LM heads and exit heads"]
+    assert sorted(rows(section)) == choices(SoftmaxAsking, "head")
+    assert "\n| exit heads |" in section
+
+
+def test_the_tables_of_rules_decays_and_losses_have_what_can_be_asked_for() -> None:
+    softmax, text = get_method("calm-softmax"), sections(METHODS)
+    rules = sorted(["rule", "decay", *choices(softmax, "rule"), *choices(softmax, "decay")])
+    assert sorted(rows(text["Threshold rules and decays"])) == rules
+    assert sorted(rows(text["Trained gates"])) == sorted(["loss", *choices(get_method("mee-lstm"), "loss")])
+
+
+def test_every_method_with_any_kv_policy_has_them_all() -> None:
+    for name in OURS:
+        if issubclass(get_method(name), Skipping):
+            assert choices(get_method(name), "kv_policy") == sorted(kv_policies.KV_POLICIES), name
+
+
+def test_the_parameter_tables_are_what_the_script_writes(document: ModuleType) -> None:
+    assert document.rewritten(METHODS) == METHODS, "python tests/methods/document.py"
+
+
+def test_the_script_writes_every_parameter_as_the_code_has_it(document: ModuleType) -> None:
+    table = document.table(get_method("heads"))
+    assert rows(table) == [field.name for field in dataclasses.fields(get_method("heads"))]
+    assert '| `confidence` | `"breaking-ties"` | `breaking-ties`, `entropy`,' in table
+    assert "| `epsilon` | `0.95` | number from 0 to 1 | agreement asked by rule epsilon |" in table
+    assert "| `exit_blocks` | `[]` | list: whole number from 1 |" in table
+
+
+def test_every_example_is_a_sweep_of_a_suite(tmp_path: Path) -> None:
+    assert examples(METHODS)
+    for example in examples(METHODS):
+        suite = loaded(example, tmp_path)
+        assert suite.sweeps or suite.calibrations
+        for entry in (*suite.sweeps, *suite.calibrations):
+            for point in entry.points:
+                get_method(entry.method).from_params(dict(point.params)).check(8)
+
+
+def test_every_method_has_an_example_of_its_own(tmp_path: Path) -> None:
+    for name in OURS:
+        (example,) = examples(sections(METHODS)[name])
+        assert {sweep.method for sweep in loaded(example, tmp_path).sweeps} == {name}
+
+
+def test_the_source_of_every_method_is_a_reference_that_its_section_links_to() -> None:
+    papers = list(sections(REFERENCES))
+    for name in OURS:
+        source = get_method(name).source
+        named = [paper for paper in papers if re.search(rf"\b{re.escape(paper)}\b", source, flags=re.IGNORECASE)]
+        in_capitals = set(re.findall(r"\b[A-Z]\w*[A-Z]\w*\b", source)) - NO_REFERENCES
+        assert in_capitals <= set(named), f"{name}: {source}"
+        assert bool(named) != (name in CONTROLS), f"{name}: {source}"
+        linked = set(re.findall(r"\(references\.md#([^)]+)\)", sections(METHODS)[name]))
+        assert {anchor for paper in named for anchor in anchors(f"# {paper}")} <= linked, f"{name}: {source}"
+
+
+def test_the_methods_that_a_reference_lists_link_back_to_it() -> None:
+    for paper, text in sections(REFERENCES).items():
+        for name in set(re.findall(r"methods\.md#([\w-]+)", text)) & set(OURS):
+            assert re.search(rf"\b{re.escape(paper)}\b", sections(METHODS)[name], re.IGNORECASE), (paper, name)
+
+
+def test_the_figures_and_tables_of_a_reference_exist() -> None:
+    stems = {path.stem for folder in ("figures", "tables") for path in (ROOT / "reports" / folder).rglob("*.sql")}
+    named = set(re.findall(r"`((?:mee|prune|natcap|heads|explain)_\w+)`", REFERENCES))
+    assert named and named <= stems, named - stems
+    papers = {name for name in stems if re.match(r"(mee|prune|natcap|heads|explain)_", name)} - {
+        "prune_cost",
+        "prune_sweep",
+    }
+    assert named == papers, papers ^ named
+
+
+def test_the_commits_are_those_that_decoding_was_compared_with() -> None:
+    parity = (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
+    compared = dict(re.findall(r"\b(FREE|MEE|PRUNE) ([0-9a-f]{7})\b", parity))
+    assert set(compared) == {"FREE", "MEE", "PRUNE"}
+    for paper, commit in compared.items():
+        assert f"commit {commit}" in sections(REFERENCES)[paper], paper
+
+
+def test_the_glossary_explains_each_word_once() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    terms = [
+        word for found in re.findall(r"^- \*\*(.+?)\*\*:", glossary, flags=re.MULTILINE) for word in found.split(", ")
+    ]
+    assert len(terms) == len(set(terms))
+    entries = re.findall(r"^- .*", glossary, flags=re.MULTILINE)
+    assert len(entries) == len(re.findall(r"^- \*\*.+?\*\*: \S", glossary, flags=re.MULTILINE))
+
+
+def test_the_citation_file_is_of_this_version() -> None:
+    pairs = re.findall(r"^([a-z-]+):(?: (.*))?$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    citation = {key: value.strip('"') for key, value in pairs}
+    assert citation["version"] == exitbench.__version__
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["type"] == "software"
+    assert citation["title"] == "ExitBench"
+    assert f'license = "{citation["license"]}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert {"message", "authors", "abstract"} <= set(citation)
+
+
+@pytest.mark.parametrize("name", ["methods.md", "references.md", "glossary.md"])
+def test_links_lead_to_a_heading(name: str) -> None:
+    folder = ROOT / "docs"
+    links = re.findall(r"\]\(([\w.-]*)(?:#([^)]*))?\)", (folder / name).read_text(encoding="utf-8"))
+    assert links
+    for file, anchor in links:
+        target = folder / (file or name)
+        assert target.is_file(), f"{name} links to {file}"
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{name} links to {file}#{anchor}"
