@@ -30,8 +30,8 @@ def _methods() -> Iterator[str]:
     for name, verdict in told.items():
         method = get_method(name)
         yield f"{name:24} {_first_line(method)}"
-        ours = f" (docs/methods.md#{name})" if method.__module__.startswith("exitbench.") else ""
-        yield f"  source: {method.source}{ours}"
+        where = f" (docs/methods.md#{name})" if method.__module__.startswith("exitbench.") else ""
+        yield f"  source: {method.source}{where}"
         yield f"  needs: {_needs(method)}"
         yield f"  conformance: {verdict}"
         for field in dataclasses.fields(method):
