@@ -80,7 +80,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel: set[str]) -> None:
             expected |= {
                 f"{package.replace('.', '/')}/{path.relative_to(folder)}"
                 for path in data.rglob("*")
-                if path.is_file() and not path.name.startswith(".")
+                if path.is_file() and not path.name.startswith(".") and path.suffix != ".pyc"
             }
     assert {name for name in wheel if ".dist-info/" not in name} == expected
 
