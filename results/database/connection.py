@@ -69,14 +69,12 @@ _PACKAGE = "exitbench.results.database"
 _WRITER_CONFIG: Final[dict[str, Any]] = {
     **NO_EXTENSIONS,
     "preserve_insertion_order": False,
-    "lock_configuration": True,
 }
 # A reader can neither write files nor read others than the database, nor fetch or load extensions.
 _READER_CONFIG: Final[dict[str, Any]] = {
     **NO_EXTENSIONS,
     "enable_external_access": False,
     "python_enable_replacements": False,
-    "lock_configuration": True,
 }
 
 
@@ -303,6 +301,10 @@ def _engine(path: Path, read_only: bool, deadline: float) -> sa.Engine:
     while True:
         try:
             with engine.connect() as connection:
+                # A progress bar would be drawn on standard output, among rows; it cannot be turned off any earlier.
+                if not connection.exec_driver_sql("SELECT current_setting('lock_configuration')").scalar_one():
+                    connection.exec_driver_sql("SET enable_progress_bar = false")
+                    connection.exec_driver_sql("SET lock_configuration = true")
                 if not read_only:
                     _attach(connection, path)
         except sa.exc.DBAPIError as error:

@@ -303,3 +303,14 @@ def test_a_database_that_a_later_duckdb_stored_is_still_written(tmp_path: Path) 
             connection.execute("INSERT INTO schema_version VALUES (?, now()::TIMESTAMP, 'test')", [version])
     with open_database(path, read_only=False) as opened:
         assert opened.query("SELECT count(*) AS n FROM runs")["n"].to_pylist() == [0]
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_no_progress_bar_is_drawn_among_rows_and_settings_are_locked(read_only: bool, tmp_path: Path) -> None:
+    path = tmp_path / "exitbench.duckdb"
+    open_database(path, read_only=False).close()
+    with open_database(path, read_only=read_only) as opened:
+        told = opened.query("SELECT current_setting('enable_progress_bar') AS drawn")
+        assert told.to_pylist() == [{"drawn": False}]
+        with pytest.raises(UserError, match="lock"):
+            opened.query("SET enable_progress_bar = true")
