@@ -7,6 +7,7 @@ Blocks are numbered 1..L; an exit layer is the number of blocks executed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from abc import ABC, abstractmethod
@@ -596,7 +597,7 @@ class Method(ABC):
             UserError: An unknown parameter, a wrong type or a value that is not allowed.
         """
         known = {item.name: item for item in dataclasses.fields(cls)}
-        types = get_type_hints(cls)
+        types = _types(cls)
         checked: dict[str, Any] = {}
         for name, value in params.items():
             at = f"{where}: " if where else ""
@@ -605,6 +606,9 @@ class Method(ABC):
                 raise UserError(f"{at}method {cls.name!r} has no parameter {name!r}.{allowed}")
             checked[name] = _checked(value, types[name], known[name].metadata, f"{at}{cls.name}.{name}")
         return cls(**checked)
+
+
+_types = functools.cache(get_type_hints)
 
 
 def _checked(value: Any, kind: Any, rule: Mapping[str, Any], what: str) -> Any:

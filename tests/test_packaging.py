@@ -227,7 +227,7 @@ def test_no_module_imports_itself_by_way_of_others(graph: dict[str, set[str]]) -
 
 def test_no_folder_has_more_modules_than_one_reads_at_a_glance() -> None:
     """But those of one kind: a method, a command or a figure a module."""
-    kinds = {"methods", "harness/cli/commands", "reports/figures", "reports/tables", "reports"}
+    kinds = {"methods", "harness/cli/commands", "reports/tables"}
     crowded = {}
     for folder in tree_packages().values():
         name, found = str(folder.relative_to(ROOT)), sum(1 for path in folder.glob("*.py") if path.stem != "__init__")
@@ -243,6 +243,13 @@ def test_the_database_and_the_reports_never_import_torch(folder: str) -> None:
         f"{path.name}: {name}" for path in modules(folder) for name in imported(path) if name.split(".")[0] in heavy
     ]
     assert not wrong
+
+
+def test_databases_in_memory_are_opened_in_one_place_where_their_progress_bar_is_off() -> None:
+    paths = [path for folder in FOLDERS for path in modules(folder)]
+    assert [str(path.relative_to(ROOT)) for path in paths if "duckdb.connect(" in path.read_text()] == [
+        "results/files/memory.py"
+    ]
 
 
 def test_methods_import_torch_and_the_standard_library_only() -> None:

@@ -40,27 +40,34 @@ if TYPE_CHECKING:
     from exitbench.tasks.registry import task_names as task_names
 
 _PLACES = {
-    **dict.fromkeys(("Answer", "Model", "Probe", "decode", "load_model", "probe", "replay"), "harness.api.models"),
-    **dict.fromkeys(("Results", "open_results"), "harness.api.results"),
-    **dict.fromkeys(("RunReport", "run"), "harness.api.running"),
-    **dict.fromkeys(("Gate", "Method"), "methods.base"),
-    "Task": "tasks.base",
-    "UserError": "errors",
-    "method_names": "methods.registry",
-    "task_names": "tasks.registry",
+    "Answer": "harness.api.models:Answer",
+    "Gate": "methods.base:Gate",
+    "Method": "methods.base:Method",
+    "Model": "harness.api.models:Model",
+    "Probe": "harness.api.models:Probe",
+    "Results": "harness.api.results:Results",
+    "RunReport": "harness.api.running:RunReport",
+    "Task": "tasks.base:Task",
+    "UserError": "errors:UserError",
+    "decode": "harness.api.models:decode",
+    "load_model": "harness.api.models:load_model",
+    "method_names": "methods.registry:method_names",
+    "open_results": "harness.api.results:open_results",
+    "probe": "harness.api.models:probe",
+    "register_method": "methods.registry:register",
+    "register_task": "tasks.registry:register",
+    "replay": "harness.api.models:replay",
+    "run": "harness.api.running:run",
+    "task_names": "tasks.registry:task_names",
 }
-_RENAMED = {
-    "register_method": ("methods.registry", "register"),
-    "register_task": ("tasks.registry", "register"),
-}
-__all__ = ["__version__", *_PLACES, *_RENAMED]
+__all__ = ["__version__", *_PLACES]
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
-    if name not in _PLACES and name not in _RENAMED:
+    if name not in _PLACES:
         raise AttributeError(f"module 'exitbench' has no attribute {name!r}")
-    module, attribute = _RENAMED.get(name, (_PLACES.get(name, ""), name))
+    module, _, attribute = _PLACES[name].partition(":")
     return getattr(import_module(f"exitbench.{module}"), attribute)
 
 

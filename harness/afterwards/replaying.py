@@ -15,6 +15,7 @@ from exitbench.errors import UserError
 from exitbench.methods.registry import get_method
 from exitbench.results.analysis.replay import Sweep, sweep, thresholds_by_position
 from exitbench.results.database.connection import Database
+from exitbench.results.files.memory import in_memory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +69,8 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
         A row a threshold: ``threshold``, ``mean_exit_layer``, ``token_match`` (share of tokens that full depth emits).
 
     Raises:
-        UserError: The method has no threshold, or a probe does not tell its score.
+        UserError: The method has no threshold or does not look at it, parameters do not fit the model, or a probe does
+            not tell its score.
 
     Example:
         >>> import exitbench as eb
@@ -81,12 +83,17 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
     kind = get_method(method)
     if "threshold" not in {field.name for field in dataclasses.fields(kind)}:
         raise UserError(f"method {method!r} has no threshold.")
-    all_parts = [kind.from_params({**params, "threshold": level}).parts(probe.n_blocks) for level in thresholds]
+    settings = [kind.from_params({**params, "threshold": level}) for level in thresholds]
+    if "threshold" in settings[0].unused_params():
+        given = ", ".join(f"{name} = {value!r}" for name, value in params.items())
+        raise UserError(f"method {method!r} does not look at its threshold with {given}; there is nothing to sweep.")
+    settings[0].check(probe.n_blocks)
+    all_parts = [setting.parts(probe.n_blocks) for setting in settings]
     score_sql = all_parts[0].score_sql(probe.n_blocks)
     if score_sql is None:
         raise UserError(f"method {method!r}: a probe does not tell its score. Run it in a suite, as a replay cell.")
     rules = [parts.threshold.sql(probe.max_new_tokens) for parts in all_parts]
-    with duckdb.connect() as connection:
+    with in_memory() as connection:
         connection.register("probe", probe.table)
         swept = _swept(connection, probe, score_sql, all_parts[0].asked(probe.n_blocks), rules)
     return pa.table(

@@ -15,16 +15,14 @@ from exitbench.harness.afterwards.replaying import Probe, replay
 from exitbench.harness.cells.seeds import seed_for
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
-from exitbench.harness.engine.decoding import probe as probing
 from exitbench.harness.engine.decoding.decode import Generation, Request, prefill
 from exitbench.harness.engine.decoding.decode import decode as decode_batch
+from exitbench.harness.engine.decoding.probe import probe_table
 from exitbench.harness.training import find_trained, load_recipe
 from exitbench.harness.training.recipe import recipe_names
 from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.base import Method
 from exitbench.methods.registry import baseline_method, get_method
-from exitbench.results.files.arrow import lists
-from exitbench.results.spool.schema import TABLES
 from exitbench.terminal import visible
 
 if TYPE_CHECKING:
@@ -196,7 +194,9 @@ def probe(model: Model, prompts: Sequence[str], *, max_new_tokens: int = 64) -> 
     for start in range(0, len(prompts), _BATCH_ROWS):
         requests = [_request(model, prompt) for prompt in prompts[start : start + _BATCH_ROWS]]
         made = decode_batch(model.checkpoint, prefill(model.checkpoint.model, requests, max_new_tokens), full)
-        tables.append(_probed(model, requests, made, start))
+        keys = [f"{start + row:06}" for row in range(len(requests))]
+        prompt_ids, outputs = [request.prompt_ids for request in requests], [answer.token_ids for answer in made]
+        tables.append(probe_table(model.checkpoint, keys, prompt_ids, outputs))
     return Probe(pa.concat_tables(tables), model.n_blocks, max_new_tokens, model.checkpoint.kind == "causal")
 
 
@@ -224,18 +224,3 @@ def _answer(model: Model, made: Generation) -> Answer:
         stop_reason=made.stop_reason,
         n_blocks=model.n_blocks,
     )
-
-
-def _probed(model: Model, requests: Sequence[Request], made: Sequence[Generation], start: int) -> pa.Table:
-    """The probe of a batch, its rows known by the place of the prompt."""
-    outputs = [generation.token_ids for generation in made]
-    signals = probing.probe(model.checkpoint, [request.prompt_ids for request in requests], outputs)
-    schema = TABLES["probe"]
-    columns: dict[str, Any] = {
-        "doc_key": [f"{start + row:06}" for row, output in enumerate(outputs) for _ in output],
-        "position": [position for output in outputs for position in range(1, len(output) + 1)],
-        "token_id": [token for output in outputs for token in output],
-    }
-    for name, values in signals.items():
-        columns[name] = values if values.ndim == 1 else lists(values, schema.field(name).type)
-    return pa.table({name: pa.array(values, type=schema.field(name).type) for name, values in columns.items()})

@@ -65,10 +65,10 @@ def run(
         True
     """
     options = {"--runs": runs, "--only": only, "--limit": limit, "--data-dir": data_dir, "--threads": threads}
-    words = ["run", str(suite), "--retry", retry]
-    words += [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    words += ["--kinds", ",".join(kinds)] if kinds else []
+    words = ["run", f"--retry={retry}", *(f"{name}={value}" for name, value in options.items() if value is not None)]
+    words += [f"--kinds={','.join(kinds)}"] if kinds else []
     words += [] if report else ["--no-report"]
+    words += ["--", str(suite)]
     code = run_command(parsed(words))
     folders = Runs(Path(runs))
     return RunReport(code == 0, folders.database, folders.report / "index.html" if report else None)

@@ -6,17 +6,14 @@ Shape suffixes: L blocks, N tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import duckdb
-import pyarrow as pa
 import torch
 
 from exitbench.harness.conformance.decoder import ANSWERED, ANSWERS, MAX_NEW_TOKENS, Trial
 from exitbench.harness.conformance.scoring import exit_layers
-from exitbench.harness.engine.decoding.probe import probe
-from exitbench.results.files.arrow import lists
-from exitbench.results.spool.schema import TABLES
+from exitbench.harness.engine.decoding.probe import probe_table
+from exitbench.results.files.memory import in_memory
 
 _TOLERANCE = 1e-3
 """Absolute and relative: signals are computed from the same states in another order."""
@@ -30,8 +27,9 @@ def replays(trial: Trial) -> Iterator[str]:
     if score_sql is None or not asked:
         return
     rule = trial.parts.exit_layer_sql(trial.n_blocks, MAX_NEW_TOKENS, score_sql)
-    with duckdb.connect() as connection:
-        connection.register("probe", _probe(trial))
+    keys = [f"{row:03}" for row in range(len(ANSWERS))]
+    with in_memory() as connection:
+        connection.register("probe", probe_table(trial.checkpoint, keys, ANSWERED, ANSWERS))
         try:
             rows = connection.execute(
                 f"SELECT list_transform({asked}::INTEGER[], lambda l: ({score_sql})::FLOAT), {rule} "
@@ -57,23 +55,3 @@ def replays(trial: Trial) -> Iterator[str]:
     if float(elsewhere_N.double().mean()) > _BORDERLINE:
         differ = f"{int(elsewhere_N.sum())} of {len(rows)} tokens leave elsewhere"
         yield f"the threshold's sql() is not its value(): {differ}"
-
-
-def _probe(trial: Trial) -> pa.Table:
-    """The table that a probe of `ANSWERS` leaves."""
-    schema, length = TABLES["probe"], len(ANSWERS[0])
-    columns: dict[str, Any] = {
-        "doc_key": [f"{row:03}" for row in range(len(ANSWERS)) for _ in range(length)],
-        "position": [place for _ in ANSWERS for place in range(1, length + 1)],
-        "token_id": [token for answer in ANSWERS for token in answer],
-    }
-    for name, values in probe(trial.checkpoint, ANSWERED, ANSWERS).items():
-        columns[name] = values if values.ndim == 1 else lists(values, schema.field(name).type)
-    n_tokens = len(columns["token_id"])
-    made = {
-        field.name: pa.array(columns[field.name], type=field.type)
-        if field.name in columns
-        else pa.nulls(n_tokens, field.type)
-        for field in schema
-    }
-    return pa.table(made)

@@ -9,6 +9,7 @@ import duckdb
 
 from exitbench.errors import UserError
 from exitbench.results.files.arrow import parquet_path
+from exitbench.results.files.memory import in_memory
 from exitbench.results.spool.attempts import read_attempt
 from exitbench.results.spool.schema import FITTED_FILE
 
@@ -83,7 +84,7 @@ def compare(stored: Path, repeated: Path) -> list[Compared]:
 def _tables(name: str, stored: Path, repeated: Path) -> Compared:
     """Compare rows, not bytes: another version of the writer spells the same rows otherwise."""
     keys = KEYS[name.removesuffix(".parquet")]
-    with duckdb.connect() as connection:
+    with in_memory() as connection:
         for side, folder in (("old", stored), ("new", repeated)):
             connection.read_parquet(parquet_path(folder / name), hive_partitioning=False).create_view(side)
         columns = _columns(connection, keys)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import duckdb
 
 from exitbench.results.database.tables import quoted_text
+from exitbench.results.files.memory import in_memory
 
 NO_EXTENSIONS: Final[dict[str, Any]] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
 """Configuration of every connection: what DuckDB lacks is neither fetched nor loaded because a file asks for it."""
@@ -56,7 +57,7 @@ def sandbox(readable: Iterable[Path], folder: Path) -> duckdb.DuckDBPyConnection
     # DuckDB asks first whether a pattern is allowed, and then each file that it matches.
     names = [name for path in map(str, readable) for name in (path, glob.escape(path))]
     files = [quoted_text(name + end) for name in names for end in _LOGS]
-    duck = duckdb.connect(config={**NO_EXTENSIONS, "python_enable_replacements": False})
+    duck = in_memory(**NO_EXTENSIONS, python_enable_replacements=False)
     for setting in (
         f"temp_directory = {quoted_text(str(folder / 'spilled'))}",
         f"allowed_paths = [{', '.join(files)}]",

@@ -15,6 +15,7 @@ import duckdb
 
 from exitbench.errors import UserError
 from exitbench.results.database import migrations
+from exitbench.results.files.memory import in_memory
 
 _SHOWN: Final = 60
 _ROWS_PER_BYTE: Final = 100
@@ -201,7 +202,7 @@ def require_plausible(rows: int, size_bytes: int, where: str) -> None:
 
 @cache
 def _tables_of(scripts: tuple[str, ...]) -> Mapping[str, Columns]:
-    with duckdb.connect() as duck:
+    with in_memory() as duck:
         for script in scripts:
             duck.execute(script)
         return read_catalogue(duck, "memory").tables
@@ -211,12 +212,12 @@ def _tables_of(scripts: tuple[str, ...]) -> Mapping[str, Columns]:
 def _catalogue_with(scripts: tuple[str, ...], views: str, storage: str) -> Catalogue:
     with TemporaryDirectory(prefix="exitbench-") as folder:
         path = quoted_text(str(Path(folder) / "expected.duckdb"))
-        with duckdb.connect() as duck:
+        with in_memory() as duck:
             duck.execute(f"ATTACH {path} AS expected (STORAGE_VERSION {quoted_text(storage)})")
             duck.execute("USE expected; BEGIN")  # a commit takes longer than all of it
             for script in (*scripts, views):
                 duck.execute(script)
             duck.execute("COMMIT")
-        with duckdb.connect() as duck:
+        with in_memory() as duck:
             duck.execute(f"ATTACH {path} AS expected (READ_ONLY)")
             return read_catalogue(duck, "expected")

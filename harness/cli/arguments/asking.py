@@ -16,7 +16,7 @@ from exitbench.harness.cli.arguments.common import (
 from exitbench.harness.cli.commands.listing import LISTS
 
 _MOST_TOKENS: Final = 10**9
-_MOST_THRESHOLDS: Final = 100_000
+_MOST_THRESHOLDS: Final = 10_000
 
 
 def add_commands(commands: Commands) -> None:

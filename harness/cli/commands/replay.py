@@ -1,5 +1,6 @@
 """``exitbench replay``: many thresholds of a method over a stored probe, in one pass."""
 
+import tomllib
 from argparse import Namespace
 from typing import Any
 
@@ -37,9 +38,8 @@ def _params(given: list[str]) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"true": True, "false": False}.get(text, text)
+    """A value as a suite writes it; what is no TOML is a word without its quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -20,6 +21,8 @@ from exitbench.harness.engine.decoding.signals import signals
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.positions import padded
+from exitbench.results.files.arrow import lists
+from exitbench.results.spool.schema import TABLES
 from exitbench.results.statistics.stability import settling
 
 LOGITS_BUDGET_BYTES = 256 * 2**20
@@ -45,6 +48,46 @@ def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Seq
     parts = [signals(model, piece_LND) for piece_LND in torch.split(states_LND, chunk, dim=1)]
     arrays = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
     return {**arrays, **settling(arrays["p_final"], arrays["cosine_last"])}
+
+
+def probe_table(
+    checkpoint: Checkpoint,
+    keys: Sequence[str],
+    prompts: Sequence[Sequence[int]],
+    outputs: Sequence[Sequence[int]],
+    gold_ids: Sequence[Sequence[int]] | None = None,
+    kinds: Sequence[Sequence[str]] | None = None,
+) -> pa.Table:
+    """Probe every generated token: the spool's table, a row a token in the order of the documents.
+
+    Args:
+        checkpoint: The model.
+        keys: Of the documents.
+        prompts: Token ids of each document's prompt.
+        outputs: What the model generated for each, at full depth.
+        gold_ids: Each document's reference; NULL where an output is longer.
+        kinds: What kind of token each of them is, likewise.
+    """
+    schema, no_entries = TABLES["probe"], [()] * len(keys)
+    columns: dict[str, Any] = {
+        "doc_key": [key for key, output in zip(keys, outputs, strict=True) for _ in output],
+        "position": [position for output in outputs for position in range(1, len(output) + 1)],
+        "token_id": [token for output in outputs for token in output],
+        "gold_token_id": _beside(outputs, gold_ids or no_entries),
+        "token_kind": _beside(outputs, kinds or no_entries),
+    }
+    for name, values in probe(checkpoint, prompts, outputs).items():
+        columns[name] = values if values.ndim == 1 else lists(values, schema.field(name).type)
+    return pa.table({name: pa.array(values, type=schema.field(name).type) for name, values in columns.items()})
+
+
+def _beside(outputs: Sequence[Sequence[int]], entries: Sequence[Sequence[Any]]) -> list[Any]:
+    """Entries for the positions of the outputs; None beyond their end."""
+    return [
+        given[place] if place < len(given) else None
+        for output, given in zip(outputs, entries, strict=True)
+        for place in range(len(output))
+    ]
 
 
 def states_of(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Tensor:

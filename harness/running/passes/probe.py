@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
-import pyarrow as pa
-
 from exitbench.harness.cells.job import WorkItem
 from exitbench.harness.engine.decoding.decode import decode, prefill
-from exitbench.harness.engine.decoding.probe import probe
+from exitbench.harness.engine.decoding.probe import probe_table
 from exitbench.harness.running.passes.recording import recording_pass
 from exitbench.harness.running.passes.session import BATCH_ROWS, Progress, Session
-from exitbench.results.files.arrow import lists
 from exitbench.results.spool.attempts import AttemptWriter
-from exitbench.results.spool.schema import TABLES
-from exitbench.tasks.document import Document
 
 
 def probe_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
@@ -33,27 +24,14 @@ def probe_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progr
         gates_first = asked.gates_first_token
         batch = prefill(session.checkpoint.model, rows, asked.max_new_tokens, gates_first_token=gates_first)
         outputs = [made.token_ids for made in decode(session.checkpoint, batch, session.full_parts())]
-        signals = probe(session.checkpoint, [row.prompt_ids for row in rows], outputs)
-        writer.write("probe", _probe_table(session, item, [documents[index] for index in chosen], outputs, signals))
+        answered = [documents[index] for index in chosen]
+        probed = probe_table(
+            session.checkpoint,
+            [document.key for document in answered],
+            [row.prompt_ids for row in rows],
+            outputs,
+            gold_ids=[session.target_ids(item, document) for document in answered],
+            kinds=[session.kinds(item, document) for document in answered],
+        )
+        writer.write("probe", probed)
         on_progress(min(start + BATCH_ROWS, len(order)))
-
-
-def _probe_table(
-    session: Session,
-    item: WorkItem,
-    documents: Sequence[Document],
-    outputs: Sequence[Sequence[int]],
-    signals: Mapping[str, np.ndarray],
-) -> pa.Table:
-    columns: dict[str, Any] = {"doc_key": [], "position": [], "token_id": [], "gold_token_id": [], "token_kind": []}
-    for document, output in zip(documents, outputs, strict=True):
-        gold, kinds = session.target_ids(item, document), session.kinds(item, document)
-        n = len(output)
-        columns["doc_key"] += [document.key] * n
-        columns["position"] += range(1, n + 1)
-        columns["token_id"] += output
-        columns["gold_token_id"] += (gold + [None] * n)[:n]
-        columns["token_kind"] += (kinds + [None] * n)[:n]
-    for name, values in signals.items():
-        columns[name] = values if values.ndim == 1 else lists(values, TABLES["probe"].field(name).type)
-    return pa.table({name: pa.array(columns[name], type=TABLES["probe"].field(name).type) for name in columns})

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import duckdb
-
 from exitbench.harness.cells.job import WorkItem
 from exitbench.harness.running.passes.session import Progress, Session, depth_interval, with_role, write_metrics
+from exitbench.results.files.memory import in_memory
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.statistics.intervals import bounded_ratio_interval
 
@@ -28,7 +27,7 @@ def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_prog
     first_position = 1 if cell.first_token == "gated" else 2
     rule = parts.exit_layer_sql(depth, cell.generation.max_new_tokens, score_sql, first_position)
     blocks_run = depth if parts.runs_all_blocks else "e"
-    with duckdb.connect() as connection:
+    with in_memory() as connection:
         tokens = connection.sql(
             f"""
             SELECT doc_key, position, {emitted_sql} AS token_id, token_kind, e AS exit_layer,

@@ -47,8 +47,12 @@ def test_every_threshold_is_a_row(
         (("{probe}", "calm-sofmax"), "Did you mean 'calm-softmax'"),
         (("{probe}", "static"), "method 'static' has no threshold"),
         (("{probe}", "calm-softmax", "--thresholds", "0.1,a"), "numbers separated by commas"),
+        (("{probe}", "calm-softmax", "--thresholds", ",".join(["0"] * 10_001)), "are not at most 10,000 numbers"),
         (("{probe}", "calm-softmax", "--param", "decay"), "allowed: NAME=VALUE"),
         (("{probe}", "calm-softmax", "--param", "deckay=none"), "deckay"),
+        (("{probe}", "calm-softmax", "--param", "min_exit=99"), "calm-softmax.min_exit = 99 is above the depth"),
+        (("{probe}", "calm-softmax", "--param", "rule=epsilon"), "does not look at its threshold with rule = 'epsilon'"),
+        (("{probe}", "heads", "--param", "exit_blocks=[0]"), "exit_blocks[0] = 0 is out of range"),
     ],
 )
 def test_bad_input_says_what_is_allowed(
