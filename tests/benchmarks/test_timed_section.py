@@ -38,7 +38,7 @@ def test_timed_section(pair: Pair, gate: str, benchmark: Any, capsys: pytest.Cap
     timed = pair.decoding(pair.parts(name, **params), pair.prompts(), NEW_TOKENS)
     assert timed.traced is not None, "a decode has a trace"
     assert [made.token_ids for made in timed.once()] == [made.token_ids for made in timed.told()]
-    benchmark.pedantic(timed.run, setup=lambda: ((timed.prepare(),), {}), rounds=1)
+    benchmark.pedantic(timed.run, setup=lambda: ((timed.prepare(),), {}), rounds=3 * ROUNDS, warmup_rounds=1)
     ratios, bare_s = [], []
     for _ in range(ROUNDS):
         order = (timed.traced, timed.run, timed.run, timed.traced)

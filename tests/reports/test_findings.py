@@ -8,7 +8,8 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.harness.cli import main as cli
-from exitbench.reports.material import read_tables
+from exitbench.reports import material
+from exitbench.reports.material import read_material, read_tables
 from exitbench.reports.render import write_report
 
 
@@ -30,6 +31,18 @@ def test_no_final_report_is_written_and_a_draft_says_what_it_is(incomplete: Path
     draft = write_report(incomplete, out, paper="heads", draft=True)
     assert draft.is_draft
     assert '<p class="draft"><strong>Draft.</strong>' in draft.index_html.read_text("utf-8")
+
+
+def test_a_report_that_is_refused_asks_no_query_of_a_figure_or_table(
+    incomplete: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(material, "_asked", lambda database, sources: asked.append(sources) or ())
+    with pytest.raises(UserError, match="say not to cite"):
+        read_material(incomplete, paper="heads", draft=False)
+    assert asked == []
+    read_material(incomplete, paper="heads", draft=True)
+    assert len(asked) == 2
 
 
 def test_a_final_report_is_no_draft(small_database: Path, tmp_path: Path) -> None:

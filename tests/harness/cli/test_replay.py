@@ -51,7 +51,10 @@ def test_every_threshold_is_a_row(
         (("{probe}", "calm-softmax", "--param", "decay"), "allowed: NAME=VALUE"),
         (("{probe}", "calm-softmax", "--param", "deckay=none"), "deckay"),
         (("{probe}", "calm-softmax", "--param", "min_exit=99"), "calm-softmax.min_exit = 99 is above the depth"),
-        (("{probe}", "calm-softmax", "--param", "rule=epsilon"), "does not look at its threshold with rule = 'epsilon'"),
+        (
+            ("{probe}", "calm-softmax", "--param", "rule=epsilon"),
+            "does not look at its threshold with rule = 'epsilon'",
+        ),
         (("{probe}", "heads", "--param", "exit_blocks=[0]"), "exit_blocks[0] = 0 is out of range"),
     ],
 )
