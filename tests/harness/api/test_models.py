@@ -87,6 +87,14 @@ def test_a_replay_goes_as_decoding_does_where_the_answers_are_the_same(model: eb
     assert row["mean_exit_layer"] == pytest.approx(early.mean_exit_layer)
 
 
+def test_the_first_token_of_a_decoder_only_model_never_leaves_early_in_a_replay_either(prompts: list[str]) -> None:
+    causal = eb.load_model("builtin-causal")
+    probe = eb.probe(causal, prompts[:3], max_new_tokens=8)
+    (row,) = eb.replay(probe, "calm-softmax", [0.0], min_exit=2).to_pylist()
+    n_tokens = probe.table.num_rows
+    assert row["mean_exit_layer"] == pytest.approx((3 * causal.n_blocks + (n_tokens - 3) * 2) / n_tokens)
+
+
 def test_an_answer_shows_itself(model: eb.Model, prompts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     (answer,) = eb.decode(model, prompts[:1], "static", exit_layer=3)
     frame = answer.to_pandas()
