@@ -88,7 +88,7 @@ def test_a_replay_goes_as_decoding_does_where_the_answers_are_the_same(model: eb
 
 
 def test_the_first_token_of_a_decoder_only_model_never_leaves_early_in_a_replay_either(prompts: list[str]) -> None:
-    causal = eb.load_model("builtin-causal")
+    causal = eb.load_model("builtin-layer-skip")
     probe = eb.probe(causal, prompts[:3], max_new_tokens=8)
     (row,) = eb.replay(probe, "calm-softmax", [0.0], min_exit=2).to_pylist()
     n_tokens = probe.table.num_rows
