@@ -529,6 +529,8 @@ class Method(ABC):
     """A named early-exit method; the fields of a subclass are its parameters, declared with `param`."""
 
     name: ClassVar[str]
+    version: ClassVar[int] = 1
+    """Raised whenever the method may choose otherwise than before; part of a cell's identity."""
     source: ClassVar[str] = ""
     """Where the method is defined: paper section or equation."""
     is_baseline: ClassVar[bool] = False

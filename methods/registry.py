@@ -124,27 +124,61 @@ def distribution(cls: type[Method]) -> tuple[str | None, str | None]:
 
 
 @functools.cache
-def source_sha256(cls: type[Method]) -> str:
-    """Digest of the method's own source file and of the modules of this package it imports, directly or not."""
-    digest = hashlib.sha256()
-    for path in sorted(_sources(Path(inspect.getfile(cls)), set()), key=lambda path: path.name):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+def revision(cls: type[Method]) -> str:
+    """Return what tells apart what a method computes from what it computed before, as a cell's identity has it.
 
-
-def _sources(path: Path, seen: set[Path]) -> set[Path]:
-    if path in seen or path.name == "registry.py":  # the registry finds methods, it does not change what they compute
-        return seen
-    seen.add(path)
-    for imported in _imported(path):
-        _sources(imported, seen)
-    return seen
+    Of a method that comes along that is the version it declares, which the tests tie to what it does. Of any other it
+    is also the distribution's name and version and a digest of the syntax of its file and of those of its own package
+    that it imports, directly or not: comments, docstrings and layout change nothing.
+    """
+    name, version = distribution(cls)
+    if name == "exitbench":
+        return str(cls.version)
+    brought = f"{name} {version} " if name else ""
+    return f"{cls.version} {brought}{_syntax(_files(cls, cls.__module__.partition('.')[0]))}"
 
 
 @functools.cache
-def _imported(path: Path) -> tuple[Path, ...]:
-    """The files of this package that a source file imports from."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    modules = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
-    own = (module for module in modules if module.startswith("exitbench.methods."))
-    return tuple(Path(inspect.getfile(importlib.import_module(module))) for module in own)
+def syntax_sha256(cls: type[Method]) -> str:
+    """Digest of the syntax of the method's own file and of the modules of this package it imports, directly or not."""
+    return _syntax(_files(cls, GROUP))
+
+
+def _files(cls: type[Method], package: str) -> set[Path]:
+    """The file of a class, and those of a package that it imports; the registry computes nothing."""
+    found: set[Path] = set()
+    left = [Path(inspect.getfile(cls))]
+    while left:
+        path = left.pop()
+        if path not in found and path != Path(__file__):
+            found.add(path)
+            left += _imported(path, package)
+    return found
+
+
+@functools.cache
+def _imported(path: Path, package: str) -> tuple[Path, ...]:
+    """The files of a package that a source file imports."""
+    nodes = ast.walk(ast.parse(path.read_bytes()))
+    names = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    modules = (importlib.import_module(name) for name in names if f"{name}.".startswith(f"{package}."))
+    return tuple(Path(module.__file__) for module in modules if module.__file__)
+
+
+def _syntax(paths: set[Path]) -> str:
+    """Digest of what is written in files, wherever they lie, without comments and docstrings."""
+    trees = sorted(ast.dump(_without_docstrings(ast.parse(path.read_bytes()))) for path in paths)
+    return hashlib.sha256("\0".join(trees).encode()).hexdigest()
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    """Drop every statement that is a text alone: docstrings, of attributes too."""
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            if isinstance(statements := getattr(node, name, None), list):
+                setattr(node, name, [one for one in statements if not _is_text(one)])
+    return tree
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,7 +1,7 @@
 """One stored cell run again, as a new attempt: does it still give what it gave?"""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from exitbench.harness.cells.cell import Cell, ModelRef
 from exitbench.harness.cells.corpus import Corpora, Corpus
 from exitbench.harness.cells.job import DataRequest, WorkerSpec, WorkItem
 from exitbench.harness.engine.checkpoints.digest import describe_checkpoint
+from exitbench.harness.engine.version import ENGINE_VERSION
 from exitbench.harness.planning.stale import identity_differences
 from exitbench.harness.running import worker
 from exitbench.harness.training.store import SHIPPED
-from exitbench.methods.registry import get_method, source_sha256
+from exitbench.methods.registry import get_method, revision
 from exitbench.results.analysis.repeats import Compared, compare
 from exitbench.results.analysis.selection import Run, Runs
 from exitbench.results.spool.attempts import Attempt, attempt_status, read_attempt, scan_spool
@@ -79,7 +80,13 @@ def find_stored(spool: Path, name: str) -> Stored:
 
 
 def verify(
-    stored: Stored, spool: Path, repetitions: Path, folder: Path, data_dir: Path | None, threads: int
+    stored: Stored,
+    spool: Path,
+    repetitions: Path,
+    folder: Path,
+    data_dir: Path | None,
+    threads: int,
+    across_versions: bool = False,
 ) -> Verdict:
     """Run a stored cell again and compare.
 
@@ -90,11 +97,12 @@ def verify(
         folder: Its checkpoint.
         data_dir: Root of the local files that its documents were read from.
         threads: Of torch.
+        across_versions: Whether other versions of engine and method may answer.
 
     Raises:
-        UserError: What is here is not what was asked then: weights, documents, source of the method.
+        UserError: What is here is not what was asked then: weights, documents, version of engine, method or metric.
     """
-    item = _item(stored, repetitions, folder, data_dir)
+    item = _item(stored, repetitions, folder, data_dir, across_versions)
     spec = WorkerSpec((item,), folder.resolve(), data_dir, repetitions, item.cell.device, threads, inputs=spool)
     if worker.run(spec, lambda event: None) == worker.INTERRUPTED:
         raise KeyboardInterrupt
@@ -164,7 +172,7 @@ def _json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _item(stored: Stored, repetitions: Path, folder: Path, data_dir: Path | None) -> WorkItem:
+def _item(stored: Stored, repetitions: Path, folder: Path, data_dir: Path | None, across_versions: bool) -> WorkItem:
     """The stored cell as it would be asked here and now, which must be the same cell.
 
     Raises:
@@ -176,7 +184,8 @@ def _item(stored: Stored, repetitions: Path, folder: Path, data_dir: Path | None
     corpus = corpora.describe(data, data_dir)
     held_out_sha256 = corpora.describe(held_out, data_dir).data_sha256 if held_out else ""
     cell = _as_of_now(stored.cell, describe_checkpoint(stored.cell["model"]["name"], folder), corpus, held_out_sha256)
-    if changed := identity_differences(stored.cell["identity"], cell.identity):
+    asked = [stored.cell["identity"], cell.identity]
+    if changed := identity_differences(*(map(_without_versions, asked) if across_versions else asked)):
         commit = stored.env["environment"]["git_commit"] or "unknown"
         raise UserError(
             f"attempt {stored.attempt.attempt_id} cannot be repeated here, something else would be asked "
@@ -188,9 +197,15 @@ def _item(stored: Stored, repetitions: Path, folder: Path, data_dir: Path | None
     return WorkItem(cell, label, data, held_out, seen, conformance=stored.cell.get("conformance"))
 
 
+def _without_versions(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """An identity without what says which version of engine and method is asked."""
+    method = {name: value for name, value in identity["method"].items() if name not in ("source_sha256", "revision")}
+    return {**identity, "method": method, "id_version": None, "engine_version": None}
+
+
 def _as_of_now(record: dict[str, Any], model: ModelRef, corpus: Corpus, held_out_sha256: str) -> Cell:
     """A stored cell with the digests of what is here."""
-    method = {**record["method"], "source_sha256": source_sha256(get_method(record["method"]["name"]))}
+    method = {**record["method"], "revision": revision(get_method(record["method"]["name"]))}
     task = {
         **record["task"],
         "data_sha256": corpus.data_sha256,
@@ -200,4 +215,5 @@ def _as_of_now(record: dict[str, Any], model: ModelRef, corpus: Corpus, held_out
     calibration = record["calibration"] and {**record["calibration"], "held_out_sha256": held_out_sha256}
     content = {"weights_sha256", "config_sha256", "tokenizer_sha256"}
     here = {**record["model"], **{name: getattr(model, name) for name in content}}
-    return Cell.from_json({**record, "method": method, "task": task, "calibration": calibration, "model": here})
+    now = {"engine_version": ENGINE_VERSION, "method": method, "task": task, "calibration": calibration, "model": here}
+    return Cell.from_json({**record, **now})

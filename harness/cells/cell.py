@@ -1,8 +1,8 @@
 """One cell: what is asked of one method on one model and one task, and the identity that follows from it.
 
 A cell's id is the SHA-256 of the canonical JSON of *what was asked*. Where a file lies and what
-somebody calls a suite, a model or a task are not part of that; the bytes of weights, data, prompts
-and the method's source are.
+somebody calls a suite, a model or a task are not part of that; the bytes of weights, data and prompts are, and so are
+the versions that engine, method and metric declare of what they compute. How their code is written is not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from exitbench.results.files.canonical import content_id
 if TYPE_CHECKING:  # numpy is not loaded to print help
     from exitbench.results.statistics.risk_control import Rule
 
-ID_VERSION = 2
+ID_VERSION = 3
 """Version of the identity's contents; raising it makes every stored cell stale."""
 
 Kind = Literal["quality", "timing", "probe", "scores", "replay", "fit", "calibration"]
@@ -44,18 +44,19 @@ INPUTS = ("probe_cell_id", "scores_cell_id", "fit_cell_id")
 
 @dataclass(frozen=True)
 class MethodRef:
-    """A method with every parameter, defaults included, and the digest of its source.
+    """A method with every parameter, defaults included, and the revision of what it computes.
 
     Attributes:
-        distribution: What brought it, by name; None where no installed distribution did. Not part of the identity,
-            the source's digest is.
+        revision: The version that it declares and, of a method that does not come along, its distribution and the
+            digest of its syntax (`methods.registry.revision`).
+        distribution: What brought it, by name; None where no installed distribution did.
         version: Of the distribution.
         unused_params: Parameters that the others leave without effect. Not part of the identity, which has them all.
     """
 
     name: str
     params: Mapping[str, Any]
-    source_sha256: str
+    revision: str
     distribution: str | None = None
     version: str | None = None
     unused_params: tuple[str, ...] = ()
@@ -196,6 +197,7 @@ class Cell:
     """One method with parameters on one model, one task, one seed, of one kind.
 
     Attributes:
+        engine_version: `harness.engine.version.ENGINE_VERSION`; 0 before there were versions.
         timing: Only for timing cells; part of what was asked.
         calibration: Only for calibration cells; likewise.
         record: Only for probe cells that record the inside of blocks; likewise.
@@ -208,6 +210,7 @@ class Cell:
     suite: str
     kind: Kind
     method: MethodRef
+    engine_version: int
     kv_policy: str
     model: ModelRef
     task: TaskRef
@@ -252,8 +255,9 @@ class Cell:
             "method": {
                 "name": self.method.name,
                 "params": dict(self.method.params),
-                "source_sha256": self.method.source_sha256,
+                "revision": self.method.revision,
             },
+            "engine_version": self.engine_version,
             "kv_policy": self.kv_policy,
             "model": {
                 "weights_sha256": self.model.weights_sha256,
@@ -313,10 +317,13 @@ class Cell:
         generation, timing, calibration = record["generation"], record["timing"], record["calibration"]
         method = record["method"]
         recorded = record.get("record")  # earlier versions did not ask
+        revision = method["revision"] if "revision" in method else method["source_sha256"]  # likewise
+        given = {name: method[name] for name in ("name", "params", "distribution", "version") if name in method}
         return cls(
             suite=record["suite"],
             kind=cast(Kind, record["kind"]),
-            method=MethodRef(**{**method, "unused_params": tuple(method.get("unused_params", ()))}),
+            method=MethodRef(**given, revision=revision, unused_params=tuple(method.get("unused_params", ()))),
+            engine_version=record.get("engine_version", 0),
             kv_policy=record["kv_policy"],
             model=ModelRef(**record["model"]),
             task=TaskRef(**record["task"]),

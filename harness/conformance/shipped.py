@@ -19,7 +19,7 @@ FILE: Final = Path(__file__).with_name("shipped.toml")
 
 @cache
 def conforming_sources() -> dict[str, str]:
-    """Return the digest of each source that conforms by today's checks, by the method's name."""
+    """Return the digest of each method's syntax that conforms by today's checks, by the method's name."""
     record = tomllib.loads(FILE.read_text(encoding="utf-8"))
     return dict(record["sources"]) if record["checks"] == checks_version() else {}
 
@@ -31,7 +31,7 @@ def shipped_text() -> str:
         UserError: One of them does not conform.
     """
     from exitbench.harness.conformance import examine
-    from exitbench.methods.registry import distribution, get_method, method_names, source_sha256
+    from exitbench.methods.registry import distribution, get_method, method_names, syntax_sha256
 
     lines = [
         "# Sources of methods that conform by these checks; made by `python -m exitbench.harness.conformance.shipped`.",
@@ -46,7 +46,7 @@ def shipped_text() -> str:
         found = examine(method.from_params({}))
         if not found.conforms:
             raise UserError(f"{name} {found}")
-        lines.append(f'{name} = "{source_sha256(method)}"')
+        lines.append(f'{name} = "{syntax_sha256(method)}"')
     return "\n".join(lines) + "\n"
 
 

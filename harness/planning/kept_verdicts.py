@@ -17,6 +17,7 @@ from exitbench.harness.cells.cell import MethodRef
 from exitbench.harness.conformance.process import examine_apart
 from exitbench.harness.conformance.shipped import conforming_sources
 from exitbench.harness.conformance.verdict import Verdict, checks_version
+from exitbench.methods.registry import get_method, syntax_sha256
 from exitbench.results.files.canonical import canonical_json, content_id
 
 CACHE = ".exitbench-conformance.json"
@@ -29,16 +30,14 @@ class Setting:
     Attributes:
         name: Of the method.
         params: Its parameters, as canonical JSON.
-        source_sha256: Of the method's source.
-        distribution: What brought it.
+        syntax_sha256: Of the method's source.
         n_blocks: Decoder blocks of the model.
         exit_blocks: Blocks after which it has trained exit heads.
     """
 
     name: str
     params: str
-    source_sha256: str
-    distribution: str | None
+    syntax_sha256: str
     n_blocks: int
     exit_blocks: tuple[int, ...]
 
@@ -46,7 +45,7 @@ class Setting:
     def of(cls, method: MethodRef, n_blocks: int, exit_blocks: tuple[int, ...]) -> Setting:
         """Make the setting of a cell's method."""
         params = canonical_json(dict(method.params))
-        return cls(method.name, params, method.source_sha256, method.distribution, n_blocks, exit_blocks)
+        return cls(method.name, params, syntax_sha256(get_method(method.name)), n_blocks, exit_blocks)
 
     def to_json(self) -> dict[str, Any]:
         """Return what is handed to a trial."""
@@ -56,14 +55,14 @@ class Setting:
     @property
     def key(self) -> str:
         """What the verdict follows from: the setting, the method's source, and the checks."""
-        return content_id({**self.to_json(), "source_sha256": self.source_sha256, "checks": checks_version()})
+        return content_id({**self.to_json(), "syntax_sha256": self.syntax_sha256, "checks": checks_version()})
 
 
 def known_verdicts(settings: Collection[Setting], folder: Path) -> dict[Setting, Verdict]:
     """Return those that are kept in a folder, which need not exist, and of methods that come along."""
     kept, ours = _read(folder / CACHE), conforming_sources()
     known = {setting: kept[setting.key] for setting in settings if setting.key in kept}
-    unchanged = (setting for setting in settings if ours.get(setting.name) == setting.source_sha256)
+    unchanged = (setting for setting in settings if ours.get(setting.name) == setting.syntax_sha256)
     return {**dict.fromkeys(unchanged, Verdict((), checks_version())), **known}
 
 

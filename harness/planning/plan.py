@@ -16,6 +16,7 @@ from exitbench.harness.cells.corpus import Corpora, Corpus
 from exitbench.harness.cells.job import DataRequest, WorkItem
 from exitbench.harness.engine.checkpoints.digest import Description, inspect_checkpoint
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
+from exitbench.harness.engine.version import ENGINE_VERSION
 from exitbench.harness.planning.apart import require_apart
 from exitbench.harness.planning.expand import Draft, expand, select
 from exitbench.harness.planning.generation_checks import remarks, resolve
@@ -25,7 +26,7 @@ from exitbench.harness.planning.suite import ModelEntry, Suite
 from exitbench.harness.planning.task_entry import TaskEntry
 from exitbench.harness.training import Recipe, find_trained, load_recipe
 from exitbench.harness.training.store import SHIPPED
-from exitbench.methods.registry import distribution, source_sha256
+from exitbench.methods.registry import distribution, revision
 from exitbench.results.spool.attempts import TO_BE_RUN, UNFINISHED, AttemptStatus, latest_status
 from exitbench.tasks.registry import get_task
 from exitbench.terminal import number_of
@@ -241,7 +242,8 @@ class _Builder:
         return Cell(
             suite=suite.name,
             kind=draft.kind,
-            method=MethodRef(method.name, params, source_sha256(type(method)), *distribution(type(method)), unused),
+            method=MethodRef(method.name, params, revision(type(method)), *distribution(type(method)), unused),
+            engine_version=ENGINE_VERSION,
             kv_policy=method.parts(model.blocks).kv_policy.name,
             model=model,
             task=self.tasks[draft.task.label, draft.data],

@@ -33,7 +33,7 @@ _SETTINGS: Final = ("batch_size", "dtype", "device", "generation", "seed", "rand
 _RUNS: Final = """
     SELECT
         a.attempt_id, a.cell_id, a.ended_at, m.name AS model, m.weights_sha256, m.tokenizer_sha256, d.task,
-        d.label AS task_label, d.documents, d.metric_version, c.method, c.params, c.kv_policy, c.method_sha256,
+        d.label AS task_label, d.documents, d.metric_version, c.method, c.params, c.kv_policy, c.method_revision,
         c.identity ->> 'fit_cell_id' AS fit_cell_id, c.setting_id, c.full_depth_cell_id IS NULL AS is_full_depth,
         c.batch_size, c.dtype, c.device, c.generation, c.seed, c.random_weights,
         c.conformance ->> 'verdict' = 'conforms' AS conforms,
@@ -62,7 +62,7 @@ _TIMINGS: Final = """
     SELECT a.attempt_id, a.comparable_id
     FROM attempt AS a JOIN cell AS c USING (cell_id)
     WHERE a.status = 'ok' AND c.kind = 'timing' AND c.setting_id = $setting_id AND c.method = $method
-        AND c.method_sha256 = $method_sha256 AND c.params::JSON = $params::JSON
+        AND c.method_revision = $method_revision AND c.params::JSON = $params::JSON
         AND c.kv_policy IS NOT DISTINCT FROM $kv_policy
         AND (c.identity ->> 'fit_cell_id') IS NOT DISTINCT FROM $fit_cell_id
     ORDER BY a.attempt_id DESC
@@ -326,7 +326,7 @@ class _Comparer:
         """Timing attempts of a run's method and their comparable ids, latest first; None for full depth itself."""
         if facts["is_full_depth"]:
             return None
-        names = ("setting_id", "method", "method_sha256", "params", "kv_policy", "fit_cell_id")
+        names = ("setting_id", "method", "method_revision", "params", "kv_policy", "fit_cell_id")
         rows = self._database.query(_TIMINGS, {name: facts[name] for name in names}).to_pylist()
         return [(row["attempt_id"], row["comparable_id"]) for row in rows]
 

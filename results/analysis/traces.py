@@ -19,7 +19,7 @@ _RUNS: Final = """
         SELECT
             a.attempt_id, c.cell_id, c.kind, m.name AS model, m.blocks, m.tokenizer_sha256, d.task,
             d.label AS task_label, d.documents, c.method, c.params, c.unused_params, c.kv_policy, c.seed, c.batch_size,
-            c.dtype, c.device, c.random_weights, c.setting_id, c.method_sha256,
+            c.dtype, c.device, c.random_weights, c.setting_id, c.method_revision,
             c.identity ->> 'fit_cell_id' AS fit_cell_id, c.identity ->> 'probe_cell_id' AS probe_cell_id,
             c.identity -> 'record' AS record,
             coalesce(c.full_depth_cell_id, c.cell_id) AS full_depth_cell_id
@@ -36,14 +36,14 @@ _RUNS: Final = """
         QUALIFY row_number() OVER (PARTITION BY full_depth_cell_id ORDER BY attempt_id DESC) = 1
     )
     SELECT
-        q.* EXCLUDE (kind, setting_id, method_sha256, fit_cell_id, probe_cell_id, record, unused_params)
+        q.* EXCLUDE (kind, setting_id, method_revision, fit_cell_id, probe_cell_id, record, unused_params)
             REPLACE (used_params(q.params, q.unused_params) AS params),
         f.attempt_id AS full_attempt_id, p.attempt_id AS probe_attempt_id,
         -- The gate was asked with those of the method's parameters that it depends on: a part of all.
         (
             SELECT max(s.attempt_id) FROM latest AS s
             WHERE s.kind = 'scores' AND s.setting_id = q.setting_id AND s.method = q.method
-                AND s.method_sha256 = q.method_sha256 AND s.fit_cell_id IS NOT DISTINCT FROM q.fit_cell_id
+                AND s.method_revision = q.method_revision AND s.fit_cell_id IS NOT DISTINCT FROM q.fit_cell_id
                 AND s.probe_cell_id = p.cell_id AND json_contains(q.params, s.params)
         ) AS scores_attempt_id,
         row_number() OVER (

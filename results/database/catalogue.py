@@ -99,7 +99,7 @@ CELL: Final = sa.Table(
     sa.Column("random_weights", sa.Boolean, nullable=False),
     sa.Column("limited", sa.Boolean, nullable=False),
     _text("method"),
-    _text("method_sha256"),
+    _text("method_revision"),
     sa.Column("params", sa.JSON, nullable=False),
     _text("kv_policy", required=False),
     _text("model_id"),

@@ -16,12 +16,15 @@ from exitbench.results.database.catalogue import (
     HARDWARE,
     MODEL_ARTIFACT,
 )
+from exitbench.results.files.atomic_folder import SpoolError
 from exitbench.results.files.canonical import canonical_json, content_id
 from exitbench.results.spool.attempts import AttemptRecord
 
 # Of the identity, what says how one cell differs from another that does the same work. `probe_cell_ids` is how the
 # first version of identities said `probe_cell_id`.
 _NOT_SETTING: Final = (
+    "id_version",
+    "engine_version",
     "kind",
     "method",
     "kv_policy",
@@ -81,8 +84,7 @@ def _rows(record: AttemptRecord) -> tuple[dict[str, tuple[sa.Table, Row]], Row, 
         data["data_id"]: (DATASET_ARTIFACT, data),
     }
     cell = _cell_row(record, model["model_id"], data["data_id"])
-    comparable_id = content_id({"setting": cell["setting_id"], "environment": env_id, "hardware": hw_id})
-    return artifacts, cell, _attempt_row(record, env_id, hw_id, comparable_id)
+    return artifacts, cell, _attempt_row(record, env_id, hw_id, comparable_id(cell["setting_id"], env_id, hw_id))
 
 
 def _add_or_describe(connection: sa.Connection, rows: Sequence[Row]) -> None:
@@ -113,11 +115,10 @@ def _data_row(task: Mapping[str, Any]) -> dict[str, Any]:
 
 def _cell_row(record: AttemptRecord, model_id: str, data_id: str) -> dict[str, Any]:
     cell = record.cell
-    setting = {key: value for key, value in cell["identity"].items() if key not in _NOT_SETTING}
     return {
         **_columns_of(CELL, cell),
         "method": cell["method"]["name"],
-        "method_sha256": cell["method"]["source_sha256"],
+        "method_revision": _method_revision(record),
         "params": cell["method"]["params"],
         "method_distribution": cell["method"].get("distribution"),
         "method_version": cell["method"].get("version"),
@@ -129,9 +130,28 @@ def _cell_row(record: AttemptRecord, model_id: str, data_id: str) -> dict[str, A
         "unused_params": cell["method"].get("unused_params"),
         "model_id": model_id,
         "data_id": data_id,
-        "setting_id": content_id(setting),
+        "setting_id": setting_id(cell["identity"]),
         "described_by": record.attempt.attempt_id,
     }
+
+
+def setting_id(identity: Mapping[str, Any]) -> str:
+    """Return what cells have in common whose methods do the same work: identity but for method, kind and inputs."""
+    return content_id({key: value for key, value in identity.items() if key not in _NOT_SETTING})
+
+
+def comparable_id(setting_id: str, env_id: str, hw_id: str) -> str:
+    """Return what attempts have in common whose times may be compared."""
+    return content_id({"setting": setting_id, "environment": env_id, "hardware": hw_id})
+
+
+def _method_revision(record: AttemptRecord) -> str:
+    method, engine_version = record.cell["method"], record.cell.get("engine_version")
+    if engine_version is not None and "revision" in method:
+        return f"{engine_version}.{method['revision']}"
+    if "source_sha256" in method:  # of earlier versions
+        return str(method["source_sha256"])
+    raise SpoolError(f"{record.attempt.path / 'cell.json'}: engine_version or method.revision is missing.")
 
 
 def _attempt_row(record: AttemptRecord, env_id: str, hw_id: str, comparable_id: str) -> dict[str, Any]:

@@ -1,10 +1,14 @@
 """What attempts of earlier versions do not say, as far as their other rows tell it."""
 
+import json
 from collections.abc import Sequence
 from typing import Final
 
+import duckdb
+import pyarrow as pa
 import sqlalchemy as sa
 
+from exitbench.results.database.catalogue_rows import comparable_id, setting_id
 from exitbench.results.files.arrow import driver_connection
 
 _ROLES: Final = {
@@ -120,13 +124,15 @@ found in attempts that have that and not this."""
 
 
 def complete(connection: sa.Connection, attempt_ids: Sequence[str] | None = None) -> None:
-    """Fill in roles, parameters without effect, and metrics that were not written yet.
+    """Fill in roles, parameters without effect and metrics that were not written yet; group cells as this version does.
 
     Args:
         connection: In a transaction, to a database with this version's tables.
         attempt_ids: Of which attempts; None: of all.
     """
     duck = driver_connection(connection)
+    if attempt_ids is None:
+        _group_anew(duck)
     asked = None if attempt_ids is None else list(attempt_ids)
     for statement in _FILL:
         duck.execute(statement, [asked])
@@ -134,3 +140,22 @@ def complete(connection: sa.Connection, attempt_ids: Sequence[str] | None = None
         without = _WITHOUT.format(kind=kind, beside=beside, metric=metric, asked=_ASKED)
         rows = found.format(without=without)
         duck.execute(_ADD_METRIC.format(metric=metric, role=role, beside=beside, found=rows), [asked])
+
+
+def _group_anew(duck: duckdb.DuckDBPyConnection) -> None:
+    """Say again which cells do the same work, and which attempts at them may be compared."""
+    cells = duck.execute("SELECT cell_id, identity FROM cell").fetchall()
+    if not cells:
+        return
+    settings = {cell_id: setting_id(json.loads(identity)) for cell_id, identity in cells}
+    attempts = duck.execute("SELECT attempt_id, cell_id, env_id, hw_id FROM attempt").fetchall()
+    comparable = {attempt_id: comparable_id(settings[cell_id], *of) for attempt_id, cell_id, *of in attempts}
+    for table, key, column, found in (
+        ("cell", "cell_id", "setting_id", settings),
+        ("attempt", "attempt_id", "comparable_id", comparable),
+    ):
+        duck.register("found_anew", pa.table({"id": list(found), "found": list(found.values())}))
+        duck.execute(
+            f"UPDATE {table} SET {column} = found FROM found_anew WHERE id = {key} AND {column} IS DISTINCT FROM found"
+        )
+        duck.unregister("found_anew")

@@ -71,7 +71,7 @@ WHERE a.status <> 'ok' AND a.attempt_id IN (
     SELECT max(attempt_id) FROM attempt JOIN cell USING (cell_id)
     GROUP BY setting_id, kind, method, params, kv_policy, identity -> 'calibration', identity -> 'record'
 );
-COMMENT ON VIEW failures IS 'One row per cell whose latest attempt did not succeed; cells that differ only in the method''s source, or in what it
+COMMENT ON VIEW failures IS 'One row per cell whose latest attempt did not succeed; cells that differ only in the version of method or engine, or in what it
 was fitted or replayed on, count as one. kind: of cell; status: failed, oom, timeout, skipped or
 interrupted; reason: in words; started_at: UTC; seconds: until it ended; exit_code, signal: of the process; log_tail: last lines of the log; conforms: as in runs.';
 
@@ -120,7 +120,7 @@ newest AS (
 ),
 timed AS (
     SELECT
-        c.setting_id, c.method, c.method_sha256, c.params, c.kv_policy, c.identity ->> 'fit_cell_id' AS fit_cell_id,
+        c.setting_id, c.method, c.method_revision, c.params, c.kv_policy, c.identity ->> 'fit_cell_id' AS fit_cell_id,
         a.hw_id, a.attempt_id
     FROM attempt AS a JOIN cell AS c USING (cell_id)
     WHERE a.status = 'ok' AND c.kind = 'timing'
@@ -131,12 +131,12 @@ latest_timed AS (
     JOIN (SELECT setting_id, arg_max(hw_id, attempt_id) AS hw_id FROM timed GROUP BY setting_id)
         USING (setting_id, hw_id)
     QUALIFY row_number() OVER (
-        PARTITION BY setting_id, method, method_sha256, params, kv_policy, fit_cell_id ORDER BY attempt_id DESC
+        PARTITION BY setting_id, method, method_revision, params, kv_policy, fit_cell_id ORDER BY attempt_id DESC
     ) = 1
 ),
 speed AS (
     SELECT
-        t.setting_id, t.method, t.method_sha256, t.params, t.kv_policy, t.fit_cell_id, t.attempt_id, t.hw_id,
+        t.setting_id, t.method, t.method_revision, t.params, t.kv_policy, t.fit_cell_id, t.attempt_id, t.hw_id,
         max(v.value) FILTER (v.metric = 'speedup') AS speedup,
         max(v.ci_low) FILTER (v.metric = 'speedup') AS speedup_low,
         max(v.ci_high) FILTER (v.metric = 'speedup') AS speedup_high,
@@ -180,10 +180,10 @@ LEFT JOIN task_metric AS f
     AND f.metric_version = coalesce(v.metric_version, full_headline.metric_version)
 LEFT JOIN speed AS s
     ON c.kind = 'quality' AND s.setting_id = c.setting_id AND s.method = c.method
-    AND s.method_sha256 = c.method_sha256 AND s.params = c.params AND s.kv_policy IS NOT DISTINCT FROM c.kv_policy
+    AND s.method_revision = c.method_revision AND s.params = c.params AND s.kv_policy IS NOT DISTINCT FROM c.kv_policy
     AND s.fit_cell_id IS NOT DISTINCT FROM (c.identity ->> 'fit_cell_id')
 LEFT JOIN hardware AS h ON h.hw_id = s.hw_id;
-COMMENT ON VIEW frontier IS 'Quality against speed: one row per quality or replay run; of runs that differ only in the method''s source, or
+COMMENT ON VIEW frontier IS 'Quality against speed: one row per quality or replay run; of runs that differ only in the version of method or engine, or
 in what it was fitted or replayed on, the newest. limited, dtype, device, batch_size; blocks: L; metric: the task''s headline metric;
 value, ci_low, ci_high: its value and 95% interval, NULL for a replay; full_value: of full depth on the same documents, NULL where it was not scored under the same version of the metric; delta: value -
 full_value; mean_exit_layer: block after which a token is emitted, mean over tokens; mean_blocks_run: blocks executed per token, of which there are more where
@@ -261,7 +261,7 @@ shortened AS (
     WHERE v.metric IN ('documents_dropped', 'prompts_truncated')
 ),
 depths AS (
-    SELECT a.attempt_id, c.kind, c.full_depth_cell_id, c.method, c.method_sha256, c.params, c.kv_policy, m.blocks,
+    SELECT a.attempt_id, c.kind, c.full_depth_cell_id, c.method, c.method_revision, c.params, c.kv_policy, m.blocks,
         c.identity ->> 'fit_cell_id' AS fit_cell_id, v.value, v.ci_low, v.ci_high
     FROM run_names AS a
     JOIN cell AS c USING (cell_id)
@@ -273,7 +273,7 @@ depths AS (
 replayed AS (
     SELECT unnest([q.attempt_id, s.attempt_id]) AS attempt_id, q.value AS real_depth, s.value AS simulated_depth, q.blocks
     FROM depths AS q
-    JOIN depths AS s USING (full_depth_cell_id, method, method_sha256, params)
+    JOIN depths AS s USING (full_depth_cell_id, method, method_revision, params)
     WHERE q.kind = 'quality' AND s.kind = 'replay' AND q.kv_policy IS NOT DISTINCT FROM s.kv_policy
         AND q.fit_cell_id IS NOT DISTINCT FROM s.fit_cell_id AND abs(q.value - s.value) > greatest(1, q.blocks / 8)
         AND NOT coalesce(q.ci_low <= s.ci_high AND s.ci_low <= q.ci_high, false)

@@ -22,7 +22,7 @@ _UNKNOWN: Final = "unknown"
 _LEVEL: Final = 0.95
 _RUNS: Final = """
     SELECT
-        r.*, c.method_sha256, m.weights_sha256, d.source, d.data_sha256, epoch(a.ended_at) AS ended, e.packages,
+        r.*, c.method_revision, m.weights_sha256, d.source, d.data_sha256, epoch(a.ended_at) AS ended, e.packages,
         e.python, e.platform, f.speedup, f.speedup_low, f.speedup_high, f.mean_exit_layer, f.token_match,
         f.ideal_speedup_bytes, f.ideal_speedup_flops
     FROM runs AS r
@@ -52,7 +52,16 @@ _SCORE_DETAILS: Final = (
     "ideal_speedup_bytes",
     "ideal_speedup_flops",
 )
-_GENERATION_DETAILS: Final = ("method", "params", "kv_policy", "method_sha256", "dtype", "device", "batch_size", "seed")
+_GENERATION_DETAILS: Final = (
+    "method",
+    "params",
+    "kv_policy",
+    "method_revision",
+    "dtype",
+    "device",
+    "batch_size",
+    "seed",
+)
 _MODEL_DETAILS: Final = ("weights_sha256", "model_kind", "blocks", "parameters", "random_weights")
 _LIBRARY_DETAILS: Final = ("commit", "dirty", "python", "platform", "cpu", "gpu")
 _DATA_DETAILS: Final = ("task", "split", "source", "documents", "limited", "data_sha256")

@@ -10,6 +10,7 @@ years later. Where tables were freed, because a database has their rows, FREED s
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 
 from exitbench.errors import UserError, is_out_of_memory, suggestion
 from exitbench.results.files.atomic_folder import (
+    SEAL,
     DamagedFile,
     SpoolError,
     check_digest,
@@ -31,6 +33,7 @@ from exitbench.results.files.atomic_folder import (
     read_json,
     sha256,
     write_json,
+    write_sealed,
 )
 from exitbench.results.files.paths import without_home
 from exitbench.results.files.values import INT64, Keys, first_fault
@@ -243,6 +246,30 @@ class AttemptWriter:
             self.finish("failed", "the attempt was left without finish()")
         else:
             self.finish(status_of(error), f"{type(error).__name__}: {error}")
+
+
+def copy_attempt(attempt: Attempt, spool_root: Path, cell: Mapping[str, Any]) -> Path:
+    """Write a finished attempt once more, for another cell; whole or not at all. Returns its folder.
+
+    Args:
+        attempt: With all its tables.
+        spool_root: The spool.
+        cell: The content of cell.json in place of its own.
+
+    Raises:
+        SpoolError: A key is missing, or of the wrong kind.
+        UserError: The folder cannot be written.
+    """
+    _require(cell, CELL_KEYS, "cell.json")
+    path = attempt_path(spool_root, cell["cell_id"], _following_id(spool_root, cell["cell_id"]))
+
+    def fill(folder: Path) -> None:
+        for name in read_digests(attempt.path / SEAL).keys() - {"cell.json"}:
+            shutil.copyfile(attempt.path / name, folder / name)
+        write_json(folder / "cell.json", dict(cell))
+
+    write_sealed(path, fill)
+    return path
 
 
 def new_attempt_id() -> str:

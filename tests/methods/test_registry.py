@@ -1,4 +1,4 @@
-"""Finding methods: those of this folder and those of other distributions, with a digest of their source."""
+"""Finding methods: those of this folder and those of other distributions, with the revision of what they compute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ import exitbench
 from exitbench.errors import UserError
 from exitbench.methods import registry
 from exitbench.methods.base import Method
-from exitbench.methods.registry import baseline_method, distribution, get_method, method_names, register, source_sha256
+from exitbench.methods.registry import (
+    baseline_method,
+    distribution,
+    get_method,
+    method_names,
+    register,
+    revision,
+    syntax_sha256,
+)
 
 THIRD_PARTY = '''
 """A method of another distribution: exits where two blocks in a row choose the same token."""
@@ -157,12 +165,41 @@ def test_two_methods_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         register(Impostor)
 
 
-def test_digest_changes_with_the_methods_own_source(tmp_path: Path) -> None:
-    before = source_sha256(load(tmp_path / "1", THIRD_PARTY))
-    again = source_sha256(load(tmp_path / "2", THIRD_PARTY))
-    after = source_sha256(load(tmp_path / "3", THIRD_PARTY.replace("Constant(0.5)", "Constant(0.7)")))
-    assert before == again
-    assert before != after
+def test_the_revision_of_another_distributions_method_follows_what_its_file_says(tmp_path: Path) -> None:
+    before = revision(load(tmp_path / "1", THIRD_PARTY))
+    assert before == revision(load(tmp_path / "2", THIRD_PARTY))
+    for number, (old, new) in enumerate([("Constant(0.5)", "Constant(0.7)"), ("name = ", "version = 2; name = ")], 3):
+        assert before != revision(load(tmp_path / str(number), THIRD_PARTY.replace(old, new)))
+
+
+@pytest.mark.parametrize("change", ["\n# a remark", "\n\n\n", '\n"""What follows."""\n'])
+def test_comments_docstrings_and_layout_are_no_revision(tmp_path: Path, change: str) -> None:
+    assert revision(load(tmp_path / "1", THIRD_PARTY)) == revision(load(tmp_path / "2", THIRD_PARTY + change))
+
+
+def test_the_revision_of_a_method_that_comes_along_is_the_version_it_declares() -> None:
+    assert all(revision(cls) == str(cls.version) for cls in map(get_method, method_names()))
+
+
+def test_modules_of_its_own_package_are_a_part_of_a_methods_revision_if_it_imports_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def revised(**texts: str) -> str:
+        for name, text in {"__init__": "", "parts": "LEVEL = 0.5", "other": "", **texts}.items():
+            (tmp_path / "acme" / f"{name}.py").write_text(text)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "acme"]:
+            del sys.modules[name]
+        registry._imported.cache_clear()
+        importlib.invalidate_caches()
+        return revision(importlib.import_module("acme.twice").Twice)
+
+    (tmp_path / "acme").mkdir()
+    twice = "from acme.parts import LEVEL\n" + THIRD_PARTY.replace("Constant(0.5)", "Constant(LEVEL)")
+    before = revised(twice=twice)
+    assert revised(twice=twice, other="LEVEL = 1") == before
+    assert revised(twice=twice, parts="LEVEL = 0.25") != before
 
 
 @pytest.mark.parametrize(
@@ -176,11 +213,12 @@ def test_digest_changes_with_the_methods_own_source(tmp_path: Path) -> None:
         ("registry.py", False),
     ],
 )
-def test_digest_covers_the_modules_a_method_is_made_of_and_no_others(
-    monkeypatch: pytest.MonkeyPatch, changed: str, is_covered: bool
+@pytest.mark.parametrize("addition", [b"\nADDED = 1\n", b"\n# a remark\n"])
+def test_a_kept_verdict_follows_the_syntax_of_the_modules_a_method_is_made_of_and_of_no_others(
+    monkeypatch: pytest.MonkeyPatch, changed: str, is_covered: bool, addition: bytes
 ) -> None:
     cls = get_method("calm-softmax")
-    before = source_sha256.__wrapped__(cls)
+    before = syntax_sha256.__wrapped__(cls)
     read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"#" if path.name == changed else b""))
-    assert (source_sha256.__wrapped__(cls) != before) == is_covered
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (addition if path.name == changed else b""))
+    assert (syntax_sha256.__wrapped__(cls) != before) == (is_covered and b"#" not in addition)

@@ -20,10 +20,10 @@ def _methods() -> Iterator[str]:
     from exitbench.harness.conformance import USUAL
     from exitbench.harness.conformance.process import examine_apart
     from exitbench.harness.conformance.shipped import conforming_sources
-    from exitbench.methods.registry import get_method, method_names, source_sha256, unusable_methods
+    from exitbench.methods.registry import get_method, method_names, syntax_sha256, unusable_methods
 
     names, ours = method_names(), conforming_sources()
-    tried = [name for name in names if ours.get(name) != source_sha256(get_method(name))]
+    tried = [name for name in names if ours.get(name) != syntax_sha256(get_method(name))]
     shape = dataclasses.asdict(USUAL)
     verdicts = examine_apart([{"name": name, "params": {}, **shape} for name in tried])
     told = dict.fromkeys(names, "conforms") | dict(zip(tried, map(str, verdicts), strict=True))

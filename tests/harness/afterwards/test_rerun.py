@@ -12,68 +12,11 @@ import duckdb
 import pytest
 
 from exitbench.harness.afterwards import rerun as verifying
-from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.cli.main import main
-from exitbench.harness.planning.plan import make_plan
-from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import worker
 from exitbench.results.ingest.ingest import ingest
-from exitbench.results.spool.attempts import Attempt, cell_attempts, latest_status, scan_spool
-
-SUITE = """
-schema = 1
-name = "again"
-seed = 3
-[models.tiny]
-path = "{model}"
-random_weights = true
-[tasks]
-squad = {{ task = "squad", source = "builtin", limit = 4, max_new_tokens = 6 }}
-[timing]
-documents = 2
-max_rounds = 1
-[[sweep]]
-method = "calm-softmax"
-grid = {{ threshold = [0.002] }}
-kinds = ["quality", "timing", "replay"]
-[fit]
-documents = 4
-[[calibration]]
-method = "calm-softmax"
-levels = [0.5, 0.1]
-consistency = "textual"
-delta = 0.5
-epsilon = 0.5
-documents = 4
-[[sweep]]
-method = "calm-classifier"
-kinds = ["quality"]
-[[sweep]]
-method = "random"
-grid = {{ mean_exit = [2.0] }}
-kinds = ["quality"]
-"""
+from exitbench.results.spool.attempts import Attempt, cell_attempts, scan_spool
 
 Show = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture(scope="module")
-def finished(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs whose suite is done; its log names the checkpoint, as that of `run` does."""
-    runs = tmp_path_factory.mktemp("again")
-    (runs / "suite.toml").write_text(SUITE.format(model=worded_model))
-    (group,) = make_plan(load_suite(runs / "suite.toml"), runs / "spool", runs / "models", None).groups
-    spec = WorkerSpec(tuple(cell.item for cell in group.cells), worded_model, None, runs / "spool", "cpu", 1)
-    (runs / "logs").mkdir()
-    (runs / "logs" / "one.json").write_text(spec.to_json())
-    assert worker.run(spec, lambda event: None) == 0
-    assert {status.status for status in latest_status(runs / "spool").values()} == {"ok"}
-    return runs
-
-
-@pytest.fixture
-def runs(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / "runs"))
 
 
 @pytest.fixture
@@ -162,15 +105,15 @@ def test_of_an_earlier_version_the_documents_are_those_of_the_task(runs: Path, s
     assert show(attempt.attempt_id)[0] == 0
 
 
-def test_another_source_of_the_method_is_refused_before_anything_runs(
+def test_another_revision_of_the_method_is_refused_before_anything_runs(
     runs: Path, show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = stored(runs, "quality", "full")
-    monkeypatch.setattr(verifying, "source_sha256", lambda cls: "0" * 64)
+    monkeypatch.setattr(verifying, "revision", lambda cls: "2")
     code, shown = show(attempt.attempt_id)
     assert code == 2
     assert "something else would be asked" in shown
-    assert "method.source_sha256: " in shown
+    assert "method.revision: 1 -> 2" in shown
     assert len(list(cell_attempts(runs / "spool", attempt.cell_id))) == 1
 
 

@@ -33,7 +33,8 @@ from exitbench.results.statistics.risk_control import RULES
 CELL = Cell(
     suite="suite",
     kind="quality",
-    method=MethodRef("gate", {"threshold": 0.5, "decay": "code"}, "a" * 64, unused_params=("decay",)),
+    method=MethodRef("gate", {"threshold": 0.5, "decay": "code"}, "1", unused_params=("decay",)),
+    engine_version=1,
     kv_policy="state-copy",
     model=ModelRef("small", "b" * 64, "c" * 64, "d" * 64, "seq2seq", 8, 4, 1000),
     task=TaskRef("squad", "squad-short", "test", "builtin", 60, "e" * 64, "f" * 64, "squad-1"),
@@ -52,7 +53,8 @@ ASKED: dict[str, Any] = {
     "method name": replace(CELL, method=replace(CELL.method, name="other")),
     "parameter": replace(CELL, method=replace(CELL.method, params={"threshold": 0.6, "decay": "code"})),
     "parameter's type": replace(CELL, method=replace(CELL.method, params={"threshold": "0.5", "decay": "code"})),
-    "method source": replace(CELL, method=replace(CELL.method, source_sha256="0" * 64)),
+    "method revision": replace(CELL, method=replace(CELL.method, revision="2")),
+    "engine version": replace(CELL, engine_version=2),
     "KV policy": replace(CELL, kv_policy="exact"),
     "weights": replace(CELL, model=replace(CELL.model, weights_sha256="0" * 64)),
     "config": replace(CELL, model=replace(CELL.model, config_sha256="0" * 64)),
@@ -274,31 +276,31 @@ def test_the_version_of_identities_is_part_of_them(monkeypatch: pytest.MonkeyPat
 
 # If one of these fails, stored results are no longer found: raise ID_VERSION and say why in CHANGELOG.md, or undo it.
 GOLDEN = {
-    "quality": (CELL, "e50239d3701f9ffdf8fc1f58d99ae6f02346393d3ed9ea2ab7b0f4ec0e4411a1"),
+    "quality": (CELL, "d2effe41862bd0475ade5ae9589d9bc5a532d2835f28a15f530fb9026da0a176"),
     "timing": (
         replace(CELL, kind="timing", timing=TimingSettings()),
-        "990456e77a1d61932c3e604c1f62fde1e42c95b3f553556b5576c250782ebea2",
+        "70005b83e0820318209c599f15d6f72ff577e81cc99e96510891926524e24757",
     ),
     "calibration": (
         replace(CELL, kind="calibration", calibration=CALIBRATION),
-        "e6ea13e24f58bcf727836ec3ebca6c39e251a32f049e8ceb313a7ba6bb79cc6e",
+        "7f6d7415f1628cc76551e5478bcd8d4bdcb5e56995ef77988f6fde00115750ec",
     ),
     "replay": (
         replace(CELL, kind="replay", probe_cell_id="2" * 64, scores_cell_id="3" * 64),
-        "117d061cba6e023654900658561f9911cd3691fed8fc751217e633415f799723",
+        "edbdfb8658ae6c65c2c8bb7eb80184d82ff0785ee5defae192801a89a49cb533",
     ),
     "recording": (
         replace(CELL, kind="probe", record=RECORD),
-        "6492b086470aa04f22d9d5fe1d823d171b3229e8e0144b64d903bf6877922661",
+        "964ee35a81564cb791cca5cdc40b2f1abc80bd38121d0780012bf081274f18ce",
     ),
-    "fitted": (replace(CELL, fit_cell_id="4" * 64), "e1fa737091708151f56ebae708018f92e07115fe53b1deb4de3904046e0dcc4e"),
+    "fitted": (replace(CELL, fit_cell_id="4" * 64), "03ef1b93b5c0bce0285e0628e1e859b84e919711e363953963d05895b029ea46"),
     "other letters": (
         replace(CELL, generation=Generation(16, ("é\u2028", "\t"))),
-        "9b15c791348c0a7e2d87329c7476f2fc9a053be368f5fa2bd53aeedb9fb8ab78",
+        "272a7b78d1dcb9c54eeefec36c889429c652a6c00fdadb3abe254f6e18316bae",
     ),
     "numbers": (
         replace(CELL, method=replace(CELL.method, params={"a": 1e-7, "b": 1.0, "c": [1, None, True]})),
-        "ae692e9dc21b20c1eaf01c36c23e1a0deaafb8b4faa9061fe565f065ad23013f",
+        "86152411fde4ebbd3a14030d0e93984380cde67a7da3c642708575c8280e5ef3",
     ),
 }
 

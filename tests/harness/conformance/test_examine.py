@@ -8,7 +8,7 @@ import pytest
 
 from exitbench.harness.conformance import Shape, examine
 from exitbench.harness.conformance.shipped import FILE, conforming_sources
-from exitbench.methods.registry import distribution, get_method, method_names, source_sha256
+from exitbench.methods.registry import distribution, get_method, method_names, syntax_sha256
 
 SAYS = {
     "Nan": "score() must return finite numbers, got [nan, nan",
@@ -46,7 +46,7 @@ def test_every_method_that_ships_conforms(name: str) -> None:
 def test_the_file_of_methods_that_need_not_be_tried_is_of_these_sources_and_checks() -> None:
     ours = [cls for cls in map(get_method, method_names()) if distribution(cls)[0] == "exitbench"]
     again = f"python -m exitbench.harness.conformance.shipped ({FILE.name})"
-    assert conforming_sources() == {cls.name: source_sha256(cls) for cls in ours}, again
+    assert conforming_sources() == {cls.name: syntax_sha256(cls) for cls in ours}, again
 
 
 @pytest.mark.parametrize("shape", [Shape(12, (3, 6, 9)), Shape(3, ())], ids=["deep", "shallow"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +54,16 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def setting(**changed: Any) -> Setting:
-    method = MethodRef(**{"name": "static", "params": {"exit_layer": 2}, "source_sha256": "0" * 64, **changed})
-    return Setting.of(method, 6, ())
+def setting(syntax_sha256: str = "0" * 64, **params: Any) -> Setting:
+    found = Setting.of(MethodRef("static", {"exit_layer": 2, **params}, "1"), 6, ())
+    return replace(found, syntax_sha256=syntax_sha256)
 
 
 def test_a_verdict_is_kept_by_parameters_and_source(tmp_path: Path, trials: list[str]) -> None:
     first = verdicts([setting()], tmp_path)
     assert verdicts([setting(), setting()], tmp_path) == first
     assert trials == ["static"]
-    verdicts([setting(params={"exit_layer": 3}), setting(source_sha256="1" * 64)], tmp_path)
+    verdicts([setting(exit_layer=3), setting(syntax_sha256="1" * 64)], tmp_path)
     assert trials == ["static"] * 3
     assert verdicts([setting()], tmp_path) == first
     assert trials == ["static"] * 3

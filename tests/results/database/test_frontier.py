@@ -154,9 +154,10 @@ def test_a_database_of_an_earlier_schema_is_filled_in_too(
         for table, names in old.execute(columns, [path.stem]).fetchall():
             if table not in ("schema_version", "view_source", "published_source", "published_result"):
                 named = ", ".join(names)
+                said = named.replace("method_sha256", "method_revision")
                 own = "WHERE metric NOT IN $1" if table == "metric" else ""
                 old.execute(
-                    f"INSERT INTO {table} ({named}) SELECT {named} FROM now.{table} {own}", [LATER] if own else []
+                    f"INSERT INTO {table} ({named}) SELECT {said} FROM now.{table} {own}", [LATER] if own else []
                 )
     with open_database(path, read_only=False) as migrated:
         _require_equal(migrated, database)

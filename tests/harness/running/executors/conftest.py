@@ -14,7 +14,8 @@ from exitbench.harness.cells.job import DataRequest, WorkerSpec, WorkItem
 CELL = Cell(
     suite="suite",
     kind="quality",
-    method=MethodRef("gate", {"threshold": 0.0}, "a" * 64),
+    method=MethodRef("gate", {"threshold": 0.0}, "1"),
+    engine_version=1,
     kv_policy="state-copy",
     model=ModelRef("small", "b" * 64, "c" * 64, "d" * 64, "seq2seq", 8, 4, 1000),
     task=TaskRef("squad", "squad", "test", "builtin", 2, "e" * 64, "f" * 64, "1"),

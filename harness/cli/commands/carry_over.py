@@ -1,0 +1,43 @@
+"""``exitbench carry-over``: results of the version before under today's ids, where a sample of them is the same."""
+
+import sys
+from argparse import Namespace
+
+from exitbench.errors import UserError
+from exitbench.harness.cli.commands.db import counting
+from exitbench.harness.cli.commands.folders import existing_runs
+from exitbench.results.ingest.ingest import ingest
+from exitbench.terminal import number_of, tell
+
+
+def carry_over(arguments: Namespace) -> int:
+    """Carry over what can be, fill the database, and say what could not; returns 1 where something could not.
+
+    Raises:
+        UserError: There is no spool, or it or the database cannot be read or written.
+    """
+    from exitbench.harness.afterwards import carrying_over as carrying  # loads torch
+
+    runs = existing_runs(arguments.runs)
+    if not runs.spool.exists():
+        raise UserError(f"There is no spool at {runs.spool}: results are carried over from there.")
+    groups = carrying.find_groups(runs.spool)
+    if not groups:
+        print("Nothing to carry over: no result has an id of the version before.")
+        return 0
+    repeat = carrying.repetition(runs.spool, runs.repetitions, runs.models, runs.logs, arguments.data_dir)
+
+    def say(group: carrying.Group, outcome: str) -> None:
+        tell(f"{group.model}/{group.method}, {number_of(len(group.stored), 'result')}: {outcome or 'the same'}")
+
+    done = carrying.carry_over(groups, runs.spool, repeat, arguments.sample, say)
+    with counting("filling the database") as on_attempt:
+        ingest(runs.spool, runs.database, on_attempt)
+    left = sum(done.left.values())
+    print(
+        f"{number_of(done.carried, 'result')} carried over, {done.present} were before, {left} left; "
+        f"{number_of(done.repeated, 'result')} repeated to see that they are the same."
+    )
+    for why, count in sorted(done.left.items()):
+        tell(f"  {count} left: {why}", sys.stdout)
+    return 1 if done.left else 0
