@@ -1,0 +1,117 @@
+"""Versions say whether engine, methods and metrics do what they did: golden traces tie them to what happens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from golden import ANEW, WORLDS, Golden, Setting, Trace, faults, is_close, our_methods, read, settings_of, trace
+from traces import digest, scores, world
+
+from exitbench.harness.engine.version import ENGINE_VERSION
+from exitbench.methods.gates import SoftmaxMargin
+from exitbench.methods.registry import get_method, method_names
+from exitbench.tasks.registry import get_task, task_names
+
+OUR_METHODS = [cls.name for cls in our_methods()]
+
+
+@pytest.fixture(scope="module")
+def stored() -> Golden:
+    return read()
+
+
+@pytest.mark.parametrize("name", OUR_METHODS)
+def test_a_method_does_what_its_version_did(name: str, stored: Golden) -> None:
+    asked = list(settings_of(get_method(name)))
+    assert asked == [one for one in stored.traces if one.method == name], f"{ANEW}: settings were added or went"
+    changed = [one for one in asked if trace(one, stored.traces[one].documents) != stored.traces[one]]
+    assert not changed, f"does otherwise than before: raise its version, or the engine's; then {ANEW}"
+    assert get_method(name).version == stored.versions[name], f"does what it did; else {ANEW}"
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_probe_says_what_it_said(name: str, stored: Golden) -> None:
+    assert world(name).inputs == stored.inputs[name], f"another model or other prompts: {ANEW}"
+    whole, means = world(name).probe()
+    assert is_close(stored.probes[name], (digest(whole), means)), f"raise ENGINE_VERSION; then {ANEW}"
+    assert stored.engine_version == ENGINE_VERSION, f"does what it did; else {ANEW}"
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_metrics_say_what_their_version_did(name: str, stored: Golden) -> None:
+    assert (get_task(name).metric_version, scores(name)) == stored.metrics[name], f"change metric_version; then {ANEW}"
+
+
+def test_every_trace_is_of_several_documents_and_most_of_them_of_all(stored: Golden) -> None:
+    counts = [len(found.documents) for found in stored.traces.values()]
+    assert min(counts) >= 3 and sum(counts) >= 0.95 * max(counts) * len(counts)
+
+
+def test_most_settings_do_something_of_their_own(stored: Golden) -> None:
+    """A parameter that no trace shows is tied to no version."""
+    for name in method_names():
+        found = [value.sha256 for one, value in stored.traces.items() if one.method == name]
+        assert len(set(found)) >= 0.3 * len(found), name
+
+
+def test_a_changed_score_is_seen(stored: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = SoftmaxMargin.score
+    monkeypatch.setattr(SoftmaxMargin, "score", lambda gate, view: before(gate, view).sqrt())
+    (asked,) = (one for one in settings_of(get_method("calm-softmax")) if one.params == '{"threshold": 0.5}')
+    assert trace(asked, stored.traces[asked].documents) != stored.traces[asked]
+
+
+def test_documents_on_which_single_precision_decides_otherwise_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Setting("full", WORLDS[0], "{}", "full")
+    whole = trace(asked)
+    single = world(WORLDS[0], torch.float32)
+    of = type(single).traces
+
+    def other(self: Any, *arguments: Any) -> Any:
+        found = of(self, *arguments)
+        return [["another", *found[0][1:]], *found[1:]] if self is single else found
+
+    monkeypatch.setattr(type(single), "traces", other)
+    assert trace(asked).documents == whole.documents[1:]
+
+
+# ------------------------------------------------------------------------------------------ what is asked of versions
+
+ONE, OTHER = Setting("static", "m", "{}", "full"), Setting("patience", "m", "{}", "full")
+BEFORE = Golden(
+    engine_version=1,
+    inputs={"m": "same"},
+    versions={"static": 1, "patience": 1},
+    traces={ONE: Trace((0,), "a"), OTHER: Trace((0,), "b")},
+    probes={"m": ("whole", {"p1": 0.5})},
+    metrics={"squad": ("1", "x")},
+)
+CHANGED = {ONE: Trace((0,), "c"), OTHER: Trace((0,), "b")}
+BOTH = {ONE: Trace((0,), "c"), OTHER: Trace((0,), "d")}
+RAISED = {"static": 2, "patience": 1}
+
+
+@pytest.mark.parametrize(
+    ("now", "says"),
+    [
+        ({}, None),
+        ({"traces": CHANGED}, "static does otherwise than before: raise its version"),
+        ({"traces": CHANGED, "versions": RAISED}, None),
+        ({"versions": RAISED}, "the version of static is another, but its traces are what they were"),
+        ({"traces": BOTH, "versions": {"static": 2, "patience": 2}}, "what they share does: raise ENGINE_VERSION"),
+        ({"traces": BOTH, "engine_version": 2}, None),
+        ({"engine_version": 2}, "ENGINE_VERSION is another, but every trace is what it was"),
+        ({"probes": {"m": ("whole", {"p1": 0.51})}}, "probes of m say something else: raise ENGINE_VERSION"),
+        ({"probes": {"m": ("whole", {"p1": 0.51})}, "engine_version": 2}, None),
+        ({"probes": {"m": ("whole", {"p1": 0.500001})}}, None),
+        ({"metrics": {"squad": ("1", "y")}}, "the metrics of squad say something else: change its metric_version"),
+        ({"metrics": {"squad": ("2", "y")}}, None),
+        ({"traces": CHANGED, "inputs": {"m": "another model"}}, None),
+    ],
+)
+def test_what_changes_raises_a_version_and_what_does_not_raises_none(now: dict[str, Any], says: str | None) -> None:
+    found = list(faults(BEFORE, replace(BEFORE, **now)))
+    assert (not found) if says is None else (says in found[-1]), found
