@@ -100,7 +100,7 @@ def example() -> ModuleType:
 def example_spool(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two models on three tasks by five methods: quality, timing, probe, replay, a failure and a repeat. Read only."""
     root = tmp_path_factory.mktemp("example") / "spool"
-    example.make_spool(root)
+    example.WORLD.write(root)
     return root
 
 
