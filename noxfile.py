@@ -10,6 +10,7 @@ nox -s browser                        the report's page in a real Chromium
 nox -s tests -- tests/methods -k oracle
 nox -s tests -- -m fast               in about a minute: what tests/slow.txt does not name
 nox -s tests -- -n 0 --pdb            in one process
+nox -s notebook                       the notebook executed: runs/notebooks has the copy with its pictures
 nox -s perf -- -k replay              benchmarks; their times go into the database of runs (--runs DIR for another)
 nox -s perf -- --against HEAD~1 -k replay     how fast the work tree is beside another commit
 nox -s slurm                      the cluster's executor against a real Slurm on this machine; root, slurm-wlm and munge
@@ -128,6 +129,15 @@ def slurm(session: nox.Session) -> None:
     install(session, "test")
     install_locked(session, *PROJECT["project"]["optional-dependencies"]["slurm"])
     session.run("pytest", "tests/slurm", *session.posargs, env=OFFLINE)
+
+
+@nox.session
+def notebook(session: nox.Session) -> None:
+    """Execute docs/notebooks as a reader would; copies with tables and pictures lie in runs/notebooks."""
+    install(session, "notebook")
+    executed = shutil.copytree("docs/notebooks", "runs/notebooks", dirs_exist_ok=True)
+    for path in sorted(Path(executed).glob("*.ipynb")):
+        session.run("jupyter-execute", "--inplace", str(path), env=OFFLINE | {"OMP_NUM_THREADS": "1"})
 
 
 @nox.session
