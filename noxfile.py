@@ -8,7 +8,9 @@ nox -s paper -- mee                   the suite behind a paper's figures, then i
 nox -s check                          what to know before citing the results
 nox -s browser                        the report's page in a real Chromium
 nox -s tests -- tests/methods -k oracle
+nox -s tests -- -m fast               in about a minute: what tests/slow.txt does not name
 nox -s tests -- -n 0 --pdb            in one process
+nox -s notebook                       the notebook executed: runs/notebooks has the copy with its pictures
 nox -s perf -- -k replay              benchmarks; their times go into the database of runs (--runs DIR for another)
 nox -s perf -- --against HEAD~1 -k replay     how fast the work tree is beside another commit
 nox -s slurm                      the cluster's executor against a real Slurm on this machine; root, slurm-wlm and munge
@@ -17,6 +19,7 @@ nox -s lock                       hashes.txt anew, after a change to constraints
 """
 
 import os
+import shutil
 from pathlib import Path
 
 import nox
@@ -40,13 +43,12 @@ def install_locked(session: nox.Session, *requirements: str) -> None:
         session.install("--quiet", "--disable-pip-version-check", "--require-hashes", "-c", "hashes.txt", *requirements)
 
 
-def install(session: nox.Session, *groups: str, editable: bool = True) -> None:
+def install(session: nox.Session, *groups: str) -> None:
     """Install the project and dependency groups."""
     requirements = [item for group in groups for item in nox.project.dependency_groups(PROJECT, group)]
     install_locked(session, *PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"], *requirements)
     if session.virtualenv.is_sandboxed:
-        project = ["-e", "."] if editable else ["."]
-        session.install("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", *project)
+        session.install("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "-e", ".")
 
 
 @nox.session
@@ -130,6 +132,15 @@ def slurm(session: nox.Session) -> None:
 
 
 @nox.session
+def notebook(session: nox.Session) -> None:
+    """Execute docs/notebooks as a reader would; copies with tables and pictures lie in runs/notebooks."""
+    install(session, "notebook")
+    executed = shutil.copytree("docs/notebooks", "runs/notebooks", dirs_exist_ok=True)
+    for path in sorted(Path(executed).glob("*.ipynb")):
+        session.run("jupyter-execute", "--inplace", str(path), env=OFFLINE | {"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
     install_locked(session, *nox.project.dependency_groups(PROJECT, "lint"))
@@ -139,9 +150,20 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Check types of the installed package (mypy does not follow editable installs)."""
-    install(session, "types", editable=False)
-    session.run("mypy", "-p", "exitbench")
+    """Check types of the package as installed: mypy does not follow editable installs."""
+    checker = (*PROJECT["build-system"]["requires"], *nox.project.dependency_groups(PROJECT, "types"))
+    copy, packages = session.cache_dir / "installed", session.cache_dir.parent / "tests" / "bin" / "python"
+    if packages.exists():  # the environment of `tests` has what we import, gigabytes of it
+        install_locked(session, *checker)
+        options = ("--python-executable", str(packages))
+    else:
+        install_locked(session, *checker, *PROJECT["project"]["dependencies"])
+        options = ()
+    if session.virtualenv.is_sandboxed:
+        shutil.rmtree(copy, ignore_errors=True)
+        places = ("--no-deps", "--no-build-isolation", "--target", str(copy))
+        session.install("--quiet", "--disable-pip-version-check", *places, ".")
+    session.run("mypy", *options, "-p", "exitbench", env={"MYPYPATH": str(copy)})
 
 
 @nox.session

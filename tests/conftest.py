@@ -24,6 +24,26 @@ from exitbench.tasks.document import Document
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
+TESTS = Path(__file__).parent
+SLOW = frozenset((TESTS / "slow.txt").read_text(encoding="utf-8").splitlines())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Of a file that is slow as a whole `-m fast` does not even load the imports."""
+    return True if config.option.markexpr == "fast" and _name(collection_path) in SLOW else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test that slow.txt does not name is fast."""
+    for item in items:
+        file = _name(item.path)
+        if file not in SLOW and f"{file}::{getattr(item, 'originalname', item.name)}" not in SLOW:
+            item.add_marker("fast")
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
+
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
     """Of two databases' rows by table, tell those that differ: whole, they are a report of megabytes."""
@@ -100,7 +120,7 @@ def example() -> ModuleType:
 def example_spool(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two models on three tasks by five methods: quality, timing, probe, replay, a failure and a repeat. Read only."""
     root = tmp_path_factory.mktemp("example") / "spool"
-    example.make_spool(root)
+    example.WORLD.write(root)
     return root
 
 

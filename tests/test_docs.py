@@ -89,9 +89,9 @@ def test_the_readmes_other_commands_are_commands(tmp_path: Path, monkeypatch: py
             assert f"def {words[-1]}(session" in (ROOT / "noxfile.py").read_text()
 
 
-def test_ci_runs_the_readmes_test_command() -> None:
+def test_ci_runs_the_readmes_test_command_and_style_and_types() -> None:
     (command,) = [line for line in readme_commands() if line.endswith("nox -s tests")]
-    assert command in (ROOT / ".ci" / "run").read_text()
+    assert f"{command} lint types\n" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_the_document_on_the_schema_is_up_to_date() -> None:

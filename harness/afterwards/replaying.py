@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
@@ -83,7 +84,8 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
     kind = get_method(method)
     if "threshold" not in {field.name for field in dataclasses.fields(kind)}:
         raise UserError(f"method {method!r} has no threshold.")
-    settings = [kind.from_params({**params, "threshold": level}) for level in thresholds]
+    levels = [float(level) if isinstance(level, Real) else level for level in thresholds]  # numpy's become Python's
+    settings = [kind.from_params({**params, "threshold": level}) for level in levels]
     if "threshold" in settings[0].unused_params():
         given = ", ".join(f"{name} = {value!r}" for name, value in params.items())
         raise UserError(f"method {method!r} does not look at its threshold with {given}; there is nothing to sweep.")

@@ -47,6 +47,7 @@ from exitbench.results.database.trouble import driver_error, is_damage, is_troub
 from exitbench.results.database.verified import is_verified, remember
 from exitbench.results.files.arrow import driver_connection
 from exitbench.results.files.canonical import canonical_json, content_id
+from exitbench.results.files.memory import NO_PROGRESS_BAR
 from exitbench.terminal import tell
 
 Result = TypeVar("Result")
@@ -303,7 +304,8 @@ def _engine(path: Path, read_only: bool, deadline: float) -> sa.Engine:
             with engine.connect() as connection:
                 # A progress bar would be drawn on standard output, among rows; it cannot be turned off any earlier.
                 if not connection.exec_driver_sql("SELECT current_setting('lock_configuration')").scalar_one():
-                    connection.exec_driver_sql("SET enable_progress_bar = false")
+                    for (statement,) in connection.exec_driver_sql(NO_PROGRESS_BAR).fetchall():
+                        connection.exec_driver_sql(statement)
                     connection.exec_driver_sql("SET lock_configuration = true")
                 if not read_only:
                     _attach(connection, path)

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "results"))
 import make_spool
@@ -42,12 +41,11 @@ def make(spool: Path, layer_rows: int, *, probes: bool) -> None:
     """Write the attempts of the probes, or all others."""
     n = layer_rows // (MODELS * len(make_spool.TASKS) * BLOCKS * TOKENS)
     models = tuple(make_spool.Model(f"made-up-{i}", "seq2seq", BLOCKS, BLOCKS) for i in range(MODELS))
-    sizes = {"DOCUMENTS": n, "TOKENS": TOKENS, "VOCABULARY": 32_000, "MODELS": models}
     kinds = tuple(make_spool.KINDS[i % len(make_spool.KINDS)] for i in range(TOKENS))
-    others = ("_write_quality", "_write_timing", "_write_replay", "_write_troubles")
-    left_out = {name: lambda *_: None for name in ("_write_preparations", *(others if probes else ("_write_probe",)))}
-    with patch.multiple(make_spool, **sizes, KINDS=kinds, **left_out):
-        make_spool.make_spool(spool)
+    others = ("quality", "timing", "replay", "failures") if probes else ("probe",)
+    left_out = frozenset({"scores", "fit", "calibration", *others})
+    sizes = {"documents": n, "tokens": TOKENS, "vocabulary": 32_000, "kinds": kinds}
+    make_spool.World(models=models, left_out=left_out, **sizes).write(spool)
 
 
 def build(spool: Path, path: Path, layer_rows: int) -> None:

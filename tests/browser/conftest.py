@@ -1,11 +1,9 @@
 """A report's page in a real browser. Any error on its console, or a script that fails, fails the test that saw it."""
 
-import importlib.util
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,41 +19,30 @@ Open = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """200 documents by 10 methods on 24 blocks, tokens that mean harm, and a small model that was never trained."""
     folder = tmp_path_factory.mktemp("browser")
-    maker = _maker("large")
-    maker.DOCUMENTS, maker.TOKENS, maker.VOCABULARY = 200, 40, 32_000
-    maker.KINDS, maker.MODELS = maker.KINDS * 8, (maker.Model("deep", "causal", 24, 0),)
     levels = (0.2, 0.3, 0.4, 0.6, 0.8, 0.9)
-    maker.CALM = tuple(
-        maker.Method("calm-softmax", {"threshold": level, "min_exit": 1, "decay": "none"}) for level in levels
+    usual = {"min_exit": 1, "decay": "none"}
+    one_task = replace(example.WORLD, tasks=example.TASKS[:1], n_boot=2)
+    large = replace(
+        one_task,
+        documents=200,
+        tokens=40,
+        vocabulary=32_000,
+        kinds=example.KINDS * 8,
+        models=(example.Model("deep", "causal", 24, 0),),
+        swept=tuple(example.Method("calm-softmax", {"threshold": level, **usual}) for level in levels),
+        left_out=frozenset({"timing", "replay", "failures", "fit", "calibration"}),
     )
-    for name in ("_write_timing", "_write_replay", "_write_troubles", "_write_fit", "_write_calibration"):
-        setattr(maker, name, lambda *_: None)
     texts = [HOSTILE[n // 97 % 5] + str(n) if n % 97 == 0 else f"{' ' * (n % 3 > 0)}w{n}" for n in range(32_000)]
-    full = maker.cell_json(maker.MODELS[0], maker.TASKS[0], maker.FULL, "quality")
+    full = large.cell(large.models[0], large.tasks[0], example.FULL, "quality")
     record_vocabulary(folder / "spool", full["model"]["tokenizer_sha256"], [t.replace(" ", "▁") for t in texts], ())
-    maker.make_spool(folder / "spool")
-    small = _maker("small")
-    small.MODELS = small.MODELS[1:]
-    small._fixed_clock = nullcontext  # attempts of the other maker have the ids that its clock gives
-    write = small.AttemptWriter
-    small.AttemptWriter = lambda root, cell, env: write(root, {**cell, "random_weights": True}, env)
-    small.make_spool(folder / "spool")
+    large.write(folder / "spool")
+    untrained = replace(one_task, models=example.MODELS[1:], random_weights=True, fixed_clock=False)
+    untrained.write(folder / "spool")
     ingest(folder / "spool", folder / "exitbench.duckdb")
     return folder / "exitbench.duckdb"
-
-
-def _maker(name: str) -> ModuleType:
-    """The maker of example spools, for one task."""
-    path = Path(__file__).parents[1] / "results" / "make_spool.py"
-    spec = importlib.util.spec_from_file_location(f"make_{name}_spool", path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.TASKS, module.N_BOOT = module.TASKS[:1], 2
-    return module
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -229,24 +230,24 @@ def test_the_histogram_shows_the_share_of_each_exit_layer(small_database: Path, 
 
 
 def test_a_setting_run_again_or_in_other_batches_has_one_line_in_the_histogram(
-    maker: ModuleType, make_database: Callable[[], Path], rows_of: Rows
+    example: ModuleType, world: Any, make_database: Callable[[Any], Path], rows_of: Rows
 ) -> None:
     """Newer source exits at the first block; batches of four, newer still, were tried with one setting alone."""
-    calm = maker.CALM[0]
-    first = maker.np.ones(maker.DOCUMENTS * maker.TOKENS, int)
+    calm = world.swept[0]
+    first = np.ones(world.documents * world.tokens, int)
 
-    def write(root: Path, model: Any, task: Any, world: Any) -> None:
-        full = maker.cell_json(model, task, maker.FULL, "quality")["cell_id"]
-        newer = maker.cell_json(model, task, calm, "quality", full, source="newer")
+    def write(world: Any, root: Path, model: Any, task: Any) -> None:
+        full = world.cell(model, task, example.FULL, "quality")["cell_id"]
+        newer = world.cell(model, task, calm, "quality", full, source="newer")
         batched = {**newer["identity"], "batch_size": 4}
         for cell, exits in (
             (newer, first),
             ({**newer, "batch_size": 4, "identity": batched, "cell_id": content_id(batched)}, 2 * first),
         ):
-            maker._write_quality(root, cell, task, world, exits)
+            world.write_quality(root, cell, task, world.beliefs(model, task), exits)
 
-    maker._write_preparations = write
-    rows = [row for row in rows_of(make_database(), figures, "exit_histogram").rows if row["method"] == calm.name]
+    database = make_database(replace(world, also=write))
+    rows = [row for row in rows_of(database, figures, "exit_histogram").rows if row["method"] == calm.name]
     again = [row for row in rows if json.loads(row["params"]) == calm.params]
     assert [(row["exit_layer"], row["share"], row["tokens"], row["n"]) for row in again] == [(1, 1, len(first), 8)]
     assert {row["tokens"] for row in rows} != {len(first)}
@@ -259,9 +260,8 @@ def test_no_change_has_one_line_a_model_and_ends_at_one(small_database: Path, ro
         assert [line.get_ydata()[-1] for line in ours] == [1, 1]
 
 
-@pytest.mark.usefixtures("random_weights")
-def test_random_weights_are_not_drawn(make_database: Callable[[], Path], rows_of: Rows) -> None:
-    database = make_database()
+def test_random_weights_are_not_drawn(world: Any, make_database: Callable[[Any], Path], rows_of: Rows) -> None:
+    database = make_database(replace(world, random_weights=True))
     assert [source.name for source in discover(figures) if rows_of(database, figures, source.name).rows] == []
 
 

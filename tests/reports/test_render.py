@@ -8,9 +8,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
@@ -163,16 +165,17 @@ def test_failures_and_provenance_are_on_the_page(report: ReportSummary) -> None:
 
 def test_names_are_text_and_never_markup(
     tmp_path: Path,
-    maker: ModuleType,
-    make_database: Callable[[], Path],
+    example: ModuleType,
+    world: Any,
+    make_database: Callable[[Any], Path],
     report: ReportSummary,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(drawing, "KINDS", ("svg",))
     name, long = "<script>alert(1)</script>", "A" * 10_000
-    maker.MODELS = (maker.Model(name, "causal", 4, 0),)
-    maker.CALM = (maker.Method("calm-softmax", {"threshold": 0.3, "note": long}),)
-    page = Page(read(write_report(make_database(), tmp_path / "report")))
+    models = (example.Model(name, "causal", 4, 0),)
+    swept = (example.Method("calm-softmax", {"threshold": 0.3, "note": long}),)
+    page = Page(read(write_report(make_database(replace(world, models=models, swept=swept)), tmp_path / "report")))
     scripts = [[tag for tag, _ in one.tags].count("script") for one in (page, Page(read(report)))]
     assert scripts[0] == scripts[1]
     assert name in page.texts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -60,20 +59,13 @@ def _policy(found: Page) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of a hostile model on a task with a hostile label."""
-    folder, models, tasks = tmp_path_factory.mktemp("hostile"), example.MODELS, example.TASKS
-    example.MODELS = (replace(models[1], name=MODEL),)
-    example.TASKS = tasks[:1]
-    write = example.AttemptWriter
-    labelled = lambda root, cell, env: write(root, {**cell, "task": {**cell["task"], "label": LABEL}}, env)  # noqa: E731
-    example.AttemptWriter = labelled
-    try:
-        example.make_spool(folder / "spool")
-    finally:
-        example.MODELS, example.TASKS, example.AttemptWriter = models, tasks, write
+    folder = tmp_path_factory.mktemp("hostile")
+    models, tasks = (replace(example.MODELS[1], name=MODEL),), (replace(example.TASKS[0], label=LABEL),)
+    replace(example.WORLD, models=models, tasks=tasks).write(folder / "spool")
     ingest(folder / "spool", folder / "exitbench.duckdb")
-    yield folder / "exitbench.duckdb"
+    return folder / "exitbench.duckdb"
 
 
 @pytest.fixture(scope="module")

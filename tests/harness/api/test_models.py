@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import exitbench as eb
@@ -78,6 +79,11 @@ def test_a_replay_says_of_every_threshold_what_full_depths_tokens_would_have_don
         assert row["mean_exit_layer"] == pytest.approx(sum(exits) / len(exits), abs=0.02)
         assert row["token_match"] == pytest.approx(sum(matches) / len(matches), abs=0.02)
     assert table.column("mean_exit_layer").to_pylist() == sorted(table.column("mean_exit_layer").to_pylist())
+
+
+def test_thresholds_of_a_replay_may_be_an_array(model: eb.Model, prompts: list[str]) -> None:
+    probe = eb.probe(model, prompts[:1])
+    assert eb.replay(probe, "calm-softmax", np.asarray(THRESHOLDS)) == eb.replay(probe, "calm-softmax", THRESHOLDS)
 
 
 def test_a_replay_goes_as_decoding_does_where_the_answers_are_the_same(model: eb.Model, prompts: list[str]) -> None:

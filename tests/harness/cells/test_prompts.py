@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,14 +168,13 @@ ESCAPES = (
 
 
 @pytest.mark.parametrize("template", ESCAPES)
-def test_a_template_that_reaches_for_python_is_a_message(
+def test_a_template_that_reaches_for_python_or_never_ends_is_a_message(
     tokenizer: Callable[..., Any], template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    loaded, start = tokenizer("end", template), time.perf_counter()
+    loaded = tokenizer("end", template)
     with pytest.raises(UserError, match=r"the chat template (fails|leaves out)"):
         check_chat_template(loaded, None)
-    assert time.perf_counter() - start < 60
     assert not (tmp_path / "PROOF").exists()
 
 

@@ -71,20 +71,16 @@ def suite(worded_model: Path, data_dir: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_help_is_quick_and_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy() -> None:
     code = (
-        "import sys, time; started = time.process_time()\n"
+        "import sys\n"
         "from exitbench.harness.cli import main as cli\n"
         "try: cli.main(['--help'])\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'transformers', 'lm_eval', 'duckdb', 'numpy'} & set(sys.modules)\n"
-        "print(time.process_time() - started, heavy)"
+        "print({'torch', 'transformers', 'lm_eval', 'duckdb', 'numpy'} & set(sys.modules))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    last = run.stdout.splitlines()[-1]
-    seconds, modules = last.split(" ", 1)
-    assert modules == "set()"
-    assert float(seconds) < 0.3
+    assert run.stdout.splitlines()[-1] == "set()"
 
 
 @pytest.mark.parametrize("command", ["plan", "run", "train", "report", "sql", "status", "env", "verify", "list"])

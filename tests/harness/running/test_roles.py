@@ -49,7 +49,7 @@ class Moderation(Task):
 
 
 def test_a_tasks_own_headline_metric_is_the_frontiers(example: ModuleType, tmp_path: Path) -> None:
-    task, ours = Moderation(), {"mean_exit_layer": example._plain(2.0), "mean_blocks_run": example._plain(3.0)}
+    task, ours = Moderation(), {"mean_exit_layer": example.plain(2.0), "mean_blocks_run": example.plain(3.0)}
     documents = [Document.from_fields({"text": str(n), "verdict": "no"}) for n in range(4)]
     scores = [task.score(document, "yes" if n else "no") for n, document in enumerate(documents)]
     cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.FULL, "quality")
@@ -70,5 +70,5 @@ def test_a_role_that_is_none_is_refused(example: ModuleType, tmp_path: Path) -> 
     cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.FULL, "quality")
     with AttemptWriter(tmp_path, cell, example.ENV) as writer:
         with pytest.raises(UserError, match="unknown role 'costs'"):
-            writer.write("metrics", metric_table(with_role("costs", {"watts": example._plain(2.0)})))
+            writer.write("metrics", metric_table(with_role("costs", {"watts": example.plain(2.0)})))
         writer.finish("failed", "no metrics")

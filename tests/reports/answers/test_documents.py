@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -130,29 +131,32 @@ def test_documents_have_the_score_of_the_tasks_first_metric(payload: bytes, smal
                 assert scores[run, document] == pytest.approx(stored[named["cell"], key], abs=0.005)
 
 
-def large(maker: ModuleType, blocks: int = 24) -> None:
+@pytest.fixture
+def answers(world: Any) -> Any:
+    """Answers and probes, and nothing else."""
+    left_out = {"timing", "replay", "failures", "scores", "fit", "calibration"}
+    return replace(world, n_boot=2, left_out=frozenset(left_out))
+
+
+def large(answers: Any, example: ModuleType) -> Any:
     """200 documents of 40 tokens by 10 methods."""
-    maker.DOCUMENTS, maker.TOKENS, maker.VOCABULARY = 200, 40, 32_000
-    maker.KINDS = maker.KINDS * 8
-    maker.MODELS = (maker.Model("deep", "causal", blocks, 0),)
     levels = (0.2, 0.3, 0.4, 0.6, 0.8, 0.9)
-    maker.CALM = tuple(
-        maker.Method("calm-softmax", {"threshold": level, "min_exit": 1, "decay": "none"}) for level in levels
+    usual = {"min_exit": 1, "decay": "none"}
+    return replace(
+        answers,
+        documents=200,
+        tokens=40,
+        vocabulary=32_000,
+        kinds=answers.kinds * 8,
+        models=(example.Model("deep", "causal", 24, 0),),
+        swept=tuple(example.Method("calm-softmax", {"threshold": level, **usual}) for level in levels),
     )
-    only_answers(maker)
-
-
-def only_answers(maker: ModuleType) -> None:
-    maker.N_BOOT = 2
-    for name in ("_write_timing", "_write_replay", "_write_troubles", "_write_preparations"):
-        setattr(maker, name, lambda *_: None)
 
 
 def test_two_hundred_documents_by_ten_methods_fit_into_three_megabytes(
-    maker: ModuleType, make_database: Callable[[], Path]
+    example: ModuleType, answers: Any, make_database: Callable[[Any], Path]
 ) -> None:
-    large(maker)
-    with open_database(make_database()) as database:
+    with open_database(make_database(large(answers, example))) as database:
         payload = documents_payload(database)
         assert payload is not None
         ((group,), _) = opened(payload)
@@ -192,13 +196,13 @@ def test_documents_are_spread_over_the_depths_of_their_own_group(small_database:
 
 
 def test_texts_of_tokens_are_kept_as_they_are_and_inert(
-    maker: ModuleType, make_database: Callable[[], Path], tmp_path: Path
+    example: ModuleType, answers: Any, make_database: Callable[[Any], Path], tmp_path: Path
 ) -> None:
-    only_answers(maker)
-    texts = [HOSTILE[n % len(HOSTILE)] + str(n) for n in range(maker.VOCABULARY)]
-    tokenizer = maker.cell_json(maker.MODELS[0], maker.TASKS[0], maker.FULL, "quality")["model"]["tokenizer_sha256"]
+    texts = [HOSTILE[n % len(HOSTILE)] + str(n) for n in range(answers.vocabulary)]
+    full = answers.cell(answers.models[0], answers.tasks[0], example.FULL, "quality")
+    tokenizer = full["model"]["tokenizer_sha256"]
     record_vocabulary(tmp_path / "spool", tokenizer, texts, ())
-    with open_database(make_database()) as database:
+    with open_database(make_database(answers)) as database:
         payload = documents_payload(database)
     assert payload is not None
     ((header, _),) = opened(payload)[1]

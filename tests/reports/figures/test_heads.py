@@ -1,6 +1,7 @@
 """Figures of exit heads by epsilon: their queries against NumPy over the same exits, and what is drawn."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,16 +37,18 @@ def exits(margin: np.ndarray, epsilon: float) -> np.ndarray:
 
 
 @pytest.fixture
-def database(maker: ModuleType, make_database: Callable[[], Path]) -> Path:
+def database(example: ModuleType, world: Any, make_database: Callable[[Any], Path]) -> Path:
     """One model; heads at two epsilons, and once each with another confidence, drawn tokens and a constant rule."""
     others = (params(confidence="entropy"), params(temperature=1.0), params(rule="constant"))
-    maker.METHODS = maker.METHODS[:1]
-    maker.CALM = tuple(maker.Method("heads", one) for one in (*(params(epsilon=e) for e in EPSILONS), *others))
-    usual = maker._exits
-    maker._exits = lambda method, world: (
-        exits(world.margin, method.params["epsilon"]) if method.name == "heads" else usual(method, world)
-    )
-    return make_database()
+    swept = tuple(example.Method("heads", one) for one in (*(params(epsilon=e) for e in EPSILONS), *others))
+
+    def exit_rule(method: Any, beliefs: Any) -> np.ndarray:
+        if method.name == "heads":
+            return exits(beliefs.margin, method.params["epsilon"])
+        rule: np.ndarray = world.exit_rule(method, beliefs)
+        return rule
+
+    return make_database(replace(world, methods=world.methods[:1], swept=swept, exit_rule=exit_rule))
 
 
 def drawn(module: Any, frame: Frame) -> Figure:
@@ -92,25 +95,25 @@ def test_each_epsilon_is_a_point_with_its_interval(database: Path, rows_of: Rows
 
 
 def test_shares_of_exits_are_told_of_every_head_with_intervals_by_document(
-    database: Path, rows_of: Rows, maker: ModuleType
+    database: Path, rows_of: Rows, world: Any
 ) -> None:
     rows = rows_of(database, figures, "heads_fig4_exit_distribution")
     assert rows.distinct("series") == ["margin"], "one epsilon is no curve"
     assert [(row["epsilon"], row["exit_layer"]) for row in rows.rows] == [
         (epsilon, layer) for epsilon in EPSILONS for layer in (1, 2, BLOCKS)
     ]
-    world = maker._world(maker.MODELS[0], maker.TASKS[0])
+    beliefs = world.beliefs(world.models[0], world.tasks[0])
     for row in rows.rows:
-        here = (exits(world.margin, row["epsilon"]) == row["exit_layer"]).reshape(maker.DOCUMENTS, maker.TOKENS)
+        here = (exits(beliefs.margin, row["epsilon"]) == row["exit_layer"]).reshape(world.documents, world.tokens)
         assert row["share"] == pytest.approx(here.mean())
         # documents are equally long, so that the ratio's interval is that of a mean over documents
-        t = {8: 2.365}[maker.DOCUMENTS]
-        share, half = here.mean(), t * here.mean(axis=1).std(ddof=1) / np.sqrt(maker.DOCUMENTS)
+        t = {8: 2.365}[world.documents]
+        share, half = here.mean(), t * here.mean(axis=1).std(ddof=1) / np.sqrt(world.documents)
         if half:
             logit, steps = np.log(share / (1 - share)), half / (share * (1 - share))
             ends = 1 / (1 + np.exp(steps - logit)), 1 / (1 + np.exp(-steps - logit))
         else:  # no document differs: as far as others could move it that have not been seen
-            ends = share * 0.025 ** (1 / maker.DOCUMENTS), 1 - (1 - share) * 0.025 ** (1 / maker.DOCUMENTS)
+            ends = share * 0.025 ** (1 / world.documents), 1 - (1 - share) * 0.025 ** (1 / world.documents)
         assert row["half_width"] == pytest.approx(max(share - ends[0], ends[1] - share))
         assert row["n"] == here.size
     (axes,) = drawn(heads_fig4_exit_distribution, rows).axes

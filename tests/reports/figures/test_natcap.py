@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,7 @@ from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database
 from exitbench.results.files.canonical import content_id
 from exitbench.results.queries import saved_query
+from exitbench.results.spool.attempts import AttemptWriter
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 
@@ -39,50 +41,56 @@ T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 """97.5% quantiles of Student's t at one degree of freedom less than documents."""
 
 
-def changed(maker: ModuleType) -> None:
+def exits(method: Any, beliefs: Any) -> np.ndarray:
+    """Exit layers of the oracle and of a gate that leaves at its threshold."""
+    blocks = beliefs.margin.shape[1]
+    leaves = {
+        "full": np.zeros_like(beliefs.margin, bool),
+        "oracle": beliefs.top1_id == beliefs.final_id[:, None],
+        "max-prob": beliefs.margin >= method.params.get("threshold", 2),
+    }[method.name]
+    return np.where(leaves.any(axis=1), leaves.argmax(axis=1) + 1, blocks)
+
+
+def swept(example: ModuleType) -> Any:
     """A gate swept over thresholds, with a replay of each, and the oracle of first matches."""
-    maker.TASKS, maker.TOKENS, maker.KINDS = maker.TASKS[:1], TOKENS, maker.KINDS * 3
-    maker.METHODS = (maker.FULL, maker.Method("oracle", {"match": "first"}))
-    maker.CALM = tuple(maker.Method("max-prob", {"threshold": threshold}) for threshold in (0.4, 0.9, 0.999))
-
-    def exits(method: Any, world: Any) -> np.ndarray:
-        blocks = world.margin.shape[1]
-        leaves = {
-            "full": np.zeros_like(world.margin, bool),
-            "oracle": world.top1_id == world.final_id[:, None],
-            "max-prob": world.margin >= method.params.get("threshold", 2),
-        }[method.name]
-        return np.where(leaves.any(axis=1), leaves.argmax(axis=1) + 1, blocks)
-
-    maker._exits, maker._write_preparations = exits, lambda *_: None
+    return replace(
+        example.WORLD,
+        tasks=example.TASKS[:1],
+        tokens=TOKENS,
+        kinds=example.KINDS * 3,
+        methods=(example.FULL, example.Method("oracle", {"match": "first"})),
+        swept=tuple(example.Method("max-prob", {"threshold": threshold}) for threshold in (0.4, 0.9, 0.999)),
+        exit_rule=exits,
+        left_out=frozenset({"scores", "fit", "calibration"}),
+    )
 
 
-def probed_again(maker: ModuleType) -> None:
+def probed_again(example: ModuleType) -> Any:
     """The same; then newer code probes the same documents, and a probe looks inside blocks of them."""
-    changed(maker)
 
-    def write(root: Path, model: Any, task: Any, world: Any) -> None:
-        full = maker.cell_json(model, task, maker.FULL, "quality")
-        newer = maker.cell_json(model, task, maker.FULL, "probe", full["cell_id"], source="newer")
-        maker._write_probe(root, newer, world)
+    def write(world: Any, root: Path, model: Any, task: Any) -> None:
+        full = world.cell(model, task, example.FULL, "quality")
+        newer = world.cell(model, task, example.FULL, "probe", full["cell_id"], source="newer")
+        world.write_probe(root, newer, world.beliefs(model, task))
         identity = {**newer["identity"], "record": {"what": ["sublayers"], "documents": 4}}
         recording = {**newer, "identity": identity, "cell_id": content_id(identity)}
-        with maker.AttemptWriter(root, recording, maker.ENV) as writer:
+        with AttemptWriter(root, recording, example.ENV) as writer:
             writer.finish("ok")
 
-    maker._write_preparations = write
+    return replace(swept(example), also=write)
 
 
 @pytest.fixture(scope="module")
-def database(database_of: Callable[[Callable[[ModuleType], None]], Path]) -> Path:
+def database(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
     """Probes, gates and oracle of two models; sub-layers, pairs of blocks, spellings and tags are written by hand."""
-    return completed(database_of(changed))
+    return completed(database_of(swept(example)))
 
 
 @pytest.fixture(scope="module")
-def database_again(database_of: Callable[[Callable[[ModuleType], None]], Path]) -> Path:
+def database_again(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
     """The same of `probed_again`."""
-    return completed(database_of(probed_again))
+    return completed(database_of(probed_again(example)))
 
 
 def completed(path: Path) -> Path:

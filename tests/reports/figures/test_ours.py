@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -125,11 +126,10 @@ def test_the_realised_speedup_is_of_the_tokens_that_were_timed(small_database: P
 
 
 @pytest.fixture
-def policies(maker: ModuleType, make_database: Callable[[], Path]) -> Path:
+def policies(world: Any, make_database: Callable[[Any], Path]) -> Path:
     """One gate under two KV policies, and its replay."""
-    calm = maker.CALM[1]
-    maker.METHODS = (*maker.METHODS, maker.Method(calm.name, calm.params, "exact"))
-    return make_database()
+    exact = replace(world.swept[1], kv_policy="exact")
+    return make_database(replace(world, methods=(*world.methods, exact)))
 
 
 def test_one_gate_is_shown_under_each_of_its_kv_policies(policies: Path, rows_of: Rows) -> None:
@@ -168,19 +168,10 @@ def test_calibration_shows_each_level_and_the_choice(example_database: Path, row
 
 
 @pytest.fixture
-def costs(maker: ModuleType, make_database: Callable[[], Path]) -> Path:
+def costs(world: Any, make_database: Callable[[Any], Path]) -> Path:
     """Runs that tell their cost by part: those of `static` verify, and save read-outs."""
-    of_depth = maker._depth_metrics
-
-    def with_costs(world: Any, exits: Any, blocks_run: Any) -> Any:
-        parts = {"blocks": 0.5, "heads": 0.2, "gates": 0.0, "kv": 0.1, "verification": -0.05, "total": 0.75}
-        return {
-            **of_depth(world, exits, blocks_run),
-            **{f"cost_{name}_bytes": maker._plain(at) for name, at in parts.items()},
-        }
-
-    maker._depth_metrics = with_costs
-    return make_database()
+    parts = {"blocks": 0.5, "heads": 0.2, "gates": 0.0, "kv": 0.1, "verification": -0.05, "total": 0.75}
+    return make_database(replace(world, costs={f"cost_{name}_bytes": at for name, at in parts.items()}))
 
 
 def test_parts_of_the_cost_are_stacked_to_the_whole(costs: Path, rows_of: Rows) -> None:

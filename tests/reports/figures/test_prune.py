@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from math import floor
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +11,6 @@ from typing import Any
 
 import duckdb
 import numpy as np
-import pyarrow as pa
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -31,6 +31,7 @@ from exitbench.reports.plotting.style import LIGHT, lay_out, theme
 from exitbench.reports.registry import discover
 from exitbench.results.beside.trainings import record_training
 from exitbench.results.database.connection import open_database
+from exitbench.results.files.canonical import content_id
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 Cell = Mapping[str, Any]
@@ -76,10 +77,10 @@ def multiplied(method: str, head: str, min_exit: int, exit_layer: int) -> int:
     return counted_by_rule(head, min_exit, exit_layer) + chosen + looked_back
 
 
-def exits(method: Any, world: Any) -> np.ndarray:
+def exits(method: Any, beliefs: Any) -> np.ndarray:
     """Exit layers that a gate would give; the contrast is a little surer."""
     params = method.params
-    margin = world.margin + 0.1 * (method.name == "contrastive-jsd")
+    margin = beliefs.margin + 0.1 * (method.name == "contrastive-jsd")
     allowed = (margin >= params.get("threshold", 9)) & (np.arange(1, BLOCKS + 1) >= params.get("min_exit", 1))
     if method.name == "static":
         return np.full(len(margin), params["exit_layer"])
@@ -87,99 +88,52 @@ def exits(method: Any, world: Any) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def made(database_of: Callable[[Callable[[ModuleType], None]], Path]) -> tuple[ModuleType, Path]:
+def world(example: ModuleType) -> Any:
     """Two models by the gates of `SHOWN` from the blocks of `ASKED_FROM`, and a static exit at every block."""
-    makers: list[ModuleType] = []
-
-    def change(maker: ModuleType) -> None:
-        makers.append(maker)
-        _change(maker)
-
-    path = database_of(change)
-    return makers[0], path
-
-
-@pytest.fixture
-def maker(made: tuple[ModuleType, Path]) -> ModuleType:
-    return made[0]
-
-
-@pytest.fixture
-def database(made: tuple[ModuleType, Path]) -> Path:
-    return made[1]
-
-
-def _change(maker: ModuleType) -> None:
-    maker.TASKS = maker.TASKS[:1]
-    maker.MODELS = tuple(maker.Model(name, "seq2seq", BLOCKS, 2) for name in LOSSES)
     usual = {"threshold": 0.9, "rule": "constant", "decay": "none", "every": 1, "k_first": K_FIRST, "k_min": K_MIN}
-    maker.CALM = tuple(
-        maker.Method(method, {**usual, "head": head, "min_exit": block})
-        for method, head in SHOWN
-        for block in ASKED_FROM
+    return replace(
+        example.WORLD,
+        tasks=example.TASKS[:1],
+        models=tuple(example.Model(name, "seq2seq", BLOCKS, 2) for name in LOSSES),
+        methods=(example.FULL, *(example.Method("static", {"exit_layer": block}) for block in range(1, BLOCKS))),
+        swept=tuple(
+            example.Method(method, {**usual, "head": head, "min_exit": block})
+            for method, head in SHOWN
+            for block in ASKED_FROM
+        ),
+        exit_rule=exits,
+        head_rows=head_rows,
+        final_ranks=ranks,
+        also=_write_beside_the_sweep,
     )
-    static = (maker.Method("static", {"exit_layer": block}) for block in range(1, BLOCKS))
-    maker.METHODS = (maker.FULL, *static)
-    maker._exits = exits
-    _count_rows_of_heads(maker)
-    _spread_ranks(maker)
-    make_spool = maker.make_spool
-
-    def with_trainings(root: Path) -> None:
-        make_spool(root)
-        for name, loss in LOSSES.items():
-            trained = root.parent / name
-            trained.mkdir()
-            card = {"recipe": {"name": name, "objective": {"loss": loss}}}
-            (trained / "card.json").write_text(json.dumps(card))
-            (trained / "training_log.csv").write_text("step,block,metric,value\n")
-            record_training(root, maker.content_id([name, "weights"]), trained)
-
-        for model in maker.MODELS:
-            _write_over_other_documents(maker, root, model)
-
-    maker.make_spool = with_trainings
 
 
-def _write_over_other_documents(maker: ModuleType, root: Path, model: Any) -> None:
-    """One of the settings once more, compared with another full depth: it belongs to no sweep."""
-    method, task = maker.CALM[0], maker.TASKS[0]
-    cell = maker.cell_json(model, task, method, "quality", "other")
+@pytest.fixture(scope="module")
+def database(world: Any, database_of: Callable[[Any], Path]) -> Path:
+    return database_of(world)
+
+
+def _write_beside_the_sweep(world: Any, root: Path, model: Any, task: Any) -> None:
+    """The model's training; and one of the settings once more, compared with another full depth: it is of no sweep."""
+    trained = root.parent / model.name
+    trained.mkdir()
+    card = {"recipe": {"name": model.name, "objective": {"loss": LOSSES[model.name]}}}
+    (trained / "card.json").write_text(json.dumps(card))
+    (trained / "training_log.csv").write_text("step,block,metric,value\n")
+    record_training(root, content_id([model.name, "weights"]), trained)
+    method = world.swept[0]
+    cell = world.cell(model, task, method, "quality", "other")
     identity = {**cell["identity"], "seed": 8}
-    cell |= {"cell_id": maker.content_id(identity), "identity": identity, "seed": 8}
-    world = maker._world(model, task)
-    maker._write_quality(root, cell, task, world, exits(method, world))
+    cell |= {"cell_id": content_id(identity), "identity": identity, "seed": 8}
+    beliefs = world.beliefs(model, task)
+    world.write_quality(root, cell, task, beliefs, exits(method, beliefs))
 
 
-def _count_rows_of_heads(maker: ModuleType) -> None:
-    write_quality, write_tokens = maker._write_quality, maker._write_tokens
-    cells: list[Cell] = []
-
-    def quality(root: Path, cell: Cell, *rest: Any) -> None:
-        cells.append(cell)
-        write_quality(root, cell, *rest)
-
-    def tokens(
-        writer: Any, world: Any, exits: np.ndarray, score: Any = None, head_rows: Any = None, *rest: Any
-    ) -> None:
-        method = cells[-1]["method"]
-        if head_rows is not None and "head" in (params := method["params"]):
-            asked = (method["name"], params["head"], params["min_exit"])
-            head_rows = np.array([multiplied(*asked, exit_layer) for exit_layer in exits])
-        write_tokens(writer, world, exits, score, head_rows, *rest)
-
-    maker._write_quality, maker._write_tokens = quality, tokens
-
-
-def _spread_ranks(maker: ModuleType) -> None:
-    class Writer(maker.AttemptWriter):  # type: ignore[misc, name-defined]
-        def write(self, name: str, table: pa.Table) -> None:
-            if name == "probe":
-                place = table.schema.get_field_index("rank_final")
-                table = table.set_column(place, "rank_final", maker._lists(ranks(table.num_rows)))
-            super().write(name, table)
-
-    maker.AttemptWriter = Writer
+def head_rows(method: Mapping[str, Any], exit_layers: np.ndarray) -> np.ndarray:
+    """Rows multiplied for every token."""
+    params = method["params"]
+    asked = (method["name"], params["head"], params["min_exit"])
+    return np.array([multiplied(*asked, exit_layer) for exit_layer in exit_layers])
 
 
 def ranks(tokens: int) -> np.ndarray:
@@ -187,14 +141,14 @@ def ranks(tokens: int) -> np.ndarray:
     return np.random.default_rng(0).integers(1, VOCABULARY, (tokens, BLOCKS))
 
 
-def world_of(maker: ModuleType, model: str) -> Any:
-    return maker._world(next(one for one in maker.MODELS if one.name == model), maker.TASKS[0])
+def beliefs_of(world: Any, model: str) -> Any:
+    return world.beliefs(next(one for one in world.models if one.name == model), world.tasks[0])
 
 
-def exits_of(maker: ModuleType, row: Mapping[str, Any]) -> np.ndarray:
+def exits_of(world: Any, row: Mapping[str, Any]) -> np.ndarray:
     """Exit layers of the tokens behind a row."""
     params = {"threshold": 0.9, "min_exit": row["min_exit"]}
-    return exits(maker.Method(row["method"], params), world_of(maker, row["model"]))
+    return exits(replace(world.swept[0], name=row["method"], params=params), beliefs_of(world, row["model"]))
 
 
 def reach(share: float, half: float, documents: int) -> float:
@@ -205,9 +159,9 @@ def reach(share: float, half: float, documents: int) -> float:
     return float(max(share - 1 / (1 + np.exp(steps - logit)), 1 / (1 + np.exp(-steps - logit)) - share))
 
 
-def half_width(maker: ModuleType, values: np.ndarray, counts: np.ndarray) -> float:
+def half_width(world: Any, values: np.ndarray, counts: np.ndarray) -> float:
     """Half of the 95 % interval of a ratio of sums over documents."""
-    s, c = (one.reshape(maker.DOCUMENTS, -1).sum(1) for one in (values, counts))
+    s, c = (one.reshape(world.documents, -1).sum(1) for one in (values, counts))
     left = s - s.sum() / c.sum() * c
     half = float(T[len(s)] * np.sqrt(len(s) / (len(s) - 1) * (left**2).sum()) / c.sum())
     return reach(s.sum() / c.sum(), half, len(s)) if ((s >= 0) & (s <= c)).all() else half
@@ -250,12 +204,12 @@ def _no_warnings(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
     assert [str(one.message) for one in recwarn] == []
 
 
-def test_gates_by_first_block_asked(maker: ModuleType, database: Path, rows_of: Rows) -> None:
+def test_gates_by_first_block_asked(world: Any, database: Path, rows_of: Rows) -> None:
     frame = rows_of(database, figures, "prune_fig6_7_gates")
     depths = ours(frame, is_depth=True)
     assert len(depths) == len(LOSSES) * len(ASKED_FROM) * 2  # the reweighted contrast was not run
     for row in depths:
-        assert row["value"] == pytest.approx(exits_of(maker, row).mean())
+        assert row["value"] == pytest.approx(exits_of(world, row).mean())
         assert row["loss"] == LOSSES[row["model"]]
     assert len(ours(frame, is_depth=False, metric="f1")) == len(depths)
     # Published: three gates from eight blocks on, beside the model trained for its last block alone.
@@ -301,26 +255,26 @@ def test_two_points_of_a_published_list_that_looks_shifted_are_left_out(
         assert "fixed pruning from blocks 6 and 3 on" in module.CAPTION
 
 
-def test_work_of_heads_is_that_of_the_tokens(maker: ModuleType, database: Path, rows_of: Rows) -> None:
+def test_work_of_heads_is_that_of_the_tokens(world: Any, database: Path, rows_of: Rows) -> None:
     for name, depth in (("prune_fig4_5_pruning", 2), ("prune_fig8_9_late_exit", 6)):
         frame = rows_of(database, figures, name)
         # 7 of 24 is 2.3 of 8; 2 of 24, of the model trained for every block, is 0.7.
         asked = {model: depth if depth == 6 or model == "vanilla" else 1 for model in LOSSES}
         assert {(row["model"], row["min_exit"]) for row in frame.rows} == set(asked.items())
-        full = np.full(maker.DOCUMENTS * maker.TOKENS, VOCABULARY)
+        full = np.full(world.documents * world.tokens, VOCABULARY)
         assert len(ours(frame, quantity="head")) == len(LOSSES) * (3 if depth == 2 else 4)
         for quantity in ("head", "rule"):
             for row in ours(frame, quantity=quantity):
-                layers = exits_of(maker, row)
+                layers = exits_of(world, row)
                 if quantity == "rule":
                     rows = [counted_by_rule(row["head"], row["min_exit"], layer) for layer in layers]
                 else:
                     rows = [multiplied(row["method"], row["head"], row["min_exit"], layer) for layer in layers]
                 work = np.array(rows)
                 assert row["value"] == pytest.approx(work.sum() / full.sum())
-                assert row["ci_high"] - row["value"] == pytest.approx(half_width(maker, work, full), abs=1e-9)
+                assert row["ci_high"] - row["value"] == pytest.approx(half_width(world, work, full), abs=1e-9)
         for row in ours(frame, quantity="model"):
-            depths = exits_of(maker, row)  # the maker's model costs a block a block, and a head like one block
+            depths = exits_of(world, row)  # the world's models cost a block a block, and a head like one block
             assert row["value"] == pytest.approx((depths.sum() + len(depths)) / (9 * len(depths)))
             assert row["ci_low"] <= row["value"] <= row["ci_high"]
 
@@ -364,10 +318,10 @@ def test_costs_have_a_row_a_read_out(database: Path, rows_of: Rows) -> None:
             assert len(axes.patches) == len(times)  # the noise floor of each
 
 
-def test_ranks_are_the_quantiles_of_the_tokens(database: Path, maker: ModuleType, rows_of: Rows) -> None:
+def test_ranks_are_the_quantiles_of_the_tokens(database: Path, world: Any, rows_of: Rows) -> None:
     frame = rows_of(database, figures, "prune_fig1_rank")
     for row in frame.rows:
-        at_block = ranks(maker.DOCUMENTS * maker.TOKENS)[:, row["block"] - 1]
+        at_block = ranks(world.documents * world.tokens)[:, row["block"] - 1]
         expected = np.quantile(at_block, [0.01, 0.25, 0.5, 0.75, 0.99], method="inverted_cdf")
         assert [row[name] for name in ("lowest", "lower", "median", "upper", "highest")] == expected.tolist()
         assert row["n"] == len(at_block)
@@ -378,12 +332,12 @@ def test_ranks_are_the_quantiles_of_the_tokens(database: Path, maker: ModuleType
     assert boxes == sorted(zip(frame.values("lower"), frame.values("upper"), strict=True))
 
 
-def test_margins_and_static_exits_share_a_panel(database: Path, maker: ModuleType, rows_of: Rows) -> None:
+def test_margins_and_static_exits_share_a_panel(database: Path, world: Any, rows_of: Rows) -> None:
     frame = rows_of(database, figures, "prune_fig2_3_margin")
     for row in ours(frame, quantity="margin"):
-        margin = world_of(maker, row["model"]).margin[:, int(row["block"]) - 1].astype(np.float32).astype(float)
+        margin = beliefs_of(world, row["model"]).margin[:, int(row["block"]) - 1].astype(np.float32).astype(float)
         assert row["value"] == pytest.approx(margin.mean(), abs=1e-6)
-        half = half_width(maker, margin, np.ones_like(margin))
+        half = half_width(world, margin, np.ones_like(margin))
         assert row["ci_high"] - row["value"] == pytest.approx(half, abs=1e-6)
     scores = ours(frame, quantity="score", model="vanilla")
     assert [row["block"] for row in scores] == list(range(1, BLOCKS + 1))
@@ -396,11 +350,11 @@ def test_margins_and_static_exits_share_a_panel(database: Path, maker: ModuleTyp
     assert sorted(y for _, y in lines) == pytest.approx(sorted(row["value"] for row in frame.rows if row not in read))
 
 
-def test_table_averages_over_the_late_blocks_and_over_all(database: Path, maker: ModuleType, rows_of: Rows) -> None:
+def test_table_averages_over_the_late_blocks_and_over_all(database: Path, world: Any, rows_of: Rows) -> None:
     frame = rows_of(database, tables, "prune_table1_pruned_jsd")
     row = next(one for one in frame.rows if (one["model"], one["head"]) == ("vanilla", "pruned-adaptive-code"))
     depths = [
-        exits_of(maker, {"method": "contrastive-jsd", "model": "vanilla", "min_exit": block}).mean() / BLOCKS
+        exits_of(world, {"method": "contrastive-jsd", "model": "vanilla", "min_exit": block}).mean() / BLOCKS
         for block in ASKED_FROM
     ]
     assert (row["late"], row["settings"]) == ("6", 3)

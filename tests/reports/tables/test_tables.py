@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,11 +57,11 @@ ROW: dict[str, Any] = {
 
 
 def test_no_line_is_wider_than_118_columns_whatever_the_names(
-    maker: ModuleType, make_database: Callable[[], Path]
+    example: ModuleType, world: Any, make_database: Callable[[Any], Path]
 ) -> None:
-    maker.MODELS = (maker.Model("m" * 200, "causal", 24, 0),)
-    maker.CALM = (maker.Method("calm-softmax", {"threshold": 0.3, "note": "A" * 10_000}),)
-    lines = summary_text(make_database()).splitlines()
+    models = (example.Model("m" * 200, "causal", 24, 0),)
+    swept = (example.Method("calm-softmax", {"threshold": 0.3, "note": "A" * 10_000}),)
+    lines = summary_text(make_database(replace(world, models=models, swept=swept))).splitlines()
     assert max(map(len, lines)) <= 118
     assert any("AAAA…" in line for line in lines)
 
@@ -89,19 +90,19 @@ def test_an_empty_database_names_the_command_that_fills_it(empty_database: Path)
     assert summary_text(empty_database) == "No results yet.\n"
 
 
-@pytest.mark.usefixtures("random_weights")
-def test_random_weights_are_marked(make_database: Callable[[], Path]) -> None:
-    assert "n = 8 documents, n = 8 timed, random weights" in summary_text(make_database())
+def test_random_weights_are_marked(world: Any, make_database: Callable[[Any], Path]) -> None:
+    untrained = make_database(replace(world, random_weights=True))
+    assert "n = 8 documents, n = 8 timed, random weights" in summary_text(untrained)
 
 
 HOSTILE = "<b>a|b*_`\x1b[31m%$"
 
 
 @pytest.fixture
-def hostile(maker: ModuleType, make_database: Callable[[], Path]) -> FilledTable:
+def hostile(example: ModuleType, world: Any, make_database: Callable[[Any], Path]) -> FilledTable:
     """The results of one model with a name that means harm, which stands in the caption."""
-    maker.MODELS = (maker.Model(HOSTILE, "causal", 4, 0),)
-    (table,) = (fill(*one) for one in read_tables(make_database(), None, "highlights", draft=False))
+    database = make_database(replace(world, models=(example.Model(HOSTILE, "causal", 4, 0),)))
+    (table,) = (fill(*one) for one in read_tables(database, None, "highlights", draft=False))
     return table
 
 

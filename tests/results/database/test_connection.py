@@ -305,6 +305,21 @@ def test_a_database_that_a_later_duckdb_stored_is_still_written(tmp_path: Path) 
         assert opened.query("SELECT count(*) AS n FROM runs")["n"].to_pylist() == [0]
 
 
+def test_a_database_opens_in_a_notebook_without_widgets(tmp_path: Path) -> None:
+    """DuckDB asks IPython whether it is in a notebook, and there wants ipywidgets to change the progress bar at all."""
+    code = """
+import pathlib, sys, types
+shell = types.SimpleNamespace(config={"IPKernelApp": {}})
+sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell)
+from exitbench.results.database.connection import open_database
+from exitbench.results.files.memory import in_memory
+in_memory().close()
+open_database(pathlib.Path(sys.argv[1]), read_only=False).close()
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "x.duckdb"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_no_progress_bar_is_drawn_among_rows(tmp_path: Path) -> None:
     """DuckDB draws one on standard output wherever Python was started without a file, as by ``-c`` and in notebooks."""
     script = """

@@ -72,7 +72,7 @@ class Cell:
 @pytest.fixture(scope="module")
 def spool(example: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("cookbook") / "spool"
-    example.make_spool(root)
+    example.WORLD.write(root)
     _extend(example, root)
     return root
 
@@ -98,20 +98,20 @@ def cells(spool: Path) -> list[Cell]:
 def _extend(example: Any, root: Path) -> None:
     model, task = example.MODELS[1], example.TASKS[0]
     full = example.cell_json(model, task, example.FULL, "quality")
-    world = example._world(model, task)
+    world = example.WORLD.beliefs(model, task)
     for method in (example.Method("static", {"exit_layer": 2}, "exact"), example.CALM[0]):
         cell = example.cell_json(model, task, method, "quality", full["cell_id"])
         if method is example.CALM[0]:
             cell = _other(example, cell, seed=8)
-        example._write_quality(root, cell, task, world, example._exits(method, world))
+        example.WORLD.write_quality(root, cell, task, world, example.exits_of(method, world))
     brief = example.Method("static", {"exit_layer": 3})
     timing = example.cell_json(model, task, brief, "timing", full["cell_id"])
-    example._write_timing(root, timing, world, example._exits(brief, world), tokens=2)
+    example.WORLD.write_timing(root, timing, world, example.exits_of(brief, world), tokens=2)
     _write_untraced(example, root, _other(example, deepcopy(full), dtype="bfloat16"))
     _write_drafts(example, root, _other(example, deepcopy(full), method=DRAFTS, full_depth_cell_id=full["cell_id"]))
     for model in example.MODELS:
         digest = example.cell_json(model, task, example.FULL, "quality")["model"]["tokenizer_sha256"]
-        texts = [_spelling(token_id) for token_id in range(example.VOCABULARY)]
+        texts = [_spelling(token_id) for token_id in range(example.WORLD.vocabulary)]
         record_vocabulary(root, digest, texts, {0})
     (root.parent / "trained").mkdir()
     (root.parent / "trained" / "card.json").write_text('{"recipe": {"name": "small"}}')
@@ -136,7 +136,7 @@ def _spelling(token_id: int) -> str:
 
 def _write_drafts(example: Any, root: Path, cell: dict[str, Any]) -> None:
     """Two documents: one goes on behind full depth's end (position 6); some tokens follow rejected drafts."""
-    keys = example._doc_keys()
+    keys = example.WORLD.doc_keys()
     tokens = [
         {"doc_key": keys[document], "position": position, "token_id": token_id, "full_token_id": full_id}
         | {"exit_layer": layer, "blocks_run": BLOCKS, "head_rows": 150, "reason": "threshold", "rejected": rejected}
@@ -159,18 +159,24 @@ def _write_drafts(example: Any, root: Path, cell: dict[str, Any]) -> None:
     with AttemptWriter(root, cell, env) as writer:
         writer.write("tokens", pa.Table.from_pylist(tokens, schema=TABLES["tokens"]))
         writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
-        metrics = {"acceptance_rate": example._plain(40.0), "token_match": example._plain(0.75)}
-        example._write_metrics(writer, metrics)
+        metrics = {"acceptance_rate": example.plain(40.0), "token_match": example.plain(0.75)}
+        example.write_metrics(writer, metrics)
         writer.finish("ok")
 
 
 def _write_untraced(example: Any, root: Path, cell: dict[str, Any]) -> None:
     """One document: what queries over tokens say of full depth is that of the traced run alone."""
-    sample = {"doc_key": example._doc_keys()[0], "output_text": "t", "output_ids": [3], "n_prompt": 1, "n_output": 1}
+    sample = {
+        "doc_key": example.WORLD.doc_keys()[0],
+        "output_text": "t",
+        "output_ids": [3],
+        "n_prompt": 1,
+        "n_output": 1,
+    }
     sample |= {"stop_reason": "eos", "scores": '{"f1": 50.0, "em": 0}', "statistics": "{}"}
     with AttemptWriter(root, cell, example.ENV) as writer:
         writer.write("samples", pa.Table.from_pylist([sample], schema=TABLES["samples"]))
-        example._write_metrics(writer, {"f1": example._plain(50.0)})
+        example.write_metrics(writer, {"f1": example.plain(50.0)})
         writer.finish("ok")
 
 

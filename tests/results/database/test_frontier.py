@@ -25,20 +25,20 @@ BEFORE = 8
 def _make(example: ModuleType, root: Path, unused: dict[str, Any]) -> None:
     """Full depth, and on the same documents: short answers, all blocks run, a large batch, and an ignored threshold."""
     model, task = example.MODELS[1], example.TASKS[0]
-    world, full = example._world(model, task), example.cell_json(model, task, example.FULL, "quality")
-    example._write_quality(root, full, task, world, example._exits(example.FULL, world))
+    world, full = example.WORLD.beliefs(model, task), example.cell_json(model, task, example.FULL, "quality")
+    example.WORLD.write_quality(root, full, task, world, example.exits_of(example.FULL, world))
 
     def write(method: Any, tokens: int, batch_size: int = 1, **told: Any) -> None:
-        exits = example._exits(method, world)
+        exits = example.exits_of(method, world)
         for kind in ("quality", "timing"):
             cell = example.cell_json(model, task, method, kind, full["cell_id"])
             identity = {**cell["identity"], "batch_size": batch_size}
             cell |= {"method": {**cell["method"], **told}, "batch_size": batch_size}
             cell |= {"identity": identity, "cell_id": example.content_id(identity)}
             if kind == "quality":
-                example._write_quality(root, cell, task, world, exits)
+                example.WORLD.write_quality(root, cell, task, world, exits)
             else:
-                example._write_timing(root, cell, world, exits, tokens)
+                example.WORLD.write_timing(root, cell, world, exits, tokens)
 
     write(example.Method("static", {"exit_layer": 1}), tokens=2)
     write(example.Method("static", {"exit_layer": 2}, "exact"), tokens=5)

@@ -1,0 +1,44 @@
+"""The notebook runs from top to bottom, here on few documents; `nox -s notebook` executes it whole, as Jupyter does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+NOTEBOOK = Path(__file__).parents[1] / "docs" / "notebooks" / "from-checkpoint-to-frontier.ipynb"
+
+
+def cells() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    return found
+
+
+def sources() -> list[str]:
+    return ["".join(cell["source"]) for cell in cells() if cell["cell_type"] == "code"]
+
+
+def test_it_has_at_most_15_cells_and_keeps_no_output() -> None:
+    """Speed is that of the reader's machine, so output is made there and not stored."""
+    assert len(cells()) <= 15
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells() if "outputs" in cell)
+
+
+def test_whatever_shows_a_number_says_that_model_and_data_are_small_and_generated() -> None:
+    for source in sources():
+        shows = any(word in source for word in (".show()", "figure.", "axes.", ".style", "print("))
+        assert not shows or "NOTE" in source, source
+
+
+def test_its_cells_run_in_order(tmp_path: Path) -> None:
+    code = "\n".join(sources())
+    for whole, few in (("limit=20", "limit=3"), ("[4, 6]", "[4]"), ("[0.9, 0.999]", "[0.9]")):
+        assert code.count(whole) == 1
+        code = code.replace(whole, few)
+    script = tmp_path / "notebook.py"
+    script.write_text(code, encoding="utf-8")
+    environment = os.environ | {"MPLBACKEND": "agg", "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, script], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "weighted on wmt-en-fr" in done.stdout
