@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from tqdm import tqdm
-
 from exitbench.errors import UserError
+from exitbench.progress import counting
 from exitbench.reports import figures
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting import style
@@ -61,8 +61,11 @@ def draw_all(
         progress: Whether to show a bar, where there is a terminal.
     """
     filled = [(source.name, frame) for source, frame in material if frame.rows]
-    bar = tqdm(_drawn(filled, folder, workers), total=len(filled), desc="figures", disable=None if progress else True)
-    drawings = {drawing.name: drawing for drawing in bar}
+    drawings: dict[str, Drawing] = {}
+    with counting("figures") if progress else nullcontext(lambda done, total: None) as on_drawing:
+        for drawing in _drawn(filled, folder, workers):
+            drawings[drawing.name] = drawing
+            on_drawing(len(drawings), len(filled))
     return tuple(
         _finished(source, frame, drawings.get(source.name, Drawing(source.name)), folder) for source, frame in material
     )

@@ -45,12 +45,6 @@ def update(root: Path, database: Path) -> None:
     readme.write_text(_BLOCK.sub(lambda _: table(root), readme.read_text("utf-8")), "utf-8")
 
 
-def shown_table(root: Path) -> str:
-    """Return the table that the README has."""
-    found = _BLOCK.search((root / "README.md").read_text("utf-8"))
-    return found[0] if found else ""
-
-
 def table(root: Path) -> str:
     """Return the table that the README should have, from the data below `root`."""
     source, frame = _of(_TABLE, root)

@@ -105,7 +105,8 @@ def test_the_cookbook_is_up_to_date() -> None:
 
 
 def test_the_readmes_table_and_picture_are_made_from_its_data() -> None:
-    assert readme.shown_table(ROOT) == readme.table(ROOT), "nox -s readme"
+    shown = f"<!-- results -->\n{readme.table(ROOT)}\n<!-- /results -->"
+    assert shown in (ROOT / "README.md").read_text("utf-8"), "nox -s readme"
     assert (ROOT / readme.PICTURE).read_bytes() == readme.picture(ROOT), "nox -s readme"
 
 

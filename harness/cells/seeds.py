@@ -6,10 +6,9 @@ training its recipe's. Timing draws nothing, its order is fixed.
 """
 
 import hashlib
-from typing import Literal, get_args
+from typing import Literal
 
 Axis = Literal["decode", "bootstrap"]
-AXES: tuple[Axis, ...] = get_args(Axis)
 
 
 def seed_for(axis: Axis, suite_seed: int, *keys: str) -> int:

@@ -2,12 +2,16 @@
 
 import contextlib
 import errno
-import fcntl
-import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
+
+from filelock import FileLock, Timeout
 
 from exitbench.errors import UserError
+
+_NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+"""What file systems say that have none."""
 
 
 @contextlib.contextmanager
@@ -25,48 +29,27 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
         UserError: The file is a link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _acquire(path, wait)
-    if descriptor is None:
+    lock = FileLock(path, fallback_to_soft=False)
+    if not _acquire(lock, path, wait):
         yield False
         return
     try:
         yield True
     finally:
         # Removed before it is let go: who waits for it finds that it is no longer there, and makes a new one.
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
+        with contextlib.suppress(PermissionError):  # Windows, where letting go removes it
+            path.unlink(missing_ok=True)
+        lock.release()
 
 
-def _acquire(path: Path, wait: bool) -> int | None:
-    while True:
-        descriptor = _open(path)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except OSError:  # no locks here
-            return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        if _is_at(descriptor, path):
-            return descriptor
-        os.close(descriptor)
-
-
-def _open(path: Path) -> int:
+def _acquire(lock: FileLock, path: Path, wait: bool) -> bool:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise UserError(f"{path} is a link, which a lock never is. Remove it.") from None
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the locked file is still the one that others find."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
-    except FileNotFoundError:
+        lock.acquire(blocking=wait)
+    except Timeout:
         return False
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UserError(f"{path} is a link, which a lock never is. Remove it.") from None
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True

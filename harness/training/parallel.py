@@ -1,15 +1,22 @@
 """Several models at once: small ones train faster side by side on one thread each than in turn on all threads."""
 
-from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import MutableSequence, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from pathlib import Path
+from typing import Final
 
 from exitbench.errors import UserError
 from exitbench.harness.processes.lifeline import end_with
 from exitbench.harness.training.recipe import Recipe
 from exitbench.harness.training.store import ensure_trained
+from exitbench.progress import progress
+
+_LOOK_S: Final = 0.5
+
+_steps: MutableSequence[int]
+"""Steps done of each model: memory that is shared with the parent, which looks there; nobody waits for anybody."""
 
 
 def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Path | None, cores: int) -> list[Path]:
@@ -36,14 +43,15 @@ def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Pa
         raise UserError(f"two different recipes are called {twice[0]!r}.")
     ordered = sorted({**own, **first}.values(), key=lambda recipe: (recipe.first is not None, recipe.name not in first))
     workers = min(len(ordered), cores)
-    # Spawned, so that the parent needs no torch and its threads are not copied.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
-        jobs: dict[str, Future[Path]] = {
-            recipe.name: pool.submit(_train, recipe, models_dir, data_dir, max(1, cores // workers), line)
-            for line, recipe in enumerate(ordered)
-        }
+    context = get_context("spawn")  # so that the parent needs no torch and its threads are not copied
+    steps = context.RawArray("q", len(ordered))
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(steps,)) as pool:
+        threads = max(1, cores // workers)
+        jobs = [
+            pool.submit(_train, recipe, models_dir, data_dir, threads, place) for place, recipe in enumerate(ordered)
+        ]
         try:
-            folders = {name: job.result() for name, job in jobs.items()}
+            _follow(ordered, jobs, steps)
         except BrokenProcessPool as error:
             raise UserError(
                 "a training process was killed, perhaps for want of memory; the same command goes on from its last "
@@ -55,17 +63,39 @@ def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Pa
                 process.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    folders = {recipe.name: job.result() for recipe, job in zip(ordered, jobs, strict=True)}
     return [folders[recipe.name] for recipe in recipes]
 
 
-def _end_with_parent() -> None:
+def _follow(recipes: Sequence[Recipe], jobs: Sequence[Future[Path]], steps: Sequence[int]) -> None:
+    """Show how far each is until all have ended; raises what the first raises that fails."""
+    left, started = set(range(len(jobs))), set()
+    with progress(len(jobs), "models", "step") as shown:
+        while left:
+            wait([jobs[place] for place in left], _LOOK_S, FIRST_COMPLETED)
+            ended = {place for place in left if jobs[place].done()}
+            for place in sorted(left):
+                recipe = recipes[place]
+                if steps[place] and place not in started:
+                    shown.start(recipe.name, recipe.optimisation.steps)
+                    started.add(place)
+                shown.documents_done(recipe.name, steps[place])
+            for place in sorted(ended):
+                jobs[place].result()
+                shown.end(recipes[place].name, "ok")
+            left -= ended
+
+
+def _begin(steps: MutableSequence[int]) -> None:
+    global _steps
+    _steps = steps
     parent = parent_process()
     assert parent is not None, "a spawned process has one"
     end_with(int(parent.sentinel))
 
 
-def _train(recipe: Recipe, models_dir: Path, data_dir: Path | None, threads: int, line: int) -> Path:
+def _train(recipe: Recipe, models_dir: Path, data_dir: Path | None, threads: int, place: int) -> Path:
     import torch
 
     torch.set_num_threads(threads)
-    return ensure_trained(recipe, models_dir, data_dir, line=line)
+    return ensure_trained(recipe, models_dir, data_dir, lambda step: _steps.__setitem__(place, step))

@@ -7,6 +7,7 @@ two processes never train the same one.
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def find_trained(recipe: Recipe, *models_dirs: Path) -> Path | None:
 
 
 def ensure_trained(
-    recipe: Recipe, models_dir: Path, data_dir: Path | None, progress: bool = True, line: int = 0
+    recipe: Recipe, models_dir: Path, data_dir: Path | None, on_step: Callable[[int], None] = lambda step: None
 ) -> Path:
     """Return the folder of a recipe's model, training it first when it is not there.
 
@@ -59,8 +60,7 @@ def ensure_trained(
         recipe: What to train.
         models_dir: Where models are kept; made when missing.
         data_dir: What the paths of local files are relative to.
-        progress: Show a progress bar on stderr.
-        line: Line of the bar, where several processes show theirs.
+        on_step: Called with the number of steps done; not for the recipe that it starts from.
 
     Returns:
         `models_dir / NAME-DIGEST`: a Hugging Face checkpoint with tokenizer, log and card, and exit heads if the recipe
@@ -74,7 +74,7 @@ def ensure_trained(
     from exitbench.harness.training.data import read_text
     from exitbench.harness.training.train import train
 
-    start = _start(recipe.start, models_dir, data_dir, progress, line) if recipe.start is not None else None
+    start = _start(recipe.start, models_dir, data_dir) if recipe.start is not None else None
     text = read_text(recipe, data_dir)
     start_sha256 = ""
     if start is not None:
@@ -94,7 +94,7 @@ def ensure_trained(
             building = work / "model"
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir(parents=True)
-            train(recipe, text, start, building, work, progress, line)
+            train(recipe, text, start, building, work, on_step)
             building.rename(final)
             shutil.rmtree(work)
     except OSError as error:
@@ -102,12 +102,12 @@ def ensure_trained(
     return final
 
 
-def _start(start: StartRecipe, models_dir: Path, data_dir: Path | None, progress: bool, line: int) -> Path:
+def _start(start: StartRecipe, models_dir: Path, data_dir: Path | None) -> Path:
     """Folder of the checkpoint that a recipe goes on from."""
     from exitbench.harness.training.recipe import load_recipe
 
     if start.recipe:
-        return ensure_trained(load_recipe(start.recipe), models_dir, data_dir, progress, line)
+        return ensure_trained(load_recipe(start.recipe), models_dir, data_dir)
     if data_dir is None:
         raise UserError(f"the start {start.checkpoint!r} is looked for below --data-dir, which is not given.")
     return below(data_dir, start.checkpoint)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import math
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
 import torch
 import transformers
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from exitbench.errors import UserError
@@ -40,7 +38,7 @@ Portions = list[tuple[int, list[Example]]]
 
 
 def train(
-    recipe: Recipe, text: TextData, start: Path | None, folder: Path, work: Path, progress: bool = True, line: int = 0
+    recipe: Recipe, text: TextData, start: Path | None, folder: Path, work: Path, on_step: Callable[[int], None]
 ) -> None:
     """Train a recipe's model and write checkpoint, tokenizer, exit heads, log and card to `folder`.
 
@@ -50,8 +48,7 @@ def train(
         start: The checkpoint to go on from; None for a new model.
         folder: An existing, empty folder.
         work: For resume points; one that an interrupted training left is gone on from.
-        progress: Show steps, loss and time left on stderr.
-        line: Line of the progress bar below the first.
+        on_step: Called with the number of steps done.
 
     Raises:
         UserError: No pair is short enough for `max_tokens`, or the start is not a checkpoint of a supported family.
@@ -73,18 +70,8 @@ def train(
         cut = islice(curriculum(portions, settings.batch_tokens, recipe.seed), step, None)
         return (pad(examples, causal=is_causal(model)) for examples in cut)
 
-    bar = tqdm(
-        total=settings.steps,
-        desc=f"training {recipe.name}",
-        unit="step",
-        file=sys.stderr,
-        disable=not progress,
-        mininterval=1.0,
-        position=line,
-    )
-    with bar:
-        trainer = ExitTrainer(model, objective, batches, settings, work, recipe.seed, bar, clock)
-        trainer.train_from(point)
+    trainer = ExitTrainer(model, objective, batches, settings, work, recipe.seed, on_step, clock)
+    trainer.train_from(point)
     final_loss_nats = [value for _, _, metric, value in trainer.rows() if metric == "loss_nats"][-1]
     if not math.isfinite(final_loss_nats):
         raise UserError(f"Recipe {recipe.name!r}: the loss is {final_loss_nats}. Lower the learning rates.")

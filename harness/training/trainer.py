@@ -14,7 +14,6 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
-from tqdm import tqdm
 
 from exitbench.errors import UserError, is_out_of_memory
 from exitbench.harness.training.data import Batch
@@ -61,7 +60,7 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         settings: Steps, rates, precision.
         folder: For resume points; emptied by nobody.
         seed: Of dropout.
-        bar: Progress bar over the steps.
+        on_step: Called with the number of steps done.
         clock: Told by every resume point.
     """
 
@@ -73,7 +72,7 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         settings: OptimisationRecipe,
         folder: Path,
         seed: int,
-        bar: tqdm[Any],
+        on_step: Callable[[int], None],
         clock: Clock,
     ) -> None:
         self.objective, self.batches = objective, batches
@@ -104,7 +103,7 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         arguments._n_gpu = min(1, arguments.n_gpu)  # DataParallel hides encoder and decoder
         super().__init__(model=model, args=arguments, optimizers=(optimizer, scheduler))
         self.remove_callback(transformers.PrinterCallback)
-        self.add_callback(_Steps(bar, clock))
+        self.add_callback(_Steps(on_step, clock))
 
     def train_from(self, point: Path | None) -> None:
         """Train to the last step, from a resume point if there is one."""
@@ -181,21 +180,14 @@ class _Batches(IterableDataset[Batch]):
 
 
 class _Steps(transformers.TrainerCallback):  # type: ignore[misc]
-    """Moves the bar, and marks resume points that are whole."""
+    """Tells of the steps, and marks resume points that are whole."""
 
-    def __init__(self, bar: tqdm[Any], clock: Clock) -> None:
-        self.bar, self.clock = bar, clock
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.bar.update(state.global_step - self.bar.n)
+    def __init__(self, on_step: Callable[[int], None], clock: Clock) -> None:
+        self.on_step, self.clock = on_step, clock
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.bar.update()
+        self.on_step(state.global_step)
         control.should_log |= state.global_step == state.max_steps
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
-        if "loss_nats/" in logs:
-            self.bar.set_postfix(loss=f"{logs['loss_nats/']:.3f}", refresh=False)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.clock.write(Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE)

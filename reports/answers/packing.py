@@ -33,18 +33,6 @@ def pack(header: Mapping[str, Any], columns: Mapping[str, tuple[ArrayLike, int]]
     return gzip.compress(len(text).to_bytes(4, "little") + text + b"".join(parts), _LEVEL, mtime=0)
 
 
-def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[np.uint32]]]:
-    """Return what `pack` was given: the header and the columns, flat."""
-    plain = gzip.decompress(data)
-    end = 4 + int.from_bytes(plain[:4], "little")
-    header = json.loads(plain[4:end])
-    columns = {}
-    for name, (offset, count, planes) in header.pop("columns").items():
-        stored = np.frombuffer(plain, np.uint8, planes * count, end + offset).reshape(planes, count).astype(np.uint32)
-        columns[name] = sum((stored[plane] << (8 * plane) for plane in range(planes)), np.zeros(count, np.uint32))
-    return header, columns
-
-
 def planes_for(largest: int) -> int:
     """Return how many bytes a number of 0 to `largest` needs, with one value more to spare for "none"."""
     return max(1, ((largest + 1).bit_length() + 7) // 8)

@@ -7,12 +7,13 @@ sees, by a second lock file, that somebody waits.
 """
 
 import contextlib
-import fcntl
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
+
+from exitbench.results.files.locks import lock
 
 POLL_S = 0.02
 """How often to look whether the turn has come."""
@@ -55,11 +56,10 @@ def take_turn(database: Path, *, alone: bool, deadline: float) -> Turn | None:
         file, waiting = lock_file(database).open("a", encoding="ascii"), _waiting_file(database).open("a")
     except OSError:
         return Turn(None)
-    how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
     with waiting:
-        if not _lock(file, how):
-            fcntl.flock(waiting, fcntl.LOCK_SH)
-            while not _lock(file, how):
+        if not lock(file.fileno(), shared=not alone):
+            lock(waiting.fileno(), shared=True, wait=True)
+            while not lock(file.fileno(), shared=not alone):
                 if time.monotonic() >= deadline:
                     file.close()
                     return None
@@ -80,7 +80,7 @@ def is_wanted(database: Path) -> bool:
     """Return whether somebody waits for a turn."""
     try:
         with _waiting_file(database).open("a") as waiting:
-            return not _lock(waiting, fcntl.LOCK_EX)
+            return not lock(waiting.fileno())
     except OSError:
         return False
 
@@ -94,14 +94,6 @@ def let_others(database: Path) -> None:
 
 def _waiting_file(database: Path) -> Path:
     return database.with_name(f".{database.name}.waiting")
-
-
-def _lock(file: IO[str], how: int) -> bool:
-    try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def holder(database: Path) -> str:

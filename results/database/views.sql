@@ -396,6 +396,17 @@ COMMENT ON VIEW vocabulary IS 'One row per tokenizer and token id; token_trace J
 token_id) spells tokens out. tokenizer_sha256: as in runs; token_id; text: as the tokenizer spells it, with its marks of spaces; begins_word:
 whether it is the first piece of a word (every token, where a tokenizer marks no spaces), NULL for tokens that are no text.';
 
+CREATE VIEW plain_probes AS
+SELECT
+    n.*, r.documents, r.first_token, r.full_depth_cell_id, r.full_depth_attempt_id,
+    row_number() OVER (PARTITION BY r.full_depth_cell_id ORDER BY n.attempt_id DESC) = 1 AS is_latest,
+    row_number() OVER (
+        PARTITION BY n.model, n.task_label, n.random_weights ORDER BY r.documents DESC, n.attempt_id DESC
+    ) = 1 AS is_largest
+FROM run_names AS n JOIN runs AS r USING (attempt_id) WHERE r.kind = 'probe' AND r.record IS NULL;
+COMMENT ON VIEW plain_probes IS 'One row per probe run with tokens: those asked to record what is inside blocks have none. documents, first_token,
+full_depth_cell_id, full_depth_attempt_id: as in runs; is_latest: whether it is the newest of its full depth''s run; is_largest: of those of a model on a task, the one of the most documents, of these the newest.';
+
 CREATE VIEW probe_trace AS
 SELECT n.*, p.* EXCLUDE (attempt_id) FROM probe_token AS p JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW probe_trace IS 'One row per probed token; lists have one entry per block 1..L. doc_key; position: 1 = first generated; token_id:

@@ -1,7 +1,6 @@
 """Paths in what is handed on: without whose machine it was."""
 
 import os
-import pwd
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -24,8 +23,10 @@ def without_home(text: str) -> str:
 
 def _homes() -> list[str]:
     """The home folder as people name it and as it is, the longest first."""
-    named = [os.environ.get("HOME", "")]
-    with suppress(KeyError):
+    named = [os.environ.get("HOME", ""), os.environ.get("USERPROFILE", "")]
+    with suppress(ImportError, KeyError):  # Windows has none; a container's user may not be in it
+        import pwd
+
         named.append(pwd.getpwuid(os.getuid()).pw_dir)
     paths = {path for home in named if home for path in (home.rstrip("/"), os.path.realpath(home))}
     return sorted((path for path in paths if len(Path(path).parts) > 1), key=len, reverse=True)

@@ -13,9 +13,16 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Final, Self
 
-_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+def _flags(*names: str) -> int:
+    """Flags of `os.open`; Windows lacks some, and others lack those of Windows."""
+    return os.O_RDONLY | sum(getattr(os, name, 0) for name in names)
+
+
+_NO_LINK: Final = _flags("O_NOFOLLOW")
+_FILE: Final = _NO_LINK | _flags("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
 """Not blocking, since opening a pipe waits for who writes it."""
-_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FOLDER: Final = _flags("O_DIRECTORY", "O_CLOEXEC")
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -44,6 +51,8 @@ def open_regular(path: Path, folder: int | None = None) -> BufferedReader:
         NotRegular: It is a link, a folder, a pipe, a socket or a device.
         OSError: It is missing or cannot be opened.
     """
+    if not _NO_LINK and path.is_symlink():  # Windows
+        raise NotRegular(path)
     try:
         descriptor = os.open(path if folder is None else path.name, _FILE, dir_fd=folder)
     except OSError as error:
@@ -94,7 +103,7 @@ class Folder:
             OSError: It is missing or cannot be opened.
         """
         try:
-            return Folder(self.path / name, os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=self._descriptor))
+            return Folder(self.path / name, os.open(name, _FOLDER | _NO_LINK, dir_fd=self._descriptor))
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise NotRegular(self.path / name) from error

@@ -6,14 +6,10 @@
 -- $model = *: models, a pattern
 -- $method = *: methods, a pattern
 -- $documents = 100: documents of each run, the first by key
-WITH probes AS (  -- the newest of each full depth; those that record what is inside blocks have no tokens
-    SELECT full_depth_cell_id, max(attempt_id) AS attempt_id
-    FROM runs WHERE kind = 'probe' AND record IS NULL GROUP BY full_depth_cell_id
-),
-chosen AS (
+WITH chosen AS (
     SELECT r.attempt_id, p.attempt_id AS probe_id, s.doc_key
     FROM runs AS r
-    JOIN probes AS p USING (full_depth_cell_id)
+    JOIN plain_probes AS p ON p.full_depth_cell_id = r.full_depth_cell_id AND p.is_latest
     JOIN sample AS s ON s.attempt_id = r.attempt_id
     WHERE NOT r.is_full_depth AND r.model GLOB $model AND r.method GLOB $method
     QUALIFY dense_rank() OVER (PARTITION BY r.attempt_id ORDER BY s.doc_key) <= $documents

@@ -4,14 +4,10 @@
 -- p2, entropy (negative) and cosine with the block before. Blocks at which all or no tokens agree have no row.
 -- $model = *: models, a pattern
 -- $documents = 5: documents of each probe, the first by key
-WITH probes AS (  -- of several of one model on one task that of the most documents, of these the newest
-    SELECT attempt_id, full_depth_attempt_id FROM runs
-    WHERE kind = 'probe' AND record IS NULL AND NOT random_weights AND model GLOB $model
-    QUALIFY row_number() OVER (PARTITION BY model, task_label ORDER BY documents DESC, attempt_id DESC) = 1
-),
-chosen AS (
+WITH chosen AS (
     SELECT r.attempt_id, s.doc_key
-    FROM probes AS r JOIN sample AS s ON s.attempt_id = r.full_depth_attempt_id
+    FROM plain_probes AS r JOIN sample AS s ON s.attempt_id = r.full_depth_attempt_id
+    WHERE r.is_largest AND NOT r.random_weights AND r.model GLOB $model
     QUALIFY row_number() OVER (PARTITION BY r.attempt_id ORDER BY s.doc_key) <= $documents
 ),
 blocks AS (

@@ -3,9 +3,8 @@
 -- probe, and how deep tokens go there. Simulated: in a real run an early exit changes later keys and tokens.
 -- $agreement = 0.99: share of tokens that must equal full depth's
 -- $documents = 200: documents of each probe to replay, the first by key; all of many millions of tokens take a while
-WITH probes AS (  -- of several of one model on one task that of the most documents, of these the newest
-    SELECT attempt_id, first_token FROM runs WHERE kind = 'probe' AND record IS NULL
-    QUALIFY row_number() OVER (PARTITION BY model, task_label ORDER BY documents DESC, attempt_id DESC) = 1
+WITH probes AS (
+    SELECT attempt_id, first_token FROM plain_probes WHERE is_largest
 ),
 chosen AS (
     SELECT attempt_id, doc_key

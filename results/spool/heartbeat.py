@@ -5,7 +5,6 @@ and mean nothing on another machine); a lock on an open file does, since the ker
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
@@ -14,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from exitbench.results.files.locks import lock
 from exitbench.results.files.regular import open_regular
 
 OWNER_FILE: Final = "RUNNING"
@@ -60,7 +60,7 @@ class OwnerLock:
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         # Some network file systems have no locks; readers go by the time of the last progress there.
         with contextlib.suppress(OSError):
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            lock(self._descriptor, wait=True)
         self._write(self._owner)
 
     def progress(self, done: int, total: int | None) -> None:
@@ -104,12 +104,9 @@ def owner_of(folder: Path) -> Owner | None:
 def _is_held(descriptor: int) -> bool | None:
     """Whether another process holds the lock; None where the file system has none."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not lock(descriptor, shared=True)
     except OSError:
         return None
-    return False
 
 
 def _read(text: bytes) -> Owner | None:

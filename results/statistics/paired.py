@@ -139,13 +139,9 @@ def mcnemar(gained: int, lost: int) -> float:
 
     Under the null hypothesis each of them is a fair coin, so it is a binomial test, which is symmetric.
     """
-    n, tail, ways = gained + lost, 0, 1
-    for k in range(min(gained, lost) + 1):
-        tail += ways
-        ways = ways * (n - k) // (k + 1)
-    # Divided as whole numbers: 2 ** n does not fit a float for thousands of documents.
-    p: float = 2 * tail / 2**n
-    return min(1.0, p)
+    from scipy.special import bdtr
+
+    return min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))
 
 
 def permutation_test(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, seed: int) -> tuple[float, str]:

@@ -21,9 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 LossesAt = Callable[[float], ArrayLike]
 
-Bound = Literal["hoeffding-bentkus", "hoeffding", "binomial", "wsr"]
 Rule = Literal["hoeffding-bentkus", "hoeffding", "binomial", "wsr", "crc", "naive"]
-BOUNDS: Final[tuple[Bound, ...]] = get_args(Bound)
 RULES: Final[tuple[Rule, ...]] = get_args(Rule)
 
 # A sum this little above an integer is that integer: rounding must not move a ceiling. Where a sum truly lies there,
@@ -141,39 +139,12 @@ def wsr_p(losses: ArrayLike, delta: float, epsilon: float) -> float:
     return math.exp(-max(0.0, float(log_wealth.max())))
 
 
-def fixed_sequence(
-    levels: Sequence[float],
-    losses_at: LossesAt,
-    delta: float,
-    epsilon: float,
-    bound: Bound = "hoeffding-bentkus",
-) -> Calibration:
-    """Test levels in order while their p-value is at most epsilon; the last one rejected is chosen.
-
-    P(E[loss at the chosen level] <= delta) >= 1 - epsilon: to choose a level of more risk than delta, the walk must
-    have passed the first such level, and passes it with probability epsilon at most.
-
-    Args:
-        levels: Strictly monotone, either way, most conservative first.
-        losses_at: Losses per document at a level. Called in order, once a level, and never after the first that fails:
-            every call may cost a decode of all documents.
-        delta: Tolerated risk.
-        epsilon: Tolerated probability of choosing a level with more.
-        bound: The p-value.
-
-    Raises:
-        ValueError: Levels are not strictly monotone; `bound` gives no p-value; losses lie outside [0, 1], or are not
-            one per document, equally many at every level; `delta` or `epsilon` is outside (0, 1).
-    """
-    if bound not in BOUNDS:
-        raise ValueError(f"{bound!r} is not a test; expected one of {', '.join(BOUNDS)}")
-    return calibrate(bound, levels, losses_at, delta, epsilon)
-
-
 def calibrate(rule: Rule, levels: Sequence[float], losses_at: LossesAt, delta: float, epsilon: float) -> Calibration:
     """Walk the levels under any rule, guaranteed or not, to its first failure.
 
-    - `hoeffding-bentkus`, `hoeffding`, `binomial`, `wsr`: the guarantee of `fixed_sequence`.
+    - `hoeffding-bentkus`, `hoeffding`, `binomial`, `wsr`: levels pass while their p-value is at most epsilon, and
+      P(E[loss at the chosen level] <= delta) >= 1 - epsilon: to choose a level of more risk than delta, the walk must
+      have passed the first such level, and passes it with probability epsilon at most.
     - `crc`: conformal risk control, ``mean <= ((n + 1) delta - 1) / n``. It bounds the risk on average over
       calibrations, not with probability 1 - epsilon, and does so for losses that never fall along the levels. For
       others, all more conservative levels must pass too, as here, and it holds only as n grows (Angelopoulos et al.
@@ -183,12 +154,14 @@ def calibrate(rule: Rule, levels: Sequence[float], losses_at: LossesAt, delta: f
     Args:
         rule: One of `RULES`.
         levels: Strictly monotone, either way, most conservative first.
-        losses_at: Losses per document at a level; called lazily, as in `fixed_sequence`.
+        losses_at: Losses per document at a level. Called in order, once a level, and never after the first that fails:
+            every call may cost a decode of all documents.
         delta: Tolerated risk.
         epsilon: Tolerated probability of exceeding it; without effect on `crc` and `naive`.
 
     Raises:
-        ValueError: As in `fixed_sequence`, or the rule is unknown.
+        ValueError: The rule is unknown; levels are not strictly monotone; losses lie outside [0, 1], or are not one
+            per document, equally many at every level; `delta` or `epsilon` is outside (0, 1).
     """
     if rule not in RULES:
         raise ValueError(f"unknown rule {rule!r}; expected one of {', '.join(RULES)}")
@@ -209,24 +182,6 @@ def calibrate(rule: Rule, levels: Sequence[float], losses_at: LossesAt, delta: f
             break
         chosen = level
     return Calibration(chosen, tuple(steps), rule, delta, epsilon, n)
-
-
-def least_n(delta: float, epsilon: float) -> int:
-    """Return how many documents Hoeffding-Bentkus needs to pass a level without any loss.
-
-    The smallest n with ``(1 - delta)^n <= epsilon``: 59 for .05 and .05. Fewer documents always leave the full model.
-    `binomial` needs as many; `hoeffding` more.
-
-    Raises:
-        ValueError: `delta` or `epsilon` is outside (0, 1).
-    """
-    _check_open_unit("delta", delta)
-    _check_open_unit("epsilon", epsilon)
-    n = max(1, math.floor(math.log(epsilon) / math.log1p(-delta)))
-    # The quotient is rounded; the test that will be made decides.
-    while math.exp(-n * _bernoulli_divergence(0.0, delta)) > epsilon:
-        n += 1
-    return n
 
 
 def _judge(rule: Rule, losses: Floats, delta: float, epsilon: float) -> tuple[float | None, bool]:
@@ -253,10 +208,10 @@ def _mean(losses: Floats) -> float:
 
 def _bernoulli_divergence(a: float, b: float) -> float:
     """Return ``a ln(a/b) + (1 - a) ln((1 - a)/(1 - b))`` for 0 <= a <= b < 1, b > 0, where 0 ln 0 = 0."""
-    ones = a * math.log(a / b) if a > 0 else 0.0
-    zeros = (1 - a) * (math.log1p(-a) - math.log1p(-b))
+    from scipy.special import rel_entr
+
     # Zero at a = b; rounding may fall below it.
-    return max(0.0, ones + zeros)
+    return max(0.0, float(rel_entr(a, b) + rel_entr(1 - a, 1 - b)))
 
 
 def _binomial_cdf(k: int, n: int, p: float) -> float:

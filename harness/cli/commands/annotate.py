@@ -1,14 +1,12 @@
 """``exitbench annotate``: what can be said of stored answers later on."""
 
-import sys
 from argparse import Namespace
-
-from tqdm import tqdm
 
 from exitbench.errors import UserError
 from exitbench.harness.afterwards.annotating import annotate
 from exitbench.harness.afterwards.taggers import load_tagger
 from exitbench.harness.cli.commands.folders import existing_runs
+from exitbench.progress import counting
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.terminal import number_of, tell
@@ -23,15 +21,7 @@ def annotate_runs(arguments: Namespace) -> int:
     runs = existing_runs(arguments.runs)
     path = arguments.database or runs.database
     tagger = load_tagger(arguments.tagger, arguments.model)
-    with (
-        open_database(path) as database,
-        tqdm(unit="run", desc="annotate", file=sys.stderr, disable=not sys.stderr.isatty()) as bar,
-    ):
-
-        def on_run(done: int, total: int) -> None:
-            bar.total, bar.n = total, done
-            bar.refresh()
-
+    with open_database(path) as database, counting("annotate") as on_run:
         report = annotate(database, runs.spool, arguments.names, tagger, on_run)
     if report.unspelled:
         why = (

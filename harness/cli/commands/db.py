@@ -1,15 +1,11 @@
 """``exitbench db``: the database itself, apart from what it says."""
 
-import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-from tqdm import tqdm
 
 from exitbench.errors import UserError
 from exitbench.harness.cli.commands.folders import existing_runs
+from exitbench.progress import counting
 from exitbench.results.ingest.rebuild import rebuild
 from exitbench.results.maintenance.integrity import check, require_whole_spool
 from exitbench.terminal import number_of, tell
@@ -51,15 +47,3 @@ def _rebuild(spool: Path, path: Path, forget: bool) -> int:
     added, left = number_of(report.added, "attempt"), len(report.quarantined)
     print(f"{path}: {added}, {report.unfinished} unfinished, {left} left out.")
     return 1 if report.quarantined else 0
-
-
-@contextmanager
-def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on a terminal; gives what is to be called with (seen, total)."""
-    with tqdm(unit="attempt", desc=what, file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
-
-        def on_attempt(seen: int, total: int) -> None:
-            bar.total, bar.n = total, seen
-            bar.refresh()
-
-        yield on_attempt

@@ -1,13 +1,11 @@
 """``exitbench rescore``: metrics of stored answers under the tasks' current versions."""
 
-import sys
 from argparse import Namespace
-
-from tqdm import tqdm
 
 from exitbench.errors import UserError
 from exitbench.harness.afterwards.rescoring import rescore
 from exitbench.harness.cli.commands.folders import existing_runs
+from exitbench.progress import counting
 from exitbench.results.ingest.ingest import ingest
 from exitbench.terminal import number_of, tell
 
@@ -19,12 +17,7 @@ def rescore_runs(arguments: Namespace) -> int:
         UserError: A name fits nothing, or none of the runs could be scored.
     """
     runs = existing_runs(arguments.runs)
-    with tqdm(unit="run", desc="rescore", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
-
-        def on_run(done: int, total: int) -> None:
-            bar.total, bar.n = total, done
-            bar.refresh()
-
+    with counting("rescore") as on_run:
         report = rescore(runs.spool, arguments.names, arguments.data_dir, on_run)
     problems = [
         f"{number_of(len(attempts), 'run')}, such as {attempts[0]}: {why}" for why, attempts in report.problems.items()

@@ -19,8 +19,8 @@ from exitbench.harness.running.environment import available_cores
 from exitbench.harness.running.executors.base import Executor
 from exitbench.harness.running.executors.gpus import visible_gpus
 from exitbench.harness.running.executors.local import LocalExecutor
-from exitbench.harness.running.progress import progress
 from exitbench.harness.training import ensure_all_trained
+from exitbench.progress import progress
 from exitbench.results.beside.trainings import record_training
 from exitbench.terminal import number_of, tell
 

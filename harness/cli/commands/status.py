@@ -3,7 +3,7 @@
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator, Set
 from typing import Any
 
 from exitbench.harness.cli.commands.folders import existing_runs
@@ -15,8 +15,6 @@ from exitbench.terminal import number_of, tell
 REFRESH_S = 2.0
 _WIDTH = 150
 _CLEAR = "\033[2J\033[H"
-
-TimeLeft = Callable[[SpoolStatus], tuple[str, float | None]]
 
 
 def status(arguments: Namespace) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from exitbench.harness.cells.job import WorkerSpec
-from exitbench.harness.running.progress import Progress
+from exitbench.progress import Progress
 
 
 class Executor(Protocol):

@@ -21,7 +21,7 @@ from exitbench.harness.cells.job import WorkerSpec, WorkItem
 from exitbench.harness.running.environment import environment_and_hardware
 from exitbench.harness.running.events import read_event
 from exitbench.harness.running.executors.process import Overdue, WorkerProcess
-from exitbench.harness.running.progress import Progress
+from exitbench.progress import Progress
 from exitbench.results.spool.attempts import LOG_TAIL_LINES, AttemptWriter
 
 WORKER: Final = (sys.executable, "-m", "exitbench.harness.running.worker_process")

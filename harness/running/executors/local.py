@@ -14,7 +14,7 @@ from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.running.environment import available_cores
 from exitbench.harness.running.executors.gpus import Gpu, free_gpu, lock_folder
 from exitbench.harness.running.executors.group import WORKER, GroupRun
-from exitbench.harness.running.progress import Progress
+from exitbench.progress import Progress
 
 
 class LocalExecutor:

@@ -26,7 +26,7 @@ from exitbench.harness.running.environment import environment_and_hardware
 from exitbench.harness.running.executors.slurm_options import MAX_TIMEOUTS, SlurmOptions
 from exitbench.harness.running.executors.slurm_queue import ENDED, FORGOTTEN, Job, NoAnswer, list_jobs
 from exitbench.harness.running.executors.slurm_task import SlurmTask
-from exitbench.harness.running.progress import Progress
+from exitbench.progress import Progress
 from exitbench.results.spool.attempts import AttemptWriter, new_attempt_id, read_status
 from exitbench.results.spool.heartbeat import owner_of
 from exitbench.terminal import tell

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.running.executors.group import GroupRun
-from exitbench.harness.running.progress import Lines
+from exitbench.progress import Lines
 
 LAST_S: Final = 180.0
 """How long a job that was asked to end waits for Slurm to end it."""

@@ -13,14 +13,10 @@ WITH pairs AS (
     WHERE NOT r.is_full_depth AND NOT r.random_weights
       AND len(s.output_ids) = s.n_output AND len(f.output_ids) = f.n_output
 ),
-probes AS (  -- the newest of each full depth; those that record what is inside blocks have no tokens
-    SELECT full_depth_cell_id, max(attempt_id) AS attempt_id
-    FROM runs WHERE kind = 'probe' AND record IS NULL GROUP BY full_depth_cell_id
-),
 margins AS (  -- of each token of full depth's answers at which some run's answer departs
     SELECT r.full_depth_cell_id, p.doc_key, p.position, ln(p.p1[-1]) - ln(p.p2[-1]) AS margin
     FROM probe_trace AS p
-    JOIN probes AS r USING (attempt_id)
+    JOIN plain_probes AS r ON r.attempt_id = p.attempt_id AND r.is_latest
     SEMI JOIN pairs AS d
         ON d.full_depth_cell_id = r.full_depth_cell_id AND d.doc_key = p.doc_key AND d.first_difference = p.position
 ),

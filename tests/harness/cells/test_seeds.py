@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exitbench.harness.cells.job import WorkerSpec
-from exitbench.harness.cells.seeds import AXES, derivations, seed_for
+from exitbench.harness.cells.seeds import Axis, derivations, seed_for
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running.passes import Session
@@ -65,7 +66,7 @@ def test_a_document_needs_its_key() -> None:
 @given(seed=st.integers(0), key=st.text("0123456789abcdef", min_size=16, max_size=16))
 def test_a_reader_can_follow_every_axis(seed: int, key: str) -> None:
     told = derivations(seed)
-    assert set(told) == set(AXES)
+    assert set(told) == set(get_args(Axis))
     assert told["bootstrap"] == str(seed_for("bootstrap", seed))
     names = {"int": int, "sha256": lambda text: hashlib.sha256(text.encode()).hexdigest(), "doc_key": key}
     assert eval(told["decode"], names) == seed_for("decode", seed, key)

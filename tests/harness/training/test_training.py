@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from exitbench.errors import UserError
@@ -36,7 +35,7 @@ WriteRecipe = Callable[..., Path]
 
 
 def trained(path: Path, models: Path, data_dir: Path) -> Path:
-    return ensure_trained(load_recipe(path), models, data_dir, progress=False)
+    return ensure_trained(load_recipe(path), models, data_dir)
 
 
 def interrupted(*_: Any) -> None:
@@ -58,7 +57,7 @@ def log_of(folder: Path) -> dict[tuple[str, str], list[float]]:
 def test_a_tiny_recipe_trains_into_an_ordinary_checkpoint(write_recipe: WriteRecipe, data_dir: Path) -> None:
     recipe, models = load_recipe(write_recipe()), data_dir / "models"
     assert find_trained(recipe, models) is None
-    folder = ensure_trained(recipe, models, data_dir, progress=False)
+    folder = ensure_trained(recipe, models, data_dir)
 
     digest = model_digest(recipe, read_text(recipe, data_dir).sha256, "", TRAINING_VERSION)
     assert folder == models / f"tiny-{digest[:8]}"
@@ -275,9 +274,7 @@ def test_a_batch_that_does_not_fit_is_tried_smaller_to_the_same_effect(
         objective = Full(recipe, model, most_rows)
         batches = lambda _: iter([pad(rows, causal=False)] * 2)  # noqa: E731
         folder = tmp_path / str(most_rows)
-        trainer = ExitTrainer(
-            model, objective, batches, recipe.optimisation, folder, 0, tqdm(disable=True), Clock(None)
-        )
+        trainer = ExitTrainer(model, objective, batches, recipe.optimisation, folder, 0, lambda step: None, Clock(None))
         trainer.train()
         weights.append(model.decoder.block[0].layer[0].SelfAttention.q.weight.detach().clone())
         seen.append(objective.seen)
@@ -302,7 +299,7 @@ def test_one_row_that_does_not_fit_is_the_end(write_recipe: WriteRecipe, data_di
         recipe.optimisation,
         tmp_path / "work",
         0,
-        tqdm(disable=True),
+        lambda step: None,
         Clock(None),
     )
     with pytest.raises(UserError, match="a single pair does not fit"):
@@ -351,7 +348,7 @@ def test_two_processes_train_a_model_once(
 
 def test_a_model_of_other_code_or_of_another_start_is_not_found(write_recipe: WriteRecipe, data_dir: Path) -> None:
     recipe, models = load_recipe(write_recipe(("steps = 40", "steps = 6"))), data_dir / "models"
-    card = ensure_trained(recipe, models, data_dir, progress=False) / "card.json"
+    card = ensure_trained(recipe, models, data_dir) / "card.json"
     content = json.loads(card.read_text())
     for change in ({"training_version": TRAINING_VERSION - 1}, {"start_recipe": content["recipe"]}):
         card.write_text(json.dumps({**content, **change}))

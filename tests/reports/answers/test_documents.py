@@ -14,12 +14,24 @@ import pytest
 
 from exitbench.reports.answers.document_choice import choose
 from exitbench.reports.answers.documents import documents_payload
-from exitbench.reports.answers.packing import none_of, pack, planes_for, probabilities, quantised, unpack
+from exitbench.reports.answers.packing import none_of, pack, planes_for, probabilities, quantised
 from exitbench.reports.plotting.exit_colours import contrast, shades
 from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.database.connection import Database, open_database
 
 HOSTILE = ("</script><script>alert(1)</script>", "w" * 10_000, "\u202eevil\u0000\u001b[31m", "\U0001f525שלום")
+
+
+def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return what `pack` was given: the header and the columns, flat."""
+    plain = gzip.decompress(data)
+    end = 4 + int.from_bytes(plain[:4], "little")
+    header = json.loads(plain[4:end])
+    columns = {}
+    for name, (offset, count, planes) in header.pop("columns").items():
+        stored = np.frombuffer(plain, np.uint8, planes * count, end + offset).reshape(planes, count).astype(np.uint32)
+        columns[name] = sum((stored[plane] << (8 * plane) for plane in range(planes)), np.zeros(count, np.uint32))
+    return header, columns
 
 
 def opened(payload: bytes) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], dict[str, np.ndarray]]]]:

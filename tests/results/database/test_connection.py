@@ -26,6 +26,7 @@ VIEWS = {
     "metric_values",
     "frontier",
     "token_trace",
+    "plain_probes",
     "probe_trace",
     "score_trace",
     "layer_trace",

@@ -163,6 +163,31 @@ def test_exit_histogram_counts_tokens_and_shares_sum_to_one(database: Database, 
         assert found[record.attempt.attempt_id] == Counter(row["exit_layer"] for row in _rows(record, "tokens"))
 
 
+def test_plain_probes_mark_the_latest_of_a_full_depth_and_the_one_of_most_documents(
+    example: Any, env: Json, tmp_path: Path
+) -> None:
+    model, task = example.MODELS[0], example.TASKS[0]
+
+    def write(documents: int, full_id: str, record: bool = False) -> str:
+        cell = example.cell_json(
+            model, task, example.FULL, "probe", full_id, source=f"{documents}, {full_id}, {record}"
+        )
+        cell["identity"] |= {"record": ["sublayers"]} if record else {}
+        cell["task"] |= {"documents": documents, "data_sha256": str(documents) * 64}
+        with AttemptWriter(tmp_path / "spool", cell, env) as writer:
+            writer.finish("ok")
+        return str(writer.attempt_id)
+
+    largest, earlier, latest = write(9, "a" * 64), write(8, "b" * 64), write(7, "b" * 64)
+    write(9, "b" * 64, record=True)
+    ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
+    with open_database(tmp_path / "exitbench.duckdb") as opened:
+        rows = _query(opened, "FROM plain_probes")
+    assert {row["attempt_id"] for row in rows} == {largest, earlier, latest}
+    assert {row["attempt_id"] for row in rows if row["is_largest"]} == {largest}
+    assert {row["attempt_id"] for row in rows if row["is_latest"]} == {largest, latest}
+
+
 def test_no_change_is_the_share_settled_by_each_block(database: Database, records: list[AttemptRecord]) -> None:
     for record in _ok(records, "probe"):
         settled = [row["stable_from"] for row in _rows(record, "probe")]

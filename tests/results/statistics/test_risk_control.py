@@ -11,18 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exitbench.results.statistics.risk_control import (
-    BOUNDS,
     RULES,
-    Bound,
     Calibration,
     Rule,
     Step,
     binomial_p,
     calibrate,
-    fixed_sequence,
     hoeffding_bentkus_p,
     hoeffding_p,
-    least_n,
     wsr_p,
 )
 
@@ -37,7 +33,7 @@ P_VALUES: dict[str, PValue] = {
 }
 every_p_value = pytest.mark.parametrize("p_value", P_VALUES.values(), ids=P_VALUES.keys())
 every_rule = pytest.mark.parametrize("rule", RULES)
-every_bound = pytest.mark.parametrize("bound", BOUNDS)
+every_bound = pytest.mark.parametrize("bound", P_VALUES)
 
 deltas = st.floats(0.01, 0.99)
 binary = st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=60)
@@ -214,20 +210,6 @@ def test_the_exact_test_refuses_losses_in_between() -> None:
         binomial_p([0.0, 0.5], 0.05)
 
 
-# How many documents it takes
-
-
-def test_59_documents_are_needed_for_five_percent_twice() -> None:
-    assert least_n(0.05, 0.05) == 59
-
-
-@given(st.floats(0.005, 0.99), st.floats(0.001, 0.99))
-def test_least_n_is_where_no_loss_starts_to_pass(delta: float, epsilon: float) -> None:
-    n = least_n(delta, epsilon)
-    assert hoeffding_bentkus_p([0.0] * n, delta) <= epsilon
-    assert n == 1 or hoeffding_bentkus_p([0.0] * (n - 1), delta) > epsilon
-
-
 # The walk
 
 
@@ -280,9 +262,9 @@ def test_where_all_pass_the_last_is_chosen_whichever_way_levels_go(rule: Rule) -
 @every_bound
 @given(counts=st.lists(st.integers(0, 20), min_size=1, max_size=6))
 @settings(max_examples=30)
-def test_the_path_is_the_p_values_up_to_the_first_above_epsilon(bound: Bound, counts: list[int]) -> None:
+def test_the_path_is_the_p_values_up_to_the_first_above_epsilon(bound: Rule, counts: list[int]) -> None:
     losses = {float(i): errors(count) for i, count in enumerate(counts)}
-    found = fixed_sequence(list(losses), Decodes(losses), 0.2, EPSILON, bound)
+    found = calibrate(bound, list(losses), Decodes(losses), 0.2, EPSILON)
     p_values = [P_VALUES[bound](losses[level], 0.2) for level in losses]
     passing = list(itertools.takewhile(lambda p: p <= EPSILON, p_values))
     assert [step.p_value for step in found.steps] == p_values[: len(passing) + 1]
@@ -291,7 +273,7 @@ def test_the_path_is_the_p_values_up_to_the_first_above_epsilon(bound: Bound, co
 
 def test_a_p_value_of_epsilon_itself_passes() -> None:
     epsilon = binomial_p(errors(5), 0.1)
-    assert fixed_sequence([0.5], lambda _: errors(5), 0.1, epsilon, "binomial").chosen == 0.5
+    assert calibrate("binomial", [0.5], lambda _: errors(5), 0.1, epsilon).chosen == 0.5
 
 
 @pytest.mark.parametrize(
@@ -305,8 +287,6 @@ def test_conformal_risk_control_counts_one_more_document_of_full_loss(n: int, mo
 def test_rules_without_a_test_have_no_p_value() -> None:
     assert calibrate("crc", [0.5], lambda _: errors(0), 0.1, EPSILON).steps == (Step(0.5, 0.0, None, True),)
     assert calibrate("naive", [0.5], lambda _: errors(10), 0.1, EPSILON).steps == (Step(0.5, 0.1, None, False),)
-    with pytest.raises(ValueError, match="not a test"):
-        fixed_sequence([0.5], lambda _: errors(0), 0.1, EPSILON, "naive")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -375,7 +355,7 @@ def violations(chosen: list[float | None]) -> int:
 
 @pytest.mark.parametrize(
     ("rule", "world"),
-    [(rule, world) for rule in BOUNDS for world in WORLDS if (rule, world) != ("binomial", "fractional")],
+    [(rule, world) for rule in P_VALUES for world in WORLDS if (rule, world) != ("binomial", "fractional")],
 )
 def test_too_much_risk_is_chosen_in_at_most_epsilon_of_calibrations(rule: Rule, world: str) -> None:
     found = calibrations(rule, world)

@@ -17,7 +17,7 @@ import pytest
 from exitbench.harness.cells.job import WorkerSpec, WorkItem
 from exitbench.harness.running.executors import process
 from exitbench.harness.running.executors.local import LocalExecutor
-from exitbench.harness.running.progress import Lines
+from exitbench.progress import Lines
 from exitbench.results.spool.attempts import latest_status, read_attempt
 
 Worker = Callable[[str, str], tuple[str, ...]]

@@ -17,7 +17,7 @@ from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.processes.locks import locked
 from exitbench.harness.running.executors.gpus import Gpu
 from exitbench.harness.running.executors.local import LocalExecutor
-from exitbench.harness.running.progress import Lines
+from exitbench.progress import Lines
 from exitbench.results.spool.attempts import latest_status, read_attempt
 
 LONG_S = 300.0
@@ -99,7 +99,7 @@ import io, sys
 from pathlib import Path
 from exitbench.harness.running.executors import group
 from exitbench.harness.running.executors.local import LocalExecutor
-from exitbench.harness.running.progress import Lines
+from exitbench.progress import Lines
 from exitbench.harness.cells.job import WorkerSpec
 
 group.GRACE_S = float(sys.argv[4])
