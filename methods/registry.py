@@ -127,7 +127,8 @@ def distribution(cls: type[Method]) -> tuple[str | None, str | None]:
 def source_sha256(cls: type[Method]) -> str:
     """Digest of the method's own source file and of the modules of this package it imports, directly or not."""
     digest = hashlib.sha256()
-    for path in sorted(_sources(Path(inspect.getfile(cls)), set()), key=lambda path: path.name):
+    paths = _sources(Path(inspect.getfile(cls)), set())
+    for path in sorted(paths, key=lambda path: (path.name, path.read_bytes())):  # a plug-in may have an __init__.py too
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

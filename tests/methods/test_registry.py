@@ -165,15 +165,20 @@ def test_digest_changes_with_the_methods_own_source(tmp_path: Path) -> None:
     assert before != after
 
 
+METHODS = Path(registry.__file__).parent
+BASE = sorted(path.relative_to(METHODS).as_posix() for path in (METHODS / "base").glob("*.py"))
+
+
 @pytest.mark.parametrize(
     ("changed", "is_covered"),
     [
         ("calm_softmax.py", True),
         ("gates.py", True),
         ("thresholds.py", True),
-        ("base.py", True),
+        *((path, True) for path in BASE),
         ("oracle.py", False),
         ("registry.py", False),
+        ("__init__.py", False),
     ],
 )
 def test_digest_covers_the_modules_a_method_is_made_of_and_no_others(
@@ -181,6 +186,35 @@ def test_digest_covers_the_modules_a_method_is_made_of_and_no_others(
 ) -> None:
     cls = get_method("calm-softmax")
     before = source_sha256.__wrapped__(cls)
-    read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"#" if path.name == changed else b""))
+    change(monkeypatch, changed)
     assert (source_sha256.__wrapped__(cls) != before) == is_covered
+
+
+@pytest.mark.parametrize("changed", BASE)
+def test_the_digest_of_another_distributions_method_covers_every_file_of_the_base_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    cls = load(tmp_path / "1", THIRD_PARTY)
+    before = source_sha256.__wrapped__(cls)
+    change(monkeypatch, changed)
+    assert source_sha256.__wrapped__(cls) != before
+
+
+def change(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Have a file of the methods' folder read as if a comment had been added."""
+    read, changed = Path.read_bytes, METHODS / name
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"#" if path == changed else b""))
+
+
+def test_the_digest_of_files_of_one_name_does_not_depend_on_the_order_in_which_they_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plug-in that is a package brings an ``__init__.py`` beside that of the base classes."""
+    own = tmp_path / "__init__.py"
+    own.write_text("# a plug-in")
+    found = [own, METHODS / "base" / "__init__.py"]
+    digests = set()
+    for order in (found, found[::-1]):
+        monkeypatch.setattr(registry, "_sources", lambda path, seen, order=order: order)
+        digests.add(source_sha256.__wrapped__(get_method("static")))
+    assert len(digests) == 1
