@@ -8,10 +8,11 @@ from exitbench.methods.base.method import NOTHING_FITTED, FitData, Fitted, Metho
 from exitbench.methods.base.params import param
 from exitbench.methods.base.parts import Gate, Head, KVPolicy, Parts, Threshold, blocks_from
 from exitbench.methods.base.protocols import DecoderCache, Model
-from exitbench.methods.base.view import BlockView, Reading, argmax_token
+from exitbench.methods.base.view import ActiveRows, BlockView, Reading, argmax_token
 
 __all__ = [
     "NOTHING_FITTED",
+    "ActiveRows",
     "BlockView",
     "Cost",
     "DecoderCache",

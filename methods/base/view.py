@@ -18,21 +18,55 @@ if TYPE_CHECKING:
     from exitbench.methods.base.protocols import Model
 
 
+@dataclass(frozen=True)
+class ActiveRows:
+    """The rows of the batch that still run at a block.
+
+    Attributes:
+        positions_A: 1 for the first generated token of a row; rows differ where drafts of some were cut.
+        seeds_A: One fixed random seed a row, the same in every batch.
+        waiting_A: Earlier tokens of each row whose skipped blocks wait (`KVPolicy.deferred`).
+        rows: Where they stand in the batch, ascending.
+        rows_A: The same on the device; None means every row of the batch, which needs no index anywhere.
+    """
+
+    positions_A: tuple[int, ...]
+    seeds_A: tuple[int, ...]
+    waiting_A: tuple[int, ...] = ()
+    rows: Sequence[int] = ()
+    rows_A: Tensor | None = None
+
+    def take(self, index: Sequence[int], index_A: Tensor) -> ActiveRows:
+        """Select rows by index, which ``index_A`` is on the device."""
+        return ActiveRows(
+            tuple(self.positions_A[at] for at in index),
+            tuple(self.seeds_A[at] for at in index),
+            tuple(self.waiting_A[at] for at in index),
+            [self.rows[at] for at in index],
+            index_A if self.rows_A is None else self.rows_A.index_select(0, index_A),
+        )
+
+    @classmethod
+    def joined(cls, groups: Sequence[ActiveRows]) -> ActiveRows:
+        """Several groups of different rows, none of which is the whole batch."""
+        columns = ((group.positions_A, group.seeds_A, group.waiting_A, group.rows) for group in groups)
+        rows_A = torch.cat([group.rows_A for group in groups if group.rows_A is not None])
+        return cls(*(tuple(itertools.chain(*column)) for column in zip(*columns, strict=True)), rows_A)
+
+
 class BlockView:
     """What a method sees after one block, for the A rows that are still running.
 
     Attributes:
         block: Blocks executed so far, 1..L.
-        positions_A: 1 for the first generated token of a row; rows differ where drafts of some were cut.
+        active: Positions, seeds and waiting tokens of the rows; also as `positions_A`, `seeds_A`, `waiting_A`.
         max_new_tokens: Longest answer allowed, N of the position-decayed thresholds.
         hidden_AD: Output of the block (residual stream, not normalised).
-        seeds_A: One fixed random seed a row, the same in every batch.
         memory: What the method remembers of this token's earlier blocks. Every tensor has leading dimension A; the
             decode loop drops the rows that exit. Empty at block 1 of every token.
         earlier: States [A, D] after blocks 0 (the embedding) to block-1, only if the gate asked for the history.
         previous_score_A: Score at the block asked before; None at the first.
         ahead_LAD: States after every block, only if the gate asked to look ahead.
-        waiting_A: Earlier tokens of each row whose skipped blocks wait (`KVPolicy.deferred`).
         head_rows: Rows of the LM head multiplied through this view, one number or [A].
     """
 
@@ -40,32 +74,43 @@ class BlockView:
         self,
         *,
         block: int,
-        positions_A: tuple[int, ...],
+        active: ActiveRows,
         max_new_tokens: int,
         hidden_AD: Tensor,
-        seeds_A: tuple[int, ...],
         memory: dict[str, Tensor],
         model: Model,
         head: Head,
         earlier: Sequence[Tensor] = (),
         previous_score_A: Tensor | None = None,
         ahead_LAD: Tensor | None = None,
-        waiting_A: tuple[int, ...] = (),
     ) -> None:
         self.block = block
-        self.positions_A = positions_A
+        self.active = active
         self.max_new_tokens = max_new_tokens
         self.hidden_AD = hidden_AD
-        self.seeds_A = seeds_A
         self.memory = memory
         self.model = model
         self.earlier = earlier
         self.previous_score_A = previous_score_A
         self.ahead_LAD = ahead_LAD
-        self.waiting_A = waiting_A
         self.head_rows: int | Tensor = 0
         self._head = head
         self._read: Reading | None = None
+
+    @property
+    def positions_A(self) -> tuple[int, ...]:
+        """1 for the first generated token of a row."""
+        return self.active.positions_A
+
+    @property
+    def seeds_A(self) -> tuple[int, ...]:
+        """One fixed random seed a row."""
+        return self.active.seeds_A
+
+    @property
+    def waiting_A(self) -> tuple[int, ...]:
+        """Earlier tokens of each row whose skipped blocks wait."""
+        return self.active.waiting_A
 
     @property
     def logits_AK(self) -> Tensor:
@@ -104,36 +149,33 @@ class BlockView:
         # Columns may stand by rank.
         return ids_AK.masked_fill(value_AK < value_AK.amax(-1, keepdim=True), self.model.vocab_size).amin(-1)
 
-    def rows(self, places: Sequence[int], places_A: Tensor) -> BlockView:
-        """The same block seen by the rows at some places, which ``places_A`` are on the device."""
+    def take(self, index: Sequence[int], index_A: Tensor) -> BlockView:
+        """The same block seen by some of the rows; ``index_A`` is the index on the device."""
         before_A, ahead_LAD = self.previous_score_A, self.ahead_LAD
         view = BlockView(
             block=self.block,
-            positions_A=tuple(self.positions_A[at] for at in places),
+            active=self.active.take(index, index_A),
             max_new_tokens=self.max_new_tokens,
-            hidden_AD=self.hidden_AD.index_select(0, places_A),
-            seeds_A=tuple(self.seeds_A[at] for at in places),
-            memory={name: value.index_select(0, places_A) for name, value in self.memory.items()},
+            hidden_AD=self.hidden_AD.index_select(0, index_A),
+            memory={name: value.index_select(0, index_A) for name, value in self.memory.items()},
             model=self.model,
             head=self._head,
-            earlier=[state.index_select(0, places_A) for state in self.earlier],
-            previous_score_A=None if before_A is None else before_A.index_select(0, places_A),
-            ahead_LAD=None if ahead_LAD is None else ahead_LAD.index_select(1, places_A),
-            waiting_A=tuple(self.waiting_A[at] for at in places),
+            earlier=[state.index_select(0, index_A) for state in self.earlier],
+            previous_score_A=None if before_A is None else before_A.index_select(0, index_A),
+            ahead_LAD=None if ahead_LAD is None else ahead_LAD.index_select(1, index_A),
         )
         if (read := self._read) is not None:
-            ids_AK = None if read.ids_AK is None else read.ids_AK.index_select(0, places_A)
-            view._read = Reading(read.logits_AK.index_select(0, places_A), ids_AK)
+            ids_AK = None if read.ids_AK is None else read.ids_AK.index_select(0, index_A)
+            view._read = Reading(read.logits_AK.index_select(0, index_A), ids_AK)
         return view
 
     def at_full_depth(self, hidden_AD: Tensor) -> BlockView:
         """The view of the last block, for rows whose state there is known."""
         return BlockView(
             block=self.model.n_blocks,
-            positions_A=self.positions_A,
+            active=self.active,
             max_new_tokens=self.max_new_tokens,
             hidden_AD=hidden_AD,
-            seeds_A=self.seeds_A,
             memory=self.memory,
             model=self.model,
             head=self._head,
@@ -145,10 +187,9 @@ class BlockView:
         first = views[0]
         return cls(
             block=first.model.n_blocks,
-            positions_A=tuple(itertools.chain(*(view.positions_A for view in views))),
+            active=ActiveRows.joined([view.active for view in views]),
             max_new_tokens=first.max_new_tokens,
             hidden_AD=torch.cat([view.hidden_AD for view in views]),
-            seeds_A=tuple(itertools.chain(*(view.seeds_A for view in views))),
             memory={},
             model=first.model,
             head=first._head,

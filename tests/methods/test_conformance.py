@@ -193,10 +193,10 @@ def full_depth_states(tiny: Any, prompts: list[list[int]], n_new: int = 4) -> Te
     model = tiny.checkpoint.model
     cache, _ = model.start(prompts[:6], room=n_new)
     tokens = torch.randint(2, model.vocab_size, (6, n_new), generator=torch.Generator().manual_seed(8))
-    hidden = model.embed(tokens, cache)
+    hidden, context = model.embed(tokens, cache)
     states = [hidden]
     for block in range(1, L + 1):
-        hidden = model.block(block, hidden, cache)
+        hidden = model.block(block, hidden, context)
         states.append(hidden)
     return torch.stack([state.flatten(0, 1) for state in states])
 
@@ -231,10 +231,10 @@ def test_scores_of_known_states_are_those_of_the_decode_loop(
     model, parts = tiny.checkpoint.model, dataclasses.replace(bind(method), threshold=NEVER)
     cache, _ = model.start(prompts[:6], room=2)
     for position in (1, 2):
-        hidden, states = model.embed(torch.full((6, 1), 5), cache), []
+        (hidden, context), states = model.embed(torch.full((6, 1), 5), cache), []
         for block in range(1, L + 1):
             states.append(hidden[:, 0])
-            hidden = model.block(block, hidden, cache)
+            hidden = model.block(block, hidden, context)
         known = torch.stack([*states, hidden[:, 0]])
         step = decode_step(model, cache, torch.full((6,), 5), parts, (position,) * 6, MAX_NEW_TOKENS, tuple(range(6)))
         scores_LN, emitted_LN = score_states(parts, model, known, position=position, seeds_N=range(6))

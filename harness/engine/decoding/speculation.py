@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from exitbench.harness.engine.decoding.decode import Generation
     from exitbench.harness.engine.model.cache import Cache
     from exitbench.harness.engine.model.model import Transformer
+    from exitbench.harness.engine.model.step_context import StepContext
 
 
 def verify(
     model: Transformer,
-    cache: Cache,
+    context: StepContext,
     policy: KVPolicy,
     generations: Sequence[Generation],
     ends: Sequence[bool],
@@ -38,7 +39,7 @@ def verify(
 
     Args:
         model: The model.
-        cache: The batch right after a step; positions behind a rejected draft are dropped.
+        context: Of the step that was just made; positions of its cache behind a rejected draft are dropped.
         policy: One that verifies.
         generations: Of every row of the cache; cut in place.
         ends: Whether each row would end with the token it has just got.
@@ -47,11 +48,12 @@ def verify(
     Returns:
         The rows that were cut: they end in another token now.
     """
+    cache = context.cache
     waiting = cache.waiting
-    ending = [row for row, end in enumerate(ends) if end and waiting[row] and not _is_complete(cache, row)]
+    ending = [row for row, end in enumerate(ends) if end and waiting[row] and not _is_complete(model, cache, row)]
     if ending and policy.verifies_tail:
-        _run_rest(model, cache, policy, ending)
-    rows = [row for row, tokens in enumerate(waiting) if tokens and _is_complete(cache, row)]
+        _run_rest(model, context, policy, ending)
+    rows = [row for row, tokens in enumerate(waiting) if tokens and _is_complete(model, cache, row)]
     if not rows:
         return []
     logits_NV = model.logits(torch.stack([token.state_D for row in rows for token in waiting[row]]))
@@ -78,13 +80,14 @@ def verify(
     return cut
 
 
-def _is_complete(cache: Cache, row: int) -> bool:
+def _is_complete(model: Transformer, cache: Cache, row: int) -> bool:
     """Whether all that waits in a row has all blocks; the newest has the fewest."""
-    return cache.waiting[row][-1].done == cache.model.n_blocks
+    return cache.waiting[row][-1].done == model.n_blocks
 
 
-def _run_rest(model: Transformer, cache: Cache, policy: KVPolicy, rows: Sequence[int]) -> None:
+def _run_rest(model: Transformer, context: StepContext, policy: KVPolicy, rows: Sequence[int]) -> None:
     """Run the remaining blocks of what waits in these rows, the newest of each in place of a current token."""
+    cache = context.cache
     cache.length -= 1  # back in the step that the newest was fed in
     for done in {cache.waiting[row][-1].done for row in rows}:
         group = [row for row in rows if cache.waiting[row][-1].done == done]
@@ -92,7 +95,7 @@ def _run_rest(model: Transformer, cache: Cache, policy: KVPolicy, rows: Sequence
         rows_A = None if len(group) == cache.n_rows else torch.tensor(group, device=model.device)
         hidden_AD = torch.stack([token.state_D for token in newest])
         for block in range(done + 1, model.n_blocks + 1):
-            hidden_AD = run_block(model, block, hidden_AD, cache, rows_A, policy)
+            hidden_AD = run_block(model, block, hidden_AD, context, rows_A, policy)
         for row, token, state_D in zip(group, newest, hidden_AD, strict=True):
             token.done, token.state_D = model.n_blocks, state_D
             cache.waiting[row].append(token)

@@ -34,23 +34,23 @@ class StepTrace:
         self.asked: list[tuple[int, Tensor, Sequence[int]]] = []
         self._read: list[tuple[int, Tensor]] = []  # (block, largest logit of rows read there)
 
-    def note_score(self, view: BlockView, score_A: Tensor, rows: Sequence[int]) -> None:
+    def note_score(self, view: BlockView, score_A: Tensor) -> None:
         """Keep what the gate said at a block of the rows running there, and what it read to say it."""
-        self.asked.append((view.block, score_A, rows))
-        self.note_reading(view, rows)
+        self.asked.append((view.block, score_A, view.active.rows))
+        self.note_reading(view)
 
-    def note_exit(self, rows: Sequence[int], *, runs_all_blocks: bool) -> None:
+    def note_exit(self, view: BlockView, *, runs_all_blocks: bool) -> None:
         """Rows leave at the block asked last."""
         block, score_A, running = self.asked[-1]
         scores = dict(zip(running, score_A.tolist(), strict=True))
-        for row in rows:
+        for row in view.active.rows:
             self.exit_layers[row], self.scores[row] = block, scores[row]
             if not runs_all_blocks:
                 self.blocks_run[row] = block
 
-    def note_reading(self, view: BlockView, rows: Sequence[int]) -> None:
+    def note_reading(self, view: BlockView) -> None:
         """Count the rows of the head that the view multiplied since last asked, and keep its largest logits."""
-        multiplied = view.head_rows
+        multiplied, rows = view.head_rows, view.active.rows
         if isinstance(multiplied, int) and multiplied == 0:
             return
         numbers = [multiplied] * len(rows) if isinstance(multiplied, int) else multiplied.tolist()
@@ -59,10 +59,11 @@ class StepTrace:
         self._read.append((view.block, view.logits_AK.amax(-1).float()))
         view.head_rows = 0
 
-    def split_reading(self, blocks: Sequence[int], sizes: Sequence[int]) -> None:
-        """The newest reading was of rows that left after several blocks, so many after each."""
+    def split_reading(self, views: Sequence[BlockView]) -> None:
+        """The newest reading was of rows that left after several blocks, told by their views."""
         _, largest_A = self._read.pop()
-        self._read += zip(blocks, torch.split(largest_A, list(sizes)), strict=True)
+        pieces = torch.split(largest_A, [len(view.active.rows) for view in views])
+        self._read += zip((view.block for view in views), pieces, strict=True)
 
     def check_finite(self) -> None:
         """Raise ArithmeticError, naming the block, if a logit or a score is not a number or infinite."""

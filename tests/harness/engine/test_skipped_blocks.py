@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from exitbench.harness.engine.decoding import deferred, skipping
 from exitbench.harness.engine.decoding.decode import Batch, Request, decode, decode_step, prefill
+from exitbench.harness.engine.decoding.skipping import SkippedBlocks
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.methods.base import Parts, argmax_token, blocks_from
@@ -69,9 +71,9 @@ def full_run(family: Any, prompts: Sequence[list[int]], tokens: list[list[int]])
     fed = torch.tensor(tokens)[:, :-1]
     if family.is_seq2seq:
         fed = torch.cat([torch.full((len(fed), 1), family.checkpoint.start_id), fed], dim=1)
-    hidden, states = model.embed(fed, cache), []
+    (hidden, context), states = model.embed(fed, cache), []
     for block in range(1, L + 1):
-        hidden = model.block(block, hidden, cache)
+        hidden = model.block(block, hidden, context)
         states.append(hidden)
     cache.length += fed.shape[1]
     return cache, torch.stack(states)
@@ -211,24 +213,24 @@ class Spy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls, self.positions = [0] * (L + 1), [0] * (L + 1)
         self.filled = self.projected = 0
-        run, fill, project = Transformer.block, Cache.fill_from_state, Cache.write_projected
+        run, fill, project = Transformer.block, SkippedBlocks.fill_from_state, skipping.write_projected
 
         def block(model: Transformer, number: int, hidden: Tensor, *rest: Any) -> Tensor:
             self.calls[number] += 1
             self.positions[number] += hidden.shape[:-1].numel()
             return run(model, number, hidden, *rest)
 
-        def fill_from_state(cache: Cache, number: int, hidden: Tensor, rows: Tensor | None) -> None:
+        def fill_from_state(skipped: SkippedBlocks, number: int, hidden: Tensor, rows: Tensor | None) -> None:
             self.filled += len(hidden) * (L - number)
-            fill(cache, number, hidden, rows)
+            fill(skipped, number, hidden, rows)
 
-        def write_projected(cache: Cache, number: int, states: Tensor, *rest: Any) -> None:
+        def write_projected(model: Transformer, cache: Cache, number: int, states: Tensor, *rest: Any) -> None:
             self.projected += len(states)
-            project(cache, number, states, *rest)
+            project(model, cache, number, states, *rest)
 
         monkeypatch.setattr(Transformer, "block", block)
-        monkeypatch.setattr(Cache, "fill_from_state", fill_from_state)
-        monkeypatch.setattr(Cache, "write_projected", write_projected)
+        monkeypatch.setattr(SkippedBlocks, "fill_from_state", fill_from_state)
+        monkeypatch.setattr(deferred, "write_projected", write_projected)
 
     def clear(self) -> None:
         self.calls, self.positions, self.filled, self.projected = [0] * (L + 1), [0] * (L + 1), 0, 0
