@@ -49,9 +49,14 @@ class ActiveRows:
     @classmethod
     def joined(cls, groups: Sequence[ActiveRows]) -> ActiveRows:
         """Several groups of different rows, none of which is the whole batch."""
-        columns = ((group.positions_A, group.seeds_A, group.waiting_A, group.rows) for group in groups)
-        rows_A = torch.cat([group.rows_A for group in groups if group.rows_A is not None])
-        return cls(*(tuple(itertools.chain(*column)) for column in zip(*columns, strict=True)), rows_A)
+        one_after_another = itertools.chain.from_iterable
+        return cls(
+            tuple(one_after_another(group.positions_A for group in groups)),
+            tuple(one_after_another(group.seeds_A for group in groups)),
+            tuple(one_after_another(group.waiting_A for group in groups)),
+            tuple(one_after_another(group.rows for group in groups)),
+            torch.cat([group.rows_A for group in groups if group.rows_A is not None]),
+        )
 
 
 class BlockView:

@@ -21,7 +21,7 @@ from exitbench.harness.engine.decoding.deferred import begin_step, run_block
 from exitbench.harness.engine.decoding.logit_rules import Applied, LogitRules
 from exitbench.harness.engine.decoding.skipping import SkippedBlocks
 from exitbench.harness.engine.decoding.speculation import verify
-from exitbench.harness.engine.decoding.step_trace import StepTrace
+from exitbench.harness.engine.decoding.trace import Observer, Trace
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.step_context import StepContext
@@ -107,17 +107,17 @@ class Step:
     Attributes:
         token_B: The tokens.
         rules: What tokens are chosen from in place of a view; None: the view.
-        trace: What the tokens leave behind; None: nothing.
+        observer: Told of scores, exits and read-outs.
         context: What its blocks share; None: it was read from the prompt's own pass.
         unread: Views of rows that have left and are to be read out together.
     """
 
-    def __init__(self, model: Transformer, n_rows: int, rules: Applied | None, *, traced: bool) -> None:
-        self.rules = rules
+    def __init__(self, model: Transformer, n_rows: int, rules: Applied | None, observer: Observer) -> None:
+        self.rules, self.observer = rules, observer
         self.token_B = torch.empty(n_rows, dtype=torch.long, device=model.device)
-        self.trace = StepTrace(n_rows, model.n_blocks) if traced else None
         self.context: StepContext | None = None
         self.unread: list[BlockView] = []
+        observer.step_began(n_rows)
 
 
 @dataclass
@@ -186,6 +186,7 @@ def decode(
         ArithmeticError: Traced, and a logit or a score is not finite.
     """
     model, cache, requests = checkpoint.model, batch.cache, batch.requests
+    observer = Trace(model) if traced else Observer()
     generations = [Generation() for _ in requests]
     alive = list(range(len(requests)))  # the request behind each row of the cache
     token_B = batch.fed_B
@@ -221,24 +222,22 @@ def decode(
                 batch.max_new_tokens,
                 seeds_B,
                 applied,
-                static=static,
-                traced=traced,
+                observer,
+                static,
             )
         else:  # the prompt itself ran at full depth and already holds the first token
-            step = _first_token(model, batch, parts, seeds_B, applied, traced=traced)
+            step = _first_token(model, batch, parts, seeds_B, applied, observer)
         token_B = step.token_B
         token_ids = token_B.tolist()
         for generation, token_id in zip(rows, token_ids, strict=True):
             generation.token_ids.append(token_id)
-        if step.trace is not None:
-            for generation, record in zip(rows, step.trace.by_row(), strict=True):
-                generation.note(*record)
+        observer.emitted(rows)
         if rules is not None:
             rules.note(alive, token_ids)
         reasons = [stop_reason(generation) for generation in rows]
         if parts.kv_policy.verifies and step.context is not None:
             ends = [reason is not None for reason in reasons]
-            cut = verify(model, step.context, parts.kv_policy, rows, ends, traced=traced)
+            cut = verify(model, step.context, parts.kv_policy, rows, ends, observer)
             for row in cut:
                 reasons[row] = stop_reason(rows[row])
             if cut:
@@ -266,9 +265,8 @@ def decode_step(
     max_new_tokens: int,
     seeds_B: tuple[int, ...],
     rules: Applied | None = None,
-    *,
+    observer: Observer | None = None,
     static: StaticStep | None = None,
-    traced: bool = True,
 ) -> Step:
     """Feed one token a row through as many blocks as the method wants, and choose the next ones.
 
@@ -281,11 +279,11 @@ def decode_step(
         max_new_tokens: Longest answer allowed.
         seeds_B: One seed a row.
         rules: What tokens are chosen from in place of a view; None: the view.
+        observer: Told of scores, exits and read-outs; None: nobody is.
         static: What runs blocks while all rows do; None: the model.
-        traced: Record exits and check that all numbers are finite.
     """
     n_blocks, policy = model.n_blocks, parts.kv_policy
-    step = Step(model, len(token_B), rules, traced=traced)
+    step = Step(model, len(token_B), rules, observer or Observer())
     begin_step(cache, policy, n_blocks)
     hidden_BTD, context = model.embed(token_B[:, None], cache)
     context.static, step.context = static, context
@@ -317,8 +315,7 @@ def decode_step(
                 _emit(step, parts, view)
                 break
             score_A = parts.gate.score(view) if static is None else static.score(parts, view)
-            if step.trace is not None:
-                step.trace.note_score(view, score_A)
+            step.observer.scored(view, score_A)
             leaves_A = score_A > _level(parts.threshold, view, score_A)
             # the one look at the device that a decision needs
             leaves = leaves_A.tolist() if static is None else static.look(leaves_A, block)
@@ -339,8 +336,7 @@ def decode_step(
         if parts.gate.needs_history:
             earlier.append(hidden_AD)
     _emit_together(step, parts)
-    if step.trace is not None:
-        step.trace.check_finite()
+    step.observer.step_ended()
     skipped.fill()
     cache.length += 1
     return step
@@ -359,8 +355,7 @@ def _leave(step: Step, parts: Parts, skipped: SkippedBlocks, view: BlockView) ->
     """Rows end at an early block: the KV policy sees to the skipped ones and may know a deeper state to emit from."""
     deep_AD = parts.kv_policy.on_exit(skipped, view.block, view.hidden_AD, view.active.rows_A)
     _emit(step, parts, view if deep_AD is None else view.at_full_depth(deep_AD))
-    if step.trace is not None:
-        step.trace.note_exit(view, runs_all_blocks=parts.runs_all_blocks)
+    step.observer.left(view, runs_all_blocks=parts.runs_all_blocks)
 
 
 def _emit(step: Step, parts: Parts, view: BlockView) -> None:
@@ -377,8 +372,7 @@ def _emit_together(step: Step, parts: Parts) -> None:
         _choose(step, parts, views[0])
     elif views:
         _choose(step, parts, BlockView.joined(views))
-        if step.trace is not None:
-            step.trace.split_reading(views)
+        step.observer.read_together(views)
 
 
 def _choose(step: Step, parts: Parts, view: BlockView) -> None:
@@ -388,8 +382,7 @@ def _choose(step: Step, parts: Parts, view: BlockView) -> None:
         step.token_B = token_A
     else:
         step.token_B[rows_A] = token_A
-    if step.trace is not None:
-        step.trace.note_reading(view)
+    step.observer.read(view)
 
 
 def _all_states(model: Transformer, hidden_AD: Tensor, context: StepContext, policy: KVPolicy) -> Tensor:
@@ -402,12 +395,12 @@ def _all_states(model: Transformer, hidden_AD: Tensor, context: StepContext, pol
 
 
 def _first_token(
-    model: Transformer, batch: Batch, parts: Parts, seeds_B: tuple[int, ...], rules: Applied | None, *, traced: bool
+    model: Transformer, batch: Batch, parts: Parts, seeds_B: tuple[int, ...], rules: Applied | None, observer: Observer
 ) -> Step:
     """The token that the prompt's full-depth pass already holds."""
     assert batch.prompt_state_BD is not None, "asked only where the prompt's pass gave it"
     n_rows = len(batch.prompt_state_BD)
-    step = Step(model, n_rows, rules, traced=traced)
+    step = Step(model, n_rows, rules, observer)
     view = BlockView(
         block=model.n_blocks,
         active=ActiveRows((1,) * n_rows, seeds_B, (0,) * n_rows, range(n_rows)),
@@ -418,6 +411,5 @@ def _first_token(
         head=parts.head,
     )
     _choose(step, parts, view)
-    if step.trace is not None:
-        step.trace.check_finite()
+    observer.step_ended()
     return step

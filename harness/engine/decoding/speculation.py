@@ -9,18 +9,17 @@ Shape suffixes: A rows that end, N drafts of all rows, D model width, V vocabula
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from exitbench.harness.engine.decoding.deferred import run_block
 from exitbench.methods.base import KVPolicy, argmax_token
 
 if TYPE_CHECKING:
     from exitbench.harness.engine.decoding.decode import Generation
+    from exitbench.harness.engine.decoding.trace import Observer
     from exitbench.harness.engine.model.cache import Cache
     from exitbench.harness.engine.model.model import Transformer
     from exitbench.harness.engine.model.step_context import StepContext
@@ -32,8 +31,7 @@ def verify(
     policy: KVPolicy,
     generations: Sequence[Generation],
     ends: Sequence[bool],
-    *,
-    traced: bool,
+    observer: Observer,
 ) -> list[int]:
     """Verify the drafts of rows whose newest token has run all blocks, and of rows that would end (`verifies_tail`).
 
@@ -43,7 +41,7 @@ def verify(
         policy: One that verifies.
         generations: Of every row of the cache; cut in place.
         ends: Whether each row would end with the token it has just got.
-        traced: Whether generations have a trace, which then tells of this too, and logits are checked.
+        observer: Told of the drafts that stay and of those that are replaced.
 
     Returns:
         The rows that were cut: they end in another token now.
@@ -57,8 +55,7 @@ def verify(
     if not rows:
         return []
     logits_NV = model.logits(torch.stack([token.state_D for row in rows for token in waiting[row]]))
-    if traced:
-        _check_finite(logits_NV, model.n_blocks)
+    observer.verified(logits_NV)
     drafted = [len(waiting[row]) for row in rows]
     # The token emitted from the newest place of the cache is its row's last.
     firsts = [len(generations[row].token_ids) + waiting[row][0].place - cache.length for row in rows]
@@ -71,7 +68,7 @@ def verify(
     wasted_B, cut = [0] * cache.n_rows, []
     for row, first, rejects_N, choice_N in zip(rows, firsts, rejects, choices, strict=True):
         waiting[row] = []
-        wasted = _settle(generations[row], first, rejects_N.tolist(), choice_N.tolist(), model, traced=traced)
+        wasted = _settle(generations[row], first, rejects_N.tolist(), choice_N.tolist(), observer)
         if wasted is not None:
             wasted_B[row] = wasted
             cut.append(row)
@@ -103,34 +100,22 @@ def _run_rest(model: Transformer, context: StepContext, policy: KVPolicy, rows: 
 
 
 def _settle(
-    generation: Generation, first: int, rejects: list[bool], choices: list[int], model: Transformer, *, traced: bool
+    generation: Generation, first: int, rejects: list[bool], choices: list[int], observer: Observer
 ) -> int | None:
     """Keep the drafts from index ``first`` on up to the first rejected one.
-
-    The work that was done for what is dropped is noted at the token that takes the place of the first rejected draft.
 
     Returns:
         Positions run in vain; None if no draft was rejected.
     """
     kept = rejects.index(True) if True in rejects else len(rejects)
-    if traced:
-        for at in range(first, first + kept):
-            generation.blocks_run[at] = model.n_blocks
-            generation.head_rows[at] += model.vocab_size
+    observer.kept(generation, first, kept)
     rejected = len(rejects) - kept
     if rejected == 0:
         return None
     at = first + kept
     wasted = len(generation.token_ids) - 1 - at
-    head_rows = sum(generation.head_rows[at:]) + rejected * model.vocab_size
+    lost_head_rows = generation.head_rows[at:]
     generation.cut(at)
     generation.token_ids.append(choices[kept])
-    if traced:
-        generation.note(model.n_blocks, model.n_blocks, head_rows, None, rejected, wasted)
+    observer.replaced(generation, lost_head_rows, rejected, wasted)
     return wasted
-
-
-def _check_finite(logits_NV: Tensor, block: int) -> None:
-    best_N = logits_NV.amax(-1).float()
-    if not math.isfinite(float(best_N.sum())):
-        raise ArithmeticError(f"the logits at block {block} are not finite: {best_N.tolist()}")

@@ -18,6 +18,7 @@ from torch import Tensor
 from exitbench.harness.engine.decoding import deferred, skipping
 from exitbench.harness.engine.decoding.decode import Batch, Request, decode, decode_step, prefill
 from exitbench.harness.engine.decoding.skipping import SkippedBlocks
+from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.methods.base import Parts, argmax_token, blocks_from
@@ -168,17 +169,18 @@ def test_noisy_emits_the_full_models_token_and_leaves_the_cache_of_state_copying
     token, shallow_differs = torch.full((N_ROWS,), 7), 0
     never = {row: [L] * N_NEW for row in range(N_ROWS)}
     for position in range(1, N_NEW):
-        caches = [clone(batch.cache) for _ in range(3)]
+        caches, traces = [clone(batch.cache) for _ in range(3)], [Trace(model) for _ in range(3)]
         schedules = {"noisy": layers, "state-copy": layers, "exact": never}
         with torch.inference_mode():
             noisy, copied, full = (
-                decode_step(model, cache, token, parts(policy, asked), (position,) * N_ROWS, N_NEW, seeds)
-                for cache, (policy, asked) in zip(caches, schedules.items(), strict=True)
+                decode_step(
+                    model, cache, token, parts(policy, asked), (position,) * N_ROWS, N_NEW, seeds, observer=trace
+                )
+                for cache, trace, (policy, asked) in zip(caches, traces, schedules.items(), strict=True)
             )
         assert torch.equal(noisy.token_B, full.token_B)
-        assert noisy.trace is not None and copied.trace is not None
-        assert noisy.trace.exit_layers == copied.trace.exit_layers
-        assert set(noisy.trace.blocks_run) == {L}
+        assert traces[0].exit_layers == traces[1].exit_layers
+        assert set(traces[0].blocks_run) == {L}
         end = batch.cache.length + 1
         torch.testing.assert_close(caches[0].self_kv[..., :end, :], caches[1].self_kv[..., :end, :], **TOLERANCE)
         shallow_differs += int((copied.token_B != full.token_B).sum())
