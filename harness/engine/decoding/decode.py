@@ -70,23 +70,6 @@ class Generation:
     wasted: list[int] = field(default_factory=list)
     stop_reason: str = "length"
 
-    def note(
-        self,
-        exit_layer: int,
-        blocks_run: int,
-        head_rows: int,
-        score: float | None,
-        rejected: int = 0,
-        wasted: int = 0,
-    ) -> None:
-        """Add the trace of the newest token."""
-        self.exit_layers.append(exit_layer)
-        self.blocks_run.append(blocks_run)
-        self.head_rows.append(head_rows)
-        self.scores.append(score)
-        self.rejected.append(rejected)
-        self.wasted.append(wasted)
-
     def cut(self, length: int) -> None:
         """Forget all tokens but the first so many."""
         for column in (
@@ -336,7 +319,6 @@ def decode_step(
         if parts.gate.needs_history:
             earlier.append(hidden_AD)
     _emit_together(step, parts)
-    step.observer.step_ended()
     skipped.fill()
     cache.length += 1
     return step
@@ -411,5 +393,4 @@ def _first_token(
         head=parts.head,
     )
     _choose(step, parts, view)
-    observer.step_ended()
     return step

@@ -39,9 +39,6 @@ class Observer:
     def read_together(self, views: Sequence[BlockView]) -> None:
         """What was read last were rows that had left after several blocks, told by their views."""
 
-    def step_ended(self) -> None:
-        """All rows have their tokens."""
-
     def emitted(self, generations: Sequence[Generation]) -> None:
         """Each row's token has been added to its answer."""
 
@@ -109,7 +106,14 @@ class Trace(Observer):
         pieces = torch.split(largest_A, [len(view.active.rows) for view in views])
         self._read += zip((view.block for view in views), pieces, strict=True)
 
-    def step_ended(self) -> None:
+    def emitted(self, generations: Sequence[Generation]) -> None:
+        """Add the step's row to each answer's trace, if every number it came from is finite."""
+        self._check_finite()
+        columns = zip(self.exit_layers, self.blocks_run, self.head_rows, self.scores, strict=True)
+        for generation, record in zip(generations, columns, strict=True):
+            _note(generation, *record)
+
+    def _check_finite(self) -> None:
         """Raise ArithmeticError, naming the block, if a logit or a score is not a number or infinite."""
         found = [("logits", *pair) for pair in self._read]
         found += [("confidence scores", block, score_A) for block, score_A, _ in self.asked]
@@ -118,12 +122,6 @@ class Trace(Observer):
         for what, block, value_A in sorted(found, key=lambda item: item[1]):
             if not bool(value_A.isfinite().all()):
                 raise ArithmeticError(f"the {what} at block {block} are not finite: {value_A.tolist()}")
-
-    def emitted(self, generations: Sequence[Generation]) -> None:
-        """Add the step's row to each answer's trace."""
-        columns = zip(self.exit_layers, self.blocks_run, self.head_rows, self.scores, strict=True)
-        for generation, record in zip(generations, columns, strict=True):
-            generation.note(*record)
 
     def verified(self, logits_NV: Tensor) -> None:
         """Raise ArithmeticError if a logit is not a number or infinite."""
@@ -140,4 +138,22 @@ class Trace(Observer):
     def replaced(self, generation: Generation, lost_head_rows: Sequence[int], rejected: int, wasted: int) -> None:
         """Note the work done for what was dropped at the token that takes the place of the first rejected draft."""
         head_rows = sum(lost_head_rows) + rejected * self._vocab_size
-        generation.note(self._n_blocks, self._n_blocks, head_rows, None, rejected, wasted)
+        _note(generation, self._n_blocks, self._n_blocks, head_rows, None, rejected, wasted)
+
+
+def _note(
+    generation: Generation,
+    exit_layer: int,
+    blocks_run: int,
+    head_rows: int,
+    score: float | None,
+    rejected: int = 0,
+    wasted: int = 0,
+) -> None:
+    """Add the trace of the newest token."""
+    generation.exit_layers.append(exit_layer)
+    generation.blocks_run.append(blocks_run)
+    generation.head_rows.append(head_rows)
+    generation.scores.append(score)
+    generation.rejected.append(rejected)
+    generation.wasted.append(wasted)
