@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Model, Parts
+from exitbench.methods.base import ActiveRows, BlockView, Model, Parts
 
 CHUNK_BYTES = 64 * 2**20
 """Most memory for one block's logits of the tokens scored together."""
@@ -54,13 +54,13 @@ def _score(
     emitted_LN = torch.full((n_blocks, n_tokens), -1, device=states_LND.device)
     memory: dict[str, Tensor] = {}
     previous_A: Tensor | None = None
+    active = ActiveRows((position,) * n_tokens, seeds)
     for block in [*parts.asked(n_blocks), n_blocks]:
         view = BlockView(
             block=block,
-            positions_A=(position,) * n_tokens,
+            active=active,
             max_new_tokens=1,
             hidden_AD=states_LND[block],
-            seeds_A=seeds,
             memory=memory,
             model=model,
             head=parts.head,

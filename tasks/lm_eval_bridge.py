@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from exitbench.tasks.document import Document
+from exitbench.tasks.document import Document, DocumentScore
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -23,18 +23,19 @@ COLUMNS = ("doc_key", "prompt", "target", "fields")
 
 
 class MetricValue(float):
-    """A document's value of a metric, carrying the statistics that add up to the corpus value.
+    """A document's value of a metric, carrying the document's whole score.
 
     lm-eval hands to an aggregation what `process_results` returned and logs the same object with the
-    sample: as a float it is the per-document value there, and corpus metrics still aggregate exactly.
+    sample: as a float it is the per-document value there, corpus metrics still aggregate exactly, and
+    nobody scores the document again (`scores`).
     """
 
-    summands: list[float]
+    score: DocumentScore
 
-    def __new__(cls, value: float, summands: list[float]) -> "MetricValue":
-        """Make the value with its summands, [S]."""
-        self = super().__new__(cls, value)
-        self.summands = summands
+    def __new__(cls, metric: str, score: DocumentScore) -> "MetricValue":
+        """Take the value of a metric."""
+        self = super().__new__(cls, score.values[metric])
+        self.score = score
         return self
 
 
@@ -82,9 +83,14 @@ def _dataset(records: Sequence[Record], /, **_settings: Any) -> "dict[str, Datas
 def _process_results(task: "Task", doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     document = Document(key=doc["doc_key"], fields=json.loads(doc["fields"]))
     score = task.score(document, results[0])
-    return {metric: MetricValue(score.values[metric], score.summands(metric)) for metric in task.metrics}
+    return {metric: MetricValue(metric, score) for metric in task.metrics}
+
+
+def scores(task: "Task", results: Mapping[str, Any]) -> dict[str, DocumentScore]:
+    """Return the score of every document, by its key, from what lm-eval's `evaluate` returned with its samples."""
+    return {sample["doc"]["doc_key"]: sample[task.headline].score for sample in results["samples"][task.name]}
 
 
 def _aggregate(task: "Task", metric: str, items: Sequence[MetricValue]) -> float:
-    total = np.array([item.summands for item in items], dtype=np.float64).sum(axis=0)
+    total = np.array([item.score.summands(metric) for item in items], dtype=np.float64).sum(axis=0)
     return float(task.aggregate(metric, total, np.asarray(len(items), dtype=np.float64)))

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from exitbench.harness.conformance.decoder import MAX_NEW_TOKENS, PROMPTS, WIDTH, Trial
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.decode import decode_step
+from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.engine.model.cost import TokenPlace, answer_cost
 from exitbench.methods.base import BlockView, Cost, Gate, Parts, Threshold
 from exitbench.methods.gates import Always
@@ -70,13 +71,12 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
         layers = [first] * _FED + [exit_layer]
         at = dataclasses.replace(parts, threshold=_From(tuple(layers)))
         cache, state = model.start([prompt], room=_FED + 2)
-        before, head_rows, exits = cache.length, list[int](), list[int]()
+        before, head_rows, exits, trace = cache.length, list[int](), list[int](), Trace(model)
         for position in range(1, _FED + 2):
             # The counter does not know the fused attention of CPUs; its plain form is made of products it counts.
             counter = FlopCounterMode(display=False)
             with counter if position > _FED else nullcontext(), sdpa_kernel(SDPBackend.MATH):
-                trace = decode_step(model, cache, torch.tensor([5]), at, (position,), MAX_NEW_TOKENS, (0,)).trace
-            assert trace is not None, "traced if not asked otherwise"
+                decode_step(model, cache, torch.tensor([5]), at, (position,), MAX_NEW_TOKENS, (0,), observer=trace)
             head_rows, exits = head_rows + trace.head_rows, trace.exit_layers
         source = len(prompt) if state is None else 0
         places = [TokenPlace(before + position, source) for position in range(1, _FED + 2)]

@@ -12,7 +12,7 @@ from exitbench.harness.engine.decoding.logit_rules import why_not
 from exitbench.harness.planning.suite import CalibrationEntry, ModelEntry, Suite, point_label
 from exitbench.harness.planning.task_entry import TaskEntry
 from exitbench.methods.base import Method
-from exitbench.methods.registry import baseline_method, get_method
+from exitbench.methods.registry import baseline_method
 
 # Within a task: what others depend on first, timing last, so that nothing else runs between timed cells.
 _ORDER: tuple[Kind, ...] = ("fit", "probe", "scores", "quality", "replay", "calibration", "timing")
@@ -122,16 +122,14 @@ def _of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator[Draft
         if sweep.record is not None:
             yield pair.recording(sweep.where, sweep.record)
         for point in sweep.points:
-            method = get_method(sweep.method).from_params(dict(point.params), sweep.where)
             for kind in sweep.kinds:
                 if kind == "timing" and task.label not in sweep.timed_tasks:
                     continue
-                yield from pair.cells(sweep.where, method, point.label(sweep.method), kind)
+                yield from pair.cells(sweep.where, point.method, point.label(sweep.method), kind)
     for entry in suite.calibrations:
         if model.name in entry.models and task.label in entry.tasks:
             for point in entry.points:
-                method = get_method(entry.method).from_params(dict(point.params), entry.where)
-                yield from pair.calibration(entry, method, point.label(entry.method))
+                yield from pair.calibration(entry, point.method, point.label(entry.method))
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,7 @@ class _Pair:
         return f"{self.model.name}/{self.task.label}/{method}/{kind}"
 
     def full(self, where: str) -> Draft:
-        baseline = baseline_method().from_params({})
+        baseline = baseline_method()()
         label = self.label(baseline.name, "quality")
         return Draft(label, where, self.model, self.task, self.task.data, baseline, "quality")
 

@@ -4,13 +4,15 @@ Everything a name in the file can refer to (methods and their parameters, tasks,
 models and tasks) is checked while reading, so that a typing error costs no measuring time.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.cells.cell import (
@@ -26,6 +28,9 @@ from exitbench.harness.cells.cell import (
 from exitbench.harness.planning.task_entry import TaskEntry, read_task
 from exitbench.harness.reading.toml import MAX_COUNT, Table
 from exitbench.results.statistics.risk_control import RULES, Rule
+
+if TYPE_CHECKING:
+    from exitbench.methods.base import Method
 
 SCHEMA = 1
 DTYPES = ("float32", "bfloat16", "float16")
@@ -65,9 +70,10 @@ class ModelEntry:
 
 @dataclass(frozen=True)
 class Point:
-    """One setting of a sweep: every parameter of the method as given, in the order written."""
+    """One setting of a sweep: every parameter of the method as given, in the order written, and the method itself."""
 
     params: tuple[tuple[str, Any], ...]
+    method: Method
 
     def label(self, method: str) -> str:
         """Name the method and its stated parameters, e.g. ``method:decay=code,threshold=0.5``."""
@@ -357,15 +363,15 @@ def _levels(table: Table, name: str, points: Sequence[Point]) -> tuple[float, ..
     values = table.get("levels", list)
     if not values:
         raise table.error("levels", "is empty; it must list thresholds, the most conservative first.")
-    made = [method.from_params({"threshold": value}, where) for value in values]
+    made: list[Any] = [method.from_params({"threshold": value}, where) for value in values]
     bounds = [each.parts(len(made) + 1).threshold.value(1, 1, 1) for each in made]
     if any(after >= before for before, after in itertools.pairwise(bounds)):
         raise table.error("levels", f"must go from the most conservative to the least, each once: {values}.")
     for point in points:
-        tried = [method.from_params({**dict(point.params), "threshold": value}, where) for value in values]
+        tried = [dataclasses.replace(point.method, threshold=each.threshold) for each in made]  # type: ignore[call-arg]
         if len({each.parts(len(made) + 1).threshold for each in tried}) < len(tried):
             raise table.error("levels", f"change nothing for {point.label(name)}, whose threshold is not used.")
-    return tuple(float(each.params()["threshold"]) for each in made)
+    return tuple(float(each.threshold) for each in made)
 
 
 def _share(table: Table, key: str) -> float:
@@ -383,6 +389,9 @@ def _chosen(table: Table, key: str, known: list[str]) -> tuple[str, ...]:
 
 
 def _points(table: Table, method: str) -> Iterable[Point]:
+    """Make the method of every setting, from parameters that `_axes` has checked."""
+    from exitbench.methods.registry import get_method
+
     axes = {**_axes(table, "grid", method), **_axes(table, "query", method)}
     if twice := set(table.table("grid").values) & set(table.table("query").values):
         raise table.error(min(twice), "is in both 'grid' and 'query'.")
@@ -393,7 +402,8 @@ def _points(table: Table, method: str) -> Iterable[Point]:
     for rule in exclusions:
         if not any(_matches(point, rule) for point in points):
             raise table.error("exclude", f"{dict(rule)} matches no point of the sweep.")
-    return [Point(tuple(p.items())) for p in points if not any(_matches(p, rule) for rule in exclusions)]
+    kept = (point for point in points if not any(_matches(point, rule) for rule in exclusions))
+    return [Point(tuple(point.items()), get_method(method)(**point)) for point in kept]
 
 
 def _axes(table: Table, key: str, method: str) -> dict[str, list[Any]]:

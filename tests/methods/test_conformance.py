@@ -18,6 +18,7 @@ from torch import Tensor
 
 from exitbench.harness.conformance.costs import uncounted
 from exitbench.harness.engine.decoding.decode import Generation, Request, decode, decode_step, prefill
+from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.methods.base import FitData, Method, Parts, argmax_token
 from exitbench.methods.offline import score_states
 from exitbench.methods.registry import baseline_method, get_method, method_names
@@ -193,10 +194,10 @@ def full_depth_states(tiny: Any, prompts: list[list[int]], n_new: int = 4) -> Te
     model = tiny.checkpoint.model
     cache, _ = model.start(prompts[:6], room=n_new)
     tokens = torch.randint(2, model.vocab_size, (6, n_new), generator=torch.Generator().manual_seed(8))
-    hidden = model.embed(tokens, cache)
+    hidden, context = model.embed(tokens, cache)
     states = [hidden]
     for block in range(1, L + 1):
-        hidden = model.block(block, hidden, cache)
+        hidden = model.block(block, hidden, context)
         states.append(hidden)
     return torch.stack([state.flatten(0, 1) for state in states])
 
@@ -231,15 +232,15 @@ def test_scores_of_known_states_are_those_of_the_decode_loop(
     model, parts = tiny.checkpoint.model, dataclasses.replace(bind(method), threshold=NEVER)
     cache, _ = model.start(prompts[:6], room=2)
     for position in (1, 2):
-        hidden, states = model.embed(torch.full((6, 1), 5), cache), []
+        (hidden, context), states = model.embed(torch.full((6, 1), 5), cache), []
         for block in range(1, L + 1):
             states.append(hidden[:, 0])
-            hidden = model.block(block, hidden, cache)
+            hidden = model.block(block, hidden, context)
         known = torch.stack([*states, hidden[:, 0]])
-        step = decode_step(model, cache, torch.full((6,), 5), parts, (position,) * 6, MAX_NEW_TOKENS, tuple(range(6)))
+        trace, seeds, fed = Trace(model), tuple(range(6)), torch.full((6,), 5)
+        step = decode_step(model, cache, fed, parts, (position,) * 6, MAX_NEW_TOKENS, seeds, observer=trace)
         scores_LN, emitted_LN = score_states(parts, model, known, position=position, seeds_N=range(6))
-        assert step.trace is not None
-        for block, score_A, _ in step.trace.asked:
+        for block, score_A, _ in trace.asked:
             assert torch.allclose(scores_LN[block - 1], score_A, atol=1e-4)
         assert emitted_LN[-1].tolist() == step.token_B.tolist()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from exitbench.errors import UserError
-from exitbench.methods.base import BlockView, FitData, Method, argmax_token
+from exitbench.methods.base import ActiveRows, BlockView, FitData, Method, argmax_token
 from exitbench.methods.beta_mixture import adaptive_threshold
 from exitbench.methods.free import Free
 from exitbench.methods.heads import LMHead
@@ -25,10 +25,10 @@ def data(tiny: Any, n_documents: int = 40, order: torch.Tensor | None = None) ->
     tokens = torch.randint(2, model.vocab_size, (n_documents, 8), generator=torch.Generator().manual_seed(8))
     tokens = tokens if order is None else tokens[order]
     cache, _ = model.start([[5, 6]] * n_documents, room=8)
-    hidden = model.embed(tokens, cache)
+    hidden, context = model.embed(tokens, cache)
     states = [hidden]
     for block in range(1, L + 1):
-        hidden = model.block(block, hidden, cache)
+        hidden = model.block(block, hidden, context)
         states.append(hidden)
     states_LND = torch.stack([state.flatten(0, 1) for state in states])
     final = argmax_token(model.logits(states_LND[-1]))
@@ -121,14 +121,12 @@ def test_drafting_goes_on_while_fewer_than_so_many_wait() -> None:
     model: Any = None
     view = BlockView(
         block=2,
-        positions_A=(3, 4, 9),
+        active=ActiveRows((3, 4, 9), (0, 1, 2), (0, 2, 3), range(3)),
         max_new_tokens=10,
         hidden_AD=torch.zeros(3, 4),
-        seeds_A=(0, 1, 2),
         memory={},
         model=model,
         head=LMHead(),
-        waiting_A=(0, 2, 3),
     )
     assert Drafts(3).score(view).tolist() == [1, 1, 0]
-    assert Drafts(3).score(view.rows([1, 2], torch.tensor([1, 2]))).tolist() == [1, 0]
+    assert Drafts(3).score(view.take([1, 2], torch.tensor([1, 2]))).tolist() == [1, 0]

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from exitbench.methods.base import BlockView
+from exitbench.methods.base import ActiveRows, BlockView
 from exitbench.methods.contrastive import Contrast
 from exitbench.methods.entropy import InversePerplexity
 from exitbench.methods.gates import Always, Scheduled, SoftmaxMargin, margin
@@ -53,8 +53,8 @@ def view(logits_AV: Tensor, **about: Any) -> BlockView:
     """Rows at a block of a six-block decoder; block 1 unless told."""
     model: Any = Identity(6, logits_AV.shape[1])
     default: dict[str, Any] = {"block": 1, "max_new_tokens": 10, "memory": {}, "head": LMHead()}
-    rows = {"seeds_A": tuple(range(len(logits_AV))), "positions_A": (1,) * len(logits_AV)}
-    return BlockView(**{**default, **rows, "hidden_AD": logits_AV, "model": model, **about})
+    active = ActiveRows((1,) * len(logits_AV), tuple(range(len(logits_AV))))
+    return BlockView(**{**default, "active": active, "hidden_AD": logits_AV, "model": model, **about})
 
 
 def ask(name: str, states: Any, /, **params: Any) -> tuple[list[float], list[int]]:
@@ -469,7 +469,7 @@ def test_a_schedule_names_the_exit_of_every_token_and_full_depth_beyond() -> Non
         memory: dict[str, Tensor] = {}
         scores = []
         for block in range(1, 6):
-            at = view(torch.zeros(2, 3), block=block, positions_A=(position,) * 2, seeds_A=(7, 8), memory=memory)
+            at = view(torch.zeros(2, 3), block=block, active=ActiveRows((position,) * 2, (7, 8)), memory=memory)
             scores.append(gate.score(at).tolist())
         assert scores == [[float(layer <= block) for layer in layers] for block in range(1, 6)]
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Head, Reading
+from exitbench.methods.base import ActiveRows, BlockView, Head, Reading
 from exitbench.methods.gates import SoftmaxMargin
 from exitbench.methods.heads import Keeping, LMHead, PrunedHead
 from exitbench.methods.registry import get_method
@@ -49,21 +49,19 @@ def views(
     """A view at each of these blocks, read in this order; ``scores`` says the score before a block."""
     model: Any = Identity(len(states_LAV) - 1, states_LAV.shape[-1])
     memory: dict[str, Tensor] = {}
-    made = []
+    n_rows, made = states_LAV.shape[1], []
     for block in blocks:
         before = (scores or {}).get(block)
         view = BlockView(
             block=block,
-            positions_A=(1,) * states_LAV.shape[1],
+            active=ActiveRows((1,) * n_rows, tuple(range(n_rows)), (0,) * n_rows, range(n_rows)),
             max_new_tokens=10,
             hidden_AD=states_LAV[block],
-            seeds_A=tuple(range(states_LAV.shape[1])),
             memory=memory,
             model=model,
             head=head,
             earlier=states_LAV[:block].unbind(),
             previous_score_A=None if before is None else torch.tensor(before),
-            waiting_A=(0,) * states_LAV.shape[1],
         )
         _ = view.logits_AK
         made.append(view)
@@ -306,7 +304,7 @@ def test_logits_are_read_once_however_often_they_are_asked() -> None:
 
     head = Counting()
     (view,) = views(head, random_states(6, 2, 20), [3])
-    some = view.rows([1], torch.tensor([1]))
+    some = view.take([1], torch.tensor([1]))
     assert torch.equal(some.logits_AK, view.logits_AK[1:])
     assert head.asked == 1
 
@@ -314,7 +312,7 @@ def test_logits_are_read_once_however_often_they_are_asked() -> None:
 def test_rows_that_leave_keep_their_ids() -> None:
     states = random_states(6, 3, 20)
     _, later = views(pruned("fixed", 3), states, [1, 2])
-    some = later.rows([0, 2], torch.tensor([0, 2]))
+    some = later.take([0, 2], torch.tensor([0, 2]))
     everyone = later.token(later.logits_AK.argmax(-1)).tolist()
     assert some.token(some.logits_AK.argmax(-1)).tolist() == everyone[::2]
 

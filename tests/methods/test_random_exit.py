@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exitbench.methods.base import BlockView
+from exitbench.methods.base import ActiveRows, BlockView
 from exitbench.methods.heads import LMHead
 from exitbench.methods.random_exit import RandomDraw, exit_distribution, uniform
 
@@ -22,10 +22,9 @@ def view(n_rows: int, position: int, block: int = 1) -> BlockView:
     model: Any = None
     return BlockView(
         block=block,
-        positions_A=(position,) * n_rows,
+        active=ActiveRows((position,) * n_rows, tuple(range(n_rows))),
         max_new_tokens=10,
         hidden_AD=torch.zeros(n_rows, 4),
-        seeds_A=tuple(range(n_rows)),
         memory={},
         model=model,
         head=LMHead(),

@@ -202,15 +202,20 @@ def test_modules_of_its_own_package_are_a_part_of_a_methods_revision_if_it_impor
     assert revised(twice=twice, parts="LEVEL = 0.25") != before
 
 
+METHODS = Path(registry.__file__).parent
+BASE = sorted(path.relative_to(METHODS).as_posix() for path in (METHODS / "base").glob("*.py"))
+
+
 @pytest.mark.parametrize(
     ("changed", "is_covered"),
     [
         ("calm_softmax.py", True),
         ("gates.py", True),
         ("thresholds.py", True),
-        ("base.py", True),
+        *((path, True) for path in BASE),
         ("oracle.py", False),
         ("registry.py", False),
+        ("__init__.py", False),
     ],
 )
 @pytest.mark.parametrize("addition", [b"\nADDED = 1\n", b"\n# a remark\n"])
@@ -219,6 +224,21 @@ def test_a_kept_verdict_follows_the_syntax_of_the_modules_a_method_is_made_of_an
 ) -> None:
     cls = get_method("calm-softmax")
     before = syntax_sha256.__wrapped__(cls)
-    read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (addition if path.name == changed else b""))
+    change(monkeypatch, changed, addition)
     assert (syntax_sha256.__wrapped__(cls) != before) == (is_covered and b"#" not in addition)
+
+
+@pytest.mark.parametrize("changed", BASE)
+def test_a_kept_verdict_of_another_distributions_method_follows_every_file_of_the_base_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    cls = load(tmp_path / "1", THIRD_PARTY)
+    before = syntax_sha256.__wrapped__(cls)
+    change(monkeypatch, changed, b"\nADDED = 1\n")
+    assert syntax_sha256.__wrapped__(cls) != before
+
+
+def change(monkeypatch: pytest.MonkeyPatch, name: str, addition: bytes) -> None:
+    """Have a file of the methods' folder read as if something had been added."""
+    read, changed = Path.read_bytes, METHODS / name
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (addition if path == changed else b""))

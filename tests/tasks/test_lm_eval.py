@@ -10,6 +10,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
+from exitbench.tasks import lm_eval_bridge
 from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task, task_names
 
@@ -100,6 +101,9 @@ def test_lm_evals_results_equal_the_tasks_own_aggregate(name):
         expected = task.aggregate(metric, total, np.float64(len(scores)))
         assert results["results"][name][f"{metric},none"] == pytest.approx(expected)
         assert [sample[metric] for sample in results["samples"][name]] == [score.values[metric] for score in scores]
+    assert lm_eval_bridge.scores(task, results) == {
+        document.key: score for document, score in zip(documents(name), scores, strict=True)
+    }
 
 
 @each_task

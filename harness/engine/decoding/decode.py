@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,11 +19,16 @@ from exitbench.harness.cells.cell import Generation as Asked
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.deferred import begin_step, run_block
 from exitbench.harness.engine.decoding.logit_rules import Applied, LogitRules
+from exitbench.harness.engine.decoding.skipping import SkippedBlocks
 from exitbench.harness.engine.decoding.speculation import verify
-from exitbench.harness.engine.decoding.step_trace import StepTrace
+from exitbench.harness.engine.decoding.trace import Observer, Trace
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
-from exitbench.methods.base import BlockView, KVPolicy, Parts, Threshold
+from exitbench.harness.engine.model.step_context import StepContext
+from exitbench.methods.base import ActiveRows, BlockView, KVPolicy, Parts, Threshold
+
+if TYPE_CHECKING:
+    from exitbench.harness.engine.static.step import StaticStep
 
 
 @dataclass(frozen=True)
@@ -65,23 +70,6 @@ class Generation:
     wasted: list[int] = field(default_factory=list)
     stop_reason: str = "length"
 
-    def note(
-        self,
-        exit_layer: int,
-        blocks_run: int,
-        head_rows: int,
-        score: float | None,
-        rejected: int = 0,
-        wasted: int = 0,
-    ) -> None:
-        """Add the trace of the newest token."""
-        self.exit_layers.append(exit_layer)
-        self.blocks_run.append(blocks_run)
-        self.head_rows.append(head_rows)
-        self.scores.append(score)
-        self.rejected.append(rejected)
-        self.wasted.append(wasted)
-
     def cut(self, length: int) -> None:
         """Forget all tokens but the first so many."""
         for column in (
@@ -102,47 +90,17 @@ class Step:
     Attributes:
         token_B: The tokens.
         rules: What tokens are chosen from in place of a view; None: the view.
-        trace: What the tokens leave behind; None: nothing.
-        unread: Rows that have left and are to be read out together.
+        observer: Told of scores, exits and read-outs.
+        context: What its blocks share; None: it was read from the prompt's own pass.
+        unread: Views of rows that have left and are to be read out together.
     """
 
-    def __init__(self, model: Transformer, n_rows: int, rules: Applied | None, *, traced: bool) -> None:
-        self.rules = rules
+    def __init__(self, model: Transformer, n_rows: int, rules: Applied | None, observer: Observer) -> None:
+        self.rules, self.observer = rules, observer
         self.token_B = torch.empty(n_rows, dtype=torch.long, device=model.device)
-        self.trace = StepTrace(n_rows, model.n_blocks) if traced else None
-        self.unread: list[tuple[BlockView, Running]] = []
-
-
-@dataclass(frozen=True)
-class Running:
-    """The rows that still run at a block, and what methods may know of them.
-
-    Attributes:
-        rows: Their places in the batch, ascending.
-        rows_A: The same on the device; None means every row of the batch, which needs no index anywhere.
-        positions: 1 for the first generated token of a row.
-        seeds: One seed a row.
-        waiting: Earlier tokens of each row whose skipped blocks wait.
-    """
-
-    rows: Sequence[int]
-    rows_A: Tensor | None
-    positions: tuple[int, ...]
-    seeds: tuple[int, ...]
-    waiting: tuple[int, ...]
-
-    def at(self, places: Sequence[int], places_A: Tensor) -> Running:
-        """Those of them at some places, which ``places_A`` are on the device."""
-        rows_A = places_A if self.rows_A is None else self.rows_A.index_select(0, places_A)
-        columns = (tuple(column[at] for at in places) for column in (self.positions, self.seeds, self.waiting))
-        return Running([self.rows[at] for at in places], rows_A, *columns)
-
-    @classmethod
-    def joined(cls, groups: Sequence[Running]) -> Running:
-        """Several groups of different rows, none of which is the whole batch."""
-        rows_A = torch.cat([group.rows_A for group in groups if group.rows_A is not None])
-        columns = zip(*((group.positions, group.seeds, group.waiting) for group in groups), strict=True)
-        return cls(list(chain(*(group.rows for group in groups))), rows_A, *(tuple(chain(*own)) for own in columns))
+        self.context: StepContext | None = None
+        self.unread: list[BlockView] = []
+        observer.step_began(n_rows)
 
 
 @dataclass
@@ -211,14 +169,16 @@ def decode(
         ArithmeticError: Traced, and a logit or a score is not finite.
     """
     model, cache, requests = checkpoint.model, batch.cache, batch.requests
+    observer = Trace(model) if traced else Observer()
     generations = [Generation() for _ in requests]
     alive = list(range(len(requests)))  # the request behind each row of the cache
     token_B = batch.fed_B
     rules = None
     if asked is not None and asked.logit_rules:
         rules = LogitRules(asked, checkpoint, [request.prompt_ids for request in requests])
+    static = None  # what runs blocks on static buffers, until a row leaves the batch
     if model.static_steps is not None and parts.kv_policy.deferred is None and not parts.gate.looks_ahead:
-        model.static_steps.bind(cache)
+        static = model.static_steps.bind(cache)
 
     def stop_reason(generation: Generation) -> str | None:
         if generation.token_ids[-1] in checkpoint.eos_ids:
@@ -236,23 +196,31 @@ def decode(
                 token_B = torch.full((len(alive),), checkpoint.start_id or 0, device=model.device)
             positions_B = tuple(len(generation.token_ids) + 1 for generation in rows)
             cache.make_room()
-            longest = batch.max_new_tokens
-            step = decode_step(model, cache, token_B, parts, positions_B, longest, seeds_B, applied, traced=traced)
+            step = decode_step(
+                model,
+                cache,
+                token_B,
+                parts,
+                positions_B,
+                batch.max_new_tokens,
+                seeds_B,
+                applied,
+                observer,
+                static,
+            )
         else:  # the prompt itself ran at full depth and already holds the first token
-            step = _first_token(model, batch, parts, seeds_B, applied, traced=traced)
+            step = _first_token(model, batch, parts, seeds_B, applied, observer)
         token_B = step.token_B
         token_ids = token_B.tolist()
         for generation, token_id in zip(rows, token_ids, strict=True):
             generation.token_ids.append(token_id)
-        if step.trace is not None:
-            for generation, record in zip(rows, step.trace.by_row(), strict=True):
-                generation.note(*record)
+        observer.emitted(rows)
         if rules is not None:
             rules.note(alive, token_ids)
         reasons = [stop_reason(generation) for generation in rows]
-        if parts.kv_policy.verifies:
+        if parts.kv_policy.verifies and step.context is not None:
             ends = [reason is not None for reason in reasons]
-            cut = verify(model, cache, parts.kv_policy, rows, ends, traced=traced)
+            cut = verify(model, step.context, parts.kv_policy, rows, ends, observer)
             for row in cut:
                 reasons[row] = stop_reason(rows[row])
             if cut:
@@ -265,6 +233,7 @@ def decode(
         if len(going) < len(alive):
             kept = torch.tensor(going, device=model.device)
             cache.keep(kept)
+            static = None
             token_B = token_B[kept]
             alive = [alive[row] for row in going]
     return generations
@@ -279,8 +248,8 @@ def decode_step(
     max_new_tokens: int,
     seeds_B: tuple[int, ...],
     rules: Applied | None = None,
-    *,
-    traced: bool = True,
+    observer: Observer | None = None,
+    static: StaticStep | None = None,
 ) -> Step:
     """Feed one token a row through as many blocks as the method wants, and choose the next ones.
 
@@ -293,56 +262,55 @@ def decode_step(
         max_new_tokens: Longest answer allowed.
         seeds_B: One seed a row.
         rules: What tokens are chosen from in place of a view; None: the view.
-        traced: Record exits and check that all numbers are finite.
+        observer: Told of scores, exits and read-outs; None: nobody is.
+        static: What runs blocks while all rows do; None: the model.
     """
     n_blocks, policy = model.n_blocks, parts.kv_policy
-    step = Step(model, len(token_B), rules, traced=traced)
-    begin_step(cache, policy)
-    hidden_AD = model.embed(token_B[:, None], cache)[:, 0]
+    step = Step(model, len(token_B), rules, observer or Observer())
+    begin_step(cache, policy, n_blocks)
+    hidden_BTD, context = model.embed(token_B[:, None], cache)
+    context.static, step.context = static, context
+    hidden_AD, skipped = hidden_BTD[:, 0], SkippedBlocks(model, context)
     earlier = [hidden_AD] if parts.gate.needs_history else []  # states after blocks 0..block-1
-    ahead_LAD = _all_states(model, hidden_AD, cache, policy) if parts.gate.looks_ahead else None
-    running = Running(range(len(token_B)), None, positions_B, seeds_B, tuple(map(len, cache.waiting)))
+    ahead_LAD = _all_states(model, hidden_AD, context, policy) if parts.gate.looks_ahead else None
+    active = ActiveRows(positions_B, seeds_B, tuple(map(len, cache.waiting)), range(len(token_B)))
     memory: dict[str, Tensor] = {}
     previous_score_A: Tensor | None = None
     for block in range(1, n_blocks + 1):
         if ahead_LAD is None:
-            hidden_AD = run_block(model, block, hidden_AD, cache, running.rows_A, policy)
+            hidden_AD = run_block(model, block, hidden_AD, context, active.rows_A, policy)
         else:
             hidden_AD = ahead_LAD[block - 1]
         if block == n_blocks or block in parts.blocks:
             view = BlockView(
                 block=block,
-                positions_A=running.positions,
+                active=active,
                 max_new_tokens=max_new_tokens,
                 hidden_AD=hidden_AD,
-                seeds_A=running.seeds,
                 memory=memory,
                 model=model,
                 head=parts.head,
                 earlier=earlier,
                 previous_score_A=previous_score_A,
                 ahead_LAD=ahead_LAD,
-                waiting_A=running.waiting,
             )
             if block == n_blocks:
-                _emit(step, parts, view, running)
+                _emit(step, parts, view)
                 break
-            static = cache.static if running.rows_A is None else None
             score_A = parts.gate.score(view) if static is None else static.score(parts, view)
-            if step.trace is not None:
-                step.trace.note_score(view, score_A, running.rows)
+            step.observer.scored(view, score_A)
             leaves_A = score_A > _level(parts.threshold, view, score_A)
             # the one look at the device that a decision needs
             leaves = leaves_A.tolist() if static is None else static.look(leaves_A, block)
             if all(leaves):
-                _leave(step, parts, cache, view, running)
+                _leave(step, parts, skipped, view)
                 break
             if any(leaves):
                 out, on = ([at for at, leaving in enumerate(leaves) if leaving is which] for which in (True, False))
-                # Places rather than masks, of which the device would have to tell how many they are.
-                out_A, on_A = (torch.tensor(places, device=model.device) for places in (out, on))
-                _leave(step, parts, cache, view.rows(out, out_A), running.at(out, out_A))
-                running = running.at(on, on_A)
+                # An index rather than a mask, of which the device would have to tell how many it selects.
+                out_A, on_A = (torch.tensor(index, device=model.device) for index in (out, on))
+                _leave(step, parts, skipped, view.take(out, out_A))
+                active, static = active.take(on, on_A), None
                 hidden_AD, score_A = hidden_AD.index_select(0, on_A), score_A.index_select(0, on_A)
                 memory = {name: value.index_select(0, on_A) for name, value in memory.items()}
                 earlier = [state_AD.index_select(0, on_A) for state_AD in earlier]
@@ -351,9 +319,8 @@ def decode_step(
         if parts.gate.needs_history:
             earlier.append(hidden_AD)
     _emit_together(step, parts)
-    if step.trace is not None:
-        step.trace.check_finite()
-    cache.end_step()
+    skipped.fill()
+    cache.length += 1
     return step
 
 
@@ -366,70 +333,64 @@ def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Te
     return score_A.new_tensor(levels)
 
 
-def _leave(step: Step, parts: Parts, cache: Cache, view: BlockView, leaving: Running) -> None:
+def _leave(step: Step, parts: Parts, skipped: SkippedBlocks, view: BlockView) -> None:
     """Rows end at an early block: the KV policy sees to the skipped ones and may know a deeper state to emit from."""
-    deep_AD = parts.kv_policy.on_exit(cache, view.block, view.hidden_AD, leaving.rows_A)
-    _emit(step, parts, view if deep_AD is None else view.at_full_depth(deep_AD), leaving)
-    if step.trace is not None:
-        step.trace.note_exit(leaving.rows, runs_all_blocks=parts.runs_all_blocks)
+    deep_AD = parts.kv_policy.on_exit(skipped, view.block, view.hidden_AD, view.active.rows_A)
+    _emit(step, parts, view if deep_AD is None else view.at_full_depth(deep_AD))
+    step.observer.left(view, runs_all_blocks=parts.runs_all_blocks)
 
 
-def _emit(step: Step, parts: Parts, view: BlockView, leaving: Running) -> None:
+def _emit(step: Step, parts: Parts, view: BlockView) -> None:
     """Choose the tokens of rows that leave, or put it off until all have left: the LM head is then read once."""
     if parts.head.reads_vocabulary and parts.gate.chooses_from_logits and not view.is_read:
-        step.unread.append((view, leaving))
+        step.unread.append(view)
     else:
-        _choose(step, parts, view, leaving)
+        _choose(step, parts, view)
 
 
 def _emit_together(step: Step, parts: Parts) -> None:
-    views, groups = [view for view, _ in step.unread], [group for _, group in step.unread]
+    views = step.unread
     if len(views) == 1:
-        _choose(step, parts, views[0], groups[0])
+        _choose(step, parts, views[0])
     elif views:
-        _choose(step, parts, BlockView.joined(views), Running.joined(groups))
-        if step.trace is not None:
-            step.trace.split_reading([view.block for view in views], [len(group.rows) for group in groups])
+        _choose(step, parts, BlockView.joined(views))
+        step.observer.read_together(views)
 
 
-def _choose(step: Step, parts: Parts, view: BlockView, leaving: Running) -> None:
-    token_A = parts.gate.choose(view if step.rules is None else step.rules(view, leaving.rows))
-    if leaving.rows_A is None:
+def _choose(step: Step, parts: Parts, view: BlockView) -> None:
+    token_A = parts.gate.choose(view if step.rules is None else step.rules(view))
+    rows_A = view.active.rows_A
+    if rows_A is None:
         step.token_B = token_A
     else:
-        step.token_B[leaving.rows_A] = token_A
-    if step.trace is not None:
-        step.trace.note_reading(view, leaving.rows)
+        step.token_B[rows_A] = token_A
+    step.observer.read(view)
 
 
-def _all_states(model: Transformer, hidden_AD: Tensor, cache: Cache, policy: KVPolicy) -> Tensor:
+def _all_states(model: Transformer, hidden_AD: Tensor, context: StepContext, policy: KVPolicy) -> Tensor:
     """States after every block at full depth, [L, A, D]; what exits early overwrites the cache afterwards."""
     states = []
     for block in range(1, model.n_blocks + 1):
-        hidden_AD = run_block(model, block, hidden_AD, cache, None, policy)
+        hidden_AD = run_block(model, block, hidden_AD, context, None, policy)
         states.append(hidden_AD)
     return torch.stack(states)
 
 
 def _first_token(
-    model: Transformer, batch: Batch, parts: Parts, seeds_B: tuple[int, ...], rules: Applied | None, *, traced: bool
+    model: Transformer, batch: Batch, parts: Parts, seeds_B: tuple[int, ...], rules: Applied | None, observer: Observer
 ) -> Step:
     """The token that the prompt's full-depth pass already holds."""
     assert batch.prompt_state_BD is not None, "asked only where the prompt's pass gave it"
     n_rows = len(batch.prompt_state_BD)
-    step = Step(model, n_rows, rules, traced=traced)
-    rows = Running(range(n_rows), None, (1,) * n_rows, seeds_B, (0,) * n_rows)
+    step = Step(model, n_rows, rules, observer)
     view = BlockView(
         block=model.n_blocks,
-        positions_A=rows.positions,
+        active=ActiveRows((1,) * n_rows, seeds_B, (0,) * n_rows, range(n_rows)),
         max_new_tokens=batch.max_new_tokens,
         hidden_AD=batch.prompt_state_BD,
-        seeds_A=seeds_B,
         memory={},
         model=model,
         head=parts.head,
     )
-    _choose(step, parts, view, rows)
-    if step.trace is not None:
-        step.trace.check_finite()
+    _choose(step, parts, view)
     return step

@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from exitbench.harness.engine.decoding.skipping import write_projected
+
 if TYPE_CHECKING:
     from exitbench.harness.engine.model.cache import Cache, Waiting
     from exitbench.harness.engine.model.model import Transformer
+    from exitbench.harness.engine.model.step_context import StepContext
     from exitbench.methods.base import KVPolicy
 
 
-def begin_step(cache: Cache, policy: KVPolicy) -> None:
+def begin_step(cache: Cache, policy: KVPolicy, n_blocks: int) -> None:
     """Forget tokens that have all blocks by now; send the others back to block 1 where the policy says so."""
     if policy.deferred is None:
         return
-    cache.places = None
-    n_blocks = cache.model.n_blocks
     for row, waiting in enumerate(cache.waiting):
         if waiting:
             cache.waiting[row] = [token for token in waiting if token.done < n_blocks]
@@ -34,21 +35,22 @@ def begin_step(cache: Cache, policy: KVPolicy) -> None:
 
 
 def run_block(
-    model: Transformer, block: int, hidden_AD: Tensor, cache: Cache, rows_A: Tensor | None, policy: KVPolicy
+    model: Transformer, block: int, hidden_AD: Tensor, context: StepContext, rows_A: Tensor | None, policy: KVPolicy
 ) -> Tensor:
     """Run a block for the new token of each row, and complete there what waits; returns states [A, D]."""
-    if rows_A is None and cache.static is not None:
-        return cache.static.run(cache, block, hidden_AD)
+    cache = context.cache
+    if rows_A is None and context.static is not None:
+        return context.static.run(cache, block, hidden_AD)
     if policy.deferred is None:
-        return model.block(block, hidden_AD, cache, rows_A)
+        return model.block(block, hidden_AD, context, rows_A)
     rows = list(range(cache.n_rows)) if rows_A is None else rows_A.tolist()
     waiting = [[token for token in cache.waiting[row] if token.done == block - 1] for row in rows]
     if not any(waiting):
-        return model.block(block, hidden_AD, cache, rows_A)
+        return model.block(block, hidden_AD, context, rows_A)
     if policy.deferred == "project":
         _project(model, block, cache, rows, waiting)
-        return model.block(block, hidden_AD, cache, rows_A)
-    return _together(model, block, hidden_AD, cache, rows, rows_A, waiting)
+        return model.block(block, hidden_AD, context, rows_A)
+    return _together(model, block, hidden_AD, context, rows, rows_A, waiting)
 
 
 def _project(model: Transformer, block: int, cache: Cache, rows: list[int], waiting: list[list[Waiting]]) -> None:
@@ -56,7 +58,7 @@ def _project(model: Transformer, block: int, cache: Cache, rows: list[int], wait
     states_ND = torch.stack([token.state_D for _, token in pairs])
     rows_N = torch.tensor([row for row, _ in pairs], device=model.device)
     places_N = torch.tensor([token.place for _, token in pairs], device=model.device)
-    cache.write_projected(block, states_ND, rows_N, places_N)
+    write_projected(model, cache, block, states_ND, rows_N, places_N)
     for _, token in pairs:
         token.done = block
 
@@ -65,25 +67,25 @@ def _together(
     model: Transformer,
     block: int,
     hidden_AD: Tensor,
-    cache: Cache,
+    context: StepContext,
     rows: list[int],
     rows_A: Tensor | None,
     waiting: list[list[Waiting]],
 ) -> Tensor:
     """The new token stands last in every row; rows with fewer waiting tokens repeat it in front, to the same effect."""
-    longest = max(len(tokens) for tokens in waiting)
+    cache, longest = context.cache, max(len(tokens) for tokens in waiting)
     hidden_ATD = hidden_AD[:, None].repeat(1, longest + 1, 1)
     own = [[token.place for token in tokens] for tokens in waiting]
     where = [
         [row, *places, *[cache.length] * (longest + 1 - len(places))] for row, places in zip(rows, own, strict=True)
     ]
-    if cache.places is None or cache.places[0] != where:  # the blocks of a step mostly run at the same places
+    if context.deferred_places is None or context.deferred_places[0] != where:  # mostly those of the block before
         places_AT = torch.tensor(where, device=model.device)[:, 1:]
-        cache.places = where, model.places(cache, rows_A, places_AT)
+        context.deferred_places = where, model.places(cache, rows_A, places_AT)
     for at, tokens in enumerate(waiting):
         if tokens:
             hidden_ATD[at, : len(tokens)] = torch.stack([token.state_D for token in tokens])
-    hidden_ATD = model.block(block, hidden_ATD, cache, rows_A, cache.places[1])
+    hidden_ATD = model.block(block, hidden_ATD, context, rows_A, context.deferred_places[1])
     for at, tokens in enumerate(waiting):
         for index, token in enumerate(tokens):
             token.done, token.state_D = block, hidden_ATD[at, index]

@@ -22,8 +22,8 @@ from exitbench.methods.heads import PrunedHead
 if TYPE_CHECKING:
     from exitbench.harness.engine.checkpoints.loading import Checkpoint
 
-Applied = Callable[[BlockView, Sequence[int]], BlockView]
-"""Given a view and the places of its rows in the batch: the view from which tokens are chosen."""
+Applied = Callable[[BlockView], BlockView]
+"""Given a view: the view from which tokens are chosen."""
 
 
 class LogitRules:
@@ -58,10 +58,10 @@ class LogitRules:
     def applied(self, rows: Sequence[int]) -> Applied:
         """Return what the rows that still run, by their places in the batch as it began, choose their tokens from."""
 
-        def apply(view: BlockView, places: Sequence[int]) -> BlockView:
+        def apply(view: BlockView) -> BlockView:
             if view.ids_AK is not None:
                 raise UserError(f"{', '.join(self._asked.logit_rules)}: the head must read the whole vocabulary.")
-            return _with_logits(view, self(view.logits_AK, [rows[place] for place in places]))
+            return _with_logits(view, self(view.logits_AK, [rows[place] for place in view.active.rows]))
 
         return apply
 
@@ -125,10 +125,9 @@ def _with_logits(view: BlockView, logits_AV: Tensor) -> BlockView:
     """What a token is chosen from (`Gate.chooses_from_logits`): logits, seeds and positions."""
     return BlockView(
         block=view.block,
-        positions_A=view.positions_A,
+        active=view.active,
         max_new_tokens=view.max_new_tokens,
         hidden_AD=view.hidden_AD,
-        seeds_A=view.seeds_A,
         memory={},
         model=view.model,
         head=_Changed(logits_AV),

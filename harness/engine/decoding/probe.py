@@ -131,8 +131,8 @@ def teacher_forced(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], out
 
 
 def _forward(model: Transformer, fed: Fed) -> Iterator[Tensor]:
-    hidden = model.embed(fed.tokens_BT, fed.cache)
+    hidden, context = model.embed(fed.tokens_BT, fed.cache)
     yield hidden
     for block in range(1, model.n_blocks + 1):
-        hidden = model.block(block, hidden, fed.cache)
+        hidden = model.block(block, hidden, context)
         yield hidden

@@ -9,54 +9,53 @@ Shape suffixes: A rows that end, N drafts of all rows, D model width, V vocabula
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from exitbench.harness.engine.decoding.deferred import run_block
 from exitbench.methods.base import KVPolicy, argmax_token
 
 if TYPE_CHECKING:
     from exitbench.harness.engine.decoding.decode import Generation
+    from exitbench.harness.engine.decoding.trace import Observer
     from exitbench.harness.engine.model.cache import Cache
     from exitbench.harness.engine.model.model import Transformer
+    from exitbench.harness.engine.model.step_context import StepContext
 
 
 def verify(
     model: Transformer,
-    cache: Cache,
+    context: StepContext,
     policy: KVPolicy,
     generations: Sequence[Generation],
     ends: Sequence[bool],
-    *,
-    traced: bool,
+    observer: Observer,
 ) -> list[int]:
     """Verify the drafts of rows whose newest token has run all blocks, and of rows that would end (`verifies_tail`).
 
     Args:
         model: The model.
-        cache: The batch right after a step; positions behind a rejected draft are dropped.
+        context: Of the step that was just made; positions of its cache behind a rejected draft are dropped.
         policy: One that verifies.
         generations: Of every row of the cache; cut in place.
         ends: Whether each row would end with the token it has just got.
-        traced: Whether generations have a trace, which then tells of this too, and logits are checked.
+        observer: Told of the drafts that stay and of those that are replaced.
 
     Returns:
         The rows that were cut: they end in another token now.
     """
+    cache = context.cache
     waiting = cache.waiting
-    ending = [row for row, end in enumerate(ends) if end and waiting[row] and not _is_complete(cache, row)]
+    ending = [row for row, end in enumerate(ends) if end and waiting[row] and not _is_complete(model, cache, row)]
     if ending and policy.verifies_tail:
-        _run_rest(model, cache, policy, ending)
-    rows = [row for row, tokens in enumerate(waiting) if tokens and _is_complete(cache, row)]
+        _run_rest(model, context, policy, ending)
+    rows = [row for row, tokens in enumerate(waiting) if tokens and _is_complete(model, cache, row)]
     if not rows:
         return []
     logits_NV = model.logits(torch.stack([token.state_D for row in rows for token in waiting[row]]))
-    if traced:
-        _check_finite(logits_NV, model.n_blocks)
+    observer.verified(logits_NV)
     drafted = [len(waiting[row]) for row in rows]
     # The token emitted from the newest place of the cache is its row's last.
     firsts = [len(generations[row].token_ids) + waiting[row][0].place - cache.length for row in rows]
@@ -69,7 +68,7 @@ def verify(
     wasted_B, cut = [0] * cache.n_rows, []
     for row, first, rejects_N, choice_N in zip(rows, firsts, rejects, choices, strict=True):
         waiting[row] = []
-        wasted = _settle(generations[row], first, rejects_N.tolist(), choice_N.tolist(), model, traced=traced)
+        wasted = _settle(generations[row], first, rejects_N.tolist(), choice_N.tolist(), observer)
         if wasted is not None:
             wasted_B[row] = wasted
             cut.append(row)
@@ -78,13 +77,14 @@ def verify(
     return cut
 
 
-def _is_complete(cache: Cache, row: int) -> bool:
+def _is_complete(model: Transformer, cache: Cache, row: int) -> bool:
     """Whether all that waits in a row has all blocks; the newest has the fewest."""
-    return cache.waiting[row][-1].done == cache.model.n_blocks
+    return cache.waiting[row][-1].done == model.n_blocks
 
 
-def _run_rest(model: Transformer, cache: Cache, policy: KVPolicy, rows: Sequence[int]) -> None:
+def _run_rest(model: Transformer, context: StepContext, policy: KVPolicy, rows: Sequence[int]) -> None:
     """Run the remaining blocks of what waits in these rows, the newest of each in place of a current token."""
+    cache = context.cache
     cache.length -= 1  # back in the step that the newest was fed in
     for done in {cache.waiting[row][-1].done for row in rows}:
         group = [row for row in rows if cache.waiting[row][-1].done == done]
@@ -92,7 +92,7 @@ def _run_rest(model: Transformer, cache: Cache, policy: KVPolicy, rows: Sequence
         rows_A = None if len(group) == cache.n_rows else torch.tensor(group, device=model.device)
         hidden_AD = torch.stack([token.state_D for token in newest])
         for block in range(done + 1, model.n_blocks + 1):
-            hidden_AD = run_block(model, block, hidden_AD, cache, rows_A, policy)
+            hidden_AD = run_block(model, block, hidden_AD, context, rows_A, policy)
         for row, token, state_D in zip(group, newest, hidden_AD, strict=True):
             token.done, token.state_D = model.n_blocks, state_D
             cache.waiting[row].append(token)
@@ -100,34 +100,22 @@ def _run_rest(model: Transformer, cache: Cache, policy: KVPolicy, rows: Sequence
 
 
 def _settle(
-    generation: Generation, first: int, rejects: list[bool], choices: list[int], model: Transformer, *, traced: bool
+    generation: Generation, first: int, rejects: list[bool], choices: list[int], observer: Observer
 ) -> int | None:
     """Keep the drafts from index ``first`` on up to the first rejected one.
-
-    The work that was done for what is dropped is noted at the token that takes the place of the first rejected draft.
 
     Returns:
         Positions run in vain; None if no draft was rejected.
     """
     kept = rejects.index(True) if True in rejects else len(rejects)
-    if traced:
-        for at in range(first, first + kept):
-            generation.blocks_run[at] = model.n_blocks
-            generation.head_rows[at] += model.vocab_size
+    observer.kept(generation, first, kept)
     rejected = len(rejects) - kept
     if rejected == 0:
         return None
     at = first + kept
     wasted = len(generation.token_ids) - 1 - at
-    head_rows = sum(generation.head_rows[at:]) + rejected * model.vocab_size
+    lost_head_rows = generation.head_rows[at:]
     generation.cut(at)
     generation.token_ids.append(choices[kept])
-    if traced:
-        generation.note(model.n_blocks, model.n_blocks, head_rows, None, rejected, wasted)
+    observer.replaced(generation, lost_head_rows, rejected, wasted)
     return wasted
-
-
-def _check_finite(logits_NV: Tensor, block: int) -> None:
-    best_N = logits_NV.amax(-1).float()
-    if not math.isfinite(float(best_N.sum())):
-        raise ArithmeticError(f"the logits at block {block} are not finite: {best_N.tolist()}")

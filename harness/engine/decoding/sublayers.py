@@ -19,8 +19,8 @@ from torch import Tensor
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.probe import LOGITS_BUDGET_BYTES, states_of, teacher_forced
 from exitbench.harness.engine.decoding.signals import jensen_shannon
-from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.model.step_context import StepContext
 
 KEPT = 10
 """Most probable tokens kept of a read-out (NATCAP Table 12)."""
@@ -55,22 +55,22 @@ def sublayer_read_outs(checkpoint: Checkpoint, prompt: Sequence[int], output: Se
     """
     model = checkpoint.model
     fed = teacher_forced(checkpoint, [prompt], [output])
-    hidden_BTD = model.embed(fed.tokens_BT, fed.cache)
+    hidden_BTD, context = model.embed(fed.tokens_BT, fed.cache)
     for block in range(1, model.n_blocks + 1):
-        parts = sublayer_states(model, block, hidden_BTD, fed.cache)
+        parts = sublayer_states(model, block, hidden_BTD, context)
         for part, state_BTD in parts.items():
             yield _read_out(model, block, part, state_BTD[fed.predicts_BT])
         hidden_BTD = parts["block"]
 
 
-def sublayer_states(model: Transformer, block: int, hidden_BTD: Tensor, cache: Cache) -> dict[str, Tensor]:
+def sublayer_states(model: Transformer, block: int, hidden_BTD: Tensor, context: StepContext) -> dict[str, Tensor]:
     """Run a block and return what its parts add to the residual stream, and the stream after each.
 
     Args:
         model: The model.
         block: Number of the block, 1..L.
         hidden_BTD: The stream before it.
-        cache: The batch; the block's keys and values are written.
+        context: Of the step; the block's keys and values are written.
 
     Returns:
         By part [B, T, D]: 'self-attention', 'cross-attention' (encoder-decoder only) and 'feed-forward' alone;
@@ -78,12 +78,12 @@ def sublayer_states(model: Transformer, block: int, hidden_BTD: Tensor, cache: C
         stream once that has been added.
     """
     weights, stream_ND = model.weights.blocks[block - 1], hidden_BTD.flatten(0, 1)
-    added_ND = weights.attention_out(model.self_attention(block, stream_ND, cache))
+    added_ND = weights.attention_out(model.self_attention(block, stream_ND, context))
     parts = {"self-attention": added_ND}
     stream_ND = stream_ND + added_ND
     if weights.cross_out is not None:
         parts["after-self-attention"] = stream_ND
-        parts["cross-attention"] = weights.cross_out(model.cross_attention(block, stream_ND, cache))
+        parts["cross-attention"] = weights.cross_out(model.cross_attention(block, stream_ND, context))
         stream_ND = stream_ND + parts["cross-attention"]
     parts["after-attention"] = stream_ND
     parts["feed-forward"] = weights.down(model.feed_forward(block, stream_ND))

@@ -35,6 +35,7 @@ from exitbench.harness.engine.model.positions import (
     rows_of,
     unpadded,
 )
+from exitbench.harness.engine.model.step_context import StepContext
 from exitbench.harness.engine.model.weights import ACTIVATIONS, Architecture, BlockWeights, Linear, Weights
 
 if TYPE_CHECKING:
@@ -187,12 +188,12 @@ class Transformer:
             )
         return mixed.transpose(1, 2).reshape(n_rows * n_new, n_heads * size)
 
-    def _attend_rows(self, q: Tensor, kv: Tensor, bias: Tensor | None, cache: Cache, rows_A: Tensor) -> Tensor:
+    def _attend_rows(self, q: Tensor, kv: Tensor, bias: Tensor | None, context: StepContext, rows_A: Tensor) -> Tensor:
         """Attention of running rows q [A, T, H, K] over keys and values of the whole batch, [B, 2G, S, K]."""
         if kv.device.type != "cpu" or kv[0].numel() <= GATHERED_NUMEL:
             return self._attend(q, halves(kv.index_select(0, rows_A)), rows_of(bias, rows_A))
         pieces = []
-        for running, rows in cache.runs(rows_A):
+        for running, rows in context.runs(rows_A):
             own_bias = bias if bias is None or len(bias) == 1 else bias[rows]
             pieces.append(self._attend(q[running], halves(kv[rows]), own_bias))
         return torch.cat(pieces)
@@ -273,9 +274,9 @@ class Transformer:
             tokens_BT = tokens_BT[:, :-1]
         if not tokens_BT.shape[1]:
             return cache, None
-        hidden = self.embed(tokens_BT, cache)
+        hidden, context = self.embed(tokens_BT, cache)
         for block in range(1, self.n_blocks + 1):
-            hidden = self.block(block, hidden, cache)
+            hidden = self.block(block, hidden, context)
         cache.length = tokens_BT.shape[1]
         return cache, None if holds_last else hidden[:, -1]
 
@@ -290,24 +291,23 @@ class Transformer:
 
     # --------------------------------------------------------------- decoder
 
-    def embed(self, tokens_BT: Tensor, cache: Cache) -> Tensor:
+    def embed(self, tokens_BT: Tensor, cache: Cache) -> tuple[Tensor, StepContext]:
         """Begin a step of T new positions: embed [B, T] to [B, T, D] and prepare what all blocks share."""
         n_new = tokens_BT.shape[1]
-        hidden = self.weights.token_embedding_VD[tokens_BT]
-        self._prepare_mask(cache, n_new)
+        hidden, rotary = self.weights.token_embedding_VD[tokens_BT], None
+        bias, is_causal = self._step_mask(cache, n_new)
         if self.arch.positions != "relative":
             places = torch.arange(cache.length, cache.length + n_new, device=self.device)[None]
-            cache.step_rotary = self.rotary_at(cache, None, places)
+            rotary = self.rotary_at(cache, None, places)
             if self.weights.position_embedding_PD is not None:
                 hidden = hidden + self.weights.position_embedding_PD[unpadded(cache.padding_B, None, places)]
-        cache.step_embedding_BD = hidden[:, -1]
-        return hidden
+        return hidden, StepContext(cache, hidden[:, -1], bias, is_causal, rotary)
 
     def block(
         self,
         block: int,
         hidden: Tensor,
-        cache: Cache,
+        context: StepContext,
         rows_A: Tensor | None = None,
         places: Places | None = None,
     ) -> Tensor:
@@ -316,7 +316,7 @@ class Transformer:
         Args:
             block: Number of the block.
             hidden: Output of the block before, [A, T, D]; [A, D] where one position is new.
-            cache: The batch.
+            context: Of the step, as `embed` gave it.
             rows_A: Rows of the batch that run, ascending; None means all.
             places: Positions of each row up to the current one; None means the step's own.
 
@@ -325,9 +325,10 @@ class Transformer:
         """
         weights = self.weights.blocks[block - 1]
         hidden_ND = hidden.reshape(-1, self.d_model)
-        hidden_ND = weights.attention_out.onto(hidden_ND, self.self_attention(block, hidden_ND, cache, rows_A, places))
+        attended_ND = self.self_attention(block, hidden_ND, context, rows_A, places)
+        hidden_ND = weights.attention_out.onto(hidden_ND, attended_ND)
         if weights.cross_out is not None:
-            hidden_ND = weights.cross_out.onto(hidden_ND, self.cross_attention(block, hidden_ND, cache, rows_A))
+            hidden_ND = weights.cross_out.onto(hidden_ND, self.cross_attention(block, hidden_ND, context, rows_A))
         hidden_ND = weights.down.onto(hidden_ND, self.feed_forward(block, hidden_ND))
         return hidden_ND.view(hidden.shape)
 
@@ -335,7 +336,7 @@ class Transformer:
         self,
         block: int,
         hidden_ND: Tensor,
-        cache: Cache,
+        context: StepContext,
         rows_A: Tensor | None = None,
         places: Places | None = None,
     ) -> Tensor:
@@ -343,10 +344,11 @@ class Transformer:
 
         Args: see `block`; ``hidden_ND`` is the stream before it.
         """
+        cache = context.cache
         n_rows = cache.n_rows if rows_A is None else len(rows_A)
         heads = self.weights.blocks[block - 1].qkv(self.normalise(hidden_ND))
         heads = heads.view(n_rows, -1, self.arch.n_heads + 2 * self.arch.n_kv_heads, self.arch.head_dim)
-        rotary = cache.step_rotary if places is None else places.rotary
+        rotary = context.rotary if places is None else places.rotary
         if rotary is not None:
             if places is None:
                 rotary = rows_of(rotary[0], rows_A), rows_of(rotary[1], rows_A)
@@ -361,20 +363,22 @@ class Transformer:
         if rows_A is None:
             cache.self_kv[block - 1][:, :, cache.length : end] = new_kv.transpose(1, 2)
             kv = cache.keys_and_values(block, end)
-            return self._attend(q, kv, cache.step_bias, is_causal=cache.step_is_causal)
+            return self._attend(q, kv, context.bias, is_causal=context.is_causal)
         of_batch = cache.self_kv[block - 1].narrow(2, 0, end)
         of_batch[rows_A, :, cache.length :] = new_kv.transpose(1, 2)
-        return self._attend_rows(q, of_batch, cache.step_bias, cache, rows_A)
+        return self._attend_rows(q, of_batch, context.bias, context, rows_A)
 
-    def cross_attention(self, block: int, hidden_ND: Tensor, cache: Cache, rows_A: Tensor | None = None) -> Tensor:
+    def cross_attention(
+        self, block: int, hidden_ND: Tensor, context: StepContext, rows_A: Tensor | None = None
+    ) -> Tensor:
         """The heads of a block's cross-attention, before ``cross_out`` adds them to the stream: [N, H*K]."""
-        weights = self.weights.blocks[block - 1]
+        weights, cache = self.weights.blocks[block - 1], context.cache
         assert weights.cross_q is not None and cache.cross_kv is not None, "there is an encoder"
         n_rows = cache.n_rows if rows_A is None else len(rows_A)
         q = weights.cross_q(self.normalise(hidden_ND)).view(n_rows, -1, self.arch.n_heads, self.arch.head_dim)
         if rows_A is None:
             return self._attend(q, cache.source_keys_and_values(block), cache.source_mask)
-        return self._attend_rows(q, cache.cross_kv[block - 1], cache.source_mask, cache, rows_A)
+        return self._attend_rows(q, cache.cross_kv[block - 1], cache.source_mask, context, rows_A)
 
     def feed_forward(self, block: int, hidden_ND: Tensor) -> Tensor:
         """The feed-forward network of a block, before ``down`` adds it to the stream: [N, F]."""
@@ -382,18 +386,18 @@ class Transformer:
 
     # ------------------------------------------------------------- positions
 
-    def _prepare_mask(self, cache: Cache, n_new: int) -> None:
-        """Causal mask, padding and relative positions of the step: [1 or B, 1 or H, T, length + T] or none."""
+    def _step_mask(self, cache: Cache, n_new: int) -> tuple[Tensor | None, bool]:
+        """Causal mask, padding and relative positions of a step: [1 or B, 1 or H, T, length + T] or none.
+
+        The second is True where new positions see those before them and no other mask is needed.
+        """
         end, table = cache.length + n_new, self.weights.relative_bias
-        cache.step_bias, cache.step_is_causal = None, False
         if cache.padding_B is None:
             if n_new == 1:
-                if cache.reversed_relative is not None:
-                    cache.step_bias = cache.reversed_relative[..., cache.room - end :]
-                return
+                near = cache.reversed_relative
+                return (None if near is None else near[..., cache.room - end :]), False
             if table is None and cache.length == 0:
-                cache.step_is_causal = True
-                return
+                return None, True
         bias = None
         keys = torch.arange(end, device=self.device)
         if cache.reversed_relative is not None and n_new == 1:
@@ -406,7 +410,7 @@ class Transformer:
         if cache.padding_B is not None:
             padding = additive(keys[None, :] >= cache.padding_B[:, None], self.dtype)[:, None, None, :]
             bias = padding if bias is None else bias + padding
-        cache.step_bias = bias
+        return bias, False
 
     def places(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Places:
         """Prepare to run blocks at cache positions given a row, in any order; None in ``rows_A`` means all rows."""

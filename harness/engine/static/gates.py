@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.engine.static.graphs import refusing_to_wait
-from exitbench.methods.base import BlockView, Model, Parts, Reading
+from exitbench.methods.base import ActiveRows, BlockView, Model, Parts, Reading
 
 
 class _HostOnly:
@@ -93,16 +93,14 @@ def _blind_view(parts: Parts, model: Model, states: Sequence[Tensor], block: int
     """What is on the device of a view, at the same places for every token."""
     return BlockView(
         block=block,
-        positions_A=_HOST_ONLY,
+        active=ActiveRows(_HOST_ONLY, _HOST_ONLY, _HOST_ONLY),
         max_new_tokens=_HOST_ONLY,
         hidden_AD=states[block],
-        seeds_A=_HOST_ONLY,
         memory={},
         model=model,
         head=parts.head,
         earlier=states[:block],
         previous_score_A=before_B,
-        waiting_A=_HOST_ONLY,
     )
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from exitbench.errors import UserError
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.positions import Places, additive
+from exitbench.harness.engine.model.step_context import StepContext
 from exitbench.harness.engine.static.gates import Asked, static_gate
 from exitbench.harness.engine.static.graphs import Graphs
 from exitbench.methods.base import BlockView, Parts
@@ -53,14 +54,19 @@ class StaticSteps:
         self.model, self.graphs, self.one_ahead = model, graphs, one_ahead
         self._made: dict[tuple[int, int, int], StaticStep] = {}
 
-    def bind(self, cache: Cache) -> None:
-        """Let a batch after its prefill decode on static buffers, until another batch of the same shape does."""
+    def bind(self, cache: Cache) -> StaticStep:
+        """Let a batch after its prefill decode on static buffers, until another batch of the same shape does.
+
+        Returns:
+            What runs its blocks as long as no row has left the batch.
+        """
         source = 0 if cache.cross_kv is None else _rounded(cache.cross_kv.shape[3])
         shape = cache.n_rows, _rounded(cache.room), source
         if shape not in self._made:
             _drop_oldest(self._made, SHAPES_KEPT)
             self._made[shape] = StaticStep(self.model, *shape, Graphs() if self.graphs else None, self.one_ahead)
         self._made[shape].take(cache)
+        return self._made[shape]
 
 
 def _drop_oldest(made: dict[Any, Any], kept: int) -> None:
@@ -113,7 +119,7 @@ class StaticStep:
         assert own.padding_B is not None, "made with the buffers"
         own.padding_B.zero_()
         cache.self_kv, cache.cross_kv, cache.source_mask = own.self_kv, own.cross_kv, own.source_mask
-        cache.reversed_relative, cache.static = own.reversed_relative, self
+        cache.reversed_relative = own.reversed_relative
 
     # -------------------------------------------------------------- the work
 
@@ -137,9 +143,11 @@ class StaticStep:
                 buffer.copy_(new)
 
     def _block(self, block: int) -> Callable[[], None]:
+        context = StepContext(self.own)
+
         def work() -> None:
             before_BD, after_BD = self.states[block - 1], self.states[block]
-            after_BD.copy_(self.model.block(block, before_BD, self.own, None, self.places))
+            after_BD.copy_(self.model.block(block, before_BD, context, None, self.places))
 
         return work
 

@@ -28,6 +28,7 @@ from exitbench.methods.base import Parts
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
 from exitbench.results.statistics.intervals import bounded_ratio_interval, ratio_interval
+from exitbench.tasks import lm_eval_bridge
 from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task
 
@@ -47,7 +48,8 @@ def quality_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_pro
     tasks = TaskManager(include_defaults=False).load([config])
     results = evaluate(lm=lm, task_dict=tasks, bootstrap_iters=0, log_samples=True)
     answers = [lm.answers[document.key] for document in documents]
-    scores = [task.score(document, answer.text) for document, answer in zip(documents, answers, strict=True)]
+    by_key = lm_eval_bridge.scores(task, results)
+    scores = [by_key[document.key] for document in documents]
     samples = [
         {
             "doc_key": document.key,

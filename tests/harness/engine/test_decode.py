@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.engine.decoding.decode import Batch, Generation, Request, decode, decode_step, prefill
+from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.engine.model.model import Transformer
-from exitbench.methods.base import BlockView, Gate, Parts, blocks_from
+from exitbench.methods.base import ActiveRows, BlockView, Gate, Parts, blocks_from
 from exitbench.methods.heads import LMHead
 from exitbench.methods.kv_policies import StateCopy
 from exitbench.methods.oracle import FullAgreement
@@ -227,14 +228,25 @@ def test_rows_that_left_after_different_blocks_are_read_out_together(
     seeds = [1 + i % L for i in range(10)]
     batch = start(family, prompts[:10], seeds)
     token = torch.full((10,), 7)
+    model = family.checkpoint.model
+    trace = Trace(model)
     with torch.inference_mode():
-        step = decode_step(
-            family.checkpoint.model, batch.cache, token, parts(gate), (1,) * 10, MAX_NEW_TOKENS, tuple(seeds)
-        )
+        decode_step(model, batch.cache, token, parts(gate), (1,) * 10, MAX_NEW_TOKENS, tuple(seeds), observer=trace)
     assert read == ([10] if type(gate) is ExitAtSeed else [2] * L)
-    assert step.trace is not None
-    assert step.trace.exit_layers == seeds
-    assert step.trace.head_rows == [family.checkpoint.model.vocab_size] * 10
+    assert trace.exit_layers == seeds
+    assert trace.head_rows == [model.vocab_size] * 10
+
+
+def test_an_exit_selects_rows_once(family: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that leave and those that go on, at each of the blocks after which some do."""
+    sizes: list[int] = []
+    take = ActiveRows.take
+    monkeypatch.setattr(ActiveRows, "take", lambda rows, index, *on: sizes.append(len(index)) or take(rows, index, *on))
+    seeds, model = [1 + i % L for i in range(10)], family.checkpoint.model
+    batch = start(family, prompts[:10], seeds)
+    with torch.inference_mode():
+        decode_step(model, batch.cache, torch.full((10,), 7), parts(ExitAtSeed()), (1,) * 10, MAX_NEW_TOKENS, (*seeds,))
+    assert sizes == [2, 8, 2, 6, 2, 4, 2, 2]
 
 
 def test_skipped_blocks_hold_the_projections_of_the_exit_state(family: Any, prompts: Any) -> None:

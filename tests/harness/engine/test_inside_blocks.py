@@ -74,13 +74,13 @@ def test_parts_of_every_block_are_what_hooks_in_transformers_see(family: Any, pr
     prompt, output = answered(family, prompts[:8])
     model, expected = family.checkpoint.model, reference_states(family, prompt, output)
     fed = teacher_forced(family.checkpoint, [prompt], [output])
-    hidden = model.embed(fed.tokens_BT, fed.cache)
+    hidden, context = model.embed(fed.tokens_BT, fed.cache)
     for block in range(1, model.n_blocks + 1):
-        parts = sublayer_states(model, block, hidden, fed.cache)
+        parts = sublayer_states(model, block, hidden, context)
         assert list(parts) == list(expected[block - 1])
         for part, state in parts.items():
             torch.testing.assert_close(state[fed.predicts_BT], expected[block - 1][part], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(parts["block"], model.block(block, hidden, fed.cache))
+        torch.testing.assert_close(parts["block"], model.block(block, hidden, context))
         hidden = parts["block"]
 
 

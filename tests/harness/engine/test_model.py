@@ -21,9 +21,9 @@ TOLERANCE = 1e-4
 
 def run_blocks(model: Transformer, tokens_BT: Tensor, cache: Cache) -> Tensor:
     """All blocks at once for T new positions; logits [B, T, V]."""
-    hidden = model.embed(tokens_BT, cache)
+    hidden, context = model.embed(tokens_BT, cache)
     for block in range(1, model.n_blocks + 1):
-        hidden = model.block(block, hidden, cache)
+        hidden = model.block(block, hidden, context)
     cache.length += tokens_BT.shape[1]
     return model.logits(hidden)
 

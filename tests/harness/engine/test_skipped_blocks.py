@@ -15,7 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from exitbench.harness.engine.decoding import deferred, skipping
 from exitbench.harness.engine.decoding.decode import Batch, Request, decode, decode_step, prefill
+from exitbench.harness.engine.decoding.skipping import SkippedBlocks
+from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.methods.base import Parts, argmax_token, blocks_from
@@ -69,9 +72,9 @@ def full_run(family: Any, prompts: Sequence[list[int]], tokens: list[list[int]])
     fed = torch.tensor(tokens)[:, :-1]
     if family.is_seq2seq:
         fed = torch.cat([torch.full((len(fed), 1), family.checkpoint.start_id), fed], dim=1)
-    hidden, states = model.embed(fed, cache), []
+    (hidden, context), states = model.embed(fed, cache), []
     for block in range(1, L + 1):
-        hidden = model.block(block, hidden, cache)
+        hidden = model.block(block, hidden, context)
         states.append(hidden)
     cache.length += fed.shape[1]
     return cache, torch.stack(states)
@@ -166,17 +169,18 @@ def test_noisy_emits_the_full_models_token_and_leaves_the_cache_of_state_copying
     token, shallow_differs = torch.full((N_ROWS,), 7), 0
     never = {row: [L] * N_NEW for row in range(N_ROWS)}
     for position in range(1, N_NEW):
-        caches = [clone(batch.cache) for _ in range(3)]
+        caches, traces = [clone(batch.cache) for _ in range(3)], [Trace(model) for _ in range(3)]
         schedules = {"noisy": layers, "state-copy": layers, "exact": never}
         with torch.inference_mode():
             noisy, copied, full = (
-                decode_step(model, cache, token, parts(policy, asked), (position,) * N_ROWS, N_NEW, seeds)
-                for cache, (policy, asked) in zip(caches, schedules.items(), strict=True)
+                decode_step(
+                    model, cache, token, parts(policy, asked), (position,) * N_ROWS, N_NEW, seeds, observer=trace
+                )
+                for cache, trace, (policy, asked) in zip(caches, traces, schedules.items(), strict=True)
             )
         assert torch.equal(noisy.token_B, full.token_B)
-        assert noisy.trace is not None and copied.trace is not None
-        assert noisy.trace.exit_layers == copied.trace.exit_layers
-        assert set(noisy.trace.blocks_run) == {L}
+        assert traces[0].exit_layers == traces[1].exit_layers
+        assert set(traces[0].blocks_run) == {L}
         end = batch.cache.length + 1
         torch.testing.assert_close(caches[0].self_kv[..., :end, :], caches[1].self_kv[..., :end, :], **TOLERANCE)
         shallow_differs += int((copied.token_B != full.token_B).sum())
@@ -211,24 +215,24 @@ class Spy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls, self.positions = [0] * (L + 1), [0] * (L + 1)
         self.filled = self.projected = 0
-        run, fill, project = Transformer.block, Cache.fill_from_state, Cache.write_projected
+        run, fill, project = Transformer.block, SkippedBlocks.fill_from_state, skipping.write_projected
 
         def block(model: Transformer, number: int, hidden: Tensor, *rest: Any) -> Tensor:
             self.calls[number] += 1
             self.positions[number] += hidden.shape[:-1].numel()
             return run(model, number, hidden, *rest)
 
-        def fill_from_state(cache: Cache, number: int, hidden: Tensor, rows: Tensor | None) -> None:
+        def fill_from_state(skipped: SkippedBlocks, number: int, hidden: Tensor, rows: Tensor | None) -> None:
             self.filled += len(hidden) * (L - number)
-            fill(cache, number, hidden, rows)
+            fill(skipped, number, hidden, rows)
 
-        def write_projected(cache: Cache, number: int, states: Tensor, *rest: Any) -> None:
+        def write_projected(model: Transformer, cache: Cache, number: int, states: Tensor, *rest: Any) -> None:
             self.projected += len(states)
-            project(cache, number, states, *rest)
+            project(model, cache, number, states, *rest)
 
         monkeypatch.setattr(Transformer, "block", block)
-        monkeypatch.setattr(Cache, "fill_from_state", fill_from_state)
-        monkeypatch.setattr(Cache, "write_projected", write_projected)
+        monkeypatch.setattr(SkippedBlocks, "fill_from_state", fill_from_state)
+        monkeypatch.setattr(deferred, "write_projected", write_projected)
 
     def clear(self) -> None:
         self.calls, self.positions, self.filled, self.projected = [0] * (L + 1), [0] * (L + 1), 0, 0

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from exitbench.harness.cells.cell import Generation as Asked
 from exitbench.harness.cells.cell import TimingSettings
-from exitbench.harness.engine.decoding import speculation as verification
+from exitbench.harness.engine.decoding import trace
 from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
-from exitbench.harness.engine.decoding.step_trace import StepTrace
+from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.running import timing
 from exitbench.methods.base import Method
 from exitbench.methods.calm_softmax import CalmSoftmax
@@ -89,9 +89,8 @@ def seen_while_timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
 
     def watched(*args: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch, seen:
-            patch.setattr(StepTrace, "__init__", _forbidden)
-            patch.setattr(Generation, "note", _forbidden)
-            patch.setattr(verification, "_check_finite", _forbidden)
+            patch.setattr(Trace, "__init__", _forbidden)
+            patch.setattr(trace, "_note", _forbidden)
             return iter(list(timed(*args)))
 
     monkeypatch.setattr(timing, "_timed", watched)

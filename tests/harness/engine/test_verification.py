@@ -282,9 +282,9 @@ def test_the_cache_is_that_of_a_full_run_over_the_answer(family: Any, prompts: A
         full, _ = model.start([prompt], N_NEW)
         fed = made.token_ids[:-1]
         fed = [family.checkpoint.start_id, *fed] if family.is_seq2seq else fed
-        hidden = model.embed(torch.tensor([fed]), full)
+        hidden, context = model.embed(torch.tensor([fed]), full)
         for block in range(1, L + 1):
-            hidden = model.block(block, hidden, full)
+            hidden = model.block(block, hidden, context)
         full.length += len(fed)
         assert batch.cache.length == full.length
         ours, theirs = (cache.self_kv[..., : full.length, :] for cache in (batch.cache, full))

@@ -82,6 +82,15 @@ def names(drafts: list[Draft]) -> list[str]:
     return [draft.label.removeprefix("tiny/lines/") for draft in drafts]
 
 
+def test_a_method_is_made_once_from_the_suite_and_kept(whole_suite: Writer) -> None:
+    suite = load_suite(whole_suite(CLASSIFIER, CALIBRATED))
+    points = [*suite.sweeps[0].points, *suite.calibrations[0].points]
+    kinds = ("timing", "quality", "replay", "calibration")
+    drafts = [draft for draft in expand(suite) if draft.kind in kinds and draft.method.name == "calm-classifier"]
+    assert len(drafts) > len(points)
+    assert {id(draft.method) for draft in drafts} == {id(point.method) for point in points}
+
+
 def test_what_others_need_runs_first_and_timing_last(drafted: Callable[..., list[Draft]]) -> None:
     assert names(drafted(CLASSIFIER, CALIBRATED)) == [
         "full/quality",

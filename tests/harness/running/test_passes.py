@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -24,10 +26,12 @@ from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.harness.running.lm import Answer
 from exitbench.harness.running.passes.calibration import losses
-from exitbench.harness.running.passes.session import depth_interval
+from exitbench.harness.running.passes.quality import quality_pass
+from exitbench.harness.running.passes.session import Session, depth_interval
 from exitbench.results.spool.attempts import attempt_status, latest_status
 from exitbench.results.spool.schema import FITTED_FILE
-from exitbench.tasks.document import Document
+from exitbench.tasks.base import Task
+from exitbench.tasks.document import Document, DocumentScore
 from exitbench.tasks.registry import get_task
 
 DEPTH, LONGEST, KEPT = 4, 8, 8
@@ -105,6 +109,8 @@ class Run:
     items: dict[str, WorkItem]
     spec: WorkerSpec
     events: list[dict[str, Any]]
+    scored: list[tuple[str, str, str, DocumentScore]]
+    """Cell, document, text and score, each time a quality pass scores."""
 
     def cells(self, kind: str, method: str = "") -> list[Cell]:
         return [i.cell for i in self.items.values() if i.cell.kind == kind and i.cell.method.name.startswith(method)]
@@ -132,8 +138,36 @@ def ran(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     items = tuple(planned.item for planned in group.cells)
     spec = WorkerSpec(items, group.folder, None, folder / "spool", "cpu", 1)
     events: list[dict[str, Any]] = []
-    assert worker.run(WorkerSpec.from_json(spec.to_json()), events.append) == 0
-    return Run({item.label: item for item in items}, spec, events)
+    scored: list[tuple[str, str, str, DocumentScore]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(worker.PASSES, "quality", partial(watched_quality_pass, scored))
+        assert worker.run(WorkerSpec.from_json(spec.to_json()), events.append) == 0
+    return Run({item.label: item for item in items}, spec, events, scored)
+
+
+def watched_quality_pass(scored: list[Any], session: Session, item: WorkItem, *rest: Any) -> None:
+    """The pass, with what its task scores."""
+    kind = type(get_task(item.cell.task.name))
+    score = kind.score
+
+    def noted(task: Task, document: Document, text: str) -> DocumentScore:
+        scored.append((item.cell.cell_id, document.key, text, score(task, document, text)))
+        return cast(DocumentScore, scored[-1][-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "score", noted)
+        quality_pass(session, item, *rest)
+
+
+def test_a_document_is_scored_once_and_what_is_stored_is_that_score(ran: Run) -> None:
+    for cell in ran.cells("quality"):
+        scored = {key: (text, score) for cell_id, key, text, score in ran.scored if cell_id == cell.cell_id}
+        stored = ran.rows(cell.cell_id, "samples")
+        assert len(stored) == len(scored) == sum(cell_id == cell.cell_id for cell_id, *_ in ran.scored)
+        for row in stored:
+            text, score = scored[row["doc_key"]]
+            assert row["output_text"] == text
+            assert (json.loads(row["scores"]), json.loads(row["statistics"])) == (score.values, score.statistics)
 
 
 def test_every_cell_ends_well_after_counting_its_documents(ran: Run) -> None:

@@ -1,0 +1,159 @@
+"""Traces of decoding: what tokens leave behind besides themselves, and the check of every number they came from.
+
+The decode loop calls an `Observer` as rows are scored, leave and are read out. That of a traced decode is a `Trace`; a
+timed one has none, and nothing here is needed to choose a token (`harness.timing`).
+
+Shape suffixes: A rows running at a block, N drafts of all rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from exitbench.methods.base import BlockView, Model
+
+if TYPE_CHECKING:
+    from exitbench.harness.engine.decoding.decode import Generation
+
+
+class Observer:
+    """What the decode loop calls; this one looks at nothing."""
+
+    def step_began(self, n_rows: int) -> None:
+        """A step begins, for so many rows."""
+
+    def scored(self, view: BlockView, score_A: Tensor) -> None:
+        """The gate has scored the rows running at a block."""
+
+    def left(self, view: BlockView, *, runs_all_blocks: bool) -> None:
+        """Rows leave at the block scored last."""
+
+    def read(self, view: BlockView) -> None:
+        """Tokens have been chosen from a view."""
+
+    def read_together(self, views: Sequence[BlockView]) -> None:
+        """What was read last were rows that had left after several blocks, told by their views."""
+
+    def emitted(self, generations: Sequence[Generation]) -> None:
+        """Each row's token has been added to its answer."""
+
+    def verified(self, logits_NV: Tensor) -> None:
+        """The full model has been read out where drafts wait."""
+
+    def kept(self, generation: Generation, first: int, drafts: int) -> None:
+        """So many drafts from index ``first`` on stay."""
+
+    def replaced(self, generation: Generation, lost_head_rows: Sequence[int], rejected: int, wasted: int) -> None:
+        """The full model's choice has taken the place of rejected drafts; see `Generation` for what was in vain."""
+
+
+class Trace(Observer):
+    """Notes exit layers, blocks run, head rows and scores in the answers, and refuses numbers that are not finite.
+
+    Attributes:
+        exit_layers: Blocks whose output each token of the step was read from.
+        blocks_run: Blocks executed for each.
+        head_rows: Rows of the LM head multiplied for each.
+        scores: Confidence at each exit; None at the last block.
+        asked: Block, scores of the rows running there, and their places in the batch.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._n_blocks, self._vocab_size = model.n_blocks, model.vocab_size
+        self.step_began(0)
+
+    def step_began(self, n_rows: int) -> None:
+        """Forget the step before."""
+        self.exit_layers, self.blocks_run = [self._n_blocks] * n_rows, [self._n_blocks] * n_rows
+        self.head_rows = [0] * n_rows
+        self.scores: list[float | None] = [None] * n_rows
+        self.asked: list[tuple[int, Tensor, Sequence[int]]] = []
+        self._read: list[tuple[int, Tensor]] = []  # (block, largest logit of rows read there)
+
+    def scored(self, view: BlockView, score_A: Tensor) -> None:
+        """Keep what the gate said at a block of the rows running there, and what it read to say it."""
+        self.asked.append((view.block, score_A, view.active.rows))
+        self.read(view)
+
+    def left(self, view: BlockView, *, runs_all_blocks: bool) -> None:
+        """Note the block and the score of the rows that leave."""
+        block, score_A, running = self.asked[-1]
+        scores = dict(zip(running, score_A.tolist(), strict=True))
+        for row in view.active.rows:
+            self.exit_layers[row], self.scores[row] = block, scores[row]
+            if not runs_all_blocks:
+                self.blocks_run[row] = block
+
+    def read(self, view: BlockView) -> None:
+        """Count the rows of the head that the view multiplied since last asked, and keep its largest logits."""
+        multiplied, rows = view.head_rows, view.active.rows
+        if isinstance(multiplied, int) and multiplied == 0:
+            return
+        numbers = [multiplied] * len(rows) if isinstance(multiplied, int) else multiplied.tolist()
+        for row, number in zip(rows, numbers, strict=True):
+            self.head_rows[row] += number
+        self._read.append((view.block, view.logits_AK.amax(-1).float()))
+        view.head_rows = 0
+
+    def read_together(self, views: Sequence[BlockView]) -> None:
+        """Assign the largest logits to the blocks that the rows left after."""
+        _, largest_A = self._read.pop()
+        pieces = torch.split(largest_A, [len(view.active.rows) for view in views])
+        self._read += zip((view.block for view in views), pieces, strict=True)
+
+    def emitted(self, generations: Sequence[Generation]) -> None:
+        """Add the step's row to each answer's trace, if every number it came from is finite."""
+        self._check_finite()
+        columns = zip(self.exit_layers, self.blocks_run, self.head_rows, self.scores, strict=True)
+        for generation, record in zip(generations, columns, strict=True):
+            _note(generation, *record)
+
+    def _check_finite(self) -> None:
+        """Raise ArithmeticError, naming the block, if a logit or a score is not a number or infinite."""
+        found = [("logits", *pair) for pair in self._read]
+        found += [("confidence scores", block, score_A) for block, score_A, _ in self.asked]
+        if math.isfinite(float(torch.cat([value_A for _, _, value_A in found]).sum())):
+            return
+        for what, block, value_A in sorted(found, key=lambda item: item[1]):
+            if not bool(value_A.isfinite().all()):
+                raise ArithmeticError(f"the {what} at block {block} are not finite: {value_A.tolist()}")
+
+    def verified(self, logits_NV: Tensor) -> None:
+        """Raise ArithmeticError if a logit is not a number or infinite."""
+        best_N = logits_NV.amax(-1).float()
+        if not math.isfinite(float(best_N.sum())):
+            raise ArithmeticError(f"the logits at block {self._n_blocks} are not finite: {best_N.tolist()}")
+
+    def kept(self, generation: Generation, first: int, drafts: int) -> None:
+        """Drafts that stay have run all blocks, and one more read-out each."""
+        for at in range(first, first + drafts):
+            generation.blocks_run[at] = self._n_blocks
+            generation.head_rows[at] += self._vocab_size
+
+    def replaced(self, generation: Generation, lost_head_rows: Sequence[int], rejected: int, wasted: int) -> None:
+        """Note the work done for what was dropped at the token that takes the place of the first rejected draft."""
+        head_rows = sum(lost_head_rows) + rejected * self._vocab_size
+        _note(generation, self._n_blocks, self._n_blocks, head_rows, None, rejected, wasted)
+
+
+def _note(
+    generation: Generation,
+    exit_layer: int,
+    blocks_run: int,
+    head_rows: int,
+    score: float | None,
+    rejected: int = 0,
+    wasted: int = 0,
+) -> None:
+    """Add the trace of the newest token."""
+    generation.exit_layers.append(exit_layer)
+    generation.blocks_run.append(blocks_run)
+    generation.head_rows.append(head_rows)
+    generation.scores.append(score)
+    generation.rejected.append(rejected)
+    generation.wasted.append(wasted)

@@ -1,0 +1,55 @@
+"""Parameters of methods: how they are declared, and the check of values that come from outside."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import field, fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+from exitbench.errors import UserError, suggestion
+
+
+def param(
+    default: Any, doc: str, *, low: float | None = None, high: float | None = None, choices: tuple[str, ...] = ()
+) -> Any:
+    """Declare a method parameter: its default, what it means, and what is allowed (bounds inclusive)."""
+    return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": choices})
+
+
+_types = functools.cache(get_type_hints)
+
+
+def checked_params(cls: type, method: str, params: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Check untrusted parameters of a method against the fields of its class; see `Method.from_params`."""
+    known = {item.name: item for item in fields(cls)}
+    types = _types(cls)
+    checked: dict[str, Any] = {}
+    for name, value in params.items():
+        at = f"{where}: " if where else ""
+        if name not in known:
+            allowed = suggestion(name, known) if known else " It has no parameters."
+            raise UserError(f"{at}method {method!r} has no parameter {name!r}.{allowed}")
+        checked[name] = _checked(value, types[name], known[name].metadata, f"{at}{method}.{name}")
+    return checked
+
+
+def _checked(value: Any, kind: Any, rule: Mapping[str, Any], what: str) -> Any:
+    if get_origin(kind) is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise UserError(f"{what} must be a list, not {value!r}.")
+        return tuple(_checked(item, get_args(kind)[0], rule, f"{what}[{place}]") for place, item in enumerate(value))
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UserError(f"{what} must be of type {kind.__name__}, not {value!r}.")
+    if rule["choices"] and value not in rule["choices"]:
+        raise UserError(f"{what} cannot be {value!r}.{suggestion(str(value), rule['choices'])}")
+    if kind is float and not math.isfinite(value):
+        raise UserError(f"{what} must be a finite number, not {value}.")
+    low, high = rule["low"], rule["high"]
+    if (low is not None and value < low) or (high is not None and value > high):
+        bounds = f"between {low} and {high}" if high is not None else f"at least {low}"
+        raise UserError(f"{what} = {value} is out of range; allowed: {bounds}.")
+    return value

@@ -1,0 +1,221 @@
+"""The four parts of a method: gate, threshold, head and KV policy.
+
+Shape suffixes: A rows still running at a block, D model width, V vocabulary, N drafts, K columns of logits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from exitbench.methods.base.cost import Cost, Drafting
+from exitbench.methods.base.protocols import DecoderCache, Model
+from exitbench.methods.base.view import BlockView, Reading
+
+
+class Gate(ABC):
+    """Computes a confidence score at a block; higher is more confident."""
+
+    needs_history: ClassVar[bool] = False
+    """Whether scoring reads the states of earlier blocks (`BlockView.earlier`)."""
+    looks_ahead: ClassVar[bool] = False
+    """Whether the gate must see all blocks first (oracles): the full depth is run, nothing is saved."""
+    decides: ClassVar[bool] = True
+    """Whether a token's exit depends on its score; False: on the blocks at which the gate is asked alone."""
+
+    @property
+    def chooses_from_logits(self) -> bool:
+        """Whether `choose` looks at logits, seeds and positions only.
+
+        Rows that left after different blocks are then read out together. False for every other `choose` that does not
+        say so itself.
+        """
+        return type(self).choose is Gate.choose
+
+    @abstractmethod
+    def score(self, view: BlockView) -> Tensor:
+        """Return the confidence of each running row, [A]."""
+
+    def choose(self, view: BlockView) -> Tensor:
+        """Return the token that each row emits, [A]: by default the most probable one."""
+        return view.best(view.logits_AK)
+
+    def score_sql(self, asked: Sequence[int]) -> str | None:
+        """The score at block ``l`` as SQL over one row of a probe, for replays; None if a probe cannot tell.
+
+        Args:
+            asked: The blocks at which the gate is asked, ascending.
+        """
+        return None
+
+    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+        """Work of one token whose gate was asked at these blocks (ascending), rows of the LM head apart."""
+        return Cost()
+
+
+class Threshold(ABC):
+    """What a score is compared with: a row exits where score > value."""
+
+    @abstractmethod
+    def value(self, block: int, position: int, max_new_tokens: int) -> float:
+        """Return the threshold for this block and position (1 = first generated token)."""
+
+    @abstractmethod
+    def sql(self, max_new_tokens: int) -> str:
+        """The same as SQL over the probe columns ``position`` and the block ``l``."""
+
+
+class Head(ABC):
+    """Turns states into logits, of the whole vocabulary or of a part of it."""
+
+    reads_vocabulary: ClassVar[bool] = True
+    """Whether every block is read out over the whole vocabulary with the model's own head (as a probe does)."""
+
+    @abstractmethod
+    def read(self, view: BlockView) -> Reading:
+        """Return logits at this block, and add the rows multiplied to ``view.head_rows``."""
+
+    @abstractmethod
+    def earlier_logits(self, view: BlockView, block: int) -> Tensor:
+        """Return logits [A, K] of an earlier block over the ids read at this one; counts rows too."""
+
+    def cost(self, model: Model, rows: float) -> Cost:
+        """Work of multiplying so many rows of the head."""
+        numel = rows * model.d_model
+        return Cost(matmul_flops=2 * numel, read_numel=numel)
+
+
+class KVPolicy(ABC):
+    """What happens to the keys and values of the blocks that a token skipped."""
+
+    name: ClassVar[str]
+    deferred: ClassVar[Literal["project", "run", "rerun"] | None] = None
+    """How a deferred token is completed when a later one runs a block that it skipped: its exit state is projected to
+    keys and values; or it runs the block beside the later one; or it runs again from block 1 on."""
+    runs_all_blocks: ClassVar[bool] = False
+    """Whether the skipped blocks are run after all, before the next token."""
+    verifies: ClassVar[bool] = False
+    """Whether a token that waited is kept only if `rejects` lets it, once a later one has run all blocks beside it."""
+    verifies_tail: ClassVar[bool] = True
+    """Whether a policy that verifies also runs and verifies what waits when an answer ends."""
+
+    @abstractmethod
+    def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor | None:
+        """Handle rows that leave after ``block`` < L; ``rows_A`` None means every row of the batch.
+
+        Returns:
+            The state after block L if the token is to be emitted from there; None for the exit.
+        """
+
+    @abstractmethod
+    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+        """Work of one answer beside its tokens' own blocks up to their exits.
+
+        Args:
+            model: The model.
+            exit_layers: Of every token.
+            block_costs: Work of one block for each token.
+        """
+
+    def rejects(self, logits_NV: Tensor, token_N: Tensor) -> Tensor:
+        """Which drafts the full model rejects, [N]; asked of policies that verify.
+
+        Args:
+            logits_NV: The full model's, where each draft was chosen.
+            token_N: The drafts.
+        """
+        raise NotImplementedError(f"KV policy {self.name!r} verifies nothing")
+
+    def verification_cost(
+        self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting
+    ) -> Cost:
+        """Work of one answer that verifying adds to `cost`, the LM head's products apart."""
+        return Cost()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A method bound to a depth: the four parts, and the blocks at which the gate is asked."""
+
+    gate: Gate
+    threshold: Threshold
+    head: Head
+    kv_policy: KVPolicy
+    blocks: frozenset[int]
+
+    def asked(self, n_blocks: int) -> list[int]:
+        """The blocks at which the gate of an L-block decoder is asked, ascending; never the last."""
+        return sorted(block for block in self.blocks if block < n_blocks)
+
+    @property
+    def runs_all_blocks(self) -> bool:
+        """Whether every token runs all blocks, wherever it leaves."""
+        return self.kv_policy.runs_all_blocks or self.gate.looks_ahead
+
+    @property
+    def runs_fixed_blocks(self) -> bool:
+        """Whether every token runs as many blocks as any other, whatever it says."""
+        return self.runs_all_blocks or not (self.gate.decides or self.kv_policy.deferred)
+
+    def cost(
+        self,
+        model: Model,
+        exit_layers: Sequence[int],
+        head_rows: Sequence[float],
+        block_costs: Sequence[Cost],
+        rejected: Sequence[int] = (),
+        wasted: Sequence[int] = (),
+    ) -> Cost:
+        """Work of one answer: blocks, gates, read-outs, keys and values of skipped blocks, and verification.
+
+        Args:
+            model: The model.
+            exit_layers: Of every token that a step of decoding made.
+            head_rows: Rows of the LM head multiplied for every token, as the trace has them; of a first one too that
+                the prompt's own pass made.
+            block_costs: Work of one block for each token.
+            rejected: Drafts thrown away before each token; empty if none were.
+            wasted: Positions run in vain before each token; empty if none were.
+        """
+        asked = self.asked(model.n_blocks)
+        blocks = sum((cost * layer for cost, layer in zip(block_costs, exit_layers, strict=True)), Cost())
+        gates = {layer: self.gate.cost(model, [b for b in asked if b <= layer]) for layer in set(exit_layers)}
+        gating = sum((gates[layer] for layer in exit_layers), Cost())
+        reading = self.head.cost(model, sum(head_rows))
+        total = blocks + gating + reading + self.kv_policy.cost(model, exit_layers, block_costs)
+        if not self.kv_policy.verifies:
+            return total
+        in_vain = self.gate.cost(model, asked) * sum(wasted)
+        drafting = Drafting(rejected, wasted, min(asked, default=model.n_blocks))
+        return total + in_vain + self.kv_policy.verification_cost(model, exit_layers, block_costs, drafting)
+
+    def score_sql(self, n_blocks: int) -> str | None:
+        """The score at block ``l`` as SQL over one row of a probe; None if the probe's columns cannot tell."""
+        return self.gate.score_sql(self.asked(n_blocks)) if self.head.reads_vocabulary else None
+
+    def exit_layer_sql(self, n_blocks: int, max_new_tokens: int, score_sql: str, first_position: int = 1) -> str:
+        """The exit layer of one probe row as a SQL expression.
+
+        Args:
+            n_blocks: Decoder blocks, L.
+            max_new_tokens: Longest answer allowed.
+            score_sql: The score at block ``l``.
+            first_position: The first position whose token may exit early: 2 where the first token is read from the
+                prompt's own pass.
+        """
+        # The loop compares in the score's precision, so the threshold is rounded to it here too.
+        test = f"({score_sql})::FLOAT > ({self.threshold.sql(max_new_tokens)})::FLOAT"
+        asked = f"{self.asked(n_blocks)}::INTEGER[]"
+        exit_layer = f"coalesce(list_filter({asked}, lambda l: {test})[1], {n_blocks})"
+        if first_position == 1:
+            return exit_layer
+        return f"CASE WHEN position < {first_position} THEN {n_blocks} ELSE {exit_layer} END"
+
+
+def blocks_from(first: int, n_blocks: int, every: int = 1) -> frozenset[int]:
+    """The blocks at which a gate may end a token: first, first + every, ... below L."""
+    return frozenset(range(first, n_blocks, every))

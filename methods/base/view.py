@@ -1,0 +1,224 @@
+"""What a method sees after a block: states, logits, positions and memory of the rows that still run.
+
+Shape suffixes: A rows still running at a block, D model width, V vocabulary, K columns of logits, L blocks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from exitbench.methods.base.parts import Head
+    from exitbench.methods.base.protocols import Model
+
+
+@dataclass(frozen=True)
+class ActiveRows:
+    """The rows of the batch that still run at a block.
+
+    Attributes:
+        positions_A: 1 for the first generated token of a row; rows differ where drafts of some were cut.
+        seeds_A: One fixed random seed a row, the same in every batch.
+        waiting_A: Earlier tokens of each row whose skipped blocks wait (`KVPolicy.deferred`).
+        rows: Where they stand in the batch, ascending.
+        rows_A: The same on the device; None means every row of the batch, which needs no index anywhere.
+    """
+
+    positions_A: tuple[int, ...]
+    seeds_A: tuple[int, ...]
+    waiting_A: tuple[int, ...] = ()
+    rows: Sequence[int] = ()
+    rows_A: Tensor | None = None
+
+    def take(self, index: Sequence[int], index_A: Tensor) -> ActiveRows:
+        """Select rows by index, which ``index_A`` is on the device."""
+        return ActiveRows(
+            tuple(self.positions_A[at] for at in index),
+            tuple(self.seeds_A[at] for at in index),
+            tuple(self.waiting_A[at] for at in index),
+            [self.rows[at] for at in index],
+            index_A if self.rows_A is None else self.rows_A.index_select(0, index_A),
+        )
+
+    @classmethod
+    def joined(cls, groups: Sequence[ActiveRows]) -> ActiveRows:
+        """Several groups of different rows, none of which is the whole batch."""
+        one_after_another = itertools.chain.from_iterable
+        return cls(
+            tuple(one_after_another(group.positions_A for group in groups)),
+            tuple(one_after_another(group.seeds_A for group in groups)),
+            tuple(one_after_another(group.waiting_A for group in groups)),
+            tuple(one_after_another(group.rows for group in groups)),
+            torch.cat([group.rows_A for group in groups if group.rows_A is not None]),
+        )
+
+
+class BlockView:
+    """What a method sees after one block, for the A rows that are still running.
+
+    Attributes:
+        block: Blocks executed so far, 1..L.
+        active: Positions, seeds and waiting tokens of the rows; also as `positions_A`, `seeds_A`, `waiting_A`.
+        max_new_tokens: Longest answer allowed, N of the position-decayed thresholds.
+        hidden_AD: Output of the block (residual stream, not normalised).
+        memory: What the method remembers of this token's earlier blocks. Every tensor has leading dimension A; the
+            decode loop drops the rows that exit. Empty at block 1 of every token.
+        earlier: States [A, D] after blocks 0 (the embedding) to block-1, only if the gate asked for the history.
+        previous_score_A: Score at the block asked before; None at the first.
+        ahead_LAD: States after every block, only if the gate asked to look ahead.
+        head_rows: Rows of the LM head multiplied through this view, one number or [A].
+    """
+
+    def __init__(
+        self,
+        *,
+        block: int,
+        active: ActiveRows,
+        max_new_tokens: int,
+        hidden_AD: Tensor,
+        memory: dict[str, Tensor],
+        model: Model,
+        head: Head,
+        earlier: Sequence[Tensor] = (),
+        previous_score_A: Tensor | None = None,
+        ahead_LAD: Tensor | None = None,
+    ) -> None:
+        self.block = block
+        self.active = active
+        self.max_new_tokens = max_new_tokens
+        self.hidden_AD = hidden_AD
+        self.memory = memory
+        self.model = model
+        self.earlier = earlier
+        self.previous_score_A = previous_score_A
+        self.ahead_LAD = ahead_LAD
+        self.head_rows: int | Tensor = 0
+        self._head = head
+        self._read: Reading | None = None
+
+    @property
+    def positions_A(self) -> tuple[int, ...]:
+        """1 for the first generated token of a row."""
+        return self.active.positions_A
+
+    @property
+    def seeds_A(self) -> tuple[int, ...]:
+        """One fixed random seed a row."""
+        return self.active.seeds_A
+
+    @property
+    def waiting_A(self) -> tuple[int, ...]:
+        """Earlier tokens of each row whose skipped blocks wait."""
+        return self.active.waiting_A
+
+    @property
+    def logits_AK(self) -> Tensor:
+        """Logits of the method's head, computed once however often gate and emission ask."""
+        return self._reading().logits_AK
+
+    @property
+    def ids_AK(self) -> Tensor | None:
+        """Token ids behind the columns of `logits_AK`; None where the head reads the whole vocabulary."""
+        return self._reading().ids_AK
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no block is left."""
+        return self.block == self.model.n_blocks
+
+    def state(self, block: int) -> Tensor:
+        """State after an earlier block (0: the embedding) or this one, [A, D]."""
+        return self.hidden_AD if block == self.block else self.earlier[block]
+
+    def earlier_logits(self, block: int) -> Tensor:
+        """Logits of an earlier block over the same ids as `logits_AK`; each is computed once a token."""
+        self._reading()
+        return self._head.earlier_logits(self, block)
+
+    def token(self, index_A: Tensor) -> Tensor:
+        """Token ids [A] of chosen columns [A]."""
+        ids_AK = self.ids_AK
+        return index_A if ids_AK is None else ids_AK.gather(1, index_A[:, None])[:, 0]
+
+    def best(self, value_AK: Tensor) -> Tensor:
+        """Token ids [A] with the highest value of the columns of `logits_AK`; the lowest id wins a tie."""
+        ids_AK = self.ids_AK
+        if ids_AK is None:
+            return argmax_token(value_AK)
+        # Columns may stand by rank.
+        return ids_AK.masked_fill(value_AK < value_AK.amax(-1, keepdim=True), self.model.vocab_size).amin(-1)
+
+    def take(self, index: Sequence[int], index_A: Tensor) -> BlockView:
+        """The same block seen by some of the rows; ``index_A`` is the index on the device."""
+        before_A, ahead_LAD = self.previous_score_A, self.ahead_LAD
+        view = BlockView(
+            block=self.block,
+            active=self.active.take(index, index_A),
+            max_new_tokens=self.max_new_tokens,
+            hidden_AD=self.hidden_AD.index_select(0, index_A),
+            memory={name: value.index_select(0, index_A) for name, value in self.memory.items()},
+            model=self.model,
+            head=self._head,
+            earlier=[state.index_select(0, index_A) for state in self.earlier],
+            previous_score_A=None if before_A is None else before_A.index_select(0, index_A),
+            ahead_LAD=None if ahead_LAD is None else ahead_LAD.index_select(1, index_A),
+        )
+        if (read := self._read) is not None:
+            ids_AK = None if read.ids_AK is None else read.ids_AK.index_select(0, index_A)
+            view._read = Reading(read.logits_AK.index_select(0, index_A), ids_AK)
+        return view
+
+    def at_full_depth(self, hidden_AD: Tensor) -> BlockView:
+        """The view of the last block, for rows whose state there is known."""
+        return BlockView(
+            block=self.model.n_blocks,
+            active=self.active,
+            max_new_tokens=self.max_new_tokens,
+            hidden_AD=hidden_AD,
+            memory=self.memory,
+            model=self.model,
+            head=self._head,
+        )
+
+    @classmethod
+    def joined(cls, views: Sequence[BlockView]) -> BlockView:
+        """What rows of several views have in common that left after different blocks: states, positions and seeds."""
+        first = views[0]
+        return cls(
+            block=first.model.n_blocks,
+            active=ActiveRows.joined([view.active for view in views]),
+            max_new_tokens=first.max_new_tokens,
+            hidden_AD=torch.cat([view.hidden_AD for view in views]),
+            memory={},
+            model=first.model,
+            head=first._head,
+        )
+
+    @property
+    def is_read(self) -> bool:
+        """Whether logits have been asked for."""
+        return self._read is not None
+
+    def _reading(self) -> Reading:
+        if self._read is None:
+            self._read = self._head.read(self)
+        return self._read
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Logits [A, K] and the token ids of their columns; ids None means the whole vocabulary, K = V."""
+
+    logits_AK: Tensor
+    ids_AK: Tensor | None = None
+
+
+def argmax_token(logits_AV: Tensor) -> Tensor:
+    """Greedy choice [A]; the lowest id wins a tie, as in transformers."""
+    return torch.argmax(logits_AV, dim=-1)

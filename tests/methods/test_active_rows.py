@@ -1,0 +1,31 @@
+"""The rows that still run at a block: selected by index, and joined again where they left after different blocks."""
+
+from __future__ import annotations
+
+import torch
+
+from exitbench.methods.base import ActiveRows
+
+ALL = ActiveRows((1, 2, 3, 4), (7, 8, 9, 6), (0, 1, 0, 2), range(4))
+
+
+def take(active: ActiveRows, *index: int) -> ActiveRows:
+    return active.take(index, torch.tensor(index))
+
+
+def told(active: ActiveRows) -> tuple[list[int], ...]:
+    assert active.rows_A is not None
+    columns = (active.positions_A, active.seeds_A, active.waiting_A, active.rows, active.rows_A.tolist())
+    return tuple(list(column) for column in columns)
+
+
+def test_taking_rows_keeps_their_columns_and_their_places_in_the_batch() -> None:
+    some = take(ALL, 1, 2, 3)
+    assert told(some) == ([2, 3, 4], [8, 9, 6], [1, 0, 2], [1, 2, 3], [1, 2, 3])
+    assert told(take(some, 0, 2)) == ([2, 4], [8, 6], [1, 2], [1, 3], [1, 3])
+
+
+def test_groups_that_left_apart_are_joined_in_the_order_in_which_they_left() -> None:
+    rest = take(ALL, 0, 2, 3)
+    joined = ActiveRows.joined([take(ALL, 1), take(rest, 1, 2), take(rest, 0)])
+    assert told(joined) == ([2, 3, 4, 1], [8, 9, 6, 7], [1, 0, 2, 0], [1, 2, 3, 0], [1, 2, 3, 0])
