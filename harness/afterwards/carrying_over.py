@@ -15,7 +15,7 @@ from typing import Final
 from exitbench.errors import UserError
 from exitbench.harness.afterwards.rerun import REPEATABLE, Stored, find_checkpoint, verify
 from exitbench.harness.cells.cell import INPUTS, Cell
-from exitbench.harness.engine.version import ENGINE_VERSION
+from exitbench.harness.engine import ENGINE_VERSION
 from exitbench.methods.registry import get_method, revision
 from exitbench.results.spool.attempts import copy_attempt, freed_tables, latest_status, read_attempt, scan_spool
 

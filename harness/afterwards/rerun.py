@@ -11,8 +11,8 @@ from exitbench.harness.afterwards.rescoring import data_request
 from exitbench.harness.cells.cell import Cell, ModelRef
 from exitbench.harness.cells.corpus import Corpora, Corpus
 from exitbench.harness.cells.job import DataRequest, WorkerSpec, WorkItem
+from exitbench.harness.engine import ENGINE_VERSION
 from exitbench.harness.engine.checkpoints.digest import describe_checkpoint
-from exitbench.harness.engine.version import ENGINE_VERSION
 from exitbench.harness.planning.stale import identity_differences
 from exitbench.harness.running import worker
 from exitbench.harness.training.store import SHIPPED

@@ -197,7 +197,7 @@ class Cell:
     """One method with parameters on one model, one task, one seed, of one kind.
 
     Attributes:
-        engine_version: `harness.engine.version.ENGINE_VERSION`; 0 before there were versions.
+        engine_version: `harness.engine.ENGINE_VERSION`; 0 before there were versions.
         timing: Only for timing cells; part of what was asked.
         calibration: Only for calibration cells; likewise.
         record: Only for probe cells that record the inside of blocks; likewise.

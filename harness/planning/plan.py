@@ -14,9 +14,9 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.cell import Cell, Generation, Kind, MethodRef, ModelRef, TaskRef, TimingSettings
 from exitbench.harness.cells.corpus import Corpora, Corpus
 from exitbench.harness.cells.job import DataRequest, WorkItem
+from exitbench.harness.engine import ENGINE_VERSION
 from exitbench.harness.engine.checkpoints.digest import Description, inspect_checkpoint
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
-from exitbench.harness.engine.version import ENGINE_VERSION
 from exitbench.harness.planning.apart import require_apart
 from exitbench.harness.planning.expand import Draft, expand, select
 from exitbench.harness.planning.generation_checks import remarks, resolve

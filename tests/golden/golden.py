@@ -14,7 +14,7 @@ from settings import Params, base, settings
 from traces import digest, scores, world
 
 from exitbench.errors import UserError
-from exitbench.harness.engine.version import ENGINE_VERSION
+from exitbench.harness.engine import ENGINE_VERSION
 from exitbench.methods.base import Method
 from exitbench.methods.registry import distribution, get_method, method_names
 from exitbench.tasks.registry import get_task, task_names

@@ -10,7 +10,7 @@ import torch
 from golden import ANEW, WORLDS, Golden, Setting, Trace, faults, is_close, our_methods, read, settings_of, trace
 from traces import digest, scores, world
 
-from exitbench.harness.engine.version import ENGINE_VERSION
+from exitbench.harness.engine import ENGINE_VERSION
 from exitbench.methods.gates import SoftmaxMargin
 from exitbench.methods.registry import get_method, method_names
 from exitbench.tasks.registry import get_task, task_names

@@ -160,7 +160,7 @@ def test_a_spool_that_is_a_file_is_refused(tmp_path: Path, cell: Json, env: Json
 def test_a_missing_key_of_a_cell_is_named(tmp_path: Path, cell: Json, env: Json, part: str) -> None:
     broken = json.loads(json.dumps(cell))
     section = broken[part] if part else broken
-    section.popitem()
+    section.pop(next(iter(section)))
     with pytest.raises(SpoolError, match=rf"cell.json: key '{part}.*' is missing"):
         AttemptWriter(tmp_path, broken, env)
 
