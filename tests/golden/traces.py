@@ -28,7 +28,7 @@ from exitbench.tasks import builtin
 from exitbench.tasks.registry import get_task, task_names
 
 MAX_NEW_TOKENS = 8
-_DOCUMENTS, _FITTED_ON = 2, 8
+_DOCUMENTS, _FITTED_ON = 2, 3
 _ENTRIES = 16
 
 
