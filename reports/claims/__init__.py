@@ -63,7 +63,7 @@ class Verdict:
         if claim.reason is not None:
             return claim.reason
         if self.value is None:
-            return f"`exitbench run {claim.suite}` measures it" if claim.suite else "no such number is printed"
+            return f"measured by {claim.commands}" if claim.suite else "no such number is printed"
         interval = "" if self.low is None or self.high is None else f" [{self.low:.4g}, {self.high:.4g}]"
         simulated = " (simulated)" if claim.simulated else ""
         where = f"; {self.scope}" if self.scope else ""

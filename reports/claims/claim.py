@@ -39,6 +39,7 @@ class Claim:
         simulated: Whether evidence is from replays or full-depth passes, not from real decodes alone.
         exact: Whether evidence decides without an interval: numbers as printed, and what is so in every run or in none.
         suite: Shipped suite that measures it; None where nothing is to be run.
+        then: Command that must follow the suite; None where it is enough.
         caveat: How our evidence differs from what the paper did.
         reason: Why nothing here could compare; None where something can.
         evidence_sql: Query of one row: value (NULL where nothing was measured), low, high (its 95% interval, NULL where
@@ -64,6 +65,7 @@ class Claim:
     simulated: bool
     exact: bool
     suite: str | None
+    then: str | None
     caveat: str | None
     reason: str | None
     evidence_sql: str | None
@@ -77,6 +79,12 @@ class Claim:
         too_low = self.direction != "at_most" and high < self.bound - self.tolerance
         too_high = self.direction != "at_least" and low > self.bound + self.tolerance
         return too_low or too_high
+
+    @property
+    def commands(self) -> str:
+        """What measures it, as typed; empty where nothing is to be run."""
+        typed = (f"exitbench run {self.suite}", self.then) if self.suite else ()
+        return ", then ".join(f"`{command}`" for command in typed if command)
 
     @property
     def criterion(self) -> str:

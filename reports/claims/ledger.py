@@ -28,7 +28,7 @@ _TESTED: Final[Keys] = {
 _MEASURED: Final[Keys] = {**_TESTED, "suite": str}
 _UNTESTED: Final[Keys] = {"reason": str}
 _OPTIONAL: Final[Keys] = {"tolerance": float, "published": float}
-_OPTIONAL_MEASURED: Final[Keys] = {**_OPTIONAL, "simulated": bool, "exact": bool, "limits": list}
+_OPTIONAL_MEASURED: Final[Keys] = {**_OPTIONAL, "simulated": bool, "exact": bool, "limits": list, "then": str}
 
 _MEANING: Final = {
     CLAIM: f"a claim quotes its authors in at most {MOST_WORDS} words and is measured",
@@ -101,6 +101,7 @@ def _claim(file: str, number: int, entry: Mapping[str, Any]) -> Claim:
         simulated=entry.get("simulated", False),
         exact=entry.get("exact", kind == CONSISTENCY),
         suite=entry.get("suite"),
+        then=entry.get("then"),
         caveat=entry.get("caveat"),
         reason=entry.get("reason"),
         evidence_sql=entry.get("evidence_sql"),

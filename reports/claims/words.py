@@ -125,7 +125,7 @@ def _told(verdict: Verdict) -> Iterator[tuple[str, str]]:
     if claim.published is not None:
         yield "published", f"{claim.published:.4g} {claim.unit}"
     yield "caveat", claim.caveat or ""
-    yield "measured by", f"`exitbench run {claim.suite}`" if claim.suite else ""
+    yield "measured by", claim.commands
 
 
 def _lines(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:

@@ -22,7 +22,8 @@ from exitbench.results.ingest.ingest import ingest
 MADE_UP = Claim(
     claim_id="made-up", ledger="mee", kind=CLAIM, paper="MEE", place="nowhere", quotation="It is so.", text="A claim.",
     conditions="None.", unit="points", direction="at_least", bound=1.0, tolerance=0.1, published=2.0, n_of="runs",
-    limits=None, simulated=False, exact=False, suite="builtin", caveat="None.", reason=None, evidence_sql="SELECT 1",
+    limits=None, simulated=False, exact=False, suite="builtin", then=None, caveat="None.", reason=None,
+    evidence_sql="SELECT 1",
 )  # fmt: skip
 PRINTED = replace(MADE_UP, kind=CONSISTENCY, quotation=None, suite=None, exact=True)
 NO_RUNS = "NULL::VARCHAR[] AS attempts"
@@ -247,6 +248,25 @@ def test_what_the_papers_print_agrees_with_them_where_it_is_known_to(verdicts: t
     found = {it.claim.claim_id: it for it in verdicts if it.claim.claim_id in known}
     assert {name: it.value for name, it in found.items()} == {n: pytest.approx(v, abs=0.006) for n, v in known.items()}
     assert {it.verdict for it in found.values()} == {"consistent"}
+
+
+def test_what_was_not_measured_names_the_commands_that_measure_it() -> None:
+    def evidence(**changed: object) -> str:
+        return Verdict(replace(MADE_UP, **changed), "not measured").evidence
+
+    assert evidence() == "measured by `exitbench run builtin`"
+    assert evidence(then="exitbench annotate upos") == (
+        "measured by `exitbench run builtin`, then `exitbench annotate upos`"
+    )
+    assert evidence(suite=None) == "no such number is printed"
+
+
+def test_comparisons_of_trained_exit_heads_name_the_suite_that_trains_all_of_them() -> None:
+    """The suite of the papers' figures trains one kind; others come with that of the settings."""
+    compares = {
+        claim.claim_id: claim.suite for claim in read_claims() if "entropy_weight" in (claim.evidence_sql or "")
+    }
+    assert compares and set(compares.values()) == {"heads-settings"}
 
 
 def test_exchanging_the_models_trainings_turns_the_evidence_round(small_database: Path, tmp_path: Path) -> None:
