@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from exitbench.harness.afterwards.taggers import Tagger, tags_of
-from exitbench.results.analysis.selection import Run, Runs
+from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.analysis.spelling import spelled
 from exitbench.results.beside.tags import SCHEMA, TAGS, record_tags
 from exitbench.results.database.connection import Database
@@ -59,7 +59,7 @@ def annotate(
         UserError: A name fits nothing, or the spool cannot be written.
     """
     rows = database.query(_RUNS).to_pylist()
-    runs = Runs(map(_run, rows), what="run at full depth")
+    runs = RunIndex(map(_run, rows), what="run at full depth")
     chosen = {run.attempt_id for name in names for run in runs.find(name)}
     wanted = [row for row in rows if not names or row["attempt_id"] in chosen]
     to_do = [row for row in wanted if not TAGS.has(spool_root, row["attempt_id"], tagger.name)]

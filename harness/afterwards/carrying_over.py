@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from exitbench.errors import UserError
 from exitbench.harness.afterwards.rerun import REPEATABLE, Stored, find_checkpoint, verify
@@ -179,7 +179,9 @@ class _Ids:
         method = cls.from_params(record["method"]["params"])
         params = {"fit": method.fit_params, "scores": method.score_params}.get(record["kind"], method.params)()
         old = Cell.from_json(record)
-        inputs = {name: self.cell(of).cell_id for name in (*INPUTS, "full_depth_cell_id") if (of := record[name])}
+        inputs: dict[str, Any] = {
+            name: self.cell(of).cell_id for name in (*INPUTS, "full_depth_cell_id") if (of := record[name])
+        }
         now = replace(old.method, params=params, revision=revision(cls))
         return replace(old, method=now, engine_version=ENGINE_VERSION, **inputs)
 

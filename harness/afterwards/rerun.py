@@ -10,15 +10,15 @@ from exitbench.errors import UserError
 from exitbench.harness.afterwards.rescoring import data_request
 from exitbench.harness.cells.cell import Cell, ModelRef
 from exitbench.harness.cells.corpus import Corpora, Corpus
-from exitbench.harness.cells.job import DataRequest, WorkerSpec, WorkItem
+from exitbench.harness.cells.job import CellJob, DataRequest, WorkerSpec
 from exitbench.harness.engine import ENGINE_VERSION
 from exitbench.harness.engine.checkpoints.digest import describe_checkpoint
 from exitbench.harness.planning.stale import identity_differences
 from exitbench.harness.running import worker
 from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.registry import get_method, revision
-from exitbench.results.analysis.repeats import Compared, compare
-from exitbench.results.analysis.selection import Run, Runs
+from exitbench.results.analysis.repeats import Compared, compare_attempts
+from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.spool.attempts import Attempt, attempt_status, read_attempt, scan_spool
 from exitbench.tasks.registry import get_task
 
@@ -68,7 +68,7 @@ def find_stored(spool: Path, name: str) -> Stored:
         UserError: It is none or several, or its files are not what was written.
     """
     attempts = {attempt.attempt_id: attempt for attempt in scan_spool(spool) if attempt.finished}
-    runs = Runs(filter(None, map(_run, attempts.values())), what="repeatable run")
+    runs = RunIndex(filter(None, map(_run, attempts.values())), what="repeatable run")
     found = runs.find(name)
     # What a model answered goes by the name alone, other kinds of cells by their ids; a cell stands for its latest.
     answers = [run for run in found if run.about == "quality"] or found
@@ -109,7 +109,7 @@ def verify(
     status = attempt_status(repetitions, item.cell.cell_id)
     if status is None or status.attempt_id == item.seen:
         raise UserError(f"cell {item.cell.cell_id[:12]} was not run again.")
-    compared = compare(stored.attempt.path, status.path) if status.status == "ok" else []
+    compared = compare_attempts(stored.attempt.path, status.path) if status.status == "ok" else []
     return Verdict(status.path, status.status, status.reason, tuple(compared))
 
 
@@ -172,7 +172,7 @@ def _json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _item(stored: Stored, repetitions: Path, folder: Path, data_dir: Path | None, across_versions: bool) -> WorkItem:
+def _item(stored: Stored, repetitions: Path, folder: Path, data_dir: Path | None, across_versions: bool) -> CellJob:
     """The stored cell as it would be asked here and now, which must be the same cell.
 
     Raises:
@@ -194,7 +194,7 @@ def _item(stored: Stored, repetitions: Path, folder: Path, data_dir: Path | None
     status = attempt_status(repetitions, cell.cell_id)
     label = f"{cell.model.name}/{cell.task.label}/{cell.method.name}/{cell.kind}"
     seen = status.attempt_id if status else None
-    return WorkItem(cell, label, data, held_out, seen, conformance=stored.cell.get("conformance"))
+    return CellJob(cell, label, data, held_out, seen, conformance=stored.cell.get("conformance"))
 
 
 def _without_versions(identity: Mapping[str, Any]) -> dict[str, Any]:

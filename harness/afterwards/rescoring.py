@@ -12,7 +12,7 @@ import pyarrow as pa
 from exitbench.errors import UserError
 from exitbench.harness.cells.job import DataRequest
 from exitbench.harness.running.scoring import metric_table, score_columns, task_metrics
-from exitbench.results.analysis.selection import Run, Runs
+from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.beside.rescores import Rescore, is_rescored, record_rescore
 from exitbench.results.spool.attempts import read_attempt, scan_spool
 from exitbench.tasks.base import Task, documents_sha256
@@ -117,7 +117,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _select(stored: Sequence[_Stored], names: Sequence[str]) -> tuple[list[_Stored], dict[str, Path]]:
     """Return what is named, once, and the files of suites that were given as files, by the suite's name."""
-    runs = Runs((one.run for one in stored), what="quality run")
+    runs = RunIndex((one.run for one in stored), what="quality run")
     suites: dict[str, Path] = {}
     wanted: set[str] = set()
     for name in names:

@@ -91,7 +91,7 @@ class TaskRef:
 
 
 @dataclass(frozen=True)
-class Generation:
+class GenerationSettings:
     """How prompts are made and when greedy generation ends besides end-of-sequence; None where a suite does not ask.
 
     Attributes:
@@ -214,7 +214,7 @@ class Cell:
     kv_policy: str
     model: ModelRef
     task: TaskRef
-    generation: Generation
+    generation: GenerationSettings
     dtype: str
     device: str
     batch_size: int
@@ -327,7 +327,7 @@ class Cell:
             kv_policy=record["kv_policy"],
             model=ModelRef(**record["model"]),
             task=TaskRef(**record["task"]),
-            generation=Generation(**{**generation, "stop": tuple(generation["stop"])}),
+            generation=GenerationSettings(**{**generation, "stop": tuple(generation["stop"])}),
             dtype=record["dtype"],
             device=record["device"],
             batch_size=record["batch_size"],

@@ -91,7 +91,7 @@ class DataRequest:
 
 
 @dataclass(frozen=True)
-class WorkItem:
+class CellJob:
     """A cell, the line that names it in progress and logs, and where its documents come from.
 
     Attributes:
@@ -128,7 +128,7 @@ class WorkItem:
         return {**self.cell.to_json(), **known, "conformance": self.conformance, "cell_timeout_s": self.timeout_s}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "WorkItem":
+    def from_json(cls, record: Mapping[str, Any]) -> "CellJob":
         """Rebuild an item from its JSON."""
         held_out = record["held_out"] and DataRequest.from_json(record["held_out"])
         cell, data = Cell.from_json(record["cell"]), DataRequest.from_json(record["data"])
@@ -146,7 +146,7 @@ class WorkerSpec:
         inputs: Spool of the cells that these depend on; None: ``spool``.
     """
 
-    cells: tuple[WorkItem, ...]
+    cells: tuple[CellJob, ...]
     model_path: Path
     data_dir: Path | None
     spool: Path
@@ -171,7 +171,7 @@ class WorkerSpec:
         """Read the text of SPEC.json."""
         record = json.loads(text)
         return cls(
-            cells=tuple(WorkItem.from_json(item) for item in record["cells"]),
+            cells=tuple(CellJob.from_json(item) for item in record["cells"]),
             model_path=Path(record["model_path"]),
             data_dir=None if record["data_dir"] is None else Path(record["data_dir"]),
             spool=Path(record["spool"]),

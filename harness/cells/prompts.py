@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.cell import Generation
+from exitbench.harness.cells.cell import GenerationSettings
 
 if TYPE_CHECKING:
     from exitbench.tasks.document import Document
@@ -50,7 +50,7 @@ class Prompts:
         UserError: The chat template is not the one that was planned with, or the special tokens leave no room.
     """
 
-    def __init__(self, tokenizer: Any, generation: Generation, max_positions: int | None = None) -> None:
+    def __init__(self, tokenizer: Any, generation: GenerationSettings, max_positions: int | None = None) -> None:
         self.tokenizer, self.generation = tokenizer, generation
         longest = None if max_positions is None else max_positions - generation.max_new_tokens
         bounds = [bound for bound in (longest, generation.max_prompt_tokens) if bound is not None]

@@ -11,7 +11,7 @@ from typing import Final
 from exitbench.errors import UserError
 from exitbench.harness.cells.corpus import Corpus
 from exitbench.harness.cells.job import DataRequest
-from exitbench.harness.planning.expand import Draft
+from exitbench.harness.planning.expand import CellTemplate
 from exitbench.tasks.registry import get_task
 from exitbench.terminal import visible, without_middle
 
@@ -27,7 +27,7 @@ _KEYS: Final = {
 
 
 def require_apart(
-    drafts: Sequence[Draft], corpora: Mapping[tuple[str, DataRequest], Corpus], data_dir: Path | None
+    drafts: Sequence[CellTemplate], corpora: Mapping[tuple[str, DataRequest], Corpus], data_dir: Path | None
 ) -> None:
     """Refuse to measure on documents that something was fitted or calibrated on, or to calibrate on what was fitted on.
 
@@ -51,7 +51,7 @@ def require_apart(
             raise _refusal(draft, other, use, data_dir)
 
 
-def _others(draft: Draft, by_label: Mapping[str, Draft]) -> Iterator[tuple[str, DataRequest]]:
+def _others(draft: CellTemplate, by_label: Mapping[str, CellTemplate]) -> Iterator[tuple[str, DataRequest]]:
     """Documents that a cell's own must not be among, and for what they are used."""
     if draft.kind in ("fit", "calibration"):
         yield _MEASURED, draft.task.data
@@ -59,7 +59,7 @@ def _others(draft: Draft, by_label: Mapping[str, Draft]) -> Iterator[tuple[str, 
         yield _FITTED, by_label[draft.inputs["fit_cell_id"]].data
 
 
-def _refusal(draft: Draft, other: DataRequest, use: str, data_dir: Path | None) -> UserError:
+def _refusal(draft: CellTemplate, other: DataRequest, use: str, data_dir: Path | None) -> UserError:
     prompt, own = get_task(draft.data.task).prompt, draft.data
     documents = own.load(data_dir)
     used = {prompt(document) for document in other.load(data_dir)}

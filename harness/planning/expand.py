@@ -19,7 +19,7 @@ _ORDER: tuple[Kind, ...] = ("fit", "probe", "scores", "quality", "replay", "cali
 
 
 @dataclass(frozen=True)
-class Draft:
+class CellTemplate:
     """A cell by its names.
 
     Attributes:
@@ -62,7 +62,7 @@ class Draft:
             raise UserError(f"{self.where}: {error} The model is {self.model.name!r}.") from None
 
 
-def expand(suite: Suite, limit: int | None = None) -> list[Draft]:
+def expand(suite: Suite, limit: int | None = None) -> list[CellTemplate]:
     """Return every cell that a suite asks for, in the order in which they run, dependencies first.
 
     Full depth's quality cell is added for every model and task; its probe, fits and scores where a cell needs them.
@@ -73,7 +73,7 @@ def expand(suite: Suite, limit: int | None = None) -> list[Draft]:
     """
     if limit is not None:
         suite = replace(suite, tasks=tuple(_limited(entry, limit) for entry in suite.tasks))
-    drafts: dict[str, Draft] = {}
+    drafts: dict[str, CellTemplate] = {}
     for model in suite.models:
         for task in suite.tasks:
             cells = list(_of_pair(suite, model, task))
@@ -81,7 +81,7 @@ def expand(suite: Suite, limit: int | None = None) -> list[Draft]:
     return list(drafts.values())
 
 
-def select(drafts: Sequence[Draft], only: str | None, kinds: Sequence[Kind] | None) -> list[Draft]:
+def select(drafts: Sequence[CellTemplate], only: str | None, kinds: Sequence[Kind] | None) -> list[CellTemplate]:
     """Keep the cells whose label matches a glob and whose kind is listed, and what they depend on.
 
     Raises:
@@ -100,7 +100,7 @@ def select(drafts: Sequence[Draft], only: str | None, kinds: Sequence[Kind] | No
     return [draft for draft in drafts if draft.label in kept]
 
 
-def _dependencies(draft: Draft, by_label: dict[str, Draft]) -> set[str]:
+def _dependencies(draft: CellTemplate, by_label: dict[str, CellTemplate]) -> set[str]:
     """Labels of what a cell needs before it runs, and of the full depth that it is compared with."""
     needed = {*draft.inputs.values(), *([draft.baseline] if draft.baseline else [])}
     return needed.union(*(_dependencies(by_label[label], by_label) for label in needed))
@@ -111,7 +111,7 @@ def _limited(task: TaskEntry, limit: int) -> TaskEntry:
     return replace(task, data=replace(task.data, limit=limit if own is None else min(own, limit)))
 
 
-def _of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator[Draft]:
+def _of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator[CellTemplate]:
     pair = _Pair(model, task, suite.fit_documents)
     for sweep in suite.sweeps:
         if model.name not in sweep.models or task.label not in sweep.tasks:
@@ -143,10 +143,10 @@ class _Pair:
     def label(self, method: str, kind: Kind) -> str:
         return f"{self.model.name}/{self.task.label}/{method}/{kind}"
 
-    def full(self, where: str) -> Draft:
+    def full(self, where: str) -> CellTemplate:
         baseline = baseline_method()()
         label = self.label(baseline.name, "quality")
-        return Draft(label, where, self.model, self.task, self.task.data, baseline, "quality")
+        return CellTemplate(label, where, self.model, self.task, self.task.data, baseline, "quality")
 
     def check_rules(self, where: str, kind: Kind, method: Method) -> None:
         """Refuse what says of the head's own choices, where the task has tokens chosen otherwise."""
@@ -161,25 +161,25 @@ class _Pair:
         if why := why_not(method.parts(n_blocks=2)):
             raise UserError(f"{where}: {method.name!r} {why}, which {rules} changes.")
 
-    def probe(self, where: str) -> Draft:
+    def probe(self, where: str) -> CellTemplate:
         full = self.full(where)
         self.check_rules(where, "probe", full.method)
         return replace(full, label=self.label(full.method.name, "probe"), kind="probe", baseline=full.label)
 
-    def recording(self, where: str, record: RecordSettings) -> Draft:
+    def recording(self, where: str, record: RecordSettings) -> CellTemplate:
         """A probe that records the inside of blocks; the plain one stays what others compute from."""
         probe = self.probe(where)
         about = f"{probe.method.name}:record={';'.join(record.what)},documents={record.documents}"
         return replace(probe, label=self.label(about, "probe"), record=record)
 
-    def fit(self, where: str, method: Method) -> Draft:
+    def fit(self, where: str, method: Method) -> CellTemplate:
         """What the method is fitted to: the same for all settings that do not change it."""
         why = f"method {method.name!r}, which is fitted on the train split,"
         data = self.task.other_split("train", self.fit_documents, why)
         label, bare = self._reduced(method, method.fit_params(), "fit")
-        return Draft(label, where, self.model, self.task, data, bare, "fit")
+        return CellTemplate(label, where, self.model, self.task, data, bare, "fit")
 
-    def scores(self, where: str, method: Method) -> Iterator[Draft]:
+    def scores(self, where: str, method: Method) -> Iterator[CellTemplate]:
         """What the method's gate says of every probed token, and what that needs."""
         label, bare = self._reduced(method, method.score_params(), "scores")
         inputs = {"probe_cell_id": self.probe(where).label}
@@ -187,9 +187,9 @@ class _Pair:
             yield self.fit(where, bare)
             inputs["fit_cell_id"] = self.fit(where, bare).label
         full = self.full(where)
-        yield Draft(label, where, self.model, self.task, self.task.data, bare, "scores", full.label, inputs)
+        yield CellTemplate(label, where, self.model, self.task, self.task.data, bare, "scores", full.label, inputs)
 
-    def cells(self, where: str, method: Method, name: str, kind: Kind) -> Iterator[Draft]:
+    def cells(self, where: str, method: Method, name: str, kind: Kind) -> Iterator[CellTemplate]:
         """One kind of cell of a method, and all that it needs."""
         full = self.full(where)
         if kind == "probe" or (kind == "quality" and method == full.method):
@@ -216,9 +216,9 @@ class _Pair:
             inputs["scores_cell_id"] = scores.label
         if kind != "scores":
             label = self.label(name, kind)
-            yield Draft(label, where, self.model, self.task, self.task.data, method, kind, full.label, inputs)
+            yield CellTemplate(label, where, self.model, self.task, self.task.data, method, kind, full.label, inputs)
 
-    def calibration(self, entry: CalibrationEntry, method: Method, name: str) -> Iterator[Draft]:
+    def calibration(self, entry: CalibrationEntry, method: Method, name: str) -> Iterator[CellTemplate]:
         """A calibration, and what its method needs."""
         self.check_rules(entry.where, "calibration", method)
         fit = self.fit(entry.where, method) if method.fit_params() else None
@@ -234,7 +234,9 @@ class _Pair:
             f"levels={';'.join(map(str, settings.levels))},documents={entry.documents}"
         )
         label = self.label(about, "calibration")
-        yield Draft(label, entry.where, self.model, self.task, data, method, "calibration", None, inputs, settings)
+        yield CellTemplate(
+            label, entry.where, self.model, self.task, data, method, "calibration", None, inputs, settings
+        )
 
     def _reduced(self, method: Method, params: Mapping[str, Any], kind: Kind) -> tuple[str, Method]:
         """The method with these parameters and the default of all others, and the label of its cell."""
@@ -243,6 +245,6 @@ class _Pair:
         return self.label(point_label(method.name, stated), kind), type(method).from_params(params)
 
 
-def _rank(draft: Draft) -> tuple[bool, int]:
+def _rank(draft: CellTemplate) -> tuple[bool, int]:
     is_full_depth = draft.kind == "quality" and draft.baseline is None
     return not is_full_depth, _ORDER.index(draft.kind)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.cell import Generation, ModelRef
+from exitbench.harness.cells.cell import GenerationSettings, ModelRef
 from exitbench.harness.engine.checkpoints.digest import Description
 from exitbench.harness.engine.checkpoints.generation_config import not_applied
 from exitbench.harness.planning.task_entry import TaskEntry
 
 
-def resolve(entry: TaskEntry, folder: Path, found: Description) -> Generation:
+def resolve(entry: TaskEntry, folder: Path, found: Description) -> GenerationSettings:
     """Return what a task asks of a model, with the digest of its chat template where prompts go through it.
 
     Raises:
@@ -34,7 +34,7 @@ def resolve(entry: TaskEntry, folder: Path, found: Description) -> Generation:
     return asked
 
 
-def remarks(entries: Sequence[TaskEntry], folder: Path, asked: Mapping[str, Generation]) -> tuple[str, ...]:
+def remarks(entries: Sequence[TaskEntry], folder: Path, asked: Mapping[str, GenerationSettings]) -> tuple[str, ...]:
     """Return what a reader of results should know of a checkpoint's own settings, a line each.
 
     Args:
@@ -74,7 +74,7 @@ def _chat_template_sha256(folder: Path, model: ModelRef, system: str | None) -> 
     return check_chat_template(load_tokenizer(folder), system)
 
 
-def _check_bound(folder: Path, found: Description, asked: Generation) -> None:
+def _check_bound(folder: Path, found: Description, asked: GenerationSettings) -> None:
     from exitbench.harness.cells.prompts import Prompts
     from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 

@@ -31,6 +31,7 @@ class Setting:
         name: Of the method.
         params: Its parameters, as canonical JSON.
         syntax_sha256: Of the method's source.
+        distribution: What brought it.
         n_blocks: Decoder blocks of the model.
         exit_blocks: Blocks after which it has trained exit heads.
     """
@@ -38,6 +39,7 @@ class Setting:
     name: str
     params: str
     syntax_sha256: str
+    distribution: str | None
     n_blocks: int
     exit_blocks: tuple[int, ...]
 
@@ -45,7 +47,8 @@ class Setting:
     def of(cls, method: MethodRef, n_blocks: int, exit_blocks: tuple[int, ...]) -> Setting:
         """Make the setting of a cell's method."""
         params = canonical_json(dict(method.params))
-        return cls(method.name, params, syntax_sha256(get_method(method.name)), n_blocks, exit_blocks)
+        syntax = syntax_sha256(get_method(method.name))
+        return cls(method.name, params, syntax, method.distribution, n_blocks, exit_blocks)
 
     def to_json(self) -> dict[str, Any]:
         """Return what is handed to a trial."""

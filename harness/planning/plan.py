@@ -11,14 +11,14 @@ from itertools import groupby
 from pathlib import Path
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.cell import Cell, Generation, Kind, MethodRef, ModelRef, TaskRef, TimingSettings
+from exitbench.harness.cells.cell import Cell, GenerationSettings, Kind, MethodRef, ModelRef, TaskRef, TimingSettings
 from exitbench.harness.cells.corpus import Corpora, Corpus
-from exitbench.harness.cells.job import DataRequest, WorkItem
+from exitbench.harness.cells.job import CellJob, DataRequest
 from exitbench.harness.engine import ENGINE_VERSION
 from exitbench.harness.engine.checkpoints.digest import Description, inspect_checkpoint
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
 from exitbench.harness.planning.apart import require_apart
-from exitbench.harness.planning.expand import Draft, expand, select
+from exitbench.harness.planning.expand import CellTemplate, expand, select
 from exitbench.harness.planning.generation_checks import remarks, resolve
 from exitbench.harness.planning.retry import RETRIED, Retry, State
 from exitbench.harness.planning.stale import Predecessors
@@ -36,7 +36,7 @@ from exitbench.terminal import number_of
 class PlannedCell:
     """A cell and what the spool knows of it; ``why`` explains stale and failed, and what was cut short."""
 
-    item: WorkItem
+    item: CellJob
     state: State
     why: str
 
@@ -60,7 +60,7 @@ class Group:
     cells: tuple[PlannedCell, ...]
     remarks: tuple[str, ...] = ()
 
-    def to_run(self, retry: Retry) -> tuple[WorkItem, ...]:
+    def to_run(self, retry: Retry) -> tuple[CellJob, ...]:
         """Return the cells to run, in order."""
         return tuple(planned.item for planned in self.cells if planned.state in RETRIED[retry])
 
@@ -146,7 +146,7 @@ def make_plan(
     for entry, own in models:
         recipe = recipes[entry.name]
         folder = find_trained(recipe, models_dir, SHIPPED) if recipe else entry.path
-        items: list[WorkItem] = []
+        items: list[CellJob] = []
         remarked: tuple[str, ...] = ()
         if folder is not None:
             found = inspect_checkpoint(entry.name, folder)
@@ -170,12 +170,12 @@ def resolve_device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _check_model(drafts: Sequence[Draft], n_blocks: int, exit_blocks: tuple[int, ...] | None = None) -> None:
+def _check_model(drafts: Sequence[CellTemplate], n_blocks: int, exit_blocks: tuple[int, ...] | None = None) -> None:
     for draft in drafts:
         draft.check(n_blocks, exit_blocks)
 
 
-def _check_budget(drafts: Sequence[Draft], found: Description) -> None:
+def _check_budget(drafts: Sequence[CellTemplate], found: Description) -> None:
     for draft in drafts:
         task, positions = draft.task, found.max_positions
         if positions is not None and task.generation.max_new_tokens >= positions:
@@ -185,7 +185,7 @@ def _check_budget(drafts: Sequence[Draft], found: Description) -> None:
             )
 
 
-def _requests(draft: Draft) -> list[DataRequest]:
+def _requests(draft: CellTemplate) -> list[DataRequest]:
     """Every set of documents of a cell: what is fitted or calibrated is measured on the task's own."""
     return [draft.data, draft.task.data]
 
@@ -219,19 +219,21 @@ class _Builder:
     device: str
     tasks: Mapping[tuple[str, DataRequest], TaskRef]
 
-    def build(self, drafts: Sequence[Draft], model: ModelRef, asked: Mapping[str, Generation]) -> list[WorkItem]:
+    def build(
+        self, drafts: Sequence[CellTemplate], model: ModelRef, asked: Mapping[str, GenerationSettings]
+    ) -> list[CellJob]:
         """Return the cells of one model, of which tasks ask this; two drafts that ask the same give one."""
         ids: dict[str, str] = {}
-        items: dict[str, WorkItem] = {}
+        items: dict[str, CellJob] = {}
         for draft in drafts:
             cell = self._cell(draft, model, asked[draft.task.label], ids)
             ids[draft.label] = cell.cell_id
             held_out = None if draft.calibration is None else draft.task.data
-            item = WorkItem(cell, draft.label, draft.data, held_out, timeout_s=self.suite.cell_timeout_s)
+            item = CellJob(cell, draft.label, draft.data, held_out, timeout_s=self.suite.cell_timeout_s)
             items.setdefault(cell.cell_id, item)
         return list(items.values())
 
-    def _cell(self, draft: Draft, model: ModelRef, asked: Generation, ids: Mapping[str, str]) -> Cell:
+    def _cell(self, draft: CellTemplate, model: ModelRef, asked: GenerationSettings, ids: Mapping[str, str]) -> Cell:
         method, suite, calibration = draft.method, self.suite, draft.calibration
         params = {"fit": method.fit_params, "scores": method.score_params}.get(draft.kind, method.params)()
         replaced = {"threshold"} if calibration is not None else set()  # by each level tried
@@ -262,7 +264,7 @@ class _Builder:
         )
 
 
-def _planned(item: WorkItem, statuses: Mapping[str, AttemptStatus], predecessors: Predecessors) -> PlannedCell:
+def _planned(item: CellJob, statuses: Mapping[str, AttemptStatus], predecessors: Predecessors) -> PlannedCell:
     known = statuses.get(item.cell.cell_id)
     if known is None:
         why = predecessors.difference(item.cell)

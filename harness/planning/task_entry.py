@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, cast
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.cell import FIRST_TOKENS, TRUNCATIONS, Generation, Truncate
+from exitbench.harness.cells.cell import FIRST_TOKENS, TRUNCATIONS, GenerationSettings, Truncate
 from exitbench.harness.cells.job import DataRequest, SourceKind
 from exitbench.harness.reading.toml import Table
 
@@ -41,7 +41,7 @@ class TaskEntry:
     label: str
     where: str
     data: DataRequest
-    generation: Generation
+    generation: GenerationSettings
     chat_template: bool = False
     train_files: Files = ()
     calibration_files: Files = ()
@@ -130,7 +130,7 @@ def _files(table: Table) -> Files:
     return tuple((role, table.get(role, str)) for role in table.values)
 
 
-def _generation(table: Table, default_max_new_tokens: int) -> Generation:
+def _generation(table: Table, default_max_new_tokens: int) -> GenerationSettings:
     for given, other in (("max_prompt_tokens", "truncate"), ("truncate", "max_prompt_tokens")):
         if given in table.values and other not in table.values:
             words = "a whole number" if other == "max_prompt_tokens" else ", ".join(f'"{way}"' for way in TRUNCATIONS)
@@ -141,7 +141,7 @@ def _generation(table: Table, default_max_new_tokens: int) -> Generation:
     first_token = table.choose(
         "first_token", table.get("first_token", str, "full"), FIRST_TOKENS, "way to the first token"
     )
-    return Generation(
+    return GenerationSettings(
         max_new_tokens=table.positive("max_new_tokens", default_max_new_tokens, MAX_NEW_TOKENS),
         stop=table.strings("stop", ()),
         repetition_penalty=_penalty(table),

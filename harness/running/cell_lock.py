@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from exitbench.harness.cells.job import WorkItem
+from exitbench.harness.cells.job import CellJob
 from exitbench.harness.processes.locks import locked
 from exitbench.results.spool.attempts import TO_BE_RUN, UNFINISHED, Attempt, cell_attempts, read_status
 from exitbench.results.spool.heartbeat import owner_of
@@ -31,13 +31,13 @@ def holder(spool: Path, cell_id: str) -> str:
     return f"process {owner.pid}" + (f" on {owner.host}" if owner.host != socket.gethostname() else "")
 
 
-def attempts_since(spool: Path, item: WorkItem) -> list[Attempt]:
+def attempts_since(spool: Path, item: CellJob) -> list[Attempt]:
     """Attempts at a cell that the plan did not know, by time."""
     attempts = cell_attempts(spool, item.cell.cell_id)
     return [attempt for attempt in attempts if item.seen is None or attempt.attempt_id > item.seen]
 
 
-def outcome(spool: Path, item: WorkItem) -> str | None:
+def outcome(spool: Path, item: CellJob) -> str | None:
     """How a cell has ended since it was planned; None if it has not, or is to be run again."""
     finished = [attempt for attempt in attempts_since(spool, item) if attempt.finished]
     status = read_status(finished[-1]).status if finished else UNFINISHED

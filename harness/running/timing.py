@@ -15,8 +15,7 @@ from typing import Final
 
 import torch
 
-from exitbench.harness.cells.cell import Generation as Asked
-from exitbench.harness.cells.cell import TimingSettings
+from exitbench.harness.cells.cell import GenerationSettings, TimingSettings
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.decode import Batch, Generation, Request, decode, prefill
 from exitbench.harness.running.device_readings import DeviceReading, read_device
@@ -69,7 +68,7 @@ def measure(
     full: Parts,
     method: Parts,
     units: Sequence[Unit],
-    asked: Asked,
+    asked: GenerationSettings,
     settings: TimingSettings,
     seed: int,
     on_unit: Callable[[int], None],
@@ -144,7 +143,7 @@ def speedup(readings: Sequence[Reading], phase: str, seed: int, *, twin: bool = 
 
 
 def _timed(
-    checkpoint: Checkpoint, parts: Parts, unit: Unit, asked: Asked
+    checkpoint: Checkpoint, parts: Parts, unit: Unit, asked: GenerationSettings
 ) -> Iterator[tuple[str, int, int | None, int]]:
     """Decode one unit and yield (phase, wall ns, device ns, tokens)."""
     clock = _Clock(checkpoint.model.device)
@@ -162,7 +161,7 @@ def _timed(
         yield phase, *clock.between(first, last), n_tokens
 
 
-def _prefilled(checkpoint: Checkpoint, unit: Unit, asked: Asked) -> Batch:
+def _prefilled(checkpoint: Checkpoint, unit: Unit, asked: GenerationSettings) -> Batch:
     model, gates_first = checkpoint.model, asked.gates_first_token
     return prefill(model, unit.requests, asked.max_new_tokens, gates_first_token=gates_first)
 

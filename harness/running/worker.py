@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 
 from exitbench.errors import UserError, no_room
-from exitbench.harness.cells.job import WorkerSpec, WorkItem
+from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.running.cell_lock import hold, holder, outcome
 from exitbench.harness.running.environment import environment_and_hardware
 from exitbench.harness.running.passes import PASSES, Session, Skip
@@ -54,7 +54,7 @@ def run(spec: WorkerSpec, emit: Emit) -> int:
     """
     torch.set_num_threads(spec.threads)
     work = _Work(spec, emit)
-    held: list[WorkItem] = []
+    held: list[CellJob] = []
     try:
         for item in spec.cells:
             waits = {other.cell.cell_id for other in held} & set(item.cell.depends_on)
@@ -84,7 +84,7 @@ class _Work:
     def _session(self) -> Session:
         return Session(self._spec)
 
-    def end(self, item: WorkItem, *, wait: bool) -> bool:
+    def end(self, item: CellJob, *, wait: bool) -> bool:
         """See to it that a cell has ended; False if another process holds it and `wait` is not asked for."""
         spool, cell_id = self._spec.spool, item.cell.cell_id
         try:
@@ -106,11 +106,11 @@ class _Work:
             self._emit({"event": "no_room", "cell": cell_id, "path": path, "why": why})
             raise _NoRoom from error
 
-    def _end(self, item: WorkItem) -> None:
+    def _end(self, item: CellJob) -> None:
         status = outcome(self._spec.spool, item) or self._run(item)
         self._emit({"event": "end", "cell": item.cell.cell_id, "status": status})
 
-    def _run(self, item: WorkItem) -> str:
+    def _run(self, item: CellJob) -> str:
         session, cell_id = self._session, item.cell.cell_id
         self._emit({"event": "start", "cell": cell_id, "label": item.label, "documents": session.units(item)})
         try:
@@ -120,7 +120,7 @@ class _Work:
             raise
 
 
-def _attempt(session: Session, item: WorkItem, env: dict[str, Any], emit: Emit) -> str:
+def _attempt(session: Session, item: CellJob, env: dict[str, Any], emit: Emit) -> str:
     try:
         with AttemptWriter(session.spool, session.cell_record(item), env) as writer:
 

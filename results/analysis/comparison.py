@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from exitbench.errors import UserError
-from exitbench.results.analysis.selection import Run, Runs
+from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.database.connection import Database
 from exitbench.results.statistics.intervals import (
     SHARE,
@@ -184,7 +184,7 @@ class _Comparer:
         return {row["attempt_id"]: row for row in self._database.query(_RUNS).to_pylist()}
 
     @cached_property
-    def _runs(self) -> Runs:
+    def _runs(self) -> RunIndex:
         runs = [
             Run(
                 **{name: row[name] for name in ("attempt_id", "cell_id", "model", "task_label", "method", "newest")},
@@ -193,7 +193,7 @@ class _Comparer:
             )
             for row in self._facts.values()
         ]
-        return Runs(runs, what="quality run")
+        return RunIndex(runs, what="quality run")
 
     def _common_version(self, runs: Sequence[Run]) -> str:
         """The metric version that all runs are scored under; of several the one that run A was last scored under."""

@@ -50,7 +50,7 @@ class Compared:
         return self.first is None
 
 
-def compare(stored: Path, repeated: Path) -> list[Compared]:
+def compare_attempts(stored: Path, repeated: Path) -> list[Compared]:
     """Compare what two attempts left.
 
     Args:

@@ -43,7 +43,7 @@ class Run:
         return f"{self.model}/{self.task_label}/{self.method}"
 
 
-class Runs:
+class RunIndex:
     """Runs to choose from; `what` is what messages call one of them."""
 
     def __init__(self, runs: Iterable[Run], what: str = "run") -> None:

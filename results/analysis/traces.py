@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from exitbench.results.analysis.selection import Run, Runs
+from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.database.connection import Database
 
 _RUNS: Final = """
@@ -130,10 +130,10 @@ def traced_runs(database: Database) -> list[TracedRun]:
     return [TracedRun(**{**row, "params": json.loads(row["params"])}) for row in database.query(_RUNS).to_pylist()]
 
 
-def named(runs: Sequence[TracedRun]) -> Runs:
+def named(runs: Sequence[TracedRun]) -> RunIndex:
     """Return the same runs as things to choose from by id or glob."""
     names = ("attempt_id", "cell_id", "model", "task_label", "method", "params", "newest")
-    return Runs(
+    return RunIndex(
         [
             Run(
                 **{name: getattr(run, name) for name in names},

@@ -18,7 +18,7 @@ import torch
 from goals import record
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from exitbench.harness.cells.job import WorkerSpec, WorkItem
+from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.planning.estimate import estimate_plan
 from exitbench.harness.planning.plan import Plan, make_plan
 from exitbench.harness.planning.suite import load_suite
@@ -77,7 +77,7 @@ def plan(runs: Path) -> Plan:
     return make_plan(load_suite(runs / "many.toml"), runs / "spool", runs / "models", None)
 
 
-def items(plan: Plan) -> tuple[WorkItem, ...]:
+def items(plan: Plan) -> tuple[CellJob, ...]:
     return tuple(cell.item for group in plan.groups for cell in group.cells)
 
 
@@ -150,11 +150,11 @@ class NoModel:
     def __init__(self, spec: WorkerSpec) -> None:
         self.spool = spec.spool
 
-    def units(self, item: WorkItem) -> int:
+    def units(self, item: CellJob) -> int:
         return item.cell.task.documents
 
 
-def one_metric(session: NoModel, item: WorkItem, writer: AttemptWriter, on_progress: Callable[[int], None]) -> None:
+def one_metric(session: NoModel, item: CellJob, writer: AttemptWriter, on_progress: Callable[[int], None]) -> None:
     for done in range(session.units(item)):
         on_progress(done + 1)
     writer.write("metrics", METRIC)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from exitbench.harness.cells.cell import Generation
+from exitbench.harness.cells.cell import GenerationSettings
 
 _UNCHANGED: Final[Mapping[str, tuple[Any, ...]]] = {
     "do_sample": (False,),
@@ -73,7 +73,7 @@ class NotApplied:
         return f"not applied: {shown} ({self.file})"
 
 
-def not_applied(folder: Path, generation: Generation) -> NotApplied:
+def not_applied(folder: Path, generation: GenerationSettings) -> NotApplied:
     """Return the generation settings of a checkpoint that differ from what a cell does.
 
     As in transformers, config.json counts only where there is no generation_config.json.

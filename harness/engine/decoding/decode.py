@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from exitbench.harness.cells.cell import Generation as Asked
+from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.deferred import begin_step, run_block
 from exitbench.harness.engine.decoding.logit_rules import Applied, LogitRules
 from exitbench.harness.engine.decoding.skipping import SkippedBlocks
-from exitbench.harness.engine.decoding.speculation import verify
+from exitbench.harness.engine.decoding.speculation import verify_drafts
 from exitbench.harness.engine.decoding.trace import Observer, Trace
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
@@ -148,7 +148,7 @@ def decode(
     batch: Batch,
     parts: Parts,
     is_stopped: Callable[[list[int]], bool] | None = None,
-    asked: Asked | None = None,
+    asked: GenerationSettings | None = None,
     *,
     traced: bool = True,
 ) -> list[Generation]:
@@ -220,7 +220,7 @@ def decode(
         reasons = [stop_reason(generation) for generation in rows]
         if parts.kv_policy.verifies and step.context is not None:
             ends = [reason is not None for reason in reasons]
-            cut = verify(model, step.context, parts.kv_policy, rows, ends, observer)
+            cut = verify_drafts(model, step.context, parts.kv_policy, rows, ends, observer)
             for row in cut:
                 reasons[row] = stop_reason(rows[row])
             if cut:

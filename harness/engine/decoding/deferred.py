@@ -16,7 +16,7 @@ from torch import Tensor
 from exitbench.harness.engine.decoding.skipping import write_projected
 
 if TYPE_CHECKING:
-    from exitbench.harness.engine.model.cache import Cache, Waiting
+    from exitbench.harness.engine.model.cache import Cache, DeferredToken
     from exitbench.harness.engine.model.model import Transformer
     from exitbench.harness.engine.model.step_context import StepContext
     from exitbench.methods.base import KVPolicy
@@ -53,7 +53,7 @@ def run_block(
     return _together(model, block, hidden_AD, context, rows, rows_A, waiting)
 
 
-def _project(model: Transformer, block: int, cache: Cache, rows: list[int], waiting: list[list[Waiting]]) -> None:
+def _project(model: Transformer, block: int, cache: Cache, rows: list[int], waiting: list[list[DeferredToken]]) -> None:
     pairs = [(row, token) for row, tokens in zip(rows, waiting, strict=True) for token in tokens]
     states_ND = torch.stack([token.state_D for _, token in pairs])
     rows_N = torch.tensor([row for row, _ in pairs], device=model.device)
@@ -70,7 +70,7 @@ def _together(
     context: StepContext,
     rows: list[int],
     rows_A: Tensor | None,
-    waiting: list[list[Waiting]],
+    waiting: list[list[DeferredToken]],
 ) -> Tensor:
     """The new token stands last in every row; rows with fewer waiting tokens repeat it in front, to the same effect."""
     cache, longest = context.cache, max(len(tokens) for tokens in waiting)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.cell import Generation
+from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.methods.base import BlockView, Head, Parts, Reading
 from exitbench.methods.heads import PrunedHead
 
@@ -41,7 +41,7 @@ class LogitRules:
         UserError: The vocabulary has no such token as is forced.
     """
 
-    def __init__(self, asked: Generation, checkpoint: Checkpoint, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, asked: GenerationSettings, checkpoint: Checkpoint, prompts: Sequence[Sequence[int]]) -> None:
         self._asked, self._device = asked, checkpoint.model.device
         vocab_size, forced, start = checkpoint.model.vocab_size, asked.forced_bos_token_id, checkpoint.start_id
         if forced is not None and forced >= vocab_size:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from exitbench.harness.engine.model.cache import Waiting
+from exitbench.harness.engine.model.cache import DeferredToken
 from exitbench.harness.engine.model.positions import rotate_, rows_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class SkippedBlocks:
         assert embedding_BD is not None, "a step begins with an embedding"
         rows = range(cache.n_rows) if rows_A is None else rows_A.tolist()
         for state_D, row in zip(hidden_AD, rows, strict=True):
-            cache.waiting[row].append(Waiting(cache.length, block, state_D, embedding_BD[row]))
+            cache.waiting[row].append(DeferredToken(cache.length, block, state_D, embedding_BD[row]))
 
     def fill(self) -> None:
         """Project what was asked for, at the end of the step."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from exitbench.harness.engine.model.step_context import StepContext
 
 
-def verify(
+def verify_drafts(
     model: Transformer,
     context: StepContext,
     policy: KVPolicy,

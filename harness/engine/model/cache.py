@@ -29,7 +29,7 @@ def halves(kv: Tensor) -> KV:
 
 
 @dataclass
-class Waiting:
+class DeferredToken:
     """A token with keys and values of blocks 1..done only.
 
     Attributes:
@@ -60,7 +60,7 @@ class Cache:
         self._by_block: dict[str, tuple[Tensor, list[KV]]] = {}  # views of the two, made once
         self.source_mask: Tensor | None = None  # [B, 1, 1, S], additive; None without padding
         self.padding_B: Tensor | None = None  # left padding of each row; None without
-        self.waiting: list[list[Waiting]] = [[] for _ in range(n_rows)]  # tokens whose skipped blocks are put off
+        self.waiting: list[list[DeferredToken]] = [[] for _ in range(n_rows)]  # tokens whose skipped blocks are put off
         self.reversed_relative: Tensor | None = None  # [1, H, 1, room]: bias of distances room-1..0
         if (table := model.weights.relative_bias) is not None:
             keys = torch.arange(room, device=model.device)

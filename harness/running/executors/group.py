@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from exitbench.errors import UserError, says_out_of_memory
-from exitbench.harness.cells.job import WorkerSpec, WorkItem
+from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.running.environment import environment_and_hardware
 from exitbench.harness.running.events import read_event
 from exitbench.harness.running.executors.process import Overdue, WorkerProcess
@@ -42,7 +42,7 @@ _PROGRESS_BAR: Final = re.compile(r"\d{1,3}%\||\d{1,12}\w{0,20} \[\d+:\d")
 class _Watch:
     """What a worker has said so far, and how long it may take until it says something else."""
 
-    def __init__(self, items: Sequence[WorkItem], progress: Progress) -> None:
+    def __init__(self, items: Sequence[CellJob], progress: Progress) -> None:
         self.statuses: dict[str, str] = {}
         self.current: str | None = None
         self.full: str | None = None
@@ -203,7 +203,7 @@ class GroupRun:
         if (process := self._process) is not None:
             process.kill()
 
-    def _remaining(self) -> tuple[WorkItem, ...]:
+    def _remaining(self) -> tuple[CellJob, ...]:
         return tuple(item for item in self._spec.cells if item.cell.cell_id not in self._watch.statuses)
 
     def _run_worker(self, spec: WorkerSpec, variables: Mapping[str, str]) -> _Death:
@@ -257,7 +257,7 @@ class GroupRun:
         return f"took longer than cell_timeout_s = {self._watch.limit_s:g}{where}"
 
 
-def _record(spec: WorkerSpec, item: WorkItem, death: _Death) -> None:
+def _record(spec: WorkerSpec, item: CellJob, death: _Death) -> None:
     """Write the attempt that a dead worker could not finish."""
     env = environment_and_hardware(spec.threads)
     with AttemptWriter(spec.spool, item.cell_record(), env) as attempt:

@@ -19,7 +19,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any, Final
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.job import WorkerSpec, WorkItem
+from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.processes.locks import locked
 from exitbench.harness.running.cell_lock import attempts_since, outcome
 from exitbench.harness.running.environment import environment_and_hardware
@@ -62,15 +62,15 @@ class _Followed:
     """What the controller knows of the cells that it was asked to run."""
 
     progress: Progress
-    items: dict[str, WorkItem]
+    items: dict[str, CellJob]
     started: set[str] = field(default_factory=set)
     statuses: dict[str, str] = field(default_factory=dict)
 
-    def left(self) -> list[WorkItem]:
+    def left(self) -> list[CellJob]:
         """Cells that have not ended."""
         return [item for cell_id, item in self.items.items() if cell_id not in self.statuses]
 
-    def running(self, item: WorkItem, done: int, total: int) -> None:
+    def running(self, item: CellJob, done: int, total: int) -> None:
         """A cell runs, and how far it is."""
         if item.cell.cell_id not in self.started:
             self.started.add(item.cell.cell_id)

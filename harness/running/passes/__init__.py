@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from exitbench.harness.cells.cell import Kind
-from exitbench.harness.cells.job import WorkItem
+from exitbench.harness.cells.job import CellJob
 from exitbench.harness.running.passes.calibration import calibration_pass
 from exitbench.harness.running.passes.fit import fit_pass
 from exitbench.harness.running.passes.probe import probe_pass
@@ -21,7 +21,7 @@ from exitbench.results.spool.attempts import AttemptWriter
 
 __all__ = ["PASSES", "Pass", "Session", "Skip"]
 
-Pass = Callable[[Session, WorkItem, AttemptWriter, Progress], None]
+Pass = Callable[[Session, CellJob, AttemptWriter, Progress], None]
 
 PASSES: dict[Kind, Pass] = {
     "quality": quality_pass,

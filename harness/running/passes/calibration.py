@@ -13,7 +13,7 @@ from itertools import count
 import numpy as np
 import pyarrow as pa
 
-from exitbench.harness.cells.job import WorkItem
+from exitbench.harness.cells.job import CellJob
 from exitbench.harness.running.lm import Answer
 from exitbench.harness.running.passes.session import Progress, Session, depth_interval, with_role, write_metrics
 from exitbench.methods.base import Parts
@@ -25,7 +25,7 @@ from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task
 
 
-def calibration_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
+def calibration_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress: Progress) -> None:
     """Try the levels, conservative first, until one fails; write the path, the choice, and its held-out loss."""
     settings, documents = item.cell.calibration, session.answered(item)
     assert settings is not None, "the planner gives every calibration its settings"
@@ -61,9 +61,7 @@ def calibration_pass(session: Session, item: WorkItem, writer: AttemptWriter, on
     write_metrics(writer, metrics | with_role("depth", {"held_out_mean_exit_layer": depth}))
 
 
-def losses(
-    item: WorkItem, documents: Sequence[Document], full: Sequence[Answer], early: Sequence[Answer]
-) -> np.ndarray:
+def losses(item: CellJob, documents: Sequence[Document], full: Sequence[Answer], early: Sequence[Answer]) -> np.ndarray:
     """Loss of each document in [0, 1].
 
     textual: 1 - score of the early answer with full depth's as the reference; risk: how much worse the early answer
@@ -86,7 +84,7 @@ def losses(
     return np.clip(values, 0, 1)
 
 
-def _held_out(session: Session, item: WorkItem, chosen: float | None) -> tuple[Interval, Interval]:
+def _held_out(session: Session, item: CellJob, chosen: float | None) -> tuple[Interval, Interval]:
     """Loss and mean exit layer on other documents at the chosen level; full depth where none was chosen."""
     assert item.held_out is not None, "the planner gives every calibration its held-out documents"
     documents = session.fitting(item.held_out, item.cell.generation).documents
@@ -97,7 +95,7 @@ def _held_out(session: Session, item: WorkItem, chosen: float | None) -> tuple[I
     return loss, _mean_exit(session, early, parts)
 
 
-def _at(session: Session, item: WorkItem, level: float) -> Parts:
+def _at(session: Session, item: CellJob, level: float) -> Parts:
     method = dataclasses.replace(session.method(item), threshold=level)  # type: ignore[call-arg]
     return method.parts(session.checkpoint.model.n_blocks, session.fitted(item))
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import torch
 from safetensors.torch import save_file
 
-from exitbench.harness.cells.job import WorkItem
+from exitbench.harness.cells.job import CellJob
 from exitbench.harness.engine.decoding.probe import states_of
 from exitbench.harness.running.passes.session import BATCH_ROWS, Progress, Session, with_role, write_metrics
 from exitbench.methods.base import FitData, argmax_token
@@ -15,7 +15,7 @@ from exitbench.results.spool.schema import FITTED_FILE, TABLES
 from exitbench.results.statistics.intervals import Interval
 
 
-def fit_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
+def fit_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress: Progress) -> None:
     """Teacher-force the references of the train split, fit, and write tensors and curve."""
     data = fit_data(session, item)
     total = session.units(item)
@@ -30,7 +30,7 @@ def fit_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progres
 
 
 @torch.no_grad()
-def fit_data(session: Session, item: WorkItem) -> FitData:
+def fit_data(session: Session, item: CellJob) -> FitData:
     """States of the cell's documents, teacher-forced on their references cut at the longest answer allowed."""
     documents, checkpoint = session.answered(item), session.checkpoint
     longest = item.cell.generation.max_new_tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exitbench.harness.cells.job import WorkItem
+from exitbench.harness.cells.job import CellJob
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.probe import probe_table
 from exitbench.harness.running.passes.recording import recording_pass
@@ -10,7 +10,7 @@ from exitbench.harness.running.passes.session import BATCH_ROWS, Progress, Sessi
 from exitbench.results.spool.attempts import AttemptWriter
 
 
-def probe_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
+def probe_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress: Progress) -> None:
     """Decode at full depth, then read every block's opinion on every token in one teacher-forced pass."""
     if item.cell.record is not None:
         return recording_pass(session, item, item.cell.record, writer, on_progress)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from exitbench.harness.cells.job import WorkItem
+from exitbench.harness.cells.job import CellJob
 from exitbench.harness.cells.seeds import seed_for
 from exitbench.harness.engine.decoding.decode import Generation
 from exitbench.harness.engine.model.model import Transformer
@@ -33,7 +33,7 @@ from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task
 
 
-def quality_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
+def quality_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress: Progress) -> None:
     """Answer every document through lm-eval; write samples, exit traces and metrics."""
     from lm_eval.evaluator import evaluate
     from lm_eval.tasks import TaskManager
@@ -81,7 +81,7 @@ def quality_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_pro
 
 def _token_table(
     session: Session,
-    item: WorkItem,
+    item: CellJob,
     documents: Sequence[Document],
     answers: Sequence[Answer],
     full: Mapping[str, FullOutput],
@@ -123,7 +123,7 @@ def _token_table(
 
 def _decode_metrics(
     session: Session,
-    item: WorkItem,
+    item: CellJob,
     parts: Parts,
     documents: Sequence[Document],
     answers: Sequence[Answer],

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from exitbench.harness.cells.cell import RecordSettings
-from exitbench.harness.cells.job import WorkItem
+from exitbench.harness.cells.job import CellJob
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.sublayers import layer_pairs, sublayer_read_outs
@@ -17,7 +17,7 @@ from exitbench.results.spool.attempts import AttemptWriter
 
 
 def recording_pass(
-    session: Session, item: WorkItem, settings: RecordSettings, writer: AttemptWriter, on_progress: Progress
+    session: Session, item: CellJob, settings: RecordSettings, writer: AttemptWriter, on_progress: Progress
 ) -> None:
     """Decode one document after the other at full depth, and look into the blocks that did it."""
     documents = session.answered(item)[: settings.documents]

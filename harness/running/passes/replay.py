@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from exitbench.harness.cells.job import WorkItem
+from exitbench.harness.cells.job import CellJob
 from exitbench.harness.running.passes.session import Progress, Session, depth_interval, with_role, write_metrics
 from exitbench.results.files.memory import in_memory
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.statistics.intervals import bounded_ratio_interval
 
 
-def replay_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
+def replay_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress: Progress) -> None:
     """Find where the method would have left at each probed token.
 
     The score is what the probe's columns say, or, where they cannot, what the method's gate said in a scores cell.

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from exitbench.harness.cells.job import WorkItem
+from exitbench.harness.cells.job import CellJob
 from exitbench.harness.engine.decoding.decode import Request
 from exitbench.harness.engine.decoding.probe import states_of
 from exitbench.harness.running.passes.session import BATCH_ROWS, Progress, Session
@@ -21,7 +21,7 @@ from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
 
 
-def scores_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
+def scores_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress: Progress) -> None:
     """Read full depth's answers from the probe, and score them teacher-forced."""
     assert item.cell.probe_cell_id is not None, "the planner gives every scores cell its probe"
     path = session.file_of(item.cell.probe_cell_id, "probe.parquet")

@@ -16,9 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.cell import FirstToken
-from exitbench.harness.cells.cell import Generation as Asked
-from exitbench.harness.cells.job import DataRequest, WorkerSpec, WorkItem
+from exitbench.harness.cells.cell import FirstToken, GenerationSettings
+from exitbench.harness.cells.job import CellJob, DataRequest, WorkerSpec
 from exitbench.harness.cells.prompts import Fitting, Prompts
 from exitbench.harness.cells.seeds import seed_for
 from exitbench.harness.engine.checkpoints.generation_config import not_applied
@@ -99,19 +98,19 @@ class Session:
         """How many documents of a split were left out because they have another use."""
         return self._loaded(data)[1]
 
-    def _prompts(self, generation: Asked) -> Prompts:
+    def _prompts(self, generation: GenerationSettings) -> Prompts:
         return Prompts(self.tokenizer, generation, self.checkpoint.model.arch.max_positions)
 
-    def _fitting(self, data: DataRequest, generation: Asked) -> Fitting:
+    def _fitting(self, data: DataRequest, generation: GenerationSettings) -> Fitting:
         task = get_task(data.task)
         texts = [(document, task.prompt(document)) for document in self.documents(data)]
         return self.prompts(generation).fitting(texts)
 
-    def answered(self, item: WorkItem) -> Sequence[Document]:
+    def answered(self, item: CellJob) -> Sequence[Document]:
         """The documents of a cell whose prompts fit: the same for every cell of its model, task and generation."""
         return self.fitting(item.data, item.cell.generation).documents
 
-    def units(self, item: WorkItem) -> int:
+    def units(self, item: CellJob) -> int:
         """What progress counts up to: documents (over all levels of a calibration), or timed units over all rounds."""
         try:
             documents = len(self.answered(item))
@@ -126,22 +125,22 @@ class Session:
             return documents
         return -(-min(documents, settings.documents) // item.cell.batch_size) * settings.max_rounds
 
-    def cell_record(self, item: WorkItem) -> dict[str, Any]:
+    def cell_record(self, item: CellJob) -> dict[str, Any]:
         """The content of ``cell.json``: the cell, and what of its checkpoint's own settings is not applied."""
         ignored = not_applied(self.model_path, item.cell.generation).settings
         return {**item.cell_record(), **({"not_applied": ignored} if ignored else {})}
 
-    def method(self, item: WorkItem) -> Method:
+    def method(self, item: CellJob) -> Method:
         """The method of a cell, bound to the exit heads of this model."""
         method = get_method(item.cell.method.name).from_params(item.cell.method.params)
         method.check(self.checkpoint.model.n_blocks)
         return method.bound_to(self.checkpoint.model.exit_blocks)
 
-    def parts(self, item: WorkItem) -> Parts:
+    def parts(self, item: CellJob) -> Parts:
         """The method of a cell, bound to this model and to what was fitted for it."""
         return self.method(item).parts(self.checkpoint.model.n_blocks, self.fitted(item))
 
-    def fitted(self, item: WorkItem) -> Mapping[str, Tensor]:
+    def fitted(self, item: CellJob) -> Mapping[str, Tensor]:
         """What the cell's method was fitted to; nothing for most."""
         if item.cell.fit_cell_id is None:
             return NOTHING_FITTED
@@ -153,30 +152,30 @@ class Session:
         """Full depth on this model."""
         return baseline_method()().parts(self.checkpoint.model.n_blocks)
 
-    def request(self, item: WorkItem, document: Document) -> Request:
+    def request(self, item: CellJob, document: Document) -> Request:
         """Prompt tokens and seed of a document."""
         prompt = self.prompts(item.cell.generation)(get_task(item.cell.task.name).prompt(document))
         return Request(prompt.ids, seed_for("decode", item.cell.seed, document.key))
 
-    def kinds(self, item: WorkItem, document: Document) -> list[str]:
+    def kinds(self, item: CellJob, document: Document) -> list[str]:
         """Kind of each target token of built-in data, end of sequence included; empty where it is not known."""
         target = self.target_ids(item, document)
         known = document.token_kinds
         return [*known, "end"] if known and len(known) + 1 == len(target) else []
 
-    def target_ids(self, item: WorkItem, document: Document) -> list[int]:
+    def target_ids(self, item: CellJob, document: Document) -> list[int]:
         """Tokens of the first reference."""
         return list(self.tokenizer(get_task(item.cell.task.name).target(document))["input_ids"])
 
     def answers(
-        self, item: WorkItem, documents: Sequence[Document], parts: Parts, on_progress: Progress
+        self, item: CellJob, documents: Sequence[Document], parts: Parts, on_progress: Progress
     ) -> list[Answer]:
         """Answer documents under the cell's settings, without lm-eval."""
         task, lm = get_task(item.cell.task.name), self.lm(item, parts, on_progress)
         lm.answer({document.key: task.prompt(document) for document in documents})
         return [lm.answers[document.key] for document in documents]
 
-    def lm(self, item: WorkItem, parts: Parts, on_progress: Progress) -> EarlyExitLM:
+    def lm(self, item: CellJob, parts: Parts, on_progress: Progress) -> EarlyExitLM:
         """This model with a method, as lm-eval sees it."""
         seed_of = functools.partial(seed_for, "decode", item.cell.seed)
         prompts = self.prompts(item.cell.generation)
@@ -201,7 +200,7 @@ class Session:
         return status.path / name
 
 
-def write_prompt_counts(session: Session, item: WorkItem, writer: AttemptWriter) -> None:
+def write_prompt_counts(session: Session, item: CellJob, writer: AttemptWriter) -> None:
     """Write how many documents were left out and how many prompts were cut, where any was.
 
     `documents_shared` is of the whole split, before its limit; the others are of the documents asked.

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pyarrow as pa
 
-from exitbench.harness.cells.job import WorkItem
+from exitbench.harness.cells.job import CellJob
 from exitbench.harness.cells.seeds import seed_for
 from exitbench.harness.engine.model.cost import ideal_speedup
 from exitbench.harness.running import timing
@@ -17,7 +17,7 @@ from exitbench.results.spool.schema import TABLES
 from exitbench.results.statistics.intervals import Interval
 
 
-def timing_pass(session: Session, item: WorkItem, writer: AttemptWriter, on_progress: Progress) -> None:
+def timing_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress: Progress) -> None:
     """Time the method against full depth and itself against its twin; write raw readings and ratios."""
     cell, settings = item.cell, item.cell.timing
     if settings is None:

@@ -12,7 +12,7 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.cell import Generation, Truncate
+from exitbench.harness.cells.cell import GenerationSettings, Truncate
 from exitbench.harness.cells.prompts import Prompts, check_chat_template, render_chat, template_sha256
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.tasks.builtin.tokenizer import build_tokenizer
@@ -44,7 +44,9 @@ def tokenizer(tmp_path: Path) -> Callable[..., Any]:
 
 
 def chat(tokenizer: Any, system: str | None = None, **bounds: Any) -> Prompts:
-    return Prompts(tokenizer, Generation(4, chat_template_sha256=template_sha256(tokenizer), system=system, **bounds))
+    return Prompts(
+        tokenizer, GenerationSettings(4, chat_template_sha256=template_sha256(tokenizer), system=system, **bounds)
+    )
 
 
 @pytest.mark.parametrize("ends", ENDS)
@@ -54,7 +56,7 @@ def test_prompts_are_cut_as_transformers_truncates(
     tokenizer: Callable[..., Any], ends: str, side: Truncate, longest: int
 ) -> None:
     loaded = tokenizer(ends)
-    prompt = Prompts(loaded, Generation(4, max_prompt_tokens=longest, truncate=side))(TEXT)
+    prompt = Prompts(loaded, GenerationSettings(4, max_prompt_tokens=longest, truncate=side))(TEXT)
     whole = loaded(TEXT)["input_ids"]
     loaded.truncation_side = side
     assert prompt.ids == loaded(TEXT, truncation=True, max_length=longest)["input_ids"]
@@ -62,13 +64,13 @@ def test_prompts_are_cut_as_transformers_truncates(
 
 
 def test_special_tokens_that_a_text_spells_out_are_text(tokenizer: Callable[..., Any]) -> None:
-    prompts = Prompts(tokenizer("both"), Generation(4, max_prompt_tokens=4, truncate="right"))
+    prompts = Prompts(tokenizer("both"), GenerationSettings(4, max_prompt_tokens=4, truncate="right"))
     assert prompts("</s> the cat sees").ids == [0, 1, prompts.tokenizer.convert_tokens_to_ids("the"), 1]
 
 
 def test_a_bound_that_leaves_no_room_is_refused(tokenizer: Callable[..., Any]) -> None:
     with pytest.raises(UserError, match="max_prompt_tokens = 2 leaves no room: 2 special tokens belong to every"):
-        Prompts(tokenizer("both"), Generation(4, max_prompt_tokens=2, truncate="left"))
+        Prompts(tokenizer("both"), GenerationSettings(4, max_prompt_tokens=2, truncate="left"))
 
 
 def documents(*texts: str) -> list[tuple[Document, str]]:
@@ -90,7 +92,7 @@ def test_what_does_not_fit_is_left_out(
     tokenizer: Callable[..., Any], positions: int | None, asked: dict[str, Any], kept: list[int]
 ) -> None:
     given = documents("cat", "the cat sees .", TEXT)  # 2, 5 and 15 tokens
-    found = Prompts(tokenizer(), Generation(4, **asked), positions).fitting(given)
+    found = Prompts(tokenizer(), GenerationSettings(4, **asked), positions).fitting(given)
     assert found.documents == tuple(given[index][0] for index in kept)
     assert found.dropped == len(given) - len(kept)
     assert found.truncated == (2 if asked.get("truncate") == "left" else 0)
@@ -98,7 +100,7 @@ def test_what_does_not_fit_is_left_out(
 
 def test_no_prompt_that_fits_is_an_error(tokenizer: Callable[..., Any]) -> None:
     with pytest.raises(UserError, match="none of the 1 prompts fits: the shortest has 15 tokens, 5 are left beside 4"):
-        Prompts(tokenizer(), Generation(4), 9).fitting(documents(TEXT))
+        Prompts(tokenizer(), GenerationSettings(4), 9).fitting(documents(TEXT))
 
 
 # ------------------------------------------------------------------------------------------ chat templates
@@ -125,7 +127,7 @@ def test_a_chat_that_is_too_long_can_be_left_out(tokenizer: Callable[..., Any]) 
 
 def test_a_template_that_changed_since_the_plan_is_told(tokenizer: Callable[..., Any]) -> None:
     with pytest.raises(UserError, match="the chat template has changed since the run was planned"):
-        Prompts(tokenizer("end", TEMPLATE), Generation(4, chat_template_sha256="0" * 64))
+        Prompts(tokenizer("end", TEMPLATE), GenerationSettings(4, chat_template_sha256="0" * 64))
 
 
 def test_a_tokenizer_without_a_template_is_told(tokenizer: Callable[..., Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.cell import Generation as Asked
+from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
 from exitbench.harness.engine.decoding.logit_rules import why_not
 from exitbench.methods.registry import baseline_method, get_method, method_names
@@ -40,7 +40,7 @@ def answers_of_transformers(family: Any, model: Any, prompts: list[list[int]], *
 
 def run(family: Any, prompts: list[list[int]], method: Any, rules: dict[str, Any]) -> list[Generation]:
     batch = prefill(family.checkpoint.model, [Request(prompt) for prompt in prompts], LONGEST)
-    asked = Asked(LONGEST, **rules)
+    asked = GenerationSettings(LONGEST, **rules)
     return decode(family.checkpoint, batch, method.parts(family.checkpoint.model.n_blocks), asked=asked)
 
 

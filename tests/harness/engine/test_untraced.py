@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exitbench.harness.cells.cell import Generation as Asked
-from exitbench.harness.cells.cell import TimingSettings
+from exitbench.harness.cells.cell import GenerationSettings, TimingSettings
 from exitbench.harness.engine.decoding import trace
 from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
 from exitbench.harness.engine.decoding.trace import Trace
@@ -104,7 +103,7 @@ def test_nothing_is_recorded_while_the_clock_runs(
     units = [timing.Unit(str(n), requests(prompts, n, 2)) for n in (0, 2)]
     full, settings = Full().parts(L), TimingSettings(documents=2, max_rounds=1, target_half_width=0.0, warm_up=1)
     measured = timing.measure(
-        family.checkpoint, full, method.parts(L), units, Asked(N_NEW), settings, 0, lambda n: None
+        family.checkpoint, full, method.parts(L), units, GenerationSettings(N_NEW), settings, 0, lambda n: None
     )
     assert len(measured.readings) == 2 * len(timing.ORDER) * 3
     assert all(len(g.exit_layers) == len(g.token_ids) for g in measured.method), "told by a decode before"

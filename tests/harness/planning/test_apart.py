@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.job import DataRequest, WorkerSpec, WorkItem
+from exitbench.harness.cells.job import CellJob, DataRequest, WorkerSpec
 from exitbench.harness.cli import main as cli
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
@@ -21,7 +21,7 @@ from exitbench.harness.running import worker
 from exitbench.results.spool.attempts import latest_status
 
 Writer = Callable[..., Path]
-Planner = Callable[..., dict[str, WorkItem]]
+Planner = Callable[..., dict[str, CellJob]]
 WriteLines = Callable[[str, Sequence[str]], None]
 
 FITTED = '[[sweep]]\nmethod = "calm-classifier"\nkinds = ["quality"]\n'
@@ -58,7 +58,7 @@ def suite(write_suite: Writer) -> Writer:
 def planner(suite: Writer, data_dir: Path, tmp_path: Path) -> Planner:
     """Cells of a suite by kind; those of full depth are not looked at."""
 
-    def plan(task: str, *texts: str, limit: int | None = None) -> dict[str, WorkItem]:
+    def plan(task: str, *texts: str, limit: int | None = None) -> dict[str, CellJob]:
         path = suite(task, *texts)
         planned = make_plan(load_suite(path), tmp_path / "spool", tmp_path / "models", data_dir, limit=limit)
         return {cell.item.cell.kind: cell.item for group in planned.groups for cell in group.cells}

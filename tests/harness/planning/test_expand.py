@@ -10,7 +10,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import Cell, Kind
-from exitbench.harness.planning.expand import Draft, expand, select
+from exitbench.harness.planning.expand import CellTemplate, expand, select
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 
@@ -71,14 +71,14 @@ def planner(whole_suite: Writer, split_data: Path, tmp_path: Path) -> Planner:
 
 
 @pytest.fixture
-def drafted(whole_suite: Writer) -> Callable[..., list[Draft]]:
-    def draft(*texts: str) -> list[Draft]:
+def drafted(whole_suite: Writer) -> Callable[..., list[CellTemplate]]:
+    def draft(*texts: str) -> list[CellTemplate]:
         return expand(load_suite(whole_suite(*texts)))
 
     return draft
 
 
-def names(drafts: list[Draft]) -> list[str]:
+def names(drafts: list[CellTemplate]) -> list[str]:
     return [draft.label.removeprefix("tiny/lines/") for draft in drafts]
 
 
@@ -91,7 +91,7 @@ def test_a_method_is_made_once_from_the_suite_and_kept(whole_suite: Writer) -> N
     assert {id(draft.method) for draft in drafts} == {id(point.method) for point in points}
 
 
-def test_what_others_need_runs_first_and_timing_last(drafted: Callable[..., list[Draft]]) -> None:
+def test_what_others_need_runs_first_and_timing_last(drafted: Callable[..., list[CellTemplate]]) -> None:
     assert names(drafted(CLASSIFIER, CALIBRATED)) == [
         "full/quality",
         "calm-classifier/fit",
@@ -119,11 +119,11 @@ def test_a_sweep_is_timed_on_the_tasks_that_it_names(whole_suite: Writer) -> Non
     ]
 
 
-def test_a_replay_that_a_probe_can_score_asks_for_no_scores(drafted: Callable[..., list[Draft]]) -> None:
+def test_a_replay_that_a_probe_can_score_asks_for_no_scores(drafted: Callable[..., list[CellTemplate]]) -> None:
     assert names(drafted(MARGIN)) == ["full/quality", "full/probe", "calm-softmax:threshold=0.3/replay"]
 
 
-def test_a_pruned_head_is_scored_without_a_fit(drafted: Callable[..., list[Draft]]) -> None:
+def test_a_pruned_head_is_scored_without_a_fit(drafted: Callable[..., list[CellTemplate]]) -> None:
     pruned = MARGIN.replace("query", 'grid = { head = ["pruned-fixed"] }\nquery')
     assert names(drafted(pruned)) == [
         "full/quality",
@@ -216,7 +216,7 @@ def test_other_calibration_documents_change_the_calibration_only(planner: Planne
     ],
 )
 def test_a_selection_keeps_fits_and_scores_that_it_needs(
-    drafted: Callable[..., list[Draft]], only: str | None, kinds: tuple[Kind, ...] | None, kept: list[str]
+    drafted: Callable[..., list[CellTemplate]], only: str | None, kinds: tuple[Kind, ...] | None, kept: list[str]
 ) -> None:
     found = names(select(drafted(CLASSIFIER, CALIBRATED), only, kinds))
     assert len(found) == len(kept)
@@ -240,14 +240,14 @@ def test_local_data_without_files_for_a_split_is_named_with_task_and_key(
 
 
 @pytest.mark.parametrize("kind", ["replay", "scores"])
-def test_what_verifies_its_drafts_cannot_be_replayed(drafted: Callable[..., list[Draft]], kind: str) -> None:
+def test_what_verifies_its_drafts_cannot_be_replayed(drafted: Callable[..., list[CellTemplate]], kind: str) -> None:
     with pytest.raises(UserError, match=rf"'self-speculation' verifies .* a {kind} .* allowed kinds: quality, timing"):
         drafted(f'[[sweep]]\nmethod = "self-speculation"\nkinds = ["{kind}"]\n')
     unverified = '[[sweep]]\nmethod = "free"\nkinds = ["replay"]\n'
     assert names(drafted(unverified)) == ["full/quality", "full/probe", "free/replay"]
 
 
-def test_fits_see_so_many_documents_as_the_suite_says(drafted: Callable[..., list[Draft]]) -> None:
+def test_fits_see_so_many_documents_as_the_suite_says(drafted: Callable[..., list[CellTemplate]]) -> None:
     limits = {
         draft.kind: draft.data.limit
         for draft in drafted(CLASSIFIER, CALIBRATED, "documents = 7\n[fit]\ndocuments = 9\n")

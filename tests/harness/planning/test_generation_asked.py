@@ -12,7 +12,7 @@ import pytest
 from transformers import GPT2LMHeadModel
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.cell import Generation
+from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.cli.commands.plan import plan as plan_command
 from exitbench.harness.engine.checkpoints.generation_config import not_applied
 from exitbench.harness.planning.plan import Plan, make_plan
@@ -63,7 +63,7 @@ def test_keys_are_read(suite: Callable[..., Path], model: Path) -> None:
     lines = ("repetition_penalty = 1.3", "no_repeat_ngram_size = 3", "min_length = 2", "forced_bos_token_id = 0")
     bound = ("max_prompt_tokens = 30", 'truncate = "left"', "max_new_tokens = 5", 'stop = ["\\n"]')
     entry = load_suite(suite(model, *lines, *bound)).task("squad")
-    assert entry.generation == Generation(5, ("\n",), 1.3, 3, 2, 0, None, None, 30, "left")
+    assert entry.generation == GenerationSettings(5, ("\n",), 1.3, 3, 2, 0, None, None, 30, "left")
     assert entry.generation.to_json() == {
         "max_new_tokens": 5,
         "stop": ["\n"],
@@ -296,20 +296,20 @@ TOLD: dict[str, Any] = {
 @pytest.mark.parametrize("name", TOLD)
 def test_each_setting_that_changes_greedy_answers_is_told(model: Path, name: str) -> None:
     ask(model, **SILENT)
-    assert not_applied(model, Generation(4)).settings == {}
+    assert not_applied(model, GenerationSettings(4)).settings == {}
     ask(model, **{name: TOLD[name]})
-    assert not_applied(model, Generation(4)).settings == {name: TOLD[name]}
+    assert not_applied(model, GenerationSettings(4)).settings == {name: TOLD[name]}
 
 
 def test_numbers_that_json_lacks_are_spelled(model: Path) -> None:
     ask(model, repetition_penalty=float("nan"))
-    found = not_applied(model, Generation(4))
+    found = not_applied(model, GenerationSettings(4))
     assert found.settings == {"repetition_penalty": "nan"}
 
 
 def test_long_values_are_shortened_where_they_are_printed(model: Path) -> None:
     ask(model, suppress_tokens=list(range(1000)))
-    found = not_applied(model, Generation(4))
+    found = not_applied(model, GenerationSettings(4))
     assert len(str(found)) < 140
     assert found.settings["suppress_tokens"] == list(range(1000))
 
@@ -318,10 +318,10 @@ def test_config_json_counts_only_without_a_generation_config_as_in_transformers(
     path = model / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "repetition_penalty": 1.3}))
     assert GPT2LMHeadModel.from_pretrained(model).generation_config.repetition_penalty is None
-    assert not_applied(model, Generation(4)).settings == {}
+    assert not_applied(model, GenerationSettings(4)).settings == {}
     (model / "generation_config.json").unlink()
     assert GPT2LMHeadModel.from_pretrained(model).generation_config.repetition_penalty == 1.3
-    assert str(not_applied(model, Generation(4))) == "not applied: repetition_penalty = 1.3 (config.json)"
+    assert str(not_applied(model, GenerationSettings(4))) == "not applied: repetition_penalty = 1.3 (config.json)"
 
 
 def test_the_example_of_the_documentation_is_read(tmp_path: Path, model: Path) -> None:

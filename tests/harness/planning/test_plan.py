@@ -12,7 +12,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import Kind
-from exitbench.harness.cells.job import WorkerSpec, WorkItem
+from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.engine.checkpoints import digest as artifact
 from exitbench.harness.engine.checkpoints.digest import describe_checkpoint
 from exitbench.harness.planning.plan import Plan, PlannedCell, make_plan
@@ -63,7 +63,7 @@ def labels(plan: Plan) -> list[str]:
     return [planned.item.label for planned in cells(plan)]
 
 
-def attempt(spool: Path, item: WorkItem, status: str, reason: str | None = None) -> None:
+def attempt(spool: Path, item: CellJob, status: str, reason: str | None = None) -> None:
     """What a worker would have left."""
     with AttemptWriter(spool, item.cell.to_json(), environment_and_hardware(1)) as writer:
         writer.finish(status, reason)

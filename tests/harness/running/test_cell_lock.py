@@ -11,7 +11,7 @@ from threading import Event, Thread
 
 import pytest
 
-from exitbench.harness.cells.job import WorkItem
+from exitbench.harness.cells.job import CellJob
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.processes.locks import locked
@@ -35,13 +35,13 @@ kinds = ["quality"]
 
 
 @pytest.fixture
-def item(write_suite: Callable[..., Path], data_dir: Path, tmp_path: Path) -> WorkItem:
+def item(write_suite: Callable[..., Path], data_dir: Path, tmp_path: Path) -> CellJob:
     """A cell, new."""
     plan = make_plan(load_suite(write_suite(SWEEP)), tmp_path / "spool", tmp_path / "models", data_dir)
     return plan.groups[0].cells[0].item
 
 
-def attempt(spool: Path, item: WorkItem, status: str) -> str:
+def attempt(spool: Path, item: CellJob, status: str) -> str:
     with AttemptWriter(spool, item.cell.to_json(), ENV) as writer:
         writer.finish(status)
     return writer.attempt_id
@@ -96,18 +96,18 @@ def test_who_waited_for_a_lock_holds_it_against_those_who_come_later(tmp_path: P
     waiter.join()
 
 
-def test_an_outcome_is_one_that_the_plan_did_not_know(item: WorkItem, tmp_path: Path) -> None:
+def test_an_outcome_is_one_that_the_plan_did_not_know(item: CellJob, tmp_path: Path) -> None:
     assert outcome(tmp_path, item) is None
     known = attempt(tmp_path, item, "ok")
     assert outcome(tmp_path, item) == "ok"
-    planned = WorkItem(item.cell, item.label, item.data, seen=known)
+    planned = CellJob(item.cell, item.label, item.data, seen=known)
     assert outcome(tmp_path, planned) is None
     assert attempts_since(tmp_path, planned) == []
     attempt(tmp_path, item, "failed")
     assert outcome(tmp_path, planned) == "failed"
 
 
-def test_an_interrupted_cell_is_to_be_run_again(item: WorkItem, tmp_path: Path) -> None:
+def test_an_interrupted_cell_is_to_be_run_again(item: CellJob, tmp_path: Path) -> None:
     attempt(tmp_path, item, "interrupted")
     assert outcome(tmp_path, item) is None
     assert len(attempts_since(tmp_path, item)) == 1

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer, GPT2LMHeadModel, T5ForConditionalGeneration
 
-from exitbench.harness.cells.job import WorkerSpec, WorkItem
+from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
@@ -42,7 +42,7 @@ kinds = ["quality"]
 documents = 6
 """
 
-Ran = dict[str, tuple[WorkItem, Path]]
+Ran = dict[str, tuple[CellJob, Path]]
 
 
 @pytest.fixture

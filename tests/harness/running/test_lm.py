@@ -10,7 +10,7 @@ from lm_eval.api.instance import Instance
 from transformers import AutoTokenizer
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.cell import Generation
+from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.cells.prompts import Prompts
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.running.lm import EarlyExitLM
@@ -39,7 +39,7 @@ def instances(**generation: Any) -> list[Instance]:
 def adapter(loaded: tuple[Any, Any], batch_size: int = 1, threshold: float = 1.0) -> EarlyExitLM:
     checkpoint, tokenizer = loaded
     parts = get_method("calm-softmax").from_params({"threshold": threshold}).parts(checkpoint.model.n_blocks)
-    prompts = Prompts(tokenizer, Generation(6))
+    prompts = Prompts(tokenizer, GenerationSettings(6))
     return EarlyExitLM(checkpoint, prompts, parts, batch_size, lambda key: 0, lambda done: None)
 
 

@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
 from exitbench.harness.cells.cell import Cell
-from exitbench.harness.cells.job import DataRequest, WorkerSpec, WorkItem
+from exitbench.harness.cells.job import CellJob, DataRequest, WorkerSpec
 from exitbench.harness.cli.commands.run import print_left_out
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
@@ -56,7 +56,7 @@ class Run:
     """A spool, and the cells that went into it."""
 
     folder: Path
-    items: tuple[WorkItem, ...]
+    items: tuple[CellJob, ...]
     model: Path
 
     def rows(self, cell: Cell, table: str) -> list[dict[str, Any]]:

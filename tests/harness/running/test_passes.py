@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
 
 from exitbench.harness.cells.cell import Cell, Consistency
-from exitbench.harness.cells.job import WorkerSpec, WorkItem
+from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.engine.decoding.decode import Generation
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
@@ -106,7 +106,7 @@ documents = 4
 class Run:
     """A spool and what was to go into it."""
 
-    items: dict[str, WorkItem]
+    items: dict[str, CellJob]
     spec: WorkerSpec
     events: list[dict[str, Any]]
     scored: list[tuple[str, str, str, DocumentScore]]
@@ -145,7 +145,7 @@ def ran(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run({item.label: item for item in items}, spec, events, scored)
 
 
-def watched_quality_pass(scored: list[Any], session: Session, item: WorkItem, *rest: Any) -> None:
+def watched_quality_pass(scored: list[Any], session: Session, item: CellJob, *rest: Any) -> None:
     """The pass, with what its task scores."""
     kind = type(get_task(item.cell.task.name))
     score = kind.score
@@ -208,7 +208,7 @@ def first(row: dict[str, Any]) -> bool:
     return bool(row["position"] == 1)
 
 
-def fitted_quality(ran: Run) -> WorkItem:
+def fitted_quality(ran: Run) -> CellJob:
     return next(i for i in ran.items.values() if i.cell.kind == "quality" and i.cell.fit_cell_id)
 
 

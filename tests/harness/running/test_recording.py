@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.harness.cells.job import WorkerSpec, WorkItem
+from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.planning.plan import Plan, make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
@@ -48,7 +48,7 @@ def states(plan: Plan) -> dict[str, tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def items(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, WorkItem]:
+def items(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CellJob]:
     folder = tmp_path_factory.mktemp("planned")
     (group,) = planned(folder, worded_model, RECORDING).groups
     return {cell.item.label: cell.item for cell in group.cells}
@@ -76,7 +76,7 @@ def database(runs: Path) -> Database:
     return open_database(runs / "exitbench.duckdb")
 
 
-def test_what_others_compute_from_stays_the_plain_probe(items: dict[str, WorkItem]) -> None:
+def test_what_others_compute_from_stays_the_plain_probe(items: dict[str, CellJob]) -> None:
     plain, recording = items["tiny/squad/full/probe"].cell, items[LABEL].cell
     replay = items["tiny/squad/calm-softmax:threshold=0.3/replay"].cell
     assert replay.probe_cell_id == plain.cell_id != recording.cell_id

@@ -7,8 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from exitbench.harness.cells.cell import Generation as Asked
-from exitbench.harness.cells.cell import TimingSettings
+from exitbench.harness.cells.cell import GenerationSettings, TimingSettings
 from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.decoding.decode import Request
@@ -63,7 +62,7 @@ def test_reading_stops_when_precise_enough_or_when_the_rounds_are_spent(
     units = [Unit(str(n), (Request([5, 6, 7 + n], n),)) for n in range(3)]
     settings = TimingSettings(documents=3, max_rounds=3, target_half_width=half_width, warm_up=1)
     counts: list[int] = []
-    timing = measure(checkpoint, full, static, units, Asked(5), settings, 0, counts.append)
+    timing = measure(checkpoint, full, static, units, GenerationSettings(5), settings, 0, counts.append)
     assert timing.stop_reason == reason
     assert counts == list(range(1, 3 * rounds + 1))
     assert len(timing.readings) == 3 * rounds * len(ORDER) * 3  # units, rounds, arms, phases

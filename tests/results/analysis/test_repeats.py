@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.analysis.repeats import Compared, compare
+from exitbench.results.analysis.repeats import Compared, compare_attempts
 from exitbench.results.files.atomic_folder import SpoolError
 from exitbench.results.spool.attempts import AttemptWriter, free_tables
 from exitbench.results.spool.schema import FITTED_FILE, TABLES
@@ -47,7 +47,7 @@ THREE = [token(1), token(2), token(1, key="b")]
 
 
 def test_equal_attempts_are_equal_in_any_order_of_rows(attempt: Callable[..., Path]) -> None:
-    (compared,) = compare(attempt({"tokens": THREE}), attempt({"tokens": THREE[::-1]}))
+    (compared,) = compare_attempts(attempt({"tokens": THREE}), attempt({"tokens": THREE[::-1]}))
     assert compared == Compared("tokens.parquet", 3, 0, 0, None)
     assert compared.equal
 
@@ -69,7 +69,7 @@ def test_equal_attempts_are_equal_in_any_order_of_rows(attempt: Callable[..., Pa
 def test_the_first_difference_is_told(
     attempt: Callable[..., Path], now: list[Json], expected: tuple[int, int, int, str]
 ) -> None:
-    (compared,) = compare(attempt({"tokens": THREE}), attempt({"tokens": now}))
+    (compared,) = compare_attempts(attempt({"tokens": THREE}), attempt({"tokens": now}))
     assert compared == Compared("tokens.parquet", *expected)
     assert not compared.equal
 
@@ -77,42 +77,44 @@ def test_the_first_difference_is_told(
 def test_of_lists_the_entry_that_differs_is_told_and_not_asked_equals_not_asked(attempt: Callable[..., Path]) -> None:
     old = attempt({"scores": [score(1, 0.5, 0.25, math.nan), score(2, 0.5, 0.5, math.nan)]})
     new = attempt({"scores": [score(1, 0.5, 0.25, math.nan), score(2, 0.5, 0.75, math.nan)]})
-    (compared,) = compare(old, new)
+    (compared,) = compare_attempts(old, new)
     assert (compared.differing_rows, compared.first) == (1, "document a, position 2: score[2] 0.5 -> 0.75")
 
 
 def test_of_a_row_only_the_columns_that_differ_are_told(attempt: Callable[..., Path]) -> None:
     old, new = score(1, 0.5, math.nan), {**score(1, 0.5, math.nan), "emitted_id": [3, 4]}
-    (compared,) = compare(attempt({"scores": [old]}), attempt({"scores": [new]}))
+    (compared,) = compare_attempts(attempt({"scores": [old]}), attempt({"scores": [new]}))
     assert compared.first == "document a, position 1: emitted_id[2] 3 -> 4"
 
 
 def test_fitted_tensors_are_equal_or_not(attempt: Callable[..., Path]) -> None:
     old, same, other = attempt({}, b"tensors"), attempt({}, b"tensors"), attempt({}, b"others!")
-    assert [one.first for one in compare(old, same)] == [None]
-    assert [one.first for one in compare(old, other)] == ["other tensors"]
+    assert [one.first for one in compare_attempts(old, same)] == [None]
+    assert [one.first for one in compare_attempts(old, other)] == ["other tensors"]
 
 
 def test_of_rows_that_were_freed_the_digest_is_compared(attempt: Callable[..., Path]) -> None:
     old, same, other = (attempt({"tokens": rows}) for rows in (THREE, THREE, THREE[:2]))
     free_tables(old, {"tokens": 3})
-    assert [one.first for one in compare(old, same)] == [None]
-    assert [one.first for one in compare(old, other)] == ["other bytes, and gc removed the rows that say where"]
+    assert [one.first for one in compare_attempts(old, same)] == [None]
+    assert [one.first for one in compare_attempts(old, other)] == [
+        "other bytes, and gc removed the rows that say where"
+    ]
 
 
 def test_a_table_that_one_does_not_have_is_a_difference(attempt: Callable[..., Path]) -> None:
     old, new = attempt({"tokens": THREE}), attempt({})
-    (compared,) = compare(old, new)
+    (compared,) = compare_attempts(old, new)
     assert compared.first == f"{new} has no such file"
 
 
 def test_attempts_without_anything_repeatable_are_refused(attempt: Callable[..., Path]) -> None:
     with pytest.raises(UserError, match="left nothing that a repetition must equal"):
-        compare(attempt({}), attempt({}))
+        compare_attempts(attempt({}), attempt({}))
 
 
 def test_files_that_were_changed_are_not_compared(attempt: Callable[..., Path]) -> None:
     old, new = attempt({"tokens": THREE}), attempt({"tokens": THREE})
     (old / "tokens.parquet").write_bytes(b"torn")
     with pytest.raises(SpoolError, match="is not what was written"):
-        compare(old, new)
+        compare_attempts(old, new)

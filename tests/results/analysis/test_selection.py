@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.analysis.selection import Run, Runs
+from exitbench.results.analysis.selection import Run, RunIndex
 
 A, B, C = "20260101T000000000000Z-aaaa0000", "20260102T000000000000Z-bbbb0000", "20260103T000000000000Z-cccc0000"
 
@@ -14,7 +14,7 @@ def run(attempt_id: str, cell_id: str, method: str = "calm", newest: bool = True
     return Run(attempt_id, cell_id, "tiny", "squad", method, params, newest, "batch 1")
 
 
-RUNS = Runs(
+RUNS = RunIndex(
     [
         run(C, "cell-three", threshold=0.9, min_exit=1),
         run(B, "cell-two", threshold=0.3, min_exit=1),
@@ -53,11 +53,11 @@ def test_a_wrong_name_is_told_what_is_spelled_alike() -> None:
     with pytest.raises(UserError, match="no run is named 'cel'"):  # too short to be an id
         RUNS.find("cel")
     with pytest.raises(UserError, match="There is none yet"):
-        Runs([]).find("*")
+        RunIndex([]).find("*")
 
 
 def test_a_glob_sees_the_newest_and_an_id_also_what_it_replaced() -> None:
-    runs = Runs([run(A, "cell-one", newest=False), run(B, "cell-one")])
+    runs = RunIndex([run(A, "cell-one", newest=False), run(B, "cell-one")])
     assert [found.attempt_id for found in runs.find("*")] == [B]
     assert runs.find_one(A).attempt_id == A
     assert runs.find_one("cell-one").attempt_id == B

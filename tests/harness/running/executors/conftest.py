@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.harness.cells.cell import Cell, Generation, MethodRef, ModelRef, TaskRef
-from exitbench.harness.cells.job import DataRequest, WorkerSpec, WorkItem
+from exitbench.harness.cells.cell import Cell, GenerationSettings, MethodRef, ModelRef, TaskRef
+from exitbench.harness.cells.job import CellJob, DataRequest, WorkerSpec
 
 CELL = Cell(
     suite="suite",
@@ -19,7 +19,7 @@ CELL = Cell(
     kv_policy="state-copy",
     model=ModelRef("small", "b" * 64, "c" * 64, "d" * 64, "seq2seq", 8, 4, 1000),
     task=TaskRef("squad", "squad", "test", "builtin", 2, "e" * 64, "f" * 64, "1"),
-    generation=Generation(16),
+    generation=GenerationSettings(16),
     dtype="float32",
     device="cpu",
     batch_size=1,
@@ -100,7 +100,7 @@ def die(code, last):
 def spec(tmp_path: Path) -> WorkerSpec:
     """Three cells, named one, two, three."""
     items = tuple(
-        WorkItem(replace(CELL, seed=seed), label, DataRequest("squad", "builtin", "test"))
+        CellJob(replace(CELL, seed=seed), label, DataRequest("squad", "builtin", "test"))
         for seed, label in enumerate(("one", "two", "three"))
     )
     return WorkerSpec(items, tmp_path, None, tmp_path / "spool", "cpu", 1)

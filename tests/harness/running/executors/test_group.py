@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from exitbench.harness.cells.job import WorkerSpec, WorkItem
+from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.running.executors import process
 from exitbench.harness.running.executors.local import LocalExecutor
 from exitbench.progress import Lines
@@ -37,7 +37,7 @@ def run(spec: WorkerSpec, tmp_path: Path) -> Callable[..., list[str]]:
     return run_cells
 
 
-def with_timeouts(spec: WorkerSpec, timeouts_s: Sequence[float | None]) -> tuple[WorkItem, ...]:
+def with_timeouts(spec: WorkerSpec, timeouts_s: Sequence[float | None]) -> tuple[CellJob, ...]:
     return tuple(replace(item, timeout_s=limit) for item, limit in zip(spec.cells, timeouts_s, strict=True))
 
 
