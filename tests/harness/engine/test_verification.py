@@ -383,8 +383,8 @@ def test_verified_logits_that_are_not_finite_are_named(family: Any, prompts: Any
         overflowing.logits = lambda states_ND: torch.full((len(states_ND), 3), float("inf"))
         return original(overflowing, *rest, **options)
 
-    original = verification.verify
-    monkeypatch.setattr("exitbench.harness.engine.decoding.decode.verify", verify)
+    original = verification.verify_drafts
+    monkeypatch.setattr("exitbench.harness.engine.decoding.decode.verify_drafts", verify)
     with pytest.raises(ArithmeticError, match=f"^the logits at block {L} are not finite"):
         run(family, prompts[3:5], SelfSpeculation(exit_layer=1, drafts=1))
 

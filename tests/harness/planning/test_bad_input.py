@@ -158,7 +158,7 @@ def test_device_cuda_needs_a_gpu_to_run_here(
 
 LONG = "a" * 5000
 OF_ARGUMENTS = {
-    "rnu": (["rnu"], "there is no command 'rnu'. Did you mean 'run'? Allowed: annotate, calibrate, check"),
+    "rnu": (["rnu"], "there is no command 'rnu'. Did you mean 'run'? Allowed: annotate, calibrate, carry-over"),
     "RUN": (["RUN"], "there is no command 'RUN'"),
     "nothing": ([], "the following arguments are required: COMMAND"),
     "option": (["--verbose"], "See `exitbench --help`"),
