@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from exitbench import progress
 from exitbench.errors import UserError
 from exitbench.harness.cli.commands import listing
 from exitbench.harness.cli.commands.rows import FORMATS
 from exitbench.harness.cli.main import main
-from exitbench.harness.running import progress
 
 ATTACKS = {
     "escape": "\x1b[2J",
