@@ -17,6 +17,7 @@ from exitbench.harness.afterwards.rerun import REPEATABLE, Stored, find_checkpoi
 from exitbench.harness.cells.cell import INPUTS, Cell
 from exitbench.harness.engine import ENGINE_VERSION
 from exitbench.methods.registry import get_method, revision
+from exitbench.results.files.atomic_folder import SpoolError
 from exitbench.results.spool.attempts import copy_attempt, freed_tables, latest_status, read_attempt, scan_spool
 
 _CARRIED: Final = 2
@@ -54,7 +55,7 @@ class Carried:
 
     Attributes:
         carried: How many have today's id now.
-        present: How many had it before.
+        present: How many had it before, or have a newer result with it.
         repeated: How many were repeated to see whether they are the same.
         left: Why others were left as they are, with how many each reason holds for.
     """
@@ -65,17 +66,26 @@ class Carried:
     left: Mapping[str, int]
 
 
-def find_groups(spool: Path) -> list[Group]:
-    """Return the newest successful result of every cell with an id of the version before, in groups."""
+def find_groups(spool: Path, on_damage: Callable[[SpoolError], None]) -> list[Group]:
+    """Return the newest successful result of every cell with an id of the version before, in groups.
+
+    Args:
+        spool: The spool.
+        on_damage: Told of a result that is not what was written, which is passed over.
+    """
     attempts = {attempt.attempt_id: attempt for attempt in scan_spool(spool) if attempt.finished}
     groups: dict[tuple[str, ...], list[Stored]] = defaultdict(list)
     for status in latest_status(spool).values():
         if status.status != "ok":
             continue
-        record = read_attempt(attempts[status.attempt_id].path)
+        try:
+            record = read_attempt(attempts[status.attempt_id].path)
+        except SpoolError as damage:
+            on_damage(damage)
+            continue
         if record.cell["id_version"] == _CARRIED:
             method = record.cell["method"]
-            key = (method["name"], method["source_sha256"], record.cell["model"]["weights_sha256"])
+            key = (method["name"], method.get("source_sha256", ""), record.cell["model"]["weights_sha256"])
             groups[key].append(Stored(record.attempt, record.cell, record.env))
     return [Group(key[0], own[0].cell["model"]["name"], tuple(own)) for key, own in sorted(groups.items())]
 
@@ -89,7 +99,8 @@ def carry_over(
 ) -> Carried:
     """Give results today's ids, a group at a time, where a sample of the group gives the same today.
 
-    A result is carried over only with all that it was computed from and compared with.
+    A result is carried over only with all that it was computed from and compared with. Of those that differ only in the
+    source of their method, and so have one id today, it is the newest.
 
     Args:
         groups: From `find_groups`.
@@ -111,7 +122,7 @@ def carry_over(
     done = {status.cell_id for status in latest_status(spool).values() if status.status == "ok"}
     left: dict[str, int] = defaultdict(int)
     carried = present = 0
-    for cell_id, one in stored.items():
+    for cell_id, one in sorted(stored.items(), key=lambda item: item[1].attempt.attempt_id, reverse=True):
         try:
             cell = ids.cell(cell_id)
         except UserError as why:
@@ -121,6 +132,7 @@ def carry_over(
             present += 1
         else:
             _copy(one, cell, spool)
+            done.add(cell.cell_id)
             carried += 1
     return Carried(carried, present, repeated, dict(left))
 

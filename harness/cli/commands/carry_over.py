@@ -21,8 +21,9 @@ def carry_over(arguments: Namespace) -> int:
     runs = existing_runs(arguments.runs)
     if not runs.spool.exists():
         raise UserError(f"There is no spool at {runs.spool}: results are carried over from there.")
-    groups = carrying.find_groups(runs.spool)
-    if not groups:
+    damaged: list[UserError] = []
+    groups = carrying.find_groups(runs.spool, damaged.append)
+    if not groups and not damaged:
         print("Nothing to carry over: no result has an id of the version before.")
         return 0
     repeat = carrying.repetition(runs.spool, runs.repetitions, runs.models, runs.logs, arguments.data_dir)
@@ -33,11 +34,13 @@ def carry_over(arguments: Namespace) -> int:
     done = carrying.carry_over(groups, runs.spool, repeat, arguments.sample, say)
     with counting("filling the database") as on_attempt:
         ingest(runs.spool, runs.database, on_attempt)
-    left = sum(done.left.values())
+    left = sum(done.left.values()) + len(damaged)
     print(
-        f"{number_of(done.carried, 'result')} carried over, {done.present} were before, {left} left; "
+        f"{number_of(done.carried, 'result')} carried over, {done.present} had today's ids, {left} left; "
         f"{number_of(done.repeated, 'result')} repeated to see that they are the same."
     )
     for why, count in sorted(done.left.items()):
         tell(f"  {count} left: {why}", sys.stdout)
-    return 1 if done.left else 0
+    for damage in damaged:
+        tell(f"  1 left: {damage}", sys.stdout)
+    return 1 if left else 0

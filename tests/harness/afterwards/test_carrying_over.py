@@ -92,7 +92,7 @@ def test_results_of_the_version_before_get_the_ids_that_a_run_of_today_gives(
     old = done(before)
     assert not old & today
     code, shown = carry_over()
-    assert (code, f"{len(today)} results carried over, 0 were before, 0 left; " in shown) == (0, True), shown
+    assert (code, f"{len(today)} results carried over, 0 had today's ids, 0 left; " in shown) == (0, True), shown
     assert done(before) == old | today
     for attempt in scan_spool(before / "spool"):
         cell = described(attempt)
@@ -107,7 +107,39 @@ def test_results_of_the_version_before_get_the_ids_that_a_run_of_today_gives(
 def test_a_second_time_nothing_is_left_to_do(today: set[str], carry_over: CarryOver) -> None:
     carry_over()
     code, shown = carry_over("--sample", "1")
-    assert (code, f"0 results carried over, {len(today)} were before, 0 left; " in shown) == (0, True), shown
+    assert (code, f"0 results carried over, {len(today)} had today's ids, 0 left; " in shown) == (0, True), shown
+
+
+def test_of_two_sources_of_one_method_the_newer_result_is_carried_over_once(
+    before: Path, today: set[str], carry_over: CarryOver
+) -> None:
+    """Both have the same id today."""
+    (old,) = (
+        one
+        for one in scan_spool(before / "spool")
+        if (cell := described(one))["kind"] == "quality" and cell["method"]["name"] == "random"
+    )
+    cell = described(old)
+    cell["method"]["source_sha256"] = cell["identity"]["method"]["source_sha256"] = "0" * 64
+    cell["cell_id"] = content_id(cell["identity"])
+    newer = attempt_path(before / "spool", cell["cell_id"], f"2999{old.attempt_id[4:]}")
+    shutil.copytree(old.path, newer)
+    write_json(newer / "cell.json", cell)
+    seal(newer)
+    code, shown = carry_over("--sample", "1")
+    assert (code, f"{len(today)} results carried over, 1 had today's ids, 0 left; " in shown) == (0, True), shown
+    carried = [described(one).get("carried_over_from") for one in scan_spool(before / "spool")]
+    assert newer.name in carried and old.attempt_id not in carried
+
+
+def test_a_damaged_result_is_told_and_the_others_are_carried_over(
+    before: Path, today: set[str], carry_over: CarryOver
+) -> None:
+    (attempt,) = (one for one in scan_spool(before / "spool") if described(one)["kind"] == "timing")
+    (attempt.path / "timings.parquet").write_bytes(b"not what was written")
+    code, shown = carry_over("--sample", "1")
+    assert (code, f"{len(today) - 1} results carried over, 0 had today's ids, 1 left" in shown) == (1, True), shown
+    assert "timings.parquet" in shown
 
 
 def test_what_gives_something_else_today_stays_and_so_does_what_was_computed_from_it(
@@ -148,7 +180,7 @@ def test_traces_that_only_a_database_has_are_told(before: Path, carry_over: Carr
 
 
 def test_a_sample_is_of_every_task_and_of_what_answers_show_first(before: Path) -> None:
-    for group in find_groups(before / "spool"):
+    for group in find_groups(before / "spool", on_damage=pytest.fail):
         kinds = [one.cell["kind"] for one in group.sample(10)]
         assert "timing" not in kinds and kinds == sorted(
             kinds, key=["quality", "probe", "replay", "fit", "calibration"].index
