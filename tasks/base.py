@@ -18,6 +18,7 @@ import numpy.typing as npt
 from exitbench.errors import UserError, suggestion
 from exitbench.tasks import lm_eval_bridge
 from exitbench.tasks.document import Document, DocumentScore, canonical_json
+from exitbench.tasks.level import DEFAULT_LEVEL
 from exitbench.tasks.sources import resolve_files
 
 SourceKind = Literal["builtin", "local", "hub"]
@@ -32,11 +33,13 @@ class Source:
         kind: "builtin" (generated, no network), "local" (files in the original format), "hub".
         data_dir: Local only: folder that the paths of `files` are relative to.
         files: Local only: pairs (role, path). The roles are the task's `local_roles`.
+        level: Built-in data only: how hard they are, 1 to 3.
     """
 
     kind: SourceKind = "builtin"
     data_dir: Path | None = None
     files: tuple[tuple[str, str], ...] = ()
+    level: int = DEFAULT_LEVEL
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(SourceKind):
@@ -98,7 +101,7 @@ class Task(ABC):
             # Imported here: whoever reads files needs no generator.
             from exitbench.tasks.builtin import documents
 
-            return documents(self.name, split, None, seed)
+            return documents(self.name, split, None, seed, source.level)
         if source.kind == "hub":
             return [Document.from_fields(fields) for fields in self._read_hub(split)]
         files = resolve_files(self.name, source.data_dir, source.files, self.local_roles)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import Cell
+from exitbench.tasks.level import DEFAULT_LEVEL
 
 if TYPE_CHECKING:
     from exitbench.tasks.document import Document
@@ -36,6 +37,7 @@ class DataRequest:
         files: Local source only: role and path relative to the data folder.
         limit: Documents kept, in hash order of their keys; None keeps all.
         seed: Seed of the built-in generator.
+        level: How hard built-in data are.
         apart_from: Documents with the same prompt as one of these are left out, before `limit` counts.
     """
 
@@ -45,6 +47,7 @@ class DataRequest:
     files: tuple[tuple[str, str], ...] = ()
     limit: int | None = None
     seed: int = 0
+    level: int = DEFAULT_LEVEL
     apart_from: "tuple[DataRequest, ...]" = ()
 
     def load(self, data_dir: Path | None) -> "list[Document]":
@@ -64,7 +67,8 @@ class DataRequest:
         from exitbench.tasks.base import Source, take_by_hash
         from exitbench.tasks.registry import get_task
 
-        task, source = get_task(self.task), Source(kind=self.source, data_dir=data_dir, files=self.files)
+        task = get_task(self.task)
+        source = Source(self.source, data_dir, self.files, self.level)
         if not self.apart_from:
             return task.load(source, self.split, self.limit, self.seed), 0
         others = {task.prompt(document) for other in self.apart_from for document in other.load(data_dir)}

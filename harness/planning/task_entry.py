@@ -7,6 +7,7 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.cell import FIRST_TOKENS, TRUNCATIONS, GenerationSettings, Truncate
 from exitbench.harness.cells.job import DataRequest, SourceKind
 from exitbench.harness.reading.toml import Table
+from exitbench.tasks.level import DEFAULT_LEVEL, LEVELS
 
 SOURCES = ("builtin", "local", "hub")
 
@@ -17,7 +18,7 @@ Files = tuple[tuple[str, str], ...]
 _OTHER_FILES: Final = ("train_files", "calibration_files")
 _OTHER_SPLITS: Final = ("train_split", "calibration_split")
 _KEYS: Final = (
-    *("task", "source", "split", "limit", "seed", "files", *_OTHER_FILES, *_OTHER_SPLITS, "drop_shared"),
+    *("task", "source", "split", "limit", "seed", "level", "files", *_OTHER_FILES, *_OTHER_SPLITS, "drop_shared"),
     *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
     *("chat_template", "system", "max_prompt_tokens", "truncate", "first_token"),
 )
@@ -105,6 +106,7 @@ def read_task(label: str, table: Table) -> TaskEntry:
         files=_files(files),
         limit=table.positive("limit") if "limit" in table.values else None,
         seed=table.get("seed", int, 0),
+        level=_level(table, source),
     )
     generation = _generation(table, get_task(name).default_max_new_tokens)
     chat_template = table.get("chat_template", bool, False)
@@ -124,6 +126,15 @@ def read_task(label: str, table: Table) -> TaskEntry:
         calibration_split=table.optional("calibration_split", str),
         drop_shared=table.get("drop_shared", bool, False),
     )
+
+
+def _level(table: Table, source: str) -> int:
+    level = table.get("level", int, DEFAULT_LEVEL)
+    if "level" in table.values and source != "builtin":
+        raise table.error("level", 'goes with source = "builtin" only: other data are as hard as they are.')
+    if level not in LEVELS:
+        raise table.error("level", f"is {level}. Allowed: {', '.join(map(str, LEVELS))}.")
+    return level
 
 
 def _files(table: Table) -> Files:

@@ -67,7 +67,7 @@ def read_pairs(source: DataSource, data_dir: Path | None) -> list[Pair]:
     """
     task = get_task(source.task)
     if source.source == "builtin":
-        documents = builtin.documents(source.task, source.split, source.documents, source.seed)
+        documents = builtin.documents(source.task, source.split, source.documents, source.seed, source.level)
     else:
         where = Source("local", data_dir, source.files)
         documents = task.load(where, source.split, source.documents or None)

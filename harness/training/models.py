@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from exitbench.harness.engine.checkpoints.loading import read_config
@@ -38,7 +39,11 @@ def new_model(architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFa
             relative_attention_max_distance=architecture.relative_attention_max_distance,
             **known,
         )
-        return transformers.T5ForConditionalGeneration._from_config(config, attn_implementation="eager")
+        t5 = transformers.T5ForConditionalGeneration._from_config(config, attn_implementation="eager")
+        for stack in (t5.encoder, t5.decoder):
+            table = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+            look_back_by_table(table, architecture.neighbour_heads)
+        return t5
     llama = transformers.LlamaConfig(
         bos_token_id=pad_id,
         hidden_size=architecture.d_model,
@@ -49,9 +54,50 @@ def new_model(architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFa
         max_position_embeddings=architecture.max_positions,
         attention_dropout=architecture.dropout_rate,
         tie_word_embeddings=True,
+        attention_bias=architecture.neighbour_heads > 0,
         **known,
     )
-    return transformers.LlamaForCausalLM._from_config(llama, attn_implementation="eager")
+    causal = transformers.LlamaForCausalLM._from_config(llama, attn_implementation="eager")
+    if architecture.neighbour_heads:
+        look_back_by_biases(causal, architecture.neighbour_heads)
+    return causal
+
+
+_LOGIT = 6.0
+"""What a neighbour is ahead of other tokens, in nats: nearly all of a head's attention."""
+_FREQUENCIES = 4
+
+
+@torch.no_grad()
+def look_back_by_table(table_KH: Tensor, n_heads: int) -> None:
+    """Let head h look h tokens back, by T5's table of relative positions; row k of it is k tokens back, for small k."""
+    if n_heads:
+        table_KH.zero_()
+    for head in range(n_heads):
+        table_KH[head + 1, head] = _LOGIT
+
+
+@torch.no_grad()
+def look_back_by_biases(model: transformers.PreTrainedModel, n_heads: int) -> None:
+    """Let head h of the first block look h tokens back, by the biases of queries and keys.
+
+    A key bias b and a query bias R(-h) b, turned by rotary positions m and n, score b' R(n - m + h) b: a sum of cosines
+    that is largest at n - m = -h. The fastest frequencies tell neighbours apart best.
+    """
+    attention, config = model.model.layers[0].self_attn, model.config
+    size = config.head_dim
+    inverse = model.model.rotary_emb.inv_freq[:_FREQUENCIES]
+    # The score of the token next to the right one, per squared length of a pair.
+    loss = float((1 - inverse.cos()).sum()) / size**0.5
+    length = (_LOGIT / loss) ** 0.5
+    groups = config.num_attention_heads // config.num_key_value_heads
+    for head in range(n_heads):
+        angle = inverse * -(head + 1)
+        query = attention.q_proj.bias[head * size : (head + 1) * size]
+        key = attention.k_proj.bias[head // groups * size : (head // groups + 1) * size]
+        key[:_FREQUENCIES] = length
+        query[:_FREQUENCIES] = length * angle.cos()
+        query[size // 2 : size // 2 + _FREQUENCIES] = length * angle.sin()
 
 
 def read_model(folder: Path) -> tuple[transformers.PreTrainedModel, PreTrainedTokenizerFast]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.reading.toml import Table
+from exitbench.tasks.level import DEFAULT_LEVEL, LEVELS
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class DataSource:
         files: Local files as (role, path relative to the data folder).
         documents: How many documents; 0 keeps all that local files have.
         seed: Seed of the built-in generator.
+        level: How hard built-in data are.
         repeat: How many times each epoch shows these documents.
         from_step: First step at which they are shown. T5 has no absolute positions, so a decoder learns where to look
             from short, nearly word-for-word pairs hundreds of steps sooner than from a mixture with long ones.
@@ -45,6 +47,7 @@ class DataSource:
     files: tuple[tuple[str, str], ...] = ()
     documents: int = _number(0, default=0)
     seed: int = _number(0, default=0)
+    level: int = _number(LEVELS[0], LEVELS[-1], default=DEFAULT_LEVEL)
     repeat: int = _number(1, default=1)
     from_step: int = _number(0, default=0)
 
@@ -62,6 +65,12 @@ class ArchitectureRecipe:
     """A model drawn anew, with tied embeddings: T5, or Llama (decoder only; RMS norms, gated SiLU, rotary positions).
 
     The names are those of `transformers.T5Config`; a Llama has no encoder, so its `num_layers` is 0.
+
+    Attributes:
+        neighbour_heads: So many heads begin by looking at the token 1, 2, .. before (T5: in every block of encoder and
+            decoder, which share a table; Llama: in the first, by biases). What stands next to what is what finding a
+            fact again needs first, and nothing else can be learned before; drawn at random, such a head takes longer
+            to come about than a short training lasts.
     """
 
     d_model: int = _number(8)
@@ -76,6 +85,7 @@ class ArchitectureRecipe:
     relative_attention_num_buckets: int = _number(2, default=32)
     relative_attention_max_distance: int = _number(4, default=128)
     max_positions: int = _number(1, default=1024)
+    neighbour_heads: int = _number(0, default=0)
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,18 @@ from exitbench.tasks.builtin.questions import question
 from exitbench.tasks.builtin.translation import translation
 from exitbench.tasks.builtin.words import Record
 from exitbench.tasks.document import Document
+from exitbench.tasks.level import DEFAULT_LEVEL, require_level
 
-MAKERS: dict[str, Callable[[Draw], Record]] = {"squad": question, "samsum": dialogue, "wmt-en-fr": translation}
+MAKERS: dict[str, Callable[[Draw, int], Record]] = {"squad": question, "samsum": dialogue, "wmt-en-fr": translation}
 # The digest of what a document says puts it into one of ten parts; so no seed can put it into another split.
 PARTS = 10
 SPLIT_PARTS = {"train": range(7), "calibration": (7,), "validation": (8,), "test": (9,)}
 SIZES = {"train": 20_000, "calibration": 500, "validation": 500, "test": 1_000}
 
 
-def documents(task_name: str, split: str, n: int | None, seed: int = 0) -> list[Document]:
+def documents(
+    task_name: str, split: str, n: int | None, seed: int = 0, level: int = DEFAULT_LEVEL
+) -> list[Document]:
     """Generate documents of a task, the same for the same arguments on every machine.
 
     Args:
@@ -27,12 +30,13 @@ def documents(task_name: str, split: str, n: int | None, seed: int = 0) -> list[
         split: "train", "calibration", "validation" or "test". No text occurs in two of them, whatever the seeds.
         n: How many; the first documents of a larger n are those of a smaller one. None: the split's usual size.
         seed: Another seed gives other documents.
+        level: How hard they are; 1 to 3.
 
     Returns:
         n documents with the fields of the real data set and the kind of each target word.
 
     Raises:
-        UserError: For an unknown task or split, or n below 1.
+        UserError: For an unknown task, split or level, or n below 1.
     """
     if task_name not in MAKERS:
         raise UserError(f"built-in data: unknown task {task_name!r}.{suggestion(task_name, MAKERS)}")
@@ -40,19 +44,20 @@ def documents(task_name: str, split: str, n: int | None, seed: int = 0) -> list[
         raise UserError(f"built-in data: {task_name} has no split {split!r}.{suggestion(split, SPLIT_PARTS)}")
     if n is not None and n < 1:
         raise UserError(f"built-in data: n is {n}. Allowed: a number from 1 up, or none for the split's usual size.")
-    records = islice(_records(task_name, split, seed), SIZES[split] if n is None else n)
+    require_level(level)
+    records = islice(_records(task_name, split, seed, level), SIZES[split] if n is None else n)
     return [
-        Document.from_fields({"id": f"{task_name}-{split}-{seed}-{i}", **record.fields}, record.kinds)
+        Document.from_fields({"id": f"{task_name}-{split}-{level}-{seed}-{i}", **record.fields}, record.kinds)
         for i, record in enumerate(records)
     ]
 
 
-def _records(task_name: str, split: str, seed: int) -> Iterator[Record]:
+def _records(task_name: str, split: str, seed: int, level: int) -> Iterator[Record]:
     """Yield the different records of a split without end."""
-    draw = Draw(f"{task_name}/{split}/{seed}")
+    draw = Draw(f"{task_name}/{split}/{level}/{seed}")
     seen: set[str] = set()
     for _ in count():
-        record = MAKERS[task_name](draw)
+        record = MAKERS[task_name](draw, level)
         if record.source not in seen and _part(record.source) in SPLIT_PARTS[split]:
             seen.add(record.source)
             yield record

@@ -1,18 +1,25 @@
-"""Words with their kinds: why each word of a target is what it is."""
+"""Kinds of target words: what each word of a generated answer depends on, and how many blocks that should take."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal, get_args
 
-Kind = Literal["frame", "copy", "agreement", "lexical", "hop1", "hop2", "hop3"]
-"""What decides a target word:
+Kind = Literal[
+    "frame", "end", "copy", "agreement", "lexical", "distance", "state1", "state2", "state3", "hop1", "hop2", "hop3", "hop4"
+]
+"""What decides a target word, shallow kinds first:
 
-frame: the pattern of the sentence, the same whatever it says.
+frame: the pattern of the sentence, the same whatever it says: frequent words.
+end: a full stop, and the end of the answer.
 copy: one source word, carried over or translated one to one.
-agreement: gender and number of another word.
-lexical: the meaning of another word, which decides between translations.
-hop1, hop2, hop3: so many statements of the source, put together.
+agreement: gender and number of a word of the same phrase.
+lexical: the meaning of another word, which decides among near-synonyms.
+distance: gender and number of a word of another phrase or sentence, past others that would have it otherwise.
+state1, state2, state3: so many statements of the source, one changing what the other said: counts, dates, times.
+hop1, hop2, hop3, hop4: so many facts of the source, each found by what the one before says.
 """
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+"""In the order in which blocks should be needed, family by family."""
 
 Words = tuple[tuple[str, Kind], ...]
 
