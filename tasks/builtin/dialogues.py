@@ -2,7 +2,7 @@
 
 from exitbench.tasks.builtin import facts
 from exitbench.tasks.builtin.draw import Draw
-from exitbench.tasks.builtin.facts import VISIT, draw_chains
+from exitbench.tasks.builtin.facts import draw_chains
 from exitbench.tasks.builtin.people import NAMES, is_woman
 from exitbench.tasks.builtin.words import Kind, Record, Words, kinds_of, of_kind, split_all, text_of
 
@@ -22,7 +22,7 @@ _STATES: tuple[Kind, ...] = ("state1", "state2", "state3")
 def dialogue(draw: Draw, level: int) -> Record:
     """Make one dialogue with its summary."""
     first, second, *others = draw.some(NAMES, 2 + FACTS[level])
-    chains = draw_chains(draw, others, LONGEST_CHAIN)
+    chains = draw_chains(draw, others, LONGEST_CHAIN, shortest=2)
     ends = {fact.subject: (chain[-1].object_, len(chain) - i) for chain in chains for i, fact in enumerate(chain)}
     told = draw.some([fact for chain in chains for fact in chain], FACTS[level])
     turns, at = [(first, f"hi {second} !")], 0
@@ -33,10 +33,11 @@ def dialogue(draw: Draw, level: int) -> Record:
     summary: Words = ()
     for fact in told:
         end, hops = ends[fact.subject]
-        summary += ((fact.subject, "copy"), (VISIT, "frame"), (end, _HOPS[hops - 1]), (".", "end"))
+        summary += ((fact.subject, "copy"), (end, _HOPS[hops - 1]), (",", "frame"))
     bringer, item, fruit = draw.one((first, second)), draw.one(ITEMS), draw.one(FRUITS)
     counted, left = _count(draw, fruit, MOST_CHANGES[level])
     turns.append((bringer, f"I bring my {item} . {counted}"))
+    summary = (*summary[:-1], (".", "end"))
     summary += (
         (bringer, "state1"), ("brings", "frame"), ("her" if is_woman(bringer) else "his", "agreement"), (item, "copy"),
         ("and", "frame"), left, (fruit, "copy"), (".", "end"),
@@ -47,7 +48,7 @@ def dialogue(draw: Draw, level: int) -> Record:
 
 def words() -> set[str]:
     """Return every word that a dialogue or summary can hold."""
-    frame = "hi ! : I bring my have ate found brings her his and ."
+    frame = "hi ! : I bring my have ate found brings her his and , ."
     return facts.words() | split_all((*NAMES, *NUMBERS, *FRUITS, *ITEMS, frame))
 
 

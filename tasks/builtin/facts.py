@@ -35,7 +35,7 @@ class Fact:
         return f"{self.subject} {self.verb} {self.object_} ."
 
 
-def draw_chains(draw: Draw, people: Sequence[str], longest: int, first: int | None = None) -> list[list[Fact]]:
+def draw_chains(draw: Draw, people: Sequence[str], longest: int, first: int | None = None, shortest: int = 1) -> list[list[Fact]]:
     """Draw chains of facts, one for each person: from person to person, and at last to a place.
 
     Args:
@@ -47,7 +47,7 @@ def draw_chains(draw: Draw, people: Sequence[str], longest: int, first: int | No
     left, cities = iter(people), iter(draw.some(CITIES, len(people)))
     lengths: list[int] = [] if first is None else [first]
     while n := len(people) - sum(lengths):
-        lengths.append(draw.one(range(1, min(n, longest) + 1)))
+        lengths.append(draw.one(range(min(n, shortest), min(n, longest) + 1)))
     chains = []
     for length in lengths:
         own = list(itertools.islice(left, length))
