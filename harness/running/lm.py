@@ -18,7 +18,8 @@ from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_tex
 from exitbench.errors import UserError
 from exitbench.harness.cells.prompts import Prompt, Prompts
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
-from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.methods.base import Parts
 
 # It warns about every task whose records we hand over ourselves.

@@ -17,7 +17,8 @@ import torch
 
 from exitbench.harness.cells.cell import GenerationSettings, TimingSettings
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
-from exitbench.harness.engine.decoding.decode import Batch, Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import Batch, decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.running.device_readings import DeviceReading, read_device
 from exitbench.methods.base import Parts
 from exitbench.methods.gates import Scheduled

@@ -17,7 +17,8 @@ import transformers
 from ratios import Timed
 
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
-from exitbench.harness.engine.decoding.decode import Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
 from exitbench.methods.base import Parts
 from exitbench.methods.registry import baseline_method, get_method
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.conformance.costs import uncounted
-from exitbench.harness.engine.decoding.decode import Generation, Request, decode, decode_step, prefill
+from exitbench.harness.engine.decoding.decode import decode, decode_step, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.methods.base import FitData, Method, Parts, argmax_token
 from exitbench.methods.offline import score_states

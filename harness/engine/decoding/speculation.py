@@ -18,7 +18,7 @@ from exitbench.harness.engine.decoding.deferred import run_block
 from exitbench.methods.base import KVPolicy, argmax_token
 
 if TYPE_CHECKING:
-    from exitbench.harness.engine.decoding.decode import Generation
+    from exitbench.harness.engine.decoding.generation import Generation
     from exitbench.harness.engine.decoding.trace import Observer
     from exitbench.harness.engine.model.cache import Cache
     from exitbench.harness.engine.model.model import Transformer

@@ -18,7 +18,7 @@ from torch import Tensor
 from exitbench.methods.base import BlockView, Model
 
 if TYPE_CHECKING:
-    from exitbench.harness.engine.decoding.decode import Generation
+    from exitbench.harness.engine.decoding.generation import Generation
 
 
 class Observer:

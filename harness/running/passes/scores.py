@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.cells.job import CellJob
-from exitbench.harness.engine.decoding.decode import Request
+from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.decoding.probe import states_of
 from exitbench.harness.running.passes.session import BATCH_ROWS, Progress, Session
 from exitbench.methods.base import Parts

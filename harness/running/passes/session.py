@@ -23,7 +23,7 @@ from exitbench.harness.cells.seeds import seed_for
 from exitbench.harness.engine.checkpoints.generation_config import not_applied
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
-from exitbench.harness.engine.decoding.decode import Generation, Request
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.model.cost import TokenPlace, answer_cost, answer_parts
 from exitbench.harness.running.lm import Answer, EarlyExitLM
 from exitbench.harness.running.scoring import Metric, metric_table

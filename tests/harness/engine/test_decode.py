@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from exitbench.harness.engine.decoding.decode import Batch, Generation, Request, decode, decode_step, prefill
+from exitbench.harness.engine.decoding.decode import Batch, decode, decode_step, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.methods.base import ActiveRows, BlockView, Gate, Parts, blocks_from

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.engine.decoding import deferred, skipping
-from exitbench.harness.engine.decoding.decode import Batch, Request, decode, decode_step, prefill
+from exitbench.harness.engine.decoding.decode import Batch, decode, decode_step, prefill
+from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.decoding.skipping import SkippedBlocks
 from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.engine.model.cache import Cache
