@@ -6,15 +6,11 @@ Shape suffixes: B rows of the batch, A rows running at a block, T new positions,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from exitbench.harness.engine.model.cache import Cache
-from exitbench.harness.engine.model.positions import Places, Rotary
-
-if TYPE_CHECKING:
-    from exitbench.harness.engine.static.step import StaticStep
+from exitbench.harness.engine.model.positions import Rotary
 
 Run = tuple[slice, slice]
 """Neighbouring rows of the batch: where they stand among the running rows, and in the batch."""
@@ -30,8 +26,6 @@ class StepContext:
         bias: Mask and position bias of the new positions, [1 or B, 1 or H, T, length + T]; None without.
         is_causal: Whether the new positions see those before them and no other mask is needed.
         rotary: Angles of the new positions; None without rotary positions.
-        static: What runs blocks while all rows do; None: the model.
-        deferred_places: Where waiting tokens were run last.
     """
 
     cache: Cache
@@ -39,8 +33,6 @@ class StepContext:
     bias: Tensor | None = None
     is_causal: bool = False
     rotary: Rotary | None = None
-    static: StaticStep | None = None
-    deferred_places: tuple[list[list[int]], Places] | None = None
     _runs: tuple[Tensor, list[Run]] | None = None
 
     def runs(self, rows_A: Tensor) -> list[Run]:
