@@ -1,4 +1,4 @@
-"""How far something is: bars with the time left on a terminal, plain lines or nothing anywhere else."""
+"""Progress bars with the time left on a terminal, plain lines or nothing anywhere else."""
 
 import sys
 import threading

@@ -129,7 +129,7 @@ class GenerationSettings:
 
     @cached_property
     def logit_rules(self) -> dict[str, Any]:
-        """Of what is asked, by name, what changes logits before a token is chosen from them (`harness.logit_rules`)."""
+        """Rules asked for, by name, that change logits before a token is chosen (`engine.decoding.logit_rules`)."""
         names = ("repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
@@ -181,7 +181,7 @@ class CalibrationSettings:
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """What a probe records of the inside of blocks, in place of every block's signals (`harness.inside_blocks`).
+    """What a probe records of the inside of blocks, in place of every block's signals (`engine.decoding.sublayers`).
 
     Attributes:
         what: Names of `RECORDS`, in their order.

@@ -1,4 +1,4 @@
-"""Digests of a task's documents and prompts, kept between plans: making the built-in data takes longer than planning.
+"""Cached digests of a task's documents and prompts: making the built-in data takes longer than planning.
 
 Kept only where nothing but sources and files decides what the documents are, with a digest of the former and size and
 time of the latter; what comes from a hub is read every time.

@@ -1,4 +1,4 @@
-"""Whether a method declares the work that it does.
+"""Conformance: declared FLOPs against those counted while a token is decoded.
 
 Shape suffixes: A rows still running at a block.
 """

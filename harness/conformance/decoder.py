@@ -1,4 +1,4 @@
-"""A small decoder with random weights, and what methods are tried on: its prompts, answers and states.
+"""Small decoder with random weights on which methods are tried: its prompts, answers and states.
 
 Shape suffixes: L blocks, N tokens, D model width.
 """

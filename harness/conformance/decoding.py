@@ -1,4 +1,4 @@
-"""What a method must hold while it decodes."""
+"""Conformance of decoding: what a method must hold while it decodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a method is fitted or calibrated on is not what it is measured on.
+"""Train/test separation: what a method is fitted or calibrated on is not what it is measured on.
 
 Two documents are the same where their prompts are: ids of a repeated record differ between files, and greedy decoding
 makes one answer of one prompt, so that a loss against full depth's text is the same whatever the references say.

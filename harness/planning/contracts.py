@@ -1,4 +1,4 @@
-"""The methods of a plan, tried before their cells are run."""
+"""Conformance before a run: the methods of a plan, tried before their cells are run."""
 
 from __future__ import annotations
 

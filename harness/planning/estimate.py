@@ -1,4 +1,4 @@
-"""Time and disk that the cells of a plan will take, by what the spool knows of earlier ones."""
+"""Estimate time and disk of a plan from what the spool knows of earlier cells."""
 
 from collections.abc import Mapping
 from pathlib import Path

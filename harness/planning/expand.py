@@ -1,4 +1,4 @@
-"""From a suite to the cells it asks for, before anything is known of weights and documents."""
+"""Expand a suite into cells: grids and queries to cell templates, before weights and documents are known."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""What a task asks of prompts and decoding, held against the model before anything runs."""
+"""Check generation settings against the model before anything runs: lengths, chat templates, logit rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts of the methods of a suite, each found once and kept beside the spool.
+"""Cached conformance verdicts of a suite's methods, each found once and kept beside the spool.
 
 They are tried in a process of their own, which may hang or die: that is a verdict too.
 """

@@ -1,4 +1,4 @@
-"""``[tasks.LABEL]`` of a suite: documents, how prompts are made of them, and how answers are decoded."""
+"""Parse ``[tasks.LABEL]`` of a suite: documents, how prompts are made of them, and how answers are decoded."""
 
 from dataclasses import dataclass, replace
 from typing import Final, Literal, cast

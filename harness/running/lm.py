@@ -1,4 +1,4 @@
-"""lm-eval drives, our decode loop generates: the adapter between the two.
+"""Adapter between lm-eval and our decode loop: lm-eval drives, our loop generates.
 
 Everything a request needs to be traced is kept with it (lm-eval's own numbers for documents are ordinals of a subset).
 Budgets count new decoder tokens; stop strings are looked for in new tokens only.

@@ -1,4 +1,4 @@
-"""Speed of a method against full depth of the same checkpoint: paired, in one process, with its own noise floor.
+"""Paired speed-up against full depth of the same checkpoint, in one process, with its own noise floor.
 
 For every unit of documents the order is full, twin, method, method, twin, full, where twin is full depth again: both
 comparisons are ABBA, so a machine that slowly warms up or cools down favours neither. Nothing is traced, checked or

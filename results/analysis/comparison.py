@@ -1,4 +1,4 @@
-"""Two or more runs over the same documents, compared in quality, answers and speed."""
+"""Compare runs over the same documents in quality, answers and speed, with paired tests."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -143,7 +143,7 @@ class _Samples:
 
 
 def compare(database: Database, name_a: str, name_b: str, aggregates: Aggregates) -> Comparison:
-    """Compare the run `name_a` with the run, or every other run, that `name_b` names (`results.selection`).
+    """Compare the run `name_a` with the run, or every other run, that `name_b` names (`results.analysis.selection`).
 
     Args:
         database: An open database.

@@ -1,4 +1,4 @@
-"""What attempts have taken before, and what others will take by that: from the spool alone."""
+"""Durations of past attempts, and estimates of others by them: from the spool alone."""
 
 import json
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Answers to queries, batch by batch: no more of one is in memory than is being looked at."""
+"""Stream query results batch by batch: no more of one is in memory than is being looked at."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

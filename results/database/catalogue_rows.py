@@ -1,4 +1,4 @@
-"""The catalogue's rows of checked attempts: what their cell.json, env.json, status.json and DONE say."""
+"""Attempts to catalogue rows: what cell.json, env.json, status.json and DONE of checked attempts say."""
 
 from collections.abc import Mapping, Sequence, Set
 from datetime import UTC, datetime

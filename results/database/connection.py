@@ -1,4 +1,4 @@
-"""The database file: opening (read-only by default), bringing its schema and views up to date, rebuilding from a spool.
+"""Open the DuckDB file (read-only by default), bring its schema and views up to date, rebuild it from a spool.
 
 Whoever only reads never changes the file: one whose tables, views or macros are not exactly this version's is read from
 a copy that is (`results/database/foreign.py`). DuckDB allows many readers or one writer per file and holds a file lock
@@ -26,7 +26,7 @@ from sqlalchemy.pool import StaticPool
 from exitbench import __version__
 from exitbench.errors import UserError
 from exitbench.results.database import migrations
-from exitbench.results.database.access_lock import POLL_S, Turn, holder, is_wanted, take_turn
+from exitbench.results.database.access_lock import POLL_S, AccessLock, acquire, has_waiters, holder
 from exitbench.results.database.catalogue import SCHEMA_VERSION, VIEW_SOURCE
 from exitbench.results.database.earlier import complete
 from exitbench.results.database.foreign import copy_database, read_version
@@ -98,14 +98,14 @@ class Database:
     Attributes:
         path: The file.
         engine: SQLAlchemy engine over the one connection.
-        turn: Ends when the database is closed.
+        lock: Released when the database is closed.
         copy: Folder of the copy that is read in its place, if one is.
         is_ours: Whether tables and views are known to be this version's.
     """
 
     path: Path
     engine: sa.Engine
-    turn: Turn
+    lock: AccessLock
     copy: TemporaryDirectory[str] | None = None
     is_ours: bool = False
 
@@ -125,16 +125,16 @@ class Database:
             except duckdb.Error as error:
                 raise UserError(f"The query failed: {error}") from error
 
-    def is_wanted(self) -> bool:
+    def has_waiters(self) -> bool:
         """Return whether another process waits for this one to close the database."""
-        return is_wanted(self.path)
+        return has_waiters(self.path)
 
     def close(self) -> None:
         """Close the file and let others in."""
         self.engine.dispose()
         if self.is_ours:
             remember(self.path, _version())
-        self.turn.end()
+        self.lock.release()
         if self.copy is not None:
             self.copy.cleanup()
 
@@ -185,12 +185,12 @@ def require_complete(path: Path) -> None:
 
 
 def _create(path: Path) -> None:
-    """Make an empty database, whole or not at all; in a turn of one's own."""
+    """Make an empty database, whole or not at all; whoever calls holds the lock alone."""
     beside = path.with_name(f".{path.name}.new")
     for left in (beside, log_of(beside), log_of(path)):
         left.unlink(missing_ok=True)
     try:
-        with Database(beside, _engine(beside, False, 0.0), Turn(None)) as database:
+        with Database(beside, _engine(beside, False, 0.0), AccessLock(None)) as database:
             _bring_up_to_date(database)
         require_complete(beside)
         beside.replace(path)
@@ -227,7 +227,7 @@ def _open_copy(path: Path, wait_s: float) -> Database:
     except BaseException:
         folder.cleanup()
         raise
-    return Database(path, copy.engine, copy.turn, folder)
+    return Database(path, copy.engine, copy.lock, folder)
 
 
 def copy_to(source: Path, target: Path, wait_s: float = WAIT_S) -> None:
@@ -262,33 +262,33 @@ def copy_to(source: Path, target: Path, wait_s: float = WAIT_S) -> None:
 
 
 def connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
-    """Open the file in one's turn; a reader's turn ends with the opening, a writer's when it closes."""
+    """Open the file under the access lock; a reader releases it once open, a writer when it closes."""
     create_folder(path.parent)
     started_s = time.monotonic()
     deadline = started_s + wait_s
     while True:
         patience_s = _PATIENCE_S if time.monotonic() - started_s < _STARVED_S else _LAST_PATIENCE_S
-        turn = take_turn(path, alone=not read_only, deadline=deadline)
-        if turn is None:
+        lock = acquire(path, alone=not read_only, deadline=deadline)
+        if lock is None:
             raise DatabaseInUse(path, holder(path), wait_s, is_ours=True)
         try:
             if not read_only and not path.exists():
                 _create(path)
             engine = _engine(path, read_only, min(deadline, time.monotonic() + patience_s))
         except sa.exc.DBAPIError as error:
-            turn.end()
+            lock.release()
             if not _is_locked(error):
                 raise _open_error(path, error) from error
             if time.monotonic() >= deadline:
                 raise _in_use(path, error, wait_s) from error
             time.sleep(_PATIENCE_S)  # others come first now, so that a long reader does not keep them waiting
         except BaseException:
-            turn.end()
+            lock.release()
             raise
         else:
             if read_only:
-                turn.end()
-            return Database(path, engine, turn)
+                lock.release()
+            return Database(path, engine, lock)
 
 
 def _engine(path: Path, read_only: bool, deadline: float) -> sa.Engine:

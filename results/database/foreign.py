@@ -1,4 +1,4 @@
-"""Databases of others, read row by row into a new one: nothing but rows comes along, and nothing of theirs is run.
+"""Copy untrusted databases row by row into a new one: nothing but rows comes along, nothing of theirs is run.
 
 A DuckDB file may carry views, macros, triggers, expressions of columns and a log that is replayed when it is opened.
 So a file is attached for reading where nothing else can be reached, and of it only tables and columns that our

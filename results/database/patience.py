@@ -1,4 +1,4 @@
-"""Waiting for the database as long as whoever has it gets on with something."""
+"""Retry while the database is in use, as long as whoever has it gets on with something."""
 
 import time
 from collections.abc import Callable
@@ -15,8 +15,8 @@ PATIENCE_S: Final = 120.0
 def patiently(action: Callable[[], Result], say: Callable[[str], None], patience_s: float = PATIENCE_S) -> Result:
     """Do what opens the database, again and again while it is in use.
 
-    A process of ExitBench that fills the database has a turn (`turns`), ends its work, and is waited for however long
-    that takes. Of any other holder only time tells.
+    A process of ExitBench that fills the database holds the lock (`access_lock`), ends its work, and is waited for
+    however long that takes. Of any other holder only time tells.
 
     Args:
         action: What to do; it must have done nothing where it raises `DatabaseInUse`.

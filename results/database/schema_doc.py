@@ -1,4 +1,4 @@
-"""What the database holds, told by the schema itself: tables and views with their columns, types and comments."""
+"""Schema documentation from the schema itself: tables and views with their columns, types and comments."""
 
 import re
 from collections.abc import Sequence

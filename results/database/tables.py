@@ -1,4 +1,4 @@
-"""The tables, views and macros that each schema has, as this version's migrations make them.
+"""Tables, views and macros of each schema version, as this version's migrations make them.
 
 Names of tables and columns in SQL come from here, never from a file: what others made may be called anything.
 """

@@ -1,4 +1,4 @@
-"""What an error of DuckDB means: the file is damaged, the machine has no room, or neither."""
+"""Classify DuckDB errors: the file is damaged, the machine has no room, or neither."""
 
 from typing import Final
 

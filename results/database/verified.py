@@ -1,4 +1,4 @@
-"""Databases that this process has found to be as this version makes them, and whose file has not changed since.
+"""Cache of verified databases: those this process has checked and whose file has not changed since.
 
 A run opens its database hundreds of times, and looking at all tables, views and macros takes longer than opening it.
 """

@@ -1,4 +1,4 @@
-"""One spelling for every JSON value, so that equal content has equal digests."""
+"""Canonical JSON: one spelling for every value, so that equal content has equal digests."""
 
 import hashlib
 import json

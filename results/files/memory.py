@@ -1,4 +1,4 @@
-"""Databases of DuckDB in memory."""
+"""In-memory DuckDB databases."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the spool keeps of other places: snapshots of attempts whose spool is not here, and pytest-benchmark's results.
+"""Imported snapshots and pytest-benchmark results, kept in the spool: attempts whose spool is elsewhere.
 
-    <spool>/imports/<digest>/       a snapshot (`results.snapshot`)
+    <spool>/imports/<digest>/       a snapshot (`results.ingest.snapshot`)
     <spool>/perf/<digest>.json      as pytest-benchmark wrote it: one run of benchmarks
 
 A database can only be rebuilt from what the spool has, so that imports are kept as they came.

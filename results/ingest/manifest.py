@@ -1,4 +1,4 @@
-"""The manifest of a snapshot, and whether its files are what it says: asked before a row is read.
+"""Snapshot manifest: its schema, and whether the files are what it says, asked before a row is read.
 
 Snapshots come from others. A name of theirs is never part of a path or of SQL before it is known to be one of ours, no
 link is followed, and a file is measured before it is opened.

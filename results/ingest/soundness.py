@@ -1,4 +1,4 @@
-"""Whether rows from elsewhere hang together: what they refer to is there, and ids are ids."""
+"""Referential integrity of rows from elsewhere: what they refer to is there, and ids are ids."""
 
 from collections.abc import Mapping
 from typing import Any, Final

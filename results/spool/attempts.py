@@ -32,12 +32,12 @@ from exitbench.results.files.atomic_folder import (
     read_digests,
     read_json,
     sha256,
+    write_digested_folder,
     write_json,
-    write_sealed,
 )
 from exitbench.results.files.paths import without_home
 from exitbench.results.files.values import INT64, Keys, first_fault
-from exitbench.results.spool.heartbeat import OWNER_FILE, OwnerLock
+from exitbench.results.spool.heartbeat import OWNER_FILE, Heartbeat
 from exitbench.results.spool.schema import (
     ATTEMPT_ID,
     CELL_KEYS,
@@ -158,7 +158,7 @@ class AttemptWriter:
             raise UserError(f"{link}: is a link, behind which no attempt is found again. Put the folder in its place.")
         try:
             self.path.mkdir(parents=True)
-            self._owner = OwnerLock(self.path)
+            self._owner = Heartbeat(self.path)
         except OSError as error:
             raise UserError(f"The spool folder {self.path} cannot be created: {error.strerror}.") from error
         self._started_at, self._start_s = _utc_now(), time.monotonic()
@@ -268,7 +268,7 @@ def copy_attempt(attempt: Attempt, spool_root: Path, cell: Mapping[str, Any]) ->
             shutil.copyfile(attempt.path / name, folder / name)
         write_json(folder / "cell.json", dict(cell))
 
-    write_sealed(path, fill)
+    write_digested_folder(path, fill)
     return path
 
 

@@ -1,4 +1,4 @@
-"""What a spool keeps beside its attempts, by the names that its folders and files have.
+"""Kinds of records that a spool keeps beside its attempts, by the names of their folders and files.
 
     <spool>/trainings/<weights_sha256>/     <spool>/rescores/<attempt_id>/<digest>/     <spool>/imports/<digest>/
     <spool>/vocabularies/<tokenizer_sha256>/    <spool>/tags/<attempt_id>/<digest>/     <spool>/perf/<digest>.json

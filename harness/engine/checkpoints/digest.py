@@ -1,4 +1,4 @@
-"""What a checkpoint's folder holds, by content: digests of weights, configuration and tokenizer, and its size.
+"""Content digests of a checkpoint's folder: SHA-256 of weights, configuration and tokenizer, and its size.
 
 Hashing gigabytes takes longer than planning a suite, so the description is kept beside the weights, with
 the size and time of every file it was made from.

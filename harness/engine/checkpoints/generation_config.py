@@ -1,4 +1,4 @@
-"""What a checkpoint's own generation settings ask that is not done: answers here are greedy, as the suite asks."""
+"""generation_config.json: what a checkpoint's own generation settings ask that is not done here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints (config.json + safetensors) into the engine: no other model than transformers would load."""
+"""Load Hugging Face checkpoints (config.json and safetensors) into the engine."""
 
 from __future__ import annotations
 

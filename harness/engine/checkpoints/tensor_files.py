@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint by name: every one accounted for, each of a number format that means what it says."""
+"""Read safetensors by name: every tensor accounted for, each of a number format that means what it says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer: its files, read by transformers' own classes only, and tokens that the model lacks."""
+"""Load a checkpoint's tokenizer with transformers' own classes only; tokens that the model lacks are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running blocks for one new token a row, and filling the keys and values of blocks that tokens skip.
+"""Run transformer blocks with early exit: KV cache of skipped blocks, deferred tokens.
 
 What a token skips is projected from its exit state as the step ends, or run after all, or put off (`DecoderCache`): a
 deferred token waits in the cache until a later token of its row runs the blocks that it lacks (`KVPolicy.deferred`),

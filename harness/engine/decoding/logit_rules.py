@@ -1,4 +1,4 @@
-"""What changes logits before a token is chosen from them: transformers' logits processors, in its order.
+"""Logits processors: repetition penalty, no-repeat n-grams, minimum length, forced first token, as in transformers.
 
 Only the choice of the token sees them. A gate's confidence is of the head's own logits (docs/measuring.md).
 

@@ -1,4 +1,4 @@
-"""The signals that a probe records of every token and block, from states alone.
+"""Confidence signals of every token and block (entropy, margin, agreement, ...), from states alone.
 
 Memory is what bounds them: a vocabulary's probabilities are read and written many times over. So the LM head is
 multiplied for many tokens at once, and everything behind it is done for few, whose numbers stay in the cache.

@@ -1,6 +1,7 @@
-"""Verification of drafts: tokens emitted early whose skipped blocks a later token of the same row has run beside it.
+"""Verify drafts: self-speculative decoding and rollback of tokens emitted early.
 
-At a waiting position the full model's logits then tell whether the token emitted there may stay (`KVPolicy.rejects`).
+A draft's skipped blocks are run beside a later token of its row (`block_runner`). At its position the full model's
+logits then tell whether the token emitted there may stay (`KVPolicy.rejects`).
 From the first rejected one on a row is cut, and the full model's choice takes its place. A row never ends on a token
 that waits, its remaining blocks are run first, unless the policy leaves the tail of an answer unverified.
 

@@ -1,7 +1,7 @@
-"""Traces of decoding: what tokens leave behind besides themselves, and the check of every number they came from.
+"""Exit traces: exit layers, scores and work of each token, and the check that every number is finite.
 
 The decode loop calls an `Observer` as rows are scored, leave and are read out. That of a traced decode is a `Trace`; a
-timed one has none, and nothing here is needed to choose a token (`harness.timing`).
+timed one has none, and nothing here is needed to choose a token (`harness.running.timing`).
 
 Shape suffixes: A rows running at a block, N drafts of all rows, V vocabulary.
 """

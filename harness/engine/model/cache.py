@@ -1,4 +1,4 @@
-"""Keys and values of a batch being decoded, and the tokens whose skipped blocks are put off.
+"""Key-value cache of a batch being decoded, and the tokens whose skipped blocks are put off.
 
 Shape suffixes: B rows of the batch, A rows running at a block, N tokens of several rows, T new positions, S source
 positions, D model width, G key/value heads, K head size, L decoder blocks.

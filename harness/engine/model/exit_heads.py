@@ -1,4 +1,4 @@
-"""Trained exit heads: their file in a checkpoint's folder, and how a state is read out with one.
+"""Trained exit heads: early read-outs by linear, MLP or tuned-lens head, and the tensors of their file.
 
 `exit_heads.safetensors` lies beside the model's weights. Its metadata hold the kind and the blocks, and each exit block
 b has tensors of its own (D model width, V vocabulary, H hidden width of the head):

@@ -1,7 +1,7 @@
-"""The engine: one lean transformer for all families, addressed by depth.
+"""Depth-addressed transformer: one implementation for all families, block by block.
 
 Embed, run block l on some rows, fill keys and values of blocks l+1..L from a state, read out. Families differ only in
-`Architecture` and in how their weights are named (`harness.checkpoint`).
+`Architecture` and in how their weights are named (`engine.checkpoints`).
 
 Shape suffixes: B rows of the batch, A rows running at a block, T new positions, N positions of all rows (A T, row by
 row), S source positions, D model width, F width inside feed-forward networks, H query heads, G key/value heads, K head

@@ -1,4 +1,4 @@
-"""What the blocks of one step share: the cache, mask and angles of the new positions, and what was worked out once.
+"""Context of one decoding step, shared by its blocks: cache, attention mask, rotary angles.
 
 Shape suffixes: B rows of the batch, A rows running at a block, T new positions, D model width, H query heads.
 """

@@ -1,4 +1,4 @@
-"""Scores of gates as work on static buffers, for gates that need nothing from the host.
+"""Confidence scores on static buffers, for gates that need nothing from the host.
 
 Such a gate reads the states and logits of a block and nothing else of its view: it neither remembers anything nor asks
 for positions or seeds. Whether one does is found by asking it once, on a view that refuses. All others are asked as

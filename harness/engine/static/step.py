@@ -1,4 +1,4 @@
-"""Decoding on static buffers: what a block reads and writes lies at the same place for every token of every batch.
+"""Static-shape decoding for CUDA graphs: what a block reads and writes lies at the same place for every token.
 
 On a GPU a block takes less time than launching its kernels one by one. With the position on the device too, a block, or
 the score of a gate, is the same work on the same memory every time: a CUDA graph that is captured once a shape and then

@@ -1,4 +1,4 @@
-"""A loaded model, and what the cells that run on it share."""
+"""Session of a loaded model: what the cells that run on it share."""
 
 from __future__ import annotations
 

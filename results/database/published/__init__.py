@@ -1,4 +1,4 @@
-"""What papers and their authors' files printed, and which of it compares with runs of ours.
+"""Published results: what papers and their authors' files printed, and which of it compares with runs of ours.
 
 `published_results.csv` is kept as it was read: a value a row, with its source, setting and caveat. `comparable.toml`
 says for every row which run of ours compares with it, or why none does. Both are copied into the table
