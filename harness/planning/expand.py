@@ -107,8 +107,8 @@ def _dependencies(draft: CellTemplate, by_label: dict[str, CellTemplate]) -> set
 
 
 def _limited(task: TaskEntry, limit: int) -> TaskEntry:
-    own = task.data.limit
-    return replace(task, data=replace(task.data, limit=limit if own is None else min(own, limit)))
+    task_limit = task.data.limit
+    return replace(task, data=replace(task.data, limit=limit if task_limit is None else min(task_limit, limit)))
 
 
 def _of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator[CellTemplate]:

@@ -363,15 +363,15 @@ def _levels(table: Table, name: str, points: Sequence[Point]) -> tuple[float, ..
     values = table.get("levels", list)
     if not values:
         raise table.error("levels", "is empty; it must list thresholds, the most conservative first.")
-    made: list[Any] = [method.from_params({"threshold": value}, where) for value in values]
-    bounds = [each.parts(len(made) + 1).threshold.value(1, 1, 1) for each in made]
+    methods: list[Any] = [method.from_params({"threshold": value}, where) for value in values]
+    bounds = [each.parts(len(methods) + 1).threshold.value(1, 1, 1) for each in methods]
     if any(after >= before for before, after in itertools.pairwise(bounds)):
         raise table.error("levels", f"must go from the most conservative to the least, each once: {values}.")
     for point in points:
-        tried = [dataclasses.replace(point.method, threshold=each.threshold) for each in made]  # type: ignore[call-arg]
-        if len({each.parts(len(made) + 1).threshold for each in tried}) < len(tried):
+        tried = [dataclasses.replace(point.method, threshold=each.threshold) for each in methods]  # type: ignore[call-arg]
+        if len({each.parts(len(methods) + 1).threshold for each in tried}) < len(tried):
             raise table.error("levels", f"change nothing for {point.label(name)}, whose threshold is not used.")
-    return tuple(float(each.threshold) for each in made)
+    return tuple(float(each.threshold) for each in methods)
 
 
 def _share(table: Table, key: str) -> float:
@@ -381,11 +381,11 @@ def _share(table: Table, key: str) -> float:
     return value
 
 
-def _chosen(table: Table, key: str, known: list[str]) -> tuple[str, ...]:
-    words = table.strings(key, tuple(known))
+def _chosen(table: Table, key: str, allowed: list[str]) -> tuple[str, ...]:
+    words = table.strings(key, tuple(allowed))
     if not words:
-        raise table.error(key, f"is empty.{suggestion('', known)}")
-    return tuple(table.choose(key, word, known, f"name (of [{key.removeprefix('timed_')}.NAME])") for word in words)
+        raise table.error(key, f"is empty.{suggestion('', allowed)}")
+    return tuple(table.choose(key, word, allowed, f"name (of [{key.removeprefix('timed_')}.NAME])") for word in words)
 
 
 def _points(table: Table, method: str) -> Iterable[Point]:

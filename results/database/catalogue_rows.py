@@ -55,8 +55,8 @@ def insert_catalogue(connection: sa.Connection, records: Sequence[AttemptRecord]
     cells: dict[str, Row] = {}
     attempts, files = [], []
     for record in records:
-        own, cell, attempt = _rows(record)
-        artifacts |= own
+        of_record, cell, attempt = _rows(record)
+        artifacts |= of_record
         # The names of a cell are those of its latest attempt, in whatever order the attempts arrive.
         if cell["cell_id"] not in cells or cells[cell["cell_id"]]["described_by"] < cell["described_by"]:
             cells[cell["cell_id"]] = cell

@@ -370,11 +370,11 @@ def _or_close(database: Database, action: Callable[[Database], Result]) -> Resul
 def _is_up_to_date(database: Database) -> bool:
     """Whether views, macros and the tables beneath them are exactly this version's; more tables or views do no harm."""
     with database.engine.connect() as connection:
-        name, found = _found(connection)
+        name, catalogue = _name_and_catalogue(connection)
         return (
-            read_version(driver_connection(connection), name, found, str(database.path)) == schema_version()
-            and catalogue_with(_views_script(), found.storage).tables.items() <= found.tables.items()
-            and _views_are_current(connection, found)
+            read_version(driver_connection(connection), name, catalogue, str(database.path)) == schema_version()
+            and catalogue_with(_views_script(), catalogue.storage).tables.items() <= catalogue.tables.items()
+            and _views_are_current(connection, catalogue)
             and publications_are_current(connection)
         )
 
@@ -382,17 +382,17 @@ def _is_up_to_date(database: Database) -> bool:
 def _bring_up_to_date(database: Database) -> None:
     scripts = migrations.migration_scripts()
     with database.engine.begin() as connection:
-        name, found = _found(connection)
-        version = read_version(driver_connection(connection), name, found, str(database.path))
-        require_tables(found.tables, version, str(database.path))
-        if foreign := sorted(found.triggers | found.types):
+        name, catalogue = _name_and_catalogue(connection)
+        version = read_version(driver_connection(connection), name, catalogue, str(database.path))
+        require_tables(catalogue.tables, version, str(database.path))
+        if foreign := sorted(catalogue.triggers | catalogue.types):
             raise UserError(
                 f"{database.path} has a trigger or type {spelled(foreign[0])}, which no database of ExitBench has. "
                 "Rebuild it from its spool: `exitbench db rebuild`."
             )
-        views_are_current = version == len(scripts) and _views_are_current(connection, found)
+        views_are_current = version == len(scripts) and _views_are_current(connection, catalogue)
         if version and not views_are_current:
-            _drop_views(connection, found)
+            _drop_views(connection, catalogue)
     for number, script in enumerate(scripts[version:], start=version + 1):
         with database.engine.begin() as connection:
             connection.exec_driver_sql(script)
@@ -408,7 +408,7 @@ def _bring_up_to_date(database: Database) -> None:
         refresh_publications(connection)
 
 
-def _found(connection: sa.Connection) -> tuple[str, Catalogue]:
+def _name_and_catalogue(connection: sa.Connection) -> tuple[str, Catalogue]:
     """Return the name that the file has in its connection, and what is in it."""
     duck = driver_connection(connection)
     attached = duck.execute("SELECT database_name, path FROM system.main.duckdb_databases()").fetchall()
@@ -429,21 +429,21 @@ def _views_digest() -> str:
     return hashlib.sha256(_views_script().encode()).hexdigest()
 
 
-def _views_are_current(connection: sa.Connection, found: Catalogue) -> bool:
+def _views_are_current(connection: sa.Connection, catalogue: Catalogue) -> bool:
     """Whether the views are those that the file says they are, and nothing that they call is called like another."""
-    expected = catalogue_with(_views_script(), found.storage)
+    expected = catalogue_with(_views_script(), catalogue.storage)
     return (
-        expected.views.items() <= found.views.items()
-        and (found.macros, found.types) == (expected.macros, expected.types)
+        expected.views.items() <= catalogue.views.items()
+        and (catalogue.macros, catalogue.types) == (expected.macros, expected.types)
         and connection.execute(sa.select(VIEW_SOURCE.c.sha256)).scalar_one_or_none() == _views_digest()
     )
 
 
-def _drop_views(connection: sa.Connection, found: Catalogue) -> None:
+def _drop_views(connection: sa.Connection, catalogue: Catalogue) -> None:
     connection.execute(VIEW_SOURCE.delete())
-    for view in found.views:
+    for view in catalogue.views:
         connection.exec_driver_sql(f"DROP VIEW {quoted(view)}")
-    for macro, kind in {(name, kind) for name, kind, *_ in found.macros}:
+    for macro, kind in {(name, kind) for name, kind, *_ in catalogue.macros}:
         connection.exec_driver_sql(f"DROP MACRO {'TABLE ' if kind == 'table_macro' else ''}{quoted(macro)}")
 
 

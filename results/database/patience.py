@@ -26,7 +26,7 @@ def patiently(action: Callable[[], Result], say: Callable[[str], None], patience
     Raises:
         DatabaseInUse: It has not let go.
     """
-    told: set[str] = set()
+    notified: set[str] = set()
     unknown, since_s = "", 0.0
     while True:
         started_s = time.monotonic()
@@ -38,6 +38,6 @@ def patiently(action: Callable[[], Result], say: Callable[[str], None], patience
                     unknown, since_s = error.who, started_s
                 if (waited_s := time.monotonic() - since_s) >= patience_s:
                     raise DatabaseInUse(error.path, error.who, round(waited_s)) from error
-            if error.who not in told:
-                told.add(error.who)
+            if error.who not in notified:
+                notified.add(error.who)
                 say(f"{error.path} is in use by {error.who}; waiting for it.")

@@ -33,8 +33,8 @@ def _state(path: Path) -> tuple[int, ...] | None:
     if path.with_name(f"{path.name}.wal").exists():
         return None
     try:
-        found = path.stat()
+        info = path.stat()
     except OSError:
         return None
     # The time of the last change cannot be chosen, as that of the last writing can.
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns

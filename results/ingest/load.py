@@ -170,12 +170,12 @@ class SpoolLoader:
             yield group
 
     def _count(self, added: int = 0, skipped: int = 0, unfinished: int = 0, quarantined: tuple[str, ...] = ()) -> None:
-        known = self.report
+        before = self.report
         self.report = IngestReport(
-            known.added + added,
-            known.skipped + skipped,
-            known.unfinished + unfinished,
-            known.quarantined + quarantined,
+            before.added + added,
+            before.skipped + skipped,
+            before.unfinished + unfinished,
+            before.quarantined + quarantined,
         )
 
 

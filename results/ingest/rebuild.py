@@ -61,11 +61,11 @@ def rebuild(
 def _require_all(old: Database, new: Path, report: IngestReport) -> None:
     """Check that no attempt is lost: one that was read well when it was ingested may be damaged in the spool by now."""
     try:
-        known = set(old.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
+        before = set(old.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
     except UserError:
         return  # empty
     with open_database(new) as database:
-        lost = known - set(database.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
+        lost = before - set(database.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
     if lost:
         why = "\n  ".join(report.quarantined[:_SHOWN])
         raise UserError(

@@ -182,8 +182,8 @@ def _digests(connection: sa.Connection, attempts: str) -> dict[str, str]:
 @contextmanager
 def _of_this_schema(engine: sa.Engine, folder: Path, manifest: Manifest) -> Iterator[dict[str, _Rows]]:
     """Yield what to select every table's rows from, at the schema of this version."""
-    found = manifest.columns(folder)
-    files = {table: _Rows(table_rows(folder.absolute(), table), columns) for table, columns in found.items()}
+    columns_of = manifest.columns(folder)
+    files = {table: _Rows(table_rows(folder.absolute(), table), columns) for table, columns in columns_of.items()}
     if manifest.schema_version == schema_version():
         yield files
         return

@@ -109,9 +109,9 @@ def import_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> Imp
             known += attempt.attempt_id in ours
     rescored = 0
     for kind in RECORD_KINDS:
-        found, others = records(source, kind)
+        paths, others = records(source, kind)
         problems += others
-        for path in found:
+        for path in paths:
             target = spool_root / path.relative_to(source)
             if target.exists():
                 continue

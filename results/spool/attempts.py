@@ -347,9 +347,9 @@ def deciding_statuses(attempts: Iterable[Attempt]) -> Iterator[AttemptStatus]:
     by_cell: dict[str, list[Attempt]] = {}
     for attempt in attempts:
         by_cell.setdefault(attempt.cell_id, []).append(attempt)
-    for own in by_cell.values():
-        latest = read_status(own[-1])
-        earlier = (status for status in map(read_status, reversed(own)) if status.status not in NO_OUTCOME)
+    for of_cell in by_cell.values():
+        latest = read_status(of_cell[-1])
+        earlier = (status for status in map(read_status, reversed(of_cell)) if status.status not in NO_OUTCOME)
         yield next(earlier, latest)
 
 
@@ -492,8 +492,8 @@ def _check_list_lengths(rows: pa.Table, where: str) -> None:
     """Lists of one row belong together entry by entry, so all are equally long."""
     lists = [field.name for field in rows.schema if pa.types.is_list(field.type)]
     for name in lists[1:]:
-        expected, found = (pc.list_value_length(rows[column]) for column in (lists[0], name))
-        if not expected.equals(found):
+        expected, lengths = (pc.list_value_length(rows[column]) for column in (lists[0], name))
+        if not expected.equals(lengths):
             raise SpoolError(f"{where}: lists {lists[0]!r} and {name!r} differ in length.")
 
 
@@ -552,13 +552,13 @@ def _is_newer(status: Mapping[str, Any]) -> bool:
 
 
 def _read(path: Path, keys: Keys) -> dict[str, Any]:
-    told = read_json(path)
-    _require(told, keys, str(path))
-    return told
+    record = read_json(path)
+    _require(record, keys, str(path))
+    return record
 
 
-def _require(told: Mapping[str, Any], keys: Keys, where: str) -> None:
-    if fault := first_fault(told, keys):
+def _require(record: Mapping[str, Any], keys: Keys, where: str) -> None:
+    if fault := first_fault(record, keys):
         raise SpoolError(f"{where}: {fault}")
 
 

@@ -24,8 +24,8 @@ def tokenizer_files(folder: Path) -> list[Path]:
     Raises:
         UserError: There is none, or something that is not a file bears such a name.
     """
-    found = sorted({path for pattern in _PATTERNS for path in folder.glob(pattern)})
-    files = [path for path in found if not path.is_dir() and is_file(path)]
+    paths = sorted({path for pattern in _PATTERNS for path in folder.glob(pattern)})
+    files = [path for path in paths if not path.is_dir() and is_file(path)]
     if not files:
         # transformers would make an empty tokenizer, and every prompt the same.
         raise UserError(f"{folder}: no tokenizer files ({', '.join(_PATTERNS)}).")

@@ -107,17 +107,17 @@ class BlockRunner:
         cache, longest = self.cache, max(len(tokens) for tokens in waiting)
         hidden_ATD = hidden_AD[:, None].repeat(1, longest + 1, 1)
         where = []  # row, and positions of deferred tokens and of the new one
-        for at, (row, tokens) in enumerate(zip(rows, waiting, strict=True)):
+        for index, (row, tokens) in enumerate(zip(rows, waiting, strict=True)):
             where.append([row, *(token.place for token in tokens), *[cache.length] * (longest + 1 - len(tokens))])
             if tokens:
-                hidden_ATD[at, : len(tokens)] = torch.stack([token.state_D for token in tokens])
+                hidden_ATD[index, : len(tokens)] = torch.stack([token.state_D for token in tokens])
         if self._deferred_places is None or self._deferred_places[0] != where:  # mostly those of the block before
             places_AT = torch.tensor(where, device=self.model.device)[:, 1:]
             self._deferred_places = where, self.model.places(cache, rows_A, places_AT)
         hidden_ATD = self.model.block(block, hidden_ATD, self._context, rows_A, self._deferred_places[1])
-        for at, tokens in enumerate(waiting):
-            for index, token in enumerate(tokens):
-                token.done, token.state_D = block, hidden_ATD[at, index]
+        for index, tokens in enumerate(waiting):
+            for slot, token in enumerate(tokens):
+                token.done, token.state_D = block, hidden_ATD[index, slot]
         return hidden_ATD[:, -1]
 
     def _project(self, block: int, rows: Sequence[int], waiting: list[list[DeferredToken]]) -> None:

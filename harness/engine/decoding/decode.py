@@ -218,7 +218,7 @@ def decode_step(
                 _leave(step, runner, view)
                 break
             if any(leaves):
-                out, on = ([at for at, leaving in enumerate(leaves) if leaving is which] for which in (True, False))
+                out, on = ([i for i, leaving in enumerate(leaves) if leaving is which] for which in (True, False))
                 # An index rather than a mask, of which the device would have to tell how many it selects.
                 out_A, on_A = (torch.tensor(index, device=model.device) for index in (out, on))
                 _leave(step, runner, view.take(out, out_A))

@@ -54,7 +54,7 @@ def verify_drafts(
     drafts = [
         generations[row].token_ids[first : first + n] for row, first, n in zip(rows, firsts, drafted, strict=True)
     ]
-    token_N = torch.tensor([token for own in drafts for token in own], device=model.device)
+    token_N = torch.tensor([token for row_drafts in drafts for token in row_drafts], device=model.device)
     rejects = torch.split(policy.rejects(logits_NV, token_N).cpu(), drafted)
     choices = torch.split(argmax_token(logits_NV).cpu(), drafted)
     wasted_B, cut = [0] * cache.n_rows, []
@@ -82,10 +82,10 @@ def _settle(
     rejected = len(rejects) - kept
     if rejected == 0:
         return None
-    at = first + kept
-    wasted = len(generation.token_ids) - 1 - at
-    lost_head_rows = generation.head_rows[at:]
-    generation.cut(at)
+    first_rejected = first + kept
+    wasted = len(generation.token_ids) - 1 - first_rejected
+    lost_head_rows = generation.head_rows[first_rejected:]
+    generation.cut(first_rejected)
     generation.token_ids.append(choices[kept])
     observer.replaced(generation, lost_head_rows, rejected, wasted)
     return wasted

@@ -75,8 +75,8 @@ class ExitHeads:
 
     def numel(self, block: int) -> int:
         """Weights of the block's own matrix products; norms and biases apart, as everywhere in the cost."""
-        own = (tensor for name, tensor in self.tensors.items() if name.startswith(f"{block}."))
-        return sum(tensor.numel() for tensor in own if tensor.dim() == 2)
+        tensors = (tensor for name, tensor in self.tensors.items() if name.startswith(f"{block}."))
+        return sum(tensor.numel() for tensor in tensors if tensor.dim() == 2)
 
 
 # ------------------------------------------------------------------------------------------- the file

@@ -123,8 +123,8 @@ class Transformer:
     def exit_head_numel(self, block: int) -> int:
         """Weights that one read-out of an exit head multiplies; a lens ends in the model's own LM head."""
         assert self.exit_heads is not None, "asked at exit blocks only"
-        own = self.exit_heads.numel(block)
-        return own + self.weights.lm_head.weight.numel() if self.exit_heads.kind == "lens" else own
+        numel = self.exit_heads.numel(block)
+        return numel + self.weights.lm_head.weight.numel() if self.exit_heads.kind == "lens" else numel
 
     def head_weights(self, ids_AK: Tensor) -> Tensor:
         """Rows of the LM head, [A, K, D]; with a bias as one more column."""

@@ -40,10 +40,10 @@ class StepContext:
         if self._runs is None or self._runs[0] is not rows_A:
             starts: list[tuple[int, int]] = []  # place among the running rows, and in the batch
             rows = rows_A.tolist()
-            for at, row in enumerate(rows):
-                if not at or row != rows[at - 1] + 1:
-                    starts.append((at, row))
-            ends = [*(at for at, _ in starts[1:]), len(rows)]
+            for i, row in enumerate(rows):
+                if not i or row != rows[i - 1] + 1:
+                    starts.append((i, row))
+            ends = [*(i for i, _ in starts[1:]), len(rows)]
             pairs = zip(starts, ends, strict=True)
-            self._runs = rows_A, [(slice(at, end), slice(row, row + end - at)) for (at, row), end in pairs]
+            self._runs = rows_A, [(slice(i, end), slice(row, row + end - i)) for (i, row), end in pairs]
         return self._runs[1]

@@ -72,10 +72,10 @@ class StaticSteps:
         return self._made[shape]
 
 
-def _drop_oldest(made: dict[Any, Any], kept: int) -> None:
+def _drop_oldest(kept: dict[Any, Any], limit: int) -> None:
     """Make room for one more where at most so many are kept."""
-    if len(made) == kept:
-        del made[next(iter(made))]
+    if len(kept) == limit:
+        del kept[next(iter(kept))]
 
 
 def _rounded(positions: int) -> int:

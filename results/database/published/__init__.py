@@ -75,7 +75,7 @@ def _published_row(number: int, line: Mapping[str, str], rules: Mapping[str, Any
 
 def _comparison(line: Mapping[str, str], rules: Mapping[str, Any]) -> Row:
     """Return the columns that say which run of ours compares with a line, or why none does."""
-    rule, found = next((rule, found) for rule in rules["rule"] if (found := _matches(rule, line)) is not None)
+    rule, matched = next((rule, matched) for rule in rules["rule"] if (matched := _matches(rule, line)) is not None)
     reason = rule.get("not_comparable")
     row: Row = {
         "not_comparable": reason,
@@ -88,7 +88,7 @@ def _comparison(line: Mapping[str, str], rules: Mapping[str, Any]) -> Row:
         return row
     model = rules["model"][line["model"]]
     common = rules["common"][rule["common"]] if "common" in rule else {}
-    params = {**common, **rule.get("params", {}), **found}
+    params = {**common, **rule.get("params", {}), **matched}
     min_exit = params.pop("min_exit", None)
     return row | {
         "our_task": rules["task"][line["dataset"]],
