@@ -6,38 +6,30 @@ says for every row which run of ours compares with it, or why none does. Both ar
 """
 
 import csv
-import hashlib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.resources import files
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
 
 from exitbench.results.database.catalogue import PUBLISHED_RESULT, PUBLISHED_SOURCE
+from exitbench.results.database.current import publications_are_current
+from exitbench.results.database.publications import ROWS, RULES, digest, text
 from exitbench.results.files.arrow import driver_connection
 from exitbench.results.files.canonical import canonical_json, content_id
 
 Row = dict[str, Any]
 
-_ROWS: Final = "published_results.csv"
-_RULES: Final = "comparable.toml"
-
-
-def is_current(connection: sa.Connection) -> bool:
-    """Whether the database has what this version of ExitBench knows of publications."""
-    return connection.execute(sa.select(PUBLISHED_SOURCE.c.sha256)).scalar_one_or_none() == digest()
-
 
 def refresh(connection: sa.Connection) -> None:
     """Replace what the database has of publications, where it is not current."""
-    if is_current(connection):
+    duck = driver_connection(connection)
+    if publications_are_current(duck):
         return
     connection.execute(PUBLISHED_RESULT.delete())
-    duck = driver_connection(connection)
     duck.register("published_incoming", _incoming(digest()))
     duck.execute(f"INSERT INTO {PUBLISHED_RESULT.name} BY NAME SELECT * FROM published_incoming")
     duck.unregister("published_incoming")
@@ -53,8 +45,8 @@ def _incoming(of: str) -> pa.Table:
 
 def published_rows() -> list[Row]:
     """Return the rows of the table `published_result`."""
-    lines = csv.DictReader(_text(_ROWS).splitlines())
-    rules = tomllib.loads(_text(_RULES))
+    lines = csv.DictReader(text(ROWS).splitlines())
+    rules = tomllib.loads(text(RULES))
     return [_published_row(number, line, rules) for number, line in enumerate(lines, start=1)]
 
 
@@ -69,7 +61,7 @@ def _published_row(number: int, line: Mapping[str, str], rules: Mapping[str, Any
         try:
             printed[name] = None if printed[name] is None else float(printed[name])
         except ValueError:
-            raise ValueError(f"{_ROWS}, row {number}: {name} is {printed[name]!r}, not a number.") from None
+            raise ValueError(f"{ROWS}, row {number}: {name} is {printed[name]!r}, not a number.") from None
     return {"published_id": content_id(dict(line)), "ordinal": number, **printed, **_comparison(line, rules)}
 
 
@@ -117,14 +109,3 @@ def _matches(rule: Mapping[str, Any], line: Mapping[str, str]) -> dict[str, int]
 
 def _alternatives(texts: str | Iterable[str]) -> tuple[str, ...]:
     return (texts,) if isinstance(texts, str) else tuple(texts)
-
-
-@cache
-def digest() -> str:
-    """Digest of the sources."""
-    return hashlib.sha256("\0".join(map(_text, (_ROWS, _RULES))).encode()).hexdigest()
-
-
-@cache
-def _text(name: str) -> str:
-    return (files(__name__) / name).read_text(encoding="utf-8")
