@@ -29,13 +29,18 @@ class Frame:
     rows: tuple[Row, ...]
 
     @classmethod
-    def query(cls, database: Database, sql: str) -> "Frame":
+    def query(cls, database: Database, sql: str, parameters: Mapping[str, Any] | None = None) -> "Frame":
         """Run `sql` and keep its whole result, numbers to ten digits, so that it is the same each time.
+
+        Args:
+            database: Where.
+            sql: DuckDB SQL; `$name` stands for a parameter.
+            parameters: Their values.
 
         Raises:
             UserError: If DuckDB refuses the query.
         """
-        table = database.query(sql)
+        table = database.query(sql, parameters)
         rows = ({name: rounded(value) for name, value in row.items()} for row in table.to_pylist())
         return cls(tuple(table.column_names), tuple(rows))
 
