@@ -132,6 +132,9 @@ def _bars(stream: TextIO) -> "rich.progress.Progress":
 LEFT_S = 30.0
 """How often a log is told what is left."""
 
+_FEW = 3
+"""Cells by which nothing can be told of others: the first loads the model."""
+
 
 class Lines:
     """One line a cell, for logs and continuous integration."""
@@ -165,7 +168,7 @@ class Lines:
     def _tell_left(self) -> None:
         """Now and then, what is left, as if all cells took as long as those that have ended."""
         now_s, left = time.monotonic(), self._cells - self._ended
-        if left > 0 and now_s - self._told_s >= LEFT_S:
+        if left > 0 and self._ended >= _FEW and now_s - self._told_s >= LEFT_S:
             self._told_s, seconds = now_s, (now_s - self._started_s) / self._ended * left
             about = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
             tell(

@@ -90,7 +90,7 @@ def _short_gain(row: Row) -> str:
 
 def _name(row: Row, names: dict[Setting, str]) -> str:
     """The method and what it is set to; a threshold in words."""
-    method, _, params = names.get(setting(row), row["method"]).partition(" ")
+    method, _, params = (names.get(setting(row)) or str(row["method"])).partition(" ")
     first, _, rest = params.partition(", ")
     if first.startswith("threshold="):
         said = f"{method} at {first.removeprefix('threshold=')}"
