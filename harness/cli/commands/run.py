@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from exitbench.errors import UserError
+from exitbench.harness.cells.corpus import keep
 from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.cli.commands.failures import failure_lines
 from exitbench.harness.cli.commands.folders import Runs
@@ -50,6 +51,7 @@ def run(arguments: Namespace) -> int:
         )
     executor = slurm or _local(plan, runs)
     runs.require_writable()
+    keep(runs.root)
     if _ingest(runs):  # what is damaged has left the spool: those cells are to be run again
         plan = planned(arguments)
     if plan.untrained:
