@@ -22,11 +22,11 @@ import duckdb
 
 from exitbench.errors import UserError
 from exitbench.results.database.access_lock import POLL_S, Turn, holder, is_wanted, take_turn
-from exitbench.results.database.current import is_up_to_date, version
+from exitbench.results.database.migrations.current import is_up_to_date, version
 from exitbench.results.database.sandbox import NO_EXTENSIONS, attach_sql
 from exitbench.results.database.trouble import driver_error, is_damage, is_trouble
 from exitbench.results.database.verified import is_verified, leave_mark, remember
-from exitbench.results.files.memory import NO_PROGRESS_BAR
+from exitbench.results.files.memory import in_file, in_memory, lock_settings
 from exitbench.terminal import tell
 
 if TYPE_CHECKING:  # half a second that whoever only reads does without
@@ -94,7 +94,7 @@ class Database:
     @cached_property
     def engine(self) -> sa.Engine:
         """SQLAlchemy over the one connection, for those who write."""
-        from exitbench.results.database.upgrade import engine_over
+        from exitbench.results.database.migrations.upgrade import engine_over
 
         return engine_over(self.duck)
 
@@ -163,7 +163,7 @@ def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) ->
 
 
 def _bring_up_to_date(database: Database) -> None:
-    from exitbench.results.database.upgrade import bring_up_to_date
+    from exitbench.results.database.migrations.upgrade import bring_up_to_date
 
     bring_up_to_date(database.engine, str(database.path))
 
@@ -292,31 +292,26 @@ def connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
 
 def _connection(path: Path, read_only: bool, deadline: float) -> duckdb.DuckDBPyConnection:
     """Return the one open connection, tried again until the deadline."""
-    name, config = (str(path), _READER_CONFIG) if read_only else (":memory:", _WRITER_CONFIG)
     while True:
-        duck = None
         try:
-            duck = duckdb.connect(name, read_only=read_only, config=config)
-            # A progress bar would be drawn on standard output, among rows; it cannot be turned off any earlier.
-            if not _first(duck.execute("SELECT current_setting('lock_configuration')")):
-                for (statement,) in duck.execute(NO_PROGRESS_BAR).fetchall():
-                    duck.execute(statement)
-                duck.execute("SET lock_configuration = true")
-            if not read_only:
-                duck.execute(attach_sql(path, "results"))
-                duck.execute("USE results")
-            return duck
+            return in_file(path, **_READER_CONFIG) if read_only else _attached(path)
         except duckdb.Error as error:
-            if duck is not None:
-                duck.close()
             if not _is_locked(error) or time.monotonic() >= deadline:
                 raise
             time.sleep(POLL_S)
 
 
-def _first(duck: duckdb.DuckDBPyConnection) -> Any:
-    row = duck.fetchone()
-    return row and row[0]
+def _attached(path: Path) -> duckdb.DuckDBPyConnection:
+    """A writer's connection: in memory, the file attached as its database."""
+    duck = in_memory(**_WRITER_CONFIG)
+    try:
+        lock_settings(duck)
+        duck.execute(attach_sql(path, "results"))
+        duck.execute("USE results")
+    except BaseException:
+        duck.close()
+        raise
+    return duck
 
 
 def _is_locked(error: BaseException) -> bool:

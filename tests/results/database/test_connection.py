@@ -11,10 +11,10 @@ import pytest
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
-from exitbench.results.database import current, migrations, upgrade, verified
+from exitbench.results.database import migrations, verified
 from exitbench.results.database.catalogue import METADATA
 from exitbench.results.database.connection import open_database
-from exitbench.results.database.migrations import migration_scripts
+from exitbench.results.database.migrations import current, migration_scripts, upgrade
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.ingest.rebuild import rebuild
 from exitbench.results.spool.schema import TABLES
