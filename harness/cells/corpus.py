@@ -23,6 +23,9 @@ from exitbench.tasks.registry import get_task
 
 CACHE = ".exitbench-documents.json"
 
+_unkept: dict[Path, dict[str, Any]] = {}
+"""What this process described for folders that were not there."""
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -43,7 +46,7 @@ class Corpora:
 
     def __init__(self, folder: Path) -> None:
         self._cache = folder / CACHE
-        self._known: dict[str, Any] = _read(self._cache)
+        self._known: dict[str, Any] = _unkept.get(self._cache) or _read(self._cache)
 
     def describe(self, data: DataRequest, data_dir: Path | None) -> Corpus:
         """Return what identifies the documents.
@@ -60,8 +63,15 @@ class Corpora:
         corpus = Corpus(len(documents), documents_sha256(documents), content_id(texts), prompts)
         if key is not None:
             self._known[key] = asdict(corpus)
-            _write(self._cache, self._known)
+            if not _write(self._cache, self._known):
+                _unkept[self._cache] = self._known
         return corpus
+
+
+def keep(folder: Path) -> None:
+    """Keep what was described before the folder was made: a first run makes its own after its plan."""
+    if known := _unkept.pop(folder / CACHE, None):
+        _write(folder / CACHE, known)
 
 
 def _key(data: DataRequest, data_dir: Path | None) -> str | None:
@@ -108,8 +118,8 @@ def _read(cache: Path) -> dict[str, Any]:
     return known if usable else {}
 
 
-def _write(cache: Path, known: Mapping[str, Any]) -> None:
-    """Keep the descriptions where the folder is there and can be written."""
+def _write(cache: Path, known: Mapping[str, Any]) -> bool:
+    """Keep the descriptions; False where the folder is not there or cannot be written."""
     partial = cache.with_name(f"{cache.name}.{os.getpid()}")
     try:
         partial.write_text(json.dumps(known, indent=1), encoding="utf-8")
@@ -117,3 +127,5 @@ def _write(cache: Path, known: Mapping[str, Any]) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+        return False
+    return True

@@ -11,7 +11,16 @@ from itertools import groupby
 from pathlib import Path
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.cell import Cell, GenerationSettings, Kind, MethodRef, ModelRef, TaskRef, TimingSettings
+from exitbench.harness.cells.cell import (
+    Cell,
+    GenerationSettings,
+    Kind,
+    MethodRef,
+    ModelRef,
+    TaskRef,
+    TimingSettings,
+    unasked_rows,
+)
 from exitbench.harness.cells.corpus import Corpora, Corpus
 from exitbench.harness.cells.job import CellJob, DataRequest
 from exitbench.harness.engine import ENGINE_VERSION
@@ -261,8 +270,15 @@ class _Builder:
             calibration=calibration,
             record=draft.record,
             full_depth_cell_id=ids[draft.baseline] if draft.baseline else None,
+            batch_rows=self._batch_rows(draft),
             **{name: ids[label] for name, label in draft.inputs.items()},
         )
+
+    def _batch_rows(self, draft: CellTemplate) -> int | None:
+        """Rows decoded together where that is asked; asking for what is done anyway is asking for nothing."""
+        asked = draft.task.batch_rows or self.suite.batch_rows
+        decodes = draft.kind in ("quality", "probe", "scores", "calibration") and draft.record is None
+        return asked if decodes and asked != unasked_rows(draft.kind, self.suite.batch_size) else None
 
 
 def _planned(item: CellJob, statuses: Mapping[str, AttemptStatus], predecessors: Predecessors) -> PlannedCell:

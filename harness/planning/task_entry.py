@@ -11,6 +11,7 @@ from exitbench.harness.reading.toml import Table
 SOURCES = ("builtin", "local", "hub")
 
 MAX_NEW_TOKENS = 1_000_000
+MAX_BATCH = 65_536
 
 Files = tuple[tuple[str, str], ...]
 
@@ -19,7 +20,7 @@ _OTHER_SPLITS: Final = ("train_split", "calibration_split")
 _KEYS: Final = (
     *("task", "source", "split", "limit", "seed", "files", *_OTHER_FILES, *_OTHER_SPLITS, "drop_shared"),
     *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
-    *("chat_template", "system", "max_prompt_tokens", "truncate", "first_token"),
+    *("chat_template", "system", "max_prompt_tokens", "truncate", "first_token", "batch_rows"),
 )
 
 
@@ -36,6 +37,7 @@ class TaskEntry:
             ``train``.
         calibration_split: Hub source only: what thresholds are calibrated on; None where nothing is.
         drop_shared: What is fitted or calibrated on leaves out documents that have another use.
+        batch_rows: Rows decoded together in what is not timed; None: as `[defaults]` says.
     """
 
     label: str
@@ -48,6 +50,7 @@ class TaskEntry:
     train_split: str | None = None
     calibration_split: str | None = None
     drop_shared: bool = False
+    batch_rows: int | None = None
 
     def other_split(
         self, split: Literal["train", "calibration"], limit: int, why: str, fitted_on: DataRequest | None = None
@@ -123,6 +126,7 @@ def read_task(label: str, table: Table) -> TaskEntry:
         train_split=table.optional("train_split", str),
         calibration_split=table.optional("calibration_split", str),
         drop_shared=table.get("drop_shared", bool, False),
+        batch_rows=table.positive("batch_rows", 1, MAX_BATCH) if "batch_rows" in table.values else None,
     )
 
 

@@ -31,6 +31,7 @@ _NOT_SETTING: Final = (
     "timing",
     "calibration",
     "record",
+    "batch_rows",
     "probe_cell_id",
     "probe_cell_ids",
     "scores_cell_id",

@@ -12,7 +12,6 @@ import duckdb
 
 from exitbench.errors import UserError
 from exitbench.results.database import migrations
-from exitbench.results.database.catalogue import PUBLISHED_RESULT, PUBLISHED_SOURCE, SCHEMA_VERSION, VIEW_SOURCE
 from exitbench.results.database.sandbox import fresh_database
 from exitbench.results.database.tables import (
     Catalogue,
@@ -36,7 +35,8 @@ _VERSION_COLUMNS: Final = {
     "tool": Column("VARCHAR", False, None, False),
 }
 """Of the table that says of which schema a database is, in every schema."""
-_MADE_HERE: Final = (VIEW_SOURCE.name, PUBLISHED_SOURCE.name, PUBLISHED_RESULT.name)
+_SCHEMA_VERSION: Final = "schema_version"
+_MADE_HERE: Final = ("view_source", "published_source", "published_result")
 """Tables that a database is given when it is opened to be written."""
 
 
@@ -81,7 +81,7 @@ def read_version(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Cata
     """
     if not catalogue.tables and not catalogue.views:
         return 0
-    table, newest = SCHEMA_VERSION.name, schema_version()
+    table, newest = _SCHEMA_VERSION, schema_version()
     if table not in catalogue.tables:
         raise UserError(f"{where} is a DuckDB database, but not one of ExitBench. Name another file.")
     require_columns(catalogue.tables[table], _VERSION_COLUMNS, f"{where}: table {table}")

@@ -277,6 +277,7 @@ CELL_KEYS: Final[Keys] = {
         "dtype": TEXT,
         "device": TEXT,
         "batch_size": COUNT,
+        "batch_rows": optional(or_none(COUNT)),
         "seed": whole(-INT64 - 1, INT64),
         "full_depth_cell_id": or_none(TEXT),
         "depends_on": TEXTS,

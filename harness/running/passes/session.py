@@ -39,8 +39,6 @@ from exitbench.tasks.registry import get_task
 
 METRIC_VERSION = "2"
 """Version of the metrics made here (depth, faithfulness, cost, speed); tasks version their own."""
-BATCH_ROWS = 16
-"""Documents that go through all blocks together where nothing is timed."""
 
 Progress = Callable[[int], None]
 
@@ -179,7 +177,7 @@ class Session:
         """This model with a method, as lm-eval sees it."""
         seed_of = functools.partial(seed_for, "decode", item.cell.seed)
         prompts = self.prompts(item.cell.generation)
-        return EarlyExitLM(self.checkpoint, prompts, parts, item.cell.batch_size, seed_of, on_progress)
+        return EarlyExitLM(self.checkpoint, prompts, parts, item.cell.rows, seed_of, on_progress)
 
     def file_of(self, cell_id: str, name: str) -> Path:
         """A file of the latest attempt at another cell.
