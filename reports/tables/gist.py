@@ -49,6 +49,8 @@ def _read(database: Database, suite: str | None) -> tuple[tuple[Row, ...], dict[
 
 
 def _sentence(row: Row, names: dict[Setting, str]) -> str:
+    if not row["candidates"]:
+        return "only full depth and baselines were run; nothing to recommend."
     if row["method"] is None:
         return "no method loses as little as a point; full depth it is."
     name = f"{_name(row, names)} (model {visible(row['model'])})"

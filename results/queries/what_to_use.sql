@@ -1,7 +1,7 @@
 -- Cost and speed: What should be used on each task, and is it better than a static depth?
 -- For each task the fastest timed setting that loses next to nothing to full depth of its own model, among the runs of
 -- the most documents (where none of these was timed: the one that saves most work). Random exits, oracles and static
--- depths are no candidates. delta_low to delta_high: 95% interval of the loss, paired by document; NULL for metrics of a
+-- depths are no candidates; candidates: settings of others. delta_low to delta_high: 95% interval of the loss, paired by document; NULL for metrics of a
 -- whole corpus. static_block: the fastest timed static depth of the same model that loses no more (all blocks where there
 -- is none). verdict compares the two: faster or slower where their 95% intervals lie apart, else not to be told apart;
 -- noise: it is not even told apart from full depth timed against itself; nothing: no setting loses as little.
@@ -16,7 +16,10 @@ WITH points AS (
     QUALIFY f.n = max(f.n) OVER (PARTITION BY f.task_label)
 ),
 tasks AS (
-    SELECT task_label, any_value(metric ORDER BY metric) AS metric, max(n) AS n FROM points GROUP BY task_label
+    SELECT
+        task_label, any_value(metric ORDER BY metric) AS metric, max(n) AS n,
+        count(*) FILTER (NOT is_full_depth AND method NOT IN ('static', 'random', 'oracle')) AS candidates
+    FROM points GROUP BY task_label
 ),
 best AS (
     SELECT * FROM points
@@ -49,7 +52,7 @@ paired AS (
     GROUP BY b.cell_id
 )
 SELECT
-    t.task_label, t.metric, t.n, b.model, b.method, b.params, b.kv_policy, b.value, b.full_value, b.delta,
+    t.task_label, t.metric, t.n, t.candidates, b.model, b.method, b.params, b.kv_policy, b.value, b.full_value, b.delta,
     CASE WHEN abs(p.delta - b.delta) < 1e-6 THEN b.delta - p.half_width END AS delta_low,
     CASE WHEN abs(p.delta - b.delta) < 1e-6 THEN b.delta + p.half_width END AS delta_high,
     b.mean_blocks_run, b.blocks, b.speedup, b.speedup_low, b.speedup_high, b.ideal_speedup_bytes,

@@ -29,6 +29,7 @@ ROW: dict[str, Any] = {
     "static_delta": -1.0,
     "verdict": "faster",
     "random_is_as_good": False,
+    "candidates": 3,
 }
 STATIC = "the best static depth that loses no more (block 6) runs 1.3x"
 
@@ -59,6 +60,7 @@ def test_a_sentence_says_what_is_gained_and_lost_and_whether_it_is_real() -> Non
             {"speedup": None},
             "reads 2.5x fewer bytes than full depth for 1.2 points of f1 less [-2.4, +0.1]; it was not",
         ),
+        ({"method": None, "candidates": 0}, "only full depth and baselines were run; nothing to recommend."),
         ({"method": None}, "no method loses as little as a point; full depth it is."),
         ({"model": "a\x1b[2J"}, "(model a\\x1b[2J)"),
     ],

@@ -168,6 +168,7 @@ def _check_choice(row: dict[str, Any], own: list[dict[str, Any]], loss: float) -
         for one in own
         if not one["is_full_depth"] and one["method"] not in ("static", "random", "oracle") and one["delta"] >= -loss
     ]
+    assert row["candidates"] >= len(candidates)
     if not candidates:
         assert (row["method"], row["verdict"]) == (None, "nothing")
         return

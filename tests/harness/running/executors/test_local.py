@@ -30,7 +30,7 @@ def outcome(spec: WorkerSpec, command: tuple[str, ...], tmp_path: Path) -> tuple
     """Statuses by cell in order, and what was shown."""
     shown = io.StringIO()
     with Lines(len(spec.cells), shown) as progress:
-        statuses = LocalExecutor(tmp_path / "logs", worker=command).run([spec], progress, lambda: None)
+        statuses = LocalExecutor(tmp_path / "logs", worker=command, cores=1).run([spec], progress, lambda: None)
     return [statuses[item.cell.cell_id] for item in spec.cells], shown.getvalue()
 
 
