@@ -49,7 +49,8 @@ def terminal() -> Iterator[tuple[TextIO, list[str]]]:
     shown.append(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", b"".join(pieces).decode()))
 
 
-def test_a_terminal_shows_cells_and_documents_and_keeps_what_went_wrong() -> None:
+def test_a_terminal_shows_cells_and_documents_and_keeps_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # one that cannot move its cursor is shown the end only
     with terminal() as (stream, shown):
         run_two_cells(Bars(2, stream))
     assert "one/quality: failed\r\n" in shown[0]
@@ -57,7 +58,8 @@ def test_a_terminal_shows_cells_and_documents_and_keeps_what_went_wrong() -> Non
     assert re.search(r"cells .*100% .*2/2 ", shown[0])
 
 
-def test_a_terminal_shows_a_bar_for_each_of_the_first_cells_that_run_at_once() -> None:
+def test_a_terminal_shows_a_bar_for_each_of_the_first_cells_that_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     labels = [f"cell-{number}" for number in range(MAX_BARS + 1)]
     with terminal() as (stream, shown), Bars(len(labels), stream) as progress:
         for label in labels:
