@@ -10,11 +10,12 @@ from typing import Final
 
 from exitbench import reports
 from exitbench.reports.frame import Frame
+from exitbench.reports.plotting.svg import is_themed_uri
+from exitbench.results.files.canonical import content_id, sources_sha256
 from exitbench.results.files.whole_file import write_whole_file
 
 KINDS: Final = ("svg", "pdf", "png")
 _DRAWS: Final = ("matplotlib", "numpy")
-_URI: Final = "data:image/svg+xml,"
 
 
 def digest(name: str, frame: Frame) -> str:
@@ -25,12 +26,8 @@ def digest(name: str, frame: Frame) -> str:
 
 @cache
 def _code() -> str:
-    """Digest of every source of this package, since figures share parts, and versions of what draws."""
-    found = hashlib.sha256(repr([version(name) for name in _DRAWS]).encode())
-    for folder in reports.__path__:
-        for path in sorted(Path(folder).rglob("*.py")):
-            found.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return found.hexdigest()
+    """Digest of all that draws: every source of this package, since figures share parts, and versions of libraries."""
+    return content_id([sources_sha256(reports), *(version(name) for name in _DRAWS)])
 
 
 def note_of(folder: Path, name: str) -> Path:
@@ -54,7 +51,7 @@ def drawn_before(folder: Path, name: str, drawn_from: str) -> str:
             return ""
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return ""
-    return image if isinstance(image, str) and image.startswith(_URI) else ""
+    return image if isinstance(image, str) and is_themed_uri(image) else ""
 
 
 def _files(folder: Path, name: str) -> dict[str, str]:

@@ -5,7 +5,6 @@ time of the latter; what comes from a hub is read every time.
 """
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -17,7 +16,7 @@ from typing import Any
 
 import exitbench.tasks
 from exitbench.harness.cells.job import DataRequest
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.canonical import content_id, sources_sha256
 from exitbench.tasks.base import documents_sha256
 from exitbench.tasks.registry import get_task
 
@@ -82,7 +81,7 @@ def _key(data: DataRequest, data_dir: Path | None) -> str | None:
         files = [(role, *_stamp((data_dir or Path()) / path)) for role, path in _files(data)]
     except (OSError, ValueError):  # ValueError: NUL in a path
         return None
-    made_by = {"python": platform.python_version(), "sources": _sources_sha256()}
+    made_by = {"python": platform.python_version(), "sources": sources_sha256(exitbench.tasks)}
     return content_id(
         {"data": asdict(data), "data_dir": str(data_dir and data_dir.resolve()), "files": files, **made_by}
     )
@@ -96,16 +95,6 @@ def _files(data: DataRequest) -> list[tuple[str, str]]:
 def _stamp(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_size, status.st_mtime_ns
-
-
-@functools.cache
-def _sources_sha256() -> str:
-    """Digest of every source file of the tasks."""
-    digest = hashlib.sha256()
-    for folder in exitbench.tasks.__path__:
-        for path in sorted(Path(folder).rglob("*.py")):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def _read(cache: Path) -> dict[str, Any]:

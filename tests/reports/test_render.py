@@ -3,6 +3,7 @@
 import base64
 import functools
 import gzip
+import json
 import os
 import re
 import shutil
@@ -304,8 +305,11 @@ def test_other_rows_or_other_code_is_another_figure(small_rows: SmallRows, monke
     assert drawn.digest("frontier", frame) not in digests
 
 
-def test_a_picture_from_a_note_is_never_an_address(again: Again, tmp_path: Path) -> None:
+@pytest.mark.parametrize("image", ["https://example.org/", 'data:image/svg+xml,"><script src=https://example.org/>'])
+def test_a_picture_from_a_note_is_never_an_address_and_never_ends_its_attribute(
+    again: Again, tmp_path: Path, image: str
+) -> None:
     note = note_of(tmp_path / "report" / "figures", "frontier")
-    note.write_text(note.read_text().replace("data:image/svg+xml,", "https://example.org/", 1))
+    note.write_text(json.dumps({**json.loads(note.read_text()), "image": image}))
     names, summary = again()
     assert names == {"frontier"} and "example.org" not in read(summary)

@@ -57,7 +57,7 @@ def test_another_folder_is_read_even_if_its_files_look_alike(tmp_path: Path, dat
 def test_other_sources_of_the_tasks_make_documents_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Corpora(tmp_path).describe(BUILTIN, None)
     seen = loads(monkeypatch)
-    monkeypatch.setattr(corpus, "_sources_sha256", lambda: "other")
+    monkeypatch.setattr(corpus, "sources_sha256", lambda package: "other")
     Corpora(tmp_path).describe(BUILTIN, None)
     assert seen == [BUILTIN]
 
