@@ -1,4 +1,4 @@
-"""Exit on the entropy of the distribution."""
+"""Entropy gate: exit on the entropy of the distribution."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Exit on the confidence of heads trained for it."""
+"""Exit-head gate: exit on the confidence of heads trained for it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

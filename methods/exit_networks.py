@@ -1,4 +1,4 @@
-"""Small networks that say from the states whether to exit: their losses, their training, and gates that ask them.
+"""Exit classifiers: small networks on the states that say whether to exit, their losses, training and gates.
 
 A network maps features of (block, token) pairs to two logits, stay and exit; the score is P(exit).
 

@@ -1,4 +1,4 @@
-"""What methods share that ask a confidence score: threshold rule, blocks asked, head and KV policy as parameters."""
+"""Shared parameters of confidence-gated methods: threshold rule, blocks asked, head and KV policy."""
 
 from __future__ import annotations
 

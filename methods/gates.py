@@ -1,4 +1,4 @@
-"""Gates that several methods share. A gate of one method lives in that method's file."""
+"""Confidence gates that several methods share. A gate of one method lives in that method's file."""
 
 from __future__ import annotations
 

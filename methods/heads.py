@@ -1,4 +1,4 @@
-"""Heads: what turns a hidden state into logits."""
+"""LM heads: the model's own, whole or pruned to a part of the vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exit on the largest probability."""
+"""Max-probability gate: exit on the largest probability."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Scores of tokens whose states are known at every block: for fitting, for replays, and in tests.
+"""Offline scores of tokens whose states are known at every block: for fitting, for replays, and in tests.
 
 Every token is scored at every block asked as if it had not left before.
 """

@@ -1,4 +1,4 @@
-"""Exit when blocks in a row agree."""
+"""Patience gate: exit when blocks in a row agree."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

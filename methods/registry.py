@@ -1,4 +1,4 @@
-"""Methods by name: those of this folder and those that other distributions register.
+"""Registry of methods: those of this folder and those that other distributions register.
 
 Third parties publish theirs through the entry-point group ``exitbench.methods``; the entry point names the class.
 """

@@ -1,4 +1,4 @@
-"""Tokens drawn at a temperature, the same in every batch and under every method that reads the same logits."""
+"""Temperature sampling, the same in every batch and under every method that reads the same logits."""
 
 from __future__ import annotations
 

@@ -11,14 +11,13 @@ from pathlib import Path
 from exitbench.errors import UserError
 from exitbench.progress import counting
 from exitbench.reports import figures
+from exitbench.reports.drawn import KINDS, digest, drawn_before, note_of, remember_drawn
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting import style
 from exitbench.reports.plotting.svg import themed_uri
 from exitbench.reports.registry import Source, discover
 from exitbench.results.files.whole_file import write_whole_file
 from exitbench.terminal import visible
-
-KINDS = ("svg", "pdf", "png")
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,8 @@ def draw_all(
 ) -> tuple[DrawnFigure, ...]:
     """Write every figure as SVG, PDF, PNG and CSV into `folder`; without rows only the CSV, and remove old pictures.
 
+    One whose rows and code are those that it was drawn from before, and whose files are as they were, stays.
+
     Args:
         material: Figures with their rows.
         folder: Where to write.
@@ -61,11 +62,19 @@ def draw_all(
         progress: Whether to show a bar, where there is a terminal.
     """
     filled = [(source.name, frame) for source, frame in material if frame.rows]
-    drawings: dict[str, Drawing] = {}
+    digests = {name: digest(name, frame) for name, frame in filled}
+    drawings = {
+        name: Drawing(name, image) for name, own in digests.items() if (image := drawn_before(folder, name, own))
+    }
+    filled = [(name, frame) for name, frame in filled if name not in drawings]
+    left = len(filled)
     with counting("figures") if progress else nullcontext(lambda done, total: None) as on_drawing:
         for drawing in _drawn(filled, folder, workers):
             drawings[drawing.name] = drawing
-            on_drawing(len(drawings), len(filled))
+            left -= 1
+            on_drawing(len(filled) - left, len(filled))
+            if drawing.image:
+                remember_drawn(folder, drawing.name, digests[drawing.name], drawing.image)
     return tuple(
         _finished(source, frame, drawings.get(source.name, Drawing(source.name)), folder) for source, frame in material
     )
@@ -133,7 +142,7 @@ def _finished(source: Source, frame: Frame, drawing: Drawing, folder: Path) -> D
     write_whole_file(data, frame.csv())
     pictures = tuple(folder / f"{source.name}.{kind}" for kind in KINDS)
     if not drawing.image:
-        for picture in pictures:
-            picture.unlink(missing_ok=True)
+        for old in (*pictures, note_of(folder, source.name)):
+            old.unlink(missing_ok=True)
     files = (*(pictures if drawing.image else ()), data)
     return DrawnFigure(source, frame, drawing.image, drawing.error, files)

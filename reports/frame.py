@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Any
 
 from exitbench.results.database.connection import Database
-from exitbench.results.files.arrow import driver_connection
 from exitbench.results.files.comma_separated import csv_writer
 
 Row = Mapping[str, Any]
@@ -30,13 +29,18 @@ class Frame:
     rows: tuple[Row, ...]
 
     @classmethod
-    def query(cls, database: Database, sql: str) -> "Frame":
+    def query(cls, database: Database, sql: str, parameters: Mapping[str, Any] | None = None) -> "Frame":
         """Run `sql` and keep its whole result, numbers to ten digits, so that it is the same each time.
+
+        Args:
+            database: Where.
+            sql: DuckDB SQL; `$name` stands for a parameter.
+            parameters: Their values.
 
         Raises:
             UserError: If DuckDB refuses the query.
         """
-        table = database.query(sql)
+        table = database.query(sql, parameters)
         rows = ({name: rounded(value) for name, value in row.items()} for row in table.to_pylist())
         return cls(tuple(table.column_names), tuple(rows))
 
@@ -74,12 +78,10 @@ def rounded(value: Any) -> Any:
 @contextmanager
 def computed_once(database: Database, views: Sequence[str]) -> Iterator[None]:
     """Hide views that many queries ask behind temporary tables of their names: the SQL stays as it is without them."""
-    with database.engine.connect() as connection:
-        duck = driver_connection(connection)
+    for view in views:
+        database.duck.execute(f"CREATE TEMP TABLE {view} AS FROM {view}")
+    try:
+        yield
+    finally:
         for view in views:
-            duck.execute(f"CREATE TEMP TABLE {view} AS FROM {view}")
-        try:
-            yield
-        finally:
-            for view in views:
-                duck.execute(f"DROP TABLE temp.{view}")
+            database.duck.execute(f"DROP TABLE temp.{view}")

@@ -30,7 +30,7 @@ class Material:
         tables: Every table with its rows, likewise.
         claims: Verdicts on the claims of papers.
         severe: Findings that forbid a final report.
-        documents: What the page's document browser shows (`reports.documents`); None where nothing answered.
+        documents: What the page's document browser shows (`reports.answers.documents`); None where nothing answered.
     """
 
     paper: str | None

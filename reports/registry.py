@@ -4,6 +4,7 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -53,6 +54,7 @@ class Source:
         return section if section in SECTIONS else OURS
 
 
+@cache
 def discover(package: ModuleType) -> tuple[Source, ...]:
     """Return the sources of `package` (a folder of .sql/.py pairs, and folders of them), in the order of the page."""
     return tuple(sorted(_sources(package.__name__, Path(package.__path__[0])), key=_place))

@@ -1,4 +1,4 @@
-"""What a task is: documents, a prompt, a target, a score, and how scores add up.
+"""Task base class: documents, a prompt, a target, a score, and how scores add up.
 
 A task reads the same records from three sources (built-in generated data, local files in the data
 set's original format, the hub) and never needs the network to score. Scores are kept per document,

@@ -1,4 +1,4 @@
-"""How a task becomes an lm-eval task: records with keys, our scores, our aggregation.
+"""Bridge to lm-eval: a task becomes an lm-eval task with our records, scores and aggregation.
 
 lm-eval deep-copies task configurations, so everything here is a module-level function with small,
 immutable arguments bound to it (a bound method would copy its whole object).

@@ -1,4 +1,4 @@
-"""The tasks by name."""
+"""Registry of tasks."""
 
 from exitbench.errors import UserError, suggestion
 from exitbench.tasks.base import Task

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from exitbench.results.database import connection as database
+from exitbench.results.database.migrations import current
 from exitbench.results.database.verified import remember
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import scan_spool
@@ -76,7 +77,7 @@ def _databases_begin_as_copies(tmp_path_factory: pytest.TempPathFactory) -> Iter
     create = database._create
 
     def copy(path: Path) -> None:
-        version = database._version()
+        version = current.version()
         if version not in made:
             create(path)
             made[version] = tmp_path_factory.mktemp("empty") / "empty.duckdb"

@@ -41,4 +41,4 @@ def test_its_cells_run_in_order(tmp_path: Path) -> None:
     environment = os.environ | {"MPLBACKEND": "agg", "TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, script], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "weighted on wmt-en-fr" in done.stdout
+    assert "\nwmt-en-fr: " in done.stdout

@@ -1,4 +1,4 @@
-"""The one error a person who typed something wrong ever sees.
+"""UserError: bad input, told in one screen with what is allowed and exit code 2, without a traceback.
 
 It lies beneath every package (it imports nothing of the project), so that methods, tasks and
 results can all raise it and the command line prints it without a traceback and exits with code 2.

@@ -1,4 +1,4 @@
-"""How far something is: bars with the time left on a terminal, plain lines or nothing anywhere else."""
+"""Progress bars with the time left on a terminal, plain lines or nothing anywhere else."""
 
 import sys
 import threading
@@ -129,6 +129,13 @@ def _bars(stream: TextIO) -> "rich.progress.Progress":
     )
 
 
+LEFT_S = 30.0
+"""How often a log is told what is left."""
+
+_FEW = 3
+"""Cells by which nothing can be told of others: the first loads the model."""
+
+
 class Lines:
     """One line a cell, for logs and continuous integration."""
 
@@ -136,6 +143,7 @@ class Lines:
         self._cells, self._stream, self._unit, self._lock = cells, stream, unit, threading.Lock()
         self._ended = 0
         self._running: dict[str, tuple[int, float]] = {}
+        self._started_s = self._told_s = time.monotonic()
 
     def start(self, label: str, documents: int) -> None:
         """Remember what runs."""
@@ -155,6 +163,17 @@ class Lines:
                 how = f": {status}"
             line = f"[{self._ended}/{self._cells}] {label}{how}"
             tell(line, self._stream)
+            self._tell_left()
+
+    def _tell_left(self) -> None:
+        """Now and then, what is left, as if all cells took as long as those that have ended."""
+        now_s, left = time.monotonic(), self._cells - self._ended
+        if left > 0 and self._ended >= _FEW and now_s - self._told_s >= LEFT_S:
+            self._told_s, seconds = now_s, (now_s - self._started_s) / self._ended * left
+            about = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+            tell(
+                f"{self._ended} of {self._cells} done, {left} left: about {about} if they are like these", self._stream
+            )
 
     def note(self, text: str) -> None:
         """Write the line."""

@@ -1,4 +1,4 @@
-"""Text for a terminal: nothing in it acts on the screen, and what differs looks different.
+"""Escape untrusted text for a terminal: nothing in it acts on the screen, and what differs looks different.
 
 It lies beneath every package, as `errors` does.
 """

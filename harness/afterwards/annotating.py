@@ -1,4 +1,4 @@
-"""Word classes for the tokens of full depth's stored answers: answers and spellings from the database, no model."""
+"""Part-of-speech tags for the tokens of full depth's stored answers, from the database alone, without a model."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -50,8 +50,8 @@ def annotate(
 
     Args:
         database: Open; has the answers.
-        spool_root: The spool; tags are written there (`results.tags`).
-        names: Runs as `results.selection` has them.
+        spool_root: The spool; tags are written there (`results.beside.tags`).
+        names: Runs as `results.analysis.selection` has them.
         tagger: Of the language of the answers.
         progress: Called with (runs done, runs to do).
 

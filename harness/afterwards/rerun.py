@@ -1,4 +1,4 @@
-"""One stored cell run again, as a new attempt: does it still give what it gave?"""
+"""Reproducibility check: one stored cell run again as a new attempt, and compared with the old one."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ def find_stored(spool: Path, name: str) -> Stored:
 
     Args:
         spool: The spool.
-        name: As `results.selection` has it.
+        name: As `results.analysis.selection` has it.
 
     Raises:
         UserError: It is none or several, or its files are not what was written.

@@ -1,4 +1,4 @@
-"""Stored answers scored under the tasks' current metric versions: documents are read again, no model is loaded."""
+"""Rescoring: stored answers under the tasks' current metric versions; documents are read again, no model is loaded."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,8 +67,8 @@ def rescore(
     """Score what `names` name, and everything if there are none, as far as its scores are of another version.
 
     Args:
-        spool_root: The spool; scores are written there (`results.rescores`).
-        names: Suites (a name or TOML file), or runs as `results.selection` has them.
+        spool_root: The spool; scores are written there (`results.beside.rescores`).
+        names: Suites (a name or TOML file), or runs as `results.analysis.selection` has them.
         data_dir: Root of the local files that documents were read from.
         progress: Called with (runs done, runs to do).
 

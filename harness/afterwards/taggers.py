@@ -1,4 +1,4 @@
-"""What names the word classes of a text: spaCy and Stanza, where somebody has installed one of them and a model.
+"""Part-of-speech taggers: spaCy and Stanza, where somebody has installed one of them and a model.
 
 Neither is a dependency: models do not come from the Python Package Index, and each is of one language.
 """

@@ -15,8 +15,9 @@ from exitbench.harness.afterwards.replaying import Probe, replay
 from exitbench.harness.cells.seeds import seed_for
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
-from exitbench.harness.engine.decoding.decode import Generation, Request, prefill
 from exitbench.harness.engine.decoding.decode import decode as decode_batch
+from exitbench.harness.engine.decoding.decode import prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.probe import probe_table
 from exitbench.harness.training import find_trained, load_recipe
 from exitbench.harness.training.recipe import recipe_names

@@ -59,7 +59,7 @@ def run(
         >>> import exitbench as eb
         >>> report = eb.run("builtin", only="weighted/squad/static*", kinds=["quality"], limit=2, report=False)
         ... # doctest: +ELLIPSIS
-        weighted on squad (float32, cpu, batch 1): f1, n = 2 documents
+        squad: only full depth and baselines were run; nothing to recommend.
         ...
         >>> report.ok
         True

@@ -38,6 +38,9 @@ FirstToken = Literal["full", "gated"]
 FIRST_TOKENS: tuple[FirstToken, ...] = get_args(FirstToken)
 
 
+UNTIMED_ROWS = 16
+"""Documents that go through all blocks together in a fit, a probe and its scores, where a suite names no number."""
+
 INPUTS = ("probe_cell_id", "scores_cell_id", "fit_cell_id")
 """Cells whose rows a cell computes from: part of what it asks."""
 
@@ -129,7 +132,7 @@ class GenerationSettings:
 
     @cached_property
     def logit_rules(self) -> dict[str, Any]:
-        """Of what is asked, by name, what changes logits before a token is chosen from them (`harness.logit_rules`)."""
+        """Rules asked for, by name, that change logits before a token is chosen (`engine.decoding.logit_rules`)."""
         names = ("repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
@@ -181,7 +184,7 @@ class CalibrationSettings:
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """What a probe records of the inside of blocks, in place of every block's signals (`harness.inside_blocks`).
+    """What a probe records of the inside of blocks, in place of every block's signals (`engine.decoding.sublayers`).
 
     Attributes:
         what: Names of `RECORDS`, in their order.
@@ -192,12 +195,21 @@ class RecordSettings:
     documents: int
 
 
+def unasked_rows(kind: Kind, batch_size: int) -> int:
+    """Return how many documents go through the model together in a cell of which a suite says no `batch_rows`."""
+    return UNTIMED_ROWS if kind in ("probe", "scores", "fit") else batch_size
+
+
 @dataclass(frozen=True)
 class Cell:
     """One method with parameters on one model, one task, one seed, of one kind.
 
     Attributes:
         engine_version: `harness.engine.ENGINE_VERSION`; 0 before there were versions.
+        batch_size: Rows that are decoded together in what is timed.
+        batch_rows: Rows that are decoded together in a cell that decodes and is not timed, at most; None where it is
+            not asked (`rows`). Part of what was asked: products of more rows add up in another order, which decides
+            between tokens that are tied but for rounding.
         timing: Only for timing cells; part of what was asked.
         calibration: Only for calibration cells; likewise.
         record: Only for probe cells that record the inside of blocks; likewise.
@@ -228,6 +240,12 @@ class Cell:
     probe_cell_id: str | None = None
     scores_cell_id: str | None = None
     fit_cell_id: str | None = None
+    batch_rows: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """Documents that go through the model together."""
+        return self.batch_rows or unasked_rows(self.kind, self.batch_size)
 
     @property
     def depends_on(self) -> tuple[str, ...]:
@@ -282,9 +300,9 @@ class Cell:
             asked["calibration"] = {**asdict(self.calibration), "levels": list(self.calibration.levels)}
         if self.record is not None:
             asked["record"] = {**asdict(self.record), "what": list(self.record.what)}
-        for name in INPUTS:
-            if (cell_id := getattr(self, name)) is not None:
-                asked[name] = cell_id
+        for name in ("batch_rows", *INPUTS):
+            if (value := getattr(self, name)) is not None:
+                asked[name] = value
         return asked
 
     @cached_property
@@ -339,4 +357,5 @@ class Cell:
             record=recorded and RecordSettings(tuple(recorded["what"]), recorded["documents"]),
             full_depth_cell_id=record["full_depth_cell_id"],
             **{name: record[name] for name in INPUTS},
+            batch_rows=record.get("batch_rows"),  # likewise
         )

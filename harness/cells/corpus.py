@@ -1,11 +1,10 @@
-"""Digests of a task's documents and prompts, kept between plans: making the built-in data takes longer than planning.
+"""Cached digests of a task's documents and prompts: making the built-in data takes longer than planning.
 
 Kept only where nothing but sources and files decides what the documents are, with a digest of the former and size and
 time of the latter; what comes from a hub is read every time.
 """
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -17,11 +16,14 @@ from typing import Any
 
 import exitbench.tasks
 from exitbench.harness.cells.job import DataRequest
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.canonical import content_id, sources_sha256
 from exitbench.tasks.base import documents_sha256
 from exitbench.tasks.registry import get_task
 
 CACHE = ".exitbench-documents.json"
+
+_unkept: dict[Path, dict[str, Any]] = {}
+"""What this process described for folders that were not there."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Corpora:
 
     def __init__(self, folder: Path) -> None:
         self._cache = folder / CACHE
-        self._known: dict[str, Any] = _read(self._cache)
+        self._known: dict[str, Any] = _unkept.get(self._cache) or _read(self._cache)
 
     def describe(self, data: DataRequest, data_dir: Path | None) -> Corpus:
         """Return what identifies the documents.
@@ -60,8 +62,15 @@ class Corpora:
         corpus = Corpus(len(documents), documents_sha256(documents), content_id(texts), prompts)
         if key is not None:
             self._known[key] = asdict(corpus)
-            _write(self._cache, self._known)
+            if not _write(self._cache, self._known):
+                _unkept[self._cache] = self._known
         return corpus
+
+
+def keep(folder: Path) -> None:
+    """Keep what was described before the folder was made: a first run makes its own after its plan."""
+    if known := _unkept.pop(folder / CACHE, None):
+        _write(folder / CACHE, known)
 
 
 def _key(data: DataRequest, data_dir: Path | None) -> str | None:
@@ -72,7 +81,7 @@ def _key(data: DataRequest, data_dir: Path | None) -> str | None:
         files = [(role, *_stamp((data_dir or Path()) / path)) for role, path in _files(data)]
     except (OSError, ValueError):  # ValueError: NUL in a path
         return None
-    made_by = {"python": platform.python_version(), "sources": _sources_sha256()}
+    made_by = {"python": platform.python_version(), "sources": sources_sha256(exitbench.tasks)}
     return content_id(
         {"data": asdict(data), "data_dir": str(data_dir and data_dir.resolve()), "files": files, **made_by}
     )
@@ -88,16 +97,6 @@ def _stamp(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-@functools.cache
-def _sources_sha256() -> str:
-    """Digest of every source file of the tasks."""
-    digest = hashlib.sha256()
-    for folder in exitbench.tasks.__path__:
-        for path in sorted(Path(folder).rglob("*.py")):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
 def _read(cache: Path) -> dict[str, Any]:
     try:
         known = json.loads(cache.read_text(encoding="utf-8"))
@@ -108,8 +107,8 @@ def _read(cache: Path) -> dict[str, Any]:
     return known if usable else {}
 
 
-def _write(cache: Path, known: Mapping[str, Any]) -> None:
-    """Keep the descriptions where the folder is there and can be written."""
+def _write(cache: Path, known: Mapping[str, Any]) -> bool:
+    """Keep the descriptions; False where the folder is not there or cannot be written."""
     partial = cache.with_name(f"{cache.name}.{os.getpid()}")
     try:
         partial.write_text(json.dumps(known, indent=1), encoding="utf-8")
@@ -117,3 +116,5 @@ def _write(cache: Path, known: Mapping[str, Any]) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+        return False
+    return True

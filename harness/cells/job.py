@@ -1,4 +1,4 @@
-"""What the parent hands a worker: the cells of one loaded model, as one JSON file.
+"""Worker jobs: the cells of one loaded model, handed from parent to worker as one JSON file.
 
 The contract between planner and worker is files, so that the same command runs under a shell, a
 cluster's scheduler or a test. A worker
@@ -6,7 +6,7 @@ cluster's scheduler or a test. A worker
 * loads ``model_path`` once and runs ``cells`` in their order, one attempt folder in ``spool`` each;
 * says how far it is in events, one a line, through a pipe of their own (`events`);
 * ends a cell whose dependency did not end ``ok`` as ``skipped``, with the reason;
-* holds each cell while it runs (`holding`); one that has ended since it was planned gets its ``end`` event only, so
+* holds each cell while it runs (`cell_lock`); one that has ended since it was planned gets its ``end`` event only, so
   that a specification given again does the rest;
 * on SIGINT, SIGTERM and SIGUSR2 (a scheduler's notice) ends the current attempt as ``interrupted``, says so in an
   ``end`` event, and exits with 130;

@@ -1,4 +1,4 @@
-"""From a task's prompt to token ids: through the checkpoint's chat template or not, cut or left out where too long."""
+"""Prompts to token ids: through the checkpoint's chat template or not, cut or left out where too long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every random draw of a cell by its axis: what it is derived from, alike for all methods, so that pairs stay paired.
+"""Random seeds of a cell, derived by axis alike for all methods, so that pairs stay paired.
 
 A method's name is never an argument: two methods of one suite draw alike for the same document, and resample the same
 documents. Other seeds are not a suite's: built-in data have their task's, a fit its method's parameter `fit_seed`, a

@@ -1,4 +1,4 @@
-"""Whether a method declares the work that it does.
+"""Conformance: declared FLOPs against those counted while a token is decoded.
 
 Shape suffixes: A rows still running at a block.
 """
@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exitbench.harness.conformance.decoder import MAX_NEW_TOKENS, PROMPTS, WIDTH, Trial
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
+from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.decoding.decode import decode_step
 from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.engine.model.cost import TokenPlace, answer_cost
@@ -76,7 +77,9 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
             # The counter does not know the fused attention of CPUs; its plain form is made of products it counts.
             counter = FlopCounterMode(display=False)
             with counter if position > _FED else nullcontext(), sdpa_kernel(SDPBackend.MATH):
-                decode_step(model, cache, torch.tensor([5]), at, (position,), MAX_NEW_TOKENS, (0,), observer=trace)
+                decode_step(
+                    BlockRunner(model, cache, at), torch.tensor([5]), (position,), MAX_NEW_TOKENS, (0,), observer=trace
+                )
             head_rows, exits = head_rows + trace.head_rows, trace.exit_layers
         source = len(prompt) if state is None else 0
         places = [TokenPlace(before + position, source) for position in range(1, _FED + 2)]

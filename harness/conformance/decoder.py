@@ -1,4 +1,4 @@
-"""A small decoder with random weights, and what methods are tried on: its prompts, answers and states.
+"""Small decoder with random weights on which methods are tried: its prompts, answers and states.
 
 Shape suffixes: L blocks, N tokens, D model width.
 """
@@ -16,7 +16,8 @@ from torch import Tensor
 from exitbench.harness.conformance.watched import watched
 from exitbench.harness.engine.checkpoints.exit_head_files import new_exit_heads
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
-from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.probe import states_of
 from exitbench.harness.engine.model.exit_heads import ExitHeads
 from exitbench.harness.engine.model.model import Transformer

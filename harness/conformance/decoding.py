@@ -1,4 +1,4 @@
-"""What a method must hold while it decodes."""
+"""Conformance of decoding: what a method must hold while it decodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from exitbench.harness.conformance.decoder import PROMPTS, Trial
-from exitbench.harness.engine.decoding.decode import Generation
+from exitbench.harness.engine.decoding.generation import Generation
 from exitbench.methods.registry import baseline_method
 from exitbench.methods.thresholds import Constant
 

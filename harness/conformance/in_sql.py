@@ -1,4 +1,4 @@
-"""Whether what a replay computes in SQL over a probe is what the gate says.
+"""Conformance of replays: whether what SQL computes over a probe is what the gate says.
 
 Shape suffixes: L blocks, N tokens.
 """

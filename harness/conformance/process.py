@@ -1,4 +1,4 @@
-"""Trials in a process of their own, so that a method that hangs or ends its process takes nothing with it.
+"""Conformance trials in a subprocess, so that a method that hangs or ends its process takes nothing with it.
 
 The child reads settings as JSON from its standard input and writes one JSON line a verdict to a pipe, the first line of
 which says that methods were found. What methods print is dropped. A child whose parent is gone ends too (`lifeline`).

@@ -1,4 +1,4 @@
-"""What scores must hold, asked of tokens whose states are known at every block.
+"""Conformance of scores, asked of tokens whose states are known at every block.
 
 Shape suffixes: L blocks, N tokens.
 """

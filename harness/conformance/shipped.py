@@ -1,4 +1,4 @@
-"""The methods that come along: tried by the tests, so that no run tries them again while their source is the same.
+"""Stored verdicts of the shipped methods, so that no run tries them again while their source is the same.
 
 `python -m exitbench.harness.conformance.shipped` tries every one of them and writes `shipped.toml` anew.
 """

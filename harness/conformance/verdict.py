@@ -1,4 +1,4 @@
-"""What was found of a method."""
+"""Conformance verdict of a method: conforms, or what it breaks."""
 
 from __future__ import annotations
 

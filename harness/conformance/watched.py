@@ -1,4 +1,4 @@
-"""A method under watch: what its gate returns, and whether it leaves alone what it was shown.
+"""Watch a method while it is tried: what its gate returns, and whether it changes tensors it was shown.
 
 Shape suffixes: A rows still running at a block, K columns of the head.
 """

@@ -1,4 +1,4 @@
-"""What a method is fitted or calibrated on is not what it is measured on.
+"""Train/test separation: what a method is fitted or calibrated on is not what it is measured on.
 
 Two documents are the same where their prompts are: ids of a repeated record differ between files, and greedy decoding
 makes one answer of one prompt, so that a loss against full depth's text is the same whatever the references say.
@@ -60,12 +60,12 @@ def _others(draft: CellTemplate, by_label: Mapping[str, CellTemplate]) -> Iterat
 
 
 def _refusal(draft: CellTemplate, other: DataRequest, use: str, data_dir: Path | None) -> UserError:
-    prompt, own = get_task(draft.data.task).prompt, draft.data
-    documents = own.load(data_dir)
+    prompt, data = get_task(draft.data.task).prompt, draft.data
+    documents = data.load(data_dir)
     used = {prompt(document) for document in other.load(data_dir)}
     shared = [document for document in documents if prompt(document) in used]
     lines = [
-        f"{draft.task.where}: {len(shared)} of the {len(documents)} documents of {own.place}, "
+        f"{draft.task.where}: {len(shared)} of the {len(documents)} documents of {data.place}, "
         f"{_FITTED if draft.kind == 'fit' else _CALIBRATED}, have prompts of documents of "
         f"{other.place}, {use}:",
         *(
@@ -73,7 +73,7 @@ def _refusal(draft: CellTemplate, other: DataRequest, use: str, data_dir: Path |
             for document in shared[:_SHOWN]
         ),
         *([f"  … and {len(shared) - _SHOWN} more"] if len(shared) > _SHOWN else []),
-        f"Choose another {_KEYS[own.source][draft.kind]}, or say drop_shared = true, which leaves such documents out "
+        f"Choose another {_KEYS[data.source][draft.kind]}, or say drop_shared = true, which leaves such documents out "
         "of what is fitted or calibrated on, and counts them.",
     ]
     return UserError("\n".join(lines))

@@ -1,4 +1,4 @@
-"""The methods of a plan, tried before their cells are run."""
+"""Conformance before a run: the methods of a plan, tried before their cells are run."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def with_verdicts(plan: Plan, retry: Retry, folder: Path, on_trial: Callable[[in
         on_trial: Told how many settings are to be tried, if there are any.
     """
     asked = _settings(plan, retry)
-    found = verdicts(asked.values(), folder, on_trial)
+    verdict_of = verdicts(asked.values(), folder, on_trial)
     groups = []
     for group in plan.groups:
         cells = []
         for planned in group.cells:
             setting = asked.get(planned.item.cell.cell_id)
-            record = found[setting].to_json() if setting else None
+            record = verdict_of[setting].to_json() if setting else None
             cells.append(replace(planned, item=replace(planned.item, conformance=record)))
         groups.append(replace(group, cells=tuple(cells)))
     return replace(plan, groups=tuple(groups))
@@ -42,27 +42,27 @@ def with_verdicts(plan: Plan, retry: Retry, folder: Path, on_trial: Callable[[in
 def tried(plan: Plan, retry: Retry, folder: Path) -> Iterator[str]:
     """Say what is known of the methods to be run: those of other distributions are tried, ours wait for the run."""
     asked = _settings(plan, retry)
-    own = {setting for setting in asked.values() if setting.distribution == _OURS}
-    others = dict.fromkeys(setting for setting in asked.values() if setting not in own)
-    found = known_verdicts(own, folder) | verdicts(others, folder)
-    told = {cell_id: found[setting] for cell_id, setting in asked.items() if setting in found}
-    yield from _told(plan, told)
-    kept = Counter(setting.name for setting in others if found[setting].conforms)
+    ours = {setting for setting in asked.values() if setting.distribution == _OURS}
+    others = dict.fromkeys(setting for setting in asked.values() if setting not in ours)
+    verdict_of = known_verdicts(ours, folder) | verdicts(others, folder)
+    by_cell = {cell_id: verdict_of[setting] for cell_id, setting in asked.items() if setting in verdict_of}
+    yield from _failing_lines(plan, by_cell)
+    kept = Counter(setting.name for setting in others if verdict_of[setting].conforms)
     yield from (f"{name} conforms{f' in {times} settings' if times > 1 else ''}" for name, times in kept.items())
 
 
 def failing(plan: Plan) -> Iterator[str]:
     """Name the cells of a plan whose method fails, one for each way of failing."""
     items = [planned.item for group in plan.groups for planned in group.cells]
-    yield from _told(
+    yield from _failing_lines(
         plan, {item.cell.cell_id: Verdict.from_json(item.conformance) for item in items if item.conformance}
     )
 
 
-def _told(plan: Plan, found: Mapping[str, Verdict]) -> Iterator[str]:
+def _failing_lines(plan: Plan, by_cell: Mapping[str, Verdict]) -> Iterator[str]:
     first: dict[tuple[str, Verdict], str] = {}
     for item in (planned.item for group in plan.groups for planned in group.cells):
-        verdict = found.get(item.cell.cell_id)
+        verdict = by_cell.get(item.cell.cell_id)
         if verdict is not None and not verdict.conforms:
             first.setdefault((item.cell.method.name, verdict), item.label)
     yield from (f"{label} {verdict}" for (_, verdict), label in first.items())

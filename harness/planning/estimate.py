@@ -1,4 +1,4 @@
-"""Time and disk that the cells of a plan will take, by what the spool knows of earlier ones."""
+"""Estimate time and disk of a plan from what the spool knows of earlier cells."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,7 +41,7 @@ def _ask(cell: Cell) -> Ask:
         task=cell.task.label,
         dtype=cell.dtype,
         device=cell.device,
-        batch_size=cell.batch_size,
+        batch_size=cell.batch_rows or cell.batch_size,
         units=units(
             cell.task.documents,
             levels=len(calibration.levels) if calibration else 0,

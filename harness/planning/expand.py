@@ -1,4 +1,4 @@
-"""From a suite to the cells it asks for, before anything is known of weights and documents."""
+"""Expand a suite into cells: grids and queries to cell templates, before weights and documents are known."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -107,8 +107,8 @@ def _dependencies(draft: CellTemplate, by_label: dict[str, CellTemplate]) -> set
 
 
 def _limited(task: TaskEntry, limit: int) -> TaskEntry:
-    own = task.data.limit
-    return replace(task, data=replace(task.data, limit=limit if own is None else min(own, limit)))
+    task_limit = task.data.limit
+    return replace(task, data=replace(task.data, limit=limit if task_limit is None else min(task_limit, limit)))
 
 
 def _of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator[CellTemplate]:

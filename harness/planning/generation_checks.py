@@ -1,4 +1,4 @@
-"""What a task asks of prompts and decoding, held against the model before anything runs."""
+"""Check generation settings against the model before anything runs: lengths, chat templates, logit rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from exitbench.harness.engine.checkpoints.generation_config import not_applied
 from exitbench.harness.planning.task_entry import TaskEntry
 
 
-def resolve(entry: TaskEntry, folder: Path, found: Description) -> GenerationSettings:
+def resolve(entry: TaskEntry, folder: Path, description: Description) -> GenerationSettings:
     """Return what a task asks of a model, with the digest of its chat template where prompts go through it.
 
     Raises:
@@ -23,14 +23,14 @@ def resolve(entry: TaskEntry, folder: Path, found: Description) -> GenerationSet
     """
     asked = entry.generation
     if entry.chat_template:
-        digest = _checked(entry, "chat_template", _chat_template_sha256, folder, found.model, asked.system)
+        digest = _checked(entry, "chat_template", _chat_template_sha256, folder, description.model, asked.system)
         asked = replace(asked, chat_template_sha256=digest)
     if asked.truncate is not None:
-        _checked(entry, "max_prompt_tokens", _check_bound, folder, found, asked)
+        _checked(entry, "max_prompt_tokens", _check_bound, folder, description, asked)
     if asked.forced_bos_token_id is not None:
-        _checked(entry, "forced_bos_token_id", _check_forced, found, asked.forced_bos_token_id)
+        _checked(entry, "forced_bos_token_id", _check_forced, description, asked.forced_bos_token_id)
     if asked.gates_first_token:
-        _checked(entry, "first_token", _check_first_token, found.model)
+        _checked(entry, "first_token", _check_first_token, description.model)
     return asked
 
 
@@ -42,7 +42,7 @@ def remarks(entries: Sequence[TaskEntry], folder: Path, asked: Mapping[str, Gene
         folder: The checkpoint.
         asked: What is asked on each, by label.
     """
-    found: dict[str, list[str]] = {}
+    labels_of: dict[str, list[str]] = {}
     template = _has_chat_template(folder)
     for entry in entries:
         ignored = not_applied(folder, asked[entry.label])
@@ -52,9 +52,9 @@ def remarks(entries: Sequence[TaskEntry], folder: Path, asked: Mapping[str, Gene
         if template and not entry.chat_template:
             lines.append("has a chat template, which is not used: chat_template = true in [tasks.LABEL] uses it")
         for line in lines:
-            found.setdefault(line, []).append(entry.label)
+            labels_of.setdefault(line, []).append(entry.label)
     return tuple(
-        line if len(labels) == len(entries) else f"{line}; of {', '.join(labels)}" for line, labels in found.items()
+        line if len(labels) == len(entries) else f"{line}; of {', '.join(labels)}" for line, labels in labels_of.items()
     )
 
 
@@ -74,27 +74,27 @@ def _chat_template_sha256(folder: Path, model: ModelRef, system: str | None) -> 
     return check_chat_template(load_tokenizer(folder), system)
 
 
-def _check_bound(folder: Path, found: Description, asked: GenerationSettings) -> None:
+def _check_bound(folder: Path, description: Description, asked: GenerationSettings) -> None:
     from exitbench.harness.cells.prompts import Prompts
     from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 
-    longest, positions = asked.max_prompt_tokens, found.max_positions
+    longest, positions = asked.max_prompt_tokens, description.max_positions
     if positions is not None and longest is not None and longest + asked.max_new_tokens > positions:
         raise UserError(
             f"prompts of {longest} tokens and {asked.max_new_tokens} new ones do not fit the {positions} positions of "
-            f"model {found.model.name!r}; allowed: up to {max(positions - asked.max_new_tokens, 0)}."
+            f"model {description.model.name!r}; allowed: up to {max(positions - asked.max_new_tokens, 0)}."
         )
     if asked.truncate in ("left", "right"):
         Prompts(load_tokenizer(folder), asked)
 
 
-def _check_forced(found: Description, token_id: int) -> None:
-    model = found.model
+def _check_forced(description: Description, token_id: int) -> None:
+    model = description.model
     if model.kind != "seq2seq":
         raise UserError(f"model {model.name!r} is decoder-only: its answers go on from the prompt.")
-    if token_id >= found.vocab_size:
+    if token_id >= description.vocab_size:
         raise UserError(
-            f"is {token_id}; the vocabulary of model {model.name!r} has tokens 0 to {found.vocab_size - 1}."
+            f"is {token_id}; the vocabulary of model {model.name!r} has tokens 0 to {description.vocab_size - 1}."
         )
 
 

@@ -1,4 +1,4 @@
-"""Verdicts of the methods of a suite, each found once and kept beside the spool.
+"""Cached conformance verdicts of a suite's methods, each found once and kept beside the spool.
 
 They are tried in a process of their own, which may hang or die: that is a verdict too.
 """
@@ -64,9 +64,9 @@ class Setting:
 def known_verdicts(settings: Collection[Setting], folder: Path) -> dict[Setting, Verdict]:
     """Return those that are kept in a folder, which need not exist, and of methods that come along."""
     kept, ours = _read(folder / CACHE), conforming_sources()
-    known = {setting: kept[setting.key] for setting in settings if setting.key in kept}
+    stored = {setting: kept[setting.key] for setting in settings if setting.key in kept}
     unchanged = (setting for setting in settings if ours.get(setting.name) == setting.syntax_sha256)
-    return {**dict.fromkeys(unchanged, Verdict((), checks_version())), **known}
+    return {**dict.fromkeys(unchanged, Verdict((), checks_version())), **stored}
 
 
 def verdicts(
@@ -80,13 +80,13 @@ def verdicts(
         on_trial: Told how many are to be tried, if there are any.
     """
     asked = list(dict.fromkeys(settings))
-    found = known_verdicts(asked, folder)
-    missing = [setting for setting in asked if setting not in found]
+    verdict_of = known_verdicts(asked, folder)
+    missing = [setting for setting in asked if setting not in verdict_of]
     if missing:
         on_trial(len(missing))
-        found |= dict(zip(missing, examine_apart([setting.to_json() for setting in missing]), strict=True))
-        _write(folder / CACHE, {setting.key: found[setting] for setting in missing})
-    return found
+        verdict_of |= dict(zip(missing, examine_apart([setting.to_json() for setting in missing]), strict=True))
+        _write(folder / CACHE, {setting.key: verdict_of[setting] for setting in missing})
+    return verdict_of
 
 
 def _read(cache: Path) -> dict[str, Verdict]:
@@ -97,9 +97,9 @@ def _read(cache: Path) -> dict[str, Verdict]:
         return {}
 
 
-def _write(cache: Path, made: Mapping[str, Verdict]) -> None:
+def _write(cache: Path, verdicts: Mapping[str, Verdict]) -> None:
     """Add verdicts to those kept; where the folder cannot be written they are found anew next time."""
-    record = {key: verdict.to_json() for key, verdict in {**_read(cache), **made}.items()}
+    record = {key: verdict.to_json() for key, verdict in {**_read(cache), **verdicts}.items()}
     partial = cache.with_name(f"{cache.name}.{os.getpid()}")
     try:
         partial.write_text(json.dumps(record, indent=1), encoding="utf-8")

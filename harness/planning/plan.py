@@ -11,7 +11,16 @@ from itertools import groupby
 from pathlib import Path
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.cell import Cell, GenerationSettings, Kind, MethodRef, ModelRef, TaskRef, TimingSettings
+from exitbench.harness.cells.cell import (
+    Cell,
+    GenerationSettings,
+    Kind,
+    MethodRef,
+    ModelRef,
+    TaskRef,
+    TimingSettings,
+    unasked_rows,
+)
 from exitbench.harness.cells.corpus import Corpora, Corpus
 from exitbench.harness.cells.job import CellJob, DataRequest
 from exitbench.harness.engine import ENGINE_VERSION
@@ -128,13 +137,13 @@ def make_plan(
             depth, or nothing is left.
     """
     drafts = select(expand(suite, limit), only, kinds)
-    models = [(entry, list(own)) for entry, own in groupby(drafts, key=lambda draft: draft.model)]
+    models = [(entry, list(templates)) for entry, templates in groupby(drafts, key=lambda draft: draft.model)]
     recipes = {entry.name: load_recipe(entry.recipe) if entry.recipe else None for entry, _ in models}
-    for entry, own in models:
+    for entry, templates in models:
         recipe = recipes[entry.name]
         if recipe is not None and recipe.n_blocks is not None:
             heads = recipe.exit_heads
-            _check_model(own, recipe.n_blocks, heads.blocks(recipe.n_blocks) if heads is not None else ())
+            _check_model(templates, recipe.n_blocks, heads.blocks(recipe.n_blocks) if heads is not None else ())
     device = resolve_device(suite.device)
     wanted = {(draft.task.label, data): (draft.task, data) for draft in drafts for data in _requests(draft)}
     corpora = Corpora(spool.parent)
@@ -143,21 +152,21 @@ def make_plan(
     builder = _Builder(suite, device, {key: _task_ref(*key, corpus) for key, corpus in described.items()})
     statuses, predecessors = latest_status(spool), Predecessors(spool)
     groups = []
-    for entry, own in models:
+    for entry, templates in models:
         recipe = recipes[entry.name]
         folder = find_trained(recipe, models_dir, SHIPPED) if recipe else entry.path
         items: list[CellJob] = []
         remarked: tuple[str, ...] = ()
         if folder is not None:
-            found = inspect_checkpoint(entry.name, folder)
-            _check_model(own, found.model.blocks, read_exit_blocks(folder))
-            _check_budget(own, found)
-            tasks = {draft.task.label: draft.task for draft in own}
-            asked = {label: resolve(task, folder, found) for label, task in tasks.items()}
-            items = builder.build(own, found.model, asked)
-            remarked = (*found.remarks, *remarks(list(tasks.values()), folder, asked))
+            description = inspect_checkpoint(entry.name, folder)
+            _check_model(templates, description.model.blocks, read_exit_blocks(folder))
+            _check_budget(templates, description)
+            tasks = {draft.task.label: draft.task for draft in templates}
+            asked = {label: resolve(task, folder, description) for label, task in tasks.items()}
+            items = builder.build(templates, description.model, asked)
+            remarked = (*description.remarks, *remarks(list(tasks.values()), folder, asked))
         cells = tuple(_planned(item, statuses, predecessors) for item in items)
-        groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in own), cells, remarked))
+        groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in templates), cells, remarked))
     return Plan(suite, device, tuple(groups))
 
 
@@ -175,13 +184,14 @@ def _check_model(drafts: Sequence[CellTemplate], n_blocks: int, exit_blocks: tup
         draft.check(n_blocks, exit_blocks)
 
 
-def _check_budget(drafts: Sequence[CellTemplate], found: Description) -> None:
+def _check_budget(drafts: Sequence[CellTemplate], description: Description) -> None:
     for draft in drafts:
-        task, positions = draft.task, found.max_positions
+        task, positions = draft.task, description.max_positions
         if positions is not None and task.generation.max_new_tokens >= positions:
             raise UserError(
-                f"{task.where}: max_new_tokens is {task.generation.max_new_tokens}, but model {found.model.name!r} has "
-                f"{positions} positions for prompt and answer together; allowed: at most {positions - 1}."
+                f"{task.where}: max_new_tokens is {task.generation.max_new_tokens}, but model "
+                f"{description.model.name!r} has {positions} positions for prompt and answer together; "
+                f"allowed: at most {positions - 1}."
             )
 
 
@@ -260,18 +270,25 @@ class _Builder:
             calibration=calibration,
             record=draft.record,
             full_depth_cell_id=ids[draft.baseline] if draft.baseline else None,
+            batch_rows=self._batch_rows(draft),
             **{name: ids[label] for name, label in draft.inputs.items()},
         )
 
+    def _batch_rows(self, draft: CellTemplate) -> int | None:
+        """Rows decoded together where that is asked; asking for what is done anyway is asking for nothing."""
+        asked = draft.task.batch_rows or self.suite.batch_rows
+        decodes = draft.kind in ("quality", "probe", "scores", "calibration") and draft.record is None
+        return asked if decodes and asked != unasked_rows(draft.kind, self.suite.batch_size) else None
+
 
 def _planned(item: CellJob, statuses: Mapping[str, AttemptStatus], predecessors: Predecessors) -> PlannedCell:
-    known = statuses.get(item.cell.cell_id)
-    if known is None:
+    latest = statuses.get(item.cell.cell_id)
+    if latest is None:
         why = predecessors.difference(item.cell)
         return PlannedCell(item, "stale" if why else "new", why)
-    if known.status != UNFINISHED:
-        item = replace(item, seen=known.attempt_id)
-    if known.status == "ok":
+    if latest.status != UNFINISHED:
+        item = replace(item, seen=latest.attempt_id)
+    if latest.status == "ok":
         return PlannedCell(item, "done", "")
-    state: State = "new" if known.status in TO_BE_RUN else "failed"
-    return PlannedCell(item, state, f"{known.status}: {known.reason}" if known.reason else known.status)
+    state: State = "new" if latest.status in TO_BE_RUN else "failed"
+    return PlannedCell(item, state, f"{latest.status}: {latest.reason}" if latest.reason else latest.status)

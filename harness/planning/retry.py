@@ -1,4 +1,4 @@
-"""What may be known of a cell, and which of them ``--retry`` runs."""
+"""States of a cell in a plan, and which of them ``--retry`` runs."""
 
 from collections.abc import Mapping
 from typing import Literal

@@ -25,7 +25,7 @@ from exitbench.harness.cells.cell import (
     RecordSettings,
     TimingSettings,
 )
-from exitbench.harness.planning.task_entry import TaskEntry, read_task
+from exitbench.harness.planning.task_entry import MAX_BATCH, TaskEntry, read_task
 from exitbench.harness.reading.toml import MAX_COUNT, Table
 from exitbench.results.statistics.risk_control import RULES, Rule
 
@@ -43,7 +43,6 @@ than a night."""
 
 FIT_DOCUMENTS = 256
 CALIBRATION_DOCUMENTS = 100
-MAX_BATCH = 65_536
 MAX_SETTINGS = 100_000
 """Of all sweeps together, on every model and task: planning 5,000 takes 8 s."""
 RECORD_DOCUMENTS = 4
@@ -116,6 +115,8 @@ class Suite:
     """A whole suite file.
 
     Attributes:
+        batch_size: Rows decoded together in what is timed, and in all else where nobody says `batch_rows`.
+        batch_rows: Rows decoded together in what is not timed; None where the suite does not say.
         fit_documents: Documents of the train split that methods are fitted on, a task.
         cell_timeout_s: How long a cell may take; no part of its identity.
     """
@@ -126,6 +127,7 @@ class Suite:
     dtype: str
     device: str
     batch_size: int
+    batch_rows: int | None
     models: tuple[ModelEntry, ...]
     tasks: tuple[TaskEntry, ...]
     sweeps: tuple[Sweep, ...]
@@ -171,7 +173,7 @@ def load_suite(name_or_path: str | Path) -> Suite:
     if (schema := top.get("schema", int)) != SCHEMA:
         raise top.error("schema", f"is {schema}; this version reads schema {SCHEMA}.")
     defaults = top.table("defaults")
-    defaults.allow("dtype", "batch_size", "kinds", "device", "cell_timeout_s")
+    defaults.allow("dtype", "batch_size", "batch_rows", "kinds", "device", "cell_timeout_s")
     models = _entries(top, "models", _model)
     tasks = _entries(top, "tasks", read_task)
     kinds = _kinds(defaults, ("quality", "timing"))
@@ -183,6 +185,7 @@ def load_suite(name_or_path: str | Path) -> Suite:
         dtype=defaults.choose("dtype", defaults.get("dtype", str, "float32"), DTYPES, "number format"),
         device=_device(defaults),
         batch_size=defaults.positive("batch_size", 1, MAX_BATCH),
+        batch_rows=defaults.positive("batch_rows", 1, MAX_BATCH) if "batch_rows" in defaults.values else None,
         models=models,
         tasks=tasks,
         sweeps=tuple(_sweeps(top, model_names, task_labels, kinds)),
@@ -363,15 +366,15 @@ def _levels(table: Table, name: str, points: Sequence[Point]) -> tuple[float, ..
     values = table.get("levels", list)
     if not values:
         raise table.error("levels", "is empty; it must list thresholds, the most conservative first.")
-    made: list[Any] = [method.from_params({"threshold": value}, where) for value in values]
-    bounds = [each.parts(len(made) + 1).threshold.value(1, 1, 1) for each in made]
+    methods: list[Any] = [method.from_params({"threshold": value}, where) for value in values]
+    bounds = [each.parts(len(methods) + 1).threshold.value(1, 1, 1) for each in methods]
     if any(after >= before for before, after in itertools.pairwise(bounds)):
         raise table.error("levels", f"must go from the most conservative to the least, each once: {values}.")
     for point in points:
-        tried = [dataclasses.replace(point.method, threshold=each.threshold) for each in made]  # type: ignore[call-arg]
-        if len({each.parts(len(made) + 1).threshold for each in tried}) < len(tried):
+        tried = [dataclasses.replace(point.method, threshold=each.threshold) for each in methods]  # type: ignore[call-arg]
+        if len({each.parts(len(methods) + 1).threshold for each in tried}) < len(tried):
             raise table.error("levels", f"change nothing for {point.label(name)}, whose threshold is not used.")
-    return tuple(float(each.threshold) for each in made)
+    return tuple(float(each.threshold) for each in methods)
 
 
 def _share(table: Table, key: str) -> float:
@@ -381,11 +384,11 @@ def _share(table: Table, key: str) -> float:
     return value
 
 
-def _chosen(table: Table, key: str, known: list[str]) -> tuple[str, ...]:
-    words = table.strings(key, tuple(known))
+def _chosen(table: Table, key: str, allowed: list[str]) -> tuple[str, ...]:
+    words = table.strings(key, tuple(allowed))
     if not words:
-        raise table.error(key, f"is empty.{suggestion('', known)}")
-    return tuple(table.choose(key, word, known, f"name (of [{key.removeprefix('timed_')}.NAME])") for word in words)
+        raise table.error(key, f"is empty.{suggestion('', allowed)}")
+    return tuple(table.choose(key, word, allowed, f"name (of [{key.removeprefix('timed_')}.NAME])") for word in words)
 
 
 def _points(table: Table, method: str) -> Iterable[Point]:

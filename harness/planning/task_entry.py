@@ -1,4 +1,4 @@
-"""``[tasks.LABEL]`` of a suite: documents, how prompts are made of them, and how answers are decoded."""
+"""Parse ``[tasks.LABEL]`` of a suite: documents, how prompts are made of them, and how answers are decoded."""
 
 from dataclasses import dataclass, replace
 from typing import Final, Literal, cast
@@ -12,6 +12,7 @@ from exitbench.tasks.level import DEFAULT_LEVEL, LEVELS
 SOURCES = ("builtin", "local", "hub")
 
 MAX_NEW_TOKENS = 1_000_000
+MAX_BATCH = 65_536
 
 Files = tuple[tuple[str, str], ...]
 
@@ -20,7 +21,7 @@ _OTHER_SPLITS: Final = ("train_split", "calibration_split")
 _KEYS: Final = (
     *("task", "source", "split", "limit", "seed", "level", "files", *_OTHER_FILES, *_OTHER_SPLITS, "drop_shared"),
     *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
-    *("chat_template", "system", "max_prompt_tokens", "truncate", "first_token"),
+    *("chat_template", "system", "max_prompt_tokens", "truncate", "first_token", "batch_rows"),
 )
 
 
@@ -37,6 +38,7 @@ class TaskEntry:
             ``train``.
         calibration_split: Hub source only: what thresholds are calibrated on; None where nothing is.
         drop_shared: What is fitted or calibrated on leaves out documents that have another use.
+        batch_rows: Rows decoded together in what is not timed; None: as `[defaults]` says.
     """
 
     label: str
@@ -49,6 +51,7 @@ class TaskEntry:
     train_split: str | None = None
     calibration_split: str | None = None
     drop_shared: bool = False
+    batch_rows: int | None = None
 
     def other_split(
         self, split: Literal["train", "calibration"], limit: int, why: str, fitted_on: DataRequest | None = None
@@ -125,6 +128,7 @@ def read_task(label: str, table: Table) -> TaskEntry:
         train_split=table.optional("train_split", str),
         calibration_split=table.optional("calibration_split", str),
         drop_shared=table.get("drop_shared", bool, False),
+        batch_rows=table.positive("batch_rows", 1, MAX_BATCH) if "batch_rows" in table.values else None,
     )
 
 

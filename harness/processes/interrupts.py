@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment is a KeyboardInterrupt, whatever it meets.
+"""Signal handling: Ctrl-C at any moment is a KeyboardInterrupt, whatever it meets.
 
 Python raises KeyboardInterrupt between any two steps. Libraries make other errors of it (a query of DuckDB's a
 RuntimeError, a module that is being imported an ImportError), and where nobody can be told, as in a finaliser, it is

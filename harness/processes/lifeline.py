@@ -1,4 +1,4 @@
-"""A process that ends when the one that started it ends, however that comes about.
+"""End child processes with their parent, however that one ends.
 
 The parent holds one end of a pipe and never writes to it; the system closes that end with the parent, even after
 `kill -9`, and whoever reads the other end is told.

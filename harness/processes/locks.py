@@ -1,4 +1,4 @@
-"""File locks that the system lets go of however their holder ends."""
+"""Advisory file locks, released on process death."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Values of config.json and generation_config.json: the type and the range of each that is read, and token ids."""
+"""Validate config.json and generation_config.json: the type and the range of each value read, and token ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of somebody else's folder, opened only if they are files.
+"""Open regular files only, in somebody else's folder.
 
 Links are followed: the hub's cache keeps `snapshots/*/model.safetensors` as links into `blobs/`, and the folder is one
 that the user named. What would be waited for, or read without end, is refused: pipes, sockets, devices.

@@ -1,4 +1,4 @@
-"""Reading a TOML file strictly: unknown keys, wrong types and numbers out of range are errors with file, line and key.
+"""Strict TOML: unknown keys, wrong types and numbers out of range are errors with file, line and key.
 
 The file may be somebody else's: its size is bounded, as is every number in it, and names are of few characters.
 """

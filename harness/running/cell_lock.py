@@ -1,4 +1,4 @@
-"""Which cells are taken: two runs over one spool share the work, and a repeated job goes on where it stopped.
+"""Lock on a cell: two runs over one spool share the work, and a repeated job goes on where it stopped.
 
 Whoever runs a cell holds a lock on it (``<spool>/locks/<cell_id>``), and looks, once it has the lock, whether the cell
 has ended since the plan was made.

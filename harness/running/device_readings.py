@@ -1,4 +1,4 @@
-"""What the device says of itself around each round of a timing cell: clock, power, temperature, throttling, load.
+"""GPU and CPU telemetry around each timing round: clock, power, temperature, throttling, load.
 
 Read between timed decodes, never during one. A value that the hardware does not tell is None.
 """

@@ -1,4 +1,4 @@
-"""What the machine and the software are: the content of env.json (docs/contracts.md)."""
+"""Software and hardware of the machine: the content of env.json (docs/contracts.md)."""
 
 import os
 import platform

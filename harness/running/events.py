@@ -1,4 +1,4 @@
-"""What a worker tells whoever started it: one JSON event a line, through a pipe that nothing else writes to.
+"""Worker events: one JSON object a line, through a pipe that nothing else writes to.
 
 ::
 

@@ -18,7 +18,9 @@ from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_tex
 from exitbench.errors import UserError
 from exitbench.harness.cells.prompts import Prompt, Prompts
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
-from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
+from exitbench.harness.running.batches import in_batches
 from exitbench.methods.base import Parts
 
 # It warns about every task whose records we hand over ourselves.
@@ -45,7 +47,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         checkpoint: The model.
         prompts: Makes token ids of prompts, with its transformers tokenizer, as the cell asks.
         parts: The method.
-        batch_size: Rows decoded together.
+        rows: Documents decoded together, at most.
         seed_of: Seed of a document, by its key.
         on_answers: Told how many documents have been answered.
     """
@@ -57,14 +59,14 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         checkpoint: Checkpoint,
         prompts: Prompts,
         parts: Parts,
-        batch_size: int,
+        rows: int,
         seed_of: Callable[[str], int],
         on_answers: Callable[[int], None],
     ) -> None:
         super().__init__()
         self.backend = checkpoint.kind
         self.checkpoint, self.prompts, self.tokenizer, self.parts = checkpoint, prompts, prompts.tokenizer, parts
-        self.batch_size_, self.seed_of, self.on_answers = batch_size, seed_of, on_answers
+        self.rows, self.seed_of, self.on_answers = rows, seed_of, on_answers
         self.answers: dict[str, Answer] = {}
 
     @property
@@ -96,9 +98,11 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
 
     def _answer_all(self, items: list[tuple[str, Prompt]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
         items.sort(key=lambda item: (len(item[1].ids), item[0]))
-        for start in range(0, len(items), self.batch_size_):
-            self._answer(items[start : start + self.batch_size_], max_new_tokens, stop)
-            self.on_answers(len(self.answers))
+
+        def answer(batch: Sequence[tuple[str, Prompt]]) -> None:
+            self._answer(batch, max_new_tokens, stop)
+
+        in_batches(items, self.rows, answer, lambda done: self.on_answers(len(self.answers)))
 
     def _answer(self, items: Sequence[tuple[str, Prompt]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
         requests = [Request(prompt.ids, self.seed_of(key)) for key, prompt in items]

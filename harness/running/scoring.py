@@ -1,4 +1,4 @@
-"""Metrics of a task from per-document scores, the same whether a model has just answered or stored outputs are read."""
+"""Aggregate metrics from per-document scores, the same whether a model has just answered or stored outputs are read."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Speed of a method against full depth of the same checkpoint: paired, in one process, with its own noise floor.
+"""Paired speed-up against full depth of the same checkpoint, in one process, with its own noise floor.
 
 For every unit of documents the order is full, twin, method, method, twin, full, where twin is full depth again: both
 comparisons are ABBA, so a machine that slowly warms up or cools down favours neither. Nothing is traced, checked or
@@ -17,7 +17,8 @@ import torch
 
 from exitbench.harness.cells.cell import GenerationSettings, TimingSettings
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
-from exitbench.harness.engine.decoding.decode import Batch, Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import Batch, decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.running.device_readings import DeviceReading, read_device
 from exitbench.methods.base import Parts
 from exitbench.methods.gates import Scheduled

@@ -43,7 +43,7 @@ def run(spec: WorkerSpec, emit: Emit) -> int:
 
     Args:
         spec: The model, its cells and where they go.
-        emit: Receives the events of `harness.events`.
+        emit: Receives the events of `harness.running.events`.
 
     Returns:
         The exit code: 0, 130 after an interrupt, 74 if the spool cannot be written. A failed cell is not a failed

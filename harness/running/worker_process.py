@@ -1,4 +1,4 @@
-"""The process around a worker: ``python -m exitbench.harness.running.worker_process SPEC.json EVENTS LIFELINE``.
+"""Worker subprocess: ``python -m exitbench.harness.running.worker_process SPEC.json EVENTS LIFELINE``.
 
 EVENTS is the descriptor of the pipe for events, LIFELINE that of a pipe whose other end the parent holds while it
 lives. Whatever is printed, by Python or below it, goes where the parent has led it, and is never taken for an event.

@@ -1,4 +1,4 @@
-"""What a training starts from: a model drawn anew or read from a checkpoint, and its tokenizer."""
+"""Initialise or load the model that a training starts from, and its tokenizer."""
 
 from __future__ import annotations
 

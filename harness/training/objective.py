@@ -1,4 +1,4 @@
-"""What a training step minimises, by recipe: one object that turns model and batch into a loss and what to log."""
+"""Training objectives by recipe: one object that turns model and batch into a loss and what to log."""
 
 from __future__ import annotations
 

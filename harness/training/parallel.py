@@ -1,4 +1,4 @@
-"""Several models at once: small ones train faster side by side on one thread each than in turn on all threads."""
+"""Train several models side by side: small ones train faster on one thread each than in turn on all threads."""
 
 from collections.abc import MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait

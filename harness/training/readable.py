@@ -1,4 +1,4 @@
-"""What the decoder of a transformers model computes at every block, teacher-forced, at the positions of the labels.
+"""Hidden states of every decoder block of a transformers model, teacher-forced, at the positions of the labels.
 
 Models are recognised by their parts (one list of blocks, one final norm), not by their family. transformers returns
 (embedding, block 1, .., block L), and only the last of these is final-normed already.

@@ -1,4 +1,4 @@
-"""From a recipe and its text to an ordinary Hugging Face checkpoint in a folder."""
+"""Train a recipe into an ordinary Hugging Face checkpoint."""
 
 from __future__ import annotations
 

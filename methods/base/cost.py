@@ -1,4 +1,4 @@
-"""Work of a row: FLOPs and numbers read from memory, and what verification threw away."""
+"""Cost of a row: FLOPs and numbers read from memory, and what verification threw away."""
 
 from __future__ import annotations
 

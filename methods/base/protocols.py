@@ -1,4 +1,4 @@
-"""What a method may ask of the engine: the model it runs on, and the keys and values of the token being decoded.
+"""Protocols of the engine for methods: the model, and the KV cache of the token being decoded.
 
 Shape suffixes: A rows still running at a block, D model width, V vocabulary, K token ids of a row, L blocks.
 """

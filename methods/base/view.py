@@ -1,4 +1,4 @@
-"""What a method sees after a block: states, logits, positions and memory of the rows that still run.
+"""BlockView: states, logits, positions and memory of the rows that still run after a block.
 
 Shape suffixes: A rows still running at a block, D model width, V vocabulary, K columns of logits, L blocks.
 """

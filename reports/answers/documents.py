@@ -1,8 +1,8 @@
 """The answers of runs token by token, packed for the page's document browser.
 
 The payload is: length of the index (4 bytes, little-endian), the index, a pack for each group of runs over the same
-documents (`reports.packing`). The index is JSON, compressed, and says where each pack lies, so that a browser unpacks
-only what is looked at.
+documents (`reports.answers.packing`). The index is JSON, compressed, and says where each pack lies, so that a browser
+unpacks only what is looked at.
 """
 
 import gzip

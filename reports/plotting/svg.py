@@ -13,6 +13,7 @@ _COORDINATES: Final = re.compile(r' (?:d|x|y|width|height|points)="[^"]*"')
 _LONG_NUMBER: Final = re.compile(r"(\.\d\d)\d+")
 _STYLE: Final = re.compile(r' style="([^"]*)"')
 _UNQUOTED: Final = " !$'()*+,-./:;=?@[]_~{}|^`"  # nothing that would end an attribute or begin an entity
+_URI: Final = re.compile(rf"data:image/svg\+xml,[\w.~%{re.escape(_UNQUOTED)}-]*", re.ASCII)
 _ROLES: Final = ("paper", "ink", "grid", "quiet")
 
 
@@ -28,6 +29,11 @@ def themed_uri(svg: bytes) -> str:
     theme = f":root{{{_variables(LIGHT)}}}@media(prefers-color-scheme:dark){{:root{{{_variables(DARK)}}}}}"
     head, closed, rest = text.partition(">")
     return "data:image/svg+xml," + quote(f"{head}{closed}<style>{theme}{rules}</style>{rest}", _UNQUOTED)
+
+
+def is_themed_uri(text: str) -> bool:
+    """Whether a text could be a URI of `themed_uri`: as it is, it ends no attribute of the page."""
+    return _URI.fullmatch(text) is not None
 
 
 def _smaller(tag: str, classes: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Two or more runs over the same documents, compared in quality, answers and speed."""
+"""Compare runs over the same documents in quality, answers and speed, with paired tests."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -28,14 +28,15 @@ Aggregates = Callable[[str, str], Aggregate]
 
 _SHOWN_KEYS: Final = 10
 # What quality may hang on besides the method: differences are told, since nothing says which of them made a delta.
-_SETTINGS: Final = ("batch_size", "dtype", "device", "generation", "seed", "random_weights")
+_SETTINGS: Final = ("batch_size", "batch_rows", "dtype", "device", "generation", "seed", "random_weights")
 
 _RUNS: Final = """
     SELECT
         a.attempt_id, a.cell_id, a.ended_at, m.name AS model, m.weights_sha256, m.tokenizer_sha256, d.task,
         d.label AS task_label, d.documents, d.metric_version, c.method, c.params, c.kv_policy, c.method_revision,
         c.identity ->> 'fit_cell_id' AS fit_cell_id, c.setting_id, c.full_depth_cell_id IS NULL AS is_full_depth,
-        c.batch_size, c.dtype, c.device, c.generation, c.seed, c.random_weights,
+        c.batch_size, c.identity ->> 'batch_rows' AS batch_rows, c.dtype, c.device, c.generation, c.seed,
+        c.random_weights,
         c.conformance ->> 'verdict' = 'conforms' AS conforms,
         row_number() OVER (
             PARTITION BY c.setting_id, c.method, c.params, c.kv_policy ORDER BY a.attempt_id DESC
@@ -143,7 +144,7 @@ class _Samples:
 
 
 def compare(database: Database, name_a: str, name_b: str, aggregates: Aggregates) -> Comparison:
-    """Compare the run `name_a` with the run, or every other run, that `name_b` names (`results.selection`).
+    """Compare the run `name_a` with the run, or every other run, that `name_b` names (`results.analysis.selection`).
 
     Args:
         database: An open database.

@@ -1,4 +1,4 @@
-"""Software and machines of stored attempts: found by the beginning of an id, compared field by field.
+"""Compare environments of stored attempts: found by the beginning of an id, field by field.
 
 The spool is asked first, which works while the database is busy; the database where the spool does not know the id.
 """

@@ -1,4 +1,4 @@
-"""What attempts have taken before, and what others will take by that: from the spool alone."""
+"""Durations of past attempts, and estimates of others by them: from the spool alone."""
 
 import json
 from collections import defaultdict
@@ -39,6 +39,7 @@ class Ask:
         kind: Of cell.
         record: What a probe records of the inside of blocks; nothing for others.
         shape: Kind of model, decoder blocks, parameters.
+        batch_size: Rows that are decoded together, as a suite says it.
         units: Documents, times the levels of a calibration or the rounds of a timing (`units`).
     """
 
@@ -67,7 +68,7 @@ class Ask:
             task=task["label"],
             dtype=cell["dtype"],
             device=cell["device"],
-            batch_size=cell["batch_size"],
+            batch_size=cell.get("batch_rows") or cell["batch_size"],
             units=units(
                 task["documents"],
                 levels=len(calibration["levels"]) if calibration else 0,

@@ -1,4 +1,4 @@
-"""Two attempts at one cell compared: do they say the same of every document, and if not, where first?"""
+"""Compare two attempts at one cell, document by document: reproducibility, and where they part first."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Replays of many thresholds at once: where a gate would have let each token of a probe go, and how often rightly.
+"""Threshold sweep over a probe: where a gate would have let each token go, and how often rightly.
 
 A token exits at the first asked block whose score exceeds the threshold, else at the last block. So it stays beyond
 asked block l at those thresholds that are not below its highest score up to l. With the thresholds sorted, a token is

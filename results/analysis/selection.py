@@ -1,4 +1,4 @@
-"""Runs by what a person types: an id or the beginning of one, or a glob over names.
+"""Select runs by id, by the beginning of one, or by a glob over names.
 
 A run's name is `MODEL/TASK_LABEL/METHOD`, followed by `:name=value,..` of the parameters in which the method's runs on
 that model and task differ. A glob matches the name with those parameters, with all of them, or with none.

@@ -1,4 +1,4 @@
-"""What token ids say, as a person reads them: without a tokenizer's marks."""
+"""Detokenise single token ids for reading: without a tokenizer's marks."""
 
 from collections.abc import Collection
 from typing import Final

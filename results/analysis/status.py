@@ -1,4 +1,4 @@
-"""What a spool holds at this moment: outcomes, what is running, what failed last. Reads the spool only."""
+"""Status of a spool at this moment: outcomes, what is running, what failed last. Reads the spool only."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Answers token by token, and what the probe of full depth's own answer says about the same places.
+"""Token traces of an answer, beside what the probe of full depth's own answer says about the same places.
 
 A probe ran over full depth's answer, so its signals belong to a token of another run only as long as the two answers
 begin alike (`shared_prefix`), and to the first token that differs.

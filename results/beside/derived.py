@@ -1,4 +1,4 @@
-"""Records made from stored attempts later on, kept in the spool beside them.
+"""Derived records: made from stored attempts later on, kept in the spool beside them.
 
     <spool>/<folder>/<attempt_id>/<digest of what made it>/{files, status.json, DONE}
 
@@ -22,10 +22,10 @@ from exitbench.results.database.trouble import is_trouble
 from exitbench.results.files.atomic_folder import (
     DamagedFile,
     SpoolError,
-    check_sealed,
+    check_digested_folder,
     read_json,
+    write_digested_folder,
     write_json,
-    write_sealed,
 )
 from exitbench.results.files.canonical import content_id
 from exitbench.results.files.values import COUNT, TEXT, TIME, first_fault
@@ -89,7 +89,7 @@ class Derived:
             fill(folder)
             write_json(folder / _STATUS, {"format": _FORMAT, **status})
 
-        write_sealed(self.place(spool_root, status["attempt_id"], maker), fill_all)
+        write_digested_folder(self.place(spool_root, status["attempt_id"], maker), fill_all)
 
     def load(
         self, engine: sa.Engine, spool_root: Path, known: str, add: Callable[[Path, Mapping[str, Any]], None]
@@ -144,7 +144,7 @@ class Derived:
             DamagedFile: A file is missing or was changed, or the record is not the one that its folder names.
             SpoolError: A newer version wrote it, or a file cannot be read.
         """
-        check_sealed(folder, self.all_files)
+        check_digested_folder(folder, self.all_files)
         where = folder / _STATUS
         status = read_json(where)
         if fault := first_fault(status, {"": {**_KEYS, self.maker: TEXT}}):

@@ -1,4 +1,4 @@
-"""Scores of stored outputs under another metric version than their attempt's own, kept in the spool.
+"""Rescores: stored outputs under another metric version than their attempt's own, kept in the spool.
 
 <spool>/rescores/<attempt_id>/<digest of the version>/{samples.parquet, metrics.parquet, status.json, DONE}
 """

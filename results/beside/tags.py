@@ -1,4 +1,4 @@
-"""Word classes of the tokens of stored answers, kept in the spool.
+"""Part-of-speech tags of the tokens of stored answers, kept in the spool.
 
 <spool>/tags/<attempt_id>/<digest of the tagger's name>/{token_tag.parquet, status.json, DONE}
 """

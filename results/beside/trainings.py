@@ -20,7 +20,7 @@ from sqlalchemy.dialects.postgresql import insert
 from exitbench.results.database.catalogue import TRAINING_RUN
 from exitbench.results.database.trouble import is_trouble
 from exitbench.results.files.arrow import insert_rows
-from exitbench.results.files.atomic_folder import SpoolError, own_name, read_json
+from exitbench.results.files.atomic_folder import SpoolError, read_json, unique_name
 from exitbench.results.files.regular import read_regular
 from exitbench.results.files.values import OBJECT, TEXT, Keys, first_fault
 from exitbench.results.spool.records import TRAINING, records
@@ -45,7 +45,7 @@ def record_training(spool_root: Path, weights_sha256: str, model_folder: Path) -
     if final.is_dir() or not all(path.is_file() for path in files):
         return
     final.parent.mkdir(parents=True, exist_ok=True)
-    partial = final.parent / own_name(f".{weights_sha256[:16]}")
+    partial = final.parent / unique_name(f".{weights_sha256[:16]}")
     partial.mkdir()
     try:
         for path in files:

@@ -1,4 +1,4 @@
-"""What token ids are spelled, once per tokenizer, kept in the spool beside the attempts.
+"""Vocabularies: spellings of token ids, once per tokenizer, kept in the spool beside the attempts.
 
 <spool>/vocabularies/<tokenizer_sha256>/{token_text.parquet, DONE}
 """
@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from exitbench.results.database.keys import known_keys
 from exitbench.results.database.trouble import is_trouble
 from exitbench.results.files.arrow import insert_rows
-from exitbench.results.files.atomic_folder import DamagedFile, SpoolError, check_sealed, write_sealed
+from exitbench.results.files.atomic_folder import DamagedFile, SpoolError, check_digested_folder, write_digested_folder
 from exitbench.results.files.bounded import read_table
 from exitbench.results.spool.records import VOCABULARY, records
 
@@ -61,7 +61,7 @@ def record_vocabulary(
         "begins_word": [None if token_id in special_ids else marks[token_id] for token_id in ids],
     }
     table = pa.table(rows, schema=_SCHEMA)
-    write_sealed(
+    write_digested_folder(
         spool_root / VOCABULARY.folder / tokenizer_sha256,
         lambda folder: pq.write_table(table, folder / FILE, compression="zstd"),
     )
@@ -101,7 +101,7 @@ def read_vocabulary(folder: Path) -> pa.Table:
         DamagedFile: A file is missing or was changed, or holds no vocabulary.
         SpoolError: It cannot be read.
     """
-    check_sealed(folder, [FILE])
+    check_digested_folder(folder, [FILE])
     rows = read_table(folder / FILE, _SCHEMA)
     longest = pc.max(pc.binary_length(rows["text"])).as_py() or 0
     if longest > _LONGEST_BYTES:

@@ -1,4 +1,4 @@
-"""Answers to queries, batch by batch: no more of one is in memory than is being looked at."""
+"""Stream query results batch by batch: no more of one is in memory than is being looked at."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from exitbench.errors import UserError
 from exitbench.results.database.connection import Database
-from exitbench.results.files.arrow import driver_connection
 
 Result = TypeVar("Result")
 
@@ -56,14 +55,13 @@ def answer(database: Database, sql: str, parameters: Mapping[str, Any]) -> Itera
         UserError: DuckDB does not accept the query, or fails at a row of it; carries DuckDB's message.
         KeyboardInterrupt: At once, however long the query would have taken.
     """
-    with database.engine.connect() as connection:
-        duck = driver_connection(connection)
-        reader = _run(duck, lambda: duck.sql(sql, params=dict(parameters)).to_arrow_reader(BATCH_ROWS))
-        try:
-            schema = pa.schema(map(pa.Field.with_name, reader.schema, _distinct(reader.schema.names)))
-            yield Answer(schema, _batches(duck, reader, schema))
-        finally:
-            reader.close()
+    duck = database.duck
+    reader = _run(duck, lambda: duck.sql(sql, params=dict(parameters)).to_arrow_reader(BATCH_ROWS))
+    try:
+        schema = pa.schema(map(pa.Field.with_name, reader.schema, _distinct(reader.schema.names)))
+        yield Answer(schema, _batches(duck, reader, schema))
+    finally:
+        reader.close()
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

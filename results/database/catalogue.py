@@ -1,4 +1,4 @@
-"""The catalogue's tables for SQLAlchemy Core.
+"""SQLAlchemy Core tables of the catalogue.
 
 The migrations create the tables; this is their description for Python, and a test compares the two.
 Traces that are only ever written through Arrow (`token_exit`, `probe_token`, `sublayer_token`, `layer_pair`,

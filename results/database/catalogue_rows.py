@@ -1,4 +1,4 @@
-"""The catalogue's rows of checked attempts: what their cell.json, env.json, status.json and DONE say."""
+"""Attempts to catalogue rows: what cell.json, env.json, status.json and DONE of checked attempts say."""
 
 from collections.abc import Mapping, Sequence, Set
 from datetime import UTC, datetime
@@ -31,6 +31,7 @@ _NOT_SETTING: Final = (
     "timing",
     "calibration",
     "record",
+    "batch_rows",
     "probe_cell_id",
     "probe_cell_ids",
     "scores_cell_id",
@@ -55,8 +56,8 @@ def insert_catalogue(connection: sa.Connection, records: Sequence[AttemptRecord]
     cells: dict[str, Row] = {}
     attempts, files = [], []
     for record in records:
-        own, cell, attempt = _rows(record)
-        artifacts |= own
+        of_record, cell, attempt = _rows(record)
+        artifacts |= of_record
         # The names of a cell are those of its latest attempt, in whatever order the attempts arrive.
         if cell["cell_id"] not in cells or cells[cell["cell_id"]]["described_by"] < cell["described_by"]:
             cells[cell["cell_id"]] = cell

@@ -1,4 +1,4 @@
-"""The database file: opening (read-only by default), bringing its schema and views up to date, rebuilding from a spool.
+"""Open the DuckDB file (read-only by default), bring its schema and views up to date, rebuild it from a spool.
 
 Whoever only reads never changes the file: one whose tables, views or macros are not exactly this version's is read from
 a copy that is (`results/database/foreign.py`). DuckDB allows many readers or one writer per file and holds a file lock
@@ -6,49 +6,32 @@ to see to it; whoever comes second waits for a bounded time. The database is der
 it ends at `results/ingest/rebuild.py`.
 """
 
-import hashlib
+from __future__ import annotations
+
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from importlib.resources import files
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import duckdb
-import pyarrow as pa
-import sqlalchemy as sa
-from sqlalchemy.pool import StaticPool
 
-from exitbench import __version__
 from exitbench.errors import UserError
-from exitbench.results.database import migrations
-from exitbench.results.database.access_lock import POLL_S, Turn, holder, is_wanted, take_turn
-from exitbench.results.database.catalogue import SCHEMA_VERSION, VIEW_SOURCE
-from exitbench.results.database.earlier import complete
-from exitbench.results.database.foreign import copy_database, read_version
-from exitbench.results.database.published import digest as publications_digest
-from exitbench.results.database.published import is_current as publications_are_current
-from exitbench.results.database.published import refresh as refresh_publications
+from exitbench.results.database.access_lock import POLL_S, AccessLock, acquire, has_waiters, holder
+from exitbench.results.database.migrations.current import is_up_to_date, version
 from exitbench.results.database.sandbox import NO_EXTENSIONS, attach_sql
-from exitbench.results.database.tables import (
-    Catalogue,
-    catalogue_with,
-    quoted,
-    read_catalogue,
-    require_tables,
-    schema_version,
-    spelled,
-)
 from exitbench.results.database.trouble import driver_error, is_damage, is_trouble
-from exitbench.results.database.verified import is_verified, remember
-from exitbench.results.files.arrow import driver_connection
-from exitbench.results.files.canonical import canonical_json, content_id
-from exitbench.results.files.memory import NO_PROGRESS_BAR
+from exitbench.results.database.verified import is_verified, leave_mark, remember
+from exitbench.results.files.memory import in_file, in_memory, lock_settings
 from exitbench.terminal import tell
+
+if TYPE_CHECKING:  # half a second that whoever only reads does without
+    import pyarrow as pa
+    import sqlalchemy as sa
 
 Result = TypeVar("Result")
 
@@ -65,7 +48,6 @@ _LAST_PATIENCE_S: Final = 2.0
 _SMALLEST_BYTES: Final = 16
 """A file shorter than this does not even say that it is DuckDB's."""
 
-_PACKAGE = "exitbench.results.database"
 # Rows are found by their keys, so that threads need not wait for each other to keep an order.
 _WRITER_CONFIG: Final[dict[str, Any]] = {
     **NO_EXTENSIONS,
@@ -97,17 +79,24 @@ class Database:
 
     Attributes:
         path: The file.
-        engine: SQLAlchemy engine over the one connection.
-        turn: Ends when the database is closed.
+        duck: The one connection.
+        lock: Released when the database is closed.
         copy: Folder of the copy that is read in its place, if one is.
         is_ours: Whether tables and views are known to be this version's.
     """
 
     path: Path
-    engine: sa.Engine
-    turn: Turn
+    duck: duckdb.DuckDBPyConnection
+    lock: AccessLock
     copy: TemporaryDirectory[str] | None = None
     is_ours: bool = False
+
+    @cached_property
+    def engine(self) -> sa.Engine:
+        """SQLAlchemy over the one connection, for those who write."""
+        from exitbench.results.database.migrations.upgrade import engine_over
+
+        return engine_over(self.duck)
 
     def query(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> pa.Table:
         """Run one SQL query and return its rows.
@@ -119,22 +108,22 @@ class Database:
         Raises:
             UserError: DuckDB does not accept the query; carries DuckDB's message.
         """
-        with self.engine.connect() as connection:
-            try:
-                return driver_connection(connection).sql(sql, params=parameters).to_arrow_table()
-            except duckdb.Error as error:
-                raise UserError(f"The query failed: {error}") from error
+        try:
+            return self.duck.sql(sql, params=parameters).to_arrow_table()
+        except duckdb.Error as error:
+            raise UserError(f"The query failed: {error}") from error
 
-    def is_wanted(self) -> bool:
+    def has_waiters(self) -> bool:
         """Return whether another process waits for this one to close the database."""
-        return is_wanted(self.path)
+        return has_waiters(self.path)
 
     def close(self) -> None:
         """Close the file and let others in."""
-        self.engine.dispose()
+        self.duck.close()
         if self.is_ours:
-            remember(self.path, _version())
-        self.turn.end()
+            remember(self.path, version())
+            leave_mark(self.path, version())
+        self.lock.release()
         if self.copy is not None:
             self.copy.cleanup()
 
@@ -168,9 +157,15 @@ def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) ->
     if read_only:
         return _open_reader(path, wait_s)
     database = connect(path, read_only=False, wait_s=wait_s)
-    if not is_verified(path, _version()):
+    if not is_verified(path, version()):
         _or_close(database, _bring_up_to_date)
     return replace(database, is_ours=True)
+
+
+def _bring_up_to_date(database: Database) -> None:
+    from exitbench.results.database.migrations.upgrade import bring_up_to_date
+
+    bring_up_to_date(database.engine, str(database.path))
 
 
 def log_of(path: Path) -> Path:
@@ -185,16 +180,16 @@ def require_complete(path: Path) -> None:
 
 
 def _create(path: Path) -> None:
-    """Make an empty database, whole or not at all; in a turn of one's own."""
+    """Make an empty database, whole or not at all; whoever calls holds the lock alone."""
     beside = path.with_name(f".{path.name}.new")
     for left in (beside, log_of(beside), log_of(path)):
         left.unlink(missing_ok=True)
     try:
-        with Database(beside, _engine(beside, False, 0.0), Turn(None)) as database:
+        with Database(beside, _connection(beside, False, 0.0), AccessLock(None)) as database:
             _bring_up_to_date(database)
         require_complete(beside)
         beside.replace(path)
-        remember(path, _version())
+        remember(path, version())
     finally:
         beside.unlink(missing_ok=True)
         log_of(beside).unlink(missing_ok=True)
@@ -204,10 +199,10 @@ def _open_reader(path: Path, wait_s: float) -> Database:
     if not path.exists():
         raise UserError(f"There is no database at {path}. Run a suite first, or rebuild it from its spool.")
     database = connect(path, read_only=True, wait_s=wait_s)
-    if is_verified(path, _version()):
+    if is_verified(path, version()):
         return database
-    if _or_close(database, _is_up_to_date):
-        remember(path, _version())
+    if _or_close(database, lambda opened: is_up_to_date(opened.duck, str(opened.path))):
+        remember(path, version())
         return database
     database.close()
     return _open_copy(path, wait_s)
@@ -227,7 +222,7 @@ def _open_copy(path: Path, wait_s: float) -> Database:
     except BaseException:
         folder.cleanup()
         raise
-    return Database(path, copy.engine, copy.turn, folder)
+    return Database(path, copy.duck, copy.lock, folder)
 
 
 def copy_to(source: Path, target: Path, wait_s: float = WAIT_S) -> None:
@@ -242,6 +237,8 @@ def copy_to(source: Path, target: Path, wait_s: float = WAIT_S) -> None:
         UserError: As `open_database`; or the source has tables that no database of its schema has, or there is no room
             for the copy.
     """
+    from exitbench.results.database.foreign import copy_database
+
     deadline = time.monotonic() + wait_s
     while True:
         try:
@@ -256,73 +253,65 @@ def copy_to(source: Path, target: Path, wait_s: float = WAIT_S) -> None:
             time.sleep(POLL_S)
     try:
         open_database(target, read_only=False).close()
-    except sa.exc.DBAPIError as error:
-        raise _open_error(source, error) from error
+    except Exception as error:
+        if isinstance(driver_error(error), duckdb.Error) and not isinstance(error, UserError):
+            raise _open_error(source, error) from error
+        raise
     require_complete(target)
 
 
 def connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
-    """Open the file in one's turn; a reader's turn ends with the opening, a writer's when it closes."""
+    """Open the file under the access lock; a reader releases it once open, a writer when it closes."""
     create_folder(path.parent)
     started_s = time.monotonic()
     deadline = started_s + wait_s
     while True:
         patience_s = _PATIENCE_S if time.monotonic() - started_s < _STARVED_S else _LAST_PATIENCE_S
-        turn = take_turn(path, alone=not read_only, deadline=deadline)
-        if turn is None:
+        lock = acquire(path, alone=not read_only, deadline=deadline)
+        if lock is None:
             raise DatabaseInUse(path, holder(path), wait_s, is_ours=True)
         try:
             if not read_only and not path.exists():
                 _create(path)
-            engine = _engine(path, read_only, min(deadline, time.monotonic() + patience_s))
-        except sa.exc.DBAPIError as error:
-            turn.end()
+            duck = _connection(path, read_only, min(deadline, time.monotonic() + patience_s))
+        except duckdb.Error as error:
+            lock.release()
             if not _is_locked(error):
                 raise _open_error(path, error) from error
             if time.monotonic() >= deadline:
                 raise _in_use(path, error, wait_s) from error
             time.sleep(_PATIENCE_S)  # others come first now, so that a long reader does not keep them waiting
         except BaseException:
-            turn.end()
+            lock.release()
             raise
         else:
             if read_only:
-                turn.end()
-            return Database(path, engine, turn)
+                lock.release()
+            return Database(path, duck, lock)
 
 
-def _engine(path: Path, read_only: bool, deadline: float) -> sa.Engine:
-    """Return an engine over the one open connection, tried again until the deadline."""
-    engine = sa.create_engine(
-        sa.URL.create("duckdb", database=str(path) if read_only else ":memory:"),
-        poolclass=StaticPool,
-        connect_args={"read_only": read_only, "config": _READER_CONFIG if read_only else _WRITER_CONFIG},
-        json_serializer=canonical_json,
-    )
+def _connection(path: Path, read_only: bool, deadline: float) -> duckdb.DuckDBPyConnection:
+    """Return the one open connection, tried again until the deadline."""
     while True:
         try:
-            with engine.connect() as connection:
-                # A progress bar would be drawn on standard output, among rows; it cannot be turned off any earlier.
-                if not connection.exec_driver_sql("SELECT current_setting('lock_configuration')").scalar_one():
-                    for (statement,) in connection.exec_driver_sql(NO_PROGRESS_BAR).fetchall():
-                        connection.exec_driver_sql(statement)
-                    connection.exec_driver_sql("SET lock_configuration = true")
-                if not read_only:
-                    _attach(connection, path)
-        except sa.exc.DBAPIError as error:
+            return in_file(path, **_READER_CONFIG) if read_only else _attached(path)
+        except duckdb.Error as error:
             if not _is_locked(error) or time.monotonic() >= deadline:
-                engine.dispose()
                 raise
             time.sleep(POLL_S)
-        else:
-            return engine
 
 
-def _attach(connection: sa.Connection, path: Path) -> None:
-    """Make the file the connection's database."""
-    connection.exec_driver_sql(attach_sql(path, "results"))
-    connection.exec_driver_sql("USE results")
-    connection.commit()
+def _attached(path: Path) -> duckdb.DuckDBPyConnection:
+    """A writer's connection: in memory, the file attached as its database."""
+    duck = in_memory(**_WRITER_CONFIG)
+    try:
+        lock_settings(duck)
+        duck.execute(attach_sql(path, "results"))
+        duck.execute("USE results")
+    except BaseException:
+        duck.close()
+        raise
+    return duck
 
 
 def _is_locked(error: BaseException) -> bool:
@@ -365,88 +354,3 @@ def _or_close(database: Database, action: Callable[[Database], Result]) -> Resul
         if is_trouble(error):
             raise _open_error(database.path, error) from error
         raise
-
-
-def _is_up_to_date(database: Database) -> bool:
-    """Whether views, macros and the tables beneath them are exactly this version's; more tables or views do no harm."""
-    with database.engine.connect() as connection:
-        name, found = _found(connection)
-        return (
-            read_version(driver_connection(connection), name, found, str(database.path)) == schema_version()
-            and catalogue_with(_views_script(), found.storage).tables.items() <= found.tables.items()
-            and _views_are_current(connection, found)
-            and publications_are_current(connection)
-        )
-
-
-def _bring_up_to_date(database: Database) -> None:
-    scripts = migrations.migration_scripts()
-    with database.engine.begin() as connection:
-        name, found = _found(connection)
-        version = read_version(driver_connection(connection), name, found, str(database.path))
-        require_tables(found.tables, version, str(database.path))
-        if foreign := sorted(found.triggers | found.types):
-            raise UserError(
-                f"{database.path} has a trigger or type {spelled(foreign[0])}, which no database of ExitBench has. "
-                "Rebuild it from its spool: `exitbench db rebuild`."
-            )
-        views_are_current = version == len(scripts) and _views_are_current(connection, found)
-        if version and not views_are_current:
-            _drop_views(connection, found)
-    for number, script in enumerate(scripts[version:], start=version + 1):
-        with database.engine.begin() as connection:
-            connection.exec_driver_sql(script)
-            applied_at = datetime.now(UTC).replace(tzinfo=None)
-            connection.execute(
-                SCHEMA_VERSION.insert().values(version=number, applied_at=applied_at, tool=f"exitbench {__version__}")
-            )
-    with database.engine.begin() as connection:
-        if not views_are_current:
-            _create_views(connection)
-        if version < len(scripts):
-            complete(connection)
-        refresh_publications(connection)
-
-
-def _found(connection: sa.Connection) -> tuple[str, Catalogue]:
-    """Return the name that the file has in its connection, and what is in it."""
-    duck = driver_connection(connection)
-    attached = duck.execute("SELECT database_name, path FROM system.main.duckdb_databases()").fetchall()
-    (name,) = (name for name, path in attached if path is not None)
-    return name, read_catalogue(duck, name)
-
-
-def _views_script() -> str:
-    return (files(_PACKAGE) / "views.sql").read_text(encoding="utf-8")
-
-
-def _version() -> str:
-    """Digest of all that makes tables, views, and the rows of publications."""
-    return content_id([*migrations.migration_scripts(), _views_script(), publications_digest()])
-
-
-def _views_digest() -> str:
-    return hashlib.sha256(_views_script().encode()).hexdigest()
-
-
-def _views_are_current(connection: sa.Connection, found: Catalogue) -> bool:
-    """Whether the views are those that the file says they are, and nothing that they call is called like another."""
-    expected = catalogue_with(_views_script(), found.storage)
-    return (
-        expected.views.items() <= found.views.items()
-        and (found.macros, found.types) == (expected.macros, expected.types)
-        and connection.execute(sa.select(VIEW_SOURCE.c.sha256)).scalar_one_or_none() == _views_digest()
-    )
-
-
-def _drop_views(connection: sa.Connection, found: Catalogue) -> None:
-    connection.execute(VIEW_SOURCE.delete())
-    for view in found.views:
-        connection.exec_driver_sql(f"DROP VIEW {quoted(view)}")
-    for macro, kind in {(name, kind) for name, kind, *_ in found.macros}:
-        connection.exec_driver_sql(f"DROP MACRO {'TABLE ' if kind == 'table_macro' else ''}{quoted(macro)}")
-
-
-def _create_views(connection: sa.Connection) -> None:
-    connection.exec_driver_sql(_views_script())
-    connection.execute(VIEW_SOURCE.insert().values(sha256=_views_digest()))

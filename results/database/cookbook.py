@@ -1,4 +1,4 @@
-"""docs/sql.md: questions that researchers of early exit ask, and the saved queries that answer them."""
+"""SQL cookbook (docs/sql.md): questions that researchers of early exit ask, and the saved queries that answer them."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""What attempts of earlier versions do not say, as far as their other rows tell it."""
+"""Backfill of columns that attempts of earlier versions lack, as far as their other rows tell it."""
 
 import json
 from collections.abc import Sequence

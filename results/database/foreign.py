@@ -1,4 +1,4 @@
-"""Databases of others, read row by row into a new one: nothing but rows comes along, and nothing of theirs is run.
+"""Copy untrusted databases row by row into a new one: nothing but rows comes along, nothing of theirs is run.
 
 A DuckDB file may carry views, macros, triggers, expressions of columns and a log that is replayed when it is opened.
 So a file is attached for reading where nothing else can be reached, and of it only tables and columns that our
@@ -12,7 +12,6 @@ import duckdb
 
 from exitbench.errors import UserError
 from exitbench.results.database import migrations
-from exitbench.results.database.catalogue import PUBLISHED_RESULT, PUBLISHED_SOURCE, SCHEMA_VERSION, VIEW_SOURCE
 from exitbench.results.database.sandbox import fresh_database
 from exitbench.results.database.tables import (
     Catalogue,
@@ -36,7 +35,8 @@ _VERSION_COLUMNS: Final = {
     "tool": Column("VARCHAR", False, None, False),
 }
 """Of the table that says of which schema a database is, in every schema."""
-_MADE_HERE: Final = (VIEW_SOURCE.name, PUBLISHED_SOURCE.name, PUBLISHED_RESULT.name)
+_SCHEMA_VERSION: Final = "schema_version"
+_MADE_HERE: Final = ("view_source", "published_source", "published_result")
 """Tables that a database is given when it is opened to be written."""
 
 
@@ -54,11 +54,11 @@ def copy_database(source: Path, target: Path) -> None:
     """
     with fresh_database(target, [source]) as duck:
         duck.execute(f"ATTACH {quoted_text(str(source))} AS {_THEIRS} (READ_ONLY, TYPE duckdb)")
-        found = read_catalogue(duck, _THEIRS)
-        version = read_version(duck, _THEIRS, found, str(source))
-        require_known(found.tables, version, str(source))
-        require_tables(found.tables, version, str(source))
-        for table, rows in found.sizes.items():
+        catalogue = read_catalogue(duck, _THEIRS)
+        version = read_version(duck, _THEIRS, catalogue, str(source))
+        require_known(catalogue.tables, version, str(source))
+        require_tables(catalogue.tables, version, str(source))
+        for table, rows in catalogue.sizes.items():
             require_plausible(rows, source.stat().st_size, f"{source}: table {table}")
         for script in migrations.migration_scripts()[:version]:
             duck.execute(script)
@@ -67,24 +67,24 @@ def copy_database(source: Path, target: Path) -> None:
                 _copy_table(duck, table, columns)
 
 
-def read_version(duck: duckdb.DuckDBPyConnection, database: str, found: Catalogue, where: str) -> int:
+def read_version(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogue, where: str) -> int:
     """Return the schema that an attached database says it is of, 0 for an empty one.
 
     Args:
         duck: A connection.
         database: The name that the database is attached by.
-        found: What it has.
+        catalogue: What it has.
         where: Its file, for messages.
 
     Raises:
         UserError: It is not one of ExitBench, or of a schema that this version does not know.
     """
-    if not found.tables and not found.views:
+    if not catalogue.tables and not catalogue.views:
         return 0
-    table, known = SCHEMA_VERSION.name, schema_version()
-    if table not in found.tables:
+    table, newest = _SCHEMA_VERSION, schema_version()
+    if table not in catalogue.tables:
         raise UserError(f"{where} is a DuckDB database, but not one of ExitBench. Name another file.")
-    require_columns(found.tables[table], _VERSION_COLUMNS, f"{where}: table {table}")
+    require_columns(catalogue.tables[table], _VERSION_COLUMNS, f"{where}: table {table}")
     # Sorted, since max may be a macro of theirs.
     latest = duck.execute(
         f"SELECT version FROM {quoted(database)}.main.{table} ORDER BY version DESC LIMIT 1"
@@ -92,9 +92,9 @@ def read_version(duck: duckdb.DuckDBPyConnection, database: str, found: Catalogu
     if latest is None or latest[0] < 1:
         raise UserError(f"{where}: table {table} does not say of which schema the database is. Rebuild it.")
     version: int = latest[0]
-    if version > known:
+    if version > newest:
         raise UserError(
-            f"{where} has schema {version}; this version of ExitBench knows up to {known}. "
+            f"{where} has schema {version}; this version of ExitBench knows up to {newest}. "
             "Use the newer version, or rebuild the database from its spool."
         )
     return version

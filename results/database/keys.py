@@ -1,4 +1,4 @@
-"""Which rows of a table belong together and come from elsewhere as one: the keys by which they are known."""
+"""Natural keys of rows: which rows of a table belong together and come from elsewhere as one."""
 
 from typing import Final
 

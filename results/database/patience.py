@@ -1,4 +1,4 @@
-"""Waiting for the database as long as whoever has it gets on with something."""
+"""Retry while the database is in use, as long as whoever has it gets on with something."""
 
 import time
 from collections.abc import Callable
@@ -15,8 +15,8 @@ PATIENCE_S: Final = 120.0
 def patiently(action: Callable[[], Result], say: Callable[[str], None], patience_s: float = PATIENCE_S) -> Result:
     """Do what opens the database, again and again while it is in use.
 
-    A process of ExitBench that fills the database has a turn (`turns`), ends its work, and is waited for however long
-    that takes. Of any other holder only time tells.
+    A process of ExitBench that fills the database holds the lock (`access_lock`), ends its work, and is waited for
+    however long that takes. Of any other holder only time tells.
 
     Args:
         action: What to do; it must have done nothing where it raises `DatabaseInUse`.
@@ -26,7 +26,7 @@ def patiently(action: Callable[[], Result], say: Callable[[str], None], patience
     Raises:
         DatabaseInUse: It has not let go.
     """
-    told: set[str] = set()
+    notified: set[str] = set()
     unknown, since_s = "", 0.0
     while True:
         started_s = time.monotonic()
@@ -38,6 +38,6 @@ def patiently(action: Callable[[], Result], say: Callable[[str], None], patience
                     unknown, since_s = error.who, started_s
                 if (waited_s := time.monotonic() - since_s) >= patience_s:
                     raise DatabaseInUse(error.path, error.who, round(waited_s)) from error
-            if error.who not in told:
-                told.add(error.who)
+            if error.who not in notified:
+                notified.add(error.who)
                 say(f"{error.path} is in use by {error.who}; waiting for it.")

@@ -1,4 +1,4 @@
-"""Connections that read what others made: they reach the named files and nothing else, and cannot be told otherwise."""
+"""Sandboxed DuckDB connections for untrusted files: they reach the named files and nothing else."""
 
 import glob
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""What the database holds, told by the schema itself: tables and views with their columns, types and comments."""
+"""Schema documentation from the schema itself: tables and views with their columns, types and comments."""
 
 import re
 from collections.abc import Sequence
@@ -88,8 +88,8 @@ def described_views() -> tuple[Relation, ...]:
     """Return every view in the order of views.sql, which goes from the general to the special."""
     script = (files(_PACKAGE) / "views.sql").read_text(encoding="utf-8")
     created = {match[1]: match[0] for match in _VIEW.finditer(script)}
-    found = _relations("SELECT view_name, comment FROM duckdb_views() WHERE NOT internal", created)
-    return tuple(found[name] for name in created)
+    relations = _relations("SELECT view_name, comment FROM duckdb_views() WHERE NOT internal", created)
+    return tuple(relations[name] for name in created)
 
 
 def described_macros() -> dict[str, str]:
@@ -105,10 +105,10 @@ def described_tables() -> tuple[Relation, ...]:
     for script in migration_scripts():
         for match in _TABLE.finditer(script):
             above[match[2]] = " ".join(line.removeprefix("--").strip() for line in match[1].splitlines())
-    found = _relations("SELECT table_name, NULL FROM duckdb_tables()", {})
+    relations = _relations("SELECT table_name, NULL FROM duckdb_tables()", {})
     return tuple(
         Relation(name, f"{_ABOUT.get(name, '')} {above.get(name, '')}".strip(), relation.columns, "")
-        for name, relation in sorted(found.items())
+        for name, relation in sorted(relations.items())
     )
 
 

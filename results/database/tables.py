@@ -1,4 +1,4 @@
-"""The tables, views and macros that each schema has, as this version's migrations make them.
+"""Tables, views and macros of each schema version, as this version's migrations make them.
 
 Names of tables and columns in SQL come from here, never from a file: what others made may be called anything.
 """
@@ -145,34 +145,34 @@ def _sorted(sql: str) -> str:
     return _EXCLUDED.sub(lambda match: f"EXCLUDE ({', '.join(sorted(match[1].split(', ')))})", sql)
 
 
-def require_tables(found: Mapping[str, Columns], version: int, where: str) -> None:
+def require_tables(tables: Mapping[str, Columns], version: int, where: str) -> None:
     """Check that every table of a schema is there and has its columns.
 
     Raises:
         UserError: One is missing or other than the migrations make it; names it.
     """
     for table, expected in tables_of(version).items():
-        if table not in found:
+        if table not in tables:
             raise UserError(f"{where} is of schema {version} and has no table {table}.")
-        require_columns(found[table], expected, f"{where}: table {table}")
+        require_columns(tables[table], expected, f"{where}: table {table}")
 
 
-def require_columns(found: Columns, expected: Columns, where: str) -> None:
+def require_columns(columns: Columns, expected: Columns, where: str) -> None:
     """Check that the columns of a table are those that it should have.
 
     Raises:
         UserError: One is unknown, missing, of another type or computed; names it.
     """
-    for name in found:
+    for name in columns:
         if name not in expected:
             raise UserError(f"{where} has a column {spelled(name)}. Allowed: {', '.join(expected)}.")
     for name, column in expected.items():
-        if name not in found:
+        if name not in columns:
             raise UserError(f"{where} has no column {name}.")
-        if found[name].generated or found[name].default is not None:
+        if columns[name].generated or columns[name].default is not None:
             raise UserError(f"{where}: column {name} has an expression; only stored values are read.")
-        if found[name].type != column.type:
-            raise UserError(f"{where}: column {name} is {spelled(found[name].type)}, not {column.type}.")
+        if columns[name].type != column.type:
+            raise UserError(f"{where}: column {name} is {spelled(columns[name].type)}, not {column.type}.")
 
 
 def require_known(tables: Mapping[str, object], version: int, where: str) -> None:
@@ -181,12 +181,12 @@ def require_known(tables: Mapping[str, object], version: int, where: str) -> Non
     Raises:
         UserError: There is; names it.
     """
-    known = tables_of(version)
+    allowed = tables_of(version)
     for name in tables:
-        if name not in known:
+        if name not in allowed:
             raise UserError(
                 f"{where} has a table {spelled(name)}, which no database of schema {version} has. "
-                f"Allowed: {', '.join(sorted(known))}."
+                f"Allowed: {', '.join(sorted(allowed))}."
             )
 
 

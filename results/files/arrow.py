@@ -1,4 +1,4 @@
-"""Rows into DuckDB through Arrow, which SQLAlchemy does not know."""
+"""Insert rows into DuckDB through Arrow, which SQLAlchemy does not know."""
 
 import glob
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Folders that are complete or absent: written beside their place, sealed with the digest of every file, renamed."""
+"""Atomic directory writes: complete or absent, written beside their place, sealed with digests, renamed."""
 
 import errno
 import hashlib
@@ -29,7 +29,7 @@ class DamagedFile(SpoolError):
     """A file is not what was written; one that the device cannot read at the moment is none."""
 
 
-def write_sealed(folder: Path, fill: Callable[[Path], None]) -> None:
+def write_digested_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Write a folder with a seal; one that is there already (another process was faster) stays as it is.
 
     Args:
@@ -53,7 +53,7 @@ def write_sealed(folder: Path, fill: Callable[[Path], None]) -> None:
             raise _cannot_write(folder, error) from error
 
 
-def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
+def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Write a folder, or nothing of it.
 
     Args:
@@ -69,7 +69,7 @@ def write_whole(folder: Path, fill: Callable[[Path], None]) -> None:
         raise _cannot_write(folder, error) from error
 
 
-def own_name(stem: str) -> str:
+def unique_name(stem: str) -> str:
     """Return a name that no other process has, on this machine or another one that shares the folder.
 
     It ends with the number of the process, by which `exitbench gc` sees that it is alive.
@@ -77,7 +77,7 @@ def own_name(stem: str) -> str:
     return f"{stem}-{secrets.token_hex(8)}-{os.getpid()}"
 
 
-def check_sealed(folder: Path, files: Collection[str]) -> None:
+def check_digested_folder(folder: Path, files: Collection[str]) -> None:
     """Check every file of a sealed folder against its digest.
 
     Args:
@@ -177,7 +177,7 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _write_beside(folder: Path, fill: Callable[[Path], None]) -> None:
-    partial = folder.parent / own_name(f".{folder.name[:32]}")
+    partial = folder.parent / unique_name(f".{folder.name[:32]}")
     try:
         partial.mkdir(parents=True)
         fill(partial)

@@ -1,4 +1,4 @@
-"""Parquet files of others, read no further than a file of their size can hold.
+"""Bounded reads of untrusted Parquet files: no further than a file of their size can hold.
 
 A few bytes of Parquet can claim 10^12 rows, or repeat one long text in every row. What is written here is not packed
 that tightly: the rows of a table differ.

@@ -1,7 +1,10 @@
-"""One spelling for every JSON value, so that equal content has equal digests."""
+"""Canonical JSON: one spelling for every value, so that equal content has equal digests; digests of sources."""
 
 import hashlib
 import json
+from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -18,3 +21,13 @@ def canonical_json(value: Any) -> str:
 def content_id(value: Any) -> str:
     """Return the SHA-256 (64 hex digits) of the canonical JSON of `value`."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+@cache
+def sources_sha256(package: ModuleType) -> str:
+    """Return the SHA-256 of the names and contents of all Python files of a package."""
+    digest = hashlib.sha256()
+    for folder in package.__path__:
+        for path in sorted(Path(folder).rglob("*.py")):
+            digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""CSV as data: values as they are, lines that end with a line feed, and what is read is what was written."""
+"""CSV that round-trips: values as they are, lines that end with a line feed, and what is read is what was written."""
 
 import csv
 from typing import Any, Final, TextIO

@@ -1,4 +1,4 @@
-"""Locks of open files, shared or exclusive, which the system lets go of however their process ends.
+"""Advisory locks of open files, shared or exclusive, released on process death.
 
 For what filelock has nothing: readers that share, and a locked file whose text others read. Its own lock of readers and
 writers is an SQLite database, and to import it takes as long as the whole of ``exitbench --help``.

@@ -1,4 +1,4 @@
-"""Paths in what is handed on: without whose machine it was."""
+"""Strip home folders from paths in what is handed on."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What the keys of JSON files may hold, said once and checked where the files are read."""
+"""Validate JSON records: what their keys may hold, said once and checked where the files are read."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Files that are whole or as they were before, for those that people read while they are written anew."""
+"""Atomic file writes, for files that people read while they are written anew."""
 
 import os
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""What the spool keeps of other places: snapshots of attempts whose spool is not here, and pytest-benchmark's results.
+"""Imported snapshots and pytest-benchmark results, kept in the spool: attempts whose spool is elsewhere.
 
-    <spool>/imports/<digest>/       a snapshot (`results.snapshot`)
+    <spool>/imports/<digest>/       a snapshot (`results.ingest.snapshot`)
     <spool>/perf/<digest>.json      as pytest-benchmark wrote it: one run of benchmarks
 
 A database can only be rebuilt from what the spool has, so that imports are kept as they came.
@@ -54,9 +54,9 @@ def load_imports(engine: sa.Engine, spool_root: Path) -> tuple[int, list[str]]:
     benchmarks, odd_benchmarks = records(spool_root, BENCHMARK)
     added, problems = _load_snapshots(engine, snapshots)
     problems += [*odd_snapshots, *odd_benchmarks]
-    known = known_keys(engine, "perf_sample")
+    stored = known_keys(engine, "perf_sample")
     for path in benchmarks:
-        if path.stem not in known:
+        if path.stem not in stored:
             try:
                 rows = benchmark_rows(path)
                 with engine.begin() as connection:
@@ -88,15 +88,15 @@ def _load_snapshots(engine: sa.Engine, folders: Sequence[Path]) -> tuple[int, li
 
 def imported_attempts(spool_root: Path) -> set[str]:
     """Return the attempts of which a snapshot was imported; a damaged import has none, and is named when loaded."""
-    found: set[str] = set()
+    attempt_ids: set[str] = set()
     for folder in records(spool_root, IMPORT)[0]:
         try:
             Manifest.claimed(folder)
             with open_regular(folder / "attempt.parquet") as file:
-                found.update(pq.read_table(file, columns=["attempt_id"])["attempt_id"].to_pylist())
+                attempt_ids.update(pq.read_table(file, columns=["attempt_id"])["attempt_id"].to_pylist())
         except (UserError, OSError, KeyError, pa.ArrowException):
             continue
-    return found
+    return attempt_ids
 
 
 def benchmark_rows(path: Path) -> pa.Table:
@@ -105,17 +105,17 @@ def benchmark_rows(path: Path) -> pa.Table:
     Raises:
         UserError: It is not what pytest-benchmark writes.
     """
-    told = read_json(path)
+    record = read_json(path)
     try:
-        commit = told.get("commit_info", {})
+        commit = record.get("commit_info", {})
         common = {
-            "measured_at": _utc(told["datetime"]),
+            "measured_at": _utc(record["datetime"]),
             # What it writes outside of a repository.
             "git_commit": None if commit.get("id") == "unversioned" else commit.get("id"),
             "git_dirty": commit.get("dirty"),
-            "machine": _json(told["machine_info"]),
+            "machine": _json(record["machine_info"]),
         }
-        rows = [{**common, **_benchmark_row(benchmark)} for benchmark in told["benchmarks"]]
+        rows = [{**common, **_benchmark_row(benchmark)} for benchmark in record["benchmarks"]]
         if len({row["benchmark"] for row in rows}) < len(rows):
             raise ValueError("a benchmark is there twice")
         return pa.Table.from_pylist(rows, schema=_BENCHMARKS)

@@ -1,9 +1,9 @@
-"""The one way rows enter the database in daily use."""
+"""Ingest: the one way rows enter the database in daily use."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-from exitbench.results.database.access_lock import let_others
+from exitbench.results.database.access_lock import yield_to_waiters
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.database.patience import patiently
 from exitbench.results.ingest.load import IngestReport, SpoolLoader
@@ -40,6 +40,6 @@ def ingest(
 
     while not loader.done:
         with opened() if say is None else patiently(opened, say) as database:
-            loader.load(database.engine, until=database.is_wanted)
-        let_others(database_path)
+            loader.load(database.engine, until=database.has_waiters)
+        yield_to_waiters(database_path)
     return loader.report

@@ -1,4 +1,4 @@
-"""From checked spool folders to rows: JSON through the catalogue's tables, Parquet by DuckDB's own reader."""
+"""Load checked spool folders into tables: JSON through the catalogue's tables, Parquet by DuckDB's own reader."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -78,9 +78,9 @@ class IngestReport:
 
 @dataclass
 class SpoolLoader:
-    """Adds to a database what it does not have of a spool, in as many turns as are given.
+    """Adds to a database what it does not have of a spool, in as many steps as are given.
 
-    The spool is listed once, in the beginning; every turn asks anew what the database has.
+    The spool is listed once, in the beginning; every step asks anew what the database has.
 
     Attributes:
         spool_root: The spool.
@@ -142,7 +142,7 @@ class SpoolLoader:
     ) -> Iterator[tuple[list[Attempt], dict[Attempt, "Future[AttemptRecord | SpoolError]"]]]:
         """Yield each group, and the checks of its fresh attempts, which go on while the group before is added.
 
-        Those of the group after go on between turns, while others have the database.
+        Those of the group after go on between steps, while others have the database.
         """
         before: tuple[list[Attempt], dict[Attempt, Future[AttemptRecord | SpoolError]]] | None = None
         for group in self._groups(known):
@@ -170,12 +170,12 @@ class SpoolLoader:
             yield group
 
     def _count(self, added: int = 0, skipped: int = 0, unfinished: int = 0, quarantined: tuple[str, ...] = ()) -> None:
-        known = self.report
+        before = self.report
         self.report = IngestReport(
-            known.added + added,
-            known.skipped + skipped,
-            known.unfinished + unfinished,
-            known.quarantined + quarantined,
+            before.added + added,
+            before.skipped + skipped,
+            before.unfinished + unfinished,
+            before.quarantined + quarantined,
         )
 
 

@@ -1,4 +1,4 @@
-"""The manifest of a snapshot, and whether its files are what it says: asked before a row is read.
+"""Snapshot manifest: its schema, and whether the files are what it says, asked before a row is read.
 
 Snapshots come from others. A name of theirs is never part of a path or of SQL before it is known to be one of ours, no
 link is followed, and a file is measured before it is opened.
@@ -64,12 +64,12 @@ class Manifest:
         path = folder / MANIFEST
         if _size_of(path) > _LARGEST_BYTES:
             raise UserError(f"{path}: is larger than {_LARGEST_BYTES} bytes, which no manifest is.")
-        told = read_json(path)
-        if told.get("format") != FORMAT:
-            raise UserError(f"{path}: format is {spelled(str(told.get('format')))}, not {FORMAT!r}.")
-        version = _version(path, told.get("schema_version"))
-        tables = _tables(path, told.get("tables"), version)
-        labels = told.get("texts_left_out_of")
+        record = read_json(path)
+        if record.get("format") != FORMAT:
+            raise UserError(f"{path}: format is {spelled(str(record.get('format')))}, not {FORMAT!r}.")
+        version = _version(path, record.get("schema_version"))
+        tables = _tables(path, record.get("tables"), version)
+        labels = record.get("texts_left_out_of")
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
             raise UserError(f"{path}: texts_left_out_of is not a list of labels.")
         rows = {name: table["rows"] for name, table in tables.items()}
@@ -111,26 +111,28 @@ def _file(folder: Path, table: str) -> Path:
     return folder / f"{table}.parquet"
 
 
-def _version(path: Path, told: Any) -> int:
-    known = schema_version()
-    if type(told) is not int or told < 1:
-        raise UserError(f"{path}: schema_version is {spelled(str(told))}. Allowed: a whole number from 1 to {known}.")
-    if told > known:
+def _version(path: Path, version: Any) -> int:
+    newest = schema_version()
+    if type(version) is not int or version < 1:
         raise UserError(
-            f"{path}: of schema {spelled(str(told)) if told > 10**9 else told}; this version of ExitBench knows up to "
-            f"{known}. Use the newer version."
+            f"{path}: schema_version is {spelled(str(version))}. Allowed: a whole number from 1 to {newest}."
         )
-    return told
+    if version > newest:
+        raise UserError(
+            f"{path}: of schema {spelled(str(version)) if version > 10**9 else version}; this version of "
+            f"ExitBench knows up to {newest}. Use the newer version."
+        )
+    return version
 
 
-def _tables(path: Path, told: Any, version: int) -> Mapping[str, Mapping[str, Any]]:
+def _tables(path: Path, tables: Any, version: int) -> Mapping[str, Mapping[str, Any]]:
     """Return what a manifest says of tables, each known and complete."""
-    if not isinstance(told, dict):
+    if not isinstance(tables, dict):
         raise UserError(f"{path}: tables is not an object of tables by name.")
-    require_known(told, version, str(path))
-    if missing := sorted(tables_of(version).keys() - told.keys() - set(OF_EVERY_DATABASE)):
+    require_known(tables, version, str(path))
+    if missing := sorted(tables_of(version).keys() - tables.keys() - set(OF_EVERY_DATABASE)):
         raise UserError(f"{path}: lacks {', '.join(missing)}, which every snapshot of schema {version} has.")
-    for name, table in told.items():
+    for name, table in tables.items():
         if not isinstance(table, dict):
             raise UserError(f"{path}: tables.{name} is not an object with rows and sha256.")
         rows, digest = table.get("rows"), table.get("sha256")
@@ -138,30 +140,30 @@ def _tables(path: Path, told: Any, version: int) -> Mapping[str, Mapping[str, An
             raise UserError(f"{path}: tables.{name}.rows is {spelled(str(rows))}. Allowed: a whole number from 0 on.")
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
             raise UserError(f"{path}: tables.{name}.sha256 is {spelled(str(digest))}, not 64 hexadecimal digits.")
-    return told
+    return tables
 
 
 def _size_of(path: Path) -> int:
     """Return the bytes of a file that is one, and not a link, a pipe or a device."""
     try:
-        found = path.lstat()
+        info = path.lstat()
     except FileNotFoundError as error:
         raise UserError(f"{path}: is missing.") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
-    if not stat.S_ISREG(found.st_mode):
-        raise UserError(f"{path}: is {'a link' if stat.S_ISLNK(found.st_mode) else 'not a file'}; only files are read.")
-    return found.st_size
+    if not stat.S_ISREG(info.st_mode):
+        raise UserError(f"{path}: is {'a link' if stat.S_ISLNK(info.st_mode) else 'not a file'}; only files are read.")
+    return info.st_size
 
 
 def _columns(duck: duckdb.DuckDBPyConnection, folder: Path, table: str, manifest: Manifest) -> tuple[str, ...]:
     path, rows = _file(folder, table), table_rows(folder.absolute(), table)
     try:
-        found = duck.execute(f"DESCRIBE FROM {rows}").fetchall()
+        described = duck.execute(f"DESCRIBE FROM {rows}").fetchall()
         ((count,),) = duck.execute(f"SELECT count(*) FROM {rows}").fetchall()
     except (duckdb.Error, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as Parquet: {ascii(str(error))[1:_SHOWN]}") from error
-    columns = {name: Column(_in_parquet(kind), True, None, False) for name, kind, *_ in found}
+    columns = {name: Column(_in_parquet(kind), True, None, False) for name, kind, *_ in described}
     expected = {
         name: column._replace(type=_in_parquet(column.type))
         for name, column in tables_of(manifest.schema_version)[table].items()

@@ -1,4 +1,4 @@
-"""Bringing results from elsewhere into the spool, from which the database is filled."""
+"""Merge results from elsewhere into the spool, from which the database is filled."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from exitbench.results.database.keys import KEYS, key_rows
 from exitbench.results.database.tables import quoted, schema_version, tables_of
 from exitbench.results.database.trouble import driver_error
 from exitbench.results.files.arrow import driver_connection
-from exitbench.results.files.atomic_folder import own_name, read_json, sha256
+from exitbench.results.files.atomic_folder import read_json, sha256, unique_name
 from exitbench.results.ingest.imports import IMPORTS, PERF, benchmark_rows
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.ingest.snapshot import MANIFEST, SCORES, is_snapshot, load_snapshot, write_snapshot
@@ -120,7 +120,7 @@ def _merge_benchmarks(source: Path, spool_root: Path) -> int:
     target = spool_root / PERF / f"{sha256(source)[:_DIGITS]}.json"
     if target.exists():
         return 0
-    partial = spool_root / own_name(".importing")
+    partial = spool_root / unique_name(".importing")
     try:
         shutil.copyfile(source, partial)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def _merge_rows(
         new_scores = {tuple(key.values()) for table in SCORES for key in key_rows(engine, table).to_pylist()}
         if any(len(key_rows(engine, table)) for table in KEYS):
             folder = spool_root / IMPORTS
-            new = folder / own_name(".new")
+            new = folder / unique_name(".new")
             write_snapshot(engine, new)
             target = folder / sha256(new / MANIFEST)[:_DIGITS]
             if target.exists():

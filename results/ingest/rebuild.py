@@ -1,4 +1,4 @@
-"""Building a database anew from its spool."""
+"""Rebuild a database from its spool."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from exitbench.errors import UserError
-from exitbench.results.database.access_lock import Turn, holder, take_turn
+from exitbench.results.database.access_lock import AccessLock, acquire, holder
 from exitbench.results.database.connection import (
     WAIT_S,
     DamagedDatabase,
@@ -50,7 +50,7 @@ def rebuild(
             report = load_spool(database.engine, spool_root, progress)
         require_complete(beside)
         # Held open while it is replaced, so that no writer is left with a log beside the new file.
-        with _connect_or_turn(path) as old:
+        with _connect_or_lock(path) as old:
             if isinstance(old, Database) and not forget:
                 _require_all(old, beside, report)
             log_of(path).unlink(missing_ok=True)
@@ -61,11 +61,11 @@ def rebuild(
 def _require_all(old: Database, new: Path, report: IngestReport) -> None:
     """Check that no attempt is lost: one that was read well when it was ingested may be damaged in the spool by now."""
     try:
-        known = set(old.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
+        before = set(old.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
     except UserError:
         return  # empty
     with open_database(new) as database:
-        lost = known - set(database.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
+        lost = before - set(database.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
     if lost:
         why = "\n  ".join(report.quarantined[:_SHOWN])
         raise UserError(
@@ -74,12 +74,12 @@ def _require_all(old: Database, new: Path, report: IngestReport) -> None:
         )
 
 
-def _connect_or_turn(path: Path) -> "Database | Turn":
-    """Hold the database alone, or the turn at it where it is too damaged to be opened."""
+def _connect_or_lock(path: Path) -> "Database | AccessLock":
+    """Hold the database alone, or the lock at it where it is too damaged to be opened."""
     try:
         return connect(path, read_only=False, wait_s=_REBUILD_WAIT_S)
     except DamagedDatabase:
-        turn = take_turn(path, alone=True, deadline=time.monotonic() + WAIT_S)
-        if turn is None:
+        lock = acquire(path, alone=True, deadline=time.monotonic() + WAIT_S)
+        if lock is None:
             raise DatabaseInUse(path, holder(path), WAIT_S) from None
-        return turn
+        return lock

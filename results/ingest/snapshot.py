@@ -25,7 +25,7 @@ from exitbench.results.database.keys import KEYS
 from exitbench.results.database.sandbox import fresh_database
 from exitbench.results.database.tables import quoted, quoted_text, schema_version, tables_of
 from exitbench.results.files.arrow import driver_connection
-from exitbench.results.files.atomic_folder import sha256, write_json, write_whole
+from exitbench.results.files.atomic_folder import sha256, write_folder, write_json
 from exitbench.results.files.paths import without_home
 from exitbench.results.ingest.manifest import FORMAT, table_rows
 from exitbench.results.ingest.manifest import MANIFEST as MANIFEST
@@ -87,7 +87,7 @@ def write_snapshot(engine: sa.Engine, folder: Path, redistributable: Collection[
     """
     if folder.exists():
         raise UserError(f"{folder} exists already. Name a folder that does not.")
-    write_whole(folder, lambda partial: _write_tables(engine, partial, redistributable))
+    write_folder(folder, lambda partial: _write_tables(engine, partial, redistributable))
     return Manifest.read(folder)
 
 
@@ -182,8 +182,8 @@ def _digests(connection: sa.Connection, attempts: str) -> dict[str, str]:
 @contextmanager
 def _of_this_schema(engine: sa.Engine, folder: Path, manifest: Manifest) -> Iterator[dict[str, _Rows]]:
     """Yield what to select every table's rows from, at the schema of this version."""
-    found = manifest.columns(folder)
-    files = {table: _Rows(table_rows(folder.absolute(), table), columns) for table, columns in found.items()}
+    columns_of = manifest.columns(folder)
+    files = {table: _Rows(table_rows(folder.absolute(), table), columns) for table, columns in columns_of.items()}
     if manifest.schema_version == schema_version():
         yield files
         return

@@ -1,4 +1,4 @@
-"""Whether rows from elsewhere hang together: what they refer to is there, and ids are ids."""
+"""Referential integrity of rows from elsewhere: what they refer to is there, and ids are ids."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -42,14 +42,14 @@ def require_sound(duck: Any, sources: Mapping[str, str], where: str) -> None:
         UserError: An id is none, or a row is of an attempt, cell, model ... that is not among them; names it.
     """
     for table, column, pattern in _IDS:
-        found = duck.execute(
+        bad_id = duck.execute(
             f"SELECT {quoted(column)} FROM {sources[table]} WHERE NOT regexp_full_match({quoted(column)}, $1) LIMIT 1",
             [pattern],
         ).fetchone()
-        if found is not None:
-            raise UserError(f"{where}: {table}.{column} {spelled(found[0])} is no id that ExitBench gives.")
-    own = ((table, "attempt_id", "attempt") for table in tables_by_attempt() if table not in LATER)
-    for table, column, owner in (*REFERENCES, *own):
+        if bad_id is not None:
+            raise UserError(f"{where}: {table}.{column} {spelled(bad_id[0])} is no id that ExitBench gives.")
+    to_attempt = ((table, "attempt_id", "attempt") for table in tables_by_attempt() if table not in LATER)
+    for table, column, owner in (*REFERENCES, *to_attempt):
         if table not in sources or owner not in sources:
             continue
         key = quoted(column)

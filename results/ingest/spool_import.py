@@ -1,4 +1,4 @@
-"""Another spool's attempts and records into this one: copied file by file, checked as they lie here, then put in place.
+"""Import another spool: attempts and records copied file by file, checked as copies, then put in place.
 
 Of the source only regular files in real folders are read, only those that a seal or a record's kind lists, and no more
 than a file of its kind can have. What is checked is the copy, so that nothing can be changed between check and use.
@@ -23,10 +23,10 @@ from exitbench.results.files.atomic_folder import (
     SEAL,
     DamagedFile,
     SpoolError,
-    own_name,
     read_digests,
     read_json,
     sha256,
+    unique_name,
 )
 from exitbench.results.files.bounded import check_table
 from exitbench.results.files.canonical import content_id
@@ -109,9 +109,9 @@ def import_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> Imp
             known += attempt.attempt_id in ours
     rescored = 0
     for kind in RECORD_KINDS:
-        found, others = records(source, kind)
+        paths, others = records(source, kind)
         problems += others
-        for path in found:
+        for path in paths:
             target = spool_root / path.relative_to(source)
             if target.exists():
                 continue
@@ -228,7 +228,7 @@ def _staged(source: Path, path: Path, target: Path, spool_root: Path) -> Iterato
         SpoolError: What is copied is not what it should be, or cannot be read; names it in the source.
         UserError: This spool cannot be written.
     """
-    stage = spool_root / own_name(".importing")
+    stage = spool_root / unique_name(".importing")
     copy = stage / path.relative_to(source)
     try:
         copy.mkdir(parents=True)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from exitbench.errors import UserError
 from exitbench.results.database.connection import Database
-from exitbench.results.files.atomic_folder import write_json, write_whole
+from exitbench.results.files.atomic_folder import write_folder, write_json
 
 SCHEMA_VERSION: Final = "0.2.2"
 _NAMESPACE: Final = uuid.UUID("6a1f3a34-3a4c-5f0e-9c56-0a4f5d3b7e21")
@@ -101,7 +101,7 @@ def write_every_eval_ever(database: Database, folder: Path, organization: str, r
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, {**_record(run, metrics[run["attempt_id"]], now), "source_metadata": source})
 
-    write_whole(folder, fill)
+    write_folder(folder, fill)
     return len(runs)
 
 

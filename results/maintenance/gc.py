@@ -1,4 +1,4 @@
-"""What a runs folder holds that nobody needs any more."""
+"""Garbage collection of a runs folder: what it holds that nobody needs any more."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Whether spool and database are what was written, and say the same."""
+"""Integrity check of spool and database: whether they are what was written, and say the same."""
 
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field

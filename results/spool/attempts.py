@@ -32,12 +32,12 @@ from exitbench.results.files.atomic_folder import (
     read_digests,
     read_json,
     sha256,
+    write_digested_folder,
     write_json,
-    write_sealed,
 )
 from exitbench.results.files.paths import without_home
 from exitbench.results.files.values import INT64, Keys, first_fault
-from exitbench.results.spool.heartbeat import OWNER_FILE, OwnerLock
+from exitbench.results.spool.heartbeat import OWNER_FILE, Heartbeat
 from exitbench.results.spool.schema import (
     ATTEMPT_ID,
     CELL_KEYS,
@@ -158,7 +158,7 @@ class AttemptWriter:
             raise UserError(f"{link}: is a link, behind which no attempt is found again. Put the folder in its place.")
         try:
             self.path.mkdir(parents=True)
-            self._owner = OwnerLock(self.path)
+            self._owner = Heartbeat(self.path)
         except OSError as error:
             raise UserError(f"The spool folder {self.path} cannot be created: {error.strerror}.") from error
         self._started_at, self._start_s = _utc_now(), time.monotonic()
@@ -268,7 +268,7 @@ def copy_attempt(attempt: Attempt, spool_root: Path, cell: Mapping[str, Any]) ->
             shutil.copyfile(attempt.path / name, folder / name)
         write_json(folder / "cell.json", dict(cell))
 
-    write_sealed(path, fill)
+    write_digested_folder(path, fill)
     return path
 
 
@@ -347,9 +347,9 @@ def deciding_statuses(attempts: Iterable[Attempt]) -> Iterator[AttemptStatus]:
     by_cell: dict[str, list[Attempt]] = {}
     for attempt in attempts:
         by_cell.setdefault(attempt.cell_id, []).append(attempt)
-    for own in by_cell.values():
-        latest = read_status(own[-1])
-        earlier = (status for status in map(read_status, reversed(own)) if status.status not in NO_OUTCOME)
+    for of_cell in by_cell.values():
+        latest = read_status(of_cell[-1])
+        earlier = (status for status in map(read_status, reversed(of_cell)) if status.status not in NO_OUTCOME)
         yield next(earlier, latest)
 
 
@@ -492,8 +492,8 @@ def _check_list_lengths(rows: pa.Table, where: str) -> None:
     """Lists of one row belong together entry by entry, so all are equally long."""
     lists = [field.name for field in rows.schema if pa.types.is_list(field.type)]
     for name in lists[1:]:
-        expected, found = (pc.list_value_length(rows[column]) for column in (lists[0], name))
-        if not expected.equals(found):
+        expected, lengths = (pc.list_value_length(rows[column]) for column in (lists[0], name))
+        if not expected.equals(lengths):
             raise SpoolError(f"{where}: lists {lists[0]!r} and {name!r} differ in length.")
 
 
@@ -552,13 +552,13 @@ def _is_newer(status: Mapping[str, Any]) -> bool:
 
 
 def _read(path: Path, keys: Keys) -> dict[str, Any]:
-    told = read_json(path)
-    _require(told, keys, str(path))
-    return told
+    record = read_json(path)
+    _require(record, keys, str(path))
+    return record
 
 
-def _require(told: Mapping[str, Any], keys: Keys, where: str) -> None:
-    if fault := first_fault(told, keys):
+def _require(record: Mapping[str, Any], keys: Keys, where: str) -> None:
+    if fault := first_fault(record, keys):
         raise SpoolError(f"{where}: {fault}")
 
 

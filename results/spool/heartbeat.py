@@ -1,4 +1,4 @@
-"""Who is writing an attempt: a locked file in its folder, let go by the system however the process ends.
+"""Heartbeat of a running attempt: a locked file in its folder, released on process death.
 
 An attempt without DONE is either running or lost. A process id alone does not tell the two apart (ids are used again,
 and mean nothing on another machine); a lock on an open file does, since the kernel releases it even after `kill -9`.
@@ -43,7 +43,7 @@ class Owner:
     total: int | None = None
 
 
-class OwnerLock:
+class Heartbeat:
     """The writer's side: holds the lock from construction to `release`."""
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a spool keeps beside its attempts, by the names that its folders and files have.
+"""Kinds of records that a spool keeps beside its attempts, by the names of their folders and files.
 
     <spool>/trainings/<weights_sha256>/     <spool>/rescores/<attempt_id>/<digest>/     <spool>/imports/<digest>/
     <spool>/vocabularies/<tokenizer_sha256>/    <spool>/tags/<attempt_id>/<digest>/     <spool>/perf/<digest>.json
@@ -52,16 +52,16 @@ def records(spool_root: Path, kind: RecordKind) -> tuple[list[Path], list[str]]:
     top = spool_root / kind.folder
     if top.is_symlink():
         return [], [linked(top)]
-    found, problems = ([top] if top.is_dir() else []), []
+    folders, problems = ([top] if top.is_dir() else []), []
     for form in kind.names:
         below = []
-        for path in (path for folder in found for path in _visible(folder)):
+        for path in (path for folder in folders for path in _visible(folder)):
             if fault := _fault(path, form, is_file=kind.is_file and form is kind.names[-1]):
                 problems.append(fault)
             else:
                 below.append(path)
-        found = below
-    return found, problems
+        folders = below
+    return folders, problems
 
 
 def _visible(folder: Path) -> list[Path]:

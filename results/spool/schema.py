@@ -1,4 +1,4 @@
-"""What a spool folder holds: the columns of its Parquet files and the keys of its JSON files.
+"""Spool schema: the columns of an attempt's Parquet files and the keys of its JSON files.
 
 The table and column meanings are in `docs/contracts.md` ("results"). Blocks are numbered 1..L, positions from 1,
 logarithms are natural, times are nanoseconds.
@@ -277,6 +277,7 @@ CELL_KEYS: Final[Keys] = {
         "dtype": TEXT,
         "device": TEXT,
         "batch_size": COUNT,
+        "batch_rows": optional(or_none(COUNT)),
         "seed": whole(-INT64 - 1, INT64),
         "full_depth_cell_id": or_none(TEXT),
         "depends_on": TEXTS,

@@ -1,4 +1,4 @@
-"""95% intervals over documents: of means, of corpus metrics, of shares and of ratios of sums.
+"""95% confidence intervals over documents: of means, of corpus metrics, of shares and of ratios of sums.
 
 The unit is the document; what belongs to one document is summed first. Which interval is taken was chosen by simulation
 (tests/results/statistics/test_coverage.py asserts what each of them covers, from 5 to 200 documents):

@@ -1,4 +1,4 @@
-"""Two runs over the same documents: how far they are apart, and how sure that is.
+"""Paired significance tests of two runs over the same documents: McNemar, permutation, Holm, detectable effect.
 
 The unit is the document, and what belongs to one document stays together: an interval is over documents with both
 outputs, tests exchange the two outputs of a document (it does not matter, under the null hypothesis, whose they are).

@@ -1,4 +1,4 @@
-"""Choose how early to exit with a guarantee: P(risk of the chosen level <= delta) >= 1 - epsilon over calibrations.
+"""Learn then Test: choose how early to exit with P(risk of the chosen level <= delta) >= 1 - epsilon.
 
 A level is a threshold, or whatever else orders a method's settings from conservative to eager. Its loss on a document
 lies in [0, 1]: how far the early output is from the full model's, say. Levels and their order are fixed before any loss

@@ -1,4 +1,4 @@
-"""When the blocks of a model stop changing their mind about a token: one number a token, from its lists by block."""
+"""Stability of predictions over blocks: from which block a token's probability and state change no more."""
 
 from typing import Final
 
@@ -24,10 +24,10 @@ FILL_SQL: Final = f"""
         ]), 0)
     WHERE tolerance IS NULL AND list_contains($1, attempt_id)
 """
-"""What `settling` says within the tolerance, of attempts ($1) whose files are of a version that did not store it."""
+"""What `stability` says within the tolerance, of attempts ($1) whose files are of a version that did not store it."""
 
 
-def settling(p_final_NL: NDArray[np.floating], cosine_last_NL: NDArray[np.floating]) -> dict[str, NDArray[np.number]]:
+def stability(p_final_NL: NDArray[np.floating], cosine_last_NL: NDArray[np.floating]) -> dict[str, NDArray[np.number]]:
     """Return the probe's columns that follow from two of its lists.
 
     Args:

@@ -14,7 +14,9 @@ from torch import Tensor
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
-from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.block_runner import BlockRunner, RunnerFactory
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.training import find_trained, load_recipe
 from exitbench.harness.training.store import SHIPPED
@@ -165,10 +167,16 @@ def _prompts(folder: Path, n_documents: int) -> list[list[int]]:
     return [tokenizer(text).input_ids for text in texts]
 
 
-def _answers(checkpoint: Checkpoint, requests: Sequence[Request], new_tokens: int, parts: Parts) -> list[Generation]:
-    return decode(checkpoint, prefill(checkpoint.model, requests, new_tokens), parts)
+def _answers(
+    checkpoint: Checkpoint,
+    requests: Sequence[Request],
+    new_tokens: int,
+    parts: Parts,
+    runner_of: RunnerFactory = BlockRunner,
+) -> list[Generation]:
+    return decode(checkpoint, prefill(checkpoint.model, requests, new_tokens), parts, runner_of=runner_of)
 
 
 def _answers_of(case: Case, setting: Setting, way: Way) -> list[Generation]:
-    with setting.going(way, case.on_device.model):
-        return _answers(case.on_device, case.requests, case.new_tokens, case.parts)
+    runner_of = setting.runner_of(way, case.on_device.model)
+    return _answers(case.on_device, case.requests, case.new_tokens, case.parts, runner_of)

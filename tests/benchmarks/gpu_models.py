@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +16,7 @@ from ratios import Comparison, Timed, rounds_within
 from exitbench.harness.engine.checkpoints.families import FAMILIES
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.checkpoints.tensor_files import Tensors
+from exitbench.harness.engine.decoding.block_runner import BlockRunner, RunnerFactory
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.static.step import StaticSteps
 from exitbench.methods.base import Parts
@@ -112,18 +112,14 @@ class Setting:
             self._t5[dtype] = OnDevice(label, folder, self, dtype)
         return self._t5[dtype]
 
-    @contextmanager
-    def going(self, way: Way, model: Transformer) -> Iterator[None]:
-        """Have a model run its blocks that way; what was captured is kept until it is forgotten."""
-        if way.static:
-            made = self._steps.setdefault(model, {})
-            if way not in made:
-                made[way] = StaticSteps(model, graphs=way.graphs, one_ahead=way.one_ahead)
-            model.static_steps = made[way]
-        try:
-            yield
-        finally:
-            model.static_steps = None
+    def runner_of(self, way: Way, model: Transformer) -> RunnerFactory:
+        """What runs a model's blocks that way; what was captured is kept until it is forgotten."""
+        if not way.static:
+            return BlockRunner
+        made = self._steps.setdefault(model, {})
+        if way not in made:
+            made[way] = StaticSteps(model, graphs=way.graphs, one_ahead=way.one_ahead)
+        return made[way]
 
     def forget(self) -> None:
         """Free what was captured."""
@@ -166,22 +162,15 @@ class OnDevice(Pair):
 
     def going(self, way: Way, parts: Parts, prompts: Sequence[Sequence[int]], new_tokens: int | None = None) -> Timed:
         """Decoding a way, after a prefill that has ended on the device."""
-        decoding, model = self.decoding(parts, prompts, new_tokens), self.checkpoint.model
+        runner_of = self.setting.runner_of(way, self.checkpoint.model)
+        decoding = self.decoding(parts, prompts, new_tokens, runner_of=runner_of)
 
         def prepare() -> Any:
             batch = decoding.prepare()
             self.setting.wait()
             return batch
 
-        def that_way(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            def go(batch: Any) -> Any:
-                with self.setting.going(way, model):
-                    return run(batch)
-
-            return go
-
-        assert decoding.traced is not None, "a decode has a trace"
-        return Timed(that_way(decoding.run), prepare, that_way(decoding.traced))
+        return Timed(decoding.run, prepare, decoding.traced)
 
 
 class Unsaved(OnDevice):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from models import Pair
 
-from exitbench.harness.engine.decoding.decode import Generation
+from exitbench.harness.engine.decoding.generation import Generation
 from exitbench.harness.engine.model.cost import (
     IdealSpeedup,
     TokenPlace,

@@ -17,7 +17,8 @@ import transformers
 from ratios import Timed
 
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
-from exitbench.harness.engine.decoding.decode import Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
 from exitbench.methods.base import Parts
 from exitbench.methods.registry import baseline_method, get_method
 
@@ -158,15 +159,19 @@ class Pair:
         prompts: Sequence[Sequence[int]],
         new_tokens: int | None = None,
         checkpoint: Checkpoint | None = None,
+        **how: Any,
     ) -> Timed:
-        """The engine's decoding, after its prefill, as timing cells decode; each row has a seed of its own."""
+        """The engine's decoding, after its prefill, as timing cells decode; each row has a seed of its own.
+
+        ``how`` are further arguments of `decode`.
+        """
         requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
         used = checkpoint or self.checkpoint
         length = new_tokens or self.shape.new_tokens
         return Timed(
-            lambda batch: decode(used, batch, parts, **UNTRACED),
+            lambda batch: decode(used, batch, parts, **UNTRACED, **how),
             lambda: prefill(used.model, requests, length),
-            lambda batch: decode(used, batch, parts),
+            lambda batch: decode(used, batch, parts, **how),
         )
 
     def full(self) -> Parts:

@@ -38,7 +38,8 @@ import torch
 import transformers
 
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-from exitbench.harness.engine.decoding.decode import Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
 from exitbench.methods.base import Parts, Threshold
 from exitbench.methods.registry import get_method
 

@@ -18,7 +18,7 @@ from ratios import compare
 pytestmark = pytest.mark.benchmark(disable_gc=True)
 
 
-@pytest.mark.parametrize("piece", ["normalise", "_inner"], ids=["norm", "feed-forward"])
+@pytest.mark.parametrize("piece", ["normalise", "feed_forward"], ids=["norm", "feed-forward"])
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_compiled_piece(pair: Pair, piece: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Decoding with one piece compiled over decoding without, and what the first tokens wait for it."""

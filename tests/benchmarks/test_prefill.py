@@ -13,7 +13,8 @@ from models import BASE_NAME, CAUSAL_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
 from torch import Tensor
 
-from exitbench.harness.engine.decoding.decode import Request, prefill
+from exitbench.harness.engine.decoding.decode import prefill
+from exitbench.harness.engine.decoding.generation import Request
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
 

@@ -13,8 +13,8 @@ from models import BASE_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
 from torch import Tensor
 
+from exitbench.harness.cells.cell import UNTIMED_ROWS as BATCH_ROWS
 from exitbench.harness.engine.decoding.probe import probe
-from exitbench.harness.running.passes.session import BATCH_ROWS
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
 

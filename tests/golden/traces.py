@@ -18,7 +18,8 @@ import torch
 from exitbench.harness.engine.checkpoints.digest import describe_checkpoint
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
-from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.probe import probe_table, states_of
 from exitbench.harness.running.passes.session import answer_costs
 from exitbench.harness.training.store import SHIPPED

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.conformance.costs import uncounted
-from exitbench.harness.engine.decoding.decode import Generation, Request, decode, decode_step, prefill
+from exitbench.harness.engine.decoding.block_runner import BlockRunner
+from exitbench.harness.engine.decoding.decode import decode, decode_step, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.methods.base import FitData, Method, Parts, argmax_token
 from exitbench.methods.offline import score_states
@@ -238,7 +240,9 @@ def test_scores_of_known_states_are_those_of_the_decode_loop(
             hidden = model.block(block, hidden, context)
         known = torch.stack([*states, hidden[:, 0]])
         trace, seeds, fed = Trace(model), tuple(range(6)), torch.full((6,), 5)
-        step = decode_step(model, cache, fed, parts, (position,) * 6, MAX_NEW_TOKENS, seeds, observer=trace)
+        step = decode_step(
+            BlockRunner(model, cache, parts), fed, (position,) * 6, MAX_NEW_TOKENS, seeds, observer=trace
+        )
         scores_LN, emitted_LN = score_states(parts, model, known, position=position, seeds_N=range(6))
         for block, score_A, _ in trace.asked:
             assert torch.allclose(scores_LN[block - 1], score_A, atol=1e-4)

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.exit_head_files import new_exit_heads
+from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.decoding.decode import decode_step
 from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.engine.model.cost import TokenPlace, answer_cost
@@ -106,6 +107,6 @@ def test_the_declared_cost_of_a_head_is_what_a_flop_counter_sees(tiny: Any, kind
         place = TokenPlace(cache.length + 1, len(prompt) if state is None else 0)
         trace = Trace(model)
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            decode_step(model, cache, torch.tensor([5]), parts, (1,), 8, (0,), observer=trace)
+            decode_step(BlockRunner(model, cache, parts), torch.tensor([5]), (1,), 8, (0,), observer=trace)
         declared = answer_cost(model, parts, [exit_layer], trace.head_rows, [place])
         assert declared.matmul_flops == pytest.approx(counter.get_total_flops(), rel=1e-3)

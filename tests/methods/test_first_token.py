@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.methods.base import Parts
 from exitbench.methods.kv_policies import KV_POLICIES
 from exitbench.methods.registry import get_method

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.methods.kv_policies import KV_POLICIES
 from exitbench.methods.registry import get_method, method_names
 

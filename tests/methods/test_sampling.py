@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.methods.base import Method, argmax_token
 from exitbench.methods.registry import get_method
 from exitbench.methods.sampling import drawn_index, uniform

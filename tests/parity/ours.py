@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
-from exitbench.harness.engine.decoding.decode import Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.training import find_trained, load_recipe
 from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.base import BlockView, Cost, Gate, Model, Parts

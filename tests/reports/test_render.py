@@ -3,8 +3,10 @@
 import base64
 import functools
 import gzip
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +21,8 @@ from xml.etree import ElementTree
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.reports import drawing, figures, tables
+from exitbench.reports import drawing, drawn, figures, tables
+from exitbench.reports.drawn import note_of
 from exitbench.reports.figures.mee import mee_fig1_no_change
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.style import LETTERS, LIGHT
@@ -86,7 +89,8 @@ def test_every_figure_is_written_in_every_kind_with_its_data(report: ReportSumma
         assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
         assert "<svg" in (folder / f"{name}.svg").read_text("utf-8")
         assert (folder / f"{name}.csv").read_text("utf-8") == small_rows(figures, name).csv()
-    assert set(report.files) == {path for path in report.index_html.parent.rglob("*.*") if path != report.index_html}
+    shown = {path for path in report.index_html.parent.rglob("*.*") if not path.name.startswith(".")}
+    assert {*report.files, report.index_html} == shown
 
 
 def test_the_page_shows_each_query_and_gives_its_data(report: ReportSummary, small_rows: SmallRows) -> None:
@@ -245,3 +249,67 @@ def test_a_report_in_the_place_of_a_file_is_the_users_error(tmp_path: Path, empt
 def test_a_missing_database_is_the_users_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.duckdb"):
         write_report(tmp_path / "none.duckdb", tmp_path / "report")
+
+
+# ------------------------------------------------------------------------------------------ what was drawn before
+
+
+@pytest.fixture
+def again(
+    small_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: ReportSummary
+) -> Callable[[], tuple[set[str], ReportSummary]]:
+    """Write the report once more into a copy of its folder; returns which figures were drawn, and the summary."""
+    folder = tmp_path / "report"
+    shutil.copytree(report.index_html.parent, folder)
+    draw, names = drawing.draw, set()
+
+    def noted(name: str, frame: Frame, where: Path) -> drawing.Drawing:
+        names.add(name)
+        return draw(name, frame, where)
+
+    monkeypatch.setattr(drawing, "draw", noted)
+
+    def write() -> tuple[set[str], ReportSummary]:
+        names.clear()
+        summary = write_report(small_database, folder, draft=True)
+        return set(names), summary
+
+    return write
+
+
+Again = Callable[[], tuple[set[str], ReportSummary]]
+
+
+def test_nothing_is_drawn_twice_and_the_page_is_the_same(again: Again, report: ReportSummary) -> None:
+    drawn, summary = again()
+    assert drawn == set() and summary.figures == report.figures
+    assert summary.index_html.read_bytes() == report.index_html.read_bytes()
+    assert {path.name for path in summary.files} == {path.name for path in report.files}
+
+
+def test_a_picture_that_was_changed_or_lost_is_drawn_anew(again: Again, tmp_path: Path) -> None:
+    folder = tmp_path / "report" / "figures"
+    (folder / "frontier.png").unlink()
+    (folder / "exit_histogram.svg").write_text("<svg/>")
+    note_of(folder, "mee_fig1_no_change").write_text("{")
+    assert again()[0] == {"frontier", "exit_histogram", "mee_fig1_no_change"}
+    assert again()[0] == set()
+
+
+def test_other_rows_or_other_code_is_another_figure(small_rows: SmallRows, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = small_rows(figures, "frontier")
+    fewer, renamed = Frame(frame.columns, frame.rows[:-1]), Frame((*frame.columns, "more"), frame.rows)
+    digests = {drawn.digest("frontier", one) for one in (frame, fewer, renamed)} | {drawn.digest("other", frame)}
+    assert len(digests) == 4 and drawn.digest("frontier", frame) in digests
+    monkeypatch.setattr(drawn, "_code", lambda: "changed")
+    assert drawn.digest("frontier", frame) not in digests
+
+
+@pytest.mark.parametrize("image", ["https://example.org/", 'data:image/svg+xml,"><script src=https://example.org/>'])
+def test_a_picture_from_a_note_is_never_an_address_and_never_ends_its_attribute(
+    again: Again, tmp_path: Path, image: str
+) -> None:
+    note = note_of(tmp_path / "report" / "figures", "frontier")
+    note.write_text(json.dumps({**json.loads(note.read_text()), "image": image}))
+    names, summary = again()
+    assert names == {"frontier"} and "example.org" not in read(summary)

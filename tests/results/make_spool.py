@@ -29,7 +29,7 @@ from exitbench.results.statistics.intervals import (
     ratio_interval,
 )
 from exitbench.results.statistics.risk_control import calibrate
-from exitbench.results.statistics.stability import settling
+from exitbench.results.statistics.stability import stability
 
 KINDS = ("frame", "copy", "lexical", "hop1", "hop2")
 DOCUMENTS = 8
@@ -452,7 +452,7 @@ class World:
             "gold_token_id": beliefs.final_id,
             "first_match": first_match,
             "stable_from": beliefs.stable_from,
-            **settling(signals["p_final"], signals["cosine_last"]),
+            **stability(signals["p_final"], signals["cosine_last"]),
             **{name: lists(signals[name]) for name in (*PROBE_ID_LISTS, *PROBE_FLOAT_LISTS)},
         }
         with AttemptWriter(root, cell, ENV) as writer:

@@ -37,7 +37,7 @@ def command(commands: Commands, name: str, function: str, about: str, examples: 
     Args:
         commands: The commands so far.
         name: What the user types.
-        function: What runs, as `module:function` within `harness.commands`.
+        function: What runs, as `module:function` within `harness.cli.commands`.
         about: One sentence.
         examples: Lines to copy, each indented by two spaces.
     """

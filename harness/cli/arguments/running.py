@@ -49,6 +49,7 @@ def _add_what_runs(parser: Parser) -> None:
     add_executor(parser)
     add_threads(parser)
     parser.add_argument("--no-report", action="store_true", help="draw no report; `exitbench report` does it later")
+    parser.add_argument("--table", action="store_true", help="print every setting, not only the best of each task")
 
 
 def _add_train(commands: Commands) -> None:

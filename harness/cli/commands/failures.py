@@ -1,4 +1,4 @@
-"""Why cells failed, for the end of a run."""
+"""Failure summary at the end of a run: why cells failed."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where the data of runs lies, below one folder."""
+"""Layout of the runs folder: where spool, database, report, models and logs lie."""
 
 import os
 from argparse import Namespace

@@ -1,4 +1,4 @@
-"""Rows on standard output or in a file, in the formats that every command that answers with rows has."""
+"""Write rows as a table, CSV, JSON or Parquet: the output formats of every command that answers with rows."""
 
 import json
 import math

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from exitbench.errors import UserError
+from exitbench.harness.cells.corpus import keep
 from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.cli.commands.failures import failure_lines
 from exitbench.harness.cli.commands.folders import Runs
@@ -20,7 +21,7 @@ from exitbench.harness.running.executors.base import Executor
 from exitbench.harness.running.executors.gpus import visible_gpus
 from exitbench.harness.running.executors.local import LocalExecutor
 from exitbench.harness.training import ensure_all_trained
-from exitbench.progress import progress
+from exitbench.progress import Progress, progress
 from exitbench.results.beside.trainings import record_training
 from exitbench.terminal import number_of, tell
 
@@ -29,6 +30,7 @@ LEFT_OUT_QUERY = """
     SELECT DISTINCT model, task_label, value AS dropped, n FROM metric_values
     WHERE metric = 'documents_dropped' AND kind = 'quality' AND suite = ? ORDER BY ALL
 """
+_NO_GIST = "No method's quality was measured on trained weights: nothing to recommend (--table has every setting)."
 FAILURES_QUERY = "SELECT model, task_label, method, params, kind, status, reason FROM failures"
 
 
@@ -49,6 +51,7 @@ def run(arguments: Namespace) -> int:
         )
     executor = slurm or _local(plan, runs)
     runs.require_writable()
+    keep(runs.root)
     if _ingest(runs):  # what is damaged has left the spool: those cells are to be run again
         plan = planned(arguments)
     if plan.untrained:
@@ -73,9 +76,10 @@ def run(arguments: Namespace) -> int:
         print("Interrupted. What is finished is kept; the same command goes on from there.", file=sys.stderr)
         raise
     left_out += _ingest(runs)
-    _print_results(runs, plan.suite.name)
+    _print_results(runs, plan.suite.name, whole=arguments.table)
     if not arguments.no_report:
         _print_report(runs)
+    print(f"Database  {runs.database}")
     print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')
     verdict = _verdict(statuses, plan, runs, arguments.retry)
     return 1 if left_out else verdict
@@ -113,9 +117,36 @@ def _run_groups(
     threads = arguments.threads or executor.threads
     specs = [_spec(group, plan, runs, threads, arguments) for group in plan.groups]
     with progress(plan.to_run_count(arguments.retry)) as bars:
-        return executor.run(
-            [spec for spec in specs if spec.cells], bars, lambda: left_out.extend(_ingest_meanwhile(runs))
-        )
+        standing = _Standing(runs, plan.suite.name, bars)
+
+        def ingest() -> None:
+            left_out.extend(_ingest_meanwhile(runs))
+            standing.tell()
+
+        return executor.run([spec for spec in specs if spec.cells], bars, ingest)
+
+
+class _Standing:
+    """The best setting so far of each task, said when it becomes another."""
+
+    def __init__(self, runs: Runs, suite: str, bars: Progress) -> None:
+        self._runs, self._suite, self._bars = runs, suite, bars
+        self._said: set[str] = set()
+
+    def tell(self) -> None:
+        """Look into the database and say what is new; nothing where somebody else has it open."""
+        from exitbench.reports.tables.gist import best_so_far
+        from exitbench.results.database.connection import open_database
+
+        try:
+            with open_database(self._runs.database, wait_s=0) as database:
+                lines = best_so_far(database, self._suite)
+        except UserError:
+            return
+        for line in lines:
+            if line not in self._said:
+                self._bars.note(f"Best so far  {line}")
+        self._said = set(lines)
 
 
 def _spec(group: Group, plan: Plan, runs: Runs, threads: int, arguments: Namespace) -> WorkerSpec:
@@ -164,15 +195,26 @@ def print_left_out(path: Path, suite: str) -> None:
         tell(f"{where}: {dropped} left out, whose prompts are too long", sys.stdout)
 
 
-def _print_results(runs: Runs, suite: str) -> None:
-    from exitbench.reports.tables.text import calibration_text, summary_text
+def _print_results(runs: Runs, suite: str, *, whole: bool) -> None:
+    """Print a sentence a task, and every setting where that is asked."""
     from exitbench.results.database.patience import patiently
 
-    print(patiently(lambda: summary_text(runs.database), tell))
-    if calibrations := patiently(lambda: calibration_text(runs.database), tell):
-        print(calibrations)
+    if whole:
+        from exitbench.reports.tables.text import calibration_text, summary_text
+
+        print(patiently(lambda: summary_text(runs.database), tell))
+        if calibrations := patiently(lambda: calibration_text(runs.database), tell):
+            print(calibrations)
+    print("\n".join(patiently(lambda: _gist(runs.database, suite), tell)) + "\n")
     print_left_out(runs.database, suite)
-    print(f"Database  {runs.database}")
+
+
+def _gist(path: Path, suite: str) -> list[str]:
+    from exitbench.reports.tables.gist import gist_lines
+    from exitbench.results.database.connection import open_database
+
+    with open_database(path) as database:
+        return gist_lines(database, suite) or [_NO_GIST]
 
 
 def _print_report(runs: Runs) -> None:
@@ -182,6 +224,7 @@ def _print_report(runs: Runs) -> None:
     cores = available_cores()
     report = patiently(lambda: write_report(runs.database, runs.report, draft=True, workers=cores, progress=True), tell)
     print(f"Report    {report.index_html}{' (a draft: see `exitbench check`)' if report.is_draft else ''}")
+    print("          each setting beside the others: #frontier; every number: #results")
     print_broken(report)
 
 

@@ -1,4 +1,4 @@
-"""Times and sizes as people read them."""
+"""Human-readable times and sizes."""
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""What a checkpoint's folder holds, by content: digests of weights, configuration and tokenizer, and its size.
+"""Content digests of a checkpoint's folder: SHA-256 of weights, configuration and tokenizer, and its size.
 
 Hashing gigabytes takes longer than planning a suite, so the description is kept beside the weights, with
 the size and time of every file it was made from.
@@ -66,23 +66,23 @@ def inspect_checkpoint(name: str, folder: Path) -> Description:
     status = {path.name: path.stat() for path in files}
     stamps = {name: [file.st_size, file.st_mtime_ns, file.st_ctime_ns] for name, file in status.items()}
     cache = folder / CACHE
-    if (known := _cached(cache, stamps, name)) is not None:
-        return known
-    made = _inspect(name, folder)
-    content = asdict(made)
+    if (cached := _cached(cache, stamps, name)) is not None:
+        return cached
+    description = _inspect(name, folder)
+    content = asdict(description)
     del content["model"]["name"]
     _write(cache, json.dumps({"version": CACHE_VERSION, "files": stamps, **content}, indent=1))
-    return made
+    return description
 
 
 def _cached(cache: Path, stamps: Mapping[str, list[int]], name: str) -> Description | None:
     """Return the stored description if it is of these very files; an unusable one is made anew."""
     try:
-        known = read_json(cache)
-        if known["version"] != CACHE_VERSION or known["files"] != stamps:
+        record = read_json(cache)
+        if record["version"] != CACHE_VERSION or record["files"] != stamps:
             return None
-        model = ModelRef(name=name, **known["model"])
-        return Description(model, known["vocab_size"], known["max_positions"], tuple(known["remarks"]))
+        model = ModelRef(name=name, **record["model"])
+        return Description(model, record["vocab_size"], record["max_positions"], tuple(record["remarks"]))
     except (UserError, KeyError, TypeError):
         return None
 
@@ -115,8 +115,8 @@ def _inspect(name: str, folder: Path) -> Description:
 def _no_end(eos_ids: frozenset[int], tokenizer: Any) -> tuple[str, ...]:
     if eos_ids:
         return ()
-    own = tokenizer.eos_token_id
-    named = "" if own is None else f"; the tokenizer's is {own}, eos_token_id of config.json names none"
+    eos_id = tokenizer.eos_token_id
+    named = "" if eos_id is None else f"; the tokenizer's is {eos_id}, eos_token_id of config.json names none"
     return (f"no end-of-sequence token: every answer runs to its budget{named}",)
 
 

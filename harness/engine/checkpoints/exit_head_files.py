@@ -80,9 +80,9 @@ def load_exit_heads(
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118
             check_format(path, name, file.get_slice(name).get_dtype())
-        found: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    _check_shapes(path, found, kind, blocks, d_model, vocab_size)
-    return ExitHeads(kind, blocks, {name: tensor.to(device, dtype) for name, tensor in found.items()})
+        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    _check_shapes(path, tensors, kind, blocks, d_model, vocab_size)
+    return ExitHeads(kind, blocks, {name: tensor.to(device, dtype) for name, tensor in tensors.items()})
 
 
 def _header(path: Path) -> tuple[HeadKind, tuple[int, ...]]:
@@ -102,21 +102,21 @@ def _header(path: Path) -> tuple[HeadKind, tuple[int, ...]]:
 
 
 def _check_shapes(
-    path: Path, found: Mapping[str, Tensor], kind: HeadKind, blocks: Sequence[int], d_model: int, vocab_size: int
+    path: Path, tensors: Mapping[str, Tensor], kind: HeadKind, blocks: Sequence[int], d_model: int, vocab_size: int
 ) -> None:
-    known: set[str] = set()
+    expected: set[str] = set()
     for block in blocks:
-        needed, optional = _shapes(found, kind, block, d_model, vocab_size)
+        needed, optional = _shapes(tensors, kind, block, d_model, vocab_size)
         for name, shape in {**needed, **optional}.items():
-            if name not in found:
+            if name not in tensors:
                 if name in needed:
                     raise UserError(f"{path}: tensor {name!r} is missing; kind {kind!r} needs it, {list(shape)}.")
                 continue
-            if tuple(found[name].shape) != shape:
-                shapes = f"shape {list(found[name].shape)}, the model asks for {list(shape)}"
+            if tuple(tensors[name].shape) != shape:
+                shapes = f"shape {list(tensors[name].shape)}, the model asks for {list(shape)}"
                 raise UserError(f"{path}: tensor {name!r} has {shapes}.")
-            known.add(name)
-    if unknown := sorted(found.keys() - known):
+            expected.add(name)
+    if unknown := sorted(tensors.keys() - expected):
         raise UserError(
             f"{path}: tensor {unknown[0]!r} is not part of heads of kind {kind!r} at blocks "
             f"{', '.join(map(str, blocks))} (metadata 'kind' and 'blocks')."
@@ -127,7 +127,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def _shapes(
-    found: Mapping[str, Tensor], kind: HeadKind, block: int, d_model: int, vocab_size: int
+    tensors: Mapping[str, Tensor], kind: HeadKind, block: int, d_model: int, vocab_size: int
 ) -> tuple[Shapes, Shapes]:
     """Shapes of the tensors that a block must have, and of those that it may have."""
     if kind == "lens":
@@ -136,7 +136,7 @@ def _shapes(
     optional: Shapes = {f"{block}.norm.bias": (d_model,), f"{block}.out.bias": (vocab_size,)}
     width = d_model
     if kind == "mlp":
-        up = found.get(f"{block}.up.weight")
+        up = tensors.get(f"{block}.up.weight")
         width = up.shape[0] if up is not None and up.dim() else d_model  # the hidden width is the head's own
         needed |= {f"{block}.up.weight": (width, d_model), f"{block}.up.bias": (width,)}
     return {**needed, f"{block}.out.weight": (vocab_size, width)}, optional

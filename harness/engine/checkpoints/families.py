@@ -1,4 +1,4 @@
-"""Families of models, and nowhere else: tensor names and options of Hugging Face checkpoints in the engine's layout.
+"""Model families (T5, Llama, GPT-2, ...): tensor names and options of Hugging Face checkpoints, nowhere else.
 
 Each reader maps a family's configuration and tensors to `Architecture` and `Weights`; norms are folded into the
 projections behind them here.

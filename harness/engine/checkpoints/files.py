@@ -1,4 +1,4 @@
-"""The files of a checkpoint's folder: which are read, and that each is what it should be before anything is opened.
+"""Files of a checkpoint's folder: which are read, and that each is what it should be before anything is opened.
 
 Weights are those that transformers reads: `model.safetensors`, else what `model.safetensors.index.json` names. A folder
 comes from somebody else, so what its JSON files say is data: a file is named by a plain name in the same folder.

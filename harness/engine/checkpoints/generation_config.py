@@ -1,4 +1,4 @@
-"""What a checkpoint's own generation settings ask that is not done: answers here are greedy, as the suite asks."""
+"""generation_config.json: what a checkpoint's own generation settings ask that is not done here."""
 
 from __future__ import annotations
 
@@ -87,19 +87,19 @@ def not_applied(folder: Path, generation: GenerationSettings) -> NotApplied:
     """
     from exitbench.harness.engine.checkpoints.loading import GENERATION_CONFIG, read_config, read_generation_config
 
-    own = (folder / GENERATION_CONFIG).is_file()
-    said, asked = read_generation_config(folder) if own else read_config(folder), generation.to_json()
-    known = dict(_UNCHANGED)
+    has_own_file = (folder / GENERATION_CONFIG).is_file()
+    said, asked = read_generation_config(folder) if has_own_file else read_config(folder), generation.to_json()
+    without_effect = dict(_UNCHANGED)
     if said.get("do_sample"):
-        known |= _OF_SAMPLING
+        without_effect |= _OF_SAMPLING
     if said.get("num_beams") not in (None, 1):
-        known |= _OF_BEAMS
+        without_effect |= _OF_BEAMS
     settings = {
         name: _plain(said[name])
-        for name, unchanged in known.items()
+        for name, unchanged in without_effect.items()
         if said.get(name) is not None and said[name] not in unchanged and said[name] != asked.get(name)
     }
-    return NotApplied(GENERATION_CONFIG if own else "config.json", settings)
+    return NotApplied(GENERATION_CONFIG if has_own_file else "config.json", settings)
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints (config.json + safetensors) into the engine: no other model than transformers would load."""
+"""Load Hugging Face checkpoints (config.json and safetensors) into the engine."""
 
 from __future__ import annotations
 
@@ -146,10 +146,10 @@ def _complete(path: Path, family: str, values: dict[str, Any]) -> Any:
 def _check_depth(values: dict[str, Any], tensors: Tensors, family: Family) -> None:
     """Check the counts of blocks that config.json states; where it leaves one out, a tensor too few or many tells."""
     for prefix, key in family.stacks.items():
-        asked, found = values.get(key), tensors.depth(prefix)
-        if asked is not None and found not in (0, asked):
+        asked, n_blocks = values.get(key), tensors.depth(prefix)
+        if asked is not None and n_blocks not in (0, asked):
             names = listed(sorted({path.name for path in tensors.files.values()}))
             raise UserError(
-                f"{tensors.config}: {key} is {asked}, but the weights ({names}) hold {found} blocks, "
-                f"{prefix}.0 to {prefix}.{found - 1}."
+                f"{tensors.config}: {key} is {asked}, but the weights ({names}) hold {n_blocks} blocks, "
+                f"{prefix}.0 to {prefix}.{n_blocks - 1}."
             )

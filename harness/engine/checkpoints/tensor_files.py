@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint by name: every one accounted for, each of a number format that means what it says."""
+"""Read safetensors by name: every tensor accounted for, each of a number format that means what it says."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Tensors:
             check_format(self.files[name], name, file.get_slice(name).get_dtype())
             tensor: Tensor = file.get_tensor(name)
         if shape and tuple(tensor.shape) != shape:
-            found = list(tensor.shape)
-            raise UserError(f"{self.folder}: tensor {name!r} has shape {found}, config.json asks for {list(shape)}.")
+            actual = list(tensor.shape)
+            raise UserError(f"{self.folder}: tensor {name!r} has shape {actual}, config.json asks for {list(shape)}.")
         self.read.add(name)
         return tensor.to(self.device, self.dtype)
 
@@ -80,8 +80,8 @@ class Tensors:
 
     def depth(self, prefix: str) -> int:
         """How many blocks the names below a prefix count, `PREFIX.0.` to `PREFIX.N-1.`."""
-        found = (re.match(re.escape(prefix) + r"\.(\d{1,9})\.", name) for name in self.files)
-        return max((int(match[1]) + 1 for match in found if match), default=0)
+        matches = (re.match(re.escape(prefix) + r"\.(\d{1,9})\.", name) for name in self.files)
+        return max((int(match[1]) + 1 for match in matches if match), default=0)
 
     def check_all_read(self, harmless: Iterable[str]) -> None:
         """Check that every tensor was read or is known to do nothing.
@@ -134,18 +134,18 @@ def _places(folder: Path) -> dict[str, Path]:
 
 def _check_index(path: Path, index: Mapping[str, str], places: Mapping[str, Path]) -> None:
     for name in sorted(index.keys() | places.keys()):
-        said, found = index.get(name), places[name].name if name in places else None
-        if said != found:
+        said, file_name = index.get(name), places[name].name if name in places else None
+        if said != file_name:
             raise UserError(
-                f"{path}: tensor {name!r} is in {found or 'no file'}, weight_map says {said or 'nothing of it'}."
+                f"{path}: tensor {name!r} is in {file_name or 'no file'}, weight_map says {said or 'nothing of it'}."
             )
 
 
-def check_format(path: Path, name: str, found: str) -> None:
+def check_format(path: Path, name: str, number_format: str) -> None:
     """Check that a tensor's number format, as safetensors spells it, is one in which weights are read.
 
     Raises:
         UserError: It holds integers or 8-bit floats.
     """
-    if found not in _FORMATS:
-        raise UserError(f"{path}: tensor {name!r} holds {found}, not weights in full precision. {DEQUANTISE}")
+    if number_format not in _FORMATS:
+        raise UserError(f"{path}: tensor {name!r} holds {number_format}, not weights in full precision. {DEQUANTISE}")

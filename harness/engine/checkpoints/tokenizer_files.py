@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer: its files, read by transformers' own classes only, and tokens that the model lacks."""
+"""Load a checkpoint's tokenizer with transformers' own classes only; tokens that the model lacks are refused."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def tokenizer_files(folder: Path) -> list[Path]:
     Raises:
         UserError: There is none, or something that is not a file bears such a name.
     """
-    found = sorted({path for pattern in _PATTERNS for path in folder.glob(pattern)})
-    files = [path for path in found if not path.is_dir() and is_file(path)]
+    paths = sorted({path for pattern in _PATTERNS for path in folder.glob(pattern)})
+    files = [path for path in paths if not path.is_dir() and is_file(path)]
     if not files:
         # transformers would make an empty tokenizer, and every prompt the same.
         raise UserError(f"{folder}: no tokenizer files ({', '.join(_PATTERNS)}).")

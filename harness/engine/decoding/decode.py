@@ -9,79 +9,21 @@ Shape suffixes: B rows of the batch, A rows still running at a block, D model wi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
-from exitbench.harness.engine.decoding.deferred import begin_step, run_block
+from exitbench.harness.engine.decoding.block_runner import BlockRunner, RunnerFactory
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.logit_rules import Applied, LogitRules
-from exitbench.harness.engine.decoding.skipping import SkippedBlocks
 from exitbench.harness.engine.decoding.speculation import verify_drafts
 from exitbench.harness.engine.decoding.trace import Observer, Trace
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
-from exitbench.harness.engine.model.step_context import StepContext
-from exitbench.methods.base import ActiveRows, BlockView, KVPolicy, Parts, Threshold
-
-if TYPE_CHECKING:
-    from exitbench.harness.engine.static.step import StaticStep
-
-
-@dataclass(frozen=True)
-class Request:
-    """One document to answer.
-
-    Attributes:
-        prompt_ids: Encoder input, or the prompt of a decoder-only model.
-        seed: What random methods draw from; fixed per document, so that batches do not change results.
-    """
-
-    prompt_ids: Sequence[int]
-    seed: int = 0
-
-
-@dataclass
-class Generation:
-    """The answer to one request and its exit trace; one entry a new token, the end-of-sequence token included.
-
-    A decode that is not traced (`decode`) leaves tokens and stop reason only.
-
-    Attributes:
-        token_ids: New tokens.
-        exit_layers: Blocks whose output the token was read from, 1..L.
-        blocks_run: Blocks executed before the next token; differs from the exit layer for oracles and exact caches.
-        head_rows: Rows of the LM head multiplied for the token.
-        scores: Confidence at the exit; None where the token left at the last block.
-        rejected: Drafts thrown away right before the token was decided; it is the full model's choice in their place.
-        wasted: Positions run for those drafts in vain.
-        stop_reason: ``eos``, ``length`` or ``stop_string``.
-    """
-
-    token_ids: list[int] = field(default_factory=list)
-    exit_layers: list[int] = field(default_factory=list)
-    blocks_run: list[int] = field(default_factory=list)
-    head_rows: list[int] = field(default_factory=list)
-    scores: list[float | None] = field(default_factory=list)
-    rejected: list[int] = field(default_factory=list)
-    wasted: list[int] = field(default_factory=list)
-    stop_reason: str = "length"
-
-    def cut(self, length: int) -> None:
-        """Forget all tokens but the first so many."""
-        for column in (
-            self.token_ids,
-            self.exit_layers,
-            self.blocks_run,
-            self.head_rows,
-            self.scores,
-            self.rejected,
-            self.wasted,
-        ):
-            del column[length:]
+from exitbench.methods.base import ActiveRows, BlockView, Parts, Threshold
 
 
 class Step:
@@ -91,14 +33,12 @@ class Step:
         token_B: The tokens.
         rules: What tokens are chosen from in place of a view; None: the view.
         observer: Told of scores, exits and read-outs.
-        context: What its blocks share; None: it was read from the prompt's own pass.
         unread: Views of rows that have left and are to be read out together.
     """
 
     def __init__(self, model: Transformer, n_rows: int, rules: Applied | None, observer: Observer) -> None:
         self.rules, self.observer = rules, observer
         self.token_B = torch.empty(n_rows, dtype=torch.long, device=model.device)
-        self.context: StepContext | None = None
         self.unread: list[BlockView] = []
         observer.step_began(n_rows)
 
@@ -151,6 +91,7 @@ def decode(
     asked: GenerationSettings | None = None,
     *,
     traced: bool = True,
+    runner_of: RunnerFactory = BlockRunner,
 ) -> list[Generation]:
     """Generate until every row has ended.
 
@@ -161,6 +102,7 @@ def decode(
         is_stopped: Told the new tokens of a row after each token; True ends the row (stop strings).
         asked: Whose rules change logits before tokens are chosen from them.
         traced: Record exits and check that all numbers are finite. The tokens are the same without.
+        runner_of: Makes what runs the blocks.
 
     Returns:
         One generation a request, in their order.
@@ -168,7 +110,8 @@ def decode(
     Raises:
         ArithmeticError: Traced, and a logit or a score is not finite.
     """
-    model, cache, requests = checkpoint.model, batch.cache, batch.requests
+    model, requests = checkpoint.model, batch.requests
+    runner = runner_of(model, batch.cache, parts)
     observer = Trace(model) if traced else Observer()
     generations = [Generation() for _ in requests]
     alive = list(range(len(requests)))  # the request behind each row of the cache
@@ -176,9 +119,6 @@ def decode(
     rules = None
     if asked is not None and asked.logit_rules:
         rules = LogitRules(asked, checkpoint, [request.prompt_ids for request in requests])
-    static = None  # what runs blocks on static buffers, until a row leaves the batch
-    if model.static_steps is not None and parts.kv_policy.deferred is None and not parts.gate.looks_ahead:
-        static = model.static_steps.bind(cache)
 
     def stop_reason(generation: Generation) -> str | None:
         if generation.token_ids[-1] in checkpoint.eos_ids:
@@ -195,19 +135,7 @@ def decode(
             if token_B is None:
                 token_B = torch.full((len(alive),), checkpoint.start_id or 0, device=model.device)
             positions_B = tuple(len(generation.token_ids) + 1 for generation in rows)
-            cache.make_room()
-            step = decode_step(
-                model,
-                cache,
-                token_B,
-                parts,
-                positions_B,
-                batch.max_new_tokens,
-                seeds_B,
-                applied,
-                observer,
-                static,
-            )
+            step = decode_step(runner, token_B, positions_B, batch.max_new_tokens, seeds_B, applied, observer)
         else:  # the prompt itself ran at full depth and already holds the first token
             step = _first_token(model, batch, parts, seeds_B, applied, observer)
         token_B = step.token_B
@@ -218,9 +146,8 @@ def decode(
         if rules is not None:
             rules.note(alive, token_ids)
         reasons = [stop_reason(generation) for generation in rows]
-        if parts.kv_policy.verifies and step.context is not None:
-            ends = [reason is not None for reason in reasons]
-            cut = verify_drafts(model, step.context, parts.kv_policy, rows, ends, observer)
+        if parts.kv_policy.verifies:
+            cut = verify_drafts(runner, rows, [reason is not None for reason in reasons], observer)
             for row in cut:
                 reasons[row] = stop_reason(rows[row])
             if cut:
@@ -232,56 +159,43 @@ def decode(
             break
         if len(going) < len(alive):
             kept = torch.tensor(going, device=model.device)
-            cache.keep(kept)
-            static = None
+            batch.cache.keep(kept)
             token_B = token_B[kept]
             alive = [alive[row] for row in going]
     return generations
 
 
 def decode_step(
-    model: Transformer,
-    cache: Cache,
+    runner: BlockRunner,
     token_B: Tensor,
-    parts: Parts,
     positions_B: tuple[int, ...],
     max_new_tokens: int,
     seeds_B: tuple[int, ...],
     rules: Applied | None = None,
     observer: Observer | None = None,
-    static: StaticStep | None = None,
 ) -> Step:
     """Feed one token a row through as many blocks as the method wants, and choose the next ones.
 
     Args:
-        model: The model.
-        cache: The batch; grows by one position.
+        runner: Model, batch and method; the batch's cache grows by one position.
         token_B: The last token of every row.
-        parts: The method.
         positions_B: 1 for the first generated token of a row.
         max_new_tokens: Longest answer allowed.
         seeds_B: One seed a row.
         rules: What tokens are chosen from in place of a view; None: the view.
         observer: Told of scores, exits and read-outs; None: nobody is.
-        static: What runs blocks while all rows do; None: the model.
     """
-    n_blocks, policy = model.n_blocks, parts.kv_policy
+    model, parts = runner.model, runner.parts
     step = Step(model, len(token_B), rules, observer or Observer())
-    begin_step(cache, policy, n_blocks)
-    hidden_BTD, context = model.embed(token_B[:, None], cache)
-    context.static, step.context = static, context
-    hidden_AD, skipped = hidden_BTD[:, 0], SkippedBlocks(model, context)
+    hidden_AD = runner.begin(token_B)
     earlier = [hidden_AD] if parts.gate.needs_history else []  # states after blocks 0..block-1
-    ahead_LAD = _all_states(model, hidden_AD, context, policy) if parts.gate.looks_ahead else None
-    active = ActiveRows(positions_B, seeds_B, tuple(map(len, cache.waiting)), range(len(token_B)))
+    ahead_LAD = _all_states(runner, hidden_AD) if parts.gate.looks_ahead else None
+    active = ActiveRows(positions_B, seeds_B, tuple(map(len, runner.cache.waiting)), range(len(token_B)))
     memory: dict[str, Tensor] = {}
     previous_score_A: Tensor | None = None
-    for block in range(1, n_blocks + 1):
-        if ahead_LAD is None:
-            hidden_AD = run_block(model, block, hidden_AD, context, active.rows_A, policy)
-        else:
-            hidden_AD = ahead_LAD[block - 1]
-        if block == n_blocks or block in parts.blocks:
+    for block in range(1, model.n_blocks + 1):
+        hidden_AD = runner.run(block, hidden_AD, active.rows_A) if ahead_LAD is None else ahead_LAD[block - 1]
+        if block == model.n_blocks or block in parts.blocks:
             view = BlockView(
                 block=block,
                 active=active,
@@ -294,23 +208,21 @@ def decode_step(
                 previous_score_A=previous_score_A,
                 ahead_LAD=ahead_LAD,
             )
-            if block == n_blocks:
+            if block == model.n_blocks:
                 _emit(step, parts, view)
                 break
-            score_A = parts.gate.score(view) if static is None else static.score(parts, view)
+            score_A = parts.gate.score(view)
             step.observer.scored(view, score_A)
-            leaves_A = score_A > _level(parts.threshold, view, score_A)
-            # the one look at the device that a decision needs
-            leaves = leaves_A.tolist() if static is None else static.look(leaves_A, block)
+            leaves = runner.on_host(score_A > _level(parts.threshold, view, score_A), block)
             if all(leaves):
-                _leave(step, parts, skipped, view)
+                _leave(step, runner, view)
                 break
             if any(leaves):
-                out, on = ([at for at, leaving in enumerate(leaves) if leaving is which] for which in (True, False))
+                out, on = ([i for i, leaving in enumerate(leaves) if leaving is which] for which in (True, False))
                 # An index rather than a mask, of which the device would have to tell how many it selects.
                 out_A, on_A = (torch.tensor(index, device=model.device) for index in (out, on))
-                _leave(step, parts, skipped, view.take(out, out_A))
-                active, static = active.take(on, on_A), None
+                _leave(step, runner, view.take(out, out_A))
+                active = active.take(on, on_A)
                 hidden_AD, score_A = hidden_AD.index_select(0, on_A), score_A.index_select(0, on_A)
                 memory = {name: value.index_select(0, on_A) for name, value in memory.items()}
                 earlier = [state_AD.index_select(0, on_A) for state_AD in earlier]
@@ -319,8 +231,7 @@ def decode_step(
         if parts.gate.needs_history:
             earlier.append(hidden_AD)
     _emit_together(step, parts)
-    skipped.fill()
-    cache.length += 1
+    runner.end()
     return step
 
 
@@ -333,9 +244,10 @@ def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Te
     return score_A.new_tensor(levels)
 
 
-def _leave(step: Step, parts: Parts, skipped: SkippedBlocks, view: BlockView) -> None:
+def _leave(step: Step, runner: BlockRunner, view: BlockView) -> None:
     """Rows end at an early block: the KV policy sees to the skipped ones and may know a deeper state to emit from."""
-    deep_AD = parts.kv_policy.on_exit(skipped, view.block, view.hidden_AD, view.active.rows_A)
+    parts = runner.parts
+    deep_AD = parts.kv_policy.on_exit(runner, view.block, view.hidden_AD, view.active.rows_A)
     _emit(step, parts, view if deep_AD is None else view.at_full_depth(deep_AD))
     step.observer.left(view, runs_all_blocks=parts.runs_all_blocks)
 
@@ -367,11 +279,11 @@ def _choose(step: Step, parts: Parts, view: BlockView) -> None:
     step.observer.read(view)
 
 
-def _all_states(model: Transformer, hidden_AD: Tensor, context: StepContext, policy: KVPolicy) -> Tensor:
+def _all_states(runner: BlockRunner, hidden_AD: Tensor) -> Tensor:
     """States after every block at full depth, [L, A, D]; what exits early overwrites the cache afterwards."""
     states = []
-    for block in range(1, model.n_blocks + 1):
-        hidden_AD = run_block(model, block, hidden_AD, context, None, policy)
+    for block in range(1, runner.model.n_blocks + 1):
+        hidden_AD = runner.run(block, hidden_AD)
         states.append(hidden_AD)
     return torch.stack(states)
 

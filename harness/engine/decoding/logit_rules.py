@@ -1,4 +1,4 @@
-"""What changes logits before a token is chosen from them: transformers' logits processors, in its order.
+"""Logits processors: repetition penalty, no-repeat n-grams, minimum length, forced first token, as in transformers.
 
 Only the choice of the token sees them. A gate's confidence is of the head's own logits (docs/measuring.md).
 
@@ -72,13 +72,13 @@ class LogitRules:
             penalty, seen_AV = asked.repetition_penalty, self._seen_RV[list(rows)]
             punished_AV = torch.where(logits_AV < 0, logits_AV * penalty, logits_AV / penalty)
             logits_AV = torch.where(seen_AV, punished_AV, logits_AV)
-        banned = [(at, token) for at, row in enumerate(rows) for token in self._banned(row)]
+        banned = [(i, token) for i, row in enumerate(rows) for token in self._banned(row)]
         forced = asked.forced_bos_token_id
         if banned:
             logits_AV = logits_AV.index_put(
                 tuple(torch.tensor(banned, device=self._device).T), logits_AV.new_tensor(float("-inf"))
             )
-        if forced is not None and (first := [at for at, row in enumerate(rows) if len(self._histories[row]) == 1]):
+        if forced is not None and (first := [i for i, row in enumerate(rows) if len(self._histories[row]) == 1]):
             logits_AV = logits_AV.clone()
             logits_AV[first] = float("-inf")
             logits_AV[first, forced] = 0.0

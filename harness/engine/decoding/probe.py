@@ -23,7 +23,7 @@ from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.positions import padded
 from exitbench.results.files.arrow import lists
 from exitbench.results.spool.schema import TABLES
-from exitbench.results.statistics.stability import settling
+from exitbench.results.statistics.stability import stability
 
 LOGITS_BUDGET_BYTES = 256 * 2**20
 """Most memory for the logits of all blocks at once; tokens are read out in chunks that fit."""
@@ -40,14 +40,14 @@ def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Seq
 
     Returns:
         Arrays over the N tokens in row order: ``full_token_id``, ``first_match``, ``stable_from`` and what
-        `results.settling` adds [N]; per block [N, L] the columns of the spool's probe table.
+        `results.statistics.stability` adds [N]; per block [N, L] the columns of the spool's probe table.
     """
     states_LND = states_of(checkpoint, prompts, outputs)
     model = checkpoint.model
     chunk = max(1, LOGITS_BUDGET_BYTES // (len(states_LND) * model.vocab_size * 4))
     parts = [signals(model, piece_LND) for piece_LND in torch.split(states_LND, chunk, dim=1)]
     arrays = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
-    return {**arrays, **settling(arrays["p_final"], arrays["cosine_last"])}
+    return {**arrays, **stability(arrays["p_final"], arrays["cosine_last"])}
 
 
 def probe_table(

@@ -1,4 +1,4 @@
-"""The signals that a probe records of every token and block, from states alone.
+"""Confidence signals of every token and block (entropy, margin, agreement, ...), from states alone.
 
 Memory is what bounds them: a vocabulary's probabilities are read and written many times over. So the LM head is
 multiplied for many tokens at once, and everything behind it is done for few, whose numbers stay in the cache.
@@ -31,14 +31,14 @@ def signals(model: Transformer, states_LND: Tensor) -> dict[str, Tensor]:
     logits_LNV = model.logits(states_LND).float()
     few = max(1, PIECE_NUMEL // logits_LNV[:, 0].numel())
     pieces = [_of_logits(piece_LNV) for piece_LNV in torch.split(logits_LNV, few, dim=1)]
-    told = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-    agrees_NL = told["top1_id"] == told["top1_id"][:, -1:]
+    columns = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+    agrees_NL = columns["top1_id"] == columns["top1_id"][:, -1:]
     stable_NL = agrees_NL.flip(1).cummin(1).values.flip(1)
     return {
-        "full_token_id": told["top1_id"][:, -1],
+        "full_token_id": columns["top1_id"][:, -1],
         "first_match": agrees_NL.int().argmax(1) + 1,
         "stable_from": stable_NL.int().argmax(1) + 1,
-        **told,
+        **columns,
         **_of_states(model, states_LND),
     }
 

@@ -1,6 +1,7 @@
-"""Verification of drafts: tokens emitted early whose skipped blocks a later token of the same row has run beside it.
+"""Verify drafts: self-speculative decoding and rollback of tokens emitted early.
 
-At a waiting position the full model's logits then tell whether the token emitted there may stay (`KVPolicy.rejects`).
+A draft's skipped blocks are run beside a later token of its row (`block_runner`). At its position the full model's
+logits then tell whether the token emitted there may stay (`KVPolicy.rejects`).
 From the first rejected one on a row is cut, and the full model's choice takes its place. A row never ends on a token
 that waits, its remaining blocks are run first, unless the policy leaves the tail of an answer unverified.
 
@@ -14,31 +15,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from exitbench.harness.engine.decoding.deferred import run_block
-from exitbench.methods.base import KVPolicy, argmax_token
+from exitbench.methods.base import argmax_token
 
 if TYPE_CHECKING:
-    from exitbench.harness.engine.decoding.decode import Generation
+    from exitbench.harness.engine.decoding.block_runner import BlockRunner
+    from exitbench.harness.engine.decoding.generation import Generation
     from exitbench.harness.engine.decoding.trace import Observer
-    from exitbench.harness.engine.model.cache import Cache
-    from exitbench.harness.engine.model.model import Transformer
-    from exitbench.harness.engine.model.step_context import StepContext
 
 
 def verify_drafts(
-    model: Transformer,
-    context: StepContext,
-    policy: KVPolicy,
-    generations: Sequence[Generation],
-    ends: Sequence[bool],
-    observer: Observer,
+    runner: BlockRunner, generations: Sequence[Generation], ends: Sequence[bool], observer: Observer
 ) -> list[int]:
     """Verify the drafts of rows whose newest token has run all blocks, and of rows that would end (`verifies_tail`).
 
     Args:
-        model: The model.
-        context: Of the step that was just made; positions of its cache behind a rejected draft are dropped.
-        policy: One that verifies.
+        runner: Of the step that was just made, with a policy that verifies; positions of its cache behind a rejected
+            draft are dropped.
         generations: Of every row of the cache; cut in place.
         ends: Whether each row would end with the token it has just got.
         observer: Told of the drafts that stay and of those that are replaced.
@@ -46,12 +38,12 @@ def verify_drafts(
     Returns:
         The rows that were cut: they end in another token now.
     """
-    cache = context.cache
+    model, cache, policy = runner.model, runner.cache, runner.parts.kv_policy
     waiting = cache.waiting
-    ending = [row for row, end in enumerate(ends) if end and waiting[row] and not _is_complete(model, cache, row)]
-    if ending and policy.verifies_tail:
-        _run_rest(model, context, policy, ending)
-    rows = [row for row, tokens in enumerate(waiting) if tokens and _is_complete(model, cache, row)]
+    if policy.verifies_tail and any(ends):
+        runner.complete([row for row, end in enumerate(ends) if end and waiting[row]])
+    # The newest of what waits in a row has the fewest blocks.
+    rows = [row for row, tokens in enumerate(waiting) if tokens and tokens[-1].done == model.n_blocks]
     if not rows:
         return []
     logits_NV = model.logits(torch.stack([token.state_D for row in rows for token in waiting[row]]))
@@ -62,7 +54,7 @@ def verify_drafts(
     drafts = [
         generations[row].token_ids[first : first + n] for row, first, n in zip(rows, firsts, drafted, strict=True)
     ]
-    token_N = torch.tensor([token for own in drafts for token in own], device=model.device)
+    token_N = torch.tensor([token for row_drafts in drafts for token in row_drafts], device=model.device)
     rejects = torch.split(policy.rejects(logits_NV, token_N).cpu(), drafted)
     choices = torch.split(argmax_token(logits_NV).cpu(), drafted)
     wasted_B, cut = [0] * cache.n_rows, []
@@ -75,28 +67,6 @@ def verify_drafts(
     if cut:
         cache.drop_newest(wasted_B)
     return cut
-
-
-def _is_complete(model: Transformer, cache: Cache, row: int) -> bool:
-    """Whether all that waits in a row has all blocks; the newest has the fewest."""
-    return cache.waiting[row][-1].done == model.n_blocks
-
-
-def _run_rest(model: Transformer, context: StepContext, policy: KVPolicy, rows: Sequence[int]) -> None:
-    """Run the remaining blocks of what waits in these rows, the newest of each in place of a current token."""
-    cache = context.cache
-    cache.length -= 1  # back in the step that the newest was fed in
-    for done in {cache.waiting[row][-1].done for row in rows}:
-        group = [row for row in rows if cache.waiting[row][-1].done == done]
-        newest = [cache.waiting[row].pop() for row in group]
-        rows_A = None if len(group) == cache.n_rows else torch.tensor(group, device=model.device)
-        hidden_AD = torch.stack([token.state_D for token in newest])
-        for block in range(done + 1, model.n_blocks + 1):
-            hidden_AD = run_block(model, block, hidden_AD, context, rows_A, policy)
-        for row, token, state_D in zip(group, newest, hidden_AD, strict=True):
-            token.done, token.state_D = model.n_blocks, state_D
-            cache.waiting[row].append(token)
-    cache.length += 1
 
 
 def _settle(
@@ -112,10 +82,10 @@ def _settle(
     rejected = len(rejects) - kept
     if rejected == 0:
         return None
-    at = first + kept
-    wasted = len(generation.token_ids) - 1 - at
-    lost_head_rows = generation.head_rows[at:]
-    generation.cut(at)
+    first_rejected = first + kept
+    wasted = len(generation.token_ids) - 1 - first_rejected
+    lost_head_rows = generation.head_rows[first_rejected:]
+    generation.cut(first_rejected)
     generation.token_ids.append(choices[kept])
     observer.replaced(generation, lost_head_rows, rejected, wasted)
     return wasted

@@ -1,7 +1,7 @@
-"""What the LM head reads out of the parts of a block, and how blocks differ from one another (NATCAP Fig 6 and 10).
+"""Logit lens on sub-layers, and similarity of every pair of blocks (NATCAP Fig 6 and 10).
 
 Both look at each token's state at the position that predicts it, on the model's own output fed back to it
-(`harness.probe`), and are recorded only where a suite asks for them: neither is cheap.
+(`engine.decoding.probe`), and are recorded only where a suite asks for them: neither is cheap.
 
 Shape suffixes: B rows, T positions, N tokens (positions that predict), L blocks, D model width, V vocabulary,
 K tokens kept.
@@ -86,7 +86,7 @@ def sublayer_states(model: Transformer, block: int, hidden_BTD: Tensor, context:
         parts["cross-attention"] = weights.cross_out(model.cross_attention(block, stream_ND, context))
         stream_ND = stream_ND + parts["cross-attention"]
     parts["after-attention"] = stream_ND
-    parts["feed-forward"] = weights.down(model.feed_forward(block, stream_ND))
+    parts["feed-forward"] = weights.down(model.feed_forward(weights, stream_ND))
     parts["block"] = stream_ND + parts["feed-forward"]
     return {part: state_ND.view(hidden_BTD.shape) for part, state_ND in parts.items()}
 

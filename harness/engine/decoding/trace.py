@@ -1,7 +1,7 @@
-"""Traces of decoding: what tokens leave behind besides themselves, and the check of every number they came from.
+"""Exit traces: exit layers, scores and work of each token, and the check that every number is finite.
 
 The decode loop calls an `Observer` as rows are scored, leave and are read out. That of a traced decode is a `Trace`; a
-timed one has none, and nothing here is needed to choose a token (`harness.timing`).
+timed one has none, and nothing here is needed to choose a token (`harness.running.timing`).
 
 Shape suffixes: A rows running at a block, N drafts of all rows, V vocabulary.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from exitbench.methods.base import BlockView, Model
 
 if TYPE_CHECKING:
-    from exitbench.harness.engine.decoding.decode import Generation
+    from exitbench.harness.engine.decoding.generation import Generation
 
 
 class Observer:
@@ -115,11 +115,11 @@ class Trace(Observer):
 
     def _check_finite(self) -> None:
         """Raise ArithmeticError, naming the block, if a logit or a score is not a number or infinite."""
-        found = [("logits", *pair) for pair in self._read]
-        found += [("confidence scores", block, score_A) for block, score_A, _ in self.asked]
-        if math.isfinite(float(torch.cat([value_A for _, _, value_A in found]).sum())):
+        values = [("logits", *pair) for pair in self._read]
+        values += [("confidence scores", block, score_A) for block, score_A, _ in self.asked]
+        if math.isfinite(float(torch.cat([value_A for _, _, value_A in values]).sum())):
             return
-        for what, block, value_A in sorted(found, key=lambda item: item[1]):
+        for what, block, value_A in sorted(values, key=lambda item: item[1]):
             if not bool(value_A.isfinite().all()):
                 raise ArithmeticError(f"the {what} at block {block} are not finite: {value_A.tolist()}")
 
@@ -131,9 +131,9 @@ class Trace(Observer):
 
     def kept(self, generation: Generation, first: int, drafts: int) -> None:
         """Drafts that stay have run all blocks, and one more read-out each."""
-        for at in range(first, first + drafts):
-            generation.blocks_run[at] = self._n_blocks
-            generation.head_rows[at] += self._vocab_size
+        for index in range(first, first + drafts):
+            generation.blocks_run[index] = self._n_blocks
+            generation.head_rows[index] += self._vocab_size
 
     def replaced(self, generation: Generation, lost_head_rows: Sequence[int], rejected: int, wasted: int) -> None:
         """Note the work done for what was dropped at the token that takes the place of the first rejected draft."""

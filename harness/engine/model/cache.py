@@ -1,4 +1,4 @@
-"""Keys and values of a batch being decoded, and the tokens whose skipped blocks are put off.
+"""Key-value cache of a batch being decoded, and the tokens whose skipped blocks are put off.
 
 Shape suffixes: B rows of the batch, A rows running at a block, N tokens of several rows, T new positions, S source
 positions, D model width, G key/value heads, K head size, L decoder blocks.
@@ -93,11 +93,11 @@ class Cache:
         return self._views("cross", self.cross_kv)[block - 1]
 
     def _views(self, name: str, kv: Tensor) -> list[KV]:
-        made = self._by_block.get(name)
-        if made is None or made[0] is not kv:
+        cached = self._by_block.get(name)
+        if cached is None or cached[0] is not kv:
             k, v = kv.chunk(2, dim=2)
-            made = self._by_block[name] = kv, list(zip(k.unbind(), v.unbind(), strict=True))
-        return made[1]
+            cached = self._by_block[name] = kv, list(zip(k.unbind(), v.unbind(), strict=True))
+        return cached[1]
 
     def keep(self, rows: Tensor) -> None:
         """Keep only these rows (finished ones leave the batch)."""

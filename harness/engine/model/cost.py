@@ -1,4 +1,4 @@
-"""Analytic cost of decoding one token: what the hardware must do, whatever the harness loses on top.
+"""Analytic cost of decoding one token: FLOPs and numbers read, whatever the harness loses on top.
 
 `block_cost` counts the products of a block; gates, heads and KV policies say their own (`Parts.cost`). Ideal speed-up
 is full-depth cost over executed cost: by bytes at batch 1, where reading weights and caches bounds a step, by FLOPs at

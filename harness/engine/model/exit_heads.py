@@ -1,4 +1,4 @@
-"""Trained exit heads: their file in a checkpoint's folder, and how a state is read out with one.
+"""Trained exit heads: early read-outs by linear, MLP or tuned-lens head, and the tensors of their file.
 
 `exit_heads.safetensors` lies beside the model's weights. Its metadata hold the kind and the blocks, and each exit block
 b has tensors of its own (D model width, V vocabulary, H hidden width of the head):
@@ -75,8 +75,8 @@ class ExitHeads:
 
     def numel(self, block: int) -> int:
         """Weights of the block's own matrix products; norms and biases apart, as everywhere in the cost."""
-        own = (tensor for name, tensor in self.tensors.items() if name.startswith(f"{block}."))
-        return sum(tensor.numel() for tensor in own if tensor.dim() == 2)
+        tensors = (tensor for name, tensor in self.tensors.items() if name.startswith(f"{block}."))
+        return sum(tensor.numel() for tensor in tensors if tensor.dim() == 2)
 
 
 # ------------------------------------------------------------------------------------------- the file

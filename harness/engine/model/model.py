@@ -1,7 +1,7 @@
-"""The engine: one lean transformer for all families, addressed by depth.
+"""Depth-addressed transformer: one implementation for all families, block by block.
 
 Embed, run block l on some rows, fill keys and values of blocks l+1..L from a state, read out. Families differ only in
-`Architecture` and in how their weights are named (`harness.checkpoint`).
+`Architecture` and in how their weights are named (`engine.checkpoints`).
 
 Shape suffixes: B rows of the batch, A rows running at a block, T new positions, N positions of all rows (A T, row by
 row), S source positions, D model width, F width inside feed-forward networks, H query heads, G key/value heads, K head
@@ -15,7 +15,6 @@ filling the cache of every skipped block is one product.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -38,9 +37,6 @@ from exitbench.harness.engine.model.positions import (
 from exitbench.harness.engine.model.step_context import StepContext
 from exitbench.harness.engine.model.weights import ACTIVATIONS, Architecture, BlockWeights, Linear, Weights
 
-if TYPE_CHECKING:
-    from exitbench.harness.engine.static.step import StaticSteps
-
 GATHERED_NUMEL = 2**14
 """Up to so many numbers in a row's keys and values of a block, one copy of the running rows beats a call a stretch."""
 
@@ -59,7 +55,6 @@ class Transformer:
         self._inverse_root_width = torch.tensor(arch.d_model**-0.5, dtype=self._norm_dtype, device=self.device)
         self._block_kv: list[Linear] = []
         self._skip_kv: list[Linear] = []
-        self.static_steps: StaticSteps | None = None  # None: no block runs on static buffers
 
     @property
     def n_blocks(self) -> int:
@@ -128,8 +123,8 @@ class Transformer:
     def exit_head_numel(self, block: int) -> int:
         """Weights that one read-out of an exit head multiplies; a lens ends in the model's own LM head."""
         assert self.exit_heads is not None, "asked at exit blocks only"
-        own = self.exit_heads.numel(block)
-        return own + self.weights.lm_head.weight.numel() if self.exit_heads.kind == "lens" else own
+        numel = self.exit_heads.numel(block)
+        return numel + self.weights.lm_head.weight.numel() if self.exit_heads.kind == "lens" else numel
 
     def head_weights(self, ids_AK: Tensor) -> Tensor:
         """Rows of the LM head, [A, K, D]; with a bias as one more column."""
@@ -164,14 +159,6 @@ class Transformer:
             stack = Linear(weight, torch.cat(biases) if biases else None)
             self._skip_kv = [_outputs(stack, first * 2 * self.kv_width) for first in range(self.n_blocks)]
         return self._skip_kv[block]
-
-    def _inner(self, hidden_ND: Tensor, block: BlockWeights) -> Tensor:
-        """The feed-forward network before its last projection, [N, F]."""
-        up = block.up(self.normalise(hidden_ND))
-        if self.arch.gated:
-            gate, up = up.chunk(2, dim=-1)
-            return self.activation(gate) * up
-        return self.activation(up)
 
     def _attend(self, q: Tensor, kv: KV, bias: Tensor | None, *, is_causal: bool = False) -> Tensor:
         """Attention of q [A, T, H, K] over keys and values [A, G, S, K] with an additive bias; returns [N, H*K]."""
@@ -222,7 +209,7 @@ class Transformer:
             q, k, v = heads.chunk(3, dim=2)
             mixed_ND = self._attend(q, (k.transpose(1, 2), v.transpose(1, 2)), bias)
             hidden_ND = block.attention_out.onto(hidden_ND, mixed_ND)
-            hidden_ND = block.down.onto(hidden_ND, self._inner(hidden_ND, block))
+            hidden_ND = block.down.onto(hidden_ND, self.feed_forward(block, hidden_ND))
         return self.normalise(hidden_ND)
 
     def start(
@@ -329,7 +316,7 @@ class Transformer:
         hidden_ND = weights.attention_out.onto(hidden_ND, attended_ND)
         if weights.cross_out is not None:
             hidden_ND = weights.cross_out.onto(hidden_ND, self.cross_attention(block, hidden_ND, context, rows_A))
-        hidden_ND = weights.down.onto(hidden_ND, self.feed_forward(block, hidden_ND))
+        hidden_ND = weights.down.onto(hidden_ND, self.feed_forward(weights, hidden_ND))
         return hidden_ND.view(hidden.shape)
 
     def self_attention(
@@ -380,9 +367,13 @@ class Transformer:
             return self._attend(q, cache.source_keys_and_values(block), cache.source_mask)
         return self._attend_rows(q, cache.cross_kv[block - 1], cache.source_mask, context, rows_A)
 
-    def feed_forward(self, block: int, hidden_ND: Tensor) -> Tensor:
+    def feed_forward(self, weights: BlockWeights, hidden_ND: Tensor) -> Tensor:
         """The feed-forward network of a block, before ``down`` adds it to the stream: [N, F]."""
-        return self._inner(hidden_ND, self.weights.blocks[block - 1])
+        up = weights.up(self.normalise(hidden_ND))
+        if self.arch.gated:
+            gate, up = up.chunk(2, dim=-1)
+            return self.activation(gate) * up
+        return self.activation(up)
 
     # ------------------------------------------------------------- positions
 

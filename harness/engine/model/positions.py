@@ -1,4 +1,4 @@
-"""Where tokens stand: padding, masks, relative position biases and rotary angles.
+"""Padding, attention masks, relative position biases and rotary angles.
 
 Shape suffixes: B rows of the batch, A rows running, T new positions, S positions seen, H query heads, K head size.
 """

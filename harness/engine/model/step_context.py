@@ -1,4 +1,4 @@
-"""What the blocks of one step share: the cache, mask and angles of the new positions, and what was worked out once.
+"""Context of one decoding step, shared by its blocks: cache, attention mask, rotary angles.
 
 Shape suffixes: B rows of the batch, A rows running at a block, T new positions, D model width, H query heads.
 """
@@ -6,15 +6,11 @@ Shape suffixes: B rows of the batch, A rows running at a block, T new positions,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from exitbench.harness.engine.model.cache import Cache
-from exitbench.harness.engine.model.positions import Places, Rotary
-
-if TYPE_CHECKING:
-    from exitbench.harness.engine.static.step import StaticStep
+from exitbench.harness.engine.model.positions import Rotary
 
 Run = tuple[slice, slice]
 """Neighbouring rows of the batch: where they stand among the running rows, and in the batch."""
@@ -30,8 +26,6 @@ class StepContext:
         bias: Mask and position bias of the new positions, [1 or B, 1 or H, T, length + T]; None without.
         is_causal: Whether the new positions see those before them and no other mask is needed.
         rotary: Angles of the new positions; None without rotary positions.
-        static: What runs blocks while all rows do; None: the model.
-        deferred_places: Where waiting tokens were run last.
     """
 
     cache: Cache
@@ -39,8 +33,6 @@ class StepContext:
     bias: Tensor | None = None
     is_causal: bool = False
     rotary: Rotary | None = None
-    static: StaticStep | None = None
-    deferred_places: tuple[list[list[int]], Places] | None = None
     _runs: tuple[Tensor, list[Run]] | None = None
 
     def runs(self, rows_A: Tensor) -> list[Run]:
@@ -48,10 +40,10 @@ class StepContext:
         if self._runs is None or self._runs[0] is not rows_A:
             starts: list[tuple[int, int]] = []  # place among the running rows, and in the batch
             rows = rows_A.tolist()
-            for at, row in enumerate(rows):
-                if not at or row != rows[at - 1] + 1:
-                    starts.append((at, row))
-            ends = [*(at for at, _ in starts[1:]), len(rows)]
+            for i, row in enumerate(rows):
+                if not i or row != rows[i - 1] + 1:
+                    starts.append((i, row))
+            ends = [*(i for i, _ in starts[1:]), len(rows)]
             pairs = zip(starts, ends, strict=True)
-            self._runs = rows_A, [(slice(at, end), slice(row, row + end - at)) for (at, row), end in pairs]
+            self._runs = rows_A, [(slice(i, end), slice(row, row + end - i)) for (i, row), end in pairs]
         return self._runs[1]

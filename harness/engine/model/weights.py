@@ -1,4 +1,4 @@
-"""What a checkpoint gives, in the engine's own layout: shapes and options, and the projections of every block."""
+"""Weights and architecture of a transformer in the engine's own layout."""
 
 from __future__ import annotations
 

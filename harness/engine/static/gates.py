@@ -1,4 +1,4 @@
-"""Scores of gates as work on static buffers, for gates that need nothing from the host.
+"""Confidence scores on static buffers, for gates that need nothing from the host.
 
 Such a gate reads the states and logits of a block and nothing else of its view: it neither remembers anything nor asks
 for positions or seeds. Whether one does is found by asking it once, on a view that refuses. All others are asked as
@@ -72,7 +72,7 @@ def static_gate(parts: Parts, model: Model, states: Sequence[Tensor], prepared: 
     """
     if parts.gate.looks_ahead or not parts.head.reads_vocabulary:
         return {}
-    made: dict[int, Asked] = {}
+    asked: dict[int, Asked] = {}
     logits_BV: Tensor | None = None
     before_B: Tensor | None = None
     for block in parts.asked(model.n_blocks):
@@ -84,9 +84,9 @@ def static_gate(parts: Parts, model: Model, states: Sequence[Tensor], prepared: 
             logits_BV = torch.empty_like(view.logits_AK)
         score_B, own_logits_BV = torch.empty_like(tried_B), logits_BV if view.is_read else None
         work = partial(_ask, parts, model, states, block, before_B, score_B, own_logits_BV)
-        made[block] = Asked(prepared(work), score_B, own_logits_BV, view.head_rows)
+        asked[block] = Asked(prepared(work), score_B, own_logits_BV, view.head_rows)
         before_B = score_B
-    return made
+    return asked
 
 
 def _blind_view(parts: Parts, model: Model, states: Sequence[Tensor], block: int, before_B: Tensor | None) -> BlockView:

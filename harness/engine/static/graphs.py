@@ -1,4 +1,4 @@
-"""Work on fixed memory as CUDA graphs: many launches captured once, replayed as one."""
+"""CUDA graphs: many kernel launches captured once, replayed as one."""
 
 from __future__ import annotations
 

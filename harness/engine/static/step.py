@@ -1,4 +1,4 @@
-"""Decoding on static buffers: what a block reads and writes lies at the same place for every token of every batch.
+"""Static-shape decoding for CUDA graphs: what a block reads and writes lies at the same place for every token.
 
 On a GPU a block takes less time than launching its kernels one by one. With the position on the device too, a block, or
 the score of a gate, is the same work on the same memory every time: a CUDA graph that is captured once a shape and then
@@ -6,7 +6,7 @@ replayed in one launch. Without graphs the same work is simply called, on any de
 
 It goes this way as long as all rows of the batch run and none has ended; rows that go on alone, tokens that wait, and
 what ends a step (LM head, keys and values of skipped blocks) go the ordinary way, on the same memory. A GPU has never
-run this yet, so it must be asked for: ``model.static_steps = StaticSteps(model, graphs=True)``.
+run this yet, so it must be asked for: ``decode(..., runner_of=StaticSteps(model, graphs=True))``.
 
 Shape suffixes: B rows of the batch, D model width, V vocabulary, H query heads, S positions there is room for.
 """
@@ -14,18 +14,20 @@ Shape suffixes: B rows of the batch, D model width, V vocabulary, H query heads,
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from exitbench.errors import UserError
+from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.positions import Places, additive
 from exitbench.harness.engine.model.step_context import StepContext
 from exitbench.harness.engine.static.gates import Asked, static_gate
 from exitbench.harness.engine.static.graphs import Graphs
-from exitbench.methods.base import BlockView, Parts
+from exitbench.methods.base import BlockView, Gate, Parts
 
 if TYPE_CHECKING:
     from exitbench.harness.engine.model.model import Transformer
@@ -50,16 +52,17 @@ class StaticSteps:
 
     def __init__(self, model: Transformer, *, graphs: bool, one_ahead: bool = False) -> None:
         if graphs and model.device.type != "cuda":
-            raise UserError(f"static_steps: graphs need a model on a CUDA device, not on {model.device}.")
+            raise UserError(f"static steps: graphs need a model on a CUDA device, not on {model.device}.")
         self.model, self.graphs, self.one_ahead = model, graphs, one_ahead
         self._made: dict[tuple[int, int, int], StaticStep] = {}
 
-    def bind(self, cache: Cache) -> StaticStep:
-        """Let a batch after its prefill decode on static buffers, until another batch of the same shape does.
+    def __call__(self, model: Transformer, cache: Cache, parts: Parts) -> BlockRunner:
+        """Let a batch after its prefill decode on static buffers, until another batch of the same shape does."""
+        if parts.kv_policy.deferred is not None or parts.gate.looks_ahead:
+            return BlockRunner(model, cache, parts)
+        return StaticRunner(self._bound(cache), model, cache, parts)
 
-        Returns:
-            What runs its blocks as long as no row has left the batch.
-        """
+    def _bound(self, cache: Cache) -> StaticStep:
         source = 0 if cache.cross_kv is None else _rounded(cache.cross_kv.shape[3])
         shape = cache.n_rows, _rounded(cache.room), source
         if shape not in self._made:
@@ -69,10 +72,10 @@ class StaticSteps:
         return self._made[shape]
 
 
-def _drop_oldest(made: dict[Any, Any], kept: int) -> None:
+def _drop_oldest(kept: dict[Any, Any], limit: int) -> None:
     """Make room for one more where at most so many are kept."""
-    if len(made) == kept:
-        del made[next(iter(made))]
+    if len(kept) == limit:
+        del kept[next(iter(kept))]
 
 
 def _rounded(positions: int) -> int:
@@ -168,7 +171,7 @@ class StaticStep:
         return self.states[block]
 
     def score(self, parts: Parts, view: BlockView) -> Tensor:
-        """The gate's score of every row, [B]."""
+        """The score of a method's gate of every row, [B]."""
         if id(parts) not in self._gates:
             _drop_oldest(self._gates, METHODS_KEPT)
             self._gates[id(parts)] = parts, static_gate(parts, self.model, self.states, self._prepared)
@@ -189,3 +192,41 @@ class StaticStep:
         if seen is not None:
             seen.synchronize()
         return list(self._leaves_B.tolist())
+
+
+class StaticRunner(BlockRunner):
+    """Runs the blocks of a batch on static buffers as long as all rows run and none has left the batch."""
+
+    def __init__(self, step: StaticStep, model: Transformer, cache: Cache, parts: Parts) -> None:
+        super().__init__(model, cache, replace(parts, gate=_StaticGate(self, parts)))
+        self.step = step
+        self.is_static = False  # whether the block run last was run on the buffers
+
+    def run(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None = None) -> Tensor:
+        """Run a block for the new token of each row; returns states [A, D]."""
+        self.is_static = rows_A is None and self.cache.self_kv is self.step.own.self_kv
+        if self.is_static:
+            return self.step.run(self.cache, block, hidden_AD)
+        return super().run(block, hidden_AD, rows_A)
+
+    def on_host(self, leaves_A: Tensor, block: int) -> list[bool]:
+        """A decision after a block, on the host."""
+        return self.step.look(leaves_A, block) if self.is_static else super().on_host(leaves_A, block)
+
+
+class _StaticGate(Gate):
+    """A gate asked on static buffers where the block was run there."""
+
+    def __init__(self, runner: StaticRunner, parts: Parts) -> None:
+        self._runner, self._parts = runner, parts
+        self.needs_history = parts.gate.needs_history  # type: ignore[misc]  # of the class elsewhere
+
+    @property
+    def chooses_from_logits(self) -> bool:
+        return self._parts.gate.chooses_from_logits
+
+    def score(self, view: BlockView) -> Tensor:
+        return self._runner.step.score(self._parts, view) if self._runner.is_static else self._parts.gate.score(view)
+
+    def choose(self, view: BlockView) -> Tensor:
+        return self._parts.gate.choose(view)

@@ -1,27 +1,37 @@
 """The local executor: this machine, in the foreground.
 
-On a CPU one worker at a time, so that nothing disturbs a timing; with GPUs one a GPU, and the groups queue for them.
-Ctrl-C ends the workers gracefully; what is finished stays.
+On a CPU untimed cells side by side, then timing cells, one worker at a time, so that nothing disturbs them (`stages`);
+with GPUs one worker a GPU, and the groups queue for them. Ctrl-C ends the workers gracefully; what is finished stays.
 """
 
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Final
 
 from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.running.environment import available_cores
 from exitbench.harness.running.executors.gpus import Gpu, free_gpu, lock_folder
 from exitbench.harness.running.executors.group import WORKER, GroupRun
+from exitbench.harness.running.executors.stages import Stage, stages
 from exitbench.progress import Progress
+
+INGEST_S: Final = 30.0
+"""How often what has ended becomes rows, where nothing is timed meanwhile."""
 
 
 class LocalExecutor:
     """Runs groups on this machine."""
 
     def __init__(
-        self, logs: Path, gpus: Sequence[Gpu] = (), worker: Sequence[str] = WORKER, gpu_locks: Path | None = None
+        self,
+        logs: Path,
+        gpus: Sequence[Gpu] = (),
+        worker: Sequence[str] = WORKER,
+        gpu_locks: Path | None = None,
+        cores: int | None = None,
     ) -> None:
         """Make an executor.
 
@@ -30,28 +40,39 @@ class LocalExecutor:
             gpus: GPUs to use, a worker each; none for the CPU.
             worker: Command that is given the path of a SPEC.json and two descriptors (`worker_process`).
             gpu_locks: Folder of the GPUs' locks; the user's own by default.
+            cores: For workers side by side on the CPU; those that this process may use by default.
         """
         self._logs, self._gpus, self._worker = logs, tuple(gpus), worker
-        self._gpu_locks = gpu_locks
+        self._gpu_locks, self._cores = gpu_locks, cores
         self._stop = threading.Event()
 
     @property
     def threads(self) -> int:
-        """The cores, shared evenly among the workers."""
+        """The cores, shared evenly among the GPUs' workers."""
         return max(1, available_cores() // max(1, len(self._gpus)))
 
     def run(self, specs: Sequence[WorkerSpec], progress: Progress, ingest: Callable[[], None]) -> dict[str, str]:
         """Run groups until every cell has ended (`base.Executor`)."""
-        groups = [GroupRun(spec, self._logs, progress, self._worker) for spec in specs]
+        on_gpus = (Stage(tuple(specs), len(self._gpus), quiet=True),)
         statuses: dict[str, str] = {}
-        pool = ThreadPoolExecutor(max(1, len(self._gpus)))
+        for stage in on_gpus if self._gpus else stages(specs, self._cores):
+            statuses |= self._run_stage(stage, progress, ingest)
+        return statuses
+
+    def _run_stage(self, stage: Stage, progress: Progress, ingest: Callable[[], None]) -> dict[str, str]:
+        groups = [GroupRun(spec, self._logs, progress, self._worker) for spec in stage.specs]
+        statuses: dict[str, str] = {}
+        pool = ThreadPoolExecutor(stage.workers)
         futures = [pool.submit(self._run, group) for group in groups]
+        running = set(futures)
         try:
-            for future in as_completed(futures):
-                statuses.update(future.result())
-                ingest()
+            while running:
+                done, running = wait(running, None if stage.quiet else INGEST_S, FIRST_COMPLETED)
+                for future in done:
+                    statuses.update(future.result())
                 if any(group.interrupted for group in groups):
                     raise KeyboardInterrupt
+                ingest()
         except BaseException:
             self._stop.set()
             pool.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What each kind of cell does with a loaded model, one file a kind.
+"""Passes: what each kind of cell does with a loaded model, one file a kind.
 
 A pass writes tables into the attempt's spool folder; it never touches the database.
 """

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from exitbench.harness.cells.job import CellJob
 from exitbench.harness.engine.decoding.probe import states_of
-from exitbench.harness.running.passes.session import BATCH_ROWS, Progress, Session, with_role, write_metrics
+from exitbench.harness.running.passes.session import Progress, Session, with_role, write_metrics
 from exitbench.methods.base import FitData, argmax_token
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import FITTED_FILE, TABLES
@@ -33,16 +33,16 @@ def fit_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress
 def fit_data(session: Session, item: CellJob) -> FitData:
     """States of the cell's documents, teacher-forced on their references cut at the longest answer allowed."""
     documents, checkpoint = session.answered(item), session.checkpoint
-    longest = item.cell.generation.max_new_tokens
+    longest, rows = item.cell.generation.max_new_tokens, item.cell.rows
     requests = [session.request(item, document) for document in documents]
     gold = [session.target_ids(item, document)[:longest] for document in documents]
     pieces = [
         states_of(
             checkpoint,
-            [request.prompt_ids for request in requests[start : start + BATCH_ROWS]],
-            gold[start : start + BATCH_ROWS],
+            [request.prompt_ids for request in requests[start : start + rows]],
+            gold[start : start + rows],
         )
-        for start in range(0, len(documents), BATCH_ROWS)
+        for start in range(0, len(documents), rows)
     ]
     states_LND = torch.cat(pieces, dim=1)
     flat = [(index, token) for index, tokens in enumerate(gold) for token in tokens]

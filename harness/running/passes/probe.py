@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from exitbench.harness.cells.job import CellJob
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.probe import probe_table
+from exitbench.harness.running.batches import in_batches
 from exitbench.harness.running.passes.recording import recording_pass
-from exitbench.harness.running.passes.session import BATCH_ROWS, Progress, Session
+from exitbench.harness.running.passes.session import Progress, Session
 from exitbench.results.spool.attempts import AttemptWriter
 
 
@@ -18,10 +21,10 @@ def probe_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progre
     requests = [session.request(item, document) for document in documents]
     asked = item.cell.generation
     order = sorted(range(len(documents)), key=lambda index: len(requests[index].prompt_ids))
-    for start in range(0, len(order), BATCH_ROWS):
-        chosen = order[start : start + BATCH_ROWS]
+    gates_first = asked.gates_first_token
+
+    def probe(chosen: Sequence[int]) -> None:
         rows = [requests[index] for index in chosen]
-        gates_first = asked.gates_first_token
         batch = prefill(session.checkpoint.model, rows, asked.max_new_tokens, gates_first_token=gates_first)
         outputs = [made.token_ids for made in decode(session.checkpoint, batch, session.full_parts())]
         answered = [documents[index] for index in chosen]
@@ -34,4 +37,5 @@ def probe_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progre
             kinds=[session.kinds(item, document) for document in answered],
         )
         writer.write("probe", probed)
-        on_progress(min(start + BATCH_ROWS, len(order)))
+
+    in_batches(order, item.cell.rows, probe, on_progress)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from exitbench.harness.cells.job import CellJob
 from exitbench.harness.cells.seeds import seed_for
-from exitbench.harness.engine.decoding.decode import Generation
+from exitbench.harness.engine.decoding.generation import Generation
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.running.lm import Answer
 from exitbench.harness.running.passes.session import (

@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.cells.job import CellJob
-from exitbench.harness.engine.decoding.decode import Request
+from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.decoding.probe import states_of
-from exitbench.harness.running.passes.session import BATCH_ROWS, Progress, Session
+from exitbench.harness.running.batches import in_batches
+from exitbench.harness.running.passes.session import Progress, Session
 from exitbench.methods.base import Parts
 from exitbench.methods.offline import score_states
 from exitbench.results.files.arrow import lists
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
+from exitbench.tasks.document import Document
 
 
 def scores_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress: Progress) -> None:
@@ -29,8 +31,8 @@ def scores_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progr
     for row in pq.read_table(path, columns=["doc_key", "position", "token_id"]).to_pylist():
         outputs[row["doc_key"]].append(row["token_id"])
     parts, documents, schema = session.parts(item), session.answered(item), TABLES["scores"]
-    for start in range(0, len(documents), BATCH_ROWS):
-        chosen = documents[start : start + BATCH_ROWS]
+
+    def score(chosen: Sequence[Document]) -> None:
         made = [outputs[document.key] for document in chosen]
         requests = [session.request(item, document) for document in chosen]
         score_NL, emitted_NL = _score(session, parts, requests, made)
@@ -41,7 +43,8 @@ def scores_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progr
             "emitted_id": lists(emitted_NL.cpu().numpy(), schema.field("emitted_id").type),
         }
         writer.write("scores", pa.table(columns))
-        on_progress(min(start + BATCH_ROWS, len(documents)))
+
+    in_batches(documents, item.cell.rows, score, on_progress)
 
 
 @torch.inference_mode()

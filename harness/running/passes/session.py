@@ -1,4 +1,4 @@
-"""A loaded model, and what the cells that run on it share."""
+"""Session of a loaded model: what the cells that run on it share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from exitbench.harness.cells.seeds import seed_for
 from exitbench.harness.engine.checkpoints.generation_config import not_applied
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
-from exitbench.harness.engine.decoding.decode import Generation, Request
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.model.cost import TokenPlace, answer_cost, answer_parts
 from exitbench.harness.running.lm import Answer, EarlyExitLM
 from exitbench.harness.running.scoring import Metric, metric_table
@@ -39,8 +39,6 @@ from exitbench.tasks.registry import get_task
 
 METRIC_VERSION = "2"
 """Version of the metrics made here (depth, faithfulness, cost, speed); tasks version their own."""
-BATCH_ROWS = 16
-"""Documents that go through all blocks together where nothing is timed."""
 
 Progress = Callable[[int], None]
 
@@ -179,7 +177,7 @@ class Session:
         """This model with a method, as lm-eval sees it."""
         seed_of = functools.partial(seed_for, "decode", item.cell.seed)
         prompts = self.prompts(item.cell.generation)
-        return EarlyExitLM(self.checkpoint, prompts, parts, item.cell.batch_size, seed_of, on_progress)
+        return EarlyExitLM(self.checkpoint, prompts, parts, item.cell.rows, seed_of, on_progress)
 
     def file_of(self, cell_id: str, name: str) -> Path:
         """A file of the latest attempt at another cell.

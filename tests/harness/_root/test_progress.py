@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import io
 import os
 import pty
 import re
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 from typing import TextIO
+
+import pytest
 
 from exitbench.progress import MAX_BARS, Bars, Lines, Progress
 
@@ -46,7 +49,8 @@ def terminal() -> Iterator[tuple[TextIO, list[str]]]:
     shown.append(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", b"".join(pieces).decode()))
 
 
-def test_a_terminal_shows_cells_and_documents_and_keeps_what_went_wrong() -> None:
+def test_a_terminal_shows_cells_and_documents_and_keeps_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # one that cannot move its cursor is shown the end only
     with terminal() as (stream, shown):
         run_two_cells(Bars(2, stream))
     assert "one/quality: failed\r\n" in shown[0]
@@ -54,7 +58,8 @@ def test_a_terminal_shows_cells_and_documents_and_keeps_what_went_wrong() -> Non
     assert re.search(r"cells .*100% .*2/2 ", shown[0])
 
 
-def test_a_terminal_shows_a_bar_for_each_of_the_first_cells_that_run_at_once() -> None:
+def test_a_terminal_shows_a_bar_for_each_of_the_first_cells_that_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     labels = [f"cell-{number}" for number in range(MAX_BARS + 1)]
     with terminal() as (stream, shown), Bars(len(labels), stream) as progress:
         for label in labels:
@@ -78,3 +83,16 @@ def test_a_log_gets_one_line_a_cell(tmp_path: Path) -> None:
     first, second = (tmp_path / "log").read_text().splitlines()
     assert first.startswith("[1/2] one/quality (5 documents): failed, ")
     assert second.startswith("[2/2] two/quality (7 documents): ok, ")
+
+
+def test_a_log_is_told_now_and_then_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 10.0, 20.0, 40.0, 50.0, 60.0])
+    monkeypatch.setattr("exitbench.progress.time.monotonic", lambda: next(clock))
+    shown = io.StringIO()
+    with Lines(5, shown) as progress:
+        for number in range(5):
+            progress.end(f"cell-{number}", "ok")
+    left = [line for line in shown.getvalue().splitlines() if "left" in line]
+    assert left == [
+        "3 of 5 done, 2 left: about 27 s if they are like these",
+    ]

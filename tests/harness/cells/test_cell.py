@@ -68,6 +68,7 @@ ASKED: dict[str, Any] = {
     "number format": replace(CELL, dtype="bfloat16"),
     "device": replace(CELL, device="cuda"),
     "batch size": replace(CELL, batch_size=2),
+    "rows decoded together": replace(CELL, batch_rows=2),
     "seed": replace(CELL, seed=8),
     "timing settings": replace(CELL, timing=TimingSettings()),
     "calibration settings": replace(CELL, calibration=CALIBRATION),

@@ -57,7 +57,7 @@ def test_another_folder_is_read_even_if_its_files_look_alike(tmp_path: Path, dat
 def test_other_sources_of_the_tasks_make_documents_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Corpora(tmp_path).describe(BUILTIN, None)
     seen = loads(monkeypatch)
-    monkeypatch.setattr(corpus, "_sources_sha256", lambda: "other")
+    monkeypatch.setattr(corpus, "sources_sha256", lambda package: "other")
     Corpora(tmp_path).describe(BUILTIN, None)
     assert seen == [BUILTIN]
 
@@ -79,3 +79,16 @@ def test_a_missing_file_is_an_error_even_if_it_was_there_before(tmp_path: Path, 
     (data_dir / "text.fr").unlink()
     with pytest.raises(UserError, match=r"text\.fr"):
         Corpora(tmp_path).describe(LINES, data_dir)
+
+
+def test_what_was_described_before_there_was_a_folder_is_kept_once_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = loads(monkeypatch)
+    folder = tmp_path / "runs"
+    first = Corpora(folder).describe(BUILTIN, None)
+    assert not folder.exists()
+    folder.mkdir()
+    corpus.keep(folder)
+    monkeypatch.setattr(corpus, "_unkept", {})  # as in another process
+    assert Corpora(folder).describe(BUILTIN, None) == first and seen == [BUILTIN]

@@ -96,10 +96,11 @@ def test_a_suite_from_plan_to_query(suite: Path, tmp_path: Path, exitbench: Comm
     assert "3 cells: 3 new. Runs with --retry failed: 3." in before.stdout
     assert not (tmp_path / "runs").exists()
 
-    run = exitbench("run", str(suite), "--data-dir", "data", "--threads", "1")
+    run = exitbench("run", str(suite), "--data-dir", "data", "--threads", "1", "--table")
     assert run.returncode == 0, run.stderr
     assert "[3/3] tiny/lines/static:exit_layer=2/quality (4 documents): ok" in run.stderr
     assert "tiny on lines" in run.stdout
+    assert "No method's quality was measured on trained weights" in run.stdout
     assert (tmp_path / "runs" / "report" / "index.html").is_file()
     (query,) = [line.split('"')[1] for line in run.stdout.splitlines() if line.startswith("Query")]
 
@@ -115,6 +116,7 @@ def test_a_suite_from_plan_to_query(suite: Path, tmp_path: Path, exitbench: Comm
     assert "3 cells: 3 done. Runs with --retry failed: 0." in after.stdout
     again = exitbench("run", str(suite), "--data-dir", "data", "--no-report")
     assert "Report" in run.stdout and "Report" not in again.stdout
+    assert "tiny on lines" not in again.stdout and len(again.stdout.splitlines()) <= 5
     assert (again.returncode, "Nothing to run: 3 cells are done" in again.stderr) == (0, True)
 
     (spec,) = (tmp_path / "runs" / "logs").glob("*.json")

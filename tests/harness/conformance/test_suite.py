@@ -69,13 +69,12 @@ def test_a_method_that_breaks_its_contract_is_marked_wherever_it_stands(
     assert "Contracts: broken conforms\n" in planned
 
     code, printed, said = exitbench(
-        tmp_path, "run", "broken.toml", "--data-dir", "data", "--threads", "1", "--no-report"
+        tmp_path, "run", "broken.toml", "--data-dir", "data", "--threads", "1", "--no-report", "--table"
     )
     assert code == 0, said
     assert "so that its runs are not to be cited: weighted/wmt/broken:how=HalvesState" in said
     lines = printed.splitlines()
-    (honest,) = [line for line in lines if "how=Honest" in line]
-    assert honest.startswith("broken ")
+    assert sum(line.startswith("broken how=Honest") for line in lines) == 1
     assert sum(line.startswith("✗ broken how=") for line in lines) == 2
     assert "✗: the method breaks its contract" in printed
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from exitbench.harness.engine.checkpoints.files import checkpoint_remarks
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-from exitbench.harness.engine.decoding.decode import Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
 from exitbench.methods.registry import baseline_method
 
 V, NEW_TOKENS = 100, 3

@@ -9,7 +9,8 @@ import pytest
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.running.passes.session import answer_costs, answer_costs_by_part
 from exitbench.methods.base import Method
 from exitbench.methods.calm_softmax import CalmSoftmax

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from exitbench.harness.engine.decoding.decode import Batch, Generation, Request, decode, decode_step, prefill
+from exitbench.harness.engine.decoding.block_runner import BlockRunner
+from exitbench.harness.engine.decoding.decode import Batch, decode, decode_step, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.methods.base import ActiveRows, BlockView, Gate, Parts, blocks_from
@@ -231,7 +233,9 @@ def test_rows_that_left_after_different_blocks_are_read_out_together(
     model = family.checkpoint.model
     trace = Trace(model)
     with torch.inference_mode():
-        decode_step(model, batch.cache, token, parts(gate), (1,) * 10, MAX_NEW_TOKENS, tuple(seeds), observer=trace)
+        decode_step(
+            BlockRunner(model, batch.cache, parts(gate)), token, (1,) * 10, MAX_NEW_TOKENS, tuple(seeds), observer=trace
+        )
     assert read == ([10] if type(gate) is ExitAtSeed else [2] * L)
     assert trace.exit_layers == seeds
     assert trace.head_rows == [model.vocab_size] * 10
@@ -245,7 +249,13 @@ def test_an_exit_selects_rows_once(family: Any, prompts: Any, monkeypatch: pytes
     seeds, model = [1 + i % L for i in range(10)], family.checkpoint.model
     batch = start(family, prompts[:10], seeds)
     with torch.inference_mode():
-        decode_step(model, batch.cache, torch.full((10,), 7), parts(ExitAtSeed()), (1,) * 10, MAX_NEW_TOKENS, (*seeds,))
+        decode_step(
+            BlockRunner(model, batch.cache, parts(ExitAtSeed())),
+            torch.full((10,), 7),
+            (1,) * 10,
+            MAX_NEW_TOKENS,
+            (*seeds,),
+        )
     assert sizes == [2, 8, 2, 6, 2, 4, 2, 2]
 
 
@@ -256,7 +266,9 @@ def test_skipped_blocks_hold_the_projections_of_the_exit_state(family: Any, prom
     batch = start(family, rows, seeds)
     token = torch.full((10,), family.checkpoint.start_id if family.is_seq2seq else 7)
     with torch.inference_mode():
-        decode_step(model, batch.cache, token, parts(ExitAtSeed()), (1,) * len(token), MAX_NEW_TOKENS, tuple(seeds))
+        decode_step(
+            BlockRunner(model, batch.cache, parts(ExitAtSeed())), token, (1,) * len(token), MAX_NEW_TOKENS, tuple(seeds)
+        )
     newest = batch.cache.length - 1
     compared = 0
     for row, (prompt, exit_layer) in enumerate(zip(rows, seeds, strict=True)):
@@ -284,7 +296,13 @@ def test_executed_blocks_hold_what_full_depth_holds(family: Any, prompts: Any, e
         batch = start(family, rows, [depth] * 6)
         with torch.inference_mode():
             model = family.checkpoint.model
-            decode_step(model, batch.cache, token, parts(ExitAtSeed()), (1,) * len(token), MAX_NEW_TOKENS, (depth,) * 6)
+            decode_step(
+                BlockRunner(model, batch.cache, parts(ExitAtSeed())),
+                token,
+                (1,) * len(token),
+                MAX_NEW_TOKENS,
+                (depth,) * 6,
+            )
         caches.append(batch.cache.self_kv[..., : batch.cache.length, :])
     early, full = caches
     assert torch.equal(early[:exit_layer], full[:exit_layer])

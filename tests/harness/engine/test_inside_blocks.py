@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.engine.decoding import sublayers as inside_blocks
-from exitbench.harness.engine.decoding.decode import Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.decoding.probe import teacher_forced
 from exitbench.harness.engine.decoding.sublayers import layer_pairs, sublayer_read_outs, sublayer_states
 from exitbench.methods.registry import baseline_method

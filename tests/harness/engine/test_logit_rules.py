@@ -10,7 +10,8 @@ import torch
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import GenerationSettings
-from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.logit_rules import why_not
 from exitbench.methods.registry import baseline_method, get_method, method_names
 

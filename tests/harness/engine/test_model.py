@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.harness.engine.decoding.decode import Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.methods.registry import baseline_method

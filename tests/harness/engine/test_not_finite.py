@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
-from exitbench.harness.engine.decoding.decode import Batch, Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import Batch, decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.weights import Linear
 from exitbench.methods.base import BlockView, Gate, Parts, Reading, blocks_from

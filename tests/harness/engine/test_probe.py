@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from exitbench.harness.engine.decoding import probe as probe_module
-from exitbench.harness.engine.decoding.decode import Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.decoding.probe import probe
 from exitbench.harness.engine.decoding.signals import STRETCH, _three_largest, jensen_shannon
 from exitbench.methods.registry import baseline_method

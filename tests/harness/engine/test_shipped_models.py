@@ -8,7 +8,8 @@ import torch
 from transformers import AutoTokenizer
 
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
-from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.training import find_trained, load_recipe
 from exitbench.harness.training.models import is_causal, read_model

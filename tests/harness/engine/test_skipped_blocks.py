@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from exitbench.harness.engine.decoding import deferred, skipping
-from exitbench.harness.engine.decoding.decode import Batch, Request, decode, decode_step, prefill
-from exitbench.harness.engine.decoding.skipping import SkippedBlocks
+from exitbench.harness.engine.decoding.block_runner import BlockRunner
+from exitbench.harness.engine.decoding.decode import Batch, decode, decode_step, prefill
+from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
@@ -174,7 +174,12 @@ def test_noisy_emits_the_full_models_token_and_leaves_the_cache_of_state_copying
         with torch.inference_mode():
             noisy, copied, full = (
                 decode_step(
-                    model, cache, token, parts(policy, asked), (position,) * N_ROWS, N_NEW, seeds, observer=trace
+                    BlockRunner(model, cache, parts(policy, asked)),
+                    token,
+                    (position,) * N_ROWS,
+                    N_NEW,
+                    seeds,
+                    observer=trace,
                 )
                 for cache, trace, (policy, asked) in zip(caches, traces, schedules.items(), strict=True)
             )
@@ -215,24 +220,24 @@ class Spy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls, self.positions = [0] * (L + 1), [0] * (L + 1)
         self.filled = self.projected = 0
-        run, fill, project = Transformer.block, SkippedBlocks.fill_from_state, skipping.write_projected
+        run, fill, project = Transformer.block, BlockRunner.fill_from_state, BlockRunner._write_projected
 
         def block(model: Transformer, number: int, hidden: Tensor, *rest: Any) -> Tensor:
             self.calls[number] += 1
             self.positions[number] += hidden.shape[:-1].numel()
             return run(model, number, hidden, *rest)
 
-        def fill_from_state(skipped: SkippedBlocks, number: int, hidden: Tensor, rows: Tensor | None) -> None:
+        def fill_from_state(runner: BlockRunner, number: int, hidden: Tensor, rows: Tensor | None) -> None:
             self.filled += len(hidden) * (L - number)
-            fill(skipped, number, hidden, rows)
+            fill(runner, number, hidden, rows)
 
-        def write_projected(model: Transformer, cache: Cache, number: int, states: Tensor, *rest: Any) -> None:
+        def write_projected(runner: BlockRunner, number: int, states: Tensor, *rest: Any) -> None:
             self.projected += len(states)
-            project(model, cache, number, states, *rest)
+            project(runner, number, states, *rest)
 
         monkeypatch.setattr(Transformer, "block", block)
-        monkeypatch.setattr(SkippedBlocks, "fill_from_state", fill_from_state)
-        monkeypatch.setattr(deferred, "write_projected", write_projected)
+        monkeypatch.setattr(BlockRunner, "fill_from_state", fill_from_state)
+        monkeypatch.setattr(BlockRunner, "_write_projected", write_projected)
 
     def clear(self) -> None:
         self.calls, self.positions, self.filled, self.projected = [0] * (L + 1), [0] * (L + 1), 0, 0
@@ -297,7 +302,11 @@ def test_a_token_that_has_all_blocks_waits_no_longer(family: Any, prompts: Any) 
         for position in range(1, 5):
             with torch.inference_mode():
                 decode_step(
-                    model, batch.cache, torch.tensor([7, 8]), parts(policy, layers), (position,) * 2, N_NEW, seeds
+                    BlockRunner(model, batch.cache, parts(policy, layers)),
+                    torch.tensor([7, 8]),
+                    (position,) * 2,
+                    N_NEW,
+                    seeds,
                 )
             waiting.append([sum(token.done < L for token in tokens) for tokens in batch.cache.waiting])
         assert waiting == [[1, 1], [2, 2], [0, 3], [1, 0]], policy

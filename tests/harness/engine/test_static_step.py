@@ -8,8 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from exitbench.errors import UserError
-from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.block_runner import BlockRunner, RunnerFactory
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.static import gates as static_gates
 from exitbench.harness.engine.static import step as static_step
 from exitbench.harness.engine.static.gates import Asked
@@ -118,13 +119,6 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
-@contextmanager
-def on(checkpoint: Any, steps: StaticSteps) -> Iterator[None]:
-    checkpoint.model.static_steps = steps
-    yield
-    checkpoint.model.static_steps = None
-
-
 def static_steps(checkpoint: Any, *, graphs: bool = False, one_ahead: bool = False) -> StaticSteps:
     steps = StaticSteps(checkpoint.model, graphs=False, one_ahead=one_ahead)
     steps.graphs = graphs  # emulated ones
@@ -136,9 +130,11 @@ def parts_of(name: str) -> Parts:
     return get_method(method).from_params(params).parts(L)
 
 
-def answers(checkpoint: Any, prompts: list[list[int]], parts: Parts) -> list[Generation]:
+def answers(
+    checkpoint: Any, prompts: list[list[int]], parts: Parts, runner_of: RunnerFactory = BlockRunner
+) -> list[Generation]:
     requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
-    return decode(checkpoint, prefill(checkpoint.model, requests, NEW_TOKENS), parts)
+    return decode(checkpoint, prefill(checkpoint.model, requests, NEW_TOKENS), parts, runner_of=runner_of)
 
 
 def assert_same(ours: list[Generation], ordinary: list[Generation]) -> None:
@@ -164,9 +160,8 @@ def test_answers_are_those_of_the_ordinary_way(
         ordinary = [answers(checkpoint, batch, parts) for batch in batches]
         for steps in ways:
             used.clear()
-            with on(checkpoint, steps):
-                for batch, expected in zip(batches, ordinary, strict=True):
-                    assert_same(answers(checkpoint, batch, parts), expected)
+            for batch, expected in zip(batches, ordinary, strict=True):
+                assert_same(answers(checkpoint, batch, parts, steps), expected)
             assert ("block" in used, "gate" in used) == (method not in ORDINARY, method in STATIC_GATES), method
 
 
@@ -174,18 +169,17 @@ def test_batches_of_alike_length_share_buffers_and_find_nothing_of_each_other(tw
     checkpoint, parts = twin("t5").checkpoint, parts_of("softmax")
     steps = static_steps(checkpoint)
     expected = answers(checkpoint, prompts[:2], parts)
-    with on(checkpoint, steps):
-        answers(checkpoint, prompts[2:4], parts)
-        (made,) = steps._made.values()
-        with torch.inference_mode():
-            for left_behind in (made.own.self_kv, made.own.cross_kv):
-                left_behind.fill_(math.nan)
-        assert_same(answers(checkpoint, prompts[:2], parts), expected)
-        assert list(steps._made.values()) == [made]
-        for rows in range(1, static_step.SHAPES_KEPT + 2):
-            answers(checkpoint, prompts[:rows], parts)
-        assert len(steps._made) == static_step.SHAPES_KEPT
-        assert made not in steps._made.values()
+    answers(checkpoint, prompts[2:4], parts, steps)
+    (made,) = steps._made.values()
+    with torch.inference_mode():
+        for left_behind in (made.own.self_kv, made.own.cross_kv):
+            left_behind.fill_(math.nan)
+    assert_same(answers(checkpoint, prompts[:2], parts, steps), expected)
+    assert list(steps._made.values()) == [made]
+    for rows in range(1, static_step.SHAPES_KEPT + 2):
+        answers(checkpoint, prompts[:rows], parts, steps)
+    assert len(steps._made) == static_step.SHAPES_KEPT
+    assert made not in steps._made.values()
 
 
 def test_a_block_enqueued_ahead_is_run_once(twin: Any, prompts: Any) -> None:
@@ -194,13 +188,12 @@ def test_a_block_enqueued_ahead_is_run_once(twin: Any, prompts: Any) -> None:
     ran: Counter[int] = Counter()
     for method, in_vain in (("softmax-never", 0), ("static", 1)):
         steps = static_steps(checkpoint, one_ahead=True)
-        with on(checkpoint, steps):
-            answers(checkpoint, prompts[9:10], parts_of("full"))  # makes the buffers
-            (made,) = steps._made.values()
-            ran.clear()
-            for index, work in enumerate(made._blocks):
-                made._blocks[index] = counting(ran, index + 1, work)
-            (generation,) = answers(checkpoint, prompts[9:10], parts_of(method))
+        answers(checkpoint, prompts[9:10], parts_of("full"), steps)  # makes the buffers
+        (made,) = steps._made.values()
+        ran.clear()
+        for index, work in enumerate(made._blocks):
+            made._blocks[index] = counting(ran, index + 1, work)
+        (generation,) = answers(checkpoint, prompts[9:10], parts_of(method), steps)
         decoded = generation.exit_layers[1:]  # the prompt holds the first token
         assert len(decoded) > 2
         assert ran == {block: len(decoded) for block in range(1, decoded[0] + 1 + in_vain)}
@@ -218,8 +211,7 @@ def test_gates_that_wait_for_the_device_are_asked_the_ordinary_way(twin: Any, pr
     checkpoint = twin("t5").checkpoint
     parts = dataclasses.replace(parts_of("softmax"), gate=ReadsTheScore())
     expected = answers(checkpoint, prompts[:1], parts)
-    with on(checkpoint, static_steps(checkpoint, graphs=True)):
-        assert_same(answers(checkpoint, prompts[:1], parts), expected)
+    assert_same(answers(checkpoint, prompts[:1], parts, static_steps(checkpoint, graphs=True)), expected)
     assert used["block"] > 0 == used["gate"]
 
 

@@ -11,7 +11,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-from exitbench.harness.engine.decoding.decode import Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
 from exitbench.methods.registry import baseline_method
 
 

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from exitbench.harness.cells.cell import GenerationSettings, TimingSettings
 from exitbench.harness.engine.decoding import trace
-from exitbench.harness.engine.decoding.decode import Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.running import timing
 from exitbench.methods.base import Method

@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from exitbench.harness.engine.decoding.decode import Batch, Generation, Request, decode, prefill
+from exitbench.harness.engine.decoding.decode import Batch, decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.running.passes.session import answer_costs
@@ -378,10 +379,11 @@ def test_positions_and_weights_read_follow_from_the_trace(
 def test_verified_logits_that_are_not_finite_are_named(family: Any, prompts: Any, monkeypatch: Any) -> None:
     from exitbench.harness.engine.decoding import speculation as verification
 
-    def verify(model: Any, *rest: Any, **options: Any) -> Any:
-        overflowing = copy.copy(model)
-        overflowing.logits = lambda states_ND: torch.full((len(states_ND), 3), float("inf"))
-        return original(overflowing, *rest, **options)
+    def verify(runner: Any, *rest: Any) -> Any:
+        overflowing = copy.copy(runner)
+        overflowing.model = copy.copy(runner.model)
+        overflowing.model.logits = lambda states_ND: torch.full((len(states_ND), 3), float("inf"))
+        return original(overflowing, *rest)
 
     original = verification.verify_drafts
     monkeypatch.setattr("exitbench.harness.engine.decoding.decode.verify_drafts", verify)

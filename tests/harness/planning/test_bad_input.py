@@ -74,6 +74,8 @@ OF_SUITES = {
     "schema 0": ("schema = 1", "schema = 0", 1, "schema: is 0; this version reads schema 1"),
     "batch 0": ("batch_size = 2", "batch_size = 0", 6, "batch_size: is 0; it must be 1 or more, and at most 65536"),
     "batch huge": ("batch_size = 2", "batch_size = 65537", 6, "it must be 1 or more, and at most 65536"),
+    "rows 0": ("batch_size = 2", "batch_rows = 0", 6, "batch_rows: is 0; it must be 1 or more, and at most 65536"),
+    "rows of a task 0": ("limit = 4", "batch_rows = 0", 12, "[tasks.squad] batch_rows: is 0; it must be 1 or more"),
     "batch a list": ("batch_size = 2", "batch_size = [2]", 6, "is [2]; it must be a whole number"),
     "limit 0": ("limit = 4", "limit = 0", 12, "[tasks.squad] limit: is 0; it must be 1 or more"),
     "limit negative": ("limit = 4", "limit = -2", 12, "limit: is -2; it must be 1 or more"),

@@ -293,3 +293,49 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(checkpoint: Path, tmp_path:
             (tmp_path / file.name).write_bytes(file.read_bytes())
     with pytest.raises(UserError, match="no tokenizer files"):
         describe_checkpoint("a", tmp_path)
+
+
+EVERY_KIND = """\
+[[sweep]]
+method = "full"
+kinds = ["quality", "timing", "probe"]
+record = ["sublayers"]
+
+[[sweep]]
+method = "calm-softmax"
+grid = { head = ["pruned-fixed"], k_first = [8], k_min = [2] }
+kinds = ["quality", "replay"]
+"""
+
+
+def rows_asked(planner: Planner, defaults: str = "") -> dict[str, tuple[str, int | None]]:
+    """Id and `batch_rows` of every cell, by its label without model and task."""
+    plan = planner(f"{EVERY_KIND}\n[defaults]\n{defaults}\n")
+    named = ((one.item.label.partition("/lines/")[2], one.item.cell) for one in cells(plan))
+    return {label: (cell.cell_id, cell.batch_rows) for label, cell in named}
+
+
+def test_rows_decoded_together_are_asked_of_what_decodes_and_is_not_timed(planner: Planner) -> None:
+    without, asked = rows_asked(planner), rows_asked(planner, "batch_rows = 8")
+    assert {rows for _, rows in without.values()} == {None}
+    assert {label.rpartition("/")[2] for label, (_, rows) in asked.items() if rows == 8} == {
+        "quality",
+        "probe",
+        "scores",
+    }
+    unchanged = {label for label in asked if asked[label] == without[label]}
+    assert unchanged == {"full/timing", "full:record=sublayers,documents=4/probe"}
+
+
+def test_asking_for_the_rows_that_are_decoded_anyway_asks_for_nothing(planner: Planner) -> None:
+    without = rows_asked(planner)
+    one, sixteen = rows_asked(planner, "batch_rows = 1"), rows_asked(planner, "batch_rows = 16")
+    assert {label for label in one if one[label] == without[label]} >= {"full/quality", "full/timing"}
+    assert one["full/probe"] != without["full/probe"] and sixteen["full/probe"] == without["full/probe"]
+
+
+def test_a_task_may_have_rows_of_its_own(write_suite: Writer, data_dir: Path, tmp_path: Path) -> None:
+    path = write_suite(EVERY_KIND + "\n[defaults]\nbatch_rows = 8\n")
+    path.write_text(path.read_text().replace("max_new_tokens = 4", "max_new_tokens = 4, batch_rows = 2"))
+    plan = make_plan(load_suite(path), tmp_path / "spool", tmp_path / "models", data_dir)
+    assert {one.item.cell.rows for one in cells(plan) if one.item.cell.kind == "quality"} == {2}

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
 
 from exitbench.harness.cells.cell import Cell, Consistency
 from exitbench.harness.cells.job import CellJob, WorkerSpec
-from exitbench.harness.engine.decoding.decode import Generation
+from exitbench.harness.engine.decoding.generation import Generation
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker

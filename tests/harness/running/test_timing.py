@@ -10,7 +10,7 @@ import pytest
 from exitbench.harness.cells.cell import GenerationSettings, TimingSettings
 from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-from exitbench.harness.engine.decoding.decode import Request
+from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker

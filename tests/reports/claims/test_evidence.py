@@ -13,7 +13,7 @@ from exitbench.reports.claims import Verdict, check_claim
 from exitbench.reports.claims.ledger import read_claims
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.files.arrow import driver_connection
-from exitbench.results.statistics.stability import settling
+from exitbench.results.statistics.stability import stability
 
 DELTA, EPSILON, CALIBRATIONS = 0.1, 0.05, 150
 CLAIMS = {claim.claim_id: claim for claim in read_claims()}
@@ -149,7 +149,7 @@ def test_rounding_makes_no_model_less_monotone_and_a_sixth_of_eight_blocks_is_on
     falls = [0.2, 0.5, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
     probed, trainings = [], []
     for model, loss, p_final in (("w", "weighted", share), ("v", "last", falls)):
-        columns = {name: int(values[0]) for name, values in settling(np.array([p_final]), np.ones((1, 8))).items()}
+        columns = {name: int(values[0]) for name, values in stability(np.array([p_final]), np.ones((1, 8))).items()}
         trainings.append({"model": model, "loss": loss})
         for key in "abcd":
             row = {"attempt_id": model, "model": model, "task_label": "t", "doc_key": key, "position": 1}

@@ -28,7 +28,7 @@ from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, series_style
 from exitbench.reports.registry import discover
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.schema import PROBE_FLOAT_LISTS, PROBE_ID_LISTS
-from exitbench.results.statistics.stability import settling
+from exitbench.results.statistics.stability import stability
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 
@@ -72,7 +72,7 @@ class Probed:
                 "token_kind": ["copy"] * n,
                 "first_match": self.agrees.argmax(1) + 1,
                 "stable_from": self.stable_from,
-                **settling(lists["p_final"], lists["cosine_last"]),
+                **stability(lists["p_final"], lists["cosine_last"]),
                 **{name: values.tolist() for name, values in lists.items()},
             }
         )

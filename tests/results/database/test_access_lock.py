@@ -1,4 +1,4 @@
-"""Turns at the database: one writer or several readers, and who waits is not overtaken for ever."""
+"""The access lock of the database: one writer or several readers, and who waits is not overtaken for ever."""
 
 import threading
 import time
@@ -7,24 +7,24 @@ from pathlib import Path
 import pytest
 
 from exitbench.results.database import access_lock
-from exitbench.results.database.access_lock import Turn, is_wanted, let_others, take_turn
+from exitbench.results.database.access_lock import AccessLock, acquire, has_waiters, yield_to_waiters
 
 
-def now(path: Path, *, alone: bool) -> Turn | None:
-    return take_turn(path, alone=alone, deadline=time.monotonic())
+def now(path: Path, *, alone: bool) -> AccessLock | None:
+    return acquire(path, alone=alone, deadline=time.monotonic())
 
 
-def test_readers_share_a_turn_and_a_writer_has_it_alone(tmp_path: Path) -> None:
+def test_readers_share_the_lock_and_a_writer_has_it_alone(tmp_path: Path) -> None:
     path = tmp_path / "x.duckdb"
     first, second = now(path, alone=False), now(path, alone=False)
     assert first is not None and second is not None
     assert now(path, alone=True) is None
-    first.end()
-    second.end()
+    first.release()
+    second.release()
     writer = now(path, alone=True)
     assert writer is not None
     assert now(path, alone=False) is None
-    writer.end()
+    writer.release()
 
 
 def test_a_writer_that_comes_again_at_once_lets_a_waiting_reader_go_first(
@@ -33,27 +33,27 @@ def test_a_writer_that_comes_again_at_once_lets_a_waiting_reader_go_first(
     monkeypatch.setattr("exitbench.results.database.access_lock._LONGEST_S", 300.0)
     path = tmp_path / "x.duckdb"
     for _ in range(5):
-        came: list[Turn | None] = []
+        came: list[AccessLock | None] = []
         writer = now(path, alone=True)
         assert writer is not None
         reader = threading.Thread(
-            target=lambda: came.append(take_turn(path, alone=False, deadline=time.monotonic() + 300))  # noqa: B023
+            target=lambda: came.append(acquire(path, alone=False, deadline=time.monotonic() + 300))  # noqa: B023
         )
         reader.start()
-        while not is_wanted(path):
+        while not has_waiters(path):
             time.sleep(0.001)
-        writer.end()
-        let_others(path)
-        assert len(came) == 1 or not is_wanted(path)
+        writer.release()
+        yield_to_waiters(path)
+        assert len(came) == 1 or not has_waiters(path)
         reader.join()
         assert came[0] is not None
-        came[0].end()
+        came[0].release()
 
 
 def test_those_who_never_go_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept_s: list[float] = []
-    monkeypatch.setattr("exitbench.results.database.access_lock.is_wanted", lambda path: True)
+    monkeypatch.setattr("exitbench.results.database.access_lock.has_waiters", lambda path: True)
     monkeypatch.setattr(time, "monotonic", lambda: sum(slept_s))
     monkeypatch.setattr(time, "sleep", slept_s.append)
-    let_others(tmp_path / "x.duckdb")
+    yield_to_waiters(tmp_path / "x.duckdb")
     assert access_lock._LONGEST_S <= sum(slept_s) <= access_lock._LONGEST_S + access_lock.POLL_S + 1e-9

@@ -11,11 +11,10 @@ import pytest
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
-from exitbench.results.database import connection as database
-from exitbench.results.database import migrations
+from exitbench.results.database import migrations, verified
 from exitbench.results.database.catalogue import METADATA
 from exitbench.results.database.connection import open_database
-from exitbench.results.database.migrations import migration_scripts
+from exitbench.results.database.migrations import current, migration_scripts, upgrade
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.ingest.rebuild import rebuild
 from exitbench.results.spool.schema import TABLES
@@ -193,7 +192,8 @@ def test_a_migration_that_fails_leaves_the_older_schema(path: Path, monkeypatch:
 
 def test_changed_views_are_created_anew_and_old_ones_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "CREATE VIEW answers AS SELECT 42 AS answer"
-    monkeypatch.setattr(database, "_views_script", lambda: script)
+    monkeypatch.setattr(current, "views_script", lambda: script)
+    monkeypatch.setattr(upgrade, "views_script", lambda: script)
     with open_database(path) as opened:
         views = opened.query("SELECT view_name FROM duckdb_views() WHERE NOT internal")["view_name"].to_pylist()
         assert views == ["answers"]
@@ -346,3 +346,45 @@ def test_settings_are_locked(read_only: bool, tmp_path: Path) -> None:
     open_database(path, read_only=False).close()
     with open_database(path, read_only=read_only) as opened, pytest.raises(UserError, match="lock"):
         opened.query("SET enable_progress_bar = true")
+
+
+# ------------------------------------------------------------------------------------------ marks of other processes
+
+
+@pytest.fixture
+def marked(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A database that another process has filled: this one remembers nothing of it."""
+    open_database(path, read_only=False).close()
+    monkeypatch.setattr(verified, "_verified", {})
+    return path
+
+
+def test_a_reader_does_not_look_again_at_what_a_writer_left_in_order(marked: Path) -> None:
+    assert verified.is_verified(marked, current.version())
+
+
+@pytest.mark.parametrize("what", ["changed", "another version", "others may write it", "others may write the mark"])
+def test_a_mark_counts_only_for_what_it_was_made_of_and_by(marked: Path, what: str) -> None:
+    version = current.version()
+    if what == "changed":
+        os.utime(marked, ns=(0, marked.stat().st_mtime_ns))  # the time of the last change is another
+    elif what == "another version":
+        version = "0" * 64
+    elif what == "others may write it":
+        marked.chmod(0o666)
+        verified.leave_mark(marked, version)
+    else:
+        verified.mark_of(marked).chmod(0o622)
+    assert not verified.is_verified(marked, version)
+
+
+def test_a_mark_that_is_torn_is_no_mark(marked: Path) -> None:
+    verified.mark_of(marked).write_bytes(b"[" * 100_000)
+    assert not verified.is_verified(marked, current.version())
+
+
+def test_reading_needs_neither_sqlalchemy_nor_pandas(marked: Path) -> None:
+    script = "import sys; from exitbench.harness.cli.main import main; main(['sql', 'SELECT 1', '--database', {!r}]); "
+    script += "print(sorted({{'sqlalchemy', 'pandas', 'matplotlib', 'torch'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script.format(str(marked))], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr

@@ -10,8 +10,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from exitbench.results.database import published
 from exitbench.results.database.connection import Database, open_database
+from exitbench.results.database.published import rows as published
 from exitbench.results.files.canonical import content_id
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import AttemptWriter

@@ -142,3 +142,69 @@ def test_a_method_that_agrees_as_the_oracle_makes_up_the_whole_gap(database: Dat
     perfect = [row for row in rows if row["token_match"] == 1]
     assert perfect
     assert {row["share_of_gap"] for row in perfect} == {1}
+
+
+def test_what_to_use_is_the_fastest_that_loses_next_to_nothing_beside_the_best_static_depth(
+    example_database: Path,
+) -> None:
+    """Found again from the frontier, task by task, at a loss that leaves some settings and takes others away."""
+    with open_database(example_database) as opened:
+        frontier = opened.query(
+            "SELECT f.*, r.setting_id FROM frontier AS f JOIN runs AS r USING (attempt_id) WHERE f.execution = 'real' "
+            "AND NOT f.random_weights AND f.delta IS NOT NULL AND f.conforms IS DISTINCT FROM false"
+        ).to_pylist()
+        for loss in (0.0, 1.0, 20.0, 100.0):
+            query = saved_query("what_to_use")
+            rows = opened.query(query.sql, {**query.defaults, "loss": loss}).to_pylist()
+            assert {row["task_label"] for row in rows} == {row["task_label"] for row in frontier}
+            for row in rows:
+                own = [one for one in frontier if one["task_label"] == row["task_label"]]
+                _check_choice(row, [one for one in own if one["n"] == max(other["n"] for other in own)], loss)
+
+
+def _check_choice(row: dict[str, Any], own: list[dict[str, Any]], loss: float) -> None:
+    candidates = [
+        one
+        for one in own
+        if not one["is_full_depth"] and one["method"] not in ("static", "random", "oracle") and one["delta"] >= -loss
+    ]
+    assert row["candidates"] >= len(candidates)
+    if not candidates:
+        assert (row["method"], row["verdict"]) == (None, "nothing")
+        return
+    timed = [one for one in candidates if one["speedup"] is not None]
+    if not timed:
+        assert (row["speedup"], row["verdict"]) == (None, "not timed")
+        assert row["ideal_speedup_bytes"] == max(one["ideal_speedup_bytes"] for one in candidates)
+        return
+    assert row["speedup"] == max(one["speedup"] for one in timed)
+    chosen = next(one for one in timed if (one["model"], one["params"]) == (row["model"], row["params"]))
+    static = [
+        one
+        for one in own
+        if one["setting_id"] == chosen["setting_id"]
+        and one["method"] == "static"
+        and one["speedup"] is not None
+        and min(one["delta"], 0) >= min(chosen["delta"], 0)
+    ]
+    assert row["static_speedup"] == max((one["speedup"] for one in static), default=1.0)
+    if not static:
+        assert (row["static_block"], row["static_delta"]) == (chosen["blocks"], None)
+
+
+def test_what_to_use_asks_of_one_suite_where_that_is_named(database: Database) -> None:
+    query = saved_query("what_to_use")
+    named = {
+        suite: database.query(query.sql, {**query.defaults, "suite": suite}).num_rows for suite in ("example", "x")
+    }
+    assert named["example"] > 0 and named["x"] == 0
+
+
+def test_a_loss_has_the_interval_of_paired_differences(database: Database) -> None:
+    query = saved_query("what_to_use")
+    rows = database.query(query.sql, {**query.defaults, "loss": 100.0}).to_pylist()
+    known = [row for row in rows if row["delta_low"] is not None]
+    assert known
+    for row in known:
+        assert row["delta_low"] < row["delta"] < row["delta_high"]
+        assert row["delta"] - row["delta_low"] == pytest.approx(row["delta_high"] - row["delta"])

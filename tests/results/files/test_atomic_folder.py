@@ -16,10 +16,10 @@ from exitbench.results.files.atomic_folder import (
     DamagedFile,
     SpoolError,
     check_digest,
-    check_sealed,
-    own_name,
+    check_digested_folder,
     read_json,
-    write_sealed,
+    unique_name,
+    write_digested_folder,
 )
 
 
@@ -31,10 +31,10 @@ def write(text: str) -> Callable[[Path], None]:
 
 
 def test_who_comes_second_leaves_what_is_there(tmp_path: Path) -> None:
-    write_sealed(tmp_path / "one", write("first"))
-    write_sealed(tmp_path / "one", write("second"))
+    write_digested_folder(tmp_path / "one", write("first"))
+    write_digested_folder(tmp_path / "one", write("second"))
     assert (tmp_path / "one" / "it.txt").read_text() == "first"
-    check_sealed(tmp_path / "one", ["it.txt"])
+    check_digested_folder(tmp_path / "one", ["it.txt"])
 
 
 def test_several_may_write_it_at_once(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_several_may_write_it_at_once(tmp_path: Path) -> None:
 
     def one() -> None:
         try:
-            write_sealed(place, fill)
+            write_digested_folder(place, fill)
         except UserError as error:
             failed.append(error)
 
@@ -56,7 +56,7 @@ def test_several_may_write_it_at_once(tmp_path: Path) -> None:
     for writer in writers:
         writer.join()
     assert failed == []
-    check_sealed(place, ["it.txt"])
+    check_digested_folder(place, ["it.txt"])
     assert list(tmp_path.iterdir()) == [place]
 
 
@@ -64,16 +64,16 @@ def test_a_folder_without_a_seal_in_its_place_is_told(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "other.txt").touch()
     with pytest.raises(UserError, match=os.strerror(errno.ENOTEMPTY)):
-        write_sealed(tmp_path / "one", write("first"))
+        write_digested_folder(tmp_path / "one", write("first"))
 
 
 def test_what_others_have_begun_is_not_touched(tmp_path: Path) -> None:
     """Process numbers are the same on two machines that share a folder."""
     begun = tmp_path / f".one-{os.getpid()}"
     begun.mkdir()
-    write_sealed(tmp_path / "one", write("first"))
+    write_digested_folder(tmp_path / "one", write("first"))
     assert begun.is_dir()
-    assert own_name("x") != own_name("x")
+    assert unique_name("x") != unique_name("x")
 
 
 def test_what_the_device_cannot_read_is_no_damage() -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.results.spool import heartbeat as owner
-from exitbench.results.spool.heartbeat import OWNER_FILE, Owner, OwnerLock, owner_of
+from exitbench.results.spool import heartbeat
+from exitbench.results.spool.heartbeat import OWNER_FILE, Heartbeat, Owner, owner_of
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from exitbench.results.spool.heartbeat import OwnerLock
-lock = OwnerLock(Path(sys.argv[1]))
+from exitbench.results.spool.heartbeat import Heartbeat
+lock = Heartbeat(Path(sys.argv[1]))
 print("locked", flush=True)
 time.sleep(600)
 """
@@ -38,11 +38,11 @@ def test_a_process_owns_the_attempt_until_it_is_killed(tmp_path: Path) -> None:
 
 
 def test_progress_is_seen_but_not_written_for_every_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = OwnerLock(tmp_path)
-    monkeypatch.setattr(owner, "BEAT_S", 1e9)
+    lock = Heartbeat(tmp_path)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 1e9)
     lock.progress(1, 10)
     assert _owner(tmp_path).done == 0
-    monkeypatch.setattr(owner, "BEAT_S", 0.0)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.0)
     lock.progress(2, 10)
     assert (_owner(tmp_path).done, _owner(tmp_path).total) == (2, 10)
     lock.release()
@@ -55,7 +55,7 @@ def test_an_attempt_without_the_file_has_no_owner(tmp_path: Path) -> None:
     assert owner_of(tmp_path / "missing") is None
 
 
-@pytest.mark.parametrize(("silent_s", "runs"), [(0, True), (owner.SILENT_S + 60, False)])
+@pytest.mark.parametrize(("silent_s", "runs"), [(0, True), (heartbeat.SILENT_S + 60, False)])
 def test_another_hosts_attempt_without_a_visible_lock_counts_as_running_while_it_reports(
     tmp_path: Path, silent_s: float, runs: bool
 ) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exitbench.results.database.migrations import migration_scripts
-from exitbench.results.statistics.stability import FILL_SQL, SIMILAR, TOLERANCE, settling
+from exitbench.results.statistics.stability import FILL_SQL, SIMILAR, TOLERANCE, stability
 
 VALUES = st.sampled_from([0.1, 0.5, 0.495, 0.485, 0.9, 0.95])
 LISTS = st.integers(1, 6).flatmap(
@@ -21,7 +21,7 @@ NEARLY = ("nearly_monotone_from", "nearly_grows_from", "tolerance")
 @given(LISTS)
 def test_each_number_is_what_a_walk_over_the_blocks_finds(tokens: list[tuple[list[float], list[float]]]) -> None:
     p_final, cosine = (np.array(lists) for lists in zip(*tokens, strict=True))
-    columns = settling(p_final, cosine)
+    columns = stability(p_final, cosine)
     for n, (p, s) in enumerate(tokens):
         blocks = len(p)
         s = [*s[:-1], 1.0]  # a state is its own equal
@@ -47,7 +47,7 @@ def nearly_from(values: list[float]) -> int:
 def test_a_wiggle_of_rounding_size_is_no_fall_and_many_small_falls_are_one() -> None:
     wiggles = [0.5, 0.9, 0.8999, 0.9, 0.8998]
     slides = [0.93, 0.924, 0.92, 0.914, 0.911]
-    columns = settling(np.array([wiggles, slides]), np.ones((2, 5)))
+    columns = stability(np.array([wiggles, slides]), np.ones((2, 5)))
     assert columns["monotone_from"].tolist() == [5, 5]
     assert columns["nearly_monotone_from"].tolist() == [1, 3]
     assert columns["tolerance"].tolist() == pytest.approx([TOLERANCE] * 2)
@@ -61,7 +61,7 @@ def test_what_an_older_version_did_not_store_is_filled_from_the_lists(fill: str)
         expected = {}
         for blocks in (1, 2, 3, 7):
             lists = (0.9 + rng.integers(-2, 3, (2, 20, blocks)) / 150).astype(np.float32)
-            columns = settling(*lists.copy())
+            columns = stability(*lists.copy())
             for n in range(20):
                 connection.execute(
                     "INSERT INTO probe_token VALUES ('a', ?, ?, ?)", [100 * blocks + n, *lists[:, n].tolist()]

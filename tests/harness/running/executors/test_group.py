@@ -31,7 +31,7 @@ def run(spec: WorkerSpec, tmp_path: Path) -> Callable[..., list[str]]:
     def run_cells(command: tuple[str, ...], timeouts_s: Sequence[float | None] = (None, None, None)) -> list[str]:
         timed = replace(spec, cells=with_timeouts(spec, timeouts_s))
         with Lines(3, io.StringIO()) as progress:
-            statuses = LocalExecutor(tmp_path / "logs", worker=command).run([timed], progress, lambda: None)
+            statuses = LocalExecutor(tmp_path / "logs", worker=command, cores=1).run([timed], progress, lambda: None)
         return [statuses[item.cell.cell_id] for item in spec.cells]
 
     return run_cells
@@ -214,6 +214,6 @@ def test_waiting_for_another_process_is_not_hanging_and_is_told_once(
     shown = io.StringIO()
     timed = replace(spec, cells=with_timeouts(spec, (LONG_S, 3.0, LONG_S)))
     with Lines(3, shown) as progress:
-        LocalExecutor(tmp_path / "logs", worker=command).run([timed], progress, lambda: None)
+        LocalExecutor(tmp_path / "logs", worker=command, cores=1).run([timed], progress, lambda: None)
     assert {status.status for status in latest_status(spec.spool).values()} == {"ok"}
     assert shown.getvalue().count("two: waiting for process 7, which runs it\n") == 1

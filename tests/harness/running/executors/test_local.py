@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from exitbench.harness.cells.cell import Kind
 from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.processes.locks import locked
 from exitbench.harness.running.executors.gpus import Gpu
@@ -29,7 +30,7 @@ def outcome(spec: WorkerSpec, command: tuple[str, ...], tmp_path: Path) -> tuple
     """Statuses by cell in order, and what was shown."""
     shown = io.StringIO()
     with Lines(len(spec.cells), shown) as progress:
-        statuses = LocalExecutor(tmp_path / "logs", worker=command).run([spec], progress, lambda: None)
+        statuses = LocalExecutor(tmp_path / "logs", worker=command, cores=1).run([spec], progress, lambda: None)
     return [statuses[item.cell.cell_id] for item in spec.cells], shown.getvalue()
 
 
@@ -106,7 +107,7 @@ group.GRACE_S = float(sys.argv[4])
 spec = WorkerSpec.from_json(Path(sys.argv[1]).read_text())
 try:
     with Lines(3, sys.stdout) as progress:
-        executor = LocalExecutor(Path(sys.argv[2]), worker=(sys.executable, sys.argv[3]))
+        executor = LocalExecutor(Path(sys.argv[2]), worker=(sys.executable, sys.argv[3]), cores=1)
         executor.run([spec, spec], progress, lambda: None)  # one runs, one waits for its turn
 except KeyboardInterrupt:
     sys.exit(130)
@@ -146,6 +147,58 @@ def test_the_specification_of_a_worker_is_kept_beside_its_log(spec: WorkerSpec, 
     outcome(spec, worker("two", "die(3, '')"), tmp_path)
     kept = [json.loads(path.read_text()) for path in sorted((tmp_path / "logs").glob("*.json"))]
     assert [[item["label"] for item in record["cells"]] for record in kept] == [["one", "two", "three"], ["three"]]
+
+
+# ------------------------------------------------------------------------------------------ several cores
+
+
+def of_kinds(spec: WorkerSpec, *kinds: Kind) -> WorkerSpec:
+    cells = zip(spec.cells, kinds, strict=True)
+    return replace(spec, cells=tuple(replace(item, cell=replace(item.cell, kind=kind)) for item, kind in cells))
+
+
+def run_on_cores(cores: int, specs: list[WorkerSpec], command: tuple[str, ...], tmp_path: Path) -> dict[str, str]:
+    executor = LocalExecutor(tmp_path / "logs", worker=command, cores=cores)
+    with Lines(len(specs), io.StringIO()) as progress:
+        return executor.run(specs, progress, lambda: None)
+
+
+def test_untimed_cells_of_different_models_run_side_by_side(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
+    statuses = run_on_cores(3, groups_of(spec), worker("*", "meet(3)"), tmp_path)
+    assert list(statuses.values()) == ["ok"] * 3
+
+
+def test_a_core_is_no_place_for_two(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
+    statuses = run_on_cores(1, groups_of(spec), worker("*", "alone()"), tmp_path)
+    assert list(statuses.values()) == ["ok"] * 3
+
+
+def test_timing_cells_run_alone_after_all_others(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
+    specs = groups_of(of_kinds(spec, "timing", "quality", "timing"))
+    statuses = run_on_cores(3, specs, worker("*", "(alone(), note(item.label))"), tmp_path)
+    assert set(statuses.values()) == {"ok"}
+    kept = [json.loads(path.read_text()) for path in sorted((tmp_path / "logs").glob("*.json"))]
+    assert [[item["label"] for item in record["cells"]] for record in kept] == [["two"], ["one"], ["three"]]
+
+
+def test_an_interrupt_among_cells_side_by_side_loses_nothing_finished(
+    spec: WorkerSpec, worker: Worker, tmp_path: Path
+) -> None:
+    """The one whose model is done stays; the other ends as interrupted."""
+    _, path = worker("two", "wait()")
+    (tmp_path / "spec.json").write_text(replace(spec, cells=spec.cells[:2]).to_json())
+    script = INTERRUPTED.replace("cores=1", "cores=2").replace("[spec, spec]", "groups")
+    script = script.replace("try:", "groups = [replace(spec, cells=(item,)) for item in spec.cells]\ntry:", 1)
+    script = "from dataclasses import replace\n" + script
+    arguments = [str(tmp_path / "spec.json"), str(tmp_path / "logs"), path, "30"]
+    parent = subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: any("waiting" in log.read_text() for log in (tmp_path / "logs").glob("*.log")))
+    wait_for(lambda: latest_status(spec.spool)[spec.cells[0].cell.cell_id].status == "ok")
+    parent.send_signal(signal.SIGINT)
+    shown, _ = parent.communicate(timeout=LONG_S)
+    assert parent.returncode == 130, shown
+    ended = latest_status(spec.spool)
+    assert [ended[item.cell.cell_id].status for item in spec.cells[:2]] == ["ok", "interrupted"]
 
 
 # ------------------------------------------------------------------------------------------ several GPUs

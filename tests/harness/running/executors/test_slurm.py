@@ -17,7 +17,7 @@ from exitbench.harness.running.executors.slurm import SlurmExecutor
 from exitbench.harness.running.executors.slurm_options import SlurmOptions, read_options
 from exitbench.harness.running.executors.slurm_queue import Job, NoAnswer, list_jobs
 from exitbench.results.spool.attempts import AttemptWriter, attempt_status, read_attempt
-from exitbench.results.spool.heartbeat import OwnerLock
+from exitbench.results.spool.heartbeat import Heartbeat
 from exitbench.results.spool.schema import ENV_KEYS
 
 ENV = {section: dict.fromkeys(keys) for section, keys in ENV_KEYS.items() if section}
@@ -141,7 +141,7 @@ def ended(spec: WorkerSpec) -> list[tuple[str, str | None] | None]:
 def begin(spec: WorkerSpec, cell: int) -> None:
     """A worker begins a cell and is gone before it ends it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OwnerLock, "release", lambda self: None)
+        patch.setattr(Heartbeat, "release", lambda self: None)
         AttemptWriter(
             spec.spool, spec.cells[cell].cell.to_json(), {**ENV, "hardware": {**ENV["hardware"], "cpu": "n1"}}
         )

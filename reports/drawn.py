@@ -1,0 +1,58 @@
+"""What was drawn before, and from what: a figure of the same rows by the same code has the same bytes, and stays."""
+
+import contextlib
+import hashlib
+import json
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from exitbench import reports
+from exitbench.reports.frame import Frame
+from exitbench.reports.plotting.svg import is_themed_uri
+from exitbench.results.files.canonical import content_id, sources_sha256
+from exitbench.results.files.whole_file import write_whole_file
+
+KINDS: Final = ("svg", "pdf", "png")
+_DRAWS: Final = ("matplotlib", "numpy")
+
+
+def digest(name: str, frame: Frame) -> str:
+    """Digest of what a figure is drawn from: its rows, in their order, and the code of all reports."""
+    rows = repr((name, frame.columns, [list(row.items()) for row in frame.rows]))
+    return hashlib.sha256(f"{_code()}\0{rows}".encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@cache
+def _code() -> str:
+    """Digest of all that draws: every source of this package, since figures share parts, and versions of libraries."""
+    return content_id([sources_sha256(reports), *(version(name) for name in _DRAWS)])
+
+
+def note_of(folder: Path, name: str) -> Path:
+    """Return where it is noted what a figure was drawn from."""
+    return folder / f".{name}.drawn"
+
+
+def remember_drawn(folder: Path, name: str, drawn_from: str, image: str) -> None:
+    """Note what a figure was drawn from, its picture for the page, and digests of its files."""
+    with contextlib.suppress(OSError):  # without a note it is drawn again
+        note = {"drawn_from": drawn_from, "image": image, "files": _files(folder, name)}
+        write_whole_file(note_of(folder, name), json.dumps(note))
+
+
+def drawn_before(folder: Path, name: str, drawn_from: str) -> str:
+    """Return the picture of a figure for the page; nothing where it is to be drawn, or its files are not as noted."""
+    try:
+        note = json.loads(note_of(folder, name).read_bytes())
+        image = note["image"]
+        if note["drawn_from"] != drawn_from or note["files"] != _files(folder, name):
+            return ""
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    return image if isinstance(image, str) and is_themed_uri(image) else ""
+
+
+def _files(folder: Path, name: str) -> dict[str, str]:
+    return {kind: hashlib.sha256((folder / f"{name}.{kind}").read_bytes()).hexdigest() for kind in KINDS}
