@@ -98,11 +98,11 @@ def _built_in_documents_are_made_once() -> Iterator[None]:
     make = builtin.documents
 
     @functools.cache
-    def made(*arguments: Any) -> tuple[Document, ...]:
-        return tuple(make(*arguments))
+    def made(*asked: Any, **named: Any) -> tuple[Document, ...]:
+        return tuple(make(*asked, **named))
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(builtin, "documents", lambda name, split, n, seed=0: list(made(name, split, n, seed)))
+        patched.setattr(builtin, "documents", lambda *asked, **named: list(made(*asked, **named)))
         yield
 
 

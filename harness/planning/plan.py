@@ -29,6 +29,7 @@ from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_block
 from exitbench.harness.planning.apart import require_apart
 from exitbench.harness.planning.expand import CellTemplate, expand, select
 from exitbench.harness.planning.generation_checks import remarks, resolve
+from exitbench.harness.planning.levels import require_learned
 from exitbench.harness.planning.retry import RETRIED, Retry, State
 from exitbench.harness.planning.stale import Predecessors
 from exitbench.harness.planning.suite import ModelEntry, Suite
@@ -134,13 +135,15 @@ def make_plan(
 
     Raises:
         UserError: Documents or weights cannot be read, documents are used twice, a parameter does not fit a model's
-            depth, or nothing is left.
+            depth, a model learned another level, or nothing is left.
     """
     drafts = select(expand(suite, limit), only, kinds)
     models = [(entry, list(templates)) for entry, templates in groupby(drafts, key=lambda draft: draft.model)]
     recipes = {entry.name: load_recipe(entry.recipe) if entry.recipe else None for entry, _ in models}
     for entry, templates in models:
         recipe = recipes[entry.name]
+        if recipe is not None:
+            require_learned(entry, recipe, {draft.task.label: draft.task for draft in templates}.values())
         if recipe is not None and recipe.n_blocks is not None:
             heads = recipe.exit_heads
             _check_model(templates, recipe.n_blocks, heads.blocks(recipe.n_blocks) if heads is not None else ())

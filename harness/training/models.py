@@ -33,6 +33,8 @@ def new_model(architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFa
             num_heads=architecture.num_heads,
             num_layers=architecture.num_layers,
             num_decoder_layers=architecture.num_decoder_layers,
+            # What `generate` of transformers goes by when it makes a cache for the decoder; else as deep as the encoder.
+            decoder_layers=architecture.num_decoder_layers,
             feed_forward_proj=architecture.feed_forward_proj,
             dropout_rate=architecture.dropout_rate,
             relative_attention_num_buckets=architecture.relative_attention_num_buckets,
@@ -60,12 +62,18 @@ def new_model(architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFa
     causal = transformers.LlamaForCausalLM._from_config(llama, attn_implementation="eager")
     if architecture.neighbour_heads:
         look_back_by_biases(causal, architecture.neighbour_heads)
+        look_for_what_was_passed_on(causal, architecture.neighbour_heads)
     return causal
 
 
 _LOGIT = 6.0
 """What a neighbour is ahead of other tokens, in nats: nearly all of a head's attention."""
 _FREQUENCIES = 4
+"""The fastest of the rotary embedding: they tell neighbours apart best."""
+_FAR_TOKENS = 60
+"""Distance at which a pair of dimensions that matches content must not have turned by much."""
+_WRITTEN, _MATCHED = 0.06, 2.3
+"""Gains: of what heads write, about as large as a new embedding; of queries and keys, a match a few nats ahead."""
 
 
 @torch.no_grad()
@@ -82,22 +90,43 @@ def look_back_by_biases(model: transformers.PreTrainedModel, n_heads: int) -> No
     """Let head h of the first block look h tokens back, by the biases of queries and keys.
 
     A key bias b and a query bias R(-h) b, turned by rotary positions m and n, score b' R(n - m + h) b: a sum of cosines
-    that is largest at n - m = -h. The fastest frequencies tell neighbours apart best.
+    that is largest at n - m = -h.
     """
-    attention, config = model.model.layers[0].self_attn, model.config
-    size = config.head_dim
+    attention, size = model.model.layers[0].self_attn, model.config.head_dim
     inverse = model.model.rotary_emb.inv_freq[:_FREQUENCIES]
     # The score of the token next to the right one, per squared length of a pair.
     loss = float((1 - inverse.cos()).sum()) / size**0.5
     length = (_LOGIT / loss) ** 0.5
-    groups = config.num_attention_heads // config.num_key_value_heads
     for head in range(n_heads):
         angle = inverse * -(head + 1)
         query = attention.q_proj.bias[head * size : (head + 1) * size]
-        key = attention.k_proj.bias[head // groups * size : (head // groups + 1) * size]
+        key = attention.k_proj.bias[head * size : (head + 1) * size]
         key[:_FREQUENCIES] = length
         query[:_FREQUENCIES] = length * angle.cos()
         query[size // 2 : size // 2 + _FREQUENCIES] = length * angle.sin()
+
+
+@torch.no_grad()
+def look_for_what_was_passed_on(model: transformers.PreTrainedModel, n_heads: int) -> None:
+    """Let head h of the second block look for tokens that head h of the first passed its own token to.
+
+    Head h of the first passes P x on as Q' P x; in the second, queries P x meet keys Q x, in the slow dimensions of the
+    rotary embedding, and what is found is written as it is. P and Q have orthonormal rows.
+    """
+    size, n_dims = model.config.head_dim, model.config.hidden_size
+    slow = (model.model.rotary_emb.inv_freq * _FAR_TOKENS < 1).nonzero().flatten()
+    matching = torch.cat([slow, slow + size // 2])
+    first, second = (model.model.layers[i].self_attn for i in (0, 1))
+    for head in range(n_heads):
+        rows = slice(head * size, (head + 1) * size)
+        passed, marked, written = (
+            torch.linalg.qr(torch.randn(n_dims, size))[0].T for _ in ("passed on", "mark of it", "written")
+        )
+        first.v_proj.weight[rows], first.o_proj.weight[:, rows] = passed, _WRITTEN * marked.T
+        second.v_proj.weight[rows], second.o_proj.weight[:, rows] = written, _WRITTEN * written.T
+        for projection, directions in ((second.q_proj, passed), (second.k_proj, marked)):
+            projection.weight[rows] = 0
+            projection.weight[rows][matching] = _MATCHED * directions[: len(matching)]
 
 
 def read_model(folder: Path) -> tuple[transformers.PreTrainedModel, PreTrainedTokenizerFast]:

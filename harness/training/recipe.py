@@ -4,7 +4,7 @@ A recipe holds no path of the machine (files are relative to the data folder) an
 same recipe on the same data gives the same training run, however fast the machine is.
 """
 
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -68,9 +68,9 @@ class ArchitectureRecipe:
 
     Attributes:
         neighbour_heads: So many heads begin by looking at the token 1, 2, .. before (T5: in every block of encoder and
-            decoder, which share a table; Llama: in the first, by biases). What stands next to what is what finding a
-            fact again needs first, and nothing else can be learned before; drawn at random, such a head takes longer
-            to come about than a short training lasts.
+            decoder, which share a table; Llama: in the first, by biases, and as many of the second by looking for the
+            tokens that those passed on, an induction head). Finding a fact again needs them first, and nothing else
+            can be learned before; drawn at random, they take longer to come about than a short training lasts.
     """
 
     d_model: int = _number(8)
@@ -197,6 +197,7 @@ class OptimisationRecipe:
         schedule: After a linear warm-up; names of `transformers.get_scheduler`, both fall to 0 at the last step.
         precision: `bf16` computes activations in bfloat16 (autocast); the weights that learn stay fp32.
         saved_precision: Number format of the checkpoint; `bf16` is half as large.
+        shared_steps: First steps in which the decoder's blocks from the second on have the same weights.
         save_steps: Steps between the points that an interrupted training goes on from.
     """
 
@@ -215,6 +216,7 @@ class OptimisationRecipe:
     adam_beta2: float = _number(0.0, 1.0, default=0.98)
     precision: Literal["fp32", "bf16"] = "fp32"
     saved_precision: Literal["fp32", "bf16"] = "fp32"
+    shared_steps: int = _number(0, default=0)
     save_steps: int = _number(1, default=100)
 
 
@@ -275,10 +277,17 @@ def recipe_path(name: str) -> Path:
 def load_recipe(name_or_path: str | Path) -> Recipe:
     """Read a shipped recipe by name, or any recipe by the path of its TOML file.
 
+    `NAME@SEED` is a shipped recipe with another seed, so that a training's luck can be seen.
+
     Raises:
         UserError: Unknown recipe, unreadable file, invalid TOML, unknown or missing key, or value out of range.
     """
     path = Path(name_or_path)
+    known, at, other_seed = str(name_or_path).rpartition("@")
+    if at and path.suffix != ".toml":
+        if not (other_seed.isascii() and other_seed.isdigit()):
+            raise UserError(f"Recipe {name_or_path!r}: after @ stands {other_seed!r}. Allowed: a seed, 0 or more.")
+        return replace(load_recipe(known), name=f"{known}@{int(other_seed)}", seed=int(other_seed))
     top = Table.read(path if path.suffix == ".toml" else recipe_path(str(name_or_path)))
     top.allow(*(f.name for f in fields(Recipe)))
     seed = top.get("seed", int)
@@ -354,15 +363,14 @@ def _tokenizer(table: Table) -> TokenizerRecipe:
 
 
 def _architecture(table: Table) -> ArchitectureRecipe:
-    """The architecture, in the range that `transformers` can generate with.
-
-    `generate` of transformers 5.23 makes a T5 decoder's cache as deep as the encoder and fails beyond it.
-    """
+    """The architecture; which families have an encoder."""
     architecture = _build(ArchitectureRecipe, table)
     if architecture.family == "llama" and architecture.num_layers:
         raise table.error("num_layers", "must be 0 or left out: a Llama has no encoder.")
-    if architecture.family == "t5" and architecture.num_layers < architecture.num_decoder_layers:
-        raise table.error("num_layers", f"must be at least num_decoder_layers = {architecture.num_decoder_layers}.")
+    if architecture.family == "t5" and not architecture.num_layers:
+        raise table.error("num_layers", "must be at least 1: a T5 has an encoder.")
+    if architecture.neighbour_heads > architecture.num_heads:
+        raise table.error("neighbour_heads", f"must be at most num_heads = {architecture.num_heads}.")
     return architecture
 
 

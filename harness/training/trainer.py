@@ -20,6 +20,7 @@ from exitbench.harness.training.data import Batch
 from exitbench.harness.training.objective import Objective
 from exitbench.harness.training.optimizers import make_optimizer
 from exitbench.harness.training.recipe import OptimisationRecipe
+from exitbench.harness.training.shared_blocks import SharedBlocks
 
 LOG_POINTS = 100
 EXTRAS = "early_exit"
@@ -79,6 +80,10 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         self.sums: dict[tuple[str, int | None], list[Tensor]] = defaultdict(list)
         if objective.extras is not None:
             model.add_module(EXTRAS, objective.extras)
+        self.shared_steps = settings.shared_steps
+        self.shared = SharedBlocks(model) if settings.shared_steps else None
+        if self.shared is not None:
+            self.shared.spread_weights()
         optimizer = make_optimizer(model, settings)
         scheduler = transformers.get_scheduler(settings.schedule, optimizer, settings.warmup_steps, settings.steps)
         logging_steps = max(1, settings.steps // LOG_POINTS)
@@ -103,7 +108,7 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         arguments._n_gpu = min(1, arguments.n_gpu)  # DataParallel hides encoder and decoder
         super().__init__(model=model, args=arguments, optimizers=(optimizer, scheduler))
         self.remove_callback(transformers.PrinterCallback)
-        self.add_callback(_Steps(on_step, clock))
+        self.add_callback(_Steps(on_step, clock, self))
 
     def train_from(self, point: Path | None) -> None:
         """Train to the last step, from a resume point if there is one."""
@@ -122,7 +127,15 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
     def training_step(self, model: nn.Module, inputs: Batch, *_: Any, **__: Any) -> Tensor:
         """Forward and backward; a batch that does not fit into memory is tried again in halves."""
         model.train()
-        return self._step_in_parts(model, inputs, 1.0)
+        loss = self._step_in_parts(model, inputs, 1.0)
+        if self.shared is not None and self.state.global_step < self.shared_steps:
+            self.shared.gather_gradients()
+        return loss
+
+    def step_ended(self) -> None:
+        """Spread what shared blocks learned."""
+        if self.shared is not None and self.state.global_step <= self.shared_steps:
+            self.shared.spread_weights()
 
     def _step_in_parts(self, model: nn.Module, inputs: Batch, share: float) -> Tensor:
         kept = [None if p.grad is None else p.grad.clone() for p in model.parameters()] if share < 1 else None
@@ -182,10 +195,11 @@ class _Batches(IterableDataset[Batch]):
 class _Steps(transformers.TrainerCallback):  # type: ignore[misc]
     """Tells of the steps, and marks resume points that are whole."""
 
-    def __init__(self, on_step: Callable[[int], None], clock: Clock) -> None:
-        self.on_step, self.clock = on_step, clock
+    def __init__(self, on_step: Callable[[int], None], clock: Clock, trainer: ExitTrainer) -> None:
+        self.on_step, self.clock, self.trainer = on_step, clock, trainer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.step_ended()
         self.on_step(state.global_step)
         control.should_log |= state.global_step == state.max_steps
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from hashlib import sha256
-from itertools import count, islice
+from itertools import islice
 
 from exitbench.errors import UserError, suggestion
 from exitbench.tasks.builtin.dialogues import dialogue
@@ -17,6 +17,8 @@ MAKERS: dict[str, Callable[[Draw, int], Record]] = {"squad": question, "samsum":
 # The digest of what a document says puts it into one of ten parts; so no seed can put it into another split.
 PARTS = 10
 SPLIT_PARTS = {"train": range(7), "calibration": (7,), "validation": (8,), "test": (9,)}
+IN_VAIN = 2_000
+"""Draws in a row without a new document of the split after which there are thought to be no more."""
 SIZES = {"train": 20_000, "calibration": 500, "validation": 500, "test": 1_000}
 
 
@@ -36,7 +38,7 @@ def documents(
         n documents with the fields of the real data set and the kind of each target word.
 
     Raises:
-        UserError: For an unknown task, split or level, or n below 1.
+        UserError: For an unknown task, split or level, n below 1, or more documents than there are.
     """
     if task_name not in MAKERS:
         raise UserError(f"built-in data: unknown task {task_name!r}.{suggestion(task_name, MAKERS)}")
@@ -53,14 +55,21 @@ def documents(
 
 
 def _records(task_name: str, split: str, seed: int, level: int) -> Iterator[Record]:
-    """Yield the different records of a split without end."""
+    """Yield the different records of a split, until there seem to be no more."""
     draw = Draw(f"{task_name}/{split}/{level}/{seed}")
     seen: set[str] = set()
-    for _ in count():
+    in_vain = 0
+    while in_vain < IN_VAIN:
         record = MAKERS[task_name](draw, level)
-        if record.source not in seen and _part(record.source) in SPLIT_PARTS[split]:
-            seen.add(record.source)
-            yield record
+        if record.source in seen or _part(record.source) not in SPLIT_PARTS[split]:
+            in_vain += 1
+            continue
+        in_vain = 0
+        seen.add(record.source)
+        yield record
+    raise UserError(
+        f"built-in data: {task_name}, split {split!r} at level {level} has no more than {len(seen)} different documents."
+    )
 
 
 def _part(source: str) -> int:

@@ -2,62 +2,70 @@
 
 from exitbench.tasks.builtin import facts
 from exitbench.tasks.builtin.draw import Draw
-from exitbench.tasks.builtin.facts import draw_chains
+from exitbench.tasks.builtin.facts import HOPS, draw_chains
 from exitbench.tasks.builtin.people import NAMES, is_woman
-from exitbench.tasks.builtin.words import Kind, Record, Words, kinds_of, of_kind, split_all, text_of
+from exitbench.tasks.builtin.words import Kind, Record, Words, kinds_of, split_all, text_of
 
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
 FRUITS = ("apples", "lemons", "pears", "plums", "nuts", "eggs")
 ITEMS = ("camera", "guitar", "map", "radio", "ladder", "basket", "brush", "lamp")
 
-FACTS = {1: 4, 2: 6, 3: 8}
-"""By level."""
+FACTS = {1: 5, 2: 8, 3: 11}
+"""That are told, by level."""
+ASKED = {1: 4, 2: 5, 3: 6}
+"""People whom the summary is about, by level."""
 MOST_CHANGES = {1: 1, 2: 2, 3: 2}
 """Of a count, by level."""
-LONGEST_CHAIN = 4
-_HOPS: tuple[Kind, ...] = ("hop1", "hop2", "hop3", "hop4")
 _STATES: tuple[Kind, ...] = ("state1", "state2", "state3")
 
 
 def dialogue(draw: Draw, level: int) -> Record:
     """Make one dialogue with its summary."""
-    first, second, *others = draw.some(NAMES, 2 + FACTS[level])
-    chains = draw_chains(draw, others, LONGEST_CHAIN, shortest=2)
+    speaker, other, *people = draw.some(NAMES, 2 + FACTS[level])
+    chains = draw_chains(draw, people)
     ends = {fact.subject: (chain[-1].object_, len(chain) - i) for chain in chains for i, fact in enumerate(chain)}
     told = draw.some([fact for chain in chains for fact in chain], FACTS[level])
-    turns, at = [(first, f"hi {second} !")], 0
-    while at < len(told):
-        n = draw.one((1, 2, 3))
-        turns.append(((second, first)[len(turns) % 2 - 1], " ".join(fact.text for fact in told[at : at + n])))
-        at += n
+    followers = [fact for fact in told if ends[fact.subject][1] > 1][: ASKED[level] - 1]
+    others = [fact for fact in told if fact not in followers][: ASKED[level] - len(followers)]
+    asked = draw.some(followers + others, ASKED[level])
+    said, summed_up = (_brings if draw.chance(0.5) else _has)(draw, speaker, level)
+    turns = [(speaker, said)]
+    while told:
+        n = draw.one((2, 3))
+        turns.append(((speaker, other)[len(turns) % 2], " ".join(fact.text for fact in told[:n])))
+        told = told[n:]
+    turns.append(((speaker, other)[len(turns) % 2], f"where do {' , '.join(fact.subject for fact in asked)} end ?"))
     summary: Words = ()
-    for fact in told:
+    for fact in asked:
         end, hops = ends[fact.subject]
-        summary += ((fact.subject, "copy"), (end, _HOPS[hops - 1]), (",", "frame"))
-    bringer, item, fruit = draw.one((first, second)), draw.one(ITEMS), draw.one(FRUITS)
-    counted, left = _count(draw, fruit, MOST_CHANGES[level])
-    turns.append((bringer, f"I bring my {item} . {counted}"))
-    summary = (*summary[:-1], (".", "end"))
-    summary += (
-        (bringer, "state1"), ("brings", "frame"), ("her" if is_woman(bringer) else "his", "agreement"), (item, "copy"),
-        ("and", "frame"), left, (fruit, "copy"), (".", "end"),
-    )  # fmt: skip
-    text = "\n".join(f"{speaker} : {statement}" for speaker, statement in turns)
+        summary += ((fact.subject, "copy"), (fact.object_, "hop1"))
+        if hops > 1:
+            summary += ((end, HOPS[hops - 1]),)
+        summary += ((",", "frame"),)
+    text = "\n".join(f"{name} : {statement}" for name, statement in turns)
+    summary = (*summary, *summed_up, (".", "end"))
     return Record({"dialogue": text, "summary": text_of(summary)}, text, kinds_of(summary))
 
 
-def words() -> set[str]:
-    """Return every word that a dialogue or summary can hold."""
-    frame = "hi ! : I bring my have ate found brings her his and , ."
-    return facts.words() | split_all((*NAMES, *NUMBERS, *FRUITS, *ITEMS, frame))
+def _brings(draw: Draw, speaker: str, level: int) -> tuple[str, Words]:
+    """What somebody says of what they bring, and its summary."""
+    item = draw.one(ITEMS)
+    her: Words = (("her" if is_woman(speaker) else "his", "agreement"),)
+    return f"I bring my {item} .", ((speaker, "copy"), ("brings", "frame"), *her, (item, "copy"))
 
 
-def _count(draw: Draw, fruit: str, most_changes: int) -> tuple[str, tuple[str, Kind]]:
+def _has(draw: Draw, speaker: str, level: int) -> tuple[str, Words]:
     """What somebody says of how many they had, ate and found; and how many are left."""
-    count, changes = draw.one(range(3, 7)), draw.one(range(most_changes + 1))
+    fruit, count, changes = draw.one(FRUITS), draw.one(range(3, 7)), draw.one(range(MOST_CHANGES[level] + 1))
     said = f"I have {NUMBERS[count - 1]} {fruit} ."
     for _ in range(changes):
         verb = draw.one(("ate", "found"))
         count += 1 if verb == "found" else -1
         said += f" I {verb} one ."
-    return said, (NUMBERS[count - 1], _STATES[changes])
+    return said, ((speaker, "copy"), ("has", "frame"), (NUMBERS[count - 1], _STATES[changes]), (fruit, "copy"))
+
+
+def words() -> set[str]:
+    """Return every word that a dialogue or summary can hold."""
+    frame = ": I bring my have ate found one where do end ? brings her his has , ."
+    return facts.words() | split_all((*NAMES, *NUMBERS, *FRUITS, *ITEMS, frame))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from exitbench.tasks.builtin.draw import Draw
 from exitbench.tasks.builtin.people import NAMES
-from exitbench.tasks.builtin.words import split_all
+from exitbench.tasks.builtin.words import Kind, split_all
 
 CITIES = (
     "Athens", "Berlin", "Cairo", "Delhi", "Dublin", "Geneva", "Lisbon", "Madrid", "Oslo", "Paris", "Prague", "Rome",
@@ -19,6 +19,9 @@ CITIES = (
 VEHICLES = ("boat", "bus", "car", "plane", "train", "tram")
 FOLLOW = ("follows", "joins")
 VISIT = "visits"
+LENGTHS = (1, 1, 1, 2, 3, 4, 5)
+"""Facts of a chain, each as likely as it is named."""
+HOPS: tuple[Kind, ...] = ("hop1", "hop2", "hop3", "hop4", "hop5")
 
 
 @dataclass(frozen=True)
@@ -35,19 +38,18 @@ class Fact:
         return f"{self.subject} {self.verb} {self.object_} ."
 
 
-def draw_chains(draw: Draw, people: Sequence[str], longest: int, first: int | None = None, shortest: int = 1) -> list[list[Fact]]:
+def draw_chains(draw: Draw, people: Sequence[str], first: int | None = None) -> list[list[Fact]]:
     """Draw chains of facts, one for each person: from person to person, and at last to a place.
 
     Args:
         draw: Decides.
         people: Who has a fact.
-        longest: Facts of a chain, at most.
         first: Facts of the first chain; None draws them too.
     """
     left, cities = iter(people), iter(draw.some(CITIES, len(people)))
     lengths: list[int] = [] if first is None else [first]
     while n := len(people) - sum(lengths):
-        lengths.append(draw.one(range(min(n, shortest), min(n, longest) + 1)))
+        lengths.append(min(n, draw.one(LENGTHS)))
     chains = []
     for length in lengths:
         own = list(itertools.islice(left, length))

@@ -26,19 +26,18 @@ class Size:
 
 SIZES = {
     1: Size(4, ("copy", "hop1", "hop1", "hop2")),
-    2: Size(7, ("copy", "hop1", "hop2", "hop2", "hop3", "hop3", "hop4", "hop4")),
-    3: Size(11, ("hop1", "hop2", "hop3", "hop3", "hop4", "hop4")),
+    2: Size(7, ("copy", "hop1", "hop1", "hop1", "hop2", "hop2", "hop3", "hop3", "hop4", "hop5")),
+    3: Size(10, ("hop1", "hop2", "hop3", "hop3", "hop4", "hop4", "hop5", "hop5")),
 }
 """By level."""
-LONGEST_CHAIN = 4
-LONG_ANSWERS = 0.4
+LONG_ANSWERS = 0.3
 STOPS = (2, 3)
 
 
 def question(draw: Draw, level: int) -> Record:
     """Make one question with its context and answer."""
     size, kind = SIZES[level], draw.one(SIZES[level].kinds)
-    chains = draw_chains(draw, draw.some(NAMES, size.facts), LONGEST_CHAIN, 1 if kind == "copy" else int(kind[-1]))
+    chains = draw_chains(draw, draw.some(NAMES, size.facts), 1 if kind == "copy" else int(kind[-1]))
     told = [_longer(draw, fact) for chain in chains for fact in chain]
     answering = told[len(chains[0]) - 1]
     asked = f"where does {chains[0][0].subject} end ?"

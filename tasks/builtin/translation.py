@@ -22,6 +22,7 @@ from exitbench.tasks.builtin.words import Kind, Record, Words, kinds_of, of_kind
 # English to French by (feminine, plural); "de" swallows the article that follows it.
 ARTICLES = (Inflected("the", "le", "la", "les", "les"), Inflected("a", "un", "une", "des", "des"))
 OF_THE = Inflected("of the", "du", "de la", "des", "des")
+VOWELS = "aeiou"
 PLURAL_EN = {"the": "the", "a": "some"}
 
 
@@ -80,7 +81,7 @@ def words() -> set[str]:
         | split_all(text for verb in VERBS for text in (*verb.en, *verb.fr_thing, *verb.fr_living))
         | split_all(text for part in PARTS for text in (part.en, *(fr for fr, _ in part.by_owner.values())))
         | split_all((*NAMES, *PLURAL_EN.values(), *(word for pair in CONJUNCTIONS for word in pair)))
-        | split_all(("with avec and et is est are sont that que he she it they il elle ils elles , .",))
+        | split_all(("an with avec and et is est are sont that que he she it they il elle ils elles , .",))
     )
 
 
@@ -192,8 +193,9 @@ def _noun_phrase(draw: Draw, noun: Noun) -> Phrase:
     plural = draw.chance(0.4)
     article = draw.one(ARTICLES)
     core = _core(draw, noun, plural)
+    one = "an" if article.en == "a" and core.en[0] in VOWELS else article.en
     return Phrase(
-        f"{PLURAL_EN[article.en] if plural else article.en} {core.en}",
+        f"{PLURAL_EN[article.en] if plural else one} {core.en}",
         ((article.fr(noun.feminine, plural), "agreement"), *core.fr),
         noun.feminine,
         plural,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 Kind = Literal[
-    "frame", "end", "copy", "agreement", "lexical", "distance", "state1", "state2", "state3", "hop1", "hop2", "hop3", "hop4"
+    "frame", "end", "copy", "agreement", "lexical", "distance", "state1", "state2", "state3", "hop1", "hop2", "hop3", "hop4", "hop5"
 ]
 """What decides a target word, shallow kinds first:
 
@@ -16,7 +16,7 @@ agreement: gender and number of a word of the same phrase.
 lexical: the meaning of another word, which decides among near-synonyms.
 distance: gender and number of a word of another phrase or sentence, past others that would have it otherwise.
 state1, state2, state3: so many statements of the source, one changing what the other said: counts, dates, times.
-hop1, hop2, hop3, hop4: so many facts of the source, each found by what the one before says.
+hop1, hop2, hop3, hop4, hop5: so many facts of the source, each found by what the one before says.
 """
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 """In the order in which blocks should be needed, family by family."""

@@ -27,7 +27,8 @@ def test_every_shipped_recipe_reads_and_is_called_as_its_file() -> None:
         (('kind = "bpe"', 'kind = "builtin"'), "[tokenizer]", "only with it"),
         (("warmup_steps = 5", "warmup_steps = 40"), "warmup_steps = 40", "fewer than steps"),
         (('"val.fr" }', '"val.fr" }\nrepaet = 2'), "repaet", "Did you mean 'repeat'?"),
-        (("num_layers = 3", "num_layers = 2"), "num_layers = 2", "at least num_decoder_layers"),
+        (("num_layers = 3", "num_layers = 0"), "num_layers = 0", "has an encoder"),
+        (("d_ff = 64", "d_ff = 64\nneighbour_heads = 5"), "neighbour_heads = 5", "at most num_heads = 4"),
         (("seed = 3", "seed = -3"), "seed = -3", "0 or more"),
         (
             ("[tokenizer]", "[start]\nrecipe = 'builtin-causal'\n[tokenizer]"),
@@ -101,3 +102,14 @@ def test_a_recipe_cannot_start_from_itself(write_recipe: Callable[..., Path]) ->
     path.write_text(text[: text.index("[tokenizer]")] + start + text[text.index("[objective]") :])
     with pytest.raises(UserError, match="is this very recipe"):
         load_recipe(path)
+
+
+def test_a_shipped_recipe_has_other_seeds() -> None:
+    other, shipped = load_recipe("builtin-weighted@7"), load_recipe("builtin-weighted")
+    assert other == dataclasses.replace(shipped, name="builtin-weighted@7", seed=7)
+
+
+@pytest.mark.parametrize("seed", ["", "one", "-1", "1.5"])
+def test_another_seed_is_a_number(seed: str) -> None:
+    with pytest.raises(UserError, match="Allowed: a seed, 0 or more"):
+        load_recipe(f"builtin-weighted@{seed}")

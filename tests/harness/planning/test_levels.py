@@ -1,0 +1,65 @@
+"""A model that learned one level of the built-in data is not measured on another unawares."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.planning.plan import Plan, make_plan
+from exitbench.harness.planning.suite import load_suite
+
+SUITE = """\
+schema = 1
+name = "levels"
+seed = 7
+
+[models.small]
+recipe = "{recipe}"
+
+[tasks.questions]
+task = "squad"
+source = "builtin"
+limit = 3
+level = {level}
+
+[[sweep]]
+method = "full"
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Callable[..., Plan]:
+    """Plan a suite of one model and one level."""
+
+    def made(recipe: str, level: object) -> Plan:
+        path = tmp_path / "levels.toml"
+        path.write_text(SUITE.format(recipe=recipe, level=level))
+        return make_plan(load_suite(path), tmp_path / "runs", tmp_path / "models", None)
+
+    return made
+
+
+@pytest.mark.parametrize("recipe", ["builtin-weighted", "builtin-exit-heads"])
+@pytest.mark.parametrize("level", [1, 3])
+def test_another_level_than_was_learned_is_refused(plan: Callable[..., Plan], recipe: str, level: int) -> None:
+    with pytest.raises(UserError, match=rf"\[tasks.questions\]: level is {level}, but model 'small' .*level = 2;"):
+        plan(recipe, level)
+
+
+def test_the_level_that_was_learned_and_a_model_of_other_data_are_planned(plan: Callable[..., Plan]) -> None:
+    assert plan("builtin-weighted", 2).groups
+    assert plan("multi30k-weighted", 3).groups
+
+
+@pytest.mark.parametrize(("level", "message"), [(4, "is 4. Allowed: 1, 2, 3"), ("'two'", "whole number")])
+def test_an_unknown_level_is_named_with_its_line(plan: Callable[..., Plan], level: object, message: str) -> None:
+    with pytest.raises(UserError, match=rf"levels\.toml:12: .*{message}"):
+        plan("builtin-weighted", level)
+
+
+def test_levels_are_of_built_in_data_only(plan: Callable[..., Plan], tmp_path: Path) -> None:
+    path = tmp_path / "hub.toml"
+    path.write_text(SUITE.format(recipe="builtin-weighted", level=2).replace('"builtin"\n', '"hub"\n', 1))
+    with pytest.raises(UserError, match='goes with source = "builtin" only'):
+        load_suite(path)

@@ -1,0 +1,69 @@
+"""What a new model's heads look at before it has learned anything."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from exitbench.harness.training.data import make_tokenizer
+from exitbench.harness.training.models import new_model
+from exitbench.harness.training.recipe import ArchitectureRecipe, TokenizerRecipe
+from exitbench.tasks.builtin.people import NAMES
+
+WIDTH, HEADS, BLOCKS = 128, 4, 3
+TEXT = "Anna visits Rome . Karl follows Vera . Olga visits Oslo . Vera follows"
+
+
+def made(family: Any, neighbour_heads: int) -> Any:
+    torch.manual_seed(0)
+    architecture = ArchitectureRecipe(
+        family=family, d_model=WIDTH, d_kv=WIDTH // HEADS, d_ff=64, num_heads=HEADS, num_decoder_layers=BLOCKS,
+        num_layers=2 if family == "t5" else 0, dropout_rate=0.0, neighbour_heads=neighbour_heads,
+    )  # fmt: skip
+    return new_model(architecture, make_tokenizer(TokenizerRecipe(kind="builtin"), [])).eval()
+
+
+def attended(model: Any, text: str = TEXT) -> tuple[Tensor, ...]:
+    """Attention over the text, [1, H, T, T] a block; without the end of text."""
+    ids = make_tokenizer(TokenizerRecipe(kind="builtin"), [])(text, return_tensors="pt").input_ids[:, :-1]
+    stack = model.get_encoder() if model.config.is_encoder_decoder else model.get_decoder()
+    with torch.no_grad():
+        return stack(input_ids=ids, output_attentions=True).attentions  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_neighbour_heads_look_one_two_three_tokens_back(family: str) -> None:
+    attention_HTT = attended(made(family, 3))[0][0]
+    for head in range(3):
+        assert attention_HTT[head].diagonal(-(head + 1)).min() > 0.5
+    assert attention_HTT[3].diagonal(-1).max() < 0.5
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_without_them_no_head_looks_at_a_neighbour(family: str) -> None:
+    attention_HTT = attended(made(family, 0))[0][0]
+    assert all(attention_HTT[head].diagonal(-1)[4:].max() < 0.6 for head in range(4))
+
+
+@pytest.mark.parametrize(("neighbour_heads", "least", "most"), [(3, 0.25, 1.0), (0, 0.0, 0.15)])
+def test_the_second_block_of_a_causal_model_looks_behind_earlier_equal_tokens(
+    neighbour_heads: int, least: float, most: float
+) -> None:
+    """At the second time that a name is said: head h at the token h + 1 behind the first."""
+    model, draw = made("llama", neighbour_heads), random.Random(0)
+    found = []
+    for _ in range(30):
+        names = draw.sample(NAMES, 12)
+        said = draw.randrange(8)
+        attention_HTT = attended(model, " ".join([*names, names[said]]))[1][0]
+        found.append([float(attention_HTT[head, -1, said + head + 1]) for head in range(3)])
+    assert least < torch.tensor(found).mean() < most
+
+
+def test_transformers_generates_with_a_cache_whatever_the_depth_of_the_encoder() -> None:
+    model = made("t5", 0)
+    ids = torch.arange(3, 13)[None]
+    cached = model.generate(ids, max_new_tokens=8, use_cache=True)
+    assert torch.equal(cached, model.generate(ids, max_new_tokens=8, use_cache=False))

@@ -1,0 +1,97 @@
+"""Blocks that share their weights at first: as if they were one module, and apart from then on."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import T5Config, T5ForConditionalGeneration
+
+from exitbench.errors import UserError
+from exitbench.harness.training import ensure_trained, load_recipe
+from exitbench.harness.training.readable import decoder_blocks
+from exitbench.harness.training.shared_blocks import SharedBlocks
+
+BLOCKS = 4
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    return T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=30, d_model=16, d_kv=4, d_ff=32, num_heads=4, num_layers=1, num_decoder_layers=BLOCKS,
+            decoder_layers=BLOCKS, dropout_rate=0.0, decoder_start_token_id=0,
+        )
+    )  # fmt: skip
+
+
+def one_module(model: Any) -> Any:
+    """The slow reference: blocks 2..L are the same object."""
+    blocks = decoder_blocks(model)
+    for i in range(2, BLOCKS):
+        blocks[i] = blocks[1]
+    return model
+
+
+def learn(model: Any, steps: int, shared: SharedBlocks | None) -> list[float]:
+    """AdamW on a fixed batch."""
+    ids = torch.arange(2, 26).view(3, 8)
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    for _ in range(steps):
+        loss = model(input_ids=ids, labels=ids.flip(1), use_cache=False).loss
+        loss.backward()
+        if shared is not None:
+            shared.gather_gradients()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if shared is not None:
+            shared.spread_weights()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_shared_blocks_learn_as_one_module_would() -> None:
+    ours = model()
+    shared = SharedBlocks(ours)
+    shared.spread_weights()
+    assert learn(ours, 8, shared) == pytest.approx(learn(one_module(model()), 8, None), rel=1e-4)
+
+
+def test_blocks_apart_learn_otherwise() -> None:
+    ours = model()
+    SharedBlocks(ours).spread_weights()
+    assert learn(ours, 8, None)[-1] != pytest.approx(learn(one_module(model()), 8, None)[-1], rel=1e-3)
+
+
+def test_blocks_of_different_shapes_cannot_share() -> None:
+    ours = model()
+    ours.decoder.block[2].layer[2].DenseReluDense.wi = nn.Linear(16, 8, bias=False)
+    with pytest.raises(UserError, match="different shapes"):
+        SharedBlocks(ours)
+
+
+def blocks_of(folder: Path) -> list[dict[str, Tensor]]:
+    """Weights of each decoder block of a checkpoint."""
+    weights = load_file(folder / "model.safetensors")
+    prefixes = [f"decoder.block.{i}." for i in range(3)]
+    return [
+        {n.removeprefix(p): w for n, w in weights.items() if n.startswith(p) and "relative" not in n} for p in prefixes
+    ]
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(("shared_steps", "equal"), [(40, True), (39, False), (0, False)])
+def test_a_training_shares_for_as_many_steps_as_its_recipe_says(
+    write_recipe: Callable[..., Path], data_dir: Path, shared_steps: int, equal: bool
+) -> None:
+    recipe = load_recipe(write_recipe(("steps = 40", f"steps = 40\nshared_steps = {shared_steps}\nclip_norm = 2.0")))
+    first, second, third = blocks_of(ensure_trained(recipe, data_dir / "models", data_dir))
+    assert same(second, third) == equal
+    assert not same(first, second)
