@@ -33,7 +33,7 @@ def new_model(architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFa
             num_heads=architecture.num_heads,
             num_layers=architecture.num_layers,
             num_decoder_layers=architecture.num_decoder_layers,
-            # What `generate` of transformers goes by when it makes a cache for the decoder; else as deep as the encoder.
+            # What `generate` goes by when it makes the decoder's cache; without it, that is as deep as the encoder.
             decoder_layers=architecture.num_decoder_layers,
             feed_forward_proj=architecture.feed_forward_proj,
             dropout_rate=architecture.dropout_rate,

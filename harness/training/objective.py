@@ -49,11 +49,17 @@ def make_objective(recipe: Recipe, model: PreTrainedModel) -> Objective:
     if recipe.exit_heads is not None:
         model.requires_grad_(False)
         return ExitHeadsObjective(recipe.exit_heads, model, recipe.seed)
+    objective: Objective
     if settings.loss == "shallow-deep":
-        return ShallowDeepObjective(settings, n_blocks, model.config.hidden_size)
-    if settings.loss == "layer-skip":
-        return LayerSkipObjective(settings, n_blocks, recipe.optimisation.steps, recipe.seed)
-    return JointObjective(block_weights(n_blocks, cast(JointLoss, settings.loss)), settings.label_smoothing)
+        objective = ShallowDeepObjective(settings, n_blocks, model.config.hidden_size)
+    elif settings.loss == "layer-skip":
+        objective = LayerSkipObjective(settings, n_blocks, recipe.optimisation.steps, recipe.seed)
+    else:
+        objective = JointObjective(block_weights(n_blocks, cast(JointLoss, settings.loss)), settings.label_smoothing)
+    if not settings.every_block_steps:
+        return objective
+    first = JointObjective(block_weights(n_blocks, "weighted"), settings.label_smoothing)
+    return FirstThen(first, objective, settings.every_block_steps)
 
 
 def block_count(model: PreTrainedModel) -> int:
@@ -73,6 +79,18 @@ class JointObjective:
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
         """Sum over the blocks that have a weight."""
         return weighted_losses(decoder_states(model, batch), self.weights_L, self.label_smoothing)
+
+
+class FirstThen:
+    """One objective until a step, then another."""
+
+    def __init__(self, first: Objective, then: Objective, steps: int) -> None:
+        self.first, self.then, self.steps = first, then, steps
+        self.extras = then.extras
+
+    def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
+        """The loss of the objective that this step has."""
+        return (self.first if step < self.steps else self.then)(model, batch, step)
 
 
 def weighted_losses(states: States, weights_L: Tensor, label_smoothing: float) -> tuple[Tensor, Logged]:

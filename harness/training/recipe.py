@@ -109,6 +109,8 @@ class ObjectiveRecipe:
         loss: Cross-entropy of the last block only, of every block with the weights of `losses.JointLoss`, of two blocks
             (`shallow-deep`, FREE), of blocks on a curriculum with layer dropout (`layer-skip`), or of exit heads on a
             frozen model (`exit-heads`).
+        every_block_steps: First steps in which every block learns (loss `weighted`), whatever `loss` is: finding facts
+            again, many times in a row, comes about several times sooner where each time is read out.
         label_smoothing: Share of the gold token's mass that is spread over the vocabulary.
         shallow_blocks: FREE's S.
         distillation: Which shallow states learn which deep ones (FREE); `none` leaves the term out.
@@ -131,6 +133,7 @@ class ObjectiveRecipe:
         "layer-skip",
         "exit-heads",
     ]
+    every_block_steps: int = _number(0, default=0)
     label_smoothing: float = _number(0.0, 0.9, default=0.0)
     shallow_blocks: int = _number(0, default=0)
     distillation: Literal["none", "last", "uniform", "closest-code", "closest-text"] = "none"
@@ -323,6 +326,8 @@ def _check_objective(recipe: Recipe, top: Table) -> None:
         raise table.error("loss", 'an [exit_heads] table goes with loss = "exit-heads", and only with it.')
     if recipe.exit_heads is not None and recipe.start is None:
         raise table.error("loss", '"exit-heads" needs a [start]: its model is frozen.')
+    if recipe.optimisation.shared_steps and recipe.start is not None:
+        raise top.table("optimisation").error("shared_steps", "is for a new model: a [start] has blocks of its own.")
     if (objective.loss == "shallow-deep") != bool(objective.shallow_blocks):
         raise table.error("loss", '`shallow_blocks` goes with loss = "shallow-deep", and only with it.')
     n_blocks = recipe.n_blocks

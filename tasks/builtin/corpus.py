@@ -22,9 +22,7 @@ IN_VAIN = 2_000
 SIZES = {"train": 20_000, "calibration": 500, "validation": 500, "test": 1_000}
 
 
-def documents(
-    task_name: str, split: str, n: int | None, seed: int = 0, level: int = DEFAULT_LEVEL
-) -> list[Document]:
+def documents(task_name: str, split: str, n: int | None, seed: int = 0, level: int = DEFAULT_LEVEL) -> list[Document]:
     """Generate documents of a task, the same for the same arguments on every machine.
 
     Args:
@@ -68,7 +66,7 @@ def _records(task_name: str, split: str, seed: int, level: int) -> Iterator[Reco
         seen.add(record.source)
         yield record
     raise UserError(
-        f"built-in data: {task_name}, split {split!r} at level {level} has no more than {len(seen)} different documents."
+        f"built-in data: {task_name} at level {level} has no more than {len(seen)} documents in split {split!r}."
     )
 
 

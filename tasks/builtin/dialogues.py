@@ -1,4 +1,4 @@
-"""Two people tell each other by chat where others go, and count; the summary says where everybody ends and what is left."""
+"""Two people tell each other by chat where others go; the summary says where those end who are asked for."""
 
 from exitbench.tasks.builtin import facts
 from exitbench.tasks.builtin.draw import Draw

@@ -5,7 +5,20 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 Kind = Literal[
-    "frame", "end", "copy", "agreement", "lexical", "distance", "state1", "state2", "state3", "hop1", "hop2", "hop3", "hop4", "hop5"
+    "frame",
+    "end",
+    "copy",
+    "agreement",
+    "lexical",
+    "distance",
+    "state1",
+    "state2",
+    "state3",
+    "hop1",
+    "hop2",
+    "hop3",
+    "hop4",
+    "hop5",
 ]
 """What decides a target word, shallow kinds first:
 

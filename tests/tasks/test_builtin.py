@@ -2,6 +2,10 @@
 
 import re
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from itertools import combinations, groupby, pairwise
+from statistics import fmean
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -9,36 +13,48 @@ from transformers import PreTrainedTokenizerFast
 from exitbench.errors import UserError
 from exitbench.tasks.base import Source, documents_sha256
 from exitbench.tasks.builtin import build_tokenizer, documents, vocabulary
+from exitbench.tasks.builtin.corpus import MAKERS
+from exitbench.tasks.builtin.words import KINDS, Record
 from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task
 
 TASKS = ("squad", "samsum", "wmt-en-fr")
 SPLITS = ("train", "calibration", "validation", "test")
+LEVELS = (1, 2, 3)
 FIELDS = {
     "squad": {"id", "title", "context", "question", "answers"},
     "samsum": {"id", "dialogue", "summary"},
     "wmt-en-fr": {"id", "en", "fr"},
 }
 SOURCE = {"squad": "context", "samsum": "dialogue", "wmt-en-fr": "en"}
-WOMEN = {"Anna", "Clara", "Eva", "Ida", "Julia", "Lena", "Maria", "Nora", "Olga", "Rosa", "Sofia", "Vera"}
+# A change here changes every model trained on the built-in data and every cell that measures on it.
+DIGESTS = {
+    ("squad", "test"): "56c40d6d3f0fc293",
+    ("samsum", "validation"): "a833852598c858c3",
+    ("wmt-en-fr", "train"): "b806e1e1b3ebb5e4",
+}
 
 
-@pytest.fixture(scope="module")
-def many() -> dict[str, list[Document]]:
-    return {task: documents(task, "train", 3000) for task in TASKS}
+@cache
+def training_documents(task: str, level: int = 2) -> list[Document]:
+    return documents(task, "train", 3000, level=level)
 
 
-@pytest.mark.parametrize(
-    ("task", "split", "digest"),
-    [
-        ("squad", "test", "56c40d6d3f0fc293"),
-        ("samsum", "validation", "a833852598c858c3"),
-        ("wmt-en-fr", "train", "b806e1e1b3ebb5e4"),
-    ],
-)
-def test_the_documents_are_the_same_for_ever(task: str, split: str, digest: str) -> None:
-    # A change here changes every model trained on the built-in data and every cell that measures on it.
-    assert documents_sha256(documents(task, split, 200))[:16] == digest
+def texts(docs: list[Document]) -> set[str]:
+    return {doc.fields[field] for doc in docs for field in SOURCE.values() if field in doc.fields}
+
+
+def tokens_of(task: str, side: str, level: int = 2) -> list[list[str]]:
+    """The tokens of the prompts or the targets of the training documents."""
+    encodings = build_tokenizer().encode_batch(
+        [getattr(get_task(task), side)(doc) for doc in training_documents(task, level)]
+    )
+    return [encoding.tokens for encoding in encodings]
+
+
+@pytest.mark.parametrize(("task", "split"), DIGESTS)
+def test_the_documents_are_the_same_for_ever(task: str, split: str) -> None:
+    assert documents_sha256(documents(task, split, 200))[:16] == DIGESTS[task, split]
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -47,17 +63,15 @@ def test_more_documents_begin_with_the_fewer(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_no_text_is_in_two_splits_or_twice_in_one_whatever_the_seed(task: str) -> None:
-    texts = {
-        split: [{d.fields[SOURCE[task]] for d in documents(task, split, 300, seed)} for seed in (0, 1)]
+def test_no_text_is_in_two_splits_or_twice_in_one_whatever_the_seed_and_level(task: str) -> None:
+    drawn = {
+        split: [texts(documents(task, split, 200, seed, level)) for seed, level in ((0, 1), (0, 2), (0, 3), (1, 2))]
         for split in SPLITS
     }
-    assert all(len(one) == 300 for both in texts.values() for one in both)
-    assert all(zero != one for zero, one in texts.values())
-    together = {split: zero | one for split, (zero, one) in texts.items()}
-    for split in SPLITS:
-        for other in SPLITS[SPLITS.index(split) + 1 :]:
-            assert together[split].isdisjoint(together[other]), (split, other)
+    assert all(len(some) == 200 for each in drawn.values() for some in each)
+    assert all(some != other for each in drawn.values() for some, other in combinations(each, 2))
+    for split, other_split in combinations(SPLITS, 2):
+        assert set().union(*drawn[split]).isdisjoint(set().union(*drawn[other_split])), (split, other_split)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -68,144 +82,287 @@ def test_a_task_loads_the_builtin_source_with_the_fields_of_the_real_set(task: s
     assert len({d.fields["id"] for d in loaded}) == len(loaded)
 
 
-def test_every_target_token_has_a_kind(many: dict[str, list[Document]]) -> None:
-    tokenizer = build_tokenizer()
-    seen = set()
-    for name, docs in many.items():
-        for doc in docs:
-            tokens = tokenizer.encode(get_task(name).target(doc)).tokens
+def test_every_target_token_has_a_kind_and_every_kind_occurs() -> None:
+    seen: set[str] = set()
+    for task in TASKS:
+        for doc, tokens in zip(training_documents(task), tokens_of(task, "target"), strict=True):
             assert len(tokens) == len(doc.token_kinds) + 1
             seen |= set(doc.token_kinds)
-    assert seen == {"copy", "frame", "agreement", "lexical", "hop1", "hop2", "hop3"}
+    assert seen == set(KINDS)
 
 
-def test_the_vocabulary_holds_every_word_and_no_other(many: dict[str, list[Document]]) -> None:
-    tokenizer = build_tokenizer()
-    used = Counter(
-        token
-        for name, docs in many.items()
-        for doc in docs
-        for text in (get_task(name).prompt(doc), get_task(name).target(doc))
-        for token in tokenizer.encode(text).tokens
-    )
-    assert set(used) == {*vocabulary(), "</s>"}
-    assert tokenizer.get_vocab_size() == len(vocabulary()) + 3
+def test_the_vocabulary_holds_every_word_and_no_other() -> None:
+    used = {
+        token for task in TASKS for side in ("prompt", "target") for tokens in tokens_of(task, side) for token in tokens
+    }
+    assert used == {*vocabulary(), "</s>"}
+    assert build_tokenizer().get_vocab_size() == len(vocabulary()) + 3
 
 
-def test_sequences_are_short(many: dict[str, list[Document]]) -> None:
-    tokenizer = build_tokenizer()
-    for name, docs in many.items():
-        assert max(len(tokenizer.encode(get_task(name).prompt(doc)).ids) for doc in docs) <= 60
-        assert max(len(tokenizer.encode(get_task(name).target(doc)).ids) for doc in docs) <= 20
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("level", "prompt_tokens", "target_tokens"), [(2, 96, 26), (3, 112, 30)])
+def test_sequences_are_short(task: str, level: int, prompt_tokens: int, target_tokens: int) -> None:
+    assert max(map(len, tokens_of(task, "prompt", level))) <= prompt_tokens
+    assert max(map(len, tokens_of(task, "target", level))) <= target_tokens
 
 
-def test_transformers_loads_the_tokenizer_and_decodes_what_it_encoded(many: dict[str, list[Document]]) -> None:
+def test_transformers_loads_the_tokenizer_and_decodes_what_it_encoded() -> None:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=build_tokenizer(), pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     )
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (0, 1, 2)
-    texts = [
+    written = [
         text
-        for docs in many.values()
-        for doc in docs[:300]
+        for task in TASKS
+        for doc in training_documents(task)[:300]
         for field, text in doc.fields.items()
         if field not in ("id", "answers")
     ]
-    encoded = tokenizer(texts)["input_ids"]
-    assert all(ids[-1] == 1 and ids.count(1) == 1 for ids in encoded)
-    assert tokenizer.batch_decode(encoded, skip_special_tokens=True) == texts
+    encoded = tokenizer(written)["input_ids"]
+    assert all(ids[-1] == 1 and ids.count(1) == 1 and 2 not in ids for ids in encoded)
+    assert tokenizer.batch_decode(encoded, skip_special_tokens=True) == written
 
 
 def test_punctuation_is_split_from_words_and_unknown_words_are_unknown() -> None:
-    tokens = build_tokenizer().encode("question: who knows Anna?").tokens
-    assert tokens == ["question", ":", "who", "<unk>", "Anna", "?", "</s>"]
+    tokens = build_tokenizer().encode("question: where does Zoe end?").tokens
+    assert tokens == ["question", ":", "where", "does", "<unk>", "end", "?", "</s>"]
 
 
-def solve(context: str, question: str) -> tuple[str, int]:
-    """An independent reader: the answer, and how many facts it took."""
-    known = {
-        **{(r, p): o for r, p, o in re.findall(r"the (friend|teacher) of (\w+) is (\w+) \.", context)},
-        **{("live", p): o for p, o in re.findall(r"(\w+) lives in (\w+) \.", context)},
-        **{("work", p): o for p, o in re.findall(r"(\w+) works at (the \w+) \.", context)},
-    }
-    if question == "what does the note say ?":
-        return re.findall(r"the note says (\w+ \w+) \.", context)[0], 0
-    asked = re.findall(r"friend|teacher", question)[::-1]
-    if question.startswith("where"):
-        asked.append(question.split()[-2])
-    (answer,) = re.findall(r"[A-Z]\w+", question)
-    for relation in asked:
-        assert sum(r == relation for r, _ in known) >= 2, "the cue alone must not give the answer away"
-        answer = known[relation, answer]
-    return answer, len(asked)
+WOMEN = {"Anna", "Clara", "Eva", "Ida", "Julia", "Lena", "Maria", "Nora", "Olga", "Rosa", "Sofia", "Vera"}
+TOUR = r"[A-Z]\w+(?: by \w+(?: and [A-Z]\w+ by \w+)+)?"
+FACT = rf"[A-Z]\w+ (?:(?:follows|joins) [A-Z]\w+|visits {TOUR}) \."
 
 
-def test_a_careful_reader_finds_every_answer_with_as_many_facts_as_its_hops(many: dict[str, list[Document]]) -> None:
-    asked = Counter()
-    for doc in many["squad"]:
-        answer, facts = solve(doc.fields["context"], doc.fields["question"])
-        assert doc.fields["answers"]["text"] == [answer]
-        kinds = set(doc.token_kinds) - {"frame"}
-        assert kinds == ({f"hop{facts}"} if facts else {"copy"})
-        asked[facts] += 1
-    assert min(asked[facts] for facts in range(4)) > 300
+def facts_of(text: str) -> list[tuple[str, str, str]]:
+    """Who does what to whom, or where."""
+    return re.findall(r"(\w+) (follows|joins|visits) (\w+)", text)
 
 
-def test_the_answer_starts_where_the_answering_fact_says_it(many: dict[str, list[Document]]) -> None:
-    for doc in many["squad"]:
-        context, (answer,), (start,) = doc.fields["context"], *doc.fields["answers"].values()
-        assert context[start:].startswith(f"{answer} .")
-        statement = context[:start].split(" . ")[-1]
-        person_answers = doc.fields["question"].startswith("who")
-        assert re.fullmatch(
-            r"the \w+ of \w+ is " if person_answers else r"(\w+ (lives in|works at)|the note says) ", statement
-        )
+def way(facts: list[tuple[str, str, str]], person: str) -> list[str]:
+    """Whom somebody goes with, one after the other, and the city where that ends."""
+    goes_to = {subject: object_ for subject, _, object_ in facts}
+    stops = []
+    while person in goes_to:
+        person = goes_to.pop(person)
+        stops.append(person)
+    return stops
 
 
-def test_a_summary_says_what_was_agreed_in_the_end(many: dict[str, list[Document]]) -> None:
-    hours = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-    for doc in many["samsum"]:
-        turns = [turn.split(" : ") for turn in doc.fields["dialogue"].split("\n")]
-        (first, _), (second, _), (bringer, bring) = turns[0], turns[1], turns[-1]
-        said = " ".join(text for _, text in turns)
-        day, hour = re.findall(r"\w+day", said)[-1], re.findall(r" at (\w+) ", said)[0]
-        later = "one hour later" in said
-        expected_hour = hours[(hours.index(hour) + later) % 12]
-        activity, item = re.findall(r"shall we (.+?) on", said)[0], bring.split()[-2]
-        assert doc.fields["summary"] == (
-            f"{first} and {second} will {activity} on {day} at {expected_hour} . "
-            f"{bringer} will bring {'her' if bringer in WOMEN else 'his'} {item} ."
-        )
-        kind = dict(zip(doc.fields["summary"].split()[:-7], doc.token_kinds, strict=False))
-        assert kind[expected_hour] == ("hop2" if later else "copy")
-        assert kind[day] == ("hop1" if "not on" in said else "copy")
+def told_cities(text: str) -> list[str]:
+    return re.findall(r"(?:visits|says|and) ([A-Z]\w+)", text)
 
 
-def test_word_order_follows_the_adjective(many: dict[str, list[Document]]) -> None:
-    sentences = [(d.fields["en"], d.fields["fr"]) for d in many["wmt-en-fr"]]
-    for en, fr in sentences:
-        assert ("white cars" in en) == ("voitures blanches" in fr)
-        assert ("small car" in en.replace("cars", "")) == ("petite voiture" in fr.replace("voitures", ""))
-        assert ("old boat " in en) == ("vieux bateau " in fr)
+def asked_person(question: str) -> str | None:
+    asked = re.fullmatch(r"where does (\w+) end \?", question)
+    return asked[1] if asked else None
 
 
-def test_the_object_decides_the_translation_of_some_verbs(many: dict[str, list[Document]]) -> None:
-    living = {"cat", "dog", "duck", "cow", "mouse", "goat", "cats", "dogs", "ducks", "cows", "mice", "goats"}
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("task", ["squad", "samsum"])
+def test_everybody_has_one_fact_and_every_way_ends_in_a_city(task: str, level: int) -> None:
+    for doc in training_documents(task, level):
+        facts = facts_of(doc.fields[SOURCE[task]])
+        people = [subject for subject, _, _ in facts]
+        assert len(set(people)) == len(people)
+        assert {way(facts, person)[-1] for person in people} == {place for _, verb, place in facts if verb == "visits"}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_context_tells_facts_and_the_note_that_is_asked_for(level: int) -> None:
+    for doc in training_documents("squad", level):
+        facts, notes = re.subn(rf"the note says {TOUR} \. ?", "", doc.fields["context"])
+        assert notes == (doc.fields["question"] == "what does the note say ?")
+        assert re.fullmatch(rf"({FACT} ?)+", facts)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_careful_reader_finds_every_answer_with_as_many_facts_as_its_hops(level: int) -> None:
+    for doc in training_documents("squad", level):
+        context, person = doc.fields["context"], asked_person(doc.fields["question"])
+        stops = [person, *way(facts_of(context), person)] if person else []
+        cue = f"{stops[-2]} visits" if stops else "the note says"
+        (answer,) = re.finditer(rf"{cue} ({TOUR}) \.", context)
+        assert doc.fields["answers"] == {"text": [answer[1]], "answer_start": [answer.start(1)]}
+        first, *others = doc.token_kinds
+        assert first == (f"hop{len(stops) - 1}" if stops else "copy")
+        assert set(others) <= {"copy"}
+
+
+@pytest.mark.parametrize(
+    ("level", "kinds"),
+    [
+        (1, {"copy", "hop1", "hop2"}),
+        (2, {"copy", "hop1", "hop2", "hop3", "hop4", "hop5"}),
+        (3, {"hop1", "hop2", "hop3", "hop4", "hop5"}),
+    ],
+)
+def test_every_kind_of_question_of_a_level_is_asked_often(level: int, kinds: set[str]) -> None:
+    asked = Counter(doc.token_kinds[0] for doc in training_documents("squad", level))
+    assert set(asked) == kinds
+    assert min(asked.values()) > 0.08 * asked.total()
+
+
+@pytest.mark.parametrize(("task", "level"), [("squad", 1), ("squad", 2), ("squad", 3), ("samsum", 2), ("samsum", 3)])
+def test_at_least_two_cities_are_told(task: str, level: int) -> None:
+    for doc in training_documents(task, level):
+        assert len(set(told_cities(doc.fields[SOURCE[task]]))) >= 2
+
+
+@pytest.mark.parametrize("position", [0, -1], ids=["first", "last"])
+def test_guessing_the_city_told_first_or_last_is_mostly_wrong(position: int) -> None:
+    docs = training_documents("squad")
+    guesses = [told_cities(doc.fields["context"])[position] for doc in docs]
+    right = [doc.fields["answers"]["text"][0].startswith(guess) for doc, guess in zip(docs, guesses, strict=True)]
+    assert fmean(right) < 0.35
+
+
+def test_guessing_the_city_told_next_after_the_person_asked_is_mostly_wrong_past_one_hop() -> None:
+    right = []
+    for doc in training_documents("squad"):
+        person = asked_person(doc.fields["question"])
+        if person and doc.token_kinds[0] != "hop1":
+            before, after = doc.fields["context"].split(person)
+            guess = told_cities(after + before)[0]
+            right.append(doc.fields["answers"]["text"][0].startswith(guess))
+    assert fmean(right) < 0.4
+
+
+NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
+
+
+def turns(doc: Document) -> list[tuple[str, str]]:
+    """Who says what."""
+    return re.findall(r"^(\w+) : (.+)$", doc.fields["dialogue"], re.MULTILINE)
+
+
+def said_of_oneself(speaker: str, said: str) -> list[tuple[str, str]]:
+    """What a summary says of somebody who brings something or counts what is left, with kinds."""
+    for item in re.findall(r"^I bring my (\w+) \.$", said):
+        her = "her" if speaker in WOMEN else "his"
+        return [(speaker, "copy"), ("brings", "frame"), (her, "agreement"), (item, "copy")]
+    ((had, fruit, changes),) = re.findall(r"^I have (\w+) (\w+) \.((?: I (?:ate|found) one \.)*)$", said)
+    left = NUMBERS[NUMBERS.index(had) + changes.count("found") - changes.count("ate")]
+    return [(speaker, "copy"), ("has", "frame"), (left, f"state{1 + changes.count('.')}"), (fruit, "copy")]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_two_people_take_turns_and_tell_facts_between_a_statement_and_a_question(level: int) -> None:
+    for doc in training_documents("samsum", level):
+        first, *told, last = turns(doc)
+        speakers = [speaker for speaker, _ in (first, *told, last)]
+        assert len(set(speakers)) == 2
+        assert all(speaker != other for speaker, other in pairwise(speakers))
+        assert re.fullmatch(rf"({FACT} ?)+", " ".join(facts for _, facts in told))
+        assert re.fullmatch(r"where do \w+( , \w+)+ end \?", last[1])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_summary_says_where_everybody_asked_ends_and_what_the_first_speaker_has(level: int) -> None:
+    for doc in training_documents("samsum", level):
+        (speaker, said), *_, (_, question) = turns(doc)
+        facts = facts_of(doc.fields["dialogue"])
+        expected: list[tuple[str, str]] = []
+        for person in re.findall(r"[A-Z]\w+", question):
+            stops = way(facts, person)
+            expected += [(person, "copy"), (stops[0], "hop1")]
+            expected += [(stops[-1], f"hop{len(stops)}")] if len(stops) > 1 else []
+            expected += [(",", "frame")]
+        expected += [*said_of_oneself(speaker, said), (".", "end")]
+        assert list(zip(doc.fields["summary"].split(), doc.token_kinds, strict=True)) == expected
+
+
+@pytest.mark.parametrize(("level", "states"), [(1, 2), (2, 3), (3, 3)])
+def test_every_number_of_statements_of_a_level_is_counted_often(level: int, states: int) -> None:
+    counted = Counter(
+        kind for doc in training_documents("samsum", level) for kind in doc.token_kinds if kind.startswith("state")
+    )
+    assert set(counted) == {f"state{n}" for n in range(1, states + 1)}
+    assert min(counted.values()) > 400
+
+
+ADJECTIVE = "(?:small|big|old|red|green|black|white)"
+FEMININE = {"cow", "mouse", "goat", "house", "car", "door", "chair", "apple"}
+MASCULINE_PARTS = {("foot", "chair"), ("skin", "cow"), ("skin", "goat"), ("bill", "duck")}
+LIVING = {"cat", "dog", "duck", "cow", "mouse", "goat"}
+PREDICATES = {
+    "lost": "perdu perdue perdus perdues",
+    "sold": "vendu vendue vendus vendues",
+    "found": "trouvé trouvée trouvés trouvées",
+    "washed": "lavé lavée lavés lavées",
+    "happy": "heureux heureuse heureux heureuses",
+    "tired": "fatigué fatiguée fatigués fatiguées",
+    "sick": "souffrant souffrante souffrants souffrantes",
+}
+PRONOUNS = {
+    ("he", False): "il",
+    ("she", True): "elle",
+    ("it", False): "il",
+    ("it", True): "elle",
+    ("they", False): "ils",
+    ("they", True): "elles",
+}
+
+
+def clauses(doc: Document) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Each clause in English, and the words of its French with their kinds."""
+    words = list(zip(doc.fields["fr"].split(), doc.token_kinds, strict=True))
+    french = [list(group) for mark, group in groupby(words, lambda word: word[0] in (",", ".")) if not mark]
+    return list(zip(re.split(r" [,.] ?", doc.fields["en"])[:-1], french, strict=True))
+
+
+def singular(noun: str) -> str:
+    return "mouse" if noun == "mice" else noun.removesuffix("s")
+
+
+def pronoun_of(en: str) -> tuple[str, bool]:
+    """The English pronoun of what a sentence begins with, and whether that is feminine in French."""
+    people = re.match(r"([A-Z]\w+)(?: and ([A-Z]\w+))?", en)
+    if people:
+        women = set(people.groups()) - {None} <= WOMEN
+        return "they" if people[2] else "she" if women else "he", women
+    ((noun, owner),) = re.findall(rf"^(?:the|an?|some) (?:{ADJECTIVE} )?(\w+)(?: of the (?:{ADJECTIVE} )?(\w+))?", en)
+    feminine = (noun, singular(owner)) not in MASCULINE_PARTS if owner else singular(noun) in FEMININE
+    return "it" if noun == singular(noun) else "they", feminine
+
+
+def test_an_english_article_suits_the_sound_of_the_next_word() -> None:
+    for doc in training_documents("wmt-en-fr"):
+        assert not re.search(r"\b(a [aeiou]|an [^aeiou])", doc.fields["en"])
+
+
+def test_no_french_word_loses_its_vowel_before_another() -> None:
+    for doc in training_documents("wmt-en-fr"):
+        assert not re.search(r"\b(que|le|la|de) [aeiouéè]", doc.fields["fr"])
+
+
+@pytest.mark.parametrize(
+    ("en", "fr"), [("white cars", "voitures blanches"), ("small car", "petite voiture"), ("old boat", "vieux bateau")]
+)
+def test_word_order_follows_the_adjective(en: str, fr: str) -> None:
+    seen = 0
+    for doc in training_documents("wmt-en-fr"):
+        said = len(re.findall(rf"\b{en}\b", doc.fields["en"]))
+        assert len(re.findall(rf"\b{fr}\b", doc.fields["fr"])) == said
+        seen += said
+    assert seen > 5
+
+
+def test_the_object_decides_the_translation_of_some_verbs() -> None:
+    stems = {"t": ("pren", "emmèn"), "l": ("laiss", "quitt"), "m": ("rat", "regrett")}
     seen = set()
-    for doc in many["wmt-en-fr"]:
-        en, fr = doc.fields["en"], doc.fields["fr"].split()
-        match = re.search(r" (takes?|leaves?|misses|miss) (.+?)(?: with \w+)? \.$", en)
-        if match:
-            object_ = match[2].split()[-1]
-            lives = object_ in living or object_.istitle()
-            stem = {"t": ("pren", "emmèn"), "l": ("laiss", "quitt"), "m": ("rat", "regrett")}[match[1][0]][lives]
-            (verb,) = [w for w, kind in zip(fr, doc.token_kinds, strict=True) if kind == "lexical"]
-            assert verb.startswith(stem), en
-            seen.add(stem)
-    assert len(seen) == 6
+    for doc in training_documents("wmt-en-fr"):
+        for en, fr in clauses(doc):
+            for before, verb, after in re.findall(r"(.+) (takes?|leaves?|misses|miss) ?(.*)", en):
+                antecedent, relative, _ = before.partition(" that ")
+                object_ = (antecedent if relative else re.sub(r" with \w+$", "", after)).split()[-1]
+                lives = object_.istitle() or singular(object_) in LIVING
+                (translated,) = (word for word, kind in fr if kind == "lexical")
+                assert translated.startswith(stems[verb[0]][lives]), en
+                seen.add((verb[0], lives, bool(relative)))
+    assert len(seen) == 3 * 2 * 2
 
 
-def test_the_whole_decides_the_translation_of_a_part_and_all_agree_with_it(many: dict[str, list[Document]]) -> None:
+def test_the_whole_decides_the_translation_of_a_part_and_all_agree_with_it() -> None:
     expected = {
         ("key", "piano"): ("la touche du", "lost", "perdue"),
         ("key", "door"): ("la clé de la", "found", "trouvée"),
@@ -217,26 +374,89 @@ def test_the_whole_decides_the_translation_of_a_part_and_all_agree_with_it(many:
         ("skin", "lemon"): ("la pelure du", "sold", "vendue"),
     }
     seen = set()
-    for doc in many["wmt-en-fr"]:
-        part = re.fullmatch(r"the (\w+) of the (?:\w+ )?(\w+) is (\w+) \.", doc.fields["en"])
+    for doc in training_documents("wmt-en-fr"):
+        en, fr = clauses(doc)[0]
+        part = re.fullmatch(rf"the (\w+) of the (?:{ADJECTIVE} )?(\w+) is (\w+)", en)
         if part and (part[1], part[2]) in expected and part[3] == expected[part[1], part[2]][1]:
             opening, _, state = expected[part[1], part[2]]
-            assert doc.fields["fr"].startswith(f"{opening} ")
-            assert doc.fields["fr"].endswith(f" est {state} .")
+            said = " ".join(word for word, _ in fr)
+            assert said.startswith(f"{opening} ")
+            assert said.endswith(f" est {state}")
+            assert fr[1][1] == "lexical"
             seen.add((part[1], part[2]))
     assert seen == set(expected)
 
 
-def test_two_people_are_feminine_only_when_both_are_women(many: dict[str, list[Document]]) -> None:
+def test_two_people_are_feminine_only_when_both_are_women() -> None:
     endings = set()
-    for doc in many["wmt-en-fr"]:
-        pair = re.fullmatch(r"(\w+) and (\w+) are tired \.", doc.fields["en"])
+    for doc in training_documents("wmt-en-fr"):
+        en, fr = clauses(doc)[0]
+        pair = re.fullmatch(r"(\w+) and (\w+) are tired", en)
         if pair:
-            women = {pair[1], pair[2]} <= WOMEN
-            ending = "fatiguées" if women else "fatigués"
-            assert doc.fields["fr"] == f"{pair[1]} et {pair[2]} sont {ending} ."
+            ending = "fatiguées" if {pair[1], pair[2]} <= WOMEN else "fatigués"
+            assert [word for word, _ in fr] == [pair[1], "et", pair[2], "sont", ending]
             endings.add(ending)
     assert len(endings) == 2
+
+
+@pytest.mark.parametrize("level", [2, 3])
+def test_a_pronoun_has_the_french_gender_of_what_it_stands_for(level: int) -> None:
+    seen: Counter[tuple[str, bool]] = Counter()
+    for doc in training_documents("wmt-en-fr", level):
+        pronoun, feminine = pronoun_of(doc.fields["en"])
+        for en, fr in clauses(doc)[1:]:
+            assert en.split()[1] == pronoun
+            assert fr[1] == (PRONOUNS[pronoun, feminine], "copy" if pronoun in ("he", "she") else "distance"), en
+            seen[pronoun, feminine] += 1
+    assert set(seen) == set(PRONOUNS)
+    assert min(seen.values()) > 30
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_predicate_agrees_with_its_subject_and_not_with_the_noun_between(level: int) -> None:
+    misleading = 0
+    for doc in training_documents("wmt-en-fr", level):
+        pronoun, feminine = pronoun_of(doc.fields["en"])
+        for i, (en, fr) in enumerate(clauses(doc)):
+            _, relative, between = en.partition(" that ")
+            for state in re.findall(r" (?:is|are) (\w+)$", en):
+                form = PREDICATES[state].split()[feminine + 2 * (pronoun == "they")]
+                assert fr[-1] == (form, "distance" if i or relative else "agreement"), en
+                misleading += bool(relative) and pronoun_of(between) != (pronoun, feminine)
+    assert misleading > 200 if level > 1 else not misleading
+
+
+MEASURES: dict[str, tuple[str, Callable[[Document], float]]] = {
+    "facts of a context": ("squad", lambda doc: len(facts_of(doc.fields["context"]))),
+    "hops of an answer": ("squad", lambda doc: int(doc.token_kinds[0].replace("copy", "hop0")[3:])),
+    "facts of a dialogue": ("samsum", lambda doc: len(facts_of(doc.fields["dialogue"]))),
+    "people of a summary": ("samsum", lambda doc: doc.fields["summary"].count(",")),
+    "clauses of a sentence": ("wmt-en-fr", lambda doc: len(clauses(doc))),
+    "relative clauses of a sentence": ("wmt-en-fr", lambda doc: doc.fields["en"].count(" that ")),
+    "words that agree past others": ("wmt-en-fr", lambda doc: doc.token_kinds.count("distance")),
+}
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_higher_level_has_more(measure: str) -> None:
+    task, count = MEASURES[measure]
+    means = [fmean(map(count, training_documents(task, level))) for level in LEVELS]
+    assert all(lower < 0.95 * higher for lower, higher in pairwise(means)), means
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_each_level_has_documents_of_its_own(task: str) -> None:
+    for level, other in combinations(LEVELS, 2):
+        some, others = training_documents(task, level), training_documents(task, other)
+        assert {doc.key for doc in some}.isdisjoint(doc.key for doc in others)
+        assert len(texts(some) & texts(others)) < 0.15 * len(some)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_level_is_2_unless_the_source_says_another(task: str) -> None:
+    assert documents(task, "validation", 20) == documents(task, "validation", 20, level=2)
+    assert get_task(task).load(Source(), "validation", None)[:20] == documents(task, "validation", 20, level=2)
+    assert get_task(task).load(Source(level=3), "validation", None)[:20] == documents(task, "validation", 20, level=3)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +465,23 @@ def test_two_people_are_feminine_only_when_both_are_women(many: dict[str, list[D
         (("squat", "test", 5), "unknown task 'squat'. Did you mean 'squad'? Allowed: samsum, squad, wmt-en-fr."),
         (("squad", "dev", 5), "squad has no split 'dev'.*Allowed: calibration, test, train, validation."),
         (("squad", "test", 0), "n is 0. Allowed: a number from 1 up"),
+        (("squad", "test", 5, 0, 0), "level is 0. Allowed: 1, 2, 3."),
+        (("squad", "test", 5, 0, 4), "level is 4. Allowed: 1, 2, 3."),
     ],
 )
-def test_a_wrong_argument_is_named_with_what_is_allowed(arguments: tuple[str, str, int], message: str) -> None:
+def test_a_wrong_argument_is_named_with_what_is_allowed(
+    arguments: tuple[str, str, int] | tuple[str, str, int, int, int], message: str
+) -> None:
     with pytest.raises(UserError, match=message.replace("?", r"\?")):
         documents(*arguments)
+
+
+def test_a_source_of_an_unknown_level_is_named_with_what_is_allowed() -> None:
+    with pytest.raises(UserError, match=r"level is 4\. Allowed: 1, 2, 3\."):
+        get_task("squad").load(Source(level=4), "validation", None)
+
+
+def test_more_documents_than_there_are_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MAKERS, "squad", lambda draw, level: Record({}, str(draw.one(range(30))), ()))
+    with pytest.raises(UserError, match=r"squad, split 'train' at level 2 has no more than \d\d different documents\."):
+        documents("squad", "train", 31)

@@ -142,8 +142,8 @@ def test_what_an_encoder_decoder_cannot_do_is_told(suite: Callable[..., Path], w
     assert "model 'small' is an encoder-decoder; chat templates go with decoder-only models" in complaint(
         suite(worded_model, "chat_template = true")
     )
-    assert "forced_bos_token_id: is 343; the vocabulary of model 'small' has tokens 0 to 342" in complaint(
-        suite(worded_model, "forced_bos_token_id = 343")
+    assert "forced_bos_token_id: is 311; the vocabulary of model 'small' has tokens 0 to 310" in complaint(
+        suite(worded_model, "forced_bos_token_id = 311")
     )
     assert planned(suite(worded_model, "forced_bos_token_id = 342", "max_prompt_tokens = 9999", 'truncate = "drop"'))
 

@@ -40,8 +40,9 @@ def plan(tmp_path: Path) -> Callable[..., Plan]:
     return made
 
 
-@pytest.mark.parametrize("recipe", ["builtin-weighted", "builtin-exit-heads"])
-@pytest.mark.parametrize("level", [1, 3])
+@pytest.mark.parametrize(
+    ("recipe", "level"), [("builtin-weighted", 3), ("builtin-exit-heads", 1), ("builtin-exit-heads", 3)]
+)
 def test_another_level_than_was_learned_is_refused(plan: Callable[..., Plan], recipe: str, level: int) -> None:
     with pytest.raises(UserError, match=rf"\[tasks.questions\]: level is {level}, but model 'small' .*level = 2;"):
         plan(recipe, level)

@@ -113,3 +113,13 @@ def test_a_shipped_recipe_has_other_seeds() -> None:
 def test_another_seed_is_a_number(seed: str) -> None:
     with pytest.raises(UserError, match="Allowed: a seed, 0 or more"):
         load_recipe(f"builtin-weighted@{seed}")
+
+
+def test_blocks_of_a_start_are_not_made_equal(write_recipe: Callable[..., Path]) -> None:
+    path = write_recipe(("steps = 40", "steps = 40\nshared_steps = 5"))
+    text = path.read_text()
+    path.write_text(
+        text[: text.index("[tokenizer]")] + '[start]\nrecipe = "builtin-causal"\n' + text[text.index("[objective]") :]
+    )
+    with pytest.raises(UserError, match="shared_steps: is for a new model"):
+        load_recipe(path)

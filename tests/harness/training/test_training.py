@@ -31,6 +31,7 @@ LLAMA = (
     ('loss = "weighted"', 'loss = "layer-skip"\nlayer_dropout = 0.2'),
 )
 MUON = (("warmup_steps", 'optimizer = "muon"\nmuon_learning_rate = 1e-2\nwarmup_steps'),)
+SHARED = (*MUON, ("steps = 40", "steps = 40\nshared_steps = 22"))
 WriteRecipe = Callable[..., Path]
 
 
@@ -176,7 +177,7 @@ def test_a_checkpoint_of_anybody_can_be_gone_on_from(write_recipe: WriteRecipe, 
 # ------------------------------------------------------------------------------------------ interrupted
 
 
-@pytest.mark.parametrize("changes", [(), LLAMA, MUON])
+@pytest.mark.parametrize("changes", [(), LLAMA, MUON, SHARED])
 def test_a_killed_training_goes_on_to_the_same_weights_and_log(
     write_recipe: WriteRecipe, data_dir: Path, changes: tuple[tuple[str, str], ...]
 ) -> None:
@@ -369,3 +370,12 @@ def test_missing_data_is_the_users_error_and_leaves_nothing(write_recipe: WriteR
     with pytest.raises(UserError, match=r"val\.fr"):
         trained(write_recipe(), data_dir / "models", data_dir)
     assert not (data_dir / "models").exists()
+
+
+def test_every_block_learns_first_and_then_what_the_loss_says(write_recipe: WriteRecipe, data_dir: Path) -> None:
+    asked = ('loss = "weighted"', 'loss = "last"\nevery_block_steps = 25')
+    both = log_of(trained(write_recipe(asked), data_dir / "models", data_dir))
+    every = log_of(trained(write_recipe(), data_dir / "models", data_dir))
+    assert both["loss_nats", ""][:25] == every["loss_nats", ""][:25]
+    assert [len(both["block_loss_nats", block]) for block in "123"] == [25, 25, 40]
+    assert both["loss_nats", ""][26] == pytest.approx(both["block_loss_nats", "3"][26])

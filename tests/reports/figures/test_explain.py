@@ -106,7 +106,7 @@ def test_the_suite_scales_the_published_schedule_to_its_vocabulary() -> None:
         if str(dict(point.params).get("head", "")).startswith("pruned")
     ]
     assert {(point["k_first"], point["k_min"]) for point in pruned} == {
-        (35000 * 343 // 32128 + 1, 250 * 343 // 32128 + 1)
+        (35000 * 311 // 32128 + 1, 250 * 311 // 32128 + 1)
     }
     assert {point["decay"] for point in pruned} == {"none"}
 
