@@ -5,7 +5,7 @@ from typing import Final
 from exitbench.errors import UserError
 
 LEVELS: Final = (1, 2, 3)
-"""More facts, hops, changes and clauses a document from level to level."""
+"""More facts, hops and clauses a document from level to level."""
 DEFAULT_LEVEL: Final = 2
 """What the models that come along learned."""
 

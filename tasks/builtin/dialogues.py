@@ -56,7 +56,7 @@ def _brings(draw: Draw, speaker: str, level: int) -> tuple[str, Words]:
 
 def _has(draw: Draw, speaker: str, level: int) -> tuple[str, Words]:
     """What somebody says of how many they had, ate and found; and how many are left."""
-    fruit, count, changes = draw.one(FRUITS), draw.one(range(3, 7)), draw.one(range(MOST_CHANGES[level] + 1))
+    fruit, count, changes = draw.one(FRUITS), draw.one(range(4, 7)), draw.one(range(MOST_CHANGES[level] + 1))
     said = f"I have {NUMBERS[count - 1]} {fruit} ."
     for _ in range(changes):
         verb = draw.one(("ate", "found"))

@@ -1,5 +1,6 @@
 """English sentences and their French: word order, agreement near and far, and words that depend on other words."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from exitbench.tasks.builtin.draw import Draw
@@ -128,7 +129,7 @@ def _more(draw: Draw, subject: Phrase) -> Clause:
 
 def _with_relative(draw: Draw, phrase: Phrase) -> Phrase:
     """Put a clause with another noun between a phrase and what agrees with it."""
-    by, verb = _noun_phrase(draw, draw.one(ANIMALS)), draw.one(VERBS)
+    by, verb = _noun_phrase(draw, draw.one(ANIMALS), ARTICLES[:1]), draw.one(VERBS)  # "que un" would need elision
     fr_verb = (verb.fr_living if phrase.living else verb.fr_thing)[by.plural]
     kind: Kind = "lexical" if verb.ambiguous else "copy"
     en = f"{phrase.en} that {by.en} {verb.en[by.plural]}"
@@ -188,10 +189,10 @@ def _named(name: str) -> Phrase:
     return Phrase(name, ((name, "copy"),), is_woman(name), plural=False, living=True, named=True)
 
 
-def _noun_phrase(draw: Draw, noun: Noun) -> Phrase:
+def _noun_phrase(draw: Draw, noun: Noun, articles: Sequence[Inflected] = ARTICLES) -> Phrase:
     """An article, a noun, and perhaps an adjective."""
     plural = draw.chance(0.4)
-    article = draw.one(ARTICLES)
+    article = draw.one(articles)
     core = _core(draw, noun, plural)
     one = "an" if article.en == "a" and core.en[0] in VOWELS else article.en
     return Phrase(
