@@ -258,9 +258,15 @@ def _model(name: str, table: Table) -> ModelEntry:
 
 
 def _check_recipe(table: Table, recipe: str) -> None:
-    from exitbench.harness.training import recipe_names
+    from exitbench.harness.training import load_recipe, recipe_names
 
-    table.choose("recipe", recipe, recipe_names(), "recipe")
+    known, at, _ = recipe.partition("@")
+    table.choose("recipe", known, recipe_names(), "recipe")
+    if at:
+        try:
+            load_recipe(recipe)
+        except UserError as error:
+            raise table.error("recipe", str(error)) from error
 
 
 def _kinds(table: Table, default: tuple[Kind, ...]) -> tuple[Kind, ...]:

@@ -4,7 +4,7 @@ A recipe holds no path of the machine (files are relative to the data folder) an
 same recipe on the same data gives the same training run, however fast the machine is.
 """
 
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -265,10 +265,17 @@ def recipe_path(name: str) -> Path:
 def load_recipe(name_or_path: str | Path) -> Recipe:
     """Read a shipped recipe by name, or any recipe by the path of its TOML file.
 
+    `NAME@SEED` is a shipped recipe with another seed, so that a training's luck can be seen.
+
     Raises:
         UserError: Unknown recipe, unreadable file, invalid TOML, unknown or missing key, or value out of range.
     """
     path = Path(name_or_path)
+    known, at, other_seed = str(name_or_path).rpartition("@")
+    if at and path.suffix != ".toml":
+        if not (other_seed.isascii() and other_seed.isdigit()):
+            raise UserError(f"Recipe {name_or_path!r}: after @ stands {other_seed!r}. Allowed: a seed, 0 or more.")
+        return replace(load_recipe(known), name=f"{known}@{int(other_seed)}", seed=int(other_seed))
     top = Table.read(path if path.suffix == ".toml" else recipe_path(str(name_or_path)))
     top.allow(*(f.name for f in fields(Recipe)))
     seed = top.get("seed", int)

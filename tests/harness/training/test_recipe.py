@@ -101,3 +101,14 @@ def test_a_recipe_cannot_start_from_itself(write_recipe: Callable[..., Path]) ->
     path.write_text(text[: text.index("[tokenizer]")] + start + text[text.index("[objective]") :])
     with pytest.raises(UserError, match="is this very recipe"):
         load_recipe(path)
+
+
+def test_a_shipped_recipe_has_other_seeds() -> None:
+    other, shipped = load_recipe("builtin-weighted@7"), load_recipe("builtin-weighted")
+    assert other == dataclasses.replace(shipped, name="builtin-weighted@7", seed=7)
+
+
+@pytest.mark.parametrize("seed", ["", "one", "-1", "1.5"])
+def test_another_seed_is_a_number(seed: str) -> None:
+    with pytest.raises(UserError, match="Allowed: a seed, 0 or more"):
+        load_recipe(f"builtin-weighted@{seed}")
