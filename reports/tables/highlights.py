@@ -1,29 +1,52 @@
-"""The README's table: every timed setting on one model and task, the fastest first."""
+"""The README's table: of every method one timed setting, on one model and task, the fastest first."""
 
-from exitbench.reports.tables.columns import DECODING_NOTE, LENGTH_NOTE, Column, method, number, settings, text
+from exitbench.reports.frame import Row
+from exitbench.reports.tables.columns import (
+    DECODING_NOTE,
+    LENGTH_NOTE,
+    Cell,
+    Column,
+    method,
+    metric_digits,
+    number,
+    settings,
+    text,
+)
 from exitbench.reports.tables.summary import blocks_run, delta, exit_layer, length, quality, speedup, timed
 
 SECTION = "results"
 ORDER = 5
 TITLE = "At a glance"
 CAPTION = (
-    "Every timed setting on the model and task where most methods were timed, and of those where their quality differs "
-    "most. Brackets are 95 % intervals; ≈ means that full depth timed against itself differs as much. The speed-up is "
-    f"of whole requests. {LENGTH_NOTE} {DECODING_NOTE} Exit layer: where tokens leave; blocks run: executed for them. "
-    "Tokens = full counts full depth's tokens that the method has at the same position."
+    "Of ten methods one setting: the fastest that loses at most a point to full depth, or else the one that loses "
+    "least; on the model and task where most methods were timed, and of those where their quality differs most. "
+    "Brackets are 95 % intervals, of Δ paired by document; ≈ means that full depth timed against itself differs as "
+    f"much. The speed-up is of whole requests. {LENGTH_NOTE} {DECODING_NOTE} Exit layer: where tokens leave; blocks "
+    "run: executed for them. Tokens = full counts full depth's tokens that the method has at the same position."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells."
+
+
+def _paired(row: Row) -> Cell:
+    """The difference to full depth, with its interval where that is known."""
+    if row["delta_low"] is None:
+        return delta(row)
+    digits = metric_digits(row)
+    low, high = (f"{row[name]:+.{digits}f}" for name in ("delta_low", "delta_high"))
+    return Cell(f"{delta(row).text} [{low}, {high}]", row["delta"])
+
 
 COLUMNS = (
     text("Model", "model", collapses=True),
     text("Task", "task", collapses=True),
+    text("Data", "data", collapses=True),
     text("Setting", "setting", collapses=True),
     text("Machine", "machine", collapses=True),
     text("Metric", "metric", collapses=True),
     method("Method"),
     settings("Parameters"),
     Column("Quality", quality, numeric=True),
-    Column("Δ", delta, numeric=True),
+    Column("Δ", _paired, numeric=True),
     Column("Exit layer", exit_layer, numeric=True),
     Column("Blocks run", blocks_run, numeric=True),
     Column("Speed-up", speedup, numeric=True),

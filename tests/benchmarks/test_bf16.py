@@ -2,7 +2,7 @@
 
 What bf16 changes in answers, scores and exits is measured on trained models, by pairs of runs:
 
-    exitbench run builtin && exitbench run builtin-bf16
+    exitbench run builtin-full && exitbench run builtin-bf16
     exitbench sql @number_formats
 """
 

@@ -1,4 +1,4 @@
-"""`builtin-bf16`: what it asks is what `builtin` asks, in another number format, so that every run has its pair."""
+"""`builtin-bf16`: what it asks is what `builtin-full` asks, in another number format, so that every run has its pair."""
 
 from exitbench.harness.planning.suite import Suite, load_suite
 
@@ -20,7 +20,7 @@ def asked(suite: Suite) -> set[Asked]:
 
 
 def test_every_cell_in_bf16_has_a_counterpart_in_fp32() -> None:
-    fp32, bf16 = load_suite("builtin"), load_suite("builtin-bf16")
+    fp32, bf16 = load_suite("builtin-full"), load_suite("builtin-bf16")
     assert (fp32.dtype, bf16.dtype) == ("float32", "bfloat16")
     assert asked(bf16) <= asked(fp32)
     assert {entry.name for entry in bf16.models} == {entry.name for entry in fp32.models}
