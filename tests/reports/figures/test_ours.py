@@ -1,6 +1,6 @@
 """Our own figures and tables: their queries against slow computations in Python, and that everything is drawn."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +11,21 @@ import duckdb
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 
 from exitbench.reports import figures, tables
 from exitbench.reports.figures.ours import (
     between_random_and_oracle,
     calibration,
     cost_breakdown,
+    depth_by_kind,
     error_by_kv_policy,
     faithfulness,
     realised_speedup,
 )
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.setting_grid import thinned
+from exitbench.reports.plotting.style import COLOURS
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database
 
@@ -206,6 +209,130 @@ def test_depth_by_kind_is_what_the_view_says_with_intervals_by_document(small_da
         share = values.pop() if row["kind"] == "quality" else (values.pop(), None)[1]
         assert [row[name] for name in names[:-1]] == [v if v is None else pytest.approx(v, abs=1e-6) for v in values]
         assert row["share_equal_full"] == (share if share is None else pytest.approx(share, abs=1e-6))
+
+
+@pytest.fixture(scope="module")
+def kinds(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
+    """Two models, each probed again with other outcomes; every document has two words of one kind."""
+
+    def probe_again(world: Any, root: Path, model: Any, task: Any) -> None:
+        full = world.cell(model, task, example.FULL, "quality")["cell_id"]
+        was = world.beliefs(model, task)
+        others = [np.roll(one, 1, axis=0) for one in (was.stable_from, was.top1_id, was.margin)]
+        newer = world.cell(model, task, example.FULL, "probe", full, source="newer")
+        world.write_probe(root, newer, example.Beliefs(*others))
+
+    words = ("frame", "copy", "copy", "hop2", "hop1")
+    left_out = frozenset(("timing", "scores", "fit", "calibration", "failures"))
+    return database_of(
+        replace(example.WORLD, tasks=example.TASKS[:1], kinds=words, left_out=left_out, also=probe_again)
+    )
+
+
+def newest_tokens(database: Path) -> dict[tuple[str, ...], Found]:
+    """Tokens of the newest probe of each model on each task, by task, model and kind."""
+    rows = asked(database, "SELECT *, task_label AS task, len(p1) AS blocks FROM probe_trace ORDER BY attempt_id")
+    newest = {(row["task"], row["model"]): row["attempt_id"] for row in rows}
+    tokens: dict[tuple[str, ...], Found] = defaultdict(list)
+    for row in rows:
+        if row["attempt_id"] == newest[row["task"], row["model"]]:
+            tokens[row["task"], row["model"], row["token_kind"]].append(row)
+    return tokens
+
+
+def test_words_are_settled_where_a_slow_count_finds_them(kinds: Path, rows_of: Rows) -> None:
+    expected = newest_tokens(kinds)
+    assert {key[2]: len(tokens) for key, tokens in expected.items()} == {"frame": 8, "copy": 16, "hop1": 8, "hop2": 8}
+    shares: dict[tuple[str, ...], dict[int, float]] = defaultdict(dict)
+    for row in rows_of(kinds, figures, "depth_by_kind").rows:
+        key = row["task"], row["model"], row["token_kind"]
+        shares[key][row["block"]] = row["share"]
+        assert (row["n"], row["blocks"]) == (len(expected[key]), expected[key][0]["blocks"])
+        for name in ("first_match", "stable_from"):
+            documents: dict[str, list[int]] = defaultdict(list)
+            for token in expected[key]:
+                documents[token["doc_key"]].append(token[name])
+            means = [np.mean(blocks) for blocks in documents.values()]
+            assert row[f"mean_{name}"] == pytest.approx(np.mean(means), abs=1e-6)
+            assert row[f"{name}_half"] == pytest.approx(2.365 * np.std(means, ddof=1) / np.sqrt(8), abs=1e-5)
+    for key, tokens in expected.items():
+        counts = Counter(token["first_match"] for token in tokens)
+        assert shares[key] == {block: pytest.approx(n / len(tokens), abs=1e-6) for block, n in counts.items()}
+
+
+def test_the_figure_of_kinds_says_what_their_table_says(small_database: Path, rows_of: Rows) -> None:
+    keys = ("task", "model", "token_kind")
+    names = ("n", "mean_first_match", "first_match_half", "mean_stable_from", "stable_from_half")
+    drawn, told = (
+        {tuple(row[key] for key in keys): [row[name] for name in names] for row in rows}
+        for rows in (
+            rows_of(small_database, figures, "depth_by_kind").rows,
+            [row for row in rows_of(small_database, tables, "exit_by_kind").rows if row["kind"] == "probe"],
+        )
+    )
+    assert len(drawn) == 10 and drawn == told
+
+
+def test_every_kind_has_its_marks_intervals_and_columns(kinds: Path, rows_of: Rows) -> None:
+    frame = rows_of(kinds, figures, "depth_by_kind")
+    panels = depth_by_kind.plot(frame).axes
+    labels = [text.get_text() for text in panels[0].get_yticklabels()]
+    assert sorted(labels) == ["copy (16)", "frame (8)", "hop1 (8)", "hop2 (8)"]
+    places = {label.partition(" ")[0]: place for place, label in enumerate(labels)}
+    for axes, ((model,), rows) in zip(panels, frame.groups("model"), strict=True):
+        assert axes.get_title() == model
+        blocks = rows.rows[0]["blocks"]
+        assert axes.get_xticks()[-1] == blocks
+        columns = {(round(bar.get_y() - 0.42), round(bar.get_x() + 0.42)): -bar.get_height() for bar in axes.patches}
+        assert columns == {
+            (places[row["token_kind"]], row["block"]): pytest.approx(0.84 * row["share"]) for row in rows.rows
+        }
+        for colour, name in ((COLOURS[0], "first_match"), (COLOURS[1], "stable_from")):
+            marks = {
+                round(line.get_ydata()[0]): line.get_xdata()[0] for line in axes.lines if line.get_color() == colour
+            }
+            lines = [
+                line.get_segments()[0] for line in axes.collections if to_hex(line.get_color()[0]) == colour.lower()
+            ]
+            ends = {round(line[0, 1]): (line[0, 0], line[1, 0]) for line in lines}
+            means = {places[row["token_kind"]]: (row[f"mean_{name}"], row[f"{name}_half"]) for row in rows.rows}
+            assert marks == {place: mean for place, (mean, _) in means.items()}
+            assert ends == {
+                place: pytest.approx((max(1, mean - half), min(blocks, mean + half)))
+                for place, (mean, half) in means.items()
+            }
+
+
+def of_kinds(*known: tuple[str, str, str, float], blocks: int = 8) -> Frame:
+    """Rows of (task, model, kind, mean first match), without intervals."""
+    rows = [
+        {
+            "task": task, "model": model, "blocks": blocks, "token_kind": kind, "block": 1, "share": 1.0,
+            "mean_first_match": mean, "first_match_half": None,
+            "mean_stable_from": mean, "stable_from_half": None, "n": len(model),
+        }
+        for task, model, kind, mean in known
+    ]  # fmt: skip
+    return Frame(tuple(rows[0]), tuple(rows))
+
+
+def test_kinds_stand_from_the_shallowest_on_and_numbered_ones_together() -> None:
+    at_a = of_kinds(("t", "a", "copy", 2), ("t", "a", "hop2", 1), ("t", "a", "hop10", 3), ("t", "a", "frame", 1.5))
+    of_four_times_the_blocks = of_kinds(("t", "b", "frame", 4), blocks=32)
+    assert depth_by_kind.kinds_in_order(at_a.rows) == ["frame", "copy", "hop2", "hop10"]
+    assert depth_by_kind.kinds_in_order((*at_a.rows, *of_four_times_the_blocks.rows))[0] == "frame"
+    late = of_kinds(("t", "b", "frame", 31), blocks=32)
+    assert depth_by_kind.kinds_in_order((*at_a.rows, *late.rows)) == ["copy", "hop2", "hop10", "frame"]
+
+
+def test_a_sixth_model_begins_another_row_of_panels_and_what_was_not_probed_is_empty() -> None:
+    frame = of_kinds(*(("t", model, "copy", 2) for model in ("a", "b", "c", "d", "e", "six")), ("u", "a", "frame", 1))
+    panels = depth_by_kind.plot(frame).axes
+    assert len(panels) == 2 * 5 + 2 * 1
+    assert [axes.get_title() for axes in panels] == ["a", "b", "c", "d", "e", *[""] * 5, "six", ""]
+    assert [len(axes.lines) for axes in panels] == [2] * 6 + [0] * 4 + [2, 0]
+    assert [panels[place].get_yticklabels()[0].get_text() for place in (0, 5)] == ["copy (1–3)", "frame (1)"]
+    assert not any(axes.collections for axes in panels), "an interval that is not known is not drawn"
 
 
 def test_findings_come_worst_first_and_a_row_tells_how_many_runs_have_it() -> None:

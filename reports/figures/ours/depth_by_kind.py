@@ -1,0 +1,119 @@
+"""The depth at which words are settled, by what decides them: whether tokens need different numbers of blocks."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import product
+from statistics import fmean
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.labels import natural_key, shorten
+from exitbench.reports.plotting.panels import draw_intervals, legend_height
+from exitbench.reports.plotting.style import COLOURS, MUTED, WIDTH_INCHES
+from exitbench.terminal import told_apart
+
+ORDER = 18
+TITLE = "Where words are settled, by kind"
+CAPTION = (
+    "Do tokens need different depths? Full-depth passes over each model's own answers to generated data, whose words "
+    "have a kind: what decides them (`exit_by_kind` in docs/schema.md defines each; a token has the kind of the "
+    "reference's word at its position). Circles: first match, the mean of the first block whose most likely token is "
+    "full depth's final one. Small diamonds: stable from, the mean of the first block from which it stays so. Grey "
+    "columns behind: the share of a kind's tokens by their first match; one as high as its line is all of them. Thin "
+    "lines are 95 % intervals, clustered by document, cut at the first and the last block. In brackets: tokens, the "
+    "fewest and the most of a model. Kinds stand in the order of their mean first match over the models, numbered ones "
+    "together. An empty panel was not probed."
+)
+EMPTY = "No data yet: run `nox -s bench`, or any suite with `probe` cells of trained models on the built-in data."
+
+_ACROSS = 5  # models side by side
+_LINE_INCHES = 0.2
+_AXIS_INCHES = 0.3  # around a panel, and around some models' panels
+_MARGIN_INCHES = 0.4
+_FULL_COLUMN = 0.84  # of a line, and of a block
+_SHADE = 0.35
+_MARKS = (  # name, colour, marker, its size, lines below the middle
+    ("first_match", COLOURS[0], "o", 4.0, -0.14),
+    ("stable_from", COLOURS[1], "D", 2.4, 0.19),
+)
+
+
+def plot(frame: Frame) -> Figure:
+    """Draw tasks below and models beside each other; frame: share (0..1) by block, means and half widths in blocks."""
+    blocks = {row["model"]: row["blocks"] for row in frame.rows}
+    models = sorted(blocks)
+    bands = [models[first : first + _ACROSS] for first in range(0, len(models), _ACROSS)]
+    tasks = [(task, rows, kinds_in_order(rows.rows)) for (task,), rows in frame.groups("task")]
+    lines = [len(kinds) for _, _, kinds in tasks] * len(bands)
+    height = _LINE_INCHES * sum(lines) + _AXIS_INCHES * (len(lines) + len(bands)) + _MARGIN_INCHES
+    figure = Figure(figsize=(WIDTH_INCHES, height + legend_height(3)), layout="constrained")
+    grid = figure.subplots(len(lines), len(bands[0]), squeeze=False, height_ratios=lines)
+    titles = dict(zip(models, told_apart(models, 16), strict=True))
+    for panels, (band, (task, rows, kinds)) in zip(grid, product(bands, tasks), strict=True):
+        by_model = dict(rows.groups("model"))
+        for axes, model in zip(panels, band, strict=False):
+            _panel(axes, by_model.get((model,)), kinds, blocks[model])
+            if task == tasks[0][0]:
+                axes.set_title(titles[model])
+            axes.tick_params(labelbottom=task == tasks[-1][0])
+        panels[0].set_yticklabels([f"{shorten(kind, 20)} ({_tokens(rows, kind)})" for kind in kinds])
+        panels[0].set_ylabel(shorten(task, max(12, 2 * len(kinds))), fontweight="bold")
+        for spare in panels[len(band) :]:
+            spare.remove()
+    figure.align_ylabels()
+    figure.supxlabel("layer (blocks executed)", fontsize=8.5)
+    figure.legend(handles=_entries(), loc="outside upper center", ncols=3)
+    return figure
+
+
+def kinds_in_order(rows: Iterable[Row]) -> list[str]:
+    """Return the kinds of a task from the shallowest on, by mean first match over models, numbered ones together."""
+    depths: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
+    for row in rows:
+        kind = row["token_kind"]
+        depths[_family(kind)][row["model"], kind] = row["mean_first_match"] / row["blocks"]
+    families = sorted(depths, key=lambda family: (fmean(depths[family].values()), family))
+    return [kind for family in families for kind in sorted({kind for _, kind in depths[family]}, key=natural_key)]
+
+
+def _family(kind: str) -> str:
+    return re.sub(r"\d+$", "", kind)
+
+
+def _tokens(frame: Frame, kind: str) -> str:
+    """How many tokens of a kind the models have: one number, or the fewest and the most."""
+    counts = sorted({row["n"] for row in frame.rows if row["token_kind"] == kind})
+    return "–".join(f"{tokens:,}" for tokens in (counts[0], counts[-1])[: len(counts)])
+
+
+def _panel(axes: Axes, frame: Frame | None, kinds: Sequence[str], blocks: int) -> None:
+    """Draw one model on one task, a line a kind."""
+    for (kind,), rows in frame.groups("token_kind") if frame else ():
+        y, row = kinds.index(kind), rows.rows[0]
+        heights = [-_FULL_COLUMN * share for share in rows.values("share")]  # y grows downwards
+        axes.bar(
+            rows.values("block"), heights, _FULL_COLUMN, y + _FULL_COLUMN / 2, color=MUTED, alpha=_SHADE, linewidth=0
+        )
+        for name, colour, marker, size, below in _MARKS:
+            mean, half = row[f"mean_{name}"], row[f"{name}_half"]
+            interval = (None, None) if half is None else (max(1, mean - half), min(blocks, mean + half))
+            draw_intervals(axes, [y + below], [interval], colour, along="x")
+            axes.plot(mean, y + below, marker, color=colour, markersize=size)
+    axes.set_xlim(0.4, blocks + 0.6)
+    axes.set_xticks(sorted({1, (blocks + 1) // 2, blocks}))
+    axes.set_ylim(len(kinds) - 0.5, -0.5)
+    axes.set_yticks(range(len(kinds)), [""] * len(kinds))
+    axes.tick_params(axis="y", length=0)
+
+
+def _entries() -> list[Line2D | Patch]:
+    marks = [
+        Line2D([], [], color=colour, marker=marker, markersize=size, linewidth=0.8, label=name.replace("_", " "))
+        for name, colour, marker, size, _ in _MARKS
+    ]
+    return [*marks, Patch(color=MUTED, alpha=_SHADE, linewidth=0, label="tokens by first match")]
