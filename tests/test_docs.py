@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -20,6 +21,7 @@ from exitbench.reports import readme
 from exitbench.results.database.connection import open_database
 from exitbench.results.database.cookbook import cookbook_markdown
 from exitbench.results.database.schema_doc import schema_markdown
+from exitbench.tasks.builtin.words import Kind
 
 ROOT = Path(__file__).parents[1]
 
@@ -97,6 +99,14 @@ def test_ci_runs_the_readmes_test_command_and_style_and_types() -> None:
 def test_the_document_on_the_schema_is_up_to_date() -> None:
     again = "exitbench sql --schema > docs/schema.md"
     assert (ROOT / "docs" / "schema.md").read_text(encoding="utf-8") == schema_markdown(), again
+
+
+def test_every_kind_of_word_is_defined_where_sql_is_asked_and_where_measuring_is_told() -> None:
+    kinds = {*get_args(Kind), "end"}
+    (comment,) = re.findall(r"### exit_by_kind\n\n.*token_kind: (.*?); n:", schema_markdown())
+    assert kinds <= set(re.findall(r"\w+", re.sub(r"\(.*?\)", "", comment)))
+    section = (ROOT / "docs" / "measuring.md").read_text().partition("## Kinds of word\n")[2].partition("\n## ")[0]
+    assert kinds <= {kind for names in re.findall(r"^\| (.*?) \|", section, re.MULTILINE) for kind in names.split(", ")}
 
 
 def test_the_cookbook_is_up_to_date() -> None:

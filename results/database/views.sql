@@ -386,7 +386,7 @@ prompt that were cut off, since it was longer than the suite allows, NULL where 
 CREATE VIEW token_trace AS
 SELECT n.*, t.* EXCLUDE (attempt_id) FROM token_exit AS t JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run, or probed token of a replay. doc_key: document; position: 1 =
-first generated; token_id; token_kind: kind of word in built-in data; exit_layer: where the token was emitted; blocks_run: blocks executed
+first generated; token_id; token_kind: kind of word in generated data, as in exit_by_kind; exit_layer: where the token was emitted; blocks_run: blocks executed
 for it (of a replay, which runs none: up to its exit, or all where KV policy or oracle runs all); score: the gate''s confidence there; reason: threshold (the gate said so) or last (no block was left); head_rows: rows of the LM
 head multiplied for it, NULL for a replay and where an older version ran; rejected: drafted tokens thrown away right before it was decided
 (it is the full model''s choice in their place), NULL where nothing is verified; full_token_id: of full depth at this position, NULL behind its end and where an older
@@ -412,7 +412,7 @@ full_depth_cell_id, full_depth_attempt_id: as in runs; is_latest: whether it is 
 CREATE VIEW probe_trace AS
 SELECT n.*, p.* EXCLUDE (attempt_id) FROM probe_token AS p JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW probe_trace IS 'One row per probed token; lists have one entry per block 1..L. doc_key; position: 1 = first generated; token_id:
-generated; full_token_id: top-1 at block L; gold_token_id: of the reference; token_kind: kind of word in built-in data; first_match:
+generated; full_token_id: top-1 at block L; gold_token_id: of the reference; token_kind: kind of word in generated data, as in exit_by_kind; first_match:
 first block whose top-1 is full_token_id; stable_from: first block from which it stays so; monotone_from: block from which p_final falls at no further block; first_similar: first block with
 cosine_last of at least 0.9; similar_blocks: how many of blocks 1..L-1 have that; grows_from: block from which cosine_last grows with each of
 blocks 1..L-1 (these four NULL where an older version ran); nearly_monotone_from, nearly_grows_from: block from which p_final, or cosine_last of blocks
@@ -581,8 +581,11 @@ decoded AS (
 )
 SELECT n.*, k.* EXCLUDE (attempt_id)
 FROM (FROM probed UNION ALL BY NAME FROM decoded) AS k JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW exit_by_kind IS 'One row per run and kind of word in built-in data. kind: of cell, probe, quality or replay; token_kind; n: tokens;
-mean_exit_layer: where tokens were emitted (quality, replay); mean_first_match, mean_stable_from: where full depth''s token first and finally
+COMMENT ON VIEW exit_by_kind IS 'One row per run and kind of word in generated data. kind: of cell, probe, quality or replay; token_kind: what decides the word:
+frame (the pattern of the sentence: frequent words), end (a full stop, and the end of the answer), copy (one source word, carried over or translated one to
+one), agreement (gender and number of a word of the same phrase), lexical (another word, which decides among near-synonyms), distance (gender and number,
+past another noun or sentence), state1, state2, state3 (so many statements, one changing what the other said), hop1, hop2, hop3, hop4, hop5 (so many facts,
+each found by what the one before says); n: tokens; mean_exit_layer: where tokens were emitted (quality, replay); mean_first_match, mean_stable_from: where full depth''s token first and finally
 is top-1 (probe); share_equal_full: of the run''s own n tokens of this kind, those equal to full depth''s at the same position (frontier''s token_match is
 of full depth''s tokens).';
 
