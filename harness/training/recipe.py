@@ -288,8 +288,8 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
     path = Path(name_or_path)
     known, at, other_seed = str(name_or_path).rpartition("@")
     if at and path.suffix != ".toml":
-        if not (other_seed.isascii() and other_seed.isdigit()):
-            raise UserError(f"Recipe {name_or_path!r}: after @ stands {other_seed!r}. Allowed: a seed, 0 or more.")
+        if not (other_seed.isascii() and other_seed.isdigit() and len(other_seed) < 10):
+            raise UserError(f"Recipe {name_or_path!r}: after @ stands {other_seed!r}. Allowed: a seed, 0 to 999999999.")
         return replace(load_recipe(known), name=f"{known}@{int(other_seed)}", seed=int(other_seed))
     top = Table.read(path if path.suffix == ".toml" else recipe_path(str(name_or_path)))
     top.allow(*(f.name for f in fields(Recipe)))

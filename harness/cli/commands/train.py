@@ -41,7 +41,7 @@ def named_recipes(what: str) -> list[Recipe]:
     path = Path(what)
     if path.is_file() and "models" not in Table.read(path).values:
         return [load_recipe(path)]
-    if what in recipe_names() and what not in suite_names():
+    if what.partition("@")[0] in recipe_names() and what not in suite_names():
         return [load_recipe(what)]
     if not path.is_file() and what not in suite_names():
         raise UserError(f"no suite or recipe {what!r}.{suggestion(path.stem, {*suite_names(), *recipe_names()})}")

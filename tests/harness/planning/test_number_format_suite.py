@@ -1,4 +1,4 @@
-"""`builtin-bf16`: what it asks is what `builtin-full` asks, in another number format, so that every run has its pair."""
+"""`builtin-bf16` asks what `builtin-full` asks, in another number format, so that every run has its pair."""
 
 from exitbench.harness.planning.suite import Suite, load_suite
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from exitbench.errors import UserError
 from exitbench.harness.cli.commands.train import named_recipes
 from exitbench.harness.cli.main import main
 from exitbench.harness.planning.suite import load_suite
@@ -59,3 +60,10 @@ def test_missing_data_is_refused_without_a_traceback(
     assert main(["train", str(write_recipe()), "--data-dir", str(data_dir)]) == 2
     error = capfd.readouterr().err
     assert "val.fr" in error and "Traceback" not in error
+
+
+def test_a_recipe_with_another_seed_is_named_as_its_card_names_it() -> None:
+    (recipe,) = named_recipes("builtin-weighted@1")
+    assert (recipe.name, recipe.seed) == ("builtin-weighted@1", 1)
+    with pytest.raises(UserError, match="Allowed: a seed"):
+        named_recipes("builtin-weighted@one")

@@ -11,7 +11,7 @@ from scipy.stats import t
 
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame
-from exitbench.reports.registry import Source, discover
+from exitbench.reports.registry import discover
 from exitbench.reports.tables.filled import FilledTable, fill
 from exitbench.results.database.connection import Database, open_database
 
@@ -19,9 +19,9 @@ from exitbench.results.database.connection import Database, open_database
 POINT = 1.0
 
 
-def made(database: Database, source: Source = HIGHLIGHTS) -> tuple[Frame, FilledTable]:
-    frame = Frame.query(database, source.sql)
-    return frame, fill(source, frame)
+def made(database: Database) -> tuple[Frame, FilledTable]:
+    frame = Frame.query(database, HIGHLIGHTS.sql)
+    return frame, fill(HIGHLIGHTS, frame)
 
 
 def every_setting(database: Database, row: dict[str, Any]) -> list[dict[str, Any]]:
