@@ -1,5 +1,5 @@
 -- Exits: Do words that need more reasoning steps run deeper?
--- Words of the generated data that need 1, 2 or 3 look-ups. From probes: the block from which full depth's token is
+-- Words of the generated data that need 1 to 5 look-ups. From probes: the block from which full depth's token is
 -- top-1 for good. From real decodes: where the method exits, and the share of its tokens that still is full depth's.
 SELECT
     model, task_label, kind, method, params, kv_policy, seed, token_kind, mean_stable_from,

@@ -29,9 +29,9 @@ FIELDS = {
 SOURCE = {"squad": "context", "samsum": "dialogue", "wmt-en-fr": "en"}
 # A change here changes every model trained on the built-in data and every cell that measures on it.
 DIGESTS = {
-    ("squad", "test"): "56c40d6d3f0fc293",
-    ("samsum", "validation"): "a833852598c858c3",
-    ("wmt-en-fr", "train"): "b806e1e1b3ebb5e4",
+    ("squad", "test"): "79497bd6283babb3",
+    ("samsum", "validation"): "22402d44fc596615",
+    ("wmt-en-fr", "train"): "5d40a31da7d78755",
 }
 
 
