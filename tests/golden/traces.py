@@ -26,6 +26,7 @@ from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.base import FitData, Method, argmax_token
 from exitbench.methods.registry import baseline_method
 from exitbench.tasks import builtin
+from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task, task_names
 
 MAX_NEW_TOKENS = 8
@@ -134,13 +135,20 @@ def world(name: str, dtype: torch.dtype = torch.float64) -> World:
     return World(name, dtype)
 
 
+_REFERENCES = (
+    "The red house , which Eva sold on Monday , isn't Ben's .",
+    "Olga Paul Lisbon , Eva has seven nuts .",
+    "L'eau n'est pas froide : elle est gelée depuis 1998 !",
+    "an old, old well-known friend",
+)
+
+
 def scores(task_name: str) -> str:
-    """Digest of what a task's metrics say of right, wrong, cut and empty answers to documents that come along."""
+    """Digest of what a task's metrics say of right, wrong, cut and empty answers where these are the references."""
     task = get_task(task_name)
-    documents = builtin.documents(task_name, "test", 4)
-    targets = [task.target(document) for document in documents]
     said = []
-    for document, target, other in zip(documents, targets, [*targets[1:], targets[0]], strict=True):
+    for target, other in zip(_REFERENCES, [*_REFERENCES[1:], _REFERENCES[0]], strict=True):
+        document = task.with_reference(Document.from_fields({}), target)
         words: Sequence[str] = target.split()
         for output in (
             target,
