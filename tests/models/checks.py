@@ -27,7 +27,7 @@ from exitbench.methods.kv_policies import KV_POLICIES, Speculation
 from exitbench.methods.registry import baseline_method
 from exitbench.methods.thresholds import Constant
 
-N_NEW, N_PROMPTS, FEW = 6, 20, 8
+N_NEW, N_PROMPTS, FEW = 6, 20, 6
 TIED = 1e-3
 """Largest difference of the two best logits where rounding may decide."""
 

@@ -53,11 +53,10 @@ SMALL: dict[str, Any] = {
     "relative_attention_max_distance": 12,
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": VOCABULARY,
-    "is_decoder": True,
     "use_cache": True,
     "pad_token_id": PAD,
     "bos_token_id": START,
-    "eos_token_id": None,
+    "eos_token_id": 1,
     "sep_token_id": None,
     "decoder_start_token_id": START,
     "forced_bos_token_id": None,
@@ -120,12 +119,13 @@ def tiny_config(config_class: Any, special: Mapping[str, Any], *, is_decoder: bo
     """The family's configuration, made small."""
     usual = config_class()
     known = {**usual.to_dict(), **{name: getattr(usual, name, None) for name in usual.attribute_map}}
+    known |= {name: getattr(usual, name) for name in ("is_decoder",) if hasattr(usual, name)}
     small = {name: value for name, value in SMALL.items() if name in known and known[name] is not False}
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(known.get(name), dict) and "factor" in str(known[name]):
             small[name] = None
-    if not is_decoder:
-        small.pop("is_decoder", None)
+    if is_decoder and known.get("is_decoder") is False:
+        small["is_decoder"] = True
     if isinstance(types := known.get("layer_types"), list):
         distinct = list(dict.fromkeys(types))
         small["layer_types"] = [distinct[index % len(distinct)] for index in range(DEPTH)]
@@ -149,7 +149,11 @@ def randomise(model: Any, seed: int) -> None:
         elif any(word in name for word in ("embed", "shared", "wte")):
             parameter.data = 0.3 * noise  # or a tied head says the token it was fed, whatever blocks do
         else:
-            parameter.data = 1.5 * noise * parameter.shape[-1] ** -0.5
+            gain = 4.0 if any(word in name.lower() for word in ("encoder_attn", "encdec", "cross")) else 2.0
+            parameter.data = gain * noise * parameter.shape[-1] ** -0.5
+    for name, buffer in model.named_buffers():
+        if name.endswith("logits_bias"):
+            buffer.copy_(torch.randn(buffer.shape, generator=draw))
     model.tie_weights()
 
 

@@ -36,7 +36,7 @@ _MOST_COUNTED, _MOST = 10_000, 2**40
 
 
 def text_models(family: str) -> dict[str, str]:
-    """Classes of transformers that generate text with a family, by kind (``causal``, ``seq2seq``); the first of each."""
+    """Classes of transformers that generate text with a family, the first of each kind (``causal``, ``seq2seq``)."""
     from transformers.models.auto import modeling_auto
 
     mappings = {

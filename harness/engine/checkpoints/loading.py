@@ -163,7 +163,7 @@ def _ends_and_start(
         path = folder / (GENERATION_CONFIG if key in generation else CONFIG)
         return check_in_vocabulary(path, key, token_id, vocab_size)
 
-    eos = ids.get("eos_token_id", config.eos_token_id)
+    eos = ids.get("eos_token_id", getattr(config, "eos_token_id", None))
     ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
     eos_ids = frozenset(known("eos_token_id", token_id) for token_id in ends)
     if not is_seq2seq:
