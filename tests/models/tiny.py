@@ -102,14 +102,15 @@ def families() -> list[Family]:
     )
 
 
-def tiny_model(family: Family) -> Any:
+def tiny_model(family: Family, seed: int = 1) -> Any:
     """A small model of the family with random weights, every one of which matters to the logits."""
     cls = getattr(transformers, family.cls)
     config = tiny_config(cls.config_class, SPECIAL.get(family.name, {}), is_decoder=family.kind == "causal")
     attention = "sdpa" if getattr(cls, "_supports_sdpa", False) else "eager"
     torch.manual_seed(0)
-    model = cls._from_config(config, attn_implementation=attention).eval().requires_grad_(False)
-    randomise(model, seed=1)
+    model = cls._from_config(config, attn_implementation=attention).eval()
+    randomise(model, seed)
+    model.requires_grad_(False)
     starts = dict(bos_token_id=START, decoder_start_token_id=START) if config.is_encoder_decoder else {}
     model.generation_config = transformers.GenerationConfig(pad_token_id=PAD, **starts)
     return model
@@ -143,6 +144,8 @@ def randomise(model: Any, seed: int) -> None:
     """Give every parameter a value that matters to the logits."""
     draw = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:  # sinusoidal positions, which no file holds
+            continue
         noise = torch.randn(parameter.shape, generator=draw)
         if parameter.dim() == 1:  # norms and biases
             parameter.data = 0.3 * noise + (1.0 if name.endswith("weight") else 0.0)
@@ -153,7 +156,7 @@ def randomise(model: Any, seed: int) -> None:
             parameter.data = gain * noise * parameter.shape[-1] ** -0.5
     for name, buffer in model.named_buffers():
         if name.endswith("logits_bias"):
-            buffer.copy_(torch.randn(buffer.shape, generator=draw))
+            buffer.copy_(0.1 * torch.randn(buffer.shape, generator=draw))
     model.tie_weights()
 
 
