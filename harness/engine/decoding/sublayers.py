@@ -19,6 +19,7 @@ from torch import Tensor
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.probe import LOGITS_BUDGET_BYTES, states_of, teacher_forced
 from exitbench.harness.engine.decoding.signals import jensen_shannon
+from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.step_context import StepContext
@@ -57,6 +58,7 @@ def sublayer_read_outs(checkpoint: Checkpoint, prompt: Sequence[int], output: Se
     model = checkpoint.model
     assert isinstance(model, Transformer), "only the lean engine knows the parts of its blocks"
     fed = teacher_forced(checkpoint, [prompt], [output])
+    assert isinstance(fed.cache, Cache), "as is its cache"
     hidden_BTD, context = model.embed(fed.tokens_BT, fed.cache)
     for block in range(1, model.n_blocks + 1):
         parts = sublayer_states(model, block, hidden_BTD, context)

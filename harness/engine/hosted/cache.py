@@ -216,10 +216,10 @@ class HostedCache(DecodingCache):
     def _select(self, rows: Tensor) -> None:
         self.windows.clear()
         self.fed_BS = self.fed_BS.index_select(0, rows)
-        for layer in (*self.layers, *self.source_layers):
-            layer.kv = [buffer.index_select(0, rows) for buffer in layer.kv]
         for layer in self.layers:
-            layer.n_rows = len(rows)
+            layer.n_rows, layer.kv = len(rows), [buffer.index_select(0, rows) for buffer in layer.kv]
+        for source in self.source_layers:
+            source.kv = [buffer.index_select(0, rows) for buffer in source.kv]
         if self.source_BSD is not None and self.source_mask_BS is not None:
             self.source_BSD = self.source_BSD.index_select(0, rows)
             self.source_mask_BS = self.source_mask_BS.index_select(0, rows)

@@ -40,7 +40,7 @@ class WrappedBlock:
 
     def __init__(self, number: int, module: nn.Module, calls: Calls) -> None:
         self.number, self.run, self._calls = number, module.forward, calls
-        module.forward = self  # type: ignore[assignment]
+        module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block, or what the handler of the moment does in its place."""

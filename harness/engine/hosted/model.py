@@ -288,7 +288,8 @@ class HostedTransformer:
                 cache.windows[start, end] = self._record(cache, start, end)
             finally:
                 cache.now.places = None
-        return cache.windows[start, end]
+        window: HostedStep = cache.windows[start, end]
+        return window
 
     def block(
         self,
@@ -351,7 +352,7 @@ class HostedTransformer:
 
     def project(self, block: int, states_ND: Tensor, rows_N: Tensor, places_N: Tensor, cache: HostedCache) -> None:
         """Write keys and values of one block at earlier positions of rows, projected from states."""
-        rows_A, running_N = rows_N.unique(return_inverse=True)
+        rows_A, running_N = torch.unique(rows_N, return_inverse=True)
         window = self._window(cache, places_N)
         window_ATD = states_ND.new_zeros(len(rows_A), window.width, self.d_model)
         window_ATD[running_N, places_N - window.start] = states_ND

@@ -252,7 +252,7 @@ def _work(model: HostedTransformer, row: Sequence[int]) -> tuple[BlockWork, int]
             for block in range(2, model.n_blocks + 1):
                 hidden = model.block(block, hidden, step)
         kept.append(cache)
-        return counter.get_total_flops() / max(1, model.n_blocks - 1)
+        return float(counter.get_total_flops()) / max(1, model.n_blocks - 1)
 
     kept: list[HostedCache] = []
     base, more_keys = flops(PROMPT - 2, 1), flops(PROMPT - 2, 1 + NEW)
