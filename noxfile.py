@@ -15,6 +15,7 @@ nox -s perf -- -k replay              benchmarks; their times go into the databa
 nox -s perf -- --against HEAD~1 -k replay     how fast the work tree is beside another commit
 nox -s slurm                      the cluster's executor against a real Slurm on this machine; root, slurm-wlm and munge
 nox -s parity -- --free DIR --mee DIR --pruning DIR       decoding against published code, token for token
+nox -s models                         every family of transformers on the hosted engine; writes docs/models.md
 nox -s lock                       hashes.txt anew, after a change to constraints.txt
 """
 
@@ -200,6 +201,14 @@ def parity(session: nox.Session) -> None:
     # The session's pip: one that comes with Python takes no names whose versions only the constraints pin.
     session.run("python", "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check", *pinned)
     session.run("python", "tests/parity/run.py", "--python", python, *session.posargs, env=OFFLINE)
+
+
+@nox.session
+def models(session: nox.Session) -> None:
+    """Try a tiny checkpoint of every family of transformers on the hosted engine, and write docs/models.md."""
+    install(session)
+    arguments = session.posargs or ["--write"]
+    session.run("python", "tests/models/run.py", *arguments, env=OFFLINE | {"OMP_NUM_THREADS": "1"})
 
 
 @nox.session

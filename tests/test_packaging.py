@@ -170,7 +170,7 @@ STOREYS = {
         *("reading", "processes", "cells", "engine", "conformance"),
         *("training", "planning", "running", "afterwards", "cli", "api"),
     ),
-    "exitbench.harness.engine": ("model", "checkpoints", "decoding", "static"),
+    "exitbench.harness.engine": ("model", "hosted", "checkpoints", "decoding", "static"),
     "exitbench.results": (
         *("files", "statistics", "spool", "queries", "database", "beside"),
         *("ingest", "analysis", "maintenance"),

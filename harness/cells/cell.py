@@ -34,6 +34,10 @@ Truncate = Literal["left", "right", "drop"]
 TRUNCATIONS: tuple[Truncate, ...] = get_args(Truncate)
 
 
+EngineName = Literal["lean", "hosted"]
+EngineChoice = Literal["auto", "lean", "hosted"]
+ENGINES: tuple[EngineChoice, ...] = get_args(EngineChoice)
+
 FirstToken = Literal["full", "gated"]
 FIRST_TOKENS: tuple[FirstToken, ...] = get_args(FirstToken)
 
@@ -206,6 +210,7 @@ class Cell:
 
     Attributes:
         engine_version: `harness.engine.ENGINE_VERSION`; 0 before there were versions.
+        engine: What runs the model's blocks: the engine's own forward pass, or transformers' (`harness.engine.hosted`).
         batch_size: Rows that are decoded together in what is timed.
         batch_rows: Rows that are decoded together in a cell that decodes and is not timed, at most; None where it is
             not asked (`rows`). Part of what was asked: products of more rows add up in another order, which decides
@@ -241,6 +246,7 @@ class Cell:
     scores_cell_id: str | None = None
     fit_cell_id: str | None = None
     batch_rows: int | None = None
+    engine: EngineName = "lean"
 
     @property
     def rows(self) -> int:
@@ -300,6 +306,8 @@ class Cell:
             asked["calibration"] = {**asdict(self.calibration), "levels": list(self.calibration.levels)}
         if self.record is not None:
             asked["record"] = {**asdict(self.record), "what": list(self.record.what)}
+        if self.engine != "lean":  # that there is a choice changes no id of before
+            asked["engine"] = self.engine
         for name in ("batch_rows", *INPUTS):
             if (value := getattr(self, name)) is not None:
                 asked[name] = value
@@ -358,4 +366,5 @@ class Cell:
             full_depth_cell_id=record["full_depth_cell_id"],
             **{name: record[name] for name in INPUTS},
             batch_rows=record.get("batch_rows"),  # likewise
+            engine=cast(EngineName, record.get("engine", "lean")),  # likewise
         )

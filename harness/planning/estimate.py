@@ -41,6 +41,7 @@ def _ask(cell: Cell) -> Ask:
         task=cell.task.label,
         dtype=cell.dtype,
         device=cell.device,
+        engine=cell.engine,
         batch_size=cell.batch_rows or cell.batch_size,
         units=units(
             cell.task.documents,

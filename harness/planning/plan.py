@@ -16,7 +16,6 @@ from exitbench.harness.cells.cell import (
     GenerationSettings,
     Kind,
     MethodRef,
-    ModelRef,
     TaskRef,
     TimingSettings,
     unasked_rows,
@@ -161,12 +160,12 @@ def make_plan(
         items: list[CellJob] = []
         remarked: tuple[str, ...] = ()
         if folder is not None:
-            description = inspect_checkpoint(entry.name, folder)
+            description = inspect_checkpoint(entry.name, folder, entry.engine)
             _check_model(templates, description.model.blocks, read_exit_blocks(folder))
             _check_budget(templates, description)
             tasks = {draft.task.label: draft.task for draft in templates}
             asked = {label: resolve(task, folder, description) for label, task in tasks.items()}
-            items = builder.build(templates, description.model, asked)
+            items = builder.build(templates, description, asked)
             remarked = (*description.remarks, *remarks(list(tasks.values()), folder, asked))
         cells = tuple(_planned(item, statuses, predecessors) for item in items)
         groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in templates), cells, remarked))
@@ -233,20 +232,23 @@ class _Builder:
     tasks: Mapping[tuple[str, DataRequest], TaskRef]
 
     def build(
-        self, drafts: Sequence[CellTemplate], model: ModelRef, asked: Mapping[str, GenerationSettings]
+        self, drafts: Sequence[CellTemplate], described: Description, asked: Mapping[str, GenerationSettings]
     ) -> list[CellJob]:
         """Return the cells of one model, of which tasks ask this; two drafts that ask the same give one."""
         ids: dict[str, str] = {}
         items: dict[str, CellJob] = {}
         for draft in drafts:
-            cell = self._cell(draft, model, asked[draft.task.label], ids)
+            cell = self._cell(draft, described, asked[draft.task.label], ids)
             ids[draft.label] = cell.cell_id
             held_out = None if draft.calibration is None else draft.task.data
             item = CellJob(cell, draft.label, draft.data, held_out, timeout_s=self.suite.cell_timeout_s)
             items.setdefault(cell.cell_id, item)
         return list(items.values())
 
-    def _cell(self, draft: CellTemplate, model: ModelRef, asked: GenerationSettings, ids: Mapping[str, str]) -> Cell:
+    def _cell(
+        self, draft: CellTemplate, described: Description, asked: GenerationSettings, ids: Mapping[str, str]
+    ) -> Cell:
+        model = described.model
         method, suite, calibration = draft.method, self.suite, draft.calibration
         params = {"fit": method.fit_params, "scores": method.score_params}.get(draft.kind, method.params)()
         replaced = {"threshold"} if calibration is not None else set()  # by each level tried
@@ -274,6 +276,7 @@ class _Builder:
             record=draft.record,
             full_depth_cell_id=ids[draft.baseline] if draft.baseline else None,
             batch_rows=self._batch_rows(draft),
+            engine=described.engine,
             **{name: ids[label] for name, label in draft.inputs.items()},
         )
 

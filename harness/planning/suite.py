@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, cast
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.cells.cell import (
     CONSISTENCIES,
+    ENGINES,
     KINDS,
     RECORDS,
     CalibrationSettings,
     Consistency,
+    EngineChoice,
     Kind,
     RecordSettings,
     TimingSettings,
@@ -58,6 +60,7 @@ class ModelEntry:
     Attributes:
         where: File, line and key, for messages that come later than reading.
         random_weights: The weights were never trained; results are labelled and kept out of figures.
+        engine: What runs its blocks; ``auto`` is the lean engine where that has the family.
     """
 
     name: str
@@ -65,6 +68,7 @@ class ModelEntry:
     recipe: str | None
     path: Path | None
     random_weights: bool
+    engine: EngineChoice = "auto"
 
 
 @dataclass(frozen=True)
@@ -243,7 +247,7 @@ def _entries(top: Table, key: str, read: Callable[[str, Table], Any]) -> tuple[A
 
 
 def _model(name: str, table: Table) -> ModelEntry:
-    table.allow("recipe", "path", "random_weights")
+    table.allow("recipe", "path", "random_weights", "engine")
     recipe, folder = table.optional("recipe", str), table.optional("path", str)
     if (recipe is None) == (folder is None):
         raise table.error(
@@ -254,7 +258,9 @@ def _model(name: str, table: Table) -> ModelEntry:
     path = None if folder is None else (table.path.parent / folder)
     if path is not None and not (path / "config.json").is_file():
         raise table.error("path", f"{path} is not a checkpoint's folder: it has no config.json.")
-    return ModelEntry(name, table.where(), recipe, path, table.get("random_weights", bool, False))
+    engine = table.choose("engine", table.get("engine", str, "auto"), ENGINES, "engine")
+    random_weights = table.get("random_weights", bool, False)
+    return ModelEntry(name, table.where(), recipe, path, random_weights, cast(EngineChoice, engine))
 
 
 def _check_recipe(table: Table, recipe: str) -> None:

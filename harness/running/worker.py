@@ -129,6 +129,8 @@ def _attempt(session: Session, item: CellJob, env: dict[str, Any], emit: Emit) -
                 writer.progress(done, session.units(item))
 
             try:
+                if item.cell.kind != "replay":  # all others decode at full depth at least
+                    session.runnable(item, session.full_parts())
                 PASSES[item.cell.kind](session, item, writer, on_progress)
                 write_prompt_counts(session, item, writer)
             except Skip as skip:

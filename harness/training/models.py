@@ -10,7 +10,8 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from exitbench.harness.engine.checkpoints.loading import read_config
+from exitbench.harness.engine.checkpoints.files import CONFIG
+from exitbench.harness.engine.checkpoints.loading import engine_for, read_config
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.harness.training.recipe import ArchitectureRecipe
 
@@ -135,7 +136,7 @@ def read_model(folder: Path) -> tuple[transformers.PreTrainedModel, PreTrainedTo
     Raises:
         UserError: Not a checkpoint of a supported family.
     """
-    read_config(folder)  # says what is supported
+    engine_for(folder / CONFIG, read_config(folder), "lean")  # says what is supported
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     auto = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
     model = auto.from_pretrained(

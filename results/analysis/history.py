@@ -51,6 +51,7 @@ class Ask:
     task: str
     dtype: str
     device: str
+    engine: str
     batch_size: int
     units: int
 
@@ -68,6 +69,7 @@ class Ask:
             task=task["label"],
             dtype=cell["dtype"],
             device=cell["device"],
+            engine=cell.get("engine", "lean"),
             batch_size=cell.get("batch_rows") or cell["batch_size"],
             units=units(
                 task["documents"],
@@ -151,14 +153,14 @@ def units(documents: int, *, levels: int = 0, timed: tuple[int, int] | None = No
 
 def _keys(ask: Ask) -> tuple[Hashable, ...]:
     """One key a level, nearest first; what ran on another device tells nothing."""
-    shared = (ask.kind, ask.record, ask.dtype, ask.device, ask.batch_size)
+    shared = (ask.kind, ask.record, ask.dtype, ask.device, ask.engine, ask.batch_size)
     return (
         ("method task", *shared, ask.method, ask.weights_sha256, ask.task),
         ("method", *shared, ask.method, ask.weights_sha256),
         ("task", *shared, ask.weights_sha256, ask.task),
         ("shape", *shared, ask.shape),
         ("kind", *shared),
-        ("loosely", ask.kind, ask.record, ask.device),
+        ("loosely", ask.kind, ask.record, ask.device, ask.engine),
     )
 
 

@@ -270,6 +270,7 @@ CELL_KEYS: Final[Keys] = {
         "limited": FLAG,
         "method": OBJECT,
         "engine_version": optional(COUNT),
+        "engine": optional(TEXT),
         "kv_policy": or_none(TEXT),
         "model": OBJECT,
         "task": OBJECT,

@@ -16,10 +16,11 @@ from ratios import Timed, compare
 from torch import Tensor
 
 from exitbench.harness.engine.decoding import signals
-from exitbench.harness.engine.decoding.block_runner import BlockRunner, Skipped
 from exitbench.harness.engine.decoding.probe import probe
 from exitbench.harness.engine.model import model as model_module
+from exitbench.harness.engine.model.engine import Skipped
 from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.model.step_context import StepContext
 from exitbench.harness.engine.model.weights import Linear
 from exitbench.methods.base import Gate
 
@@ -50,15 +51,16 @@ def three_products(projection: Linear, x: Tensor) -> Tensor:
     return torch.cat([F.linear(x, part) for part in projection.weight.chunk(3)], dim=-1)
 
 
-def fill_one_after_another(runner: BlockRunner, skipped: Sequence[Skipped]) -> None:
+def fill_one_after_another(model: Transformer, skipped: Sequence[Skipped], context: StepContext) -> None:
     """Skipped blocks filled by groups that left together, each of which reads the weights again."""
     for group in skipped:
-        runner._fill_at_once(*group)
+        model._fill_at_once(*group, context)
 
 
-def fill_each_block(runner: BlockRunner, *group: Any) -> None:
+def fill_each_block(model: Transformer, *group: Any) -> None:
     """Skipped blocks filled by a product each."""
-    runner._fill_block_by_block([group])
+    *skipped, context = group
+    model._fill_block_by_block([tuple(skipped)], context)
 
 
 normalise, call = Transformer.normalise, Linear.__call__
@@ -72,11 +74,11 @@ AT_BATCH_1: dict[str, Undone] = {
     "weights-laid-out": lambda: patch.object(Linear, "laid_out", lambda projection: projection),  # as it is loaded
 }
 EARLY: dict[str, Undone] = {
-    "skipped-blocks-at-once": lambda: patch.object(BlockRunner, "_fill_at_once", fill_each_block)
+    "skipped-blocks-at-once": lambda: patch.object(Transformer, "_fill_at_once", fill_each_block)
 }
 IN_A_BATCH: dict[str, Undone] = {
     "rows-read-out-together": lambda: patch.object(Gate, "chooses_from_logits", property(lambda gate: False)),
-    "skipped-blocks-by-block": lambda: patch.object(BlockRunner, "_fill_block_by_block", fill_one_after_another),
+    "skipped-blocks-by-block": lambda: patch.object(Transformer, "_fill_block_by_block", fill_one_after_another),
     "stretches-of-rows-not-copied": lambda: patch.object(model_module, "GATHERED_NUMEL", 2**40),
 }
 

@@ -77,6 +77,7 @@ def _families() -> Iterator[str]:
 
     for name in sorted(FAMILIES):
         yield f"{name:16} checkpoints whose config.json has model_type {name!r}"
+    yield "any other        that transformers generates text with, on the hosted engine (docs/measuring.md, Models)"
 
 
 def _models() -> Iterator[str]:

@@ -17,14 +17,16 @@ from typing import Any
 from safetensors import safe_open
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.cell import ModelRef
+from exitbench.harness.cells.cell import EngineChoice, EngineName, ModelRef
 from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE, checkpoint_remarks, weight_files
 from exitbench.harness.engine.checkpoints.tokenizer_files import check_vocabulary, load_tokenizer, tokenizer_files
 from exitbench.harness.reading.regular_files import read_json
 from exitbench.results.files.canonical import content_id
 
 CACHE = ".exitbench.json"
-CACHE_VERSION = 2
+HOSTED_CACHE = ".exitbench.hosted.json"
+"""Where the hosted engine is asked for, which may have it otherwise than the one that is taken unasked."""
+CACHE_VERSION = 3
 """Raise it whenever a description has something new to say, or refuses what it did not."""
 
 
@@ -37,12 +39,14 @@ class Description:
         vocab_size: Rows of the LM head.
         max_positions: Tokens that prompt and answer may have together; None where positions have no end.
         remarks: What is not wrong but should be known, a sentence each.
+        engine: What runs it.
     """
 
     model: ModelRef
     vocab_size: int
     max_positions: int | None
     remarks: tuple[str, ...]
+    engine: EngineName
 
 
 def describe_checkpoint(name: str, folder: Path) -> ModelRef:
@@ -50,12 +54,13 @@ def describe_checkpoint(name: str, folder: Path) -> ModelRef:
     return inspect_checkpoint(name, folder).model
 
 
-def inspect_checkpoint(name: str, folder: Path) -> Description:
+def inspect_checkpoint(name: str, folder: Path, engine: EngineChoice = "auto") -> Description:
     """Return what a plan needs to know of the checkpoint in a folder.
 
     Args:
         name: What the suite calls it.
         folder: A Hugging Face checkpoint: config.json, safetensors (one or more), tokenizer files.
+        engine: What is to run it.
 
     Raises:
         UserError: The engine cannot read it, it has no tokenizer, or one with more tokens than the model.
@@ -65,10 +70,10 @@ def inspect_checkpoint(name: str, folder: Path) -> Description:
     files = sorted(path for path in folder.glob("*") if path.is_file() and not path.name.startswith("."))
     status = {path.name: path.stat() for path in files}
     stamps = {name: [file.st_size, file.st_mtime_ns, file.st_ctime_ns] for name, file in status.items()}
-    cache = folder / CACHE
+    cache = folder / (HOSTED_CACHE if engine == "hosted" else CACHE)
     if (cached := _cached(cache, stamps, name)) is not None:
         return cached
-    description = _inspect(name, folder)
+    description = _inspect(name, folder, engine)
     content = asdict(description)
     del content["model"]["name"]
     _write(cache, json.dumps({"version": CACHE_VERSION, "files": stamps, **content}, indent=1))
@@ -82,16 +87,17 @@ def _cached(cache: Path, stamps: Mapping[str, list[int]], name: str) -> Descript
         if record["version"] != CACHE_VERSION or record["files"] != stamps:
             return None
         model = ModelRef(name=name, **record["model"])
-        return Description(model, record["vocab_size"], record["max_positions"], tuple(record["remarks"]))
+        remarks = tuple(record["remarks"])
+        return Description(model, record["vocab_size"], record["max_positions"], remarks, record["engine"])
     except (UserError, KeyError, TypeError):
         return None
 
 
-def _inspect(name: str, folder: Path) -> Description:
+def _inspect(name: str, folder: Path, engine: EngineChoice) -> Description:
     # Imported here: it loads torch and transformers, which a cached description does not need.
     from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 
-    checkpoint = load_checkpoint(folder, device="meta")
+    checkpoint = load_checkpoint(folder, device="meta", engine=engine)
     tokenizer = tokenizer_files(folder)
     heads = folder / EXIT_HEADS_FILE
     weights = [*weight_files(folder).paths, *([heads] if heads.is_file() else [])]
@@ -105,11 +111,12 @@ def _inspect(name: str, folder: Path) -> Description:
         tokenizer_sha256=content_id({path.name: _sha256(path) for path in tokenizer}),
         kind=checkpoint.kind,
         blocks=checkpoint.model.n_blocks,
-        encoder_blocks=checkpoint.model.arch.encoder_blocks,
+        encoder_blocks=checkpoint.model.encoder_blocks,
         parameters=sum(_parameters(path) for path in weights),
     )
     remarks = (*checkpoint_remarks(folder), *_no_end(checkpoint.eos_ids, loaded))
-    return Description(model, checkpoint.model.vocab_size, checkpoint.model.arch.max_positions, remarks)
+    vocab_size, max_positions = checkpoint.model.vocab_size, checkpoint.model.max_positions
+    return Description(model, vocab_size, max_positions, remarks, checkpoint.engine)
 
 
 def _no_end(eos_ids: frozenset[int], tokenizer: Any) -> tuple[str, ...]:

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from exitbench.errors import UserError
+from exitbench.harness.cells.cell import EngineChoice, EngineName
 from exitbench.harness.engine.checkpoints.exit_head_files import load_exit_heads
 from exitbench.harness.engine.checkpoints.families import FAMILIES, Family
 from exitbench.harness.engine.checkpoints.files import CONFIG, check_plain, listed
 from exitbench.harness.engine.checkpoints.tensor_files import Tensors
+from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.model import Transformer
-from exitbench.harness.engine.model.weights import Architecture
 from exitbench.harness.reading.config_values import check_in_vocabulary, check_token_ids, checked, shortened
 from exitbench.harness.reading.regular_files import is_file, read_json
 
@@ -25,10 +26,15 @@ GENERATION_CONFIG = "generation_config.json"
 class Checkpoint:
     """A loaded model and what decoding with it needs."""
 
-    model: Transformer
+    model: Engine
     eos_ids: frozenset[int]
     start_id: int | None
     """First decoder token of encoder-decoder models; None for decoder-only ones."""
+
+    @property
+    def engine(self) -> EngineName:
+        """Which engine runs it."""
+        return self.model.engine
 
     @property
     def kind(self) -> str:
@@ -51,7 +57,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return config.json of a checkpoint folder.
 
     Raises:
-        UserError: The folder or the file is missing, not JSON, of a family that is not supported, not a model that
+        UserError: The folder or the file is missing, not JSON, of a family that neither engine knows, not a model that
             generates text, or its weights are not plain ones.
     """
     path = folder / CONFIG
@@ -59,11 +65,12 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder}: not a Hugging Face checkpoint folder (no config.json).")
     config = read_json(path)
     family = config.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
+    if not isinstance(family, str) or not (family in FAMILIES or _is_hosted(family)):
         raise UserError(
-            f"{path}: model_type {shortened(family)} is not supported. Allowed: {', '.join(sorted(FAMILIES))} "
-            "(docs/measuring.md, Models). A family's weights mean what its own program does with them: another name "
-            "in config.json does not make them readable."
+            f"{path}: model_type {shortened(family)} is not supported. Allowed: {', '.join(sorted(FAMILIES))}, and "
+            "every family with which the installed transformers generates text (docs/measuring.md, Models). A "
+            "family's weights mean what its own program does with them: another name in config.json does not make "
+            "them readable."
         )
     named = config.get("architectures")
     for name in named if isinstance(named, list) else ():
@@ -76,6 +83,29 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def _is_hosted(family: str) -> bool:
+    from exitbench.harness.engine.checkpoints.hosted_loading import text_models
+
+    return bool(text_models(family))
+
+
+def engine_for(path: Path, config: dict[str, Any], choice: EngineChoice = "auto") -> EngineName:
+    """Return the engine that runs a checkpoint, by its config.json: the lean one where it knows the family.
+
+    Raises:
+        UserError: The lean one is asked for and does not know it.
+    """
+    family = config["model_type"]
+    if choice == "auto":
+        return "lean" if family in FAMILIES else "hosted"
+    if choice == "lean" and family not in FAMILIES:
+        raise UserError(
+            f'{path}: the lean engine does not know model_type {shortened(family)}. Allowed with engine = "lean": '
+            f'{", ".join(sorted(FAMILIES))}; "hosted" or "auto" runs others.'
+        )
+    return choice
+
+
 def read_generation_config(folder: Path) -> dict[str, Any]:
     """Read generation_config.json; empty where there is none.
 
@@ -85,7 +115,9 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / GENERATION_CONFIG)
 
 
-def load_checkpoint(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Checkpoint:
+def load_checkpoint(
+    folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", engine: EngineChoice = "auto"
+) -> Checkpoint:
     """Load a checkpoint folder.
 
     Raises:
@@ -93,6 +125,8 @@ def load_checkpoint(folder: Path, dtype: torch.dtype = torch.float32, device: st
             what was expected.
     """
     raw = read_config(folder)
+    if engine_for(folder / CONFIG, raw, engine) == "hosted":
+        return _load_hosted(folder, raw, dtype, device)
     family = FAMILIES[raw["model_type"]]
     values = checked(folder / CONFIG, raw, family.values)
     tensors = Tensors(folder, dtype, device)
@@ -100,13 +134,24 @@ def load_checkpoint(folder: Path, dtype: torch.dtype = torch.float32, device: st
     config = _complete(folder / CONFIG, raw["model_type"], values)
     arch, weights = family.read(config, tensors)
     tensors.check_all_read(family.harmless)
-    eos_ids, start = _ends_and_start(folder, raw, config, arch)
+    eos_ids, start = _ends_and_start(folder, raw, config, arch.vocab_size, is_seq2seq=bool(arch.encoder_blocks))
     heads = load_exit_heads(folder, arch.n_blocks, arch.d_model, weights.lm_head.weight.shape[0], dtype, device)
     return Checkpoint(Transformer(arch, weights, heads), eos_ids, start)
 
 
+def _load_hosted(folder: Path, raw: dict[str, Any], dtype: torch.dtype, device: str) -> Checkpoint:
+    from exitbench.harness.engine.checkpoints.hosted_loading import load_hosted
+
+    model, config = load_hosted(folder, raw, dtype, device)
+    is_seq2seq = model.stack.encoder is not None
+    of_family = {key: value for key in TOKEN_IDS if (value := getattr(config, key, None)) is not None}
+    eos_ids, start = _ends_and_start(folder, {**of_family, **raw}, config, model.vocab_size, is_seq2seq=is_seq2seq)
+    model.exit_heads = load_exit_heads(folder, model.n_blocks, model.d_model, model.vocab_size, dtype, device)
+    return Checkpoint(model, eos_ids, start)
+
+
 def _ends_and_start(
-    folder: Path, raw: dict[str, Any], config: Any, arch: Architecture
+    folder: Path, raw: dict[str, Any], config: Any, vocab_size: int, *, is_seq2seq: bool
 ) -> tuple[frozenset[int], int | None]:
     """Tokens that end an answer, and an encoder-decoder's first: of generation_config.json, else of config.json."""
     generation = read_generation_config(folder)
@@ -116,12 +161,12 @@ def _ends_and_start(
 
     def known(key: str, token_id: int) -> int:
         path = folder / (GENERATION_CONFIG if key in generation else CONFIG)
-        return check_in_vocabulary(path, key, token_id, arch.vocab_size)
+        return check_in_vocabulary(path, key, token_id, vocab_size)
 
-    eos = ids.get("eos_token_id", config.eos_token_id)
+    eos = ids.get("eos_token_id", getattr(config, "eos_token_id", None))
     ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
     eos_ids = frozenset(known("eos_token_id", token_id) for token_id in ends)
-    if not arch.encoder_blocks:
+    if not is_seq2seq:
         return eos_ids, None
     key = "decoder_start_token_id" if ids.get("decoder_start_token_id") is not None else "pad_token_id"
     start = ids.get(key, 0)

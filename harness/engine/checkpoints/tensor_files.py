@@ -25,9 +25,9 @@ _OF_QUANTISATION = re.compile(
 
 
 class Tensors:
-    """The tensors of a checkpoint by name, in one number format and place."""
+    """The tensors of a checkpoint by name, in one number format (None: that of the file) and place."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype | None, device: str) -> None:
         self.folder, self.dtype, self.device = folder, dtype, device
         self.files = _places(folder)
         self.read: set[str] = set()
@@ -57,7 +57,12 @@ class Tensors:
             actual = list(tensor.shape)
             raise UserError(f"{self.folder}: tensor {name!r} has shape {actual}, config.json asks for {list(shape)}.")
         self.read.add(name)
-        return tensor.to(self.device, self.dtype)
+        return tensor.to(device=self.device, dtype=self.dtype)
+
+    def holds_weights(self, name: str) -> bool:
+        """Whether a tensor has a number format in which weights are read."""
+        with safe_open(self.files[name], framework="pt") as file:
+            return file.get_slice(name).get_dtype() in _FORMATS
 
     def linear(self, name: str, shape: tuple[int, int], *, bias: bool = False, transposed: bool = False) -> Linear:
         """Read a projection [out, in], with its bias if the family has one; ``transposed``: stored as [width, out]."""

@@ -11,21 +11,17 @@ model width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from exitbench.harness.engine.model.cache import Cache, DeferredToken
-from exitbench.harness.engine.model.positions import Places, Rotary, rotate_, rows_of
-from exitbench.harness.engine.model.step_context import StepContext
+from exitbench.harness.engine.model.cache import DeferredToken
 
 if TYPE_CHECKING:
-    from exitbench.harness.engine.model.model import Transformer
+    from exitbench.harness.engine.model.cache import DecodingCache
+    from exitbench.harness.engine.model.engine import Begun, Engine, Skipped
     from exitbench.methods.base import Parts
-
-Skipped = tuple[int, Tensor, Tensor | None]
-"""Blocks executed, the state to copy [A, D] and the rows (None: all) of tokens whose other blocks are skipped."""
 
 
 class BlockRunner:
@@ -37,12 +33,12 @@ class BlockRunner:
         parts: The method.
     """
 
-    def __init__(self, model: Transformer, cache: Cache, parts: Parts) -> None:
+    def __init__(self, model: Engine, cache: DecodingCache, parts: Parts) -> None:
         self.model, self.cache, self.parts = model, cache, parts
         self._policy = parts.kv_policy
-        self._context = StepContext(cache)
+        self._context: Begun | None = None
         self._to_fill: list[Skipped] = []  # by exit layer, the first first
-        self._deferred_places: tuple[list[list[int]], Places] | None = None  # where deferred tokens were run last
+        self._deferred_places: tuple[list[list[int]], Any] | None = None  # where deferred tokens were run last
 
     # ---------------------------------------------------------------- a step
 
@@ -86,11 +82,9 @@ class BlockRunner:
 
     def end(self) -> None:
         """End the step: project what was asked for."""
-        if len(self._to_fill) == 1:
-            self._fill_at_once(*self._to_fill[0])
-        elif self._to_fill:
-            self._fill_block_by_block(self._to_fill)
-        self._to_fill = []
+        if self._to_fill:
+            self.model.fill(self._to_fill, self._context)
+            self._to_fill = []
         self.cache.length += 1
 
     # --------------------------------------------------------- deferred tokens
@@ -122,12 +116,10 @@ class BlockRunner:
 
     def _project(self, block: int, rows: Sequence[int], waiting: list[list[DeferredToken]]) -> None:
         pairs = [(row, token) for row, tokens in zip(rows, waiting, strict=True) for token in tokens]
-        normed_ND = self.model.normalise(torch.stack([token.state_D for _, token in pairs]))
+        states_ND = torch.stack([token.state_D for _, token in pairs])
         rows_N = torch.tensor([row for row, _ in pairs], device=self.model.device)
         places_N = torch.tensor([token.place for _, token in pairs], device=self.model.device)
-        self._write_projected(
-            block, normed_ND, rows_N, places_N, self.model.rotary_at(self.cache, rows_N, places_N[:, None])
-        )
+        self.model.project(block, states_ND, rows_N, places_N, self.cache)
         for _, token in pairs:
             token.done = block
 
@@ -168,49 +160,13 @@ class BlockRunner:
 
     def defer(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
         """Let rows that leave after ``block`` wait with their states for a later token to run deeper blocks."""
-        cache, embedding_BD = self.cache, self._context.embedding_BD
-        assert embedding_BD is not None, "a step begins with an embedding"
+        cache = self.cache
+        assert self._context is not None and self._context.embedding_BD is not None, "a step begins with an embedding"
+        embedding_BD = self._context.embedding_BD
         rows = range(cache.n_rows) if rows_A is None else rows_A.tolist()
         for state_D, row in zip(hidden_AD, rows, strict=True):
             cache.waiting[row].append(DeferredToken(cache.length, block, state_D, embedding_BD[row]))
 
-    def _fill_at_once(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """One product for all blocks."""
-        model, cache, arch = self.model, self.cache, self.model.arch
-        kv = model.skip_kv(block)(model.normalise(hidden_AD))
-        kv = kv.view(len(kv), arch.n_blocks - block, 2 * arch.n_kv_heads, arch.head_dim)
-        if self._context.rotary is not None:
-            cos, sin = (rows_of(angles, rows_A) for angles in self._context.rotary)
-            rotate_(kv[:, :, : arch.n_kv_heads], (cos, sin))
-        target = cache.self_kv[block:, :, :, cache.length]
-        if rows_A is None:
-            target.copy_(kv.transpose(0, 1))
-        else:
-            target[:, rows_A] = kv.transpose(0, 1)
 
-    def _fill_block_by_block(self, skipped: Sequence[Skipped]) -> None:
-        """One product a block for the rows that had left before it, so that its weights are read once."""
-        model, cache = self.model, self.cache
-        normed_ND = model.normalise(torch.cat([hidden_AD for _, hidden_AD, _ in skipped]))
-        every_row = torch.arange(cache.n_rows, device=normed_ND.device)
-        rows_N = torch.cat([every_row if rows_A is None else rows_A for *_, rows_A in skipped])
-        rotary = self._context.rotary
-        cos_sin = None if rotary is None else (rows_of(rotary[0], rows_N), rows_of(rotary[1], rows_N))
-        for block in range(skipped[0][0] + 1, model.n_blocks + 1):
-            n = sum(len(hidden_AD) for exit_layer, hidden_AD, _ in skipped if exit_layer < block)
-            first = None if cos_sin is None else (cos_sin[0][:n], cos_sin[1][:n])
-            self._write_projected(block, normed_ND[:n], rows_N[:n], cache.length, first)
-
-    def _write_projected(
-        self, block: int, normed_ND: Tensor, rows_N: Tensor, places: Tensor | int, rotary: Rotary | None
-    ) -> None:
-        """Write keys and values of one block at positions of these rows, projected from normalised states."""
-        arch = self.model.arch
-        kv = self.model.block_kv(block)(normed_ND).view(-1, 1, 2 * arch.n_kv_heads, arch.head_dim)
-        if rotary is not None:
-            rotate_(kv[:, :, : arch.n_kv_heads], rotary)
-        self.cache.self_kv[block - 1, rows_N, :, places] = kv[:, 0]
-
-
-RunnerFactory = Callable[["Transformer", Cache, "Parts"], BlockRunner]
-"""Makes what runs the blocks of a batch with a method."""
+RunnerFactory = Callable[[Any, Any, "Parts"], BlockRunner]
+"""Makes what runs the blocks of a batch with a method: given a model, its cache and the method."""

@@ -21,8 +21,8 @@ from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.logit_rules import Applied, LogitRules
 from exitbench.harness.engine.decoding.speculation import verify_drafts
 from exitbench.harness.engine.decoding.trace import Observer, Trace
-from exitbench.harness.engine.model.cache import Cache
-from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.model.cache import DecodingCache
+from exitbench.harness.engine.model.engine import Engine
 from exitbench.methods.base import ActiveRows, BlockView, Parts, Threshold
 
 
@@ -36,7 +36,7 @@ class Step:
         unread: Views of rows that have left and are to be read out together.
     """
 
-    def __init__(self, model: Transformer, n_rows: int, rules: Applied | None, observer: Observer) -> None:
+    def __init__(self, model: Engine, n_rows: int, rules: Applied | None, observer: Observer) -> None:
         self.rules, self.observer = rules, observer
         self.token_B = torch.empty(n_rows, dtype=torch.long, device=model.device)
         self.unread: list[BlockView] = []
@@ -58,14 +58,14 @@ class Batch:
 
     requests: Sequence[Request]
     max_new_tokens: int
-    cache: Cache
+    cache: DecodingCache
     prompt_state_BD: Tensor | None
     fed_B: Tensor | None = None
 
 
 @torch.inference_mode()
 def prefill(
-    model: Transformer, requests: Sequence[Request], max_new_tokens: int, *, gates_first_token: bool = False
+    model: Engine, requests: Sequence[Request], max_new_tokens: int, *, gates_first_token: bool = False
 ) -> Batch:
     """Run the encoder, or the prompts of a decoder-only model at full depth.
 
@@ -289,7 +289,7 @@ def _all_states(runner: BlockRunner, hidden_AD: Tensor) -> Tensor:
 
 
 def _first_token(
-    model: Transformer, batch: Batch, parts: Parts, seeds_B: tuple[int, ...], rules: Applied | None, observer: Observer
+    model: Engine, batch: Batch, parts: Parts, seeds_B: tuple[int, ...], rules: Applied | None, observer: Observer
 ) -> Step:
     """The token that the prompt's full-depth pass already holds."""
     assert batch.prompt_state_BD is not None, "asked only where the prompt's pass gave it"

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.signals import signals
-from exitbench.harness.engine.model.cache import Cache
-from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.model.cache import DecodingCache
+from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.positions import padded
 from exitbench.results.files.arrow import lists
 from exitbench.results.spool.schema import TABLES
@@ -107,7 +107,7 @@ class Fed:
     """
 
     tokens_BT: Tensor
-    cache: Cache
+    cache: DecodingCache
     predicts_BT: Tensor
 
 
@@ -122,15 +122,14 @@ def teacher_forced(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], out
     else:
         fed = [[*prompt, *output[:-1]] for prompt, output in zip(prompts, outputs, strict=True)]
         tokens, mask = padded(fed, model.device, side="left")
-        cache = Cache(model, len(fed), tokens.shape[1])
-        cache.padding_B = None if mask is None else (~mask).sum(1)
+        cache = model.new_cache(len(fed), tokens.shape[1], None if mask is None else (~mask).sum(1))
         lengths_B = torch.tensor([len(output) for output in outputs], device=model.device)
         places = torch.arange(tokens.shape[1], device=model.device)
         predicts = places[None, :] >= tokens.shape[1] - lengths_B[:, None]
     return Fed(tokens, cache, predicts)
 
 
-def _forward(model: Transformer, fed: Fed) -> Iterator[Tensor]:
+def _forward(model: Engine, fed: Fed) -> Iterator[Tensor]:
     hidden, context = model.embed(fed.tokens_BT, fed.cache)
     yield hidden
     for block in range(1, model.n_blocks + 1):

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.model.engine import Engine
 
 PIECE_NUMEL = 2**18
 """Logits worked on at once."""
@@ -22,7 +22,7 @@ STRETCH = 128
 """Neighbouring tokens of the vocabulary of which only the largest logit is looked at first."""
 
 
-def signals(model: Transformer, states_LND: Tensor) -> dict[str, Tensor]:
+def signals(model: Engine, states_LND: Tensor) -> dict[str, Tensor]:
     """Record tokens from their states after the embedding and after every block, [L+1, N, D].
 
     Returns:
@@ -43,7 +43,7 @@ def signals(model: Transformer, states_LND: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _of_states(model: Transformer, states_LND: Tensor) -> dict[str, Tensor]:
+def _of_states(model: Engine, states_LND: Tensor) -> dict[str, Tensor]:
     normed_LND, raw_LND = model.final_normed(states_LND).float(), states_LND.float()
     return {
         "cosine_previous": F.cosine_similarity(raw_LND[:-1], raw_LND[1:], dim=-1).T,

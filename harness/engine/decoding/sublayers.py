@@ -19,6 +19,8 @@ from torch import Tensor
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.probe import LOGITS_BUDGET_BYTES, states_of, teacher_forced
 from exitbench.harness.engine.decoding.signals import jensen_shannon
+from exitbench.harness.engine.model.cache import Cache
+from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.step_context import StepContext
 
@@ -54,7 +56,9 @@ def sublayer_read_outs(checkpoint: Checkpoint, prompt: Sequence[int], output: Se
         output: What the model generated, at full depth; N tokens.
     """
     model = checkpoint.model
+    assert isinstance(model, Transformer), "only the lean engine knows the parts of its blocks"
     fed = teacher_forced(checkpoint, [prompt], [output])
+    assert isinstance(fed.cache, Cache), "as is its cache"
     hidden_BTD, context = model.embed(fed.tokens_BT, fed.cache)
     for block in range(1, model.n_blocks + 1):
         parts = sublayer_states(model, block, hidden_BTD, context)
@@ -91,7 +95,7 @@ def sublayer_states(model: Transformer, block: int, hidden_BTD: Tensor, context:
     return {part: state_ND.view(hidden_BTD.shape) for part, state_ND in parts.items()}
 
 
-def _read_out(model: Transformer, block: int, part: str, states_ND: Tensor) -> ReadOut:
+def _read_out(model: Engine, block: int, part: str, states_ND: Tensor) -> ReadOut:
     log_p_NV = torch.log_softmax(model.logits(states_ND).float(), dim=-1)
     # topk promises no order among ties.
     ranked = log_p_NV.sort(dim=-1, descending=True, stable=True)

@@ -6,6 +6,7 @@ positions, D model width, G key/value heads, K head size, L decoder blocks.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -45,11 +46,83 @@ class DeferredToken:
     embedding_D: Tensor
 
 
-class Cache:
-    """Keys and values of one batch being decoded, preallocated for ``room`` decoder positions.
+class DecodingCache(ABC):
+    """A batch being decoded: its rows stand at the same position, and tokens whose skipped blocks are put off wait.
 
-    All rows stand at the same cache position; prompts of decoder-only models are padded on the left.
+    Prompts of decoder-only models are padded on the left, and so is what is left of a row when drafts are dropped.
+
+    Attributes:
+        length: Positions that are filled.
+        padding_B: Left padding of each row; None without.
+        waiting: Of each row, the tokens whose skipped blocks are put off.
     """
+
+    length: int
+    padding_B: Tensor | None
+    waiting: list[list[DeferredToken]]
+
+    @property
+    @abstractmethod
+    def n_rows(self) -> int:
+        """Rows of the batch."""
+
+    @property
+    @abstractmethod
+    def room(self) -> int:
+        """Decoder positions there is space for."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+
+    @abstractmethod
+    def _select(self, rows: Tensor) -> None:
+        """Keep only these rows of whatever is kept a row, padding and what waits apart."""
+
+    @abstractmethod
+    def _move(self, rows: int | slice, source: slice, target: slice) -> None:
+        """Move what is kept at positions of rows."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep only these rows (finished ones leave the batch)."""
+        self._select(rows)
+        if self.padding_B is not None:
+            self.padding_B = self.padding_B.index_select(0, rows)
+        if any(self.waiting):
+            self.waiting = [self.waiting[row] for row in rows.tolist()]
+        else:  # nothing to look up, so the rows need not be known on the host
+            self.waiting = [[] for _ in range(len(rows))]
+
+    def drop_newest(self, dropped_B: Sequence[int]) -> None:
+        """Forget the newest positions of each row, so many; rows with more of them move right to end where others do.
+
+        Nothing may wait in a row that loses any.
+        """
+        least = min(dropped_B)
+        self.length -= least
+        for row, dropped in enumerate(dropped_B):
+            if shift := dropped - least:
+                self._move(row, slice(self.length - shift), slice(shift, self.length))
+        if max(dropped_B) > least:
+            shifts_B = torch.tensor([dropped - least for dropped in dropped_B], device=self.device)
+            self.padding_B = shifts_B if self.padding_B is None else self.padding_B + shifts_B
+
+    def make_room(self) -> None:
+        """Drop what padding all rows share if no position is left: rows were cut, and longer ones have ended."""
+        if self.length < self.room:
+            return
+        assert self.padding_B is not None, "a row without padding ends before the room does"
+        shared = int(self.padding_B.min())
+        self._move(slice(None), slice(shared, self.length), slice(self.length - shared))
+        self.length -= shared
+        self.padding_B = self.padding_B - shared
+        for token in (token for tokens in self.waiting for token in tokens):
+            token.place -= shared
+
+
+class Cache(DecodingCache):
+    """Keys and values of one batch being decoded, preallocated for ``room`` decoder positions."""
 
     def __init__(self, model: Transformer, n_rows: int, room: int) -> None:
         arch = model.arch
@@ -59,8 +132,8 @@ class Cache:
         self.cross_kv: Tensor | None = None  # the same of the source, [L, B, 2G, S, K]
         self._by_block: dict[str, tuple[Tensor, list[KV]]] = {}  # views of the two, made once
         self.source_mask: Tensor | None = None  # [B, 1, 1, S], additive; None without padding
-        self.padding_B: Tensor | None = None  # left padding of each row; None without
-        self.waiting: list[list[DeferredToken]] = [[] for _ in range(n_rows)]  # tokens whose skipped blocks are put off
+        self.padding_B = None
+        self.waiting = [[] for _ in range(n_rows)]
         self.reversed_relative: Tensor | None = None  # [1, H, 1, room]: bias of distances room-1..0
         if (table := model.weights.relative_bias) is not None:
             keys = torch.arange(room, device=model.device)
@@ -75,6 +148,11 @@ class Cache:
     def room(self) -> int:
         """Decoder positions there is space for."""
         return self.self_kv.shape[3]
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        return self.self_kv.device
 
     def make_cross_kv(self, n_source: int) -> Tensor:
         """Make space for keys and values of the source: [L, B, 2G, S, K]."""
@@ -99,44 +177,13 @@ class Cache:
             cached = self._by_block[name] = kv, list(zip(k.unbind(), v.unbind(), strict=True))
         return cached[1]
 
-    def keep(self, rows: Tensor) -> None:
-        """Keep only these rows (finished ones leave the batch)."""
+    def _select(self, rows: Tensor) -> None:
         self._by_block.clear()
         self.self_kv = self.self_kv.index_select(1, rows)
         if self.cross_kv is not None:
             self.cross_kv = self.cross_kv.index_select(1, rows)
         if self.source_mask is not None:
             self.source_mask = self.source_mask.index_select(0, rows)
-        if self.padding_B is not None:
-            self.padding_B = self.padding_B.index_select(0, rows)
-        if any(self.waiting):
-            self.waiting = [self.waiting[row] for row in rows.tolist()]
-        else:  # nothing to look up, so the rows need not be known on the host
-            self.waiting = [[] for _ in range(len(rows))]
 
-    def drop_newest(self, dropped_B: Sequence[int]) -> None:
-        """Forget the newest positions of each row, so many; rows with more of them move right to end where others do.
-
-        Nothing may wait in a row that loses any.
-        """
-        least = min(dropped_B)
-        self.length -= least
-        for row, dropped in enumerate(dropped_B):
-            if shift := dropped - least:
-                kept = self.self_kv[:, row, :, : self.length - shift].clone()
-                self.self_kv[:, row, :, shift : self.length] = kept
-        if max(dropped_B) > least:
-            shifts_B = torch.tensor([dropped - least for dropped in dropped_B], device=self.self_kv.device)
-            self.padding_B = shifts_B if self.padding_B is None else self.padding_B + shifts_B
-
-    def make_room(self) -> None:
-        """Drop what padding all rows share if no position is left: rows were cut, and longer ones have ended."""
-        if self.length < self.room:
-            return
-        assert self.padding_B is not None, "a row without padding ends before the room does"
-        shared = int(self.padding_B.min())
-        self.self_kv[..., : self.length - shared, :] = self.self_kv[..., shared : self.length, :].clone()
-        self.length -= shared
-        self.padding_B = self.padding_B - shared
-        for token in (token for tokens in self.waiting for token in tokens):
-            token.place -= shared
+    def _move(self, rows: int | slice, source: slice, target: slice) -> None:
+        self.self_kv[:, rows, ..., target, :] = self.self_kv[:, rows, ..., source, :].clone()

@@ -1,6 +1,7 @@
 """Analytic cost of decoding one token: FLOPs and numbers read, whatever the harness loses on top.
 
-`block_cost` counts the products of a block; gates, heads and KV policies say their own (`Parts.cost`). Ideal speed-up
+`block_cost` counts the products of a block of the lean engine; gates, heads and KV policies say their own
+(`Parts.cost`). Ideal speed-up
 is full-depth cost over executed cost: by bytes at batch 1, where reading weights and caches bounds a step, by FLOPs at
 large batches.
 """
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.weights import Architecture
 from exitbench.methods.base import Cost, Parts
 
@@ -37,7 +38,7 @@ def block_cost(arch: Architecture, place: TokenPlace) -> Cost:
 
 
 def answer_cost(
-    model: Transformer,
+    model: Engine,
     parts: Parts,
     exit_layers: Sequence[int],
     head_rows: Sequence[int],
@@ -57,12 +58,12 @@ def answer_cost(
         rejected: Drafts thrown away before every token; empty if none were.
         wasted: Positions run in vain before every token; empty if none were.
     """
-    block_costs = [block_cost(model.arch, place) for place in places]
+    block_costs = [model.block_cost(place) for place in places]
     return parts.cost(model, exit_layers, head_rows, block_costs, rejected, wasted)
 
 
 def answer_parts(
-    model: Transformer,
+    model: Engine,
     parts: Parts,
     exit_layers: Sequence[int],
     head_rows: Sequence[int],
@@ -74,7 +75,7 @@ def answer_parts(
 
     Verification is what drafts thrown away cost, less what reading drafts out together saves: it may be below zero.
     """
-    block_costs = [block_cost(model.arch, place) for place in places]
+    block_costs = [model.block_cost(place) for place in places]
     asked = parts.asked(model.n_blocks)
     by_part = dict(
         blocks=sum((cost * layer for cost, layer in zip(block_costs, exit_layers, strict=True)), Cost()),

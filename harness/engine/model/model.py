@@ -21,7 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exitbench.errors import UserError
+from exitbench.harness.cells.cell import EngineName
 from exitbench.harness.engine.model.cache import KV, Cache, halves
+from exitbench.harness.engine.model.cost import TokenPlace, block_cost
+from exitbench.harness.engine.model.engine import Skipped
 from exitbench.harness.engine.model.exit_heads import ExitHeads
 from exitbench.harness.engine.model.positions import (
     Places,
@@ -36,13 +39,16 @@ from exitbench.harness.engine.model.positions import (
 )
 from exitbench.harness.engine.model.step_context import StepContext
 from exitbench.harness.engine.model.weights import ACTIVATIONS, Architecture, BlockWeights, Linear, Weights
+from exitbench.methods.base import Cost, Parts
 
 GATHERED_NUMEL = 2**14
 """Up to so many numbers in a row's keys and values of a block, one copy of the running rows beats a call a stretch."""
 
 
 class Transformer:
-    """A checkpoint in memory. Satisfies the `Model` protocol of the methods."""
+    """A checkpoint in memory: the lean engine. Satisfies the `Engine` protocol."""
+
+    engine: EngineName = "lean"
 
     def __init__(self, arch: Architecture, weights: Weights, exit_heads: ExitHeads | None = None) -> None:
         self.arch = arch
@@ -75,6 +81,16 @@ class Transformer:
     def vocab_size(self) -> int:
         """Rows of the LM head, V."""
         return self.weights.lm_head.weight.shape[0]
+
+    @property
+    def encoder_blocks(self) -> int:
+        """Blocks of the encoder; 0 means decoder-only."""
+        return self.arch.encoder_blocks
+
+    @property
+    def max_positions(self) -> int | None:
+        """Tokens that prompt and answer may have together; None where positions have no end."""
+        return self.arch.max_positions
 
     @property
     def exit_blocks(self) -> tuple[int, ...]:
@@ -249,14 +265,19 @@ class Transformer:
             target.copy_(block.cross_kv(source_ND).view(n_rows, n_source, *target.shape[1::2]).transpose(1, 2))
         return cache, None
 
+    def new_cache(self, n_rows: int, room: int, padding_B: Tensor | None = None) -> Cache:
+        """An empty cache for so many rows and positions; ``padding_B`` is on the left."""
+        cache = Cache(self, n_rows, room)
+        cache.padding_B = padding_B
+        return cache
+
     def _start_decoder_only(
         self, prompts: Sequence[Sequence[int]], room: int, holds_last: bool
     ) -> tuple[Cache, Tensor | None]:
         self._check_room(max(len(prompt) for prompt in prompts), room)
         tokens_BT, mask_BT = padded(prompts, self.device, side="left")
-        cache = Cache(self, len(prompts), tokens_BT.shape[1] + room)
-        if mask_BT is not None:
-            cache.padding_B = (~mask_BT).sum(1)
+        padding_B = None if mask_BT is None else (~mask_BT).sum(1)
+        cache = self.new_cache(len(prompts), tokens_BT.shape[1] + room, padding_B)
         if holds_last:
             tokens_BT = tokens_BT[:, :-1]
         if not tokens_BT.shape[1]:
@@ -374,6 +395,63 @@ class Transformer:
             gate, up = up.chunk(2, dim=-1)
             return self.activation(gate) * up
         return self.activation(up)
+
+    # -------------------------------------------------------- skipped blocks
+
+    def fill(self, skipped: Sequence[Skipped], context: StepContext) -> None:
+        """Write keys and values of skipped blocks at the step's position; by exit layer, the first first."""
+        if len(skipped) == 1:
+            self._fill_at_once(*skipped[0], context)
+        else:
+            self._fill_block_by_block(skipped, context)
+
+    def _fill_at_once(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None, context: StepContext) -> None:
+        """One product for all blocks."""
+        arch, cache = self.arch, context.cache
+        kv = self.skip_kv(block)(self.normalise(hidden_AD))
+        kv = kv.view(len(kv), arch.n_blocks - block, 2 * arch.n_kv_heads, arch.head_dim)
+        if context.rotary is not None:
+            cos, sin = (rows_of(angles, rows_A) for angles in context.rotary)
+            rotate_(kv[:, :, : arch.n_kv_heads], (cos, sin))
+        target = cache.self_kv[block:, :, :, cache.length]
+        if rows_A is None:
+            target.copy_(kv.transpose(0, 1))
+        else:
+            target[:, rows_A] = kv.transpose(0, 1)
+
+    def _fill_block_by_block(self, skipped: Sequence[Skipped], context: StepContext) -> None:
+        """One product a block for the rows that had left before it, so that its weights are read once."""
+        cache, rotary = context.cache, context.rotary
+        normed_ND = self.normalise(torch.cat([hidden_AD for _, hidden_AD, _ in skipped]))
+        every_row = torch.arange(cache.n_rows, device=normed_ND.device)
+        rows_N = torch.cat([every_row if rows_A is None else rows_A for *_, rows_A in skipped])
+        cos_sin = None if rotary is None else (rows_of(rotary[0], rows_N), rows_of(rotary[1], rows_N))
+        for block in range(skipped[0][0] + 1, self.n_blocks + 1):
+            n = sum(len(hidden_AD) for exit_layer, hidden_AD, _ in skipped if exit_layer < block)
+            first = None if cos_sin is None else (cos_sin[0][:n], cos_sin[1][:n])
+            self._write_projected(block, normed_ND[:n], rows_N[:n], cache.length, first, cache)
+
+    def project(self, block: int, states_ND: Tensor, rows_N: Tensor, places_N: Tensor, cache: Cache) -> None:
+        """Write keys and values of one block at earlier positions of rows, projected from states."""
+        rotary = self.rotary_at(cache, rows_N, places_N[:, None])
+        self._write_projected(block, self.normalise(states_ND), rows_N, places_N, rotary, cache)
+
+    def _write_projected(
+        self, block: int, normed_ND: Tensor, rows_N: Tensor, places: Tensor | int, rotary: Rotary | None, cache: Cache
+    ) -> None:
+        arch = self.arch
+        kv = self.block_kv(block)(normed_ND).view(-1, 1, 2 * arch.n_kv_heads, arch.head_dim)
+        if rotary is not None:
+            rotate_(kv[:, :, : arch.n_kv_heads], rotary)
+        cache.self_kv[block - 1, rows_N, :, places] = kv[:, 0]
+
+    def block_cost(self, place: TokenPlace) -> Cost:
+        """Work of one decoder block for one token of one row."""
+        return block_cost(self.arch, place)
+
+    def why_not(self, parts: Parts, n_rows: int) -> str | None:
+        """Every method runs on the lean engine."""
+        return None
 
     # ------------------------------------------------------------- positions
 

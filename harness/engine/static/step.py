@@ -199,14 +199,14 @@ class StaticRunner(BlockRunner):
 
     def __init__(self, step: StaticStep, model: Transformer, cache: Cache, parts: Parts) -> None:
         super().__init__(model, cache, replace(parts, gate=_StaticGate(self, parts)))
-        self.step = step
+        self.step, self._kv = step, cache
         self.is_static = False  # whether the block run last was run on the buffers
 
     def run(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None = None) -> Tensor:
         """Run a block for the new token of each row; returns states [A, D]."""
-        self.is_static = rows_A is None and self.cache.self_kv is self.step.own.self_kv
+        self.is_static = rows_A is None and self._kv.self_kv is self.step.own.self_kv
         if self.is_static:
-            return self.step.run(self.cache, block, hidden_AD)
+            return self.step.run(self._kv, block, hidden_AD)
         return super().run(block, hidden_AD, rows_A)
 
     def on_host(self, leaves_A: Tensor, block: int) -> list[bool]:

@@ -97,7 +97,7 @@ def _held_out(session: Session, item: CellJob, chosen: float | None) -> tuple[In
 
 def _at(session: Session, item: CellJob, level: float) -> Parts:
     method = dataclasses.replace(session.method(item), threshold=level)  # type: ignore[call-arg]
-    return method.parts(session.checkpoint.model.n_blocks, session.fitted(item))
+    return session.runnable(item, method.parts(session.checkpoint.model.n_blocks, session.fitted(item)))
 
 
 def _mean_exit(session: Session, answers: Sequence[Answer], parts: Parts) -> Interval:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from exitbench.harness.cells.job import CellJob
 from exitbench.harness.cells.seeds import seed_for
 from exitbench.harness.engine.decoding.generation import Generation
-from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.running.lm import Answer
 from exitbench.harness.running.passes.session import (
     FullOutput,
@@ -182,6 +182,6 @@ def _decode_metrics(
     return with_role("depth", depth) | with_role("agreement", agreement) | with_role("cost", work)
 
 
-def _at_full_depth(output: FullOutput, model: Transformer) -> Generation:
+def _at_full_depth(output: FullOutput, model: Engine) -> Generation:
     n = len(output.token_ids)
     return Generation(output.token_ids, [model.n_blocks] * n, [model.n_blocks] * n, [model.vocab_size] * n)

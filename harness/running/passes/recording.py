@@ -12,7 +12,7 @@ from exitbench.harness.cells.job import CellJob
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.sublayers import layer_pairs, sublayer_read_outs
-from exitbench.harness.running.passes.session import Progress, Session
+from exitbench.harness.running.passes.session import Progress, Session, Skip
 from exitbench.results.spool.attempts import AttemptWriter
 
 
@@ -20,6 +20,8 @@ def recording_pass(
     session: Session, item: CellJob, settings: RecordSettings, writer: AttemptWriter, on_progress: Progress
 ) -> None:
     """Decode one document after the other at full depth, and look into the blocks that did it."""
+    if "sublayers" in settings.what and session.checkpoint.engine != "lean":
+        raise Skip("what the parts of a block add is known to the lean engine only; this model runs on the hosted one")
     documents = session.answered(item)[: settings.documents]
     requests = [session.request(item, document) for document in documents]
     asked = item.cell.generation

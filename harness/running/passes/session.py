@@ -66,12 +66,13 @@ class Session:
     """One loaded model and what its cells share."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        dtypes = {item.cell.dtype for item in spec.cells}
-        if len(dtypes) != 1:
-            raise ValueError(f"one worker loads one number format, not {sorted(dtypes)}")
+        loaded = {(item.cell.dtype, item.cell.engine) for item in spec.cells}
+        if len(loaded) != 1:
+            raise ValueError(f"one worker loads one number format and one engine, not {sorted(loaded)}")
+        ((dtype, engine),) = loaded
         self.spool, self.inputs, self.data_dir = spec.spool, spec.inputs or spec.spool, spec.data_dir
         self.model_path = spec.model_path
-        self.checkpoint = load_checkpoint(spec.model_path, getattr(torch, dtypes.pop()), spec.device)
+        self.checkpoint = load_checkpoint(spec.model_path, getattr(torch, dtype), spec.device, engine)
         self.tokenizer: Any = load_tokenizer(spec.model_path)
         self._record_vocabulary(spec.cells[0].cell.model.tokenizer_sha256)
         self._loaded, self.fitting = functools.cache(self._load), functools.cache(self._fitting)
@@ -97,7 +98,7 @@ class Session:
         return self._loaded(data)[1]
 
     def _prompts(self, generation: GenerationSettings) -> Prompts:
-        return Prompts(self.tokenizer, generation, self.checkpoint.model.arch.max_positions)
+        return Prompts(self.tokenizer, generation, self.checkpoint.model.max_positions)
 
     def _fitting(self, data: DataRequest, generation: GenerationSettings) -> Fitting:
         task = get_task(data.task)
@@ -135,8 +136,22 @@ class Session:
         return method.bound_to(self.checkpoint.model.exit_blocks)
 
     def parts(self, item: CellJob) -> Parts:
-        """The method of a cell, bound to this model and to what was fitted for it."""
-        return self.method(item).parts(self.checkpoint.model.n_blocks, self.fitted(item))
+        """The method of a cell, bound to this model and to what was fitted for it.
+
+        Raises:
+            Skip: The engine cannot run it on this model.
+        """
+        return self.runnable(item, self.method(item).parts(self.checkpoint.model.n_blocks, self.fitted(item)))
+
+    def runnable(self, item: CellJob, parts: Parts) -> Parts:
+        """The parts, if the engine can run them on this model.
+
+        Raises:
+            Skip: It cannot, and why.
+        """
+        if (why_not := self.checkpoint.model.why_not(parts, item.cell.rows)) is not None:
+            raise Skip(why_not)
+        return parts
 
     def fitted(self, item: CellJob) -> Mapping[str, Tensor]:
         """What the cell's method was fitted to; nothing for most."""

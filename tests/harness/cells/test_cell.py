@@ -4,7 +4,7 @@ import functools
 import json
 from collections.abc import Iterator
 from dataclasses import Field, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -19,6 +19,7 @@ from exitbench.harness.cells.cell import (
     TRUNCATIONS,
     CalibrationSettings,
     Cell,
+    EngineName,
     GenerationSettings,
     MethodRef,
     ModelRef,
@@ -155,6 +156,7 @@ LEAVES: dict[str, st.SearchStrategy[Any]] = {
     "tuple[float, ...]": st.lists(NUMBERS).map(tuple),
     "Mapping[str, Any]": PARAMS,
     "Kind": st.sampled_from(KINDS),
+    "EngineName": st.sampled_from(get_args(EngineName)),
     "Consistency": st.sampled_from(CONSISTENCIES),
     "Rule": st.sampled_from(sorted(RULES)),
 }

@@ -81,13 +81,19 @@ def test_config_without_a_family(folder: Path, text: str) -> None:
     assert "not a JSON object" in message or "model_type None is not supported. Allowed: gpt2, " in message
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mamba", "gpt_neox", 7, ["llama"], None])
+@pytest.mark.parametrize("family", ["nonesuch", 7, ["llama"], None])
 def test_a_family_that_is_not_supported_is_not_taken_for_another(folder: Path, family: Any) -> None:
     edit_config(folder, model_type=family)
     message = complaint(folder)
     assert message.startswith(f"{folder / 'config.json'}: model_type {family!r} is not supported.")
-    assert "Allowed: gpt2, llama, qwen2, t5 (docs/measuring.md, Models)." in message
+    assert "Allowed: gpt2, llama, qwen2, t5, and every family with which the installed transformers" in message
     assert "Did you mean" not in message
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mamba", "gpt_neox"])
+def test_weights_under_another_familys_name_are_refused(folder: Path, family: str) -> None:
+    edit_config(folder, model_type=family)
+    assert re.match(rf"{re.escape(str(folder))}: \d+ tensors are missing from the checkpoint: ", complaint(folder))
 
 
 def test_no_weights(folder: Path) -> None:

@@ -220,7 +220,7 @@ class Spy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls, self.positions = [0] * (L + 1), [0] * (L + 1)
         self.filled = self.projected = 0
-        run, fill, project = Transformer.block, BlockRunner.fill_from_state, BlockRunner._write_projected
+        run, fill, project = Transformer.block, BlockRunner.fill_from_state, Transformer._write_projected
 
         def block(model: Transformer, number: int, hidden: Tensor, *rest: Any) -> Tensor:
             self.calls[number] += 1
@@ -231,13 +231,13 @@ class Spy:
             self.filled += len(hidden) * (L - number)
             fill(runner, number, hidden, rows)
 
-        def write_projected(runner: BlockRunner, number: int, states: Tensor, *rest: Any) -> None:
+        def write_projected(model: Transformer, number: int, states: Tensor, *rest: Any) -> None:
             self.projected += len(states)
-            project(runner, number, states, *rest)
+            project(model, number, states, *rest)
 
         monkeypatch.setattr(Transformer, "block", block)
         monkeypatch.setattr(BlockRunner, "fill_from_state", fill_from_state)
-        monkeypatch.setattr(BlockRunner, "_write_projected", write_projected)
+        monkeypatch.setattr(Transformer, "_write_projected", write_projected)
 
     def clear(self) -> None:
         self.calls, self.positions, self.filled, self.projected = [0] * (L + 1), [0] * (L + 1), 0, 0

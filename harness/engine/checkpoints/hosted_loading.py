@@ -1,0 +1,164 @@
+"""Load a checkpoint of any family of transformers into the hosted engine: strict files, no code, every tensor named.
+
+config.json and safetensors are read as everywhere (`checkpoints.files`, `checkpoints.tensor_files`); which class they
+are for, and how old names of tensors translate, is transformers' own mapping. Nothing of the folder is executed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.harness.engine.checkpoints.files import CONFIG, listed
+from exitbench.harness.engine.checkpoints.tensor_files import Tensors
+from exitbench.harness.engine.hosted.model import HostedTransformer
+from exitbench.harness.engine.hosted.proof import prove
+from exitbench.harness.engine.hosted.stack import find_stack
+from exitbench.harness.reading.config_values import shortened
+
+_NOT_OURS = frozenset(
+    {
+        *("auto_map", "attn_implementation", "experts_implementation", "fusion_config", "kernel_config"),
+        *("use_kernels", "distributed_config", "dtype", "torch_dtype", "custom_generate", "architectures"),
+    }
+)
+"""Keys of config.json that say how a model is run, not what it computes. Those that begin with _ are left too."""
+
+_COUNTS = re.compile(r".*(layer|block|depth|label|group|stage).*")
+_MOST_COUNTED, _MOST = 10_000, 2**40
+"""Blocks and the like, for each of which transformers makes a module or an entry; and any other whole number."""
+
+
+def text_models(family: str) -> dict[str, str]:
+    """Classes of transformers that generate text with a family, the first of each kind (``causal``, ``seq2seq``)."""
+    from transformers.models.auto import modeling_auto
+
+    mappings = {
+        "seq2seq": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    }
+    found = {kind: mapping[family] for kind, mapping in mappings.items() if family in mapping}
+    return {kind: names if isinstance(names, str) else names[0] for kind, names in found.items()}
+
+
+def load_hosted(folder: Path, raw: dict[str, Any], dtype: torch.dtype, device: str) -> tuple[HostedTransformer, Any]:
+    """Load a checkpoint and prove that the hosted engine computes what it does.
+
+    Args:
+        folder: The checkpoint's.
+        raw: Its config.json.
+        dtype: Number format.
+        device: Of torch; on ``meta`` nothing is computed, and so nothing proved.
+
+    Returns:
+        The model and its configuration.
+
+    Raises:
+        UserError: Configuration and tensors do not fit, or the model cannot be run block by block.
+    """
+    path = folder / CONFIG
+    config = _config(path, raw)
+    cls = _class_for(path, raw, config)
+    attention = "sdpa" if getattr(cls, "_supports_sdpa", False) else "eager"
+    tensors = Tensors(folder, None, "meta" if device == "meta" else "cpu")
+    read = {name: tensors(name) for name in tensors.files if not _is_mask(name, cls, tensors)}
+    lm = _filled(folder, cls, config, read, dtype, attention).to(device).eval().requires_grad_(False)
+    model = HostedTransformer(find_stack(lm))
+    if device != "meta":
+        prove(model, raw["model_type"])
+    return model, config
+
+
+def _config(path: Path, raw: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    values = _read(path, raw)
+    values.pop("model_type")
+    try:
+        return AutoConfig.for_model(raw["model_type"], **values)
+    except Exception as error:  # whatever transformers' own checks of a family raise
+        said = " ".join(str(error).split())
+        raise UserError(f"{path}: not a configuration that transformers takes ({shortened(said, 300)}).") from error
+
+
+def _read(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """What is read of config.json: all that describes the model, nothing that says how to run it."""
+    kept = {}
+    for key, value in raw.items():
+        if key in _NOT_OURS or key.startswith("_"):
+            continue
+        most = _MOST_COUNTED if _COUNTS.fullmatch(key) else _MOST
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int) and abs(number) > most:
+                raise UserError(f"{path}: {key} is {shortened(number)}; allowed: at most {most}.")
+        kept[key] = _read(path, value) if isinstance(value, dict) else value
+    return kept
+
+
+def _class_for(path: Path, raw: dict[str, Any], config: Any) -> Any:
+    """The class of transformers that config.json names, or else that generates text with its family."""
+    import transformers
+
+    classes = text_models(raw["model_type"])
+    named = raw.get("architectures")
+    for name in named if isinstance(named, list) else ():
+        if name in classes.values():
+            return getattr(transformers, name)
+    kind = "seq2seq" if config.is_encoder_decoder and "seq2seq" in classes else "causal"
+    if kind not in classes:
+        raise UserError(f"{path}: model_type {shortened(raw['model_type'])} has no decoder that generates text.")
+    return getattr(transformers, classes[kind])
+
+
+def _filled(folder: Path, cls: Any, config: Any, read: dict[str, Tensor], dtype: torch.dtype, attention: str) -> Any:
+    on_meta = any(tensor.is_meta for tensor in read.values())
+    on = {"device_map": {"": "meta"}} if on_meta else {}
+    try:
+        lm, info = cls.from_pretrained(
+            None,
+            config=config,
+            state_dict=read,
+            dtype=dtype,
+            attn_implementation=attention,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **on,
+        )
+    except Exception as error:  # whatever the family's own code raises for values that do not fit together
+        said = " ".join(str(error).split())
+        raise UserError(
+            f"{folder}: transformers cannot make {cls.__name__} of {CONFIG} and these tensors ({shortened(said, 300)})."
+        ) from error
+    for name, of_file, of_model in sorted(info["mismatched_keys"]):
+        raise UserError(
+            f"{folder}: tensor {name!r} has shape {list(of_file)}, {CONFIG} asks for {list(of_model)} ({cls.__name__})."
+        )
+    _refuse(folder, "missing from the checkpoint", info["missing_keys"], cls)
+    _refuse(folder, f"not part of the model that {CONFIG} describes", info["unexpected_keys"], cls)
+    if info["error_msgs"]:
+        raise UserError(f"{folder}: {shortened(' '.join(info['error_msgs']), 300)}")
+    return lm
+
+
+def _is_mask(name: str, cls: Any, tensors: Tensors) -> bool:
+    """Whether a tensor holds no weights, and the family says that it may be left: causal masks of old files."""
+    patterns = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return any(re.search(pattern, name) for pattern in patterns) and not tensors.holds_weights(name)
+
+
+def _refuse(folder: Path, what: str, names: Iterable[str], cls: Any) -> None:
+    if found := sorted(names):
+        count = "1 tensor is" if len(found) == 1 else f"{len(found)} tensors are"
+        raise UserError(
+            f"{folder}: {count} {what}: {listed(found)} ({cls.__name__}). The model would be another than was trained, "
+            "so it is not read."
+        )

@@ -1,0 +1,232 @@
+"""Key-value cache of the hosted engine: rows of a batch that stand at different depths, in transformers' own protocol.
+
+Shape suffixes: B rows of the batch, A rows running at a block, G key/value heads, S positions there is room for, T new
+positions, N pairs of row and position, K head size, D width of the encoder's states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
+
+from exitbench.harness.engine.model.cache import DecodingCache
+
+
+class Stored(Exception):  # no error: it ends a block whose keys and values are all that was wanted
+    """Keys and values of a block are stored, and nobody wants its output."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which of a block's new positions are written: the others are there to keep the window in one piece.
+
+    Attributes:
+        rows_N: Rows of the batch.
+        running_N: The same rows among those that run.
+        places_N: Positions of the cache.
+    """
+
+    rows_N: Tensor
+    running_N: Tensor
+    places_N: Tensor
+
+
+@dataclass
+class Now:
+    """What runs at the moment; shared by all layers of a cache.
+
+    Attributes:
+        rows_A: Rows of the batch; None means all.
+        places: What is written; None means every new position of the rows.
+        only_stores: End each block once its keys and values are stored.
+    """
+
+    rows_A: Tensor | None = None
+    places: Places | None = None
+    only_stores: bool = False
+
+
+class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values of one block, preallocated for all rows and positions when it first runs."""
+
+    is_sliding = False  # all positions are kept, and the model's own masks cut the window
+    is_croppable = True
+
+    def __init__(self, now: Now, n_rows: int, room: int) -> None:
+        super().__init__()
+        self.now, self.n_rows, self.room = now, n_rows, room
+        self.length = 0
+        self.kv: list[Tensor] = []  # keys and values, [B, G, S, K] each; their K may differ
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Make the buffers, of what the block's first keys and values look like."""
+        shapes = ((self.n_rows, x.shape[1], self.room, x.shape[3]) for x in (key_states, value_states))
+        self.kv = [key_states.new_zeros(shape) for shape in shapes]
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write what the running rows have new, and return what they see.
+
+        Raises:
+            Stored: Nothing else is wanted.
+        """
+        if not self.kv:
+            self.lazy_initialization(key_states, value_states)
+        start = self.length
+        self.length = start + key_states.shape[2]
+        for buffer, new in zip(self.kv, (key_states, value_states), strict=True):
+            self._write(buffer, new, start)
+        if self.now.only_stores:
+            raise Stored
+        keys, values = (buffer[:, :, : self.length] for buffer in self.kv)
+        rows_A = self.now.rows_A
+        return (keys, values) if rows_A is None else (keys.index_select(0, rows_A), values.index_select(0, rows_A))
+
+    def _write(self, buffer: Tensor, new: Tensor, start: int) -> None:
+        rows_A, places = self.now.rows_A, self.now.places
+        if places is not None:
+            buffer[places.rows_N, :, places.places_N] = new[places.running_N, :, places.places_N - start]
+        elif rows_A is None:
+            buffer[:, :, start : self.length] = new
+        else:
+            buffer[rows_A, :, start : self.length] = new
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Positions that a block sees, and the first of them."""
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Positions that the block has seen."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """No end that a model should know of."""
+        return -1
+
+
+class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values of one block's cross-attention, made once a prompt; a block reads those of the running rows."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, now: Now) -> None:
+        self.now = now
+        self.kv: list[Tensor] = []
+        self.is_initialized = False
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to make room for."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Keep those of all rows."""
+        self.kv, self.is_initialized = [key_states, value_states], True
+        return key_states, value_states
+
+    def _of_running(self, which: int) -> Tensor | None:
+        if not self.kv:
+            return None
+        return self.kv[which] if self.now.rows_A is None else self.kv[which].index_select(0, self.now.rows_A)
+
+    @property
+    def keys(self) -> Tensor | None:
+        """Of the running rows."""
+        return self._of_running(0)
+
+    @property
+    def values(self) -> Tensor | None:
+        """Of the running rows."""
+        return self._of_running(1)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Source positions."""
+        return self.get_seq_length(), 0
+
+    def get_seq_length(self) -> int:
+        """Source positions."""
+        return self.kv[0].shape[2] if self.kv else 0
+
+    def get_max_length(self) -> int:
+        """No end that a model should know of."""
+        return -1
+
+
+class HostedCache(DecodingCache):
+    """A batch being decoded.
+
+    Attributes:
+        past: What the model is given as its cache.
+        layers: Keys and values, a block each.
+        now: What runs at the moment.
+        fed_BS: Tokens that were fed, by position.
+        source_BSD: The encoder's states; None in a decoder-only model.
+        source_mask_BS: 1 where a source token is real.
+    """
+
+    def __init__(self, n_blocks: int, n_rows: int, room: int, device: torch.device, *, has_source: bool) -> None:
+        self.length, self.padding_B = 0, None
+        self.waiting = [[] for _ in range(n_rows)]
+        self.now = Now()
+        self.layers = [SelfLayer(self.now, n_rows, room) for _ in range(n_blocks)]
+        self.fed_BS = torch.zeros(n_rows, room, dtype=torch.long, device=device)
+        self.source_BSD: Tensor | None = None
+        self.source_mask_BS: Tensor | None = None
+        self.source_layers = [SourceLayer(self.now) for _ in range(n_blocks)] if has_source else []
+        self.past: Any = Cache(layers=self.layers)
+        if has_source:
+            self.past = EncoderDecoderCache(self.past, Cache(layers=self.source_layers))
+        self.windows: dict[tuple[int, int], Any] = {}  # how blocks are called at earlier positions, of this step
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the batch."""
+        return self.fed_BS.shape[0]
+
+    @property
+    def room(self) -> int:
+        """Decoder positions there is space for."""
+        return self.fed_BS.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        return self.fed_BS.device
+
+    def stand_at(self, position: int) -> None:
+        """Let every block have seen so many positions."""
+        for layer in self.layers:
+            layer.length = position
+
+    def mask(self, end: int) -> Tensor:
+        """1 at the positions before ``end`` that are no padding, [B, end]."""
+        mask_BS = torch.ones(self.n_rows, end, dtype=torch.long, device=self.device)
+        if self.padding_B is not None:
+            mask_BS = mask_BS * (torch.arange(end, device=self.device) >= self.padding_B[:, None])
+        return mask_BS
+
+    def positions(self, start: int, end: int) -> Tensor:
+        """Positions in each row's own text, [B, end - start]."""
+        places_BT = torch.arange(start, end, device=self.device).expand(self.n_rows, -1)
+        return places_BT if self.padding_B is None else (places_BT - self.padding_B[:, None]).clamp(min=0)
+
+    def _select(self, rows: Tensor) -> None:
+        self.windows.clear()
+        self.fed_BS = self.fed_BS.index_select(0, rows)
+        for layer in self.layers:
+            layer.n_rows, layer.kv = len(rows), [buffer.index_select(0, rows) for buffer in layer.kv]
+        for source in self.source_layers:
+            source.kv = [buffer.index_select(0, rows) for buffer in source.kv]
+        if self.source_BSD is not None and self.source_mask_BS is not None:
+            self.source_BSD = self.source_BSD.index_select(0, rows)
+            self.source_mask_BS = self.source_mask_BS.index_select(0, rows)
+
+    def _move(self, rows: int | slice, source: slice, target: slice) -> None:
+        self.windows.clear()
+        self.fed_BS[rows, target] = self.fed_BS[rows, source].clone()
+        for layer in self.layers:
+            for buffer in layer.kv:
+                buffer[rows, ..., target, :] = buffer[rows, ..., source, :].clone()

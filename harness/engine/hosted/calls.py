@@ -1,0 +1,191 @@
+"""Wrap decoder blocks: record what transformers hands them, and call them later on some rows of the batch.
+
+While a step is recorded, block 1 really runs, on all rows (every token runs it), and what it returns is the shape of
+what the others are taken to return: they note what they were handed and pass their input on.
+
+Shape suffixes: B rows of the batch, A rows running at a block, T new positions, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Handler = Callable[["WrappedBlock", tuple[Any, ...], dict[str, Any]], Any]
+"""What a block's call does instead of running it: given the block and its arguments."""
+
+Path = tuple[Any, ...]
+"""Where an argument lies: its index or name, then indices into tuples."""
+
+Axes = dict[tuple[int, Path], tuple[int, int] | None]
+"""By block and place of an argument: the dimension that goes with the rows of the batch, and how many entries a row has
+there; None where no dimension does."""
+
+UNKNOWN = (0, 1)
+"""Of an argument that was never seen: most have the rows first."""
+
+
+class WrappedBlock:
+    """A block whose calls can be taken over.
+
+    Attributes:
+        number: 1..L.
+        run: The block's own forward pass.
+    """
+
+    def __init__(self, number: int, module: nn.Module, calls: Calls) -> None:
+        self.number, self.run, self._calls = number, module.forward, calls
+        module.forward = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the block, or what the handler of the moment does in its place."""
+        handler = self._calls.handler
+        return self.run(*args, **kwargs) if handler is None else handler(self, args, kwargs)
+
+
+class Calls:
+    """The calls of a model's blocks.
+
+    Attributes:
+        blocks: Blocks 1..L.
+        handler: What takes a call over; None: the block runs.
+        batch_axes: See `learn_axes`.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        self.handler: Handler | None = None
+        self.blocks = [WrappedBlock(number, block, self) for number, block in enumerate(blocks, start=1)]
+        self.batch_axes: Axes = {}
+
+    @contextmanager
+    def taken_over(self, handler: Handler) -> Iterator[None]:
+        """Let a handler take the calls for the length of a forward pass."""
+        self.handler = handler
+        try:
+            yield
+        finally:
+            self.handler = None
+
+
+@dataclass(eq=False)
+class Recorded:
+    """What the blocks of a step were handed.
+
+    Attributes:
+        n_rows: Rows of the batch, B.
+        embedding_BTD: What block 1 was given.
+        first_BTD: What it returned.
+        arguments: Of each block, the state apart.
+    """
+
+    n_rows: int
+    embedding_BTD: Tensor | None = None
+    first_BTD: Tensor | None = None
+    arguments: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+    _output: Any = None
+    _selected: tuple[Tensor | None, dict[tuple[int, tuple[int, int]], Tensor]] = (None, {})
+
+    def handle(self, block: WrappedBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Note a block's call; run block 1."""
+        state = state_in(args, kwargs)
+        self.arguments[block.number] = without_state(args, kwargs)
+        if self.embedding_BTD is None:
+            self._output = block.run(*args, **kwargs)
+            self.embedding_BTD, self.first_BTD = state, state_of(self._output)
+            return self._output
+        return with_state(self._output, state)
+
+    def arguments_of(self, block: int, rows_A: Tensor | None, axes: Axes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What a block was handed for some of the rows."""
+        args, kwargs = self.arguments[block]
+        if rows_A is None:
+            return args, kwargs
+        if self._selected[0] is not rows_A:
+            self._selected = rows_A, {}
+        chosen = self._selected[1]
+
+        def select(path: Path, value: Any) -> Any:
+            if type(value) in (tuple, list):
+                return type(value)(select((*path, index), item) for index, item in enumerate(value))
+            if type(value) is dict:
+                return {name: select((*path, name), item) for name, item in value.items()}
+            axis = axes.get((block, path), UNKNOWN)
+            if axis is None or not isinstance(value, Tensor) or axis[0] >= value.dim():
+                return value
+            dim, per_row = axis
+            if value.shape[dim] != self.n_rows * per_row:
+                return value
+            key = id(value), axis
+            if key not in chosen:  # mostly one mask and one pair of rotary angles for all blocks
+                chosen[key] = _rows_of(value, rows_A, dim, per_row)
+            return chosen[key]
+
+        picked = tuple(select((index,), value) for index, value in enumerate(args))
+        return picked, {name: select((name,), value) for name, value in kwargs.items()}
+
+
+def _rows_of(value: Tensor, rows_A: Tensor, dim: int, per_row: int) -> Tensor:
+    if per_row == 1:
+        return value.index_select(dim, rows_A)
+    entries = torch.arange(per_row, device=rows_A.device)
+    return value.index_select(dim, (rows_A[:, None] * per_row + entries).flatten())
+
+
+def state_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The state among a block's arguments."""
+    return args[0] if args else kwargs["hidden_states"]
+
+
+def without_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A block's other arguments."""
+    return args[1:], kwargs if args else {name: value for name, value in kwargs.items() if name != "hidden_states"}
+
+
+def state_of(output: Any) -> Tensor:
+    """The state in what a block returned."""
+    state: Tensor = output[0] if isinstance(output, (tuple, list)) else output
+    return state
+
+
+def with_state(output: Any, state: Tensor) -> Any:
+    """What a block returned, with another state."""
+    return (state, *output[1:]) if isinstance(output, (tuple, list)) else state
+
+
+def shapes(recorded: Recorded) -> dict[tuple[int, Path], tuple[int, ...]]:
+    """Shapes of all tensors among the arguments, by block and place."""
+    found: dict[tuple[int, Path], tuple[int, ...]] = {}
+
+    def look(block: int, path: Path, value: Any) -> None:
+        if isinstance(value, Tensor):
+            found[block, path] = tuple(value.shape)
+        elif type(value) in (tuple, list):
+            for index, item in enumerate(value):
+                look(block, (*path, index), item)
+        elif type(value) is dict:
+            for name, item in value.items():
+                look(block, (*path, name), item)
+
+    for block, (args, kwargs) in recorded.arguments.items():
+        for index, value in enumerate(args):
+            look(block, (index,), value)
+        for name, value in kwargs.items():
+            look(block, (name,), value)
+    return found
+
+
+def learn_axes(one: Recorded, other: Recorded) -> Axes:
+    """Find which dimension of each argument goes with the rows, from the same step with another number of rows."""
+    axes: Axes = {}
+    others = shapes(other)
+    for key, shape in shapes(one).items():
+        if len(others.get(key, ())) != len(shape):
+            continue
+        pairs = enumerate(zip(shape, others[key], strict=True))
+        axes[key] = next(((dim, size // one.n_rows) for dim, (size, grown) in pairs if size != grown), None)
+    return axes

@@ -1,0 +1,390 @@
+"""Hosted transformer: a model of transformers that is embedded, run block by block, filled and read out.
+
+Shape suffixes: B rows of the batch, A rows running at a block, T new positions, N positions of several rows, S source
+positions, D model width, V vocabulary, K token ids of a row.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import EngineName
+from exitbench.harness.engine.hosted.cache import HostedCache, Places, Stored
+from exitbench.harness.engine.hosted.calls import Calls, Recorded, state_of
+from exitbench.harness.engine.hosted.read_out import ReadOut
+from exitbench.harness.engine.hosted.stack import Stack, longest_text
+from exitbench.harness.engine.model.cost import TokenPlace
+from exitbench.harness.engine.model.engine import Skipped
+from exitbench.harness.engine.model.exit_heads import ExitHeads
+from exitbench.harness.engine.model.positions import padded
+from exitbench.methods.base import Cost, Parts
+
+_COUNTS_PADDING = "rows of a batch are padded on the left, and this model counts positions with their padding"
+
+
+@dataclass(eq=False)
+class HostedStep:
+    """A step that has begun: what the blocks were handed, where it stands."""
+
+    cache: HostedCache
+    start: int
+    recorded: Recorded
+
+    @property
+    def width(self) -> int:
+        """Positions of the step, T."""
+        assert self.recorded.first_BTD is not None, "recorded"
+        return self.recorded.first_BTD.shape[1]
+
+    @property
+    def embedding_BD(self) -> Tensor:
+        """Embedding of the newest position of every row."""
+        assert self.recorded.embedding_BTD is not None, "recorded"
+        return self.recorded.embedding_BTD[:, -1]
+
+
+@dataclass(frozen=True, eq=False)
+class HostedPlaces:
+    """Positions that rows run at, within a window of neighbouring ones.
+
+    Attributes:
+        step: The window's.
+        slots_AT: Where each position lies in the window.
+        writing: The same for the cache.
+    """
+
+    step: HostedStep
+    slots_AT: Tensor
+    writing: Places
+
+
+@dataclass(frozen=True)
+class BlockWork:
+    """Products of a mean block for one token: weights, and FLOPs for each key of its own and of the source."""
+
+    weights: float
+    flops_per_key: float
+    flops_per_source: float
+
+
+class HostedTransformer:
+    """A model of transformers: the hosted engine. Satisfies the `Engine` protocol.
+
+    Attributes:
+        stack: Its parts.
+        read_out: How states are read out.
+        pads_left: Whether rows may be padded on the left: whether a row's positions are its own then.
+        kv_width: Width of one block's keys, the mean of all; 0 before `hosted.proof.prove`.
+        work: What a block costs; of the proof too.
+    """
+
+    engine: EngineName = "hosted"
+
+    def __init__(self, stack: Stack, exit_heads: ExitHeads | None = None) -> None:
+        self.stack, self.exit_heads = stack, exit_heads
+        self.calls = Calls(stack.blocks)
+        self.d_model = int(_width(stack))
+        self.read_out = ReadOut(stack, self.calls, self.d_model)
+        self.pads_left = True
+        self.kv_width, self.work = 0, BlockWork(0.0, 0.0, 0.0)
+        self._accepted = frozenset(inspect.signature(stack.decoder.forward).parameters)
+
+    @property
+    def n_blocks(self) -> int:
+        """Decoder blocks, L."""
+        return len(self.stack.blocks)
+
+    @property
+    def encoder_blocks(self) -> int:
+        """Blocks of the encoder; 0 means decoder-only."""
+        if self.stack.encoder is None:
+            return 0
+        config = self.stack.encoder.config
+        names = ("encoder_layers", "num_layers", "num_hidden_layers")
+        return next((n for name in names if isinstance(n := getattr(config, name, None), int)), 1)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the LM head, V."""
+        return int(self.stack.head.weight.shape[0])
+
+    @property
+    def exit_blocks(self) -> tuple[int, ...]:
+        """Blocks with a trained exit head, ascending."""
+        return () if self.exit_heads is None else self.exit_heads.blocks
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of the weights."""
+        dtype: torch.dtype = self.stack.head.weight.dtype
+        return dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = self.stack.head.weight.device
+        return device
+
+    @property
+    def max_positions(self) -> int | None:
+        """Tokens that prompt and answer may have together; None where positions have no end, or of their own each."""
+        return None if self.stack.encoder is not None else longest_text(self.stack.config)
+
+    # -------------------------------------------------------------- read-outs
+
+    def final_normed(self, hidden: Tensor) -> Tensor:
+        """What the decoder does after its last block, of [..., D]."""
+        return self.read_out.ended(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Read out as the model itself does, [..., D] to [..., V]."""
+        return self.read_out(hidden)
+
+    def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
+        """Read out with the trained exit head of a block, [A, D] to [A, V]."""
+        assert self.exit_heads is not None, "asked at exit blocks only"
+        return self.exit_heads.logits(block, hidden_AD, self.logits)
+
+    def exit_head_numel(self, block: int) -> int:
+        """Weights that one read-out of an exit head multiplies; a lens ends in the model's own LM head."""
+        assert self.exit_heads is not None, "asked at exit blocks only"
+        numel = self.exit_heads.numel(block)
+        return numel + self.stack.head.weight.numel() if self.exit_heads.kind == "lens" else numel
+
+    def head_weights(self, ids_AK: Tensor) -> Tensor:
+        """Rows of the LM head, [A, K, D]; with a bias as one more column."""
+        head = self.stack.head
+        rows = head.weight.index_select(0, ids_AK.flatten()).view(*ids_AK.shape, -1)
+        bias = getattr(head, "bias", None)
+        return rows if bias is None else torch.cat((rows, bias[ids_AK][..., None]), dim=-1)
+
+    def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
+        """Read out some rows of the LM head, [A, D] to [A, K]."""
+        ended = self.final_normed(hidden_AD)
+        if weights_AKD.shape[-1] > ended.shape[-1]:
+            ended = torch.cat((ended, torch.ones_like(ended[:, :1])), dim=-1)
+        return torch.bmm(weights_AKD, ended[:, :, None])[:, :, 0]
+
+    def why_not(self, parts: Parts, n_rows: int) -> str | None:
+        """Why a method cannot be run in batches of so many rows; None where it can."""
+        if not parts.head.reads_vocabulary and self.read_out.way != "direct":
+            return (
+                "the method reads single rows of the LM head, and this model's logits are not those of its head alone "
+                "(a scale, a soft cap or a bias comes after it)"
+            )
+        if n_rows > 1 and not self.pads_left and (self.stack.encoder is None or parts.kv_policy.verifies):
+            return f"{_COUNTS_PADDING}; batch_size = 1 and batch_rows = 1 run it"
+        return None
+
+    # ------------------------------------------------------------------ prompts
+
+    def new_cache(self, n_rows: int, room: int, padding_B: Tensor | None = None) -> HostedCache:
+        """An empty cache for so many rows and positions; ``padding_B`` is on the left."""
+        has_source = self.stack.encoder is not None
+        cache = HostedCache(self.n_blocks, n_rows, room, self.device, has_source=has_source)
+        cache.padding_B = padding_B
+        return cache
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False
+    ) -> tuple[HostedCache, Tensor | None]:
+        """Prefill; see `Engine.start`."""
+        if self.stack.encoder is None:
+            return self._start_decoder_only(prompts, room, holds_last)
+        if holds_last:
+            raise UserError(
+                "an encoder-decoder reads its whole prompt in the encoder; its first new token, which follows the "
+                "decoder's start token, goes through the gate anyhow."
+            )
+        tokens_BS, mask_BS = padded(prompts, self.device, side="right")
+        self._check_room(max(tokens_BS.shape[1], room))
+        cache = self.new_cache(len(prompts), room)
+        cache.source_mask_BS = torch.ones_like(tokens_BS) if mask_BS is None else mask_BS.long()
+        encoded = self.stack.encoder(input_ids=tokens_BS, attention_mask=cache.source_mask_BS, return_dict=True)
+        cache.source_BSD = encoded.last_hidden_state
+        # One token at full depth, for keys and values of the source at every block: nobody reads the rest of it.
+        self._all_blocks(torch.zeros_like(tokens_BS[:, :1]), cache)
+        return cache, None
+
+    def _start_decoder_only(
+        self, prompts: Sequence[Sequence[int]], room: int, holds_last: bool
+    ) -> tuple[HostedCache, Tensor | None]:
+        tokens_BT, mask_BT = padded(prompts, self.device, side="left")
+        self._check_room(tokens_BT.shape[1] + room - 1)  # the last new token is never fed
+        if mask_BT is not None and not self.pads_left:
+            raise UserError(f"prompts of different length cannot be decoded together: {_COUNTS_PADDING}.")
+        padding_B = None if mask_BT is None else (~mask_BT).sum(1)
+        cache = self.new_cache(len(prompts), tokens_BT.shape[1] + room, padding_B)
+        if holds_last:
+            tokens_BT = tokens_BT[:, :-1]
+        if not tokens_BT.shape[1]:
+            return cache, None
+        hidden_BTD = self._all_blocks(tokens_BT, cache)
+        cache.length = tokens_BT.shape[1]
+        return cache, None if holds_last else hidden_BTD[:, -1]
+
+    def _all_blocks(self, tokens_BT: Tensor, cache: HostedCache) -> Tensor:
+        hidden_BTD, step = self.embed(tokens_BT, cache)
+        for block in range(1, self.n_blocks + 1):
+            hidden_BTD = self.block(block, hidden_BTD, step)
+        return hidden_BTD
+
+    def _check_room(self, needed: int) -> None:
+        known = longest_text(self.stack.config)
+        if known is not None and needed > known:
+            raise UserError(
+                f"prompt and answer need {needed} positions; the model has {known}. Shorten the prompts or "
+                "max_new_tokens."
+            )
+
+    # -------------------------------------------------------------------- steps
+
+    def embed(self, tokens_BT: Tensor, cache: HostedCache) -> tuple[Tensor, HostedStep]:
+        """Begin a step of T new positions: the model's own forward pass, in which all blocks but the first pass on."""
+        start, end = cache.length, cache.length + tokens_BT.shape[1]
+        cache.windows.clear()
+        cache.fed_BS[:, start:end] = tokens_BT
+        step = self._record(cache, start, end)
+        assert step.recorded.embedding_BTD is not None, "recorded"
+        return step.recorded.embedding_BTD, step
+
+    def _record(self, cache: HostedCache, start: int, end: int) -> HostedStep:
+        cache.stand_at(start)
+        recorded = Recorded(cache.n_rows)
+        asked: dict[str, Any] = {"input_ids": cache.fed_BS[:, start:end], "past_key_values": cache.past}
+        if cache.source_BSD is not None:
+            asked |= {"encoder_hidden_states": cache.source_BSD, "encoder_attention_mask": cache.source_mask_BS}
+        if cache.source_BSD is None or cache.padding_B is not None:
+            asked["attention_mask"] = cache.mask(end)
+        if "position_ids" in self._accepted:
+            asked["position_ids"] = cache.positions(start, end)
+        with self.calls.taken_over(recorded.handle):
+            self.stack.decoder(**asked, use_cache=True, return_dict=True)
+        return HostedStep(cache, start, recorded)
+
+    def places(self, cache: HostedCache, rows_A: Tensor | None, places_AT: Tensor) -> HostedPlaces:
+        """Prepare to run blocks at positions: a window is recorded from the first of them to the last."""
+        window = self._window(cache, places_AT)
+        rows_N = torch.arange(cache.n_rows, device=self.device) if rows_A is None else rows_A
+        rows_AT = rows_N[:, None].expand_as(places_AT)
+        running_AT = torch.arange(len(rows_N), device=self.device)[:, None].expand_as(places_AT)
+        writing = Places(rows_AT.flatten(), running_AT.flatten(), places_AT.flatten())
+        return HostedPlaces(window, places_AT - window.start, writing)
+
+    def _window(self, cache: HostedCache, places: Tensor) -> HostedStep:
+        """How blocks are called at all positions from the first of these to the last, fed before in this step."""
+        start, end = int(places.min()), int(places.max()) + 1
+        if (start, end) not in cache.windows:
+            none = places.new_empty(0)
+            cache.now.rows_A, cache.now.places = None, Places(none, none, none)  # block 1 has been here before
+            try:
+                cache.windows[start, end] = self._record(cache, start, end)
+            finally:
+                cache.now.places = None
+        window: HostedStep = cache.windows[start, end]
+        return window
+
+    def block(
+        self,
+        block: int,
+        hidden: Tensor,
+        context: HostedStep,
+        rows_A: Tensor | None = None,
+        places: HostedPlaces | None = None,
+    ) -> Tensor:
+        """Run decoder block ``block`` (1..L) for the step's positions; see `Engine.block`."""
+        if places is not None:
+            return self._at_places(block, hidden, rows_A, places)
+        if block == 1:  # it ran as the step began
+            first_BTD = context.recorded.first_BTD
+            assert first_BTD is not None, "recorded"
+            return (first_BTD if rows_A is None else first_BTD.index_select(0, rows_A)).reshape(hidden.shape)
+        hidden_ATD = hidden if hidden.dim() == 3 else hidden[:, None]
+        return self._run(block, hidden_ATD, context, rows_A).reshape(hidden.shape)
+
+    def _run(
+        self,
+        block: int,
+        hidden_ATD: Tensor,
+        step: HostedStep,
+        rows_A: Tensor | None,
+        writing: Places | None = None,
+    ) -> Tensor:
+        args, kwargs = step.recorded.arguments_of(block, rows_A, self.calls.batch_axes)
+        now = step.cache.now
+        now.rows_A, now.places = rows_A, writing
+        step.cache.layers[block - 1].length = step.start
+        try:
+            return state_of(self.calls.blocks[block - 1].run(hidden_ATD, *args, **kwargs))
+        finally:
+            now.rows_A = now.places = None
+
+    def _at_places(self, block: int, hidden_ATD: Tensor, rows_A: Tensor | None, places: HostedPlaces) -> Tensor:
+        index_ATD = places.slots_AT[..., None].expand_as(hidden_ATD)
+        window_ATD = self._windowed(hidden_ATD, index_ATD, places.step)
+        ran_ATD = self._run(block, window_ATD, places.step, rows_A, places.writing)
+        return ran_ATD.gather(1, index_ATD)
+
+    def _windowed(self, hidden_ATD: Tensor, index_ATD: Tensor, step: HostedStep) -> Tensor:
+        """States at their slots of the window; the newest of each row at the others, to no effect."""
+        return hidden_ATD[:, -1:].repeat(1, step.width, 1).scatter(1, index_ATD, hidden_ATD)
+
+    # ----------------------------------------------------------- skipped blocks
+
+    def fill(self, skipped: Sequence[Skipped], context: HostedStep) -> None:
+        """Write keys and values of skipped blocks at the step's position; by exit layer, the first first."""
+        every_row = torch.arange(context.cache.n_rows, device=self.device)
+        rows_N = torch.cat([every_row if rows_A is None else rows_A for *_, rows_A in skipped])
+        states_N1D = torch.cat([hidden_AD for _, hidden_AD, _ in skipped])[:, None]
+        n, running_N = 0, rows_N
+        for block in range(skipped[0][0] + 1, self.n_blocks + 1):
+            left = sum(len(hidden_AD) for exit_layer, hidden_AD, _ in skipped if exit_layer < block)
+            if left != n:
+                n, running_N = left, rows_N[:left]
+            self._store(block, states_N1D[:n], context, running_N)
+
+    def project(self, block: int, states_ND: Tensor, rows_N: Tensor, places_N: Tensor, cache: HostedCache) -> None:
+        """Write keys and values of one block at earlier positions of rows, projected from states."""
+        rows_A, running_N = torch.unique(rows_N, return_inverse=True)
+        window = self._window(cache, places_N)
+        window_ATD = states_ND.new_zeros(len(rows_A), window.width, self.d_model)
+        window_ATD[running_N, places_N - window.start] = states_ND
+        self._store(block, window_ATD, window, rows_A, Places(rows_N, running_N, places_N))
+
+    def _store(
+        self, block: int, states_ATD: Tensor, step: HostedStep, rows_A: Tensor, writing: Places | None = None
+    ) -> None:
+        """Call a block on states for the keys and values that it makes of them."""
+        step.cache.now.only_stores = True
+        try:
+            self._run(block, states_ATD, step, rows_A, writing)
+        except Stored:
+            return
+        finally:
+            step.cache.now.only_stores = False
+        raise RuntimeError(f"block {block} keeps no keys and values")
+
+    # --------------------------------------------------------------------- cost
+
+    def block_cost(self, place: TokenPlace) -> Cost:
+        """Work of a mean decoder block for one token of one row, counted on loading."""
+        work = self.work
+        of_keys = work.flops_per_key * place.context + work.flops_per_source * place.source
+        read = work.weights + 2 * self.kv_width * (place.context + (place.source if work.flops_per_source else 0))
+        return Cost(matmul_flops=2 * work.weights + of_keys, read_numel=read)
+
+
+def _width(stack: Stack) -> int:
+    """Width of the residual stream: what comes before any projection of embeddings does not count."""
+    config = stack.decoder.config if stack.encoder is not None else stack.config
+    for name in ("hidden_size", "d_model", "n_embd"):
+        if isinstance(width := getattr(config, name, None), int):
+            return width
+    return int(stack.head.weight.shape[1])

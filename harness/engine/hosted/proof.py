@@ -1,0 +1,263 @@
+"""Proof on loading: what the hosted engine computes is what the model's plain forward pass computes.
+
+A prompt is read once by transformers alone, and once token by token through the hosted engine; states after every
+block, keys and values, and logits must agree. What differs is named, and the model refused. On the way it is found out
+which arguments of a block go with the rows of a batch, how states are read out fastest, and what a block costs.
+
+Shape suffixes: B rows of the batch, T positions, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from exitbench.errors import UserError
+from exitbench.harness.engine.hosted.cache import HostedCache
+from exitbench.harness.engine.hosted.calls import Recorded, WrappedBlock, learn_axes, state_of
+from exitbench.harness.engine.hosted.model import BlockWork, HostedTransformer
+from exitbench.harness.engine.hosted.read_out import WAYS
+from exitbench.harness.engine.model.positions import padded
+
+PROMPT, NEW = 5, 3
+"""Tokens of the proof's prompt, and of what is fed after it."""
+
+
+class Differs(Exception):
+    """What the hosted engine computes is not what the model does."""
+
+
+def prove(model: HostedTransformer, family: str) -> None:
+    """Check a model against its own forward pass, and complete what the engine has to know of it.
+
+    Raises:
+        UserError: It cannot be run block by block, or differs; names block and tensor.
+    """
+    try:
+        with torch.inference_mode():
+            _prove(model)
+    except Differs as difference:
+        raise UserError(f"model_type {family!r} cannot be run block by block: {difference}.") from difference
+    except UserError:
+        raise
+    except Exception as error:  # whatever a family's own code raises where it is called in another way
+        said = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"model_type {family!r} cannot be run block by block: {type(error).__name__} while its blocks were tried "
+            f"({said})."
+        ) from error
+
+
+def _prove(model: HostedTransformer) -> None:
+    rows = _prompts(model)
+    _learn(model, rows)
+    _check_states(model, rows[:1])
+    _check_read_outs(model, rows[:1])
+    _check_skipped(model, rows)
+    model.pads_left = _is_proved(lambda: _check_padding(model, rows))
+    model.work, model.kv_width = _work(model, rows[0])
+
+
+def _prompts(model: HostedTransformer) -> list[list[int]]:
+    """Three rows of tokens; the later ones are read in batches."""
+    draw = torch.Generator().manual_seed(0)
+    least, most = min(3, model.vocab_size - 1), model.vocab_size
+    return [torch.randint(least, most, (PROMPT + NEW,), generator=draw).tolist() for _ in range(3)]
+
+
+def _is_proved(check: Callable[[], None]) -> bool:
+    try:
+        check()
+    except Differs:
+        return False
+    return True
+
+
+def _same(what: str, ours: Tensor, theirs: Tensor) -> None:
+    """Compare by the largest number.
+
+    Raises:
+        Differs: More than half of the number format's digits differ.
+    """
+    if ours.shape != theirs.shape:
+        raise Differs(f"{what} has shape {list(ours.shape)}, not {list(theirs.shape)}")
+    digits = torch.finfo(ours.dtype).eps ** 0.5
+    difference, largest = float((ours.float() - theirs.float()).abs().max()), float(theirs.abs().max())
+    if not difference <= digits * max(largest, 1e-6):
+        raise Differs(
+            f"{what} differs by {difference:.3g} from the plain forward pass, where the largest is {largest:.3g}"
+        )
+
+
+# ------------------------------------------------------------------------------------------------- what is compared
+
+
+def _plain(model: HostedTransformer, row: Sequence[int]) -> tuple[list[Tensor], Tensor]:
+    """States after each block, [1, T, D] each, and logits [1, T, V] of the model's plain forward pass."""
+    states: list[Tensor] = []
+
+    def watch(block: WrappedBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        output = block.run(*args, **kwargs)
+        if block.number != len(states) + 1:
+            raise Differs(f"block {block.number} runs after block {len(states)}")
+        states.append(state_of(output))
+        return output
+
+    tokens = torch.tensor([row], device=model.device)
+    asked: dict[str, Any] = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    if model.stack.encoder is not None:
+        asked |= {"decoder_input_ids": tokens}
+    with model.calls.taken_over(watch):
+        logits = model.stack.lm(**asked, use_cache=False, return_dict=True).logits
+    if len(states) != model.n_blocks:
+        raise Differs(f"{len(states)} of {model.n_blocks} blocks run")
+    for number, state in enumerate(states, start=1):
+        if not isinstance(state, Tensor) or state.shape != (1, len(row), model.d_model):
+            shape = list(state.shape) if isinstance(state, Tensor) else type(state).__name__
+            raise Differs(f"the state after block {number} is {shape}, not [1, {len(row)}, {model.d_model}]")
+    return states, logits
+
+
+def _start(model: HostedTransformer, rows: Sequence[Sequence[int]], fed: int) -> HostedCache:
+    """A cache to which so many tokens of each row have been fed."""
+    room = PROMPT + NEW + 1
+    if model.stack.encoder is None:
+        cache = model.new_cache(len(rows), room)
+    else:
+        cache, _ = model.start(rows, room)
+    if fed:
+        _run(model, cache, [row[:fed] for row in rows])
+    return cache
+
+
+def _run(model: HostedTransformer, cache: HostedCache, rows: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Feed tokens to all rows at full depth; returns the states after each block."""
+    tokens = torch.tensor([list(row) for row in rows], device=model.device)
+    hidden, step = model.embed(tokens, cache)
+    states = []
+    for block in range(1, model.n_blocks + 1):
+        hidden = model.block(block, hidden, step)
+        states.append(hidden)
+    cache.length += tokens.shape[1]
+    return states
+
+
+def _learn(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
+    """Learn which arguments go with the rows: steps of two and of three rows, padded, of several tokens and of one."""
+    recorded: dict[int, list[Recorded]] = {}
+    for n_rows in (2, 3):
+        cache = _start(model, rows[:n_rows], 0)
+        if model.stack.encoder is None:
+            cache.padding_B = torch.tensor([2, 0, 1][:n_rows], device=model.device)
+        else:  # sources of different length
+            cache, _ = model.start([row[: len(row) - i] for i, row in enumerate(rows[:n_rows])], PROMPT + NEW)
+        steps = []
+        for tokens in ([row[:PROMPT] for row in rows[:n_rows]], [row[PROMPT : PROMPT + 1] for row in rows[:n_rows]]):
+            _, step = model.embed(torch.tensor(tokens, device=model.device), cache)
+            steps.append(step.recorded)
+            cache.length += len(tokens[0])
+        recorded[n_rows] = steps
+    for one, other in zip(recorded[2], recorded[3], strict=True):
+        for key, axis in learn_axes(one, other).items():
+            model.calls.batch_axes[key] = axis or model.calls.batch_axes.get(key)
+
+
+def _check_states(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
+    """Compare states after each block, of a prompt read at once and of tokens fed one by one."""
+    states, _ = _plain(model, rows[0])
+    cache = _start(model, rows, 0)
+    pieces = [_run(model, cache, [row[:PROMPT] for row in rows])]
+    for place in range(PROMPT, PROMPT + NEW):
+        pieces.append(_run(model, cache, [row[place : place + 1] for row in rows]))
+    for number, (theirs, *ours) in enumerate(zip(states, *pieces, strict=True), start=1):
+        _same(f"the state after block {number} ({model.stack.name}.{number - 1})", torch.cat(ours, dim=1), theirs)
+
+
+def _check_read_outs(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
+    """Compare logits, and choose the fastest way that gives those of the reference for any state."""
+    states, logits = _plain(model, rows[0])
+    read_out = model.read_out
+    _same("the reference read-out", read_out(states[-1], "reference"), logits)
+    tokens = torch.tensor(rows, device=model.device)
+    read_out.find_ending(lambda: model.embed(tokens[:, :1], _start(model, rows, 0)))
+    tried = torch.cat([state[0] for state in states])
+    reference = read_out(tried, "reference")
+    if reference.shape[-1] != model.vocab_size:
+        raise Differs(f"logits are over {reference.shape[-1]} tokens, the LM head has {model.vocab_size} rows")
+    for way in WAYS:
+        try:
+            _same(f"the read-out {way!r}", read_out(tried, way), reference)
+        except Exception:  # a slower way is used
+            continue
+        read_out.way = way
+        return
+
+
+def _check_skipped(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
+    """Compare keys and values filled from a state with those of the block run on it, and some rows with all."""
+    tokens = [row[PROMPT : PROMPT + 1] for row in rows]
+    ran, filled = _start(model, rows, PROMPT), _start(model, rows, PROMPT)
+    hidden, step = model.embed(torch.tensor(tokens, device=model.device), ran)
+    state_BD = model.block(1, hidden[:, 0], step)
+    some = torch.tensor([0, 2], device=model.device)
+    for block in range(2, model.n_blocks + 1):
+        of_all = model.block(block, state_BD, step)
+        of_some = model.block(block, state_BD.index_select(0, some), step, some)
+        _same(f"the state after block {block} of some rows", of_some, of_all.index_select(0, some))
+    _, step = model.embed(torch.tensor(tokens, device=model.device), filled)
+    rest = torch.tensor([1], device=model.device)
+    model.fill([(1, state_BD.index_select(0, rows_A), rows_A) for rows_A in (some, rest)], step)
+    for number, (one, other) in enumerate(zip(ran.layers, filled.layers, strict=True), start=1):
+        if not one.kv:
+            raise Differs(
+                f"block {number} keeps no keys and values in the cache, from which later tokens could read it"
+            )
+        for name, ours, theirs in zip(("keys", "values"), other.kv, one.kv, strict=True):
+            _same(f"{name} of block {number} filled from a state", ours, theirs)
+
+
+def _check_padding(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
+    """Compare a row alone with the same row beside a longer one, padded on the left."""
+    alone = _start(model, rows[:1], 0)
+    short = [rows[0][2:PROMPT]]
+    expected = [_run(model, alone, short)[-1][:, -1:], _run(model, alone, [rows[0][PROMPT : PROMPT + 1]])[-1]]
+    beside = _start(model, [rows[0], rows[1]], 0)
+    beside.padding_B = torch.tensor([2, 0], device=model.device)
+    tokens, _ = padded([*short, rows[1][:PROMPT]], model.device, side="left")
+    ours = [_run(model, beside, tokens.tolist())[-1][:1, -1:]]
+    ours.append(_run(model, beside, [row[PROMPT : PROMPT + 1] for row in rows[:2]])[-1][:1])
+    _same("a row padded on the left", torch.cat(ours), torch.cat(expected))
+
+
+# --------------------------------------------------------------------------------------------------------- the cost
+
+
+def _work(model: HostedTransformer, row: Sequence[int]) -> tuple[BlockWork, int]:
+    """Count what the blocks multiply for one token, at several numbers of keys, and how wide their keys are."""
+
+    def flops(n_source: int, fed: int) -> float:
+        if model.stack.encoder is None:
+            cache = model.new_cache(1, PROMPT + NEW)
+        else:
+            cache, _ = model.start([row[:n_source]], PROMPT + NEW)
+        _run(model, cache, [row[:fed]])
+        hidden, step = model.embed(torch.tensor([row[fed : fed + 1]], device=model.device), cache)
+        # Products that are written out: the counter does not know the CPU's own kernel of attention.
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            for block in range(2, model.n_blocks + 1):
+                hidden = model.block(block, hidden, step)
+        kept.append(cache)
+        return float(counter.get_total_flops()) / max(1, model.n_blocks - 1)
+
+    kept: list[HostedCache] = []
+    base, more_keys = flops(PROMPT - 2, 1), flops(PROMPT - 2, 1 + NEW)
+    per_key = (more_keys - base) / NEW
+    per_source = 0.0 if model.stack.encoder is None else (flops(PROMPT, 1) - base) / 2
+    weights = (base - 2 * per_key - (PROMPT - 2) * per_source) / 2
+    widths = [layer.kv[0].shape[1] * layer.kv[0].shape[3] for layer in kept[0].layers]
+    return BlockWork(weights, per_key, per_source), round(sum(widths) / len(widths))

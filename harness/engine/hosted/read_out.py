@@ -1,0 +1,131 @@
+"""Read states out as the model itself does: final norm, scale, soft cap, bias and LM head, from its own code.
+
+Three ways, the first of which is right by construction and proves the others once a model is loaded (`hosted.proof`):
+
+    reference  the model's whole forward pass, in which block 1 returns the states and the others pass them on
+    within     the same, the decoder replaced by what it does after its last block
+    direct     the LM head of what the decoder does after its last block
+
+Shape suffixes: N states, T positions, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
+
+from exitbench.harness.engine.hosted.calls import Calls, WrappedBlock, state_of, with_state
+from exitbench.harness.engine.hosted.stack import Stack
+
+Way = Literal["direct", "within", "reference"]
+WAYS: tuple[Way, ...] = ("direct", "within", "reference")
+"""From the fastest to the slowest."""
+
+
+class ReadOut:
+    """The read-out of a model.
+
+    Attributes:
+        way: Which of the three is used.
+        ending: Modules that the decoder runs on what its last block returns, in their order.
+    """
+
+    def __init__(self, stack: Stack, calls: Calls, d_model: int) -> None:
+        self.way: Way = "reference"
+        self.ending: Sequence[nn.Module] = ()
+        self._stack, self._calls, self._d_model = stack, calls, d_model
+
+    def __call__(self, states: Tensor, way: Way | None = None) -> Tensor:
+        """Logits [..., V] of states [..., D]."""
+        states_N1D = states.reshape(-1, 1, states.shape[-1])
+        read = {"direct": self._direct, "within": self._within, "reference": self._reference}[way or self.way]
+        return read(states_N1D)[:, 0].reshape(*states.shape[:-1], -1)
+
+    def ended(self, states: Tensor) -> Tensor:
+        """What the LM head is given: the final norm of states [..., D], and what else there is after it."""
+        for module in self.ending:
+            states = module(states)
+        return states
+
+    def _direct(self, states_N1D: Tensor) -> Tensor:
+        logits: Tensor = self._stack.head(self.ended(states_N1D))
+        return logits
+
+    def _within(self, states_N1D: Tensor) -> Tensor:
+        output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.ended(states_N1D))
+        decoder = self._stack.decoder
+        decoder.forward = lambda *_, **__: output
+        try:
+            return self._forward(states_N1D)
+        finally:
+            del decoder.forward  # the class's own comes back
+
+    def _reference(self, states_N1D: Tensor) -> Tensor:
+        first: list[Any] = []
+
+        def pass_on(block: WrappedBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if not first:
+                first.append(block.run(*args, **kwargs))
+            return with_state(first[0], states_N1D)
+
+        with self._calls.taken_over(pass_on):
+            return self._forward(states_N1D)
+
+    def _forward(self, states_N1D: Tensor) -> Tensor:
+        n, device = len(states_N1D), states_N1D.device
+        tokens_N1 = torch.zeros(n, 1, dtype=torch.long, device=device)
+        asked: dict[str, Any] = {"input_ids": tokens_N1, "attention_mask": torch.ones_like(tokens_N1)}
+        if self._stack.encoder is not None:
+            width = self._encoder_width()
+            source = BaseModelOutput(last_hidden_state=states_N1D.new_zeros(n, 1, width))
+            asked = {"encoder_outputs": source, "decoder_input_ids": tokens_N1}
+        logits: Tensor = self._stack.lm(**asked, use_cache=False, return_dict=True).logits
+        return logits
+
+    def _encoder_width(self) -> int:
+        config = self._stack.encoder.config  # type: ignore[union-attr]
+        return int(getattr(config, "hidden_size", None) or config.d_model)
+
+    # --------------------------------------------------------------- the ending
+
+    def find_ending(self, run: Any) -> None:
+        """Find what the decoder runs after its last block, during a forward pass.
+
+        Args:
+            run: Does a forward pass.
+        """
+        blocks = {id(block) for block in self._stack.blocks}
+        inside = {id(module) for block in self._stack.blocks for module in block.modules()}
+        seen: list[nn.Module] = []
+        running: list[nn.Module] = []
+
+        def before(module: nn.Module, _: Any) -> None:
+            running.append(module)
+
+        def after(module: nn.Module, _: Any, output: Any) -> None:
+            running.pop()
+            if id(module) in blocks:
+                seen.clear()
+            elif not running and isinstance(state_of(output), Tensor):
+                seen.append(module)
+
+        decoder = self._stack.decoder
+        chosen = [m for m in decoder.modules() if m is not decoder and (id(m) in blocks or id(m) not in inside)]
+        chosen = [m for m in chosen if not isinstance(m, nn.ModuleList) and not _holds(m, self._stack.blocks)]
+        handles = [m.register_forward_pre_hook(before) for m in chosen]
+        handles += [m.register_forward_hook(after) for m in chosen]
+        try:
+            run()
+        finally:
+            for handle in handles:
+                handle.remove()
+        self.ending = tuple(seen)
+
+
+def _holds(module: nn.Module, blocks: Sequence[nn.Module]) -> bool:
+    inner = {id(each) for each in module.modules()}
+    return any(id(block) in inner and block is not module for block in blocks)

@@ -1,0 +1,90 @@
+"""Find the stack of decoder blocks, the LM head and the encoder of a transformers model.
+
+No family is named: the blocks are the one `ModuleList` of the decoder that is as long as its configuration says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from exitbench.errors import UserError
+
+DEPTHS = ("decoder_layers", "num_decoder_layers", "num_hidden_layers", "num_layers", "n_layer")
+"""How configurations call the number of decoder blocks; the first that is there counts."""
+POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length")
+"""How they call the longest text."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Where the parts of a language model lie.
+
+    Attributes:
+        lm: The whole, with its LM head.
+        decoder: What embeds tokens and calls the blocks.
+        encoder: None in a decoder-only model.
+        blocks: Decoder blocks, the first first.
+        name: Of their list, as `model.layers`.
+        head: The LM head.
+    """
+
+    lm: Any
+    decoder: Any
+    encoder: Any | None
+    blocks: tuple[nn.Module, ...]
+    name: str
+    head: Any
+
+    @property
+    def config(self) -> Any:
+        """Configuration of the decoder's text."""
+        return self.lm.config.get_text_config(decoder=True)
+
+
+def find_stack(lm: Any) -> Stack:
+    """Return where the parts of a language model lie.
+
+    Raises:
+        UserError: The blocks are not one list, or there is no LM head.
+    """
+    decoder, is_seq2seq = lm.get_decoder(), bool(lm.config.is_encoder_decoder)
+    lists = {
+        name: module
+        for name, module in decoder.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) and not _is_within_list(decoder, name)
+    }
+    depth = _depth(decoder.config if is_seq2seq else lm.config.get_text_config(decoder=True))
+    found = {name: blocks for name, blocks in lists.items() if len(lists) == 1 or len(blocks) == depth}
+    family = lm.config.model_type
+    if len(found) != 1:
+        seen = ", ".join(f"{name} ({len(blocks)})" for name, blocks in lists.items()) or "none"
+        raise UserError(
+            f"model_type {family!r}: its {depth} decoder blocks are not one list that can be found (lists of modules: "
+            f"{seen})."
+        )
+    ((name, blocks),) = found.items()
+    if len({id(block) for block in blocks}) != len(blocks):
+        raise UserError(f"model_type {family!r}: its blocks share one module, which is called several times.")
+    head = lm.get_output_embeddings()
+    if head is None or getattr(head, "weight", None) is None:
+        raise UserError(f"model_type {family!r}: no LM head is found (get_output_embeddings).")
+    encoder = lm.get_encoder() if is_seq2seq else None
+    return Stack(lm, decoder, encoder, tuple(blocks), name, head)
+
+
+def _is_within_list(decoder: nn.Module, name: str) -> bool:
+    parents = [name.rsplit(".", depth)[0] for depth in range(1, name.count(".") + 1)]
+    return any(isinstance(decoder.get_submodule(parent), nn.ModuleList) for parent in parents)
+
+
+def _depth(config: Any) -> int | None:
+    return next((value for key in DEPTHS if isinstance(value := getattr(config, key, None), int)), None)
+
+
+def longest_text(config: Any) -> int | None:
+    """Positions that a model has by its configuration; None where they have no end."""
+    found = (getattr(config, key, None) for key in POSITIONS)
+    return next((value for value in found if isinstance(value, int) and value > 0), None)

@@ -1,0 +1,222 @@
+"""The hosted engine: families of transformers run block by block, proved on loading, refused where they differ.
+
+Every family is tried by `nox -s models`; here are a few whose forward passes have least in common.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from exitbench.errors import UserError
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
+from exitbench.harness.engine.hosted.cache import HostedCache
+from exitbench.harness.engine.hosted.model import HostedTransformer
+from exitbench.harness.engine.hosted.read_out import ReadOut
+from exitbench.harness.engine.model.cost import TokenPlace
+from exitbench.methods.registry import baseline_method, get_method
+
+FOLDER = Path(__file__).parents[2] / "models"
+MODULES = ("tiny", "checks", "run", "document")
+FAMILIES = {
+    "bloom": "causal",  # alibi, with an entry for each row and head
+    "gemma2": "causal",  # sliding windows, norms after sub-layers, soft caps
+    "mixtral": "causal",  # experts
+    "opt": "causal",  # learned positions from the mask
+    "bart": "seq2seq",  # no final norm, a bias after the head
+    "t5": "seq2seq",  # position bias handed on from block 1
+}
+THOROUGHLY = ("gemma2",)
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[dict[str, ModuleType]]:
+    """The modules of `nox -s models`, which lie beside each other and are no package."""
+    sys.path.insert(0, str(FOLDER))
+    yield {name: __import__(name) for name in MODULES}
+    sys.path.remove(str(FOLDER))
+    for name in MODULES:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def made(scripts: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """A family's model in transformers and in the engine, made once."""
+    twins: dict[str, Any] = {}
+
+    def make(name: str) -> Any:
+        if name not in twins:
+            tiny = scripts["tiny"]
+            family = next(f for f in tiny.families() if (f.name, f.kind) == (name, FAMILIES[name]))
+            with torch.no_grad():
+                twins[name] = scripts["checks"].load(tiny.tiny_model(family), tmp_path_factory.mktemp(name))
+        return twins[name]
+
+    return make
+
+
+@pytest.mark.parametrize("check", ["full_depth_is_generate", "mixed_exits_are_rows_alone"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_does_what_transformers_does(scripts: Any, made: Any, family: str, check: str) -> None:
+    getattr(scripts["checks"], check)(made(family))
+
+
+@pytest.mark.parametrize("family", THOROUGHLY)
+def test_a_family_passes_every_check(scripts: Any, made: Any, family: str) -> None:
+    others = scripts["checks"].CHECKS[2:]
+    assert len(others) == 5
+    for check in others:
+        check(made(family))
+
+
+@pytest.mark.parametrize(("family", "way"), [("gemma2", "within"), ("mixtral", "direct"), ("bart", "within")])
+def test_states_are_read_out_the_fastest_way_that_is_right(made: Any, family: str, way: str) -> None:
+    """A soft cap and a bias are the model's own code, which is asked."""
+    model = made(family).model
+    states = torch.randn(5, model.d_model, generator=torch.Generator().manual_seed(0))
+    assert model.read_out.way == way
+    torch.testing.assert_close(model.logits(states), model.read_out(states, "reference"))
+    by_head = model.read_out(states, "direct")
+    assert torch.allclose(by_head, model.logits(states)) == (way == "direct")
+
+
+def test_some_rows_of_the_head_read_what_the_whole_head_does(made: Any) -> None:
+    model, draw = made("mixtral").model, torch.Generator().manual_seed(0)
+    states = torch.randn(3, model.d_model, generator=draw)
+    ids = torch.stack([torch.randperm(model.vocab_size, generator=draw)[:7] for _ in range(3)])
+    found = model.logits_of(states, model.head_weights(ids))
+    torch.testing.assert_close(found, model.logits(states).gather(1, ids))
+
+
+def test_a_pruned_head_is_skipped_where_logits_are_more_than_the_heads(made: Any) -> None:
+    pruned = get_method("max-prob").from_params({"head": "pruned-fixed"})
+    assert made("mixtral").model.why_not(pruned.parts(4), 2) is None
+    assert "single rows of the LM head" in made("gemma2").model.why_not(pruned.parts(4), 2)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+def test_both_engines_answer_and_cost_the_same(twin: Any, prompts: Any, name: str) -> None:
+    """What the one computes analytically the other counts."""
+    lean = twin(name).checkpoint
+    hosted = load_checkpoint(twin(name).folder, engine="hosted")
+    assert (lean.engine, hosted.engine) == ("lean", "hosted")
+    assert (hosted.eos_ids, hosted.start_id, hosted.kind) == (lean.eos_ids, lean.start_id, lean.kind)
+    full = baseline_method()().parts(lean.model.n_blocks)
+    requests = [Request(prompt) for prompt in prompts[:12]]
+    answers = [
+        [made.token_ids for made in decode(checkpoint, prefill(checkpoint.model, requests, 8), full)]
+        for checkpoint in (lean, hosted)
+    ]
+    assert answers[0] == answers[1]
+    place = TokenPlace(context=23, source=9 if lean.kind == "seq2seq" else 0)
+    ours, theirs = lean.model.block_cost(place), hosted.model.block_cost(place)
+    assert theirs.matmul_flops == pytest.approx(ours.matmul_flops)
+    assert theirs.read_numel == pytest.approx(ours.read_numel)
+    assert hosted.model.kv_width == lean.model.kv_width
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
+
+
+def refusal(folder: Path) -> str:
+    """The message with which a folder is refused; one screen."""
+    with pytest.raises(UserError) as raised:
+        load_checkpoint(folder, engine="hosted")
+    assert len(str(raised.value)) < 1000
+    return str(raised.value)
+
+
+@pytest.fixture
+def folder(made: Any, tmp_path: Path) -> Path:
+    """A checkpoint of its own."""
+    made("opt").reference.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_positions_that_are_off_by_one_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = HostedCache.positions
+    monkeypatch.setattr(HostedCache, "positions", lambda cache, *ends: right(cache, *ends) + 1)
+    assert "the state after block 1 (layers.0) differs by" in (message := refusal(folder))
+    assert "model_type 'opt' cannot be run block by block" in message
+
+
+def test_keys_that_are_filled_otherwise_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = HostedTransformer._store
+
+    def wrong(model: Any, block: int, states: Any, *rest: Any) -> None:
+        right(model, block, states.flip(-1) if block == 3 else states, *rest)
+
+    monkeypatch.setattr(HostedTransformer, "_store", wrong)
+    assert re.search(r"(keys|values) of block 3 filled from a state differs by", refusal(folder))
+
+
+def test_a_read_out_that_is_wrong_is_not_used(made: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = made("opt").model
+    states = torch.randn(4, right.d_model, generator=torch.Generator().manual_seed(0))
+    expected = right.logits(states)
+    monkeypatch.setattr(ReadOut, "ended", lambda read_out, states: states)  # as if there were no final norm
+    model = load_checkpoint(folder).model
+    assert model.read_out.way == "reference"
+    torch.testing.assert_close(model.logits(states), expected)
+
+
+def test_recurrent_blocks_are_refused(scripts: Any, tmp_path: Path) -> None:
+    tiny = scripts["tiny"]
+    family = next(family for family in tiny.families() if family.name == "mamba")
+    tiny.tiny_model(family).save_pretrained(tmp_path)
+    assert "model_type 'mamba' cannot be run block by block" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda t: t.pop("model.decoder.layers.1.fc1.weight"),
+            "1 tensor is missing from the checkpoint: model.decoder",
+        ),
+        (lambda t: t.update(odd=torch.ones(2)), "1 tensor is not part of the model that config.json describes: odd"),
+        (
+            lambda t: t.update({"model.decoder.layers.1.fc1.weight": torch.ones(3, 32)}),
+            "layers.1.fc1.weight' has shape [3, 32], config.json asks for [48, 32]",
+        ),
+    ],
+    ids=["missing", "unexpected", "misshapen"],
+)
+def test_every_tensor_is_accounted_for(folder: Path, change: Any, says: str) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert says in refusal(folder)
+
+
+def test_code_beside_a_checkpoint_never_runs(folder: Path, tmp_path: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
+    config["attn_implementation"] = config["_attn_implementation"] = "kernels-community/evil"
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert load_checkpoint(folder).engine == "hosted"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_lean_engine_says_which_families_it_has(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"the lean engine does not know model_type 'opt'. .* gpt2, llama, qwen2, t5"):
+        load_checkpoint(folder, engine="lean")
+
+
+def test_a_family_that_nobody_knows_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "nonesuch"}')
+    assert "model_type 'nonesuch' is not supported. Allowed: gpt2, llama, qwen2, t5, and every family" in refusal(
+        folder
+    )

@@ -1,0 +1,124 @@
+"""A suite on the hosted engine: its cells are others than the lean engine's, say so, and answer the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.harness.cells.cell import Cell
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.planning.plan import Plan, make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.maintenance.integrity import check
+
+SUITE = """
+schema = 1
+name = "engines"
+seed = 3
+[models.usual]
+path = "MODEL"
+random_weights = true
+[models.any]
+path = "MODEL"
+random_weights = true
+engine = "hosted"
+[tasks]
+squad = { source = "builtin", limit = 3, max_new_tokens = 5 }
+[timing]
+documents = 2
+max_rounds = 2
+warm_up = 1
+[[sweep]]
+method = "static"
+grid = { exit_layer = [2] }
+kinds = ["quality", "timing"]
+[[sweep]]
+models = ["any"]
+method = "max-prob"
+grid = { head = ["pruned-fixed"] }
+kinds = ["quality"]
+[[sweep]]
+models = ["any"]
+method = "full"
+kinds = ["probe"]
+record = ["sublayers"]
+"""
+
+
+def planned(folder: Path, model: Path) -> Plan:
+    (folder / "suite.toml").write_text(SUITE.replace("MODEL", str(model)))
+    return make_plan(load_suite(folder / "suite.toml"), folder / "spool", folder / "models", None)
+
+
+@pytest.fixture(scope="module")
+def folder(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both engines on one checkpoint, run."""
+    folder = tmp_path_factory.mktemp("engines")
+    for group in planned(folder, worded_model).groups:
+        assert group.folder is not None
+        items = group.to_run("stale")
+        assert worker.run(WorkerSpec(items, group.folder, None, folder / "spool", "cpu", 1), lambda event: None) == 0
+    ingest(folder / "spool", folder / "exitbench.duckdb")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def database(folder: Path) -> Database:
+    return open_database(folder / "exitbench.duckdb")
+
+
+@pytest.fixture(scope="module")
+def cells(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cell]:
+    plan = planned(tmp_path_factory.mktemp("planned"), worded_model)
+    return {cell.item.label: cell.item.cell for group in plan.groups for cell in group.cells}
+
+
+def rows(database: Database, sql: str) -> list[Any]:
+    return [tuple(row.values()) for row in database.query(sql).to_pylist()]
+
+
+def test_only_the_hosted_engine_is_named_in_an_identity(cells: dict[str, Cell]) -> None:
+    lean, hosted = cells["usual/squad/full/quality"], cells["any/squad/full/quality"]
+    assert (lean.engine, hosted.engine) == ("lean", "hosted")
+    assert "engine" not in lean.identity, "ids of before are those of today"
+    assert hosted.identity == {**lean.identity, "engine": "hosted"}
+    assert Cell.from_json(hosted.to_json()) == hosted
+    assert Cell.from_json({k: v for k, v in lean.to_json().items() if k != "engine"}) == lean
+
+
+def test_runs_say_their_engine_and_answer_the_same(database: Database) -> None:
+    """The lean engine's answers are those of transformers, and so are the hosted one's."""
+    answers: dict[str, list[Any]] = {}
+    for engine in ("lean", "hosted"):
+        answers[engine] = rows(
+            database,
+            "SELECT method, doc_key, output_ids FROM sample JOIN runs USING (attempt_id) "
+            f"WHERE engine = '{engine}' AND kind = 'quality' ORDER BY ALL",
+        )
+    assert len(answers["lean"]) == 6
+    assert answers["hosted"] == answers["lean"]
+
+
+def test_times_of_one_engine_are_not_compared_with_those_of_the_other(database: Database) -> None:
+    timed = rows(database, "SELECT engine, comparable_id FROM runs WHERE kind = 'timing'")
+    assert sorted(engine for engine, _ in timed) == ["hosted", "lean"]
+    assert len({comparable for _, comparable in timed}) == 2
+
+
+def test_what_the_hosted_engine_cannot_do_is_skipped_and_says_why(database: Database) -> None:
+    skipped = rows(database, "SELECT method, kind, status, reason FROM failures ORDER BY method")
+    assert [(method, kind, status) for method, kind, status, _ in skipped] == [
+        ("full", "probe", "skipped"),
+        ("max-prob", "quality", "skipped"),
+    ]
+    assert "known to the lean engine only" in skipped[0][3]
+    assert "reads single rows of the LM head" in skipped[1][3]
+
+
+def test_the_database_is_sound(folder: Path) -> None:
+    assert check(folder / "spool", folder / "exitbench.duckdb").problems == ()

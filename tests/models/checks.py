@@ -1,0 +1,225 @@
+"""What the hosted engine has to do with a model: each check raises AssertionError and says what it found.
+
+Shape suffixes: L blocks.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
+from exitbench.harness.engine.decoding.probe import states_of
+from exitbench.harness.engine.hosted.model import HostedTransformer
+from exitbench.methods.base import Parts, argmax_token, blocks_from
+from exitbench.methods.gates import Scheduled
+from exitbench.methods.heads import LMHead
+from exitbench.methods.kv_policies import KV_POLICIES, Speculation
+from exitbench.methods.registry import baseline_method
+from exitbench.methods.thresholds import Constant
+
+N_NEW, N_PROMPTS, FEW = 6, 20, 6
+TIED = 1e-3
+"""Largest difference of the two best logits where rounding may decide."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Twin:
+    """One checkpoint in transformers and in the hosted engine."""
+
+    reference: Any
+    checkpoint: Checkpoint
+
+    @property
+    def model(self) -> HostedTransformer:
+        assert isinstance(self.checkpoint.model, HostedTransformer)
+        return self.checkpoint.model
+
+    @property
+    def is_seq2seq(self) -> bool:
+        return self.checkpoint.kind == "seq2seq"
+
+
+def load(reference: Any, folder: Path) -> Twin:
+    """Save a model and load it into the engine, without ends of sequence."""
+    reference.save_pretrained(folder)
+    loaded = load_checkpoint(folder, engine="hosted")
+    return Twin(reference, dataclasses.replace(loaded, eos_ids=frozenset()))
+
+
+def prompts(twin: Twin, count: int = N_PROMPTS) -> list[list[int]]:
+    """Prompts of mixed length; of one length where rows cannot be padded."""
+    draw = random.Random(5)
+    longest = 13
+    lengths = [draw.randint(2, longest) for _ in range(count)]
+    if not twin.is_seq2seq and not twin.model.pads_left:
+        lengths = [7] * count
+    return [[draw.randrange(3, twin.model.vocab_size) for _ in range(n)] for n in lengths]
+
+
+def scheduled(policy: str, n_rows: int, n_blocks: int) -> Parts:
+    """Exit layers by row and position, all over the depth."""
+    draw = random.Random(1)
+    layers = {row: [draw.randint(1, n_blocks) for _ in range(N_NEW)] for row in range(n_rows)}
+    return Parts(Scheduled(layers), Constant(0.5), LMHead(), KV_POLICIES[policy], blocks_from(1, n_blocks))
+
+
+def answers(
+    twin: Twin, rows: list[list[int]], parts: Parts, first: int = 0, *, gated: bool = False
+) -> list[Generation]:
+    requests = [Request(prompt, seed) for seed, prompt in enumerate(rows, first)]
+    batch = prefill(twin.model, requests, N_NEW, gates_first_token=gated and not twin.is_seq2seq)
+    return decode(twin.checkpoint, batch, parts)
+
+
+def tokens(made: list[Generation]) -> list[list[int]]:
+    return [generation.token_ids for generation in made]
+
+
+def generated(reference: Any, rows: list[list[int]], start: int | None) -> list[list[int]]:
+    """Greedy answers of transformers."""
+    longest = max(map(len, rows))
+    blanks = [[0] * (longest - len(row)) for row in rows]
+    masks = [[1] * len(row) for row in rows]
+    if start is None:
+        ids = [blank + row for blank, row in zip(blanks, rows, strict=True)]
+        mask = [blank + ones for blank, ones in zip(blanks, masks, strict=True)]
+    else:
+        ids = [row + blank for blank, row in zip(blanks, rows, strict=True)]
+        mask = [ones + blank for blank, ones in zip(blanks, masks, strict=True)]
+    asked = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+    out = reference.generate(**asked, max_new_tokens=N_NEW, do_sample=False)
+    new: list[list[int]] = out[:, -N_NEW:].tolist()
+    return new
+
+
+def assert_same(twin: Twin, rows: list[list[int]], ours: list[list[int]], theirs: list[list[int]], what: str) -> None:
+    """Answers may part only where the reference's two best logits are within rounding of each other."""
+    for row, mine, other in zip(rows, ours, theirs, strict=True):
+        if mine == other:
+            continue
+        at = next(i for i, (a, b) in enumerate(zip(mine, other, strict=True)) if a != b)
+        best = _logits(twin, row, other[: at + 1]).topk(2).values
+        assert best[0] - best[1] < TIED, f"{what}: {mine} instead of {other}, which part at token {at + 1}: no tie"
+
+
+def _logits(twin: Twin, prompt: list[int], answer: list[int]) -> Tensor:
+    """Of the reference, without any cache, where it chooses the last token of an answer."""
+    if twin.is_seq2seq:
+        asked = {"input_ids": [prompt], "decoder_input_ids": [[twin.checkpoint.start_id, *answer[:-1]]]}
+    else:
+        asked = {"input_ids": [[*prompt, *answer[:-1]]]}
+    logits: Tensor = twin.reference(**{name: torch.tensor(value) for name, value in asked.items()}).logits[0, -1]
+    return logits
+
+
+# -------------------------------------------------------------------------------------------------------- the checks
+
+
+def full_depth_is_generate(twin: Twin) -> None:
+    rows = prompts(twin)
+    ours = tokens(answers(twin, rows, baseline_method()().parts(twin.model.n_blocks)))
+    theirs = generated(twin.reference, rows, twin.checkpoint.start_id)
+    assert len({tuple(answer) for answer in theirs}) > 4, "answers must differ"
+    assert_same(twin, rows, ours, theirs, "full depth")
+
+
+def mixed_exits_are_rows_alone(twin: Twin) -> None:
+    rows = prompts(twin, FEW)
+    parts = scheduled("state-copy", len(rows), twin.model.n_blocks)
+    together = answers(twin, rows, parts)
+    apart = [answers(twin, [row], parts, index)[0] for index, row in enumerate(rows)]
+    differ = sum(a.token_ids != b.token_ids for a, b in zip(together, apart, strict=True))
+    assert [g.exit_layers for g in together] == [g.exit_layers for g in apart]
+    assert differ <= 1, f"{differ} of {len(rows)} rows answer otherwise in a batch"  # one may tie
+    full = answers(twin, rows, baseline_method()().parts(twin.model.n_blocks))
+    assert tokens(full) != tokens(together), "early exits must make a difference here"
+
+
+def state_copy_is_running_the_block(twin: Twin) -> None:
+    """Keys and values that are filled are those that the block, run on the exit state, keeps."""
+    rows, model = prompts(twin, 6), twin.model
+    cache, _ = model.start(rows, N_NEW)
+    other, _ = model.start(rows, N_NEW)
+    fed = torch.tensor([[5 + row] for row in range(len(rows))])
+    with torch.inference_mode():
+        (hidden, step), (_, other_step) = model.embed(fed, cache), model.embed(fed, other)
+        state = model.block(1, hidden[:, 0], step)
+        model.fill([(1, state, None)], step)
+        for block in range(2, model.n_blocks + 1):
+            model.block(block, state, other_step)
+    for number, (filled, ran) in enumerate(zip(cache.layers, other.layers, strict=True), start=1):
+        for ours, theirs in zip(filled.kv, ran.kv, strict=True):
+            difference = float((ours - theirs).abs().max())
+            assert difference <= 1e-5 * float(theirs.abs().max()), f"block {number} differs by {difference}"
+
+
+def static_exit_is_a_model_cut_there(twin: Twin) -> None:
+    rows, depth = prompts(twin, FEW), twin.model.n_blocks // 2
+    layers = {row: [depth] * N_NEW for row in range(len(rows))}
+    parts = Parts(
+        Scheduled(layers), Constant(0.5), LMHead(), KV_POLICIES["state-copy"], blocks_from(1, twin.model.n_blocks)
+    )
+    ours = tokens(answers(twin, rows, parts, gated=True))
+    cut = copy.deepcopy(twin.reference)
+    blocks = cut.get_decoder().get_submodule(twin.model.stack.name)
+    del blocks[depth:]
+    theirs = generated(cut, rows, twin.checkpoint.start_id)
+    assert_same(dataclasses.replace(twin, reference=cut), rows, ours, theirs, f"exit at block {depth}")
+
+
+def deferred_policies_are_exact(twin: Twin) -> None:
+    """What waits is completed as a full run would have; copied lazily is copied."""
+    rows, n_blocks = prompts(twin, FEW), twin.model.n_blocks
+    made = {policy: tokens(answers(twin, rows, scheduled(policy, len(rows), n_blocks))) for policy in KV_POLICIES}
+    pairs = (("sync-parallel", "exact"), ("recompute-backlog", "exact"), ("state-copy-lazy", "state-copy"))
+    for one, other in pairs:
+        differ = sum(a != b for a, b in zip(made[one], made[other], strict=True))
+        assert differ <= 1, f"{one} answers {differ} of {len(rows)} rows otherwise than {other}"
+    full = answers(twin, rows, baseline_method()().parts(n_blocks))
+    first = [g.token_ids[0] for g in full]
+    assert [answer[0] for answer in made["noisy"]] == first
+
+
+def speculation_is_full_depth(twin: Twin) -> None:
+    rows, n_blocks = prompts(twin, FEW), twin.model.n_blocks
+    draw = random.Random(2)
+    layers = {row: [draw.choice([1, 1, n_blocks]) for _ in range(4 * N_NEW)] for row in range(len(rows))}
+    parts = Parts(Scheduled(layers), Constant(0.5), LMHead(), Speculation(), frozenset({1}))
+    if twin.model.why_not(parts, len(rows)):
+        rows = rows[:1]
+    made = answers(twin, rows, parts)
+    full = tokens(answers(twin, rows, baseline_method()().parts(n_blocks)))
+    assert sum(sum(g.rejected) for g in made) > 0, "drafts must be rejected here"
+    assert_same(twin, rows, tokens(made), full, "self-speculation")
+
+
+def probe_reads_the_answers(twin: Twin) -> None:
+    """A pass over prompts and answers at once sees what decoding saw."""
+    rows = prompts(twin, 6)
+    made = tokens(answers(twin, rows, baseline_method()().parts(twin.model.n_blocks)))
+    with torch.inference_mode():
+        states_LND = states_of(twin.checkpoint, rows, made)
+        chosen = argmax_token(twin.model.logits(states_LND[-1])).tolist()
+    flat = [token for answer in made for token in answer]
+    assert sum(a != b for a, b in zip(chosen, flat, strict=True)) <= 1
+
+
+CHECKS: tuple[Callable[[Twin], None], ...] = (
+    full_depth_is_generate,
+    mixed_exits_are_rows_alone,
+    state_copy_is_running_the_block,
+    static_exit_is_a_model_cut_there,
+    deferred_policies_are_exact,
+    speculation_is_full_depth,
+    probe_reads_the_answers,
+)
