@@ -29,8 +29,8 @@ agreement: gender and number of a word of the same phrase.
 lexical: the meaning of another word, which decides among near-synonyms.
 distance: gender and number of a word of another phrase or sentence, past others that would have it otherwise.
 state1, state2, state3: so many statements of the source, one changing what the other said: counts, dates, times.
-hop1, hop2, hop3, hop4, hop5: so many facts of the source, each found by what the one before says; fewer where the answer
-    itself has said a part of the way.
+hop1, hop2, hop3, hop4, hop5: so many facts of the source, each found by what the one before says; fewer where the
+    answer itself has said a part of the way.
 """
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 """In the order in which blocks should be needed, family by family."""
