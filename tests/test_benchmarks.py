@@ -220,7 +220,7 @@ def test_what_is_wrong_fails_and_is_not_timed(gpu: Any, tmp_path: Path, monkeypa
     code, told = run_on_cpu(gpu, "correctness", "llama", out=tmp_path / "told.json")
     assert code == 1
     assert told["correct, ordinary"]["measured"] == 1 > told["correct, static"]["measured"]
-    assert re.search(r"wrong first: .+, answer 0, token 2.*, margin ", told["correct, static"]["note"])
+    assert re.search(r"wrong first: .+, answer 0, token [2-9].*, margin ", told["correct, static"]["note"])
     assert [name for name in told if "llama" in name] == [
         "llama-tiny-random, ordinary",
         "llama-tiny-random, realised at exit 3, ordinary",

@@ -40,7 +40,7 @@ CAPTION = (
     "Right: the settings that were timed, against the measured speed-up of whole requests, a ratio of wall times to "
     f"full depth in the same run. {LENGTH_NOTE} Bars are 95 % intervals over documents (of the metric, with full "
     "depth's taken as "
-    "it is); lines join the settings of which no other is both better and shallower, or both better and faster. A "
+    "it is), cut where the panel ends; lines join the settings of which no other is both better and shallower, or both better and faster. A "
     "ring marks the fastest setting with at least 99 % of full depth's quality, by the points alone (the best of many "
     "that differ by chance too; ≈: inside the noise floor). No line goes through oracles, which know full depth's "
     "answer. "
@@ -125,6 +125,9 @@ def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by
     axes.axhline(KEPT, color=MUTED, linestyle="--", linewidth=0.6)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_xlabel("measured speed-up over full depth")
+    # One interval of a disturbed measurement would make one point of all others.
+    shown = [x for name in ("speedup", "speedup_per_token") for x in timed.values(name) if x is not None]
+    axes.set_xlim(0.9 * min(1, *shown), 1.15 * max(1, *shown))
     for row in fastest_within(timed).values():
         ink = mpl.rcParams["text.color"]
         x, y = row["speedup"], row["quality"]

@@ -145,7 +145,7 @@ def test_what_an_encoder_decoder_cannot_do_is_told(suite: Callable[..., Path], w
     assert "forced_bos_token_id: is 311; the vocabulary of model 'small' has tokens 0 to 310" in complaint(
         suite(worded_model, "forced_bos_token_id = 311")
     )
-    assert planned(suite(worded_model, "forced_bos_token_id = 342", "max_prompt_tokens = 9999", 'truncate = "drop"'))
+    assert planned(suite(worded_model, "forced_bos_token_id = 310", "max_prompt_tokens = 9999", 'truncate = "drop"'))
 
 
 def test_a_template_that_fails_is_told_by_the_plan(suite: Callable[..., Path], model: Path) -> None:

@@ -193,7 +193,8 @@ def test_an_interrupt_among_cells_side_by_side_loses_nothing_finished(
     arguments = [str(tmp_path / "spec.json"), str(tmp_path / "logs"), path, "30"]
     parent = subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True)
     wait_for(lambda: any("waiting" in log.read_text() for log in (tmp_path / "logs").glob("*.log")))
-    wait_for(lambda: latest_status(spec.spool)[spec.cells[0].cell.cell_id].status == "ok")
+    first = spec.cells[0].cell.cell_id  # which may not have begun when the other one waits
+    wait_for(lambda: first in (done := latest_status(spec.spool)) and done[first].status == "ok")
     parent.send_signal(signal.SIGINT)
     shown, _ = parent.communicate(timeout=LONG_S)
     assert parent.returncode == 130, shown
