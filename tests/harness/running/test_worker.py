@@ -225,14 +225,13 @@ def test_every_metric_says_what_it_is_about(query: Callable[[str], list[tuple[An
     assert {role for kind, role in roles if kind == "timing"} == {"speed", "cost"}
 
 
-def test_oracles_are_timed_as_if_they_knew(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
+def test_oracles_run_every_block_and_are_timed(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
     run = query(
         """SELECT min(blocks_run), bool_or(exit_layer < blocks_run) FROM token_trace
            WHERE method = 'oracle' AND execution = 'real'"""
     )
     assert run == [(DEPTH, True)]  # the quality pass looked at every block
-    faster = query("SELECT count(*) FROM metric_values WHERE method = 'oracle' AND metric = 'speedup' AND value > 1")
-    assert faster[0][0] > 0
+    assert query("SELECT count(*) FROM metric_values WHERE method = 'oracle' AND metric = 'speedup'")[0][0] > 0
 
 
 def test_a_cell_whose_dependency_is_missing_is_skipped_and_the_others_run(
