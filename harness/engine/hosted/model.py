@@ -106,7 +106,7 @@ class HostedTransformer:
         """Blocks of the encoder; 0 means decoder-only."""
         if self.stack.encoder is None:
             return 0
-        config = self.stack.encoder.config
+        config = self.stack.encoder_config
         names = ("encoder_layers", "num_layers", "num_hidden_layers")
         return next((n for name in names if isinstance(n := getattr(config, name, None), int)), 1)
 
@@ -383,7 +383,7 @@ class HostedTransformer:
 
 def _width(stack: Stack) -> int:
     """Width of the residual stream: what comes before any projection of embeddings does not count."""
-    config = stack.decoder.config if stack.encoder is not None else stack.config
+    config = stack.decoder_config if stack.encoder is not None else stack.config
     for name in ("hidden_size", "d_model", "n_embd"):
         if isinstance(width := getattr(config, name, None), int):
             return width

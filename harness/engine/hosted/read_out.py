@@ -87,7 +87,7 @@ class ReadOut:
         return logits
 
     def _encoder_width(self) -> int:
-        config = self._stack.encoder.config  # type: ignore[union-attr]
+        config = self._stack.encoder_config
         return int(getattr(config, "hidden_size", None) or config.d_model)
 
     # --------------------------------------------------------------- the ending

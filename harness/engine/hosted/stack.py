@@ -43,6 +43,16 @@ class Stack:
         """Configuration of the decoder's text."""
         return self.lm.config.get_text_config(decoder=True)
 
+    @property
+    def encoder_config(self) -> Any:
+        """Configuration of the encoder: its own, or that of the whole."""
+        return getattr(self.encoder, "config", self.lm.config)
+
+    @property
+    def decoder_config(self) -> Any:
+        """Configuration of an encoder-decoder's decoder: its own, or that of the whole."""
+        return getattr(self.decoder, "config", self.lm.config)
+
 
 def find_stack(lm: Any) -> Stack:
     """Return where the parts of a language model lie.
@@ -56,7 +66,7 @@ def find_stack(lm: Any) -> Stack:
         for name, module in decoder.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) and not _is_within_list(decoder, name)
     }
-    depth = _depth(decoder.config if is_seq2seq else lm.config.get_text_config(decoder=True))
+    depth = _depth(getattr(decoder, "config", lm.config) if is_seq2seq else lm.config.get_text_config(decoder=True))
     found = {name: blocks for name, blocks in lists.items() if len(lists) == 1 or len(blocks) == depth}
     family = lm.config.model_type
     if len(found) != 1:
