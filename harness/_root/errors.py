@@ -26,6 +26,12 @@ class UserError(ValueError):
     """Bad input: says what was wrong, where, and what is allowed. Fits on one screen."""
 
 
+def told(error: BaseException, most: int = 300) -> str:
+    """Return what a library's error says, on one line that is not too long."""
+    words = " ".join(str(error).split())
+    return words if len(words) <= most else f"{words[: most - 3]}..."
+
+
 def no_room(error: BaseException) -> OSError | None:
     """Return what the system said if an error came about because a disk is full or cannot be written."""
     cause: BaseException | None = error

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from exitbench.errors import UserError
+from exitbench.errors import UserError, told
 from exitbench.harness.afterwards.rerun import REPEATABLE, Stored, find_checkpoint, verify
 from exitbench.harness.cells.cell import INPUTS, Cell
 from exitbench.harness.engine import ENGINE_VERSION
@@ -163,7 +163,7 @@ def _outcome(sample: Sequence[Stored], repeat: Callable[[Stored], bool]) -> str:
             if not repeat(one):
                 return f"{one.cell['method']['name']} gives something else today"
         except UserError as error:
-            return " ".join(str(error).split())
+            return told(error)
     return ""
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from checks import CHECKS, generated, load
 from document import page
-from tiny import START, VOCABULARY, Family, families, tiny_model
+from tiny import VOCABULARY, Family, families, tiny_model
 from transformers.utils import logging
 
 from exitbench.errors import UserError
@@ -115,7 +115,7 @@ def telling_model(family: Family) -> Any:
     for seed in range(1, 6):
         reference = tiny_model(family, seed)
         with torch.no_grad():
-            made = generated(reference, rows, START if family.kind == "seq2seq" else None)
+            made = generated(reference, rows)
         if len({tuple(answer) for answer in made}) > 6:
             break
     return reference

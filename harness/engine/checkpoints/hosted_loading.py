@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exitbench.errors import UserError
+from exitbench.errors import UserError, told
+from exitbench.harness.engine.checkpoints.configuration import completed
 from exitbench.harness.engine.checkpoints.files import CONFIG, listed
 from exitbench.harness.engine.checkpoints.tensor_files import Tensors
 from exitbench.harness.engine.hosted.model import HostedTransformer
-from exitbench.harness.engine.hosted.proof import prove
+from exitbench.harness.engine.hosted.proof import prove, tried
 from exitbench.harness.engine.hosted.stack import find_stack
 from exitbench.harness.reading.config_values import shortened
 
@@ -33,6 +34,8 @@ _NOT_OURS = frozenset(
 _COUNTS = re.compile(r".*(layer|block|depth|label|group|stage).*")
 _MOST_COUNTED, _MOST = 10_000, 2**40
 """Blocks and the like, for each of which transformers makes a module or an entry; and any other whole number."""
+_DEEPEST = 20
+"""Levels of lists and objects; those of transformers' own configurations are 4."""
 
 
 def text_models(family: str) -> dict[str, str]:
@@ -69,39 +72,43 @@ def load_hosted(folder: Path, raw: dict[str, Any], dtype: torch.dtype, device: s
     tensors = Tensors(folder, None, "meta" if device == "meta" else "cpu")
     read = {name: tensors(name) for name in tensors.files if not _is_mask(name, cls, tensors)}
     lm = _filled(folder, cls, config, read, dtype, attention).to(device).eval().requires_grad_(False)
-    model = HostedTransformer(find_stack(lm))
-    if device != "meta":
-        prove(model, raw["model_type"])
+    with tried(raw["model_type"]):
+        model = HostedTransformer(find_stack(lm))
+        if device != "meta":
+            prove(model)
     return model, config
 
 
 def _config(path: Path, raw: dict[str, Any]) -> Any:
-    from transformers import AutoConfig
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    values = _read(path, raw)
-    values.pop("model_type")
-    try:
-        return AutoConfig.for_model(raw["model_type"], **values)
-    except Exception as error:  # whatever transformers' own checks of a family raise
-        said = " ".join(str(error).split())
-        raise UserError(f"{path}: not a configuration that transformers takes ({shortened(said, 300)}).") from error
-
-
-def _read(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
     """What is read of config.json: all that describes the model, nothing that says how to run it."""
-    kept = {}
-    for key, value in raw.items():
-        if key in _NOT_OURS or key.startswith("_"):
-            continue
-        most = _MOST_COUNTED if _COUNTS.fullmatch(key) else _MOST
-        for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, int) and abs(number) > most:
-                raise UserError(f"{path}: {key} is {shortened(number)}; allowed: at most {most}.")
-        kept[key] = _read(path, value) if isinstance(value, dict) else value
-    return kept
+    _check_numbers(path, "", raw)
+    values = _described(raw)
+    del values["model_type"]
+    return completed(path, raw["model_type"], values)
+
+
+def _described(raw: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in raw.items() if key not in _NOT_OURS and not key.startswith("_")}
+    return {key: _described(value) if isinstance(value, dict) else value for key, value in kept.items()}
+
+
+def _check_numbers(path: Path, key: str, value: Any, depth: int = 0) -> None:
+    """Check that nothing is larger, or lies deeper, than what transformers can make modules of.
+
+    Raises:
+        UserError: Something is.
+    """
+    if depth > _DEEPEST:
+        raise UserError(f"{path}: {key} is nested too deep; allowed: {_DEEPEST} levels.")
+    most = _MOST_COUNTED if _COUNTS.fullmatch(key) else _MOST
+    if isinstance(value, int) and abs(value) > most:
+        raise UserError(f"{path}: {key} is {shortened(value)}; allowed: at most {most}.")
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _check_numbers(path, name, inner, depth + 1)
+    if isinstance(value, list):
+        for inner in value:
+            _check_numbers(path, key, inner, depth + 1)
 
 
 def _class_for(path: Path, raw: dict[str, Any], config: Any) -> Any:
@@ -134,9 +141,8 @@ def _filled(folder: Path, cls: Any, config: Any, read: dict[str, Tensor], dtype:
             **on,
         )
     except Exception as error:  # whatever the family's own code raises for values that do not fit together
-        said = " ".join(str(error).split())
         raise UserError(
-            f"{folder}: transformers cannot make {cls.__name__} of {CONFIG} and these tensors ({shortened(said, 300)})."
+            f"{folder}: transformers cannot make {cls.__name__} of {CONFIG} and these tensors ({told(error)})."
         ) from error
     for name, of_file, of_model in sorted(info["mismatched_keys"]):
         raise UserError(

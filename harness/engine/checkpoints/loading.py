@@ -10,6 +10,7 @@ import torch
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import EngineChoice, EngineName
+from exitbench.harness.engine.checkpoints.configuration import completed
 from exitbench.harness.engine.checkpoints.exit_head_files import load_exit_heads
 from exitbench.harness.engine.checkpoints.families import FAMILIES, Family
 from exitbench.harness.engine.checkpoints.files import CONFIG, check_plain, listed
@@ -131,7 +132,7 @@ def load_checkpoint(
     values = checked(folder / CONFIG, raw, family.values)
     tensors = Tensors(folder, dtype, device)
     _check_depth(values, tensors, family)
-    config = _complete(folder / CONFIG, raw["model_type"], values)
+    config = completed(folder / CONFIG, raw["model_type"], values)
     arch, weights = family.read(config, tensors)
     tensors.check_all_read(family.harmless)
     eos_ids, start = _ends_and_start(folder, raw, config, arch.vocab_size, is_seq2seq=bool(arch.encoder_blocks))
@@ -173,19 +174,6 @@ def _ends_and_start(
     if start is None:
         raise UserError(f"{folder / CONFIG}: decoder_start_token_id is missing: the token that an answer starts from.")
     return eos_ids, known(key, start)
-
-
-def _complete(path: Path, family: str, values: dict[str, Any]) -> Any:
-    """The configuration of what is read, with transformers' own defaults for keys that the file leaves out."""
-    from transformers import AutoConfig
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()  # its advice about keys is for those who can change them
-    try:
-        return AutoConfig.for_model(family, **values)
-    except Exception as error:  # whatever transformers' own checks of a family raise
-        said = " ".join(str(error).split())
-        raise UserError(f"{path}: not a configuration that transformers takes ({shortened(said, 300)}).") from error
 
 
 def _check_depth(values: dict[str, Any], tensors: Tensors, family: Family) -> None:

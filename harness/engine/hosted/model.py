@@ -23,6 +23,7 @@ from exitbench.harness.engine.hosted.stack import Stack, longest_text
 from exitbench.harness.engine.model.cost import TokenPlace
 from exitbench.harness.engine.model.engine import Skipped
 from exitbench.harness.engine.model.exit_heads import ExitHeads
+from exitbench.harness.engine.model.heads import Headed
 from exitbench.harness.engine.model.positions import padded
 from exitbench.methods.base import Cost, Parts
 
@@ -74,7 +75,7 @@ class BlockWork:
     flops_per_source: float
 
 
-class HostedTransformer:
+class HostedTransformer(Headed):
     """A model of transformers: the hosted engine. Satisfies the `Engine` protocol.
 
     Attributes:
@@ -111,14 +112,9 @@ class HostedTransformer:
         return next((n for name in names if isinstance(n := getattr(config, name, None), int)), 1)
 
     @property
-    def vocab_size(self) -> int:
-        """Rows of the LM head, V."""
-        return int(self.stack.head.weight.shape[0])
-
-    @property
-    def exit_blocks(self) -> tuple[int, ...]:
-        """Blocks with a trained exit head, ascending."""
-        return () if self.exit_heads is None else self.exit_heads.blocks
+    def lm_head(self) -> Any:
+        """The LM head, a module of transformers'."""
+        return self.stack.head
 
     @property
     def dtype(self) -> torch.dtype:
@@ -146,24 +142,6 @@ class HostedTransformer:
     def logits(self, hidden: Tensor) -> Tensor:
         """Read out as the model itself does, [..., D] to [..., V]."""
         return self.read_out(hidden)
-
-    def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
-        """Read out with the trained exit head of a block, [A, D] to [A, V]."""
-        assert self.exit_heads is not None, "asked at exit blocks only"
-        return self.exit_heads.logits(block, hidden_AD, self.logits)
-
-    def exit_head_numel(self, block: int) -> int:
-        """Weights that one read-out of an exit head multiplies; a lens ends in the model's own LM head."""
-        assert self.exit_heads is not None, "asked at exit blocks only"
-        numel = self.exit_heads.numel(block)
-        return numel + self.stack.head.weight.numel() if self.exit_heads.kind == "lens" else numel
-
-    def head_weights(self, ids_AK: Tensor) -> Tensor:
-        """Rows of the LM head, [A, K, D]; with a bias as one more column."""
-        head = self.stack.head
-        rows = head.weight.index_select(0, ids_AK.flatten()).view(*ids_AK.shape, -1)
-        bias = getattr(head, "bias", None)
-        return rows if bias is None else torch.cat((rows, bias[ids_AK][..., None]), dim=-1)
 
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
         """Read out some rows of the LM head, [A, D] to [A, K]."""

@@ -9,7 +9,8 @@ Shape suffixes: B rows of the batch, T positions, D model width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from exitbench.errors import UserError
+from exitbench.errors import UserError, told
 from exitbench.harness.engine.hosted.cache import HostedCache
 from exitbench.harness.engine.hosted.calls import Recorded, WrappedBlock, learn_axes, state_of
 from exitbench.harness.engine.hosted.model import BlockWork, HostedTransformer
@@ -32,28 +33,32 @@ class Differs(Exception):
     """What the hosted engine computes is not what the model does."""
 
 
-def prove(model: HostedTransformer, family: str) -> None:
-    """Check a model against its own forward pass, and complete what the engine has to know of it.
+@contextmanager
+def tried(family: str) -> Iterator[None]:
+    """Around whatever takes a model to pieces: a family that does not bear it is refused, with what it said.
 
     Raises:
         UserError: It cannot be run block by block, or differs; names block and tensor.
     """
+    refused = f"model_type {family!r} cannot be run block by block"
     try:
-        with torch.inference_mode():
-            _prove(model)
+        yield
     except Differs as difference:
-        raise UserError(f"model_type {family!r} cannot be run block by block: {difference}.") from difference
+        raise UserError(f"{refused}: {difference}.") from difference
     except UserError:
         raise
     except Exception as error:  # whatever a family's own code raises where it is called in another way
-        said = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"model_type {family!r} cannot be run block by block: {type(error).__name__} while its blocks were tried "
-            f"({said})."
-        ) from error
+        name = type(error).__name__
+        raise UserError(f"{refused}: {name} while its blocks were tried ({told(error)}).") from error
 
 
-def _prove(model: HostedTransformer) -> None:
+@torch.inference_mode()
+def prove(model: HostedTransformer) -> None:
+    """Check a model against its own forward pass, and complete what the engine has to know of it.
+
+    Raises:
+        Differs: Names block and tensor.
+    """
     rows = _prompts(model)
     _learn(model, rows)
     _check_states(model, rows[:1])

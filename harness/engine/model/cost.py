@@ -1,9 +1,8 @@
 """Analytic cost of decoding one token: FLOPs and numbers read, whatever the harness loses on top.
 
 `block_cost` counts the products of a block of the lean engine; gates, heads and KV policies say their own
-(`Parts.cost`). Ideal speed-up
-is full-depth cost over executed cost: by bytes at batch 1, where reading weights and caches bounds a step, by FLOPs at
-large batches.
+(`Parts.cost`). Ideal speed-up is full-depth cost over executed cost: by bytes at batch 1, where reading weights and
+caches bounds a step, by FLOPs at large batches.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from exitbench.harness.engine.model.cache import KV, Cache, halves
 from exitbench.harness.engine.model.cost import TokenPlace, block_cost
 from exitbench.harness.engine.model.engine import Skipped
 from exitbench.harness.engine.model.exit_heads import ExitHeads
+from exitbench.harness.engine.model.heads import Headed
 from exitbench.harness.engine.model.positions import (
     Places,
     Rotary,
@@ -45,7 +46,7 @@ GATHERED_NUMEL = 2**14
 """Up to so many numbers in a row's keys and values of a block, one copy of the running rows beats a call a stretch."""
 
 
-class Transformer:
+class Transformer(Headed):
     """A checkpoint in memory: the lean engine. Satisfies the `Engine` protocol."""
 
     engine: EngineName = "lean"
@@ -78,9 +79,9 @@ class Transformer:
         return self.arch.kv_width
 
     @property
-    def vocab_size(self) -> int:
-        """Rows of the LM head, V."""
-        return self.weights.lm_head.weight.shape[0]
+    def lm_head(self) -> Linear:
+        """The LM head, without the scale before it."""
+        return self.weights.lm_head
 
     @property
     def encoder_blocks(self) -> int:
@@ -91,11 +92,6 @@ class Transformer:
     def max_positions(self) -> int | None:
         """Tokens that prompt and answer may have together; None where positions have no end."""
         return self.arch.max_positions
-
-    @property
-    def exit_blocks(self) -> tuple[int, ...]:
-        """Blocks with a trained exit head, ascending."""
-        return () if self.exit_heads is None else self.exit_heads.blocks
 
     @property
     def dtype(self) -> torch.dtype:
@@ -130,23 +126,6 @@ class Transformer:
         if self.arch.logit_scale != 1.0:
             normed = normed * self.arch.logit_scale
         return self.weights.lm_head(normed)
-
-    def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
-        """Read out with the trained exit head of a block, [A, D] to [A, V]."""
-        assert self.exit_heads is not None, "asked at exit blocks only"
-        return self.exit_heads.logits(block, hidden_AD, self.logits)
-
-    def exit_head_numel(self, block: int) -> int:
-        """Weights that one read-out of an exit head multiplies; a lens ends in the model's own LM head."""
-        assert self.exit_heads is not None, "asked at exit blocks only"
-        numel = self.exit_heads.numel(block)
-        return numel + self.weights.lm_head.weight.numel() if self.exit_heads.kind == "lens" else numel
-
-    def head_weights(self, ids_AK: Tensor) -> Tensor:
-        """Rows of the LM head, [A, K, D]; with a bias as one more column."""
-        head = self.weights.lm_head
-        rows = head.weight.index_select(0, ids_AK.flatten()).view(*ids_AK.shape, -1)
-        return rows if head.bias is None else torch.cat((rows, head.bias[ids_AK][..., None]), dim=-1)
 
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
         """Read out some rows of the LM head, [A, D] to [A, K]."""
@@ -231,21 +210,7 @@ class Transformer:
     def start(
         self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False
     ) -> tuple[Cache, Tensor | None]:
-        """Prefill: everything that happens once a prompt, at full depth.
-
-        Args:
-            prompts: Token ids of each row.
-            room: New decoder positions to leave space for.
-            holds_last: Decoder-only models: hold back each prompt's last token, which is to be fed next.
-
-        Returns:
-            The cache, and for decoder-only models the state after the last prompt token [B, D] (None otherwise, and
-            where that token is held back).
-
-        Raises:
-            UserError: Prompt and answer are longer than the model's learned positions, or the last token of an
-                encoder-decoder's prompt is to be held back.
-        """
+        """Prefill; see `Engine.start`."""
         if not self.arch.encoder_blocks:
             return self._start_decoder_only(prompts, room, holds_last)
         if holds_last:
@@ -319,18 +284,7 @@ class Transformer:
         rows_A: Tensor | None = None,
         places: Places | None = None,
     ) -> Tensor:
-        """Run decoder block ``block`` (1..L) for the step's positions; writes its keys and values.
-
-        Args:
-            block: Number of the block.
-            hidden: Output of the block before, [A, T, D]; [A, D] where one position is new.
-            context: Of the step, as `embed` gave it.
-            rows_A: Rows of the batch that run, ascending; None means all.
-            places: Positions of each row up to the current one; None means the step's own.
-
-        Returns:
-            The residual stream after the block, shaped like ``hidden``.
-        """
+        """Run decoder block ``block`` (1..L) for the step's positions; see `Engine.block`."""
         weights = self.weights.blocks[block - 1]
         hidden_ND = hidden.reshape(-1, self.d_model)
         attended_ND = self.self_attention(block, hidden_ND, context, rows_A, places)

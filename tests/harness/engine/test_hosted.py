@@ -5,6 +5,7 @@ Every family is tried by `nox -s models`; here are a few whose forward passes ha
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -18,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from exitbench.errors import UserError
+from exitbench.harness.engine.checkpoints import hosted_loading
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
@@ -169,6 +171,35 @@ def test_a_read_out_that_is_wrong_is_not_used(made: Any, folder: Path, monkeypat
     model = load_checkpoint(folder).model
     assert model.read_out.way == "reference"
     torch.testing.assert_close(model.logits(states), expected)
+
+
+def test_a_family_that_does_not_bear_being_taken_to_pieces_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def odd(lm: Any) -> None:
+        raise AttributeError("no such part")
+
+    monkeypatch.setattr(hosted_loading, "find_stack", odd)
+    says = "model_type 'opt' cannot be run block by block: AttributeError while its blocks were tried (no such part)."
+    assert refusal(folder) == says
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"rope": [{"num_layers": 10**6}]}, "num_layers is 1000000; allowed: at most 10000"),
+        ({"vocab_size": 2**41}, "vocab_size is 2199023255552; allowed: at most 1099511627776"),
+        (
+            {"rope": functools.reduce(lambda inner, _: {"a": [inner]}, range(300), 1)},
+            "a is nested too deep; allowed: 20",
+        ),
+    ],
+    ids=["list", "number", "deep"],
+)
+def test_numbers_of_the_configuration_are_bounded_at_any_depth(folder: Path, values: Any, says: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
+    assert says in refusal(folder)
 
 
 def test_recurrent_blocks_are_refused(scripts: Any, tmp_path: Path) -> None:
