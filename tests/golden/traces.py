@@ -43,8 +43,8 @@ class World:
 
     @property
     def folder(self) -> Any:
-        (folder,) = SHIPPED.glob(f"{self.name}-????????")
-        return folder
+        (config,) = SHIPPED.glob(f"{self.name}-????????/config.json")
+        return config.parent
 
     @cached_property
     def checkpoint(self) -> Checkpoint:

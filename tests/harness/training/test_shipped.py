@@ -35,7 +35,7 @@ def size(folder: Path) -> int:
 
 def test_the_default_suite_needs_no_training_and_nothing_else_is_shipped() -> None:
     folders = {shipped(recipe).name for recipe in RECIPES}
-    assert folders == {path.name for path in SHIPPED.iterdir() if path.is_dir()}
+    assert folders == {path.name for path in SHIPPED.iterdir() if size(path)}  # a digest of ours may stay behind
 
 
 def test_each_takes_6_megabytes_at_most_and_all_25() -> None:

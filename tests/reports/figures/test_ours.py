@@ -21,6 +21,7 @@ from exitbench.reports.figures.ours import (
     depth_by_kind,
     error_by_kv_policy,
     faithfulness,
+    frontier,
     realised_speedup,
 )
 from exitbench.reports.frame import Frame
@@ -356,3 +357,15 @@ def test_of_too_many_settings_every_method_keeps_some_evenly_spread() -> None:
     assert thinned(lines, 31) == lines
     few = thinned(lines, 5)
     assert few == [("calm", "00", ""), ("calm", "10", ""), ("calm", "19", ""), ("calm", "29", ""), ("static", "4", "")]
+
+
+def test_one_wide_interval_does_not_make_one_point_of_all_others(small_database: Path, rows_of: Rows) -> None:
+    frame = rows_of(small_database, figures, "frontier")
+    wide = [
+        row if row["speedup"] is None else {**row, "speedup_low": 0.01, "speedup_high": 500.0} for row in frame.rows
+    ]
+    drawn = frontier.plot(replace(frame, rows=tuple(wide)))
+    (axes,) = (one for one in drawn.axes if one.get_xlabel() == "measured speed-up over full depth")
+    low, high = axes.get_xlim()
+    shown = [row["speedup"] for row in frame.rows if row["speedup"] is not None]
+    assert low < min(shown) and max(shown) < high < 2 * max(shown)

@@ -1,11 +1,13 @@
 """The README's table: of each method one setting, with the interval of what it loses, and of which data it is."""
 
 import json
+import shutil
 from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import duckdb
 import pytest
 from scipy.stats import t
 
@@ -87,3 +89,20 @@ def test_the_caption_says_of_which_data_and_how_large_a_model_it_is(small_databa
         _, table = made(database)
     assert "Data: generated, a model of" in table.agreed and "million parameters" in table.agreed
     assert "Documents: " in table.agreed
+
+
+def test_a_task_whose_losses_have_an_interval_comes_before_one_whose_quality_differs_more(
+    example_database: Path, tmp_path: Path
+) -> None:
+    """A metric of the whole text, as BLEU is, is no mean of documents, and no interval is paired by document."""
+    with open_database(example_database) as database:
+        before, _ = made(database)
+    assert {row["task"] for row in before.rows} == {"wmt-en-fr"}, "its quality differs most"
+    whole = tmp_path / "whole.duckdb"
+    shutil.copyfile(example_database, whole)
+    with duckdb.connect(whole) as connection:
+        connection.execute("UPDATE metric SET value = 0.9 * value WHERE metric = 'bleu' AND value BETWEEN 1 AND 99")
+    with open_database(whole) as database:
+        frame, _ = made(database)
+    assert {row["task"] for row in frame.rows} == {"squad"}
+    assert any(row["delta_low"] is not None for row in frame.rows)
