@@ -109,16 +109,19 @@ def tried(family: Family) -> dict[str, Any]:
 
 
 def telling_model(family: Family) -> Any:
-    """A tiny model that answers prompts differently, if one of a few seeds gives one."""
+    """The first tiny model of a few seeds that answers prompts differently, else the one that does most."""
     draw = random.Random(0)
     rows = [[draw.randrange(3, VOCABULARY) for _ in range(7)] for _ in range(12)]
-    for seed in range(1, 6):
+    most, telling = 0, None
+    for seed in range(1, 16):
         reference = tiny_model(family, seed)
         with torch.no_grad():
-            made = generated(reference, rows)
-        if len({tuple(answer) for answer in made}) > 6:
+            distinct = len({tuple(answer) for answer in generated(reference, rows)})
+        if distinct > most:
+            most, telling = distinct, reference
+        if most > 8:
             break
-    return reference
+    return telling
 
 
 def _said(error: Exception) -> str:
