@@ -115,9 +115,14 @@ class Pair:
         """The model in the engine."""
         return self.loaded(torch.float32)
 
-    def loaded(self, dtype: torch.dtype) -> Checkpoint:
-        """Load it into the engine in a number format."""
-        checkpoint = load_checkpoint(self.folder, dtype)
+    @cached_property
+    def hosted(self) -> Checkpoint:
+        """The model in the hosted engine."""
+        return self.loaded(torch.float32, engine="hosted")
+
+    def loaded(self, dtype: torch.dtype, **how: Any) -> Checkpoint:
+        """Load it into the engine in a number format; ``how`` are further arguments of `load_checkpoint`."""
+        checkpoint = load_checkpoint(self.folder, dtype, **how)
         return Checkpoint(checkpoint.model, frozenset(), checkpoint.start_id)
 
     def prompts(self, rows: int = 1, tokens: int = PROMPT_TOKENS) -> list[list[int]]:
