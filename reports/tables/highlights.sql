@@ -3,7 +3,7 @@
 -- Of each method the fastest that loses at most a point to full depth; if all lose more, the one that loses least.
 WITH timed AS (
     SELECT
-        f.*, concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size) AS setting, r.full_depth_attempt_id,
+        f.*, f.conditions AS setting, r.full_depth_attempt_id,
         printf(
             '%s, a model of %.1f million parameters', CASE WHEN d.source = 'builtin' THEN 'generated' ELSE 'real' END, r.parameters / 1e6
         ) AS data,

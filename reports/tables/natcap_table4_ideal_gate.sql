@@ -7,7 +7,7 @@ WITH trained AS (
 ),
 ours AS (
     SELECT 'here' AS printed_in, f.task_label AS data, f.model, coalesce(t.training, 'not known') AS training, f.blocks,
-           concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size) AS setting, f.kv_policy, f.mean_exit_layer,
+           f.conditions AS setting, f.kv_policy, f.mean_exit_layer,
            f.speedup, f.speedup_low, f.speedup_high,
            coalesce(f.speedup_low <= f.aa_high AND f.speedup_high >= f.aa_low, false) AS inside_noise_floor,
            f.speedup_per_token, f.tokens_per_request, f.full_tokens_per_request, f.is_other_length, f.speedup_decode,

@@ -3,7 +3,7 @@
 WITH trained AS (SELECT model, min(loss) AS loss FROM trainings GROUP BY model),
 asked AS (
     SELECT r.full_depth_cell_id, f.task, f.task_label, f.model, coalesce(t.loss, 'unknown') AS loss,
-           concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size, 'threshold ' || (f.params ->> 'threshold'),
+           concat_ws(', ', f.conditions, 'threshold ' || (f.params ->> 'threshold'),
                      nullif(f.kv_policy, 'state-copy')) AS setting,
            f.params ->> 'head' AS head, CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.blocks, f.metric, f.value,
            f.full_value, f.mean_exit_layer, f.n

@@ -1,6 +1,6 @@
 -- One row a model, task and setting of a method: quality, depth and speed beside full depth.
 -- A speed-up is inside the noise floor when its interval overlaps that of full depth timed against itself (A/A).
-SELECT model, task_label AS task, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting,
+SELECT model, task_label AS task, conditions AS setting,
        method, params, kv_policy, execution, random_weights,
        metric, value, ci_low, ci_high, full_value, delta, token_match, mean_exit_layer, mean_blocks_run, blocks,
        is_full_depth,

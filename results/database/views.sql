@@ -29,6 +29,7 @@ CREATE VIEW runs AS
 SELECT
     n.*, c.kind, d.split, d.documents, c.limited, m.kind AS model_kind, m.blocks, m.encoder_blocks, m.parameters,
     m.tokenizer_sha256, c.dtype, c.device, coalesce(c.identity ->> 'engine', 'lean') AS engine, c.batch_size,
+    concat_ws(', ', c.dtype, c.device, 'batch ' || c.batch_size, nullif(coalesce(c.identity ->> 'engine', 'lean'), 'lean')) AS conditions,
     (c.identity ->> 'batch_rows')::INTEGER AS batch_rows, c.generation, c.seeds, c.method_distribution, c.method_version,
     a.started_at, epoch(a.ended_at) - epoch(a.started_at) AS seconds, a.peak_rss_bytes, e.git_commit AS commit,
     e.git_dirty AS dirty, h.cpu, h.gpu, h.threads, c.setting_id, a.comparable_id,
@@ -49,7 +50,8 @@ LEFT JOIN run_names AS f
 COMMENT ON VIEW runs IS 'One row per run, with where and when it ran. kind: quality, timing, probe, scores, replay, fit or calibration;
 split, documents: the data; limited: only a part of the documents; model_kind: seq2seq or causal; blocks: decoder blocks L; encoder_blocks;
 parameters: weights; tokenizer_sha256: as in vocabulary; dtype, device; engine: lean (its own forward pass, for few families) or hosted
-(transformers'' own, any), whose times are never compared; batch_size: rows timed together; batch_rows: rows that an untimed
+(transformers'' own, any), whose times are never compared; batch_size: rows timed together; conditions: these
+in words, the engine where it is hosted; batch_rows: rows that an untimed
 run decoded together, NULL where that was not asked; generation (JSON); seeds (JSON): by axis of
 randomness, how each seed is found; method_distribution, method_version: what brought the method; started_at: UTC; seconds: wall time; peak_rss_bytes; commit, dirty: of
 the code; cpu, gpu, threads; setting_id: equal for cells that differ only in method and kind; comparable_id: setting, software and machine:
@@ -157,7 +159,7 @@ speed AS (
     GROUP BY ALL
 )
 SELECT
-    n.*, r.limited, r.dtype, r.device, r.batch_size, r.blocks, coalesce(v.metric, full_headline.metric) AS metric,
+    n.*, r.limited, r.dtype, r.device, r.batch_size, r.conditions, r.blocks, coalesce(v.metric, full_headline.metric) AS metric,
     v.value, v.ci_low, v.ci_high, f.value AS full_value, v.value - f.value AS delta, shared.mean_exit_layer,
     shared.mean_blocks_run,
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup END AS speedup,
@@ -187,7 +189,7 @@ LEFT JOIN speed AS s
     AND s.fit_cell_id IS NOT DISTINCT FROM (c.identity ->> 'fit_cell_id')
 LEFT JOIN hardware AS h ON h.hw_id = s.hw_id;
 COMMENT ON VIEW frontier IS 'Quality against speed: one row per quality or replay run; of runs that differ only in the version of method or engine, or
-in what it was fitted or replayed on, the newest. limited, dtype, device, batch_size; blocks: L; metric: the task''s headline metric;
+in what it was fitted or replayed on, the newest. limited, dtype, device, batch_size, conditions: as in runs; blocks: L; metric: the task''s headline metric;
 value, ci_low, ci_high: its value and 95% interval, NULL for a replay; full_value: of full depth on the same documents, NULL where it was not scored under the same version of the metric; delta: value -
 full_value; mean_exit_layer: block after which a token is emitted, mean over tokens; mean_blocks_run: blocks executed per token, of which there are more where
 skipped blocks are run after all (exact and verifying KV policies, oracles), NULL for a replay of a KV policy that runs some of them later; speedup, speedup_low, speedup_high: full depth''s time over the method''s, measured in

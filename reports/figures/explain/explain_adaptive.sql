@@ -2,7 +2,7 @@
 -- Intervals: 95 %, of ratios of sums over documents (linearised).
 WITH asked AS (
     SELECT attempt_id, cell_id, task_label AS task, model,
-           concat_ws(', ', dtype, device, 'batch ' || batch_size, 'threshold ' || (params ->> 'threshold'),
+           concat_ws(', ', conditions, 'threshold ' || (params ->> 'threshold'),
                      nullif(kv_policy, 'state-copy')) AS setting,
            params ->> 'head' AS head, CAST(params ->> 'min_exit' AS INTEGER) AS min_exit, mean_exit_layer, blocks,
            r.full_depth_attempt_id

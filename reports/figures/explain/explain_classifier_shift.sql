@@ -1,6 +1,6 @@
 -- One exit classifier under three losses, by threshold. One row a loss and threshold.
 SELECT f.task_label AS task, f.model,
-       concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size, nullif(f.kv_policy, 'state-copy')) AS setting,
+       concat_ws(', ', f.conditions, nullif(f.kv_policy, 'state-copy')) AS setting,
        f.params ->> 'loss' AS loss, CAST(f.params ->> 'threshold' AS DOUBLE) AS threshold, f.metric,
        f.value, f.ci_low, f.ci_high, f.full_value,
        m.value AS token_match, m.ci_low AS token_match_low, m.ci_high AS token_match_high,

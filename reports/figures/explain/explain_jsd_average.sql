@@ -3,7 +3,7 @@
 -- contrast keeps 95 % of the baseline's value. Intervals: 95 %, linearised over documents, which all settings share.
 WITH asked AS (
     SELECT f.attempt_id, r.full_depth_attempt_id, f.task_label AS task, f.model,
-           concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size, 'threshold ' || (f.params ->> 'threshold'),
+           concat_ws(', ', f.conditions, 'threshold ' || (f.params ->> 'threshold'),
                      nullif(f.kv_policy, 'state-copy')) AS setting, f.method,
            CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.metric, f.value, f.ci_low, f.ci_high, f.full_value,
            f.mean_exit_layer, f.blocks, f.n

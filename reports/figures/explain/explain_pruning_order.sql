@@ -1,7 +1,7 @@
 -- Pruned heads by first block asked: is a shrinking list cut by rank or by token id? One row a head and block.
 WITH asked AS (
     SELECT *, params ->> 'head' AS head, CAST(params ->> 'min_exit' AS INTEGER) AS min_exit,
-           concat_ws(', ', dtype, device, 'batch ' || batch_size, 'threshold ' || (params ->> 'threshold'),
+           concat_ws(', ', conditions, 'threshold ' || (params ->> 'threshold'),
                      nullif(kv_policy, 'state-copy')) AS setting
     FROM frontier JOIN (SELECT attempt_id, full_depth_attempt_id FROM runs) AS r USING (attempt_id)
     WHERE NOT random_weights AND execution = 'real' AND method = 'calm-softmax'

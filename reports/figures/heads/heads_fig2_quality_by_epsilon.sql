@@ -1,7 +1,7 @@
 -- The task's headline metric of exit heads by epsilon, one row a task, setting, series and epsilon. A series is a model
 -- or what else was varied: confidence, KV policy and the heads asked.
 WITH heads AS (
-    SELECT task_label AS task, model, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting,
+    SELECT task_label AS task, model, conditions AS setting,
            params ->> 'confidence' AS confidence, kv_policy, 'heads ' || (params ->> 'exit_blocks') AS asked,
            CAST(params ->> 'epsilon' AS DOUBLE) AS epsilon, metric, value, ci_low, ci_high, full_value, n, cell_id
     FROM frontier

@@ -1,7 +1,7 @@
 -- Measured speed-up of exit heads over full depth by epsilon, one row a task, setting, series and epsilon. A series is a
 -- model, or what else was varied: confidence, KV policy and the heads asked.
 WITH heads AS (
-    SELECT task_label AS task, model, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting,
+    SELECT task_label AS task, model, conditions AS setting,
            params ->> 'confidence' AS confidence, kv_policy, 'heads ' || (params ->> 'exit_blocks') AS asked,
            CAST(params ->> 'epsilon' AS DOUBLE) AS epsilon, speedup, speedup_low, speedup_high, aa_low, aa_high,
            speedup_per_token, tokens_per_request, full_tokens_per_request, is_other_length, timed_documents AS n, timed_rounds,

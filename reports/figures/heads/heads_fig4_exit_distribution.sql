@@ -2,7 +2,7 @@
 -- documents: one row a task, setting, series, epsilon and exit layer, of series with several epsilons. A series is a model
 -- or what else was varied: confidence, KV policy and the heads asked.
 WITH heads AS (
-    SELECT task_label AS task, model, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting,
+    SELECT task_label AS task, model, conditions AS setting,
            params ->> 'confidence' AS confidence, kv_policy, 'heads ' || (params ->> 'exit_blocks') AS asked,
            CAST(params ->> 'epsilon' AS DOUBLE) AS epsilon, blocks, attempt_id
     FROM frontier

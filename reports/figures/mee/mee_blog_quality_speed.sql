@@ -2,7 +2,7 @@
 -- and parameters, of models trained to exit at every block (or of unknown training); then the published runs, relative to
 -- their own run without early exit. The blog's metrics: F1, ROUGE-1, BLEU; the headline metric of other tasks.
 WITH timed AS (
-    SELECT f.task, f.task_label, f.model, concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size) AS setting,
+    SELECT f.task, f.task_label, f.model, f.conditions AS setting,
            f.method, f.params, f.kv_policy, v.metric, v.value / nullif(w.value, 0) AS quality,
            v.ci_low / nullif(w.value, 0) AS quality_low, v.ci_high / nullif(w.value, 0) AS quality_high,
            w.value AS full_value, f.speedup, f.speedup_low, f.speedup_high, f.aa_low, f.aa_high, v.n, f.blocks,

@@ -9,7 +9,7 @@ WITH trained AS (
     FROM trainings GROUP BY model
 ),
 candidate AS (
-    SELECT *, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting
+    SELECT *, conditions AS setting
     FROM frontier
     WHERE NOT random_weights AND (
         method IN ('max-prob', 'entropy', 'patience') OR method = 'oracle' AND params ->> 'match' = 'first'

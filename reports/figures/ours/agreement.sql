@@ -1,5 +1,5 @@
 -- Share of full depth's tokens that are equal against mean exit layer: real decodes and replays of a probe, with intervals.
-SELECT f.task_label AS task, f.model, concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size) AS setting,
+SELECT f.task_label AS task, f.model, f.conditions AS setting,
        f.method, f.params, f.kv_policy, f.execution, f.token_match, m.ci_low AS match_low, m.ci_high AS match_high,
        f.mean_exit_layer / f.blocks AS depth, f.n
 FROM frontier AS f

@@ -26,7 +26,7 @@ theirs AS (
           AND NOT (d.figure_or_table = 'PRUNE Fig 11a' AND d.method = 'JSD + fixed pruning'
                    AND d.setting IN ('min exit layer 6', 'min exit layer 3'))
 )
-SELECT 'ours' AS origin, name AS task, model, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting,
+SELECT 'ours' AS origin, name AS task, model, conditions AS setting,
        method, params, kv_policy, execution, metric,
        value / full_value AS quality, ci_low / full_value AS quality_low, ci_high / full_value AS quality_high,
        mean_blocks_run / blocks AS depth, speedup, speedup_low, speedup_high, aa_low, aa_high,
@@ -40,6 +40,6 @@ SELECT 'published', o.name, t.model, o.setting, t.method, json_object('setting',
        NULL, NULL, NULL, NULL, NULL, NULL
 FROM theirs AS t
 JOIN (
-    SELECT DISTINCT task, name, metric, concat_ws(', ', dtype, device, 'batch ' || batch_size) AS setting FROM ours
+    SELECT DISTINCT task, name, metric, conditions AS setting FROM ours
 ) AS o USING (task, metric)
 ORDER BY task, setting, metric, origin, model, method, execution, depth, params, cell_id;

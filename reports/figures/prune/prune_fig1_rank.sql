@@ -3,7 +3,7 @@
 -- Of runs with more tokens about 20,000 are enough: whole documents, in the order of a digest of their key.
 WITH asked AS (
     SELECT r.attempt_id, r.task_label AS task, r.model, r.blocks, coalesce(t.loss, 'unknown') AS loss,
-           concat_ws(', ', r.dtype, r.device, 'batch ' || r.batch_size) AS setting
+           r.conditions AS setting
     FROM runs AS r LEFT JOIN (SELECT model, min(loss) AS loss FROM trainings GROUP BY model) AS t USING (model)
     WHERE r.kind = 'probe' AND r.record IS NULL AND NOT r.random_weights
           AND coalesce(t.loss, 'unknown') IN ('last', 'weighted', 'unknown')

@@ -3,7 +3,7 @@
 WITH trained AS (SELECT model, min(loss) AS loss FROM trainings GROUP BY model),
 probes AS (
     SELECT r.attempt_id, r.task, r.task_label, r.model, coalesce(t.loss, 'unknown') AS loss, r.blocks,
-           concat_ws(', ', r.dtype, r.device, 'batch ' || r.batch_size) AS setting
+           r.conditions AS setting
     FROM runs AS r LEFT JOIN trained AS t USING (model)
     WHERE r.kind = 'probe' AND r.record IS NULL AND NOT r.random_weights
           AND coalesce(t.loss, 'unknown') IN ('last', 'weighted', 'unknown')
@@ -17,7 +17,7 @@ margins AS (
 ),
 exits AS (
     SELECT r.full_depth_cell_id, f.task_label, f.model,
-           concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size) AS setting,
+           f.conditions AS setting,
            if(f.is_full_depth, f.blocks, CAST(f.params ->> 'exit_layer' AS INTEGER)) AS block, f.metric, f.value,
            f.ci_low, f.ci_high, f.n
     FROM frontier AS f JOIN (SELECT attempt_id, full_depth_cell_id FROM runs) AS r USING (attempt_id)

@@ -110,6 +110,13 @@ def test_times_of_one_engine_are_not_compared_with_those_of_the_other(database: 
     assert len({comparable for _, comparable in timed}) == 2
 
 
+def test_whatever_shows_times_names_the_hosted_engine(database: Database) -> None:
+    """`conditions` stands above every figure and table of speed."""
+    for view in ("runs", "frontier"):
+        told = rows(database, f"SELECT DISTINCT model, conditions FROM {view} ORDER BY ALL")
+        assert told == [("any", "float32, cpu, batch 1, hosted"), ("usual", "float32, cpu, batch 1")]
+
+
 def test_what_the_hosted_engine_cannot_do_is_skipped_and_says_why(database: Database) -> None:
     skipped = rows(database, "SELECT method, kind, status, reason FROM failures ORDER BY method")
     assert [(method, kind, status) for method, kind, status, _ in skipped] == [

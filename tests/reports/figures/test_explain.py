@@ -31,8 +31,8 @@ def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     connection = duckdb.connect()
     connection.execute(MACROS)
     connection.execute(
-        """CREATE TABLE frontier (attempt_id INT, cell_id INT, suite TEXT, task_label TEXT, model TEXT, dtype TEXT,
-        device TEXT, batch_size INT, random_weights BOOLEAN, execution TEXT, method TEXT, params JSON, kv_policy TEXT,
+        """CREATE TABLE frontier (attempt_id INT, cell_id INT, suite TEXT, task_label TEXT, model TEXT, conditions TEXT,
+        random_weights BOOLEAN, execution TEXT, method TEXT, params JSON, kv_policy TEXT,
         metric TEXT, value DOUBLE, ci_low DOUBLE, ci_high DOUBLE, full_value DOUBLE, mean_exit_layer DOUBLE,
         blocks INT, n INT)"""
     )
@@ -49,7 +49,7 @@ def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         tokens = run["tokens"]
         depth = sum(layer for _, layer, _ in tokens) / len(tokens)
         connection.execute(
-            "INSERT INTO frontier VALUES (?, ?, ?, 'squad', 'm', 'float32', 'cpu', 1, false, 'real', ?, ?, "
+            "INSERT INTO frontier VALUES (?, ?, ?, 'squad', 'm', 'float32, cpu, batch 1', false, 'real', ?, ?, "
             "'state-copy', 'f1', ?, NULL, NULL, 100, ?, 8, 2)",
             [
                 attempt,

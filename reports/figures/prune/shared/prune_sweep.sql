@@ -1,6 +1,6 @@
 asked AS (
     SELECT f.attempt_id, r.full_depth_cell_id, f.task, f.task_label, f.model, coalesce(t.loss, 'unknown') AS loss,
-           concat_ws(', ', f.dtype, f.device, 'batch ' || f.batch_size, 'threshold ' || (f.params ->> 'threshold'),
+           concat_ws(', ', f.conditions, 'threshold ' || (f.params ->> 'threshold'),
                      nullif(f.kv_policy, 'state-copy')) AS setting,
            f.method, f.params ->> 'head' AS head, CAST(f.params ->> 'min_exit' AS DOUBLE) AS min_exit, f.blocks, f.metric,
            f.full_value, f.n
