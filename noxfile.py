@@ -57,8 +57,7 @@ def bench(session: nox.Session) -> None:
     """Run a suite (default: builtin) and report; finished cells are not run again."""
     install(session)
     arguments = session.posargs or ["builtin"]
-    offline = {} if "--hub" in arguments else OFFLINE
-    session.run("exitbench", "run", *(item for item in arguments if item != "--hub"), env=offline)
+    session.run("exitbench", "run", *arguments, env={} if "--hub" in arguments else OFFLINE)
 
 
 @nox.session
