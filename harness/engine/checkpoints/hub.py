@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import glob
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from exitbench.errors import UserError, no_room
 from exitbench.harness.engine.checkpoints.files import (
@@ -253,7 +255,18 @@ def _download(
             say(f"Fetching {number_of(len(lacking), 'file')}, {megabytes:,.1f} MB, of {_source(name, commit)}")
         # They are patterns to it, in which a bracket would mean something else.
         exactly = [glob.escape(file) for file in files]
-        return Path(snapshot_download(repository, revision=commit, allow_patterns=exactly))
+        return Path(snapshot_download(repository, revision=commit, allow_patterns=exactly, tqdm_class=_bars()))
+
+
+def _bars() -> Any:
+    """Bars of a download where there is a terminal to draw them in."""
+    from huggingface_hub.utils import tqdm
+
+    class Bars(tqdm):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{**options, "disable": not sys.stderr.isatty()})
+
+    return Bars
 
 
 @contextmanager
