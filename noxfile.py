@@ -2,6 +2,7 @@
 
 nox -s bench                      the built-in suite: train, run, report
 nox -s bench -- multi30k-en-fr --data-dir ../data
+nox -s bench -- my-suite.toml --hub   models and data of the Hugging Face hub may be fetched
 nox -s train                      the models of the built-in suite, from scratch
 nox -s report
 nox -s paper -- mee                   the suite behind a paper's figures, then its report: mee, prune, natcap or heads

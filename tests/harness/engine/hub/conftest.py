@@ -210,6 +210,7 @@ def _saved(folder: Path) -> Files:
         auto_map={"AutoConfig": "modeling_evil.Config", "AutoModelForCausalLM": "modeling_evil.Model"},
     )
     model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.get_input_embeddings().weight.data[-PADDED_ROWS:] *= 30  # so that answers have them
     model.generation_config.eos_token_id = [1, len(tokenizer) - 1]
     model.save_pretrained(folder, max_shard_size="3KB")
     return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -93,7 +94,10 @@ def test_a_run_says_of_which_commit_and_is_done_wherever_the_files_lie(
     assert not (tmp_path / "RAN").exists()
     with open_database(tmp_path / "runs" / "exitbench.duckdb") as database:
         runs = database.query("SELECT model, model_source, json_exists(generation, 'chat_template_sha256') FROM runs")
+        largest = database.query("SELECT max(list_max(output_ids)) AS id FROM answers").to_pylist()[0]["id"]
     assert [tuple(row.values()) for row in runs.to_pylist()] == [("tiny", f"hub:{NAME}@{FIRST}", True)]
+    tokens = json.loads(published["tokenizer.json"])
+    assert largest >= len(tokens["model"]["vocab"]) + 1  # a row of the embedding that no token has
 
     hub.stop()
     code, _, err = command("run", f"hub:{NAME}", "--no-report")
