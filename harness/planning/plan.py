@@ -163,7 +163,7 @@ def make_plan(
     for entry, templates in models:
         recipe = recipes[entry.name]
         located = _locate(entry, recipe, models_dir)
-        folder = located and located.folder
+        folder = None if located is None else located.folder
         items: list[CellJob] = []
         remarked: tuple[str, ...] = ()
         if located is not None and folder is not None:

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from exitbench.errors import UserError, no_room
 from exitbench.harness.engine.checkpoints.files import (
@@ -247,7 +246,7 @@ def _download(
     """Download what the cache lacks of some files of a commit; returns their folder."""
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
-    with _told(name):
+    with _told(name), _bars_in_a_terminal():
         repository = name.repository
         cached = [isinstance(try_to_load_from_cache(repository, file, revision=commit), str) for file in files]
         if lacking := [file for file, here in zip(files, cached, strict=True) if not here]:
@@ -255,18 +254,22 @@ def _download(
             say(f"Fetching {number_of(len(lacking), 'file')}, {megabytes:,.1f} MB, of {_source(name, commit)}")
         # They are patterns to it, in which a bracket would mean something else.
         exactly = [glob.escape(file) for file in files]
-        return Path(snapshot_download(repository, revision=commit, allow_patterns=exactly, tqdm_class=_bars()))
+        return Path(snapshot_download(repository, revision=commit, allow_patterns=exactly))
 
 
-def _bars() -> Any:
-    """Bars of a download where there is a terminal to draw them in."""
-    from huggingface_hub.utils import tqdm
+@contextmanager
+def _bars_in_a_terminal() -> Iterator[None]:
+    """Have huggingface_hub draw the progress of downloads only where there is a terminal to draw it in."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    class Bars(tqdm):  # type: ignore[misc]
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **{**options, "disable": not sys.stderr.isatty()})
-
-    return Bars
+    if sys.stderr.isatty() or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 @contextmanager
