@@ -2,6 +2,7 @@
 
 nox -s bench                      the built-in suite: train, run, report
 nox -s bench -- multi30k-en-fr --data-dir ../data
+nox -s bench -- my-suite.toml --hub   models and data of the Hugging Face hub may be fetched
 nox -s train                      the models of the built-in suite, from scratch
 nox -s report
 nox -s paper -- mee                   the suite behind a paper's figures, then its report: mee, prune, natcap or heads
@@ -57,8 +58,7 @@ def bench(session: nox.Session) -> None:
     """Run a suite (default: builtin) and report; finished cells are not run again."""
     install(session)
     arguments = session.posargs or ["builtin"]
-    offline = {} if "--hub" in arguments else OFFLINE
-    session.run("exitbench", "run", *(item for item in arguments if item != "--hub"), env=offline)
+    session.run("exitbench", "run", *arguments, env={} if "--hub" in arguments else OFFLINE)
 
 
 @nox.session

@@ -13,6 +13,7 @@ from exitbench.harness.cells.corpus import Corpora, Corpus
 from exitbench.harness.cells.job import CellJob, DataRequest, WorkerSpec
 from exitbench.harness.engine import ENGINE_VERSION
 from exitbench.harness.engine.checkpoints.digest import describe_checkpoint
+from exitbench.harness.engine.checkpoints.hub import find, read_name
 from exitbench.harness.planning.stale import identity_differences
 from exitbench.harness.running import worker
 from exitbench.harness.training.store import SHIPPED
@@ -118,7 +119,7 @@ def find_checkpoint(stored: Stored, models: Path, logs: Path) -> Path:
 
     Args:
         stored: What to repeat.
-        models: Trained recipes; shipped models are looked at too.
+        models: Trained recipes; shipped models are looked at too, and the hub's cache where the model came from there.
         logs: What workers were given: it names the folders of other checkpoints.
 
     Raises:
@@ -126,7 +127,7 @@ def find_checkpoint(stored: Stored, models: Path, logs: Path) -> Path:
     """
     told = stored.cell["model"]
     wanted = (told["weights_sha256"], told["config_sha256"], told["tokenizer_sha256"])
-    for folder in _checkpoints(models, logs):
+    for folder in (*_of_hub(told.get("source")), *_checkpoints(models, logs)):
         try:
             model = describe_checkpoint(told["name"], folder)
         except UserError:
@@ -144,6 +145,13 @@ def _checkpoints(models: Path, logs: Path) -> Iterator[Path]:
         yield from sorted(config.parent for config in root.glob("*/config.json"))
     paths = {path for log in logs.glob("*.json") if (path := _json(log).get("model_path"))}
     yield from (Path(path) for path in sorted(paths))
+
+
+def _of_hub(source: str | None) -> Iterator[Path]:
+    """The folder in the hub's cache of a checkpoint that came from the hub."""
+    name = read_name(source) if source is not None else None
+    if name is not None and (found := find(name)) is not None:
+        yield found.folder
 
 
 def _run(attempt: Attempt) -> Run | None:

@@ -13,6 +13,7 @@ import torch
 from exitbench.errors import UserError
 from exitbench.harness.afterwards.replaying import Probe, replay
 from exitbench.harness.cells.seeds import seed_for
+from exitbench.harness.engine.checkpoints.hub import locate
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.harness.engine.decoding.decode import decode as decode_batch
@@ -24,7 +25,7 @@ from exitbench.harness.training.recipe import recipe_names
 from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.base import Method
 from exitbench.methods.registry import baseline_method, get_method
-from exitbench.terminal import visible
+from exitbench.terminal import tell, visible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,13 +106,14 @@ class Answer:
         print(f"{self.mean_exit_layer:.2f} of {self.n_blocks} blocks on average")
 
 
-def load_model(name: str | Path, dtype: str = "float32", device: str = "cpu") -> Model:
-    """Load a checkpoint folder, or a model that comes along by the name of its recipe.
+def load_model(name: str | Path, dtype: str = "float32", device: str = "cpu", *, hub: bool = False) -> Model:
+    """Load a checkpoint folder, a model of the Hugging Face hub, or one that comes along by the name of its recipe.
 
     Args:
-        name: A Hugging Face checkpoint folder, or such as ``builtin-weighted``.
+        name: A Hugging Face checkpoint folder, ``hub:OWNER/NAME@REVISION``, or such as ``builtin-weighted``.
         dtype: ``float32``, ``bfloat16`` or ``float16``.
         device: Of torch.
+        hub: Whether the hub may be asked; otherwise only its cache on this machine is read.
 
     Raises:
         UserError: There is no such folder or model, or the engine cannot read it.
@@ -123,7 +125,7 @@ def load_model(name: str | Path, dtype: str = "float32", device: str = "cpu") ->
     """
     if dtype not in _DTYPES:
         raise UserError(f"dtype {dtype!r} is not known. Allowed: {', '.join(_DTYPES)}.")
-    folder = Path(name)
+    folder = locate(name, ask_hub=hub, say=tell).folder
     if not folder.exists() and str(name) in recipe_names():
         found = find_trained(load_recipe(str(name)), SHIPPED)
         if found is None:

@@ -37,6 +37,7 @@ def run(
     retry: str = "failed",
     threads: int | None = None,
     report: bool = True,
+    hub: bool = False,
 ) -> RunReport:
     """Run the cells of a suite that are not done, fill the database, draw the report; prints as the command does.
 
@@ -50,6 +51,7 @@ def run(
         retry: ``failed``, ``stale`` or ``all``.
         threads: Of torch.
         report: Whether to draw it.
+        hub: Whether models of the hub may be fetched; otherwise only its cache on this machine is read.
 
     Raises:
         UserError: Bad input, as the command tells it.
@@ -68,6 +70,7 @@ def run(
     words = ["run", f"--retry={retry}", *(f"{name}={value}" for name, value in options.items() if value is not None)]
     words += [f"--kinds={','.join(kinds)}"] if kinds else []
     words += [] if report else ["--no-report"]
+    words += ["--hub"] if hub else []
     words += ["--", str(suite)]
     code = run_command(parsed(words))
     folders = Runs(Path(runs))

@@ -71,7 +71,12 @@ class MethodRef:
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A checkpoint by content. ``name`` is what the suite calls it; ``kind`` is seq2seq or causal."""
+    """A checkpoint by content. ``name`` is what the suite calls it; ``kind`` is seq2seq or causal.
+
+    Attributes:
+        source: Where it came from, such as ``hub:OWNER/NAME@COMMIT``; None for a folder of the user's and for a recipe.
+            Not part of the identity: a copy of the same files is the same model.
+    """
 
     name: str
     weights_sha256: str
@@ -81,6 +86,7 @@ class ModelRef:
     blocks: int
     encoder_blocks: int
     parameters: int
+    source: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A plan: every cell of a suite, and whether it is new, done, stale (and why) or failed.
 
-Planning reads the spool, the documents and the digests of the weights; it loads no model and writes
+Planning reads the spool, the documents and the digests of the weights; it loads and fetches no model and writes
 nothing but the caches of digests, beside the weights and beside the spool.
 """
 
@@ -25,6 +25,7 @@ from exitbench.harness.cells.job import CellJob, DataRequest
 from exitbench.harness.engine import ENGINE_VERSION
 from exitbench.harness.engine.checkpoints.digest import Description, inspect_checkpoint
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
+from exitbench.harness.engine.checkpoints.hub import HubName, Located, find
 from exitbench.harness.planning.apart import require_apart
 from exitbench.harness.planning.expand import CellTemplate, expand, select
 from exitbench.harness.planning.generation_checks import remarks, resolve
@@ -56,8 +57,8 @@ class Group:
 
     Attributes:
         recipe: What to train; None for a checkpoint given by path.
-        folder: The checkpoint; None until the recipe is trained, and then ``cells`` is empty,
-            since a cell has no identity without weights.
+        folder: The checkpoint; None until the recipe is trained or the hub's files are here, and then ``cells`` is
+            empty, since a cell has no identity without weights.
         labels: Labels of all cells, trained or not.
         remarks: What is not wrong but should be known of the checkpoint, a sentence each.
     """
@@ -86,6 +87,11 @@ class Plan:
     def untrained(self) -> tuple[Recipe, ...]:
         """Recipes that must be trained before their cells can run."""
         return tuple(group.recipe for group in self.groups if group.recipe and group.folder is None)
+
+    @property
+    def unfetched(self) -> tuple[HubName, ...]:
+        """Models of the hub that are not, or not whole, on this machine."""
+        return tuple(group.model.hub for group in self.groups if group.model.hub and group.folder is None)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -156,20 +162,30 @@ def make_plan(
     groups = []
     for entry, templates in models:
         recipe = recipes[entry.name]
-        folder = find_trained(recipe, models_dir, SHIPPED) if recipe else entry.path
+        located = _locate(entry, recipe, models_dir)
+        folder = None if located is None else located.folder
         items: list[CellJob] = []
         remarked: tuple[str, ...] = ()
-        if folder is not None:
+        if located is not None and folder is not None:
             description = inspect_checkpoint(entry.name, folder, entry.engine)
+            description = replace(description, model=replace(description.model, source=located.source))
             _check_model(templates, description.model.blocks, read_exit_blocks(folder))
             _check_budget(templates, description)
             tasks = {draft.task.label: draft.task for draft in templates}
             asked = {label: resolve(task, folder, description) for label, task in tasks.items()}
             items = builder.build(templates, description, asked)
-            remarked = (*description.remarks, *remarks(list(tasks.values()), folder, asked))
+            remarked = (*located.remarks, *description.remarks, *remarks(list(tasks.values()), folder, asked))
         cells = tuple(_planned(item, statuses, predecessors) for item in items)
         groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in templates), cells, remarked))
     return Plan(suite, device, tuple(groups))
+
+
+def _locate(entry: ModelEntry, recipe: Recipe | None, models_dir: Path) -> Located | None:
+    """Where a model lies; None for a recipe that is not trained and for what the hub's cache does not have."""
+    if entry.hub is not None:
+        return find(entry.hub)
+    folder = find_trained(recipe, models_dir, SHIPPED) if recipe else entry.path
+    return None if folder is None else Located(folder)
 
 
 def resolve_device(device: str) -> str:

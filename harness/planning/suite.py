@@ -27,6 +27,7 @@ from exitbench.harness.cells.cell import (
     RecordSettings,
     TimingSettings,
 )
+from exitbench.harness.engine.checkpoints.hub import HubName, read_name
 from exitbench.harness.planning.task_entry import MAX_BATCH, TaskEntry, read_task
 from exitbench.harness.reading.toml import MAX_COUNT, Table
 from exitbench.results.statistics.risk_control import RULES, Rule
@@ -55,7 +56,7 @@ Params = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """``[models.NAME]``: a recipe that is trained when missing, or the folder of a Hugging Face checkpoint.
+    """``[models.NAME]``: a recipe that is trained when missing, or a Hugging Face checkpoint, of a folder or the hub.
 
     Attributes:
         where: File, line and key, for messages that come later than reading.
@@ -69,6 +70,7 @@ class ModelEntry:
     path: Path | None
     random_weights: bool
     engine: EngineChoice = "auto"
+    hub: HubName | None = None
 
 
 @dataclass(frozen=True)
@@ -248,19 +250,29 @@ def _entries(top: Table, key: str, read: Callable[[str, Table], Any]) -> tuple[A
 
 def _model(name: str, table: Table) -> ModelEntry:
     table.allow("recipe", "path", "random_weights", "engine")
-    recipe, folder = table.optional("recipe", str), table.optional("path", str)
-    if (recipe is None) == (folder is None):
+    recipe, written = table.optional("recipe", str), table.optional("path", str)
+    if (recipe is None) == (written is None):
         raise table.error(
-            None, "needs exactly one of 'recipe' (trained when missing) and 'path' (a checkpoint's folder)."
+            None,
+            "needs exactly one of 'recipe' (trained when missing) and 'path' (a checkpoint's folder, or "
+            "hub:OWNER/NAME@REVISION).",
         )
     if recipe is not None:
         _check_recipe(table, recipe)
-    path = None if folder is None else (table.path.parent / folder)
+    hub = None if written is None else _hub_name(table, written)
+    path = None if written is None or hub is not None else (table.path.parent / written)
     if path is not None and not (path / "config.json").is_file():
         raise table.error("path", f"{path} is not a checkpoint's folder: it has no config.json.")
     engine = table.choose("engine", table.get("engine", str, "auto"), ENGINES, "engine")
     random_weights = table.get("random_weights", bool, False)
-    return ModelEntry(name, table.where(), recipe, path, random_weights, cast(EngineChoice, engine))
+    return ModelEntry(name, table.where(), recipe, path, random_weights, cast(EngineChoice, engine), hub)
+
+
+def _hub_name(table: Table, written: str) -> HubName | None:
+    try:
+        return read_name(written)
+    except UserError as error:
+        raise table.error("path", str(error)) from error
 
 
 def _check_recipe(table: Table, recipe: str) -> None:

@@ -121,6 +121,7 @@ CELL: Final = sa.Table(
     sa.Column("not_applied", sa.JSON(none_as_null=True)),
     sa.Column("cell_timeout_s", sa.Double),
     sa.Column("unused_params", sa.ARRAY(sa.Text)),
+    _text("model_source", required=False),
 )
 
 ATTEMPT: Final = sa.Table(

@@ -129,6 +129,7 @@ def _cell_row(record: AttemptRecord, model_id: str, data_id: str) -> dict[str, A
         "not_applied": cell.get("not_applied"),
         "cell_timeout_s": cell.get("cell_timeout_s"),
         "unused_params": cell["method"].get("unused_params"),
+        "model_source": cell["model"].get("source"),
         "model_id": model_id,
         "data_id": data_id,
         "setting_id": setting_id(cell["identity"]),

@@ -28,7 +28,7 @@ so its quality means nothing; suite: who asked; cell_id: what was asked; attempt
 CREATE VIEW runs AS
 SELECT
     n.*, c.kind, d.split, d.documents, c.limited, m.kind AS model_kind, m.blocks, m.encoder_blocks, m.parameters,
-    m.tokenizer_sha256, c.dtype, c.device, coalesce(c.identity ->> 'engine', 'lean') AS engine, c.batch_size,
+    m.tokenizer_sha256, c.model_source, c.dtype, c.device, coalesce(c.identity ->> 'engine', 'lean') AS engine, c.batch_size,
     concat_ws(', ', c.dtype, c.device, 'batch ' || c.batch_size, nullif(coalesce(c.identity ->> 'engine', 'lean'), 'lean')) AS conditions,
     (c.identity ->> 'batch_rows')::INTEGER AS batch_rows, c.generation, c.seeds, c.method_distribution, c.method_version,
     a.started_at, epoch(a.ended_at) - epoch(a.started_at) AS seconds, a.peak_rss_bytes, e.git_commit AS commit,
@@ -49,7 +49,8 @@ LEFT JOIN run_names AS f
     ON f.cell_id = coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END);
 COMMENT ON VIEW runs IS 'One row per run, with where and when it ran. kind: quality, timing, probe, scores, replay, fit or calibration;
 split, documents: the data; limited: only a part of the documents; model_kind: seq2seq or causal; blocks: decoder blocks L; encoder_blocks;
-parameters: weights; tokenizer_sha256: as in vocabulary; dtype, device; engine: lean (its own forward pass, for few families) or hosted
+parameters: weights; tokenizer_sha256: as in vocabulary; model_source: where the model came from, such as hub:OWNER/NAME@COMMIT, NULL for a folder of
+one''s own or a recipe; dtype, device; engine: lean (its own forward pass, for few families) or hosted
 (transformers'' own, any), whose times are never compared; batch_size: rows timed together; conditions: these
 in words, the engine where it is hosted; batch_rows: rows that an untimed
 run decoded together, NULL where that was not asked; generation (JSON); seeds (JSON): by axis of

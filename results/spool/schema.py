@@ -307,6 +307,7 @@ CELL_KEYS: Final[Keys] = {
         "blocks": COUNT,
         "encoder_blocks": or_none(COUNT),
         "parameters": or_none(LONG),
+        "source": optional(or_none(TEXT)),
     },
     "task": {
         "name": TEXT,

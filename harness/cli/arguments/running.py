@@ -37,6 +37,7 @@ def _add_run(commands: Commands) -> None:
         "  exitbench run builtin\n"
         "  exitbench run builtin --only '*/static*' --kinds quality --limit 20\n"
         "  exitbench run multi30k-en-fr --data-dir ../data\n"
+        "  exitbench run my-suite.toml --hub\n"
         "  exitbench run builtin --executor slurm --slurm partition=gpu --slurm gpus-per-node=1 --slurm time=8:00:00"
     )
     about = "Run a suite: train missing models, run cells that are not done, fill the database, report."
@@ -48,6 +49,9 @@ def _add_run(commands: Commands) -> None:
 def _add_what_runs(parser: Parser) -> None:
     add_executor(parser)
     add_threads(parser)
+    parser.add_argument(
+        "--hub", action="store_true", help="fetch models hub:OWNER/NAME; else only what is cached is read"
+    )
     parser.add_argument("--no-report", action="store_true", help="draw no report; `exitbench report` does it later")
     parser.add_argument("--table", action="store_true", help="print every setting, not only the best of each task")
 

@@ -69,6 +69,9 @@ def _cost(estimates: list[Estimate]) -> str:
 
 
 def _origin(group: Group) -> str:
+    if group.model.hub is not None:
+        where = "not on this machine (`run --hub` fetches it)" if group.folder is None else f"in {group.folder}"
+        return f"checkpoint {group.model.hub}, {where}"
     if group.recipe is None:
         return f"checkpoint {group.folder}"
     if group.folder is None:

@@ -13,6 +13,7 @@ from exitbench.harness.cli.commands.failures import failure_lines
 from exitbench.harness.cli.commands.folders import Runs
 from exitbench.harness.cli.commands.plan import planned
 from exitbench.harness.cli.commands.report import print_broken
+from exitbench.harness.engine.checkpoints.hub import fetch, not_here
 from exitbench.harness.planning.contracts import failing, with_verdicts
 from exitbench.harness.planning.plan import Group, Plan, resolve_device
 from exitbench.harness.planning.retry import Retry
@@ -54,6 +55,8 @@ def run(arguments: Namespace) -> int:
     keep(runs.root)
     if _ingest(runs):  # what is damaged has left the spool: those cells are to be run again
         plan = planned(arguments)
+    if plan.unfetched or arguments.hub:
+        plan = _with_fetched(plan, arguments)
     if plan.untrained:
         cores = arguments.threads or available_cores()
         ensure_all_trained(plan.untrained, runs.models, arguments.data_dir, cores)
@@ -83,6 +86,20 @@ def run(arguments: Namespace) -> int:
     print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')
     verdict = _verdict(statuses, plan, runs, arguments.retry)
     return 1 if left_out else verdict
+
+
+def _with_fetched(plan: Plan, arguments: Namespace) -> Plan:
+    """Fetch the plan's models of the hub where that is asked for, and plan again.
+
+    Raises:
+        UserError: It is not asked for and one is not here, or one cannot be fetched.
+    """
+    if not arguments.hub:
+        raise not_here(plan.unfetched[0])
+    for group in plan.groups:
+        if group.model.hub is not None:
+            fetch(group.model.hub, tell)
+    return planned(arguments)
 
 
 def _say_tried(number: int) -> None:

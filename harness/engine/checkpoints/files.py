@@ -79,7 +79,7 @@ def weight_files(folder: Path) -> WeightFiles:
         return WeightFiles((folder / SINGLE,), None)
     index = folder / INDEX
     if is_file(index):
-        places = _read_index(index)
+        places = read_index(index)
         paths = tuple(folder / name for name in sorted(set(places.values())))
         for path in paths:
             if not is_file(path):
@@ -92,7 +92,12 @@ def weight_files(folder: Path) -> WeightFiles:
     )
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
+    """The file of each tensor by a `model.safetensors.index.json`.
+
+    Raises:
+        UserError: It is none, or names anything but files beside it.
+    """
     places = read_json(path, _INDEX_BYTES).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise UserError(f"{path}: weight_map is missing; allowed: an object of tensors and the names of their files.")

@@ -11,7 +11,17 @@ from exitbench.harness.reading.regular_files import is_file, read_json
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
-_PATTERNS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model")
+PATTERNS = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.spm",  # of Marian, as the next
+    "target_vocab.json",
+    "emoji.json",
+)
 _MOST_BYTES = 2**28
 _ADDED = ("extra_special_tokens", "additional_special_tokens", "added_tokens_decoder")
 _MOST_ADDED = 20_000
@@ -24,11 +34,11 @@ def tokenizer_files(folder: Path) -> list[Path]:
     Raises:
         UserError: There is none, or something that is not a file bears such a name.
     """
-    paths = sorted({path for pattern in _PATTERNS for path in folder.glob(pattern)})
+    paths = sorted({path for pattern in PATTERNS for path in folder.glob(pattern)})
     files = [path for path in paths if not path.is_dir() and is_file(path)]
     if not files:
         # transformers would make an empty tokenizer, and every prompt the same.
-        raise UserError(f"{folder}: no tokenizer files ({', '.join(_PATTERNS)}).")
+        raise UserError(f"{folder}: no tokenizer files ({', '.join(PATTERNS)}).")
     for path in files:
         if (size := path.stat().st_size) > _MOST_BYTES:
             raise UserError(f"{path}: {size:,} bytes; allowed: at most {_MOST_BYTES:,}.")

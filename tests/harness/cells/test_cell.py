@@ -180,6 +180,7 @@ NOT_ASKED = {
     "model.blocks",
     "model.encoder_blocks",
     "model.parameters",
+    "model.source",
     "task.label",
     "task.split",
     "task.source",

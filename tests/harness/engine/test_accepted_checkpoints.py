@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from exitbench.harness.cells.cell import EngineChoice
 from exitbench.harness.engine.checkpoints.files import checkpoint_remarks
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.decoding.decode import decode, prefill
@@ -34,6 +35,7 @@ LLAMA = dict(
     **ENDS,
 )
 GPT2 = dict(vocab_size=V, n_embd=32, n_head=4, n_layer=3, n_positions=64, **ENDS)
+ENGINES: tuple[EngineChoice, ...] = ("lean", "hosted")
 SCALED = {"rope_theta": 10000.0, "factor": 4.0}
 LLAMA3 = {**SCALED, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 
@@ -87,9 +89,9 @@ def saved(model: Model, folder: Path, dtype: torch.dtype = torch.float32, **opti
     made.to(dtype).save_pretrained(folder, **options)
 
 
-def answers(folder: Path) -> list[list[int]]:
-    """What the engine answers from a folder, in float32."""
-    checkpoint = load_checkpoint(folder)
+def answers(folder: Path, engine: EngineChoice = "lean") -> list[list[int]]:
+    """What an engine answers from a folder, in float32."""
+    checkpoint = load_checkpoint(folder, engine=engine)
     batch = prefill(checkpoint.model, [Request(prompt) for prompt in PROMPTS], NEW_TOKENS)
     made = decode(checkpoint, batch, baseline_method()().parts(checkpoint.model.n_blocks))
     return [generation.token_ids for generation in made]
@@ -110,10 +112,10 @@ def reference_answers(folder: Path) -> list[list[int]]:
     return rows
 
 
-def agree(folder: Path) -> None:
+def agree(folder: Path, engine: EngineChoice = "lean") -> None:
     wanted = reference_answers(folder)
     assert len({token for row in wanted for token in row}) > 3
-    assert answers(folder) == wanted
+    assert answers(folder, engine) == wanted
 
 
 def edit_config(folder: Path, *without: str, **values: Any) -> None:
@@ -134,18 +136,66 @@ def test_every_family_and_option(name: str, tmp_path: Path) -> None:
     agree(tmp_path)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_weights_stored_in_another_format(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_weights_stored_in_another_format(dtype: torch.dtype, engine: EngineChoice, tmp_path: Path) -> None:
     saved(llama(), tmp_path, dtype)
-    agree(tmp_path)
+    agree(tmp_path, engine)
 
 
-@pytest.mark.parametrize("name", ["t5 v1.1", "llama", "gpt2"])
-def test_weights_in_several_files(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["t5 v1.1", "llama tied", "gpt2"])
+def test_weights_in_several_files(name: str, engine: EngineChoice, tmp_path: Path) -> None:
     saved(MODELS[name], tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    agree(tmp_path)
+    agree(tmp_path, engine)
     assert checkpoint_remarks(tmp_path) == ()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_several_end_tokens(engine: EngineChoice, tmp_path: Path) -> None:
+    saved(llama(), tmp_path)
+    whole = answers(tmp_path, engine)
+    path = tmp_path / "generation_config.json"
+    ends = [99, whole[0][1], whole[1][0]]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": ends}))
+    cut = answers(tmp_path, engine)
+    assert (len(cut[0]), len(cut[1])) == (1 + (whole[0][0] not in ends), 1)
+    assert cut == [row[: next((place for place, token in enumerate(row, 1) if token in ends), None)] for row in whole]
+
+
+# LayerSkip's checkpoints are Llama's, trained on: the keys of config.json that Llama 3.2 has in transformers 4.
+LAYER_SKIP = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "head_dim": 8,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 16,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.45.2",
+    "use_cache": True,
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_checkpoints_trained_with_layer_dropout_are_plain(engine: EngineChoice, tmp_path: Path) -> None:
+    saved(llama(tie_word_embeddings=True), tmp_path, torch.bfloat16, max_shard_size="20KB")
+    edit_config(tmp_path, "rope_parameters", "dtype", **LAYER_SKIP)
+    agree(tmp_path, engine)
 
 
 def test_configuration_of_earlier_versions(tmp_path: Path) -> None:

@@ -1,0 +1,310 @@
+"""Checkpoints of the Hugging Face hub: found in its cache on this machine, and fetched into it by `fetch` alone.
+
+Files are asked for by the names that the engines read: never a pickle, never a program. What the cache has of a commit
+are links into `blobs/`, which huggingface_hub made; they are followed, as in any folder that a user names
+(`harness.reading.regular_files`), and what they lead to is read as data.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from exitbench.errors import UserError, no_room
+from exitbench.harness.engine.checkpoints.files import (
+    CONFIG,
+    EXIT_HEADS_FILE,
+    INDEX,
+    SINGLE,
+    check_plain,
+    listed,
+    read_index,
+)
+from exitbench.harness.engine.checkpoints.tokenizer_files import PATTERNS, tokenizer_files
+from exitbench.harness.reading.config_values import shortened
+from exitbench.harness.reading.regular_files import read_json
+from exitbench.terminal import number_of
+
+PREFIX = "hub:"
+DEFAULT_REVISION = "main"
+
+_FORM = f"{PREFIX}OWNER/NAME or {PREFIX}OWNER/NAME@REVISION, a branch, tag or commit"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+_SMALL = (CONFIG, "generation_config.json", "chat_template.jinja")
+_TOKENIZER_ENDINGS = (".json", ".txt", ".model", ".spm")
+"""Of what bears a name of `PATTERNS`: a `tokenizer.py` does too."""
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A repository of the hub at a branch, tag or commit; its text is what a suite says."""
+
+    repository: str
+    revision: str = DEFAULT_REVISION
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.repository}@{self.revision}"
+
+
+@dataclass(frozen=True)
+class Located:
+    """A checkpoint's folder on this machine.
+
+    Attributes:
+        folder: Where its files lie.
+        source: Where they came from, such as ``hub:OWNER/NAME@COMMIT``; None for a folder of the user's own.
+        remarks: What is not wrong but should be known, a sentence each.
+    """
+
+    folder: Path
+    source: str | None = None
+    remarks: tuple[str, ...] = ()
+
+
+def read_name(written: str) -> HubName | None:
+    """Read what a user wrote for a model; None where it does not begin as a name of the hub does.
+
+    Raises:
+        UserError: It begins so and is none.
+    """
+    if not written.startswith(PREFIX):
+        return None
+    repository, at, revision = written.removeprefix(PREFIX).partition("@")
+    revision = revision if at else DEFAULT_REVISION
+    # What two dots or dashes would mean in the cache's names of folders.
+    doubled = ".." in written or "--" in repository
+    if doubled or not _NAME.fullmatch(repository) or not _REVISION.fullmatch(revision):
+        raise UserError(f"{shortened(written)} is not the name of a model; allowed: {_FORM}.")
+    return HubName(repository, revision)
+
+
+def locate(written: str | Path, *, ask_hub: bool, say: Callable[[str], object]) -> Located:
+    """Turn what a user writes for a model into a folder and where it came from.
+
+    Args:
+        written: A folder, or a name of the hub.
+        ask_hub: Whether the hub may be asked for what is not here; otherwise only its cache is read.
+        say: Told what is downloaded.
+
+    Raises:
+        UserError: The name is none, the model is not here, or it cannot be fetched.
+    """
+    name = read_name(written) if isinstance(written, str) else None
+    if name is None:
+        return Located(Path(written))
+    found = fetch(name, say) if ask_hub else find(name)
+    if found is None:
+        raise not_here(name)
+    return found
+
+
+def not_here(name: HubName) -> UserError:
+    """What to say of a model that is not, or not whole, in the hub's cache."""
+    from huggingface_hub import constants
+
+    return UserError(
+        f"{name} is not on this machine, or not whole (the hub's cache is {constants.HF_HUB_CACHE}). `--hub` fetches "
+        "it (from Python: hub=True); nothing is downloaded without being asked for."
+    )
+
+
+def find(name: HubName) -> Located | None:
+    """Return what the hub's cache on this machine has of a model; None if that is not all that is read of it.
+
+    Raises:
+        UserError: An index names anything but files beside it.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(name.repository, CONFIG, revision=name.revision)
+    if not isinstance(config, str) or not _COMMIT.fullmatch(Path(config).parent.name):
+        return None
+    folder = Path(config).parent
+    known = _listing(name.repository, folder.name)
+    names = [path.name for path in folder.iterdir()] if known is None else known
+    if not _has_weights(names) or _missing(folder, names):
+        return None
+    unsure = "the hub's cache does not say which files the repository has: some may be missing (`run --hub` asks)"
+    return Located(folder, _source(name, folder.name), () if known is not None else (unsure,))
+
+
+def fetch(name: HubName, say: Callable[[str], object]) -> Located:
+    """Ask the hub which commit a model is at and download what is not yet in the cache.
+
+    Args:
+        name: The model; a commit whose files are all here is not asked for again, since it does not change.
+        say: Told what is downloaded.
+
+    Raises:
+        UserError: No such model or revision, no access, no connection, nothing that the engines read, or a download
+            that broke off (what came is kept, and the next one goes on from there).
+    """
+    if _COMMIT.fullmatch(name.revision) and (found := find(name)) is not None and not found.remarks:
+        return found
+    commit, sizes = _ask(name)
+    if CONFIG not in sizes:
+        raise UserError(f"{name}: no {CONFIG} in the repository; allowed: checkpoints as transformers saves them.")
+    if not _has_weights(sizes):
+        others = sorted(path for path in sizes if path.endswith((".safetensors", ".bin", ".pt", ".pth", ".gguf")))
+        raise UserError(
+            f"{name}: no {SINGLE} and no {INDEX} in the repository (found {listed(others) or 'no weights'}). Only "
+            "safetensors weights of these names are fetched, never pickles."
+        )
+    folder = _download(name, commit, _small(sizes), sizes, say)
+    # Before gigabytes come: what would be refused anyhow.
+    check_plain(folder, read_json(folder / CONFIG))
+    tokenizer_files(folder)
+    _download(name, commit, _large(folder, sizes), sizes, say)
+    if missing := _missing(folder, sizes):
+        raise UserError(
+            f"{name}: no {listed(missing)} in {folder} after the download: the repository lacks it, or something that "
+            "is no file lies there."
+        )
+    return Located(folder, _source(name, commit))
+
+
+def _source(name: HubName, commit: str) -> str:
+    return str(HubName(name.repository, commit))
+
+
+# ------------------------------------------------------------------------------------------- which files
+
+
+def _small(names: Collection[str]) -> list[str]:
+    """Configuration, tokenizer and the index of the weights, sorted; no name with a folder in it is one of them."""
+    index = () if SINGLE in names else (INDEX,)
+    return sorted(name for name in names if name in (*_SMALL, *index) or _of_tokenizer(name))
+
+
+def _of_tokenizer(name: str) -> bool:
+    plain = not set(name) & set("/\\\0") and name.endswith(_TOKENIZER_ENDINGS)
+    return plain and any(fnmatchcase(name, pattern) for pattern in PATTERNS)
+
+
+def _has_weights(names: Collection[str]) -> bool:
+    return SINGLE in names or INDEX in names
+
+
+def _large(folder: Path, names: Collection[str]) -> list[str]:
+    """The files of weights, by the index that lies in the folder where there are several.
+
+    Raises:
+        UserError: The index names anything but files beside it.
+    """
+    own = [SINGLE] if SINGLE in names else sorted(set(read_index(folder / INDEX).values()))
+    return [*own, *([EXIT_HEADS_FILE] if EXIT_HEADS_FILE in names else [])]
+
+
+def _missing(folder: Path, names: Collection[str]) -> list[str]:
+    """What is read of a repository of these files and does not lie in the folder."""
+    small = [name for name in _small(names) if not (folder / name).is_file()]
+    return small or [name for name in _large(folder, names) if not (folder / name).is_file()]
+
+
+def _listing(repository: str, commit: str) -> list[str] | None:
+    """Every file of a repository, as huggingface_hub keeps it of what it downloaded; None if it does not know."""
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        return [file.path for file in get_cached_repo_tree(repository, revision=commit)]
+    except CachedRepoTreeNotFoundError:
+        return None
+
+
+# ------------------------------------------------------------------------------------------- the network
+
+
+def _ask(name: HubName) -> tuple[str, dict[str, int]]:
+    """Return the commit that a revision is at, and every file of it with its bytes."""
+    from huggingface_hub import HfApi
+
+    with _told(name):
+        api = HfApi()
+        # Asked for first: `resolve_revision`, which keeps the answer for later, takes the cache's where nobody answers.
+        info = api.model_info(name.repository, revision=name.revision, files_metadata=True)
+        commit = info.sha or ""
+        if not _COMMIT.fullmatch(commit):
+            raise UserError(f"{name}: the hub answers with the commit {shortened(commit)}, which is none.")
+        if api.resolve_revision(name.repository, revision=name.revision).resolved != commit:
+            raise UserError(f"{name} was changed just now; the same command gets it as it is.")
+        return commit, {file.rfilename: file.size or 0 for file in info.siblings or ()}
+
+
+def _download(
+    name: HubName, commit: str, files: list[str], sizes: Mapping[str, int], say: Callable[[str], object]
+) -> Path:
+    """Download what the cache lacks of some files of a commit; returns their folder."""
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
+
+    with _told(name), _bars_in_a_terminal():
+        repository = name.repository
+        cached = [isinstance(try_to_load_from_cache(repository, file, revision=commit), str) for file in files]
+        if lacking := [file for file, here in zip(files, cached, strict=True) if not here]:
+            megabytes = sum(sizes.get(file, 0) for file in lacking) / 1e6
+            say(f"Fetching {number_of(len(lacking), 'file')}, {megabytes:,.1f} MB, of {_source(name, commit)}")
+        # They are patterns to it, in which a bracket would mean something else.
+        exactly = [glob.escape(file) for file in files]
+        return Path(snapshot_download(repository, revision=commit, allow_patterns=exactly))
+
+
+@contextmanager
+def _bars_in_a_terminal() -> Iterator[None]:
+    """Have huggingface_hub draw the progress of downloads only where there is a terminal to draw it in."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if sys.stderr.isatty() or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
+
+
+@contextmanager
+def _told(name: HubName) -> Iterator[None]:
+    """Tell in one message what the hub refused, or why it could not be asked.
+
+    Raises:
+        UserError: Whatever went wrong but a full disk, which `main` tells.
+    """
+    from huggingface_hub import constants, errors
+
+    hub, log_in = constants.ENDPOINT, "log in on this machine (`hf auth login`, or the environment's HF_TOKEN)"
+    try:
+        yield
+    except UserError:
+        raise
+    except errors.GatedRepoError as error:
+        raise UserError(
+            f"{name}: access is restricted. Accept its terms on {hub}/{name.repository} and {log_in}."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise UserError(f"{name}: {hub} has no such model, or it is private: then {log_in}.") from error
+    except errors.RevisionNotFoundError as error:
+        raise UserError(f"{name}: no such revision; allowed: a branch, a tag or a commit, all 40 digits.") from error
+    except errors.OfflineModeIsEnabled as error:
+        raise UserError(
+            f"{name}: HF_HUB_OFFLINE is set, so that the hub is not asked; unset it, or leave --hub out for what its "
+            "cache on this machine has."
+        ) from error
+    # huggingface_hub lets errors of its HTTP client through, which is another library with each major version.
+    except Exception as error:
+        if no_room(error) is not None:
+            raise
+        said = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        raise UserError(
+            f"{name}: could not be fetched from {hub} ({said}). What has come is kept, and the same command goes on; "
+            "without --hub the cache on this machine is read alone."
+        ) from error

@@ -1,0 +1,262 @@
+"""A hub of one model on this machine: an HTTP server that speaks as much of the protocol as huggingface_hub asks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import huggingface_hub.constants
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from exitbench.tasks.builtin.tokenizer import build_tokenizer
+
+NAME = "somebody/tiny-llama"
+FIRST, SECOND = "1" * 40, "2" * 40
+PADDED_ROWS = 7
+"""Rows of the embedding that no token has."""
+TOKEN = "hf_let_me_in"
+EVIL = "open({ran!r}, 'w')\nclass Config: pass\nclass Model: pass\nclass Evil: pass\n"
+
+DECOYS = (
+    "README.md",
+    ".gitattributes",
+    "pytorch_model.bin",
+    "model.gguf",
+    "modeling_evil.py",
+    "tokenizer.py",
+    "tokenization_evil.py",
+    "training_args.bin",
+    "optimizer.pt",
+    "trainer_state.json",
+    "consolidated.safetensors",
+    "onnx/model.safetensors",
+    "original/tokenizer.model",
+    "../tokenizer.json",
+    "../../vocab.txt",
+    "..\\tokenizer_config.json",
+)
+"""What repositories have besides, and what no repository should."""
+
+Files = dict[str, bytes]
+
+
+@dataclass
+class Hub:
+    """What the server has, and what it was asked for.
+
+    Attributes:
+        commits: Files of each commit.
+        refs: Where branches and tags are.
+        gated: Whether files are for those who accepted terms, who have `TOKEN`.
+        asked: Every request: its method and path.
+        cut: Of which file only half is sent, and whether it is cut each time it is asked for.
+        answers: What the API says of a model in place of what it would.
+        ranges: Which parts of files were asked for.
+        tokens_elsewhere: What the server of large files was told of who asks.
+        endpoint: Of the hub.
+        elsewhere: Of the server of large files.
+    """
+
+    commits: dict[str, Files]
+    refs: dict[str, str]
+    gated: bool = False
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    ranges: list[str] = field(default_factory=list)
+    cut: dict[str, bool] = field(default_factory=dict)
+    answers: dict[str, Any] = field(default_factory=dict)
+    tokens_elsewhere: list[str] = field(default_factory=list)
+    endpoint: str = ""
+    elsewhere: str = ""
+    stop: Callable[[], None] = lambda: None
+
+    @property
+    def files(self) -> Files:
+        """Of the newest commit."""
+        return self.commits[self.refs["main"]]
+
+    @property
+    def requested(self) -> set[str]:
+        """Names of files that anybody asked for, by any method."""
+        of_file = (re.search(r"/resolve/[^/]+/(.*)", path) for _, path in self.asked)
+        return {found.group(1) for found in of_file if found}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _answer(self) -> None:
+        hub, path = self.hub, unquote(urlsplit(self.path).path)
+        hub.asked.append((self.command, path))
+        if (found := re.fullmatch(rf"/api/models/{NAME}/(revision|tree)/(.+)", path)) is not None:
+            self._api(found.group(1), found.group(2))
+        elif (found := re.fullmatch(rf"/{NAME}/resolve/([^/]+|refs/pr/\d+)/(.+)", path)) is not None:
+            self._file(found.group(1), found.group(2))
+        elif (found := re.fullmatch(r"/cdn/([0-9a-f]+)/(.+)", path)) is not None:
+            hub.tokens_elsewhere += self.headers.get_all("authorization", [])
+            self._send_file(hub.commits[found.group(1)], found.group(2))
+        else:
+            self._refuse(401, "RepoNotFound")
+
+    def _api(self, what: str, revision: str) -> None:
+        commit = self.hub.refs.get(revision, revision)
+        if commit not in self.hub.commits:
+            return self._refuse(404, "RevisionNotFound")
+        files = self.hub.commits[commit]
+        if what == "tree":
+            listed = [{"type": "file", "path": name, **_described(content)} for name, content in files.items()]
+            return self._send(json.dumps(listed).encode(), {"Content-Type": "application/json"})
+        siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
+        told = {"id": NAME, "modelId": NAME, "sha": commit, "siblings": siblings, **self.hub.answers}
+        self._send(json.dumps(told).encode(), {"Content-Type": "application/json"})
+
+    def _file(self, revision: str, name: str) -> None:
+        commit = self.hub.refs.get(revision, revision)
+        files = self.hub.commits.get(commit)
+        if self.hub.gated and self.headers.get("authorization") != f"Bearer {TOKEN}":
+            return self._refuse(403, "GatedRepo")
+        if files is None:
+            return self._refuse(404, "RevisionNotFound")
+        if name not in files:
+            return self._refuse(404, "EntryNotFound", {"X-Repo-Commit": commit})
+        if not name.endswith(".safetensors"):
+            return self._send_file(files, name, {"X-Repo-Commit": commit})
+        # Large files lie elsewhere.
+        content = files[name]
+        self._send(
+            b"",
+            {
+                "X-Repo-Commit": commit,
+                "X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"',
+                "X-Linked-Size": str(len(content)),
+                "Location": f"{self.hub.elsewhere}/cdn/{commit}/{name}",
+            },
+            status=302,
+        )
+
+    def _send_file(self, files: Files, name: str, headers: dict[str, str] | None = None) -> None:
+        content, begin = files[name], 0
+        if wanted := self.headers.get("Range"):
+            self.hub.ranges.append(wanted)
+            begin = int(wanted.removeprefix("bytes=").removesuffix("-"))
+        told = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', **(headers or {})}
+        if begin:
+            told["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
+        self._send(content[begin:], told, status=206 if begin else 200, name=name)
+
+    def _refuse(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
+        self._send(b"", {"X-Error-Code": code, "X-Error-Message": code, **(headers or {})}, status)
+
+    def _send(self, content: bytes, headers: dict[str, str], status: int = 200, name: str = "") -> None:
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Connection", "close")  # so that a server that is stopped answers nobody
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if name not in self.hub.cut:
+            self.wfile.write(content)
+            return
+        if not self.hub.cut[name]:
+            del self.hub.cut[name]
+            self.wfile.write(content[: len(content) // 2])
+        self.close_connection = True
+
+
+def _described(content: bytes) -> dict[str, Any]:
+    return {"size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+
+
+def _saved(folder: Path) -> Files:
+    """A sharded checkpoint in bfloat16 with tied weights, several end tokens, added tokens and rows without a token."""
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=build_tokenizer(), pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    )
+    tokenizer.add_tokens(["<|turn|>"], special_tokens=True)
+    tokenizer.chat_template = "{% for message in messages %}<|turn|>{{ message['content'] }}{% endfor %}<|turn|>"
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer) + PADDED_ROWS,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=[1, len(tokenizer) - 1],
+        auto_map={"AutoConfig": "modeling_evil.Config", "AutoModelForCausalLM": "modeling_evil.Model"},
+    )
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.get_input_embeddings().weight.data[-PADDED_ROWS:] *= 30  # so that answers have them
+    model.generation_config.eos_token_id = [1, len(tokenizer) - 1]
+    model.save_pretrained(folder, max_shard_size="3KB")
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """The files of a checkpoint, and nothing else."""
+    return _saved(tmp_path_factory.mktemp("published"))
+
+
+@pytest.fixture
+def hub(published: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """The server, asked by this process and its children; the cache is empty. Tests need the mark `allow_hosts`."""
+    code = EVIL.format(ran=str(tmp_path / "RAN")).encode()
+    decoys = {name: code for name in DECOYS}
+    commits = {FIRST: {**published, **decoys}, SECOND: {**published, **decoys, "README.md": b"another text"}}
+    served = Hub(commits, {"main": FIRST, "refs/pr/4": FIRST, "v1": FIRST})
+    handler = type("Handler", (_Handler,), {"hub": served})
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for _ in range(2)]
+    threads = [
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True) for server in servers
+    ]
+
+    def stop() -> None:
+        for server, thread in zip(servers, threads, strict=True):
+            if thread.is_alive():
+                server.shutdown()
+                server.server_close()
+                thread.join()
+
+    for thread in threads:
+        thread.start()
+    served.endpoint, served.elsewhere = (f"http://127.0.0.1:{server.server_port}" for server in servers)
+    served.stop = stop
+    constants, cache = huggingface_hub.constants, tmp_path / "cache"
+    monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
+    template = served.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    # The same for children, which read the environment.
+    monkeypatch.setenv("HF_ENDPOINT", served.endpoint)
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    yield served
+    stop()

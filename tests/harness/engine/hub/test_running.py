@@ -1,0 +1,112 @@
+"""A suite that names a model of the hub: planned without a network, run with one, done again without."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.harness.afterwards.rerun import find_checkpoint, find_stored
+from exitbench.harness.cli.main import main
+from exitbench.harness.engine.checkpoints.hub import HubName, find
+from exitbench.results.database.connection import open_database
+
+pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
+
+NAME = "somebody/tiny-llama"
+FIRST, SECOND = "1" * 40, "2" * 40
+SUITE = """\
+schema = 1
+name = "hubs"
+seed = 7
+[models.tiny]
+path = "{path}"
+random_weights = true
+[tasks.squad]
+task = "squad"
+source = "builtin"
+limit = 2
+max_new_tokens = 4
+chat_template = true
+[[sweep]]
+method = "full"
+kinds = ["quality"]
+"""
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command on the suite with this model, in this process: exit code, stdout, stderr."""
+
+    def run(word: str, path: str | Path, *arguments: str) -> tuple[int, str, str]:
+        suite = tmp_path / "hubs.toml"
+        suite.write_text(SUITE.format(path=path))
+        capsys.readouterr()
+        code = main([word, str(suite), "--runs", str(tmp_path / "runs"), *arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_plan_downloads_nothing(hub: Any, command: Command, tmp_path: Path) -> None:
+    code, out, _ = command("plan", f"hub:{NAME}@v1")
+    assert code == 0
+    assert f"tiny: checkpoint hub:{NAME}@v1, not on this machine (`run --hub` fetches it)" in out
+    assert "1 cell: 1 new" in out
+    assert hub.asked == [] and not (tmp_path / "cache").exists()
+
+
+def test_a_run_that_is_not_asked_to_fetch_measures_nothing(hub: Any, command: Command, tmp_path: Path) -> None:
+    code, out, err = command("run", f"hub:{NAME}")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"exitbench: hub:{NAME}@main is not on this machine") and "`--hub` fetches it" in err
+    assert hub.asked == [] and not (tmp_path / "runs" / "spool").exists()
+
+
+def test_a_run_without_a_network_measures_nothing(hub: Any, command: Command, tmp_path: Path) -> None:
+    hub.stop()
+    code, out, err = command("run", f"hub:{NAME}", "--hub")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"exitbench: hub:{NAME}@main: could not be fetched from {hub.endpoint}")
+    assert "Traceback" not in err and len(err) < 1000
+    assert not (tmp_path / "runs" / "spool").exists()
+
+
+def test_a_name_that_is_none_is_told_with_its_line(hub: Any, command: Command, tmp_path: Path) -> None:
+    code, _, err = command("plan", "hub:tiny")
+    assert code == 2
+    assert err.startswith(f"exitbench: {tmp_path / 'hubs.toml'}:5: [models.tiny] path: 'hub:tiny' is not the name")
+
+
+def test_a_run_says_of_which_commit_and_is_done_wherever_the_files_lie(
+    hub: Any, published: dict[str, bytes], command: Command, tmp_path: Path
+) -> None:
+    code, _, err = command("run", f"hub:{NAME}", "--hub", "--no-report")
+    assert code == 0, err
+    assert f"of hub:{NAME}@{FIRST}" in err
+    assert hub.requested == set(published)
+    assert not (tmp_path / "RAN").exists()
+    with open_database(tmp_path / "runs" / "exitbench.duckdb") as database:
+        runs = database.query("SELECT model, model_source, json_exists(generation, 'chat_template_sha256') FROM runs")
+        largest = database.query("SELECT max(list_max(output_ids)) AS id FROM answers").to_pylist()[0]["id"]
+    assert [tuple(row.values()) for row in runs.to_pylist()] == [("tiny", f"hub:{NAME}@{FIRST}", True)]
+    tokens = json.loads(published["tokenizer.json"])
+    assert largest >= len(tokens["model"]["vocab"]) + 1  # a row of the embedding that no token has
+
+    hub.stop()
+    code, _, err = command("run", f"hub:{NAME}", "--no-report")
+    assert code == 0 and "Nothing to run: 1 cell is done" in err
+
+    located = find(HubName(NAME))
+    assert located is not None
+    _, out, _ = command("plan", shutil.copytree(located.folder, tmp_path / "copied"))
+    assert "1 cell: 1 done" in out
+
+    stored = find_stored(tmp_path / "runs" / "spool", "tiny/squad/full")
+    assert find_checkpoint(stored, tmp_path / "no-models", tmp_path / "no-logs") == located.folder
