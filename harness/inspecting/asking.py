@@ -93,18 +93,19 @@ def _asking(name: str, model: Costed, place: TokenPlace, why_not: WhyNot) -> Ask
     try:
         method = get_method(name)()
         method.check(model.n_blocks)
-        method = method.bound_to(model.exit_blocks)
-        parts = method.parts(model.n_blocks)
-        asked = parts.asked(model.n_blocks)
-        rows = _rows_read(method, Shape(model.n_blocks, model.exit_blocks)) if asked else 0.0
+        return _asked(method.bound_to(model.exit_blocks), model, place, why_not)
     except UserError as refusal:
         return Asking(name, why_not=str(refusal))
     except Exception as error:  # whatever a method of another distribution raises
         return Asking(name, why_not=f"{type(error).__name__}: {told(error)}")
-    is_fitted = bool(method.fit_params())
-    asking = Asking(name, is_fitted=is_fitted, why_not=why_not(parts, 1), why_alone=why_not(parts, 2))
-    if not asked:
+
+
+def _asked(method: Method, model: Costed, place: TokenPlace, why_not: WhyNot) -> Asking:
+    parts, is_fitted = method.parts(model.n_blocks), bool(method.fit_params())
+    asking = Asking(method.name, is_fitted=is_fitted, why_not=why_not(parts, 1), why_alone=why_not(parts, 2))
+    if not (asked := parts.asked(model.n_blocks)):
         return asking
+    rows = _rows_read(method, Shape(model.n_blocks, model.exit_blocks))
     work = parts.gate.cost(model, asked) + parts.head.cost(model, rows * model.vocab_size)
     in_bytes, in_flops = _shares(work * (1 / len(asked)), model.block_cost(place))
     reads = _reads(parts, method.needs_exit_heads, rows, work)
@@ -134,7 +135,7 @@ class _Never(Threshold):
 
 
 def _rows_read(method: Method, shape: Shape) -> float:
-    """Read-outs over the whole vocabulary of one token that is asked about at every block; its own is not counted."""
+    """Read-outs of the whole head for one token that stays to the end, without the one that it is emitted from."""
     with torch.no_grad():
         trial = Trial(method, shape)
         parts = replace(trial.plain, threshold=_Never())
