@@ -7,7 +7,7 @@ answers one token on the small random decoder of the contracts, made as deep as 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from exitbench.harness.conformance.decoder import PROMPTS, Shape, Trial
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.model.cost import TokenPlace
-from exitbench.methods.base import Cost, KVPolicy, Method, Model, Parts, Threshold
+from exitbench.methods.base import Cost, Method, Model, Parts, Threshold
 from exitbench.methods.registry import get_method, method_names
 
 WhyNot = Callable[[Parts, int], str | None]
@@ -145,19 +145,21 @@ def _rows_read(method: Method, shape: Shape) -> float:
 
 def skippings(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[Skipping, ...]:
     """Return every KV policy that a parameter of some method names, and what it costs on a model."""
-    found: dict[str, Skipping] = {}
+    found: dict[str, list[Parts]] = {}
     for parts, _ in _choices(model):
-        policy = parts.kv_policy
-        if policy.name not in found:
-            shares = _skipped(policy, model, place) if model.n_blocks > 1 else (None, None)
-            found[policy.name] = Skipping(policy.name, *shares, policy.verifies, why_not(parts, 1), why_not(parts, 2))
-    return tuple(found.values())
+        found.setdefault(parts.kv_policy.name, []).append(parts)
+    return tuple(_skipping(parts, model, place, why_not) for parts in found.values())
 
 
-def _skipped(policy: KVPolicy, model: Costed, place: TokenPlace) -> tuple[float, float]:
-    """What one token that leaves a block early costs until one at full depth follows."""
-    block = model.block_cost(place)
-    return _shares(policy.cost(model, [model.n_blocks - 1, model.n_blocks], [block, block]), block)
+def _skipping(having: Sequence[Parts], model: Costed, place: TokenPlace, why_not: WhyNot) -> Skipping:
+    """A policy, by the methods that have it: it can be run where one of them can."""
+    policy, block = having[0].kv_policy, model.block_cost(place)
+    reasons = ([why_not(parts, n_rows) for parts in having] for n_rows in (1, 2))
+    alone, together = (None if None in said else said[0] for said in reasons)
+    if model.n_blocks < 2:
+        return Skipping(policy.name, None, None, policy.verifies, alone, together)
+    work = policy.cost(model, [model.n_blocks - 1, model.n_blocks], [block, block])
+    return Skipping(policy.name, *_shares(work, block), policy.verifies, alone, together)
 
 
 def refused_choices(model: Costed, why_not: WhyNot) -> dict[str, tuple[str, ...]]:
@@ -172,7 +174,7 @@ def refused_choices(model: Costed, why_not: WhyNot) -> dict[str, tuple[str, ...]
 def _choices(model: Costed) -> Iterator[tuple[Parts, str]]:
     """Every method with its defaults, and with each value of a parameter that has a list of them."""
     for cls in map(get_method, method_names()):
-        asked = [({}, "")]
+        asked: list[tuple[dict[str, str], str]] = [({}, "")]
         for field in dataclasses.fields(cls):
             values = field.metadata["choices"]
             asked += [({field.name: value}, f"{field.name} = {value}") for value in values if value != field.default]

@@ -15,6 +15,7 @@ from exitbench.harness.engine.checkpoints.hosted_loading import skeleton
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, read_config
 from exitbench.harness.engine.checkpoints.tokenizer_files import check_vocabulary, load_tokenizer
 from exitbench.harness.engine.hosted.model import HostedTransformer
+from exitbench.harness.engine.hosted.proof import tried
 from exitbench.harness.engine.hosted.stack import Stack, find_stack
 from exitbench.harness.engine.model.cost import TokenPlace
 from exitbench.harness.engine.model.exit_heads import ExitHeads
@@ -39,7 +40,7 @@ class Shape:
         decoder_blocks: L.
         encoder_blocks: 0 of a decoder-only model; None where only an engine could tell.
         width: Of the residual stream.
-        heads: Of queries.
+        heads: Of queries; 0 where the configuration has none.
         kv_heads: Of keys and values.
         head_size: Their width.
         vocabulary: Rows of the LM head.
@@ -181,16 +182,16 @@ def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | N
     engines, checkpoint = try_engines(folder, raw, engine, stored.numel) if is_known and stored else ((), None)
     if engines and engines[0].why_not is not None:
         found.add(engines[0].why_not)
-    stack = _stack(folder, raw, checkpoint)
-    sketch = None if stack is None else Sketch(stack, found.out(lambda: _exit_heads(folder, stack)))
-    shape = None if sketch is None else _shape(sketch, checkpoint)
+    sketch, shape = _described(folder, raw, checkpoint, found)
     tokens = _tokens(folder, raw, checkpoint, shape, found)
-    auto_class = "AutoModelForSeq2SeqLM" if stack is not None and stack.encoder is not None else "AutoModelForCausalLM"
+    auto_class = (
+        "AutoModelForSeq2SeqLM" if sketch is not None and sketch.stack.encoder is not None else "AutoModelForCausalLM"
+    )
     family = raw.get("model_type")
     return Inspection(
         folder=str(folder),
         family=family if isinstance(family, str) else None,
-        model_class=None if stack is None else type(stack.lm).__name__,
+        model_class=None if sketch is None else type(sketch.stack.lm).__name__,
         engines=engines,
         shape=shape,
         tokens=tokens,
@@ -203,14 +204,18 @@ def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | N
     )
 
 
-def _stack(folder: Path, raw: dict[str, Any], checkpoint: Checkpoint | None) -> Stack | None:
-    """Parts of the model in transformers: as loaded, or as config.json alone describes it; None where that fails."""
-    if checkpoint is not None and isinstance(checkpoint.model, HostedTransformer):
-        return checkpoint.model.stack
+def _described(
+    folder: Path, raw: dict[str, Any], checkpoint: Checkpoint | None, found: _Found
+) -> tuple[Sketch, Shape] | tuple[None, None]:
+    """The model as loaded, or as config.json alone describes it; nothing where transformers cannot make one."""
     try:
-        return find_stack(skeleton(folder, raw))
+        with tried(str(raw.get("model_type"))):
+            model = None if checkpoint is None else checkpoint.model
+            stack = model.stack if isinstance(model, HostedTransformer) else find_stack(skeleton(folder, raw))
+            sketch = Sketch(stack, found.out(lambda: _exit_heads(folder, stack)))
+            return sketch, _shape(sketch, checkpoint)
     except UserError:  # said already by whatever tried to load it
-        return None
+        return None, None
 
 
 def _exit_heads(folder: Path, stack: Stack) -> ExitHeads | None:

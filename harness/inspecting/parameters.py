@@ -112,11 +112,13 @@ class Sketch(Headed):
 
 
 def head_shape(stack: Stack) -> tuple[int, int, int]:
-    """Heads of queries, heads of keys and values, and their size, by the configuration."""
+    """Heads of queries, heads of keys and values, and their size, by the configuration; zeros where it has none."""
     config = stack.config if stack.encoder is None else stack.decoder_config
     width = int(stack.head.weight.shape[1])
     names = ("decoder_attention_heads", "num_attention_heads", "num_heads", "n_head")
-    heads = next((n for name in names if isinstance(n := getattr(config, name, None), int)), 1)
+    heads = next((n for name in names if isinstance(n := getattr(config, name, None), int)), 0)
+    if not heads:
+        return 0, 0, 0
     groups = getattr(config, "num_key_value_heads", None)
     sizes = (getattr(config, name, None) for name in ("head_dim", "d_kv"))
     size = next((n for n in sizes if isinstance(n, int)), width // heads)

@@ -241,7 +241,7 @@ def _add_inspect(commands: Commands) -> None:
         "  exitbench inspect checkpoints/mine --engine hosted --context 4000\n"
         "  exitbench inspect checkpoints/mine --format json"
     )
-    about = "Tell what a model is, what runs it, what methods cost on it and what it lacks (exit code 1)."
+    about = "Tell what a model is, what runs it, what methods cost on it; exit status 1 where it cannot run as it is."
     parser = command(commands, "inspect", "inspect:inspect", about, examples)
     parser.add_argument("model", metavar="MODEL", help="folder of a checkpoint, or name or TOML file of a recipe")
     about = "what is to run it, as a suite says it (auto); what is loaded is proved"

@@ -93,8 +93,9 @@ def _lines(found: "Inspection") -> Iterator[str]:
         yield from _told("exit heads", f"{heads.kind}, after blocks {blocks}, {heads.numel:,} parameters")
     if found.shape is not None and found.work is not None:
         yield from _weights(found, found.shape, found.work)
-        yield from _methods(found.work, runs=bool(found.engines) and found.engines[0].why_not is None)
-        yield from _policies(found.work)
+        if not found.engines or found.engines[0].why_not is None:
+            yield from _methods(found.work, runs=bool(found.engines))
+            yield from _policies(found.work)
     yield from _lacks(found)
 
 
@@ -122,7 +123,7 @@ def _engines(found: "Inspection") -> str:
 def _shape(shape: "Shape") -> Iterator[str]:
     encoder = "" if shape.encoder_blocks == 0 else f"{shape.encoder_blocks or 'an unknown number of'} in the encoder, "
     positions = "without end" if shape.positions is None else f"{shape.positions:,}"
-    heads = f"{number_of(shape.heads, 'head')} of {shape.head_size}"
+    heads = f"{number_of(shape.heads, 'head')} of {shape.head_size}" if shape.heads else "no heads"
     keys = "" if shape.kv_heads == shape.heads else f" ({shape.kv_heads} of keys and values)"
     yield from _told(
         "blocks",

@@ -6,6 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from exitbench.harness.cli.commands.inspect import model_folder
 from exitbench.harness.cli.main import main
@@ -29,7 +31,28 @@ def test_a_shipped_model_takes_one_screen(capsys: pytest.CaptureFixture[str]) ->
     assert "exit heads  linear, after blocks 2, 4, 6, 121,125 parameters" in lines
     assert any(line.startswith("calm-softmax") and line.endswith("yes") for line in lines)
     assert any(line.startswith("mee-lstm") and line.endswith("after a fit") for line in lines)
-    assert "state-copy 14" in said.out or "state-copy 12" in said.out
+
+
+def test_a_model_whose_rows_are_decoded_one_by_one_is_told_so_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = transformers.BartConfig(
+        **dict.fromkeys(("vocab_size", "max_position_embeddings"), 80),
+        **dict.fromkeys(("d_model", "decoder_ffn_dim"), 16),
+        **dict.fromkeys(("encoder_layers", "decoder_layers", "decoder_attention_heads"), 2),
+        is_decoder=True,
+        is_encoder_decoder=False,
+    )
+    reference = transformers.BartForCausalLM(config)
+    for parameter in reference.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3
+    reference.save_pretrained(tmp_path)
+    assert main(["inspect", str(tmp_path)]) == 1  # it has no tokenizer
+    said = " ".join(capsys.readouterr().out.split())
+    assert "hosted, proved; lean: no (" in said
+    assert "yes, row by row" in said
+    assert said.count("this model counts positions with their padding") == 1
+    assert "no tokenizer, see below" in said
 
 
 def test_json_is_all_that_is_known(causal_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +81,7 @@ def test_what_is_missing_is_told_last_and_by_the_exit_code(
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ("nowhere", "'nowhere' is neither a folder nor the name of a recipe."),
+        ("nowhere", "there is no folder 'nowhere' and no recipe of that name. Allowed: builtin-causal,"),
         ("builtin-wieghted", "Did you mean 'builtin-weighted'?"),
         ("builtin-weighted@7", "is a recipe that is not trained yet. Train it: exitbench train builtin-weighted@7."),
         (".", "not a Hugging Face checkpoint folder (no config.json)"),
