@@ -184,9 +184,8 @@ def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | N
         found.add(engines[0].why_not)
     sketch, shape = _described(folder, raw, checkpoint, found)
     tokens = _tokens(folder, raw, checkpoint, shape, found)
-    auto_class = (
-        "AutoModelForSeq2SeqLM" if sketch is not None and sketch.stack.encoder is not None else "AutoModelForCausalLM"
-    )
+    is_seq2seq = sketch is not None and sketch.stack.encoder is not None
+    auto_class = "AutoModelForSeq2SeqLM" if is_seq2seq else "AutoModelForCausalLM"
     family = raw.get("model_type")
     return Inspection(
         folder=str(folder),

@@ -111,12 +111,13 @@ def _engines(found: "Inspection") -> str:
     for tried, is_chosen in zip(found.engines, (True, False), strict=True):
         if tried.why_not is not None:
             said.append(f"{tried.engine}: no, see below" if is_chosen else f"{tried.engine}: no ({tried.why_not})")
-        elif tried.is_proved:
-            said.append(f"{tried.engine}, proved" if tried.engine == "hosted" else tried.engine)
-        elif is_chosen:
-            said.append(f"{tried.engine}, not proved: too large to be loaded here beside everything else")
+        elif not is_chosen:
+            proof = "" if tried.is_proved else f", not proved (--engine {tried.engine} does)"
+            said.append(f"{tried.engine} reads it too{proof}")
+        elif tried.engine == "lean":
+            said.append("lean")
         else:
-            said.append(f"{tried.engine} reads it too, not proved (--engine {tried.engine} does)")
+            said.append("hosted, proved" if tried.is_proved else "hosted, not proved: too large to be loaded here")
     return "; ".join(said)
 
 
@@ -158,7 +159,8 @@ def _weights(found: "Inspection", shape: "Shape", work: "Work") -> Iterator[str]
         f"reads {_sizes(blocks + work.head_weights)} of weights at full depth: as float32, "
         f"{data_size(work.block_weights * _FLOAT32)} a block, {data_size(work.head_weights * _FLOAT32)} the LM head",
     )
-    cached = work.kv_per_token
+    if not (cached := work.kv_per_token):
+        return
     of = " of the answer, and as much of the source" if work.source else ""
     yield from _told("KV cache", f"a token{of}: {_sizes(cached)}; 1,000 tokens: {_sizes(1000 * cached)}")
 
@@ -178,8 +180,9 @@ def _methods(work: "Work", runs: bool) -> Iterator[str]:
         yield "(by config.json alone, as if all weights of a block were read)"
     yield f"{'method':24}{'reads':34}{'bytes':>9}{'FLOPs':>9}  on this model"
     for asking in work.methods:
+        reads = asking.reads if asking.why_not is None else "–"
         yield (
-            f"{asking.method:24}{asking.reads:34}{_percent(asking.bytes_share):>9}{_percent(asking.flops_share):>9}  "
+            f"{asking.method:24}{reads:34}{_percent(asking.bytes_share):>9}{_percent(asking.flops_share):>9}  "
             f"{_possible(asking) if runs or asking.why_not else '–'}"
         ).rstrip()
     yield from _reasons([(asking.method, asking.why_not) for asking in work.methods])
@@ -218,7 +221,11 @@ def _policies(work: "Work") -> Iterator[str]:
     if not all(reason for _, reason in alone):  # else the methods have said so
         yield from _reasons(alone, "; row by row: ")
     for reason, choices in work.refused_choices.items():
-        yield _item(f"not {', '.join(choices)}: {reason}")
+        values: dict[str, list[str]] = {}
+        for name, _, value in (choice.partition(" = ") for choice in choices):
+            values.setdefault(name, []).append(value)
+        said = "; ".join(f"{name} = {', '.join(of_it)}" for name, of_it in values.items())
+        yield _item(f"not {said}: {reason}")
 
 
 def _policy(policy: "Skipping") -> str:

@@ -55,6 +55,15 @@ def test_a_model_whose_rows_are_decoded_one_by_one_is_told_so_once(
     assert "no tokenizer, see below" in said
 
 
+def test_values_that_the_engine_refuses_are_told_by_their_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    """What an encoder-decoder of this family scales its states by is its own code."""
+    assert main(["inspect", "builtin-vanilla", "--engine", "hosted"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "hosted, proved; lean reads it too" in said
+    assert "- not head = pruned-fixed, pruned-decaying, " in said
+    assert said.count("single rows of the LM head") == 1
+
+
 def test_json_is_all_that_is_known(causal_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(causal_model), "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
