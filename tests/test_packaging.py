@@ -168,7 +168,7 @@ def test_imports_within_the_project_go_one_way(folder: str) -> None:
 STOREYS = {
     "exitbench.harness": (
         *("reading", "processes", "cells", "engine", "conformance"),
-        *("training", "planning", "running", "afterwards", "cli", "api"),
+        *("training", "planning", "inspecting", "running", "afterwards", "cli", "api"),
     ),
     "exitbench.harness.engine": ("model", "hosted", "checkpoints", "decoding", "static"),
     "exitbench.results": (

@@ -23,6 +23,7 @@ start here:
   exitbench plan builtin              what the built-in suite would run
   exitbench run builtin --limit 20    20 documents a task: table, report, database
   exitbench sql --queries             what can be asked of the results
+  exitbench inspect builtin-weighted  what a model is, and what methods cost on it
 
 A suite is a TOML file; `exitbench list suites` names those that come along. It
 can name tasks, methods, recipes (list models) and checkpoints (list families).

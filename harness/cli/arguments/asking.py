@@ -1,9 +1,10 @@
-"""Commands that show what there is: report, show, check, claims, sql, compare, replay, status, env, verify, list."""
+"""Commands that show what there is: report, show, check, sql, compare, status, inspect, list and others."""
 
 from argparse import ArgumentTypeError
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
+from exitbench.harness.cells.cell import EngineChoice
 from exitbench.harness.cli.arguments.common import (
     Commands,
     add_data_dir,
@@ -31,6 +32,7 @@ def add_commands(commands: Commands) -> None:
     _add_status(commands)
     _add_env(commands)
     _add_verify(commands)
+    _add_inspect(commands)
     _add_list(commands)
 
 
@@ -230,6 +232,24 @@ def _add_verify(commands: Commands) -> None:
     add_data_dir(parser, "that were answered")
     add_runs(parser)
     add_threads(parser, default="as the stored run")
+
+
+def _add_inspect(commands: Commands) -> None:
+    examples = (
+        "  exitbench inspect checkpoints/mine\n"
+        "  exitbench inspect builtin-weighted\n"
+        "  exitbench inspect checkpoints/mine --engine hosted --context 4000\n"
+        "  exitbench inspect checkpoints/mine --format json"
+    )
+    about = "Tell what a model is, what runs it, what methods cost on it; exit status 1 where it cannot run as it is."
+    parser = command(commands, "inspect", "inspect:inspect", about, examples)
+    parser.add_argument("model", metavar="MODEL", help="folder of a checkpoint, or name or TOML file of a recipe")
+    about = "what is to run it, as a suite says it (auto); what is loaded is proved"
+    parser.add_argument("--engine", choices=get_args(EngineChoice), default="auto", help=about)
+    about = "tokens before the one whose cost is told (1000, or as many as the model has positions)"
+    parser.add_argument("--context", type=up_to(_MOST_TOKENS), metavar="N", help=about)
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="one screen of text, or all as JSON")
+    add_runs(parser)
 
 
 def _add_list(commands: Commands) -> None:

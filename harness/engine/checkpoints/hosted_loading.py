@@ -168,3 +168,25 @@ def _refuse(folder: Path, what: str, names: Iterable[str], cls: Any) -> None:
             f"{folder}: {count} {what}: {listed(found)} ({cls.__name__}). The model would be another than was trained, "
             "so it is not read."
         )
+
+
+def skeleton(folder: Path, raw: dict[str, Any]) -> Any:
+    """The model of transformers that config.json describes, on ``meta``: shapes without weights.
+
+    Args:
+        folder: The checkpoint's; nothing but config.json is needed.
+        raw: What that says.
+
+    Raises:
+        UserError: transformers has no such model, or cannot make one with these values.
+    """
+    path = folder / CONFIG
+    if not isinstance(raw.get("model_type"), str) or not text_models(raw["model_type"]):
+        raise UserError(f"{path}: model_type {shortened(raw.get('model_type'))} is not one that generates text.")
+    config = _config(path, raw)
+    cls = _class_for(path, raw, config)
+    try:
+        with torch.device("meta"):
+            return cls._from_config(config)
+    except Exception as error:  # whatever the family's own code raises for values that do not fit together
+        raise UserError(f"{path}: transformers cannot make {cls.__name__} of it ({told(error)}).") from error

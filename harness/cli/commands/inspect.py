@@ -1,0 +1,254 @@
+"""``exitbench inspect``: what a model is, what runs it, what methods cost on it, and what it lacks."""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Final
+
+from exitbench.errors import UserError, suggestion
+from exitbench.harness.cli.commands.folders import Runs
+from exitbench.harness.cli.commands.words import data_size
+from exitbench.terminal import number_of, one_screen, tell
+
+if TYPE_CHECKING:
+    from exitbench.harness.inspecting.asking import Asking, Skipping
+    from exitbench.harness.inspecting.inspection import Inspection, Shape, Work
+
+_WIDTH: Final = 100
+_LABEL: Final = 12
+_FLOAT32, _BFLOAT16 = 4, 2
+"""Bytes of a number."""
+_NO_BREAK: Final = "\N{NO-BREAK SPACE}"
+
+
+def inspect(arguments: Namespace) -> int:
+    """Print what is known of a model; return 1 where it cannot be run as it is.
+
+    Raises:
+        UserError: There is no such model, or its configuration cannot be read.
+    """
+    folder = model_folder(arguments.model, Runs(arguments.runs).models)
+    from transformers.utils import logging
+
+    from exitbench.harness.inspecting.inspection import inspect_folder
+
+    logging.disable_progress_bar()
+    found = inspect_folder(folder, arguments.engine, arguments.context)
+    if arguments.format == "json":
+        print(json.dumps(asdict(found), indent=1))
+    else:
+        tell("\n".join(_lines(found)), sys.stdout)
+    return 1 if found.lacks else 0
+
+
+def model_folder(written: str, models_dir: Path) -> Path:
+    """Return the folder of a model as people write it: a checkpoint's folder, or a recipe by its name or file.
+
+    Args:
+        written: What was given.
+        models_dir: Where trained recipes lie, beside those that come along.
+
+    Raises:
+        UserError: There is none, or it is not trained yet.
+    """
+    from exitbench.harness.training import find_trained, load_recipe, recipe_names
+    from exitbench.harness.training.store import SHIPPED
+
+    path = Path(written)
+    if path.is_dir():
+        return path
+    is_recipe = written.partition("@")[0] in recipe_names()
+    if not is_recipe and path.suffix != ".toml":
+        raise UserError(
+            f"there is no folder {written!r} and no recipe of that name.{suggestion(written, recipe_names())}"
+        )
+    folder = find_trained(load_recipe(written if is_recipe else path), models_dir, SHIPPED)
+    if folder is None:
+        raise UserError(f"{written} is a recipe that is not trained yet. Train it: exitbench train {written}.")
+    return folder
+
+
+# -------------------------------------------------------------------------------------------------------- the screen
+
+
+def _lines(found: "Inspection") -> Iterator[str]:
+    yield found.folder
+    yield from _told("family", f"{found.family or 'not known'} ({found.model_class or 'no class of transformers'})")
+    yield from _told("engine", _engines(found))
+    if found.shape is not None:
+        yield from _shape(found.shape)
+    yield from _told("tokens", _tokens(found))
+    if found.stored is not None:
+        stored = found.stored
+        formats = ", ".join(f"{numel:,} {name}" for name, numel in stored.numel_by_format.items())
+        many = f"{number_of(stored.n_tensors, 'tensor')} in {number_of(len(stored.files), 'file')}"
+        yield from _told("stored", f"{data_size(stored.size_bytes)}, {many}: {formats}")
+    if found.exit_heads is not None:
+        heads = found.exit_heads
+        blocks = ", ".join(map(str, heads.blocks))
+        yield from _told("exit heads", f"{heads.kind}, after blocks {blocks}, {heads.numel:,} parameters")
+    if found.shape is not None and found.work is not None:
+        yield from _weights(found, found.shape, found.work)
+        if not found.engines or found.engines[0].why_not is None:
+            yield from _methods(found.work, runs=bool(found.engines))
+            yield from _policies(found.work)
+    yield from _lacks(found)
+
+
+def _told(label: str, text: str) -> Iterator[str]:
+    """A line with its label in front; what is too long goes on under the text."""
+    yield fill(text, _WIDTH, initial_indent=label.ljust(_LABEL), subsequent_indent=" " * _LABEL, break_on_hyphens=False)
+
+
+def _engines(found: "Inspection") -> str:
+    if not found.engines:
+        return "not tried, see below"
+    said = []
+    for tried, is_chosen in zip(found.engines, (True, False), strict=True):
+        if tried.why_not is not None:
+            said.append(f"{tried.engine}: no, see below" if is_chosen else f"{tried.engine}: no ({tried.why_not})")
+        elif not is_chosen:
+            proof = "" if tried.is_proved else f", not proved (--engine {tried.engine} does)"
+            said.append(f"{tried.engine} reads it too{proof}")
+        elif tried.engine == "lean":
+            said.append("lean")
+        else:
+            said.append("hosted, proved" if tried.is_proved else "hosted, not proved: too large to be loaded here")
+    return "; ".join(said)
+
+
+def _shape(shape: "Shape") -> Iterator[str]:
+    encoder = "" if shape.encoder_blocks == 0 else f"{shape.encoder_blocks or 'an unknown number of'} in the encoder, "
+    positions = "without end" if shape.positions is None else f"{shape.positions:,}"
+    heads = f"{number_of(shape.heads, 'head')} of {shape.head_size}" if shape.heads else "no heads"
+    keys = "" if shape.kv_heads == shape.heads else f" ({shape.kv_heads} of keys and values)"
+    yield from _told(
+        "blocks",
+        f"{encoder}{shape.decoder_blocks} in the decoder, width {shape.width:,}, {heads}{keys}, positions {positions}",
+    )
+    parts = shape.parameters
+    named = {"encoder": parts.encoder, "decoder blocks": parts.blocks, "LM head": parts.head, "other": parts.other}
+    rest = ", ".join(f"{name} {numel:,}" for name, numel in named.items() if numel)
+    tied = " (the LM head too)" if parts.is_tied else ""
+    yield from _told("parameters", f"{parts.total:,}: embedding {parts.embedding:,}{tied}, {rest}")
+
+
+def _tokens(found: "Inspection") -> str:
+    tokens, vocabulary = found.tokens, "" if found.shape is None else f"vocabulary {found.shape.vocabulary:,}, "
+    start = "" if tokens.start_id is None else f"answers start with {tokens.start_id}, "
+    ends = "ends not known"
+    if tokens.end_ids is not None:
+        ids = ", ".join(map(str, tokens.end_ids))
+        ends = f"end with {ids}" if ids else "no end: every answer runs to its budget"
+    if tokens.tokenizer is None:
+        return f"{vocabulary}{start}{ends}; no tokenizer, see below"
+    chat = "a chat template" if tokens.has_chat_template else "no chat template"
+    return f"{vocabulary}{start}{ends}; {tokens.tokenizer} of {tokens.n_tokens:,} tokens, {chat}"
+
+
+def _weights(found: "Inspection", shape: "Shape", work: "Work") -> Iterator[str]:
+    numel = shape.parameters.total + (found.exit_heads.numel if found.exit_heads else 0)
+    blocks = shape.decoder_blocks * work.block_weights
+    yield from _told("to load", _sizes(numel))
+    yield from _told(
+        "one token",
+        f"reads {_sizes(blocks + work.head_weights)} of weights at full depth: as float32, "
+        f"{data_size(work.block_weights * _FLOAT32)} a block, {data_size(work.head_weights * _FLOAT32)} the LM head",
+    )
+    if not (cached := work.kv_per_token):
+        return
+    of = " of the answer, and as much of the source" if work.source else ""
+    yield from _told("KV cache", f"a token{of}: {_sizes(cached)}; 1,000 tokens: {_sizes(1000 * cached)}")
+
+
+def _sizes(numel: float) -> str:
+    return f"{data_size(numel * _FLOAT32)} (bfloat16: {data_size(numel * _BFLOAT16)})"
+
+
+# -------------------------------------------------------------------------------------------------------- the tables
+
+
+def _methods(work: "Work", runs: bool) -> Iterator[str]:
+    source = f" and {work.source:,} of source" if work.source else ""
+    yield ""
+    yield f"A gate's mean work a block asked, in blocks run, at {work.context:,} tokens of context{source}:"
+    if not work.is_counted:
+        yield "(by config.json alone, as if all weights of a block were read)"
+    yield f"{'method':24}{'reads':34}{'bytes':>9}{'FLOPs':>9}  on this model"
+    for asking in work.methods:
+        reads = asking.reads if asking.why_not is None else "–"
+        yield (
+            f"{asking.method:24}{reads:34}{_percent(asking.bytes_share):>9}{_percent(asking.flops_share):>9}  "
+            f"{_possible(asking) if runs or asking.why_not else '–'}"
+        ).rstrip()
+    yield from _reasons([(asking.method, asking.why_not) for asking in work.methods])
+    if runs:
+        alone = [(asking.method, asking.why_alone) for asking in work.methods if asking.why_not is None]
+        yield from _reasons(alone, "; row by row: ")
+
+
+def _possible(asking: "Asking") -> str:
+    if asking.why_not is not None:
+        return "no, see below"
+    said = ["after a fit" if asking.is_fitted else "yes"]
+    said += [] if asking.n_asked else ["asks nowhere"]
+    said += [] if asking.why_alone is None else ["row by row"]
+    return ", ".join(said)
+
+
+def _reasons(said: Sequence[tuple[str, str | None]], between: str = ": ") -> Iterator[str]:
+    """Each reason once, with all that it is about."""
+    about: dict[str, list[str]] = {}
+    for name, reason in said:
+        if reason is not None:
+            about.setdefault(reason, []).append(name)
+    for reason, names in about.items():
+        every = "every method" if len(names) == len(said) and len(names) > 1 else ", ".join(names)
+        yield _item(f"{every}{between}{reason}")
+
+
+def _policies(work: "Work") -> Iterator[str]:
+    yield ""
+    costs = ", ".join(map(_policy, work.kv_policies))
+    about = "KV policies, bytes/FLOPs of a skipped block until a token at full depth has followed, in blocks run: "
+    yield fill(f"{about}{costs}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False).replace(_NO_BREAK, " ")
+    yield from _reasons([(policy.policy, policy.why_not) for policy in work.kv_policies])
+    alone = [(p.policy, None if p.why_not else p.why_alone) for p in work.kv_policies]
+    if not all(reason for _, reason in alone):  # else the methods have said so
+        yield from _reasons(alone, "; row by row: ")
+    for reason, choices in work.refused_choices.items():
+        values: dict[str, list[str]] = {}
+        for name, _, value in (choice.partition(" = ") for choice in choices):
+            values.setdefault(name, []).append(value)
+        said = "; ".join(f"{name} = {', '.join(of_it)}" for name, of_it in values.items())
+        yield _item(f"not {said}: {reason}")
+
+
+def _policy(policy: "Skipping") -> str:
+    verifies = f"{_NO_BREAK}and{_NO_BREAK}verification" if policy.verifies else ""
+    return f"{policy.policy}{_NO_BREAK}{_percent(policy.bytes_share)}/{_percent(policy.flops_share)}{verifies}"
+
+
+def _percent(share: float | None) -> str:
+    if share is None:
+        return "–"
+    return f"{100 * share:.3g}%" if share < 1 else f"{100 * share:,.0f}%"
+
+
+def _lacks(found: "Inspection") -> Iterator[str]:
+    if found.lacks:
+        yield ""
+        yield "It cannot be run as it is:"
+    yield from (_item(one_screen(message)) for message in found.lacks)
+    if found.convert is not None:
+        yield _item("To convert the pickle yourself, in an environment that you trust (opening one can run its code):")
+        yield f"    {found.convert}"
+    yield from (_item(remark) for remark in found.remarks)
+
+
+def _item(text: str) -> str:
+    return fill(f"- {text}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)

@@ -1,0 +1,80 @@
+"""Which engines run a checkpoint: each is tried, with weights where they fit, and says itself what it refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import EngineChoice, EngineName
+from exitbench.harness.engine.checkpoints.files import CONFIG
+from exitbench.harness.engine.checkpoints.loading import Checkpoint, engine_for, load_checkpoint
+from exitbench.harness.engine.hosted.model import HostedTransformer
+
+_ENGINES: Final[tuple[EngineName, ...]] = ("lean", "hosted")
+_SHARE: Final = 0.25
+"""Of the memory that is free, for weights in float32: they are there twice while they are read."""
+_FLOAT32_BYTES: Final = 4
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of trying an engine.
+
+    Attributes:
+        engine: Which.
+        why_not: Its own words where it refuses; None where it runs the model.
+        is_proved: Whether what it computes is known to be right: of the lean engine always, of the hosted one where
+            weights were loaded.
+    """
+
+    engine: EngineName
+    why_not: str | None
+    is_proved: bool
+
+
+def try_engines(
+    folder: Path, raw: dict[str, Any], choice: EngineChoice, numel: int
+) -> tuple[tuple[Tried, ...], Checkpoint | None]:
+    """Try the engine that is chosen, and whether the other would read the checkpoint.
+
+    Args:
+        folder: The checkpoint.
+        raw: Its config.json.
+        choice: As a suite says it.
+        numel: Numbers in its files.
+
+    Returns:
+        The engine chosen and the other, and what the chosen one loaded; None where it refuses.
+    """
+    try:
+        chosen = engine_for(folder / CONFIG, raw, choice)
+    except UserError:  # a family that the lean engine does not have: it says so again where it is tried
+        chosen = "lean"
+    fits = numel * _FLOAT32_BYTES <= _SHARE * free_bytes()
+    first, checkpoint = _try(folder, chosen, "cpu" if chosen == "hosted" and fits else "meta")
+    other, _ = _try(folder, next(engine for engine in _ENGINES if engine != chosen), "meta")
+    return (first, other), checkpoint
+
+
+def _try(folder: Path, engine: EngineName, device: str) -> tuple[Tried, Checkpoint | None]:
+    try:
+        checkpoint = load_checkpoint(folder, device=device, engine=engine)
+    except UserError as refusal:
+        return Tried(engine, str(refusal), False), None
+    is_proved = not isinstance(checkpoint.model, HostedTransformer) or device != "meta"
+    return Tried(engine, None, is_proved), checkpoint
+
+
+def free_bytes() -> int:
+    """Memory that can be had without swapping, in bytes."""
+    try:
+        found = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text("ascii"), re.MULTILINE)
+    except OSError:
+        found = None
+    if found is not None:
+        return int(found[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

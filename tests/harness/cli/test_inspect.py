@@ -1,0 +1,119 @@
+"""``exitbench inspect``: one screen on a model, its exit codes, and how a model is written."""
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from exitbench.harness.cli.commands.inspect import model_folder
+from exitbench.harness.cli.main import main
+from exitbench.harness.inspecting.inspection import inspect_folder
+from exitbench.harness.training.store import SHIPPED
+
+SCREEN_LINES, SCREEN_WIDTH = 48, 100
+
+
+def test_a_shipped_model_takes_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "builtin-exit-heads"]) == 0
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert said.err == ""
+    assert len(lines) <= SCREEN_LINES
+    assert max(map(len, lines)) <= SCREEN_WIDTH
+    assert lines[0].startswith(str(SHIPPED / "builtin-exit-heads-"))
+    labels = [line[:12].strip() for line in lines[1:] if line and not line.startswith(" ")]
+    assert labels[:5] == ["family", "engine", "blocks", "parameters", "tokens"]
+    assert "engine      lean; hosted reads it too, not proved (--engine hosted does)" in lines
+    assert "exit heads  linear, after blocks 2, 4, 6, 121,125 parameters" in lines
+    assert any(line.startswith("calm-softmax") and line.endswith("yes") for line in lines)
+    assert any(line.startswith("mee-lstm") and line.endswith("after a fit") for line in lines)
+
+
+def test_a_model_whose_rows_are_decoded_one_by_one_is_told_so_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = transformers.BartConfig(
+        **dict.fromkeys(("vocab_size", "max_position_embeddings"), 80),
+        **dict.fromkeys(("d_model", "decoder_ffn_dim"), 16),
+        **dict.fromkeys(("encoder_layers", "decoder_layers", "decoder_attention_heads"), 2),
+        is_decoder=True,
+        is_encoder_decoder=False,
+    )
+    reference = transformers.BartForCausalLM(config)
+    for parameter in reference.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3
+    reference.save_pretrained(tmp_path)
+    assert main(["inspect", str(tmp_path)]) == 1  # it has no tokenizer
+    said = " ".join(capsys.readouterr().out.split())
+    assert "hosted, proved; lean: no (" in said
+    assert "yes, row by row" in said
+    assert said.count("this model counts positions with their padding") == 1
+    assert "no tokenizer, see below" in said
+
+
+def test_values_that_the_engine_refuses_are_told_by_their_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    """What an encoder-decoder of this family scales its states by is its own code."""
+    assert main(["inspect", "builtin-vanilla", "--engine", "hosted"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "hosted, proved; lean reads it too" in said
+    assert "- not head = pruned-fixed, pruned-decaying, " in said
+    assert said.count("single rows of the LM head") == 1
+
+
+def test_json_is_all_that_is_known(causal_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(causal_model), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads(json.dumps(asdict(inspect_folder(causal_model))))
+
+
+def test_what_is_missing_is_told_last_and_by_the_exit_code(
+    causal_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(causal_model, tmp_path / "model")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert main(["inspect", str(folder)]) == 1
+    said = capsys.readouterr().out
+    told = said.partition("It cannot be run as it is:\n")[2].splitlines()
+    assert told[0].startswith(f"- {folder}: no model.safetensors")
+    assert told[-2] == (
+        "- To convert the pickle yourself, in an environment that you trust (opening one can run its code):"
+    )
+    assert told[-1] == f"    {inspect_folder(folder).convert}"
+    assert "engine      not tried, see below" in said
+    assert "(by config.json alone, as if all weights of a block were read)" in said
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("nowhere", "there is no folder 'nowhere' and no recipe of that name. Allowed: builtin-causal,"),
+        ("builtin-wieghted", "Did you mean 'builtin-weighted'?"),
+        ("builtin-weighted@7", "is a recipe that is not trained yet. Train it: exitbench train builtin-weighted@7."),
+        (".", "not a Hugging Face checkpoint folder (no config.json)"),
+    ],
+)
+def test_what_is_no_model_is_told_on_one_screen(
+    model: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["inspect", model]) == 2
+    said = capsys.readouterr()
+    assert says in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+def test_a_model_is_a_folder_before_it_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert model_folder("builtin-free", tmp_path).parent == SHIPPED
+    (tmp_path / "builtin-free").mkdir()
+    assert model_folder("builtin-free", tmp_path) == Path("builtin-free")
+
+
+def test_a_trained_recipe_is_found_below_runs(tmp_path: Path) -> None:
+    (shipped,) = SHIPPED.glob("builtin-free-*")
+    trained = shutil.copytree(shipped, tmp_path / "models" / shipped.name)
+    assert model_folder("builtin-free", tmp_path / "models") == trained
