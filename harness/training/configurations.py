@@ -1,4 +1,4 @@
-"""Configurations of transformers by the words of a recipe, for families whose configurations hold nothing else of it."""
+"""Configurations of transformers by the words of a recipe, for families without a model of their own in `models`."""
 
 from __future__ import annotations
 

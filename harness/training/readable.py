@@ -1,8 +1,8 @@
 """Hidden states of every decoder block of a transformers model, teacher-forced, at the positions of the labels.
 
 Models are recognised by their parts (one list of blocks, an LM head), not by their family. transformers returns
-(embedding, block 1, .., block L), and only the last of these has been through what the decoder does after its last block
-(its ending): a final norm in most families, dropout in some, nothing where blocks end in norms of their own.
+(embedding, block 1, .., block L), and only the last of these has been through the decoder's ending, which is what it
+does after its last block: a final norm in most families, dropout in some, nothing where blocks end in their own norms.
 """
 
 from collections.abc import Mapping
@@ -167,6 +167,6 @@ def check_read_out(model: Any) -> None:
     ours = states.logits_NV(len(states.normed))
     if (difference := float((ours - wanted).abs().max())) > 1e-3 * float(wanted.abs().max()):
         raise UserError(
-            f"model_type {model.config.model_type!r}: its logits are not those of its decoder's ending and LM head (they "
-            f"differ by up to {difference:.3g}: a scale or a soft cap comes after them), so its blocks cannot be trained."
+            f"model_type {model.config.model_type!r}: its logits are not those of its decoder's ending and LM head, but "
+            f"differ by {difference:.3g} (a scale or a soft cap comes after them), so its blocks cannot be trained."
         )

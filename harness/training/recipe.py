@@ -351,7 +351,8 @@ def _check_positions(recipe: Recipe, top: Table) -> None:
     made, longest = recipe.architecture, recipe.optimisation.max_tokens
     if made is not None and made.family not in {"t5", *_DECODER_ONLY} and longest > made.max_positions:
         raise top.table("architecture").error(
-            "max_positions", f"is {made.max_positions}, but [optimisation] max_tokens is {longest}. Allowed: as many or more."
+            "max_positions",
+            f"is {made.max_positions}, but [optimisation] max_tokens is {longest}. Allowed: as many or more.",
         )
 
 
@@ -405,7 +406,9 @@ def _architecture(table: Table) -> ArchitectureRecipe:
     if architecture.neighbour_heads:
         raise table.error("neighbour_heads", f"must be 0 or left out: {family} begins at random.")
     if architecture.d_kv * n_heads != architecture.d_model:
-        raise table.error("d_kv", f"must be d_model / num_heads = {architecture.d_model / n_heads:g}: {family} has no other.")
+        raise table.error(
+            "d_kv", f"must be d_model / num_heads = {architecture.d_model / n_heads:g}: {family} has no other."
+        )
     if family in _DECODER_ONLY and architecture.d_kv % 8:
         raise table.error("d_kv", f"must be a multiple of 8: {family} turns a part of each head by its position.")
     return architecture
