@@ -164,9 +164,10 @@ def check_read_out(model: Any) -> None:
     model.train(training)
     # A causal model's last token predicts no label.
     wanted = (own if model.config.is_encoder_decoder else own[:, :-1]).flatten(0, 1)
-    ours = states.logits_NV(len(states.normed))
-    if (difference := float((ours - wanted).abs().max())) > 1e-3 * float(wanted.abs().max()):
+    difference = float((states.logits_NV(len(states.normed)) - wanted).abs().max())
+    if not difference <= 1e-3 * float(wanted.abs().max()):
+        family = model.config.model_type
         raise UserError(
-            f"model_type {model.config.model_type!r}: its logits are not those of its decoder's ending and LM head, but "
-            f"differ by {difference:.3g} (a scale or a soft cap comes after them), so its blocks cannot be trained."
+            f"model_type {family!r}: its logits are not those of its decoder's ending and LM head (off by "
+            f"{difference:.3g}: a scale or a soft cap comes after them), so its blocks cannot be trained."
         )
