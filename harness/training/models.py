@@ -142,7 +142,7 @@ def read_model(folder: Path) -> tuple[transformers.PreTrainedModel, PreTrainedTo
         UserError: Not a checkpoint of a supported family, or its blocks cannot be read out as its last one is.
     """
     read_config(folder)  # says what is supported
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     model = _auto(config).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, use_safetensors=True
     )

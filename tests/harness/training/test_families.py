@@ -15,8 +15,9 @@ from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.training import ensure_trained, load_recipe
 from exitbench.harness.training.data import make_tokenizer
+from exitbench.harness.training.losses import block_weights
 from exitbench.harness.training.models import new_model
-from exitbench.harness.training.objective import ExitHeadsObjective
+from exitbench.harness.training.objective import ExitHeadsObjective, JointObjective
 from exitbench.harness.training.optimizers import make_optimizer
 from exitbench.harness.training.readable import decoder_states
 from exitbench.harness.training.recipe import ArchitectureRecipe, ExitHeadsRecipe, OptimisationRecipe, TokenizerRecipe
@@ -82,7 +83,7 @@ def test_a_familys_checkpoint_answers_the_same_in_transformers_and_here(trained:
     wanted = generated(model, prompts)
     assert answers(ours, prompts, baseline_method()()) == wanted
     assert answers(ours, prompts, get_method("calm-softmax").from_params({"threshold": 1.0})) == wanted
-    assert len(set(map(tuple, wanted))) > 1, "a model that has learned nothing would prove nothing"
+    assert len({token for answer in wanted for token in answer}) > 2, "one token again and again would prove little"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -125,6 +126,26 @@ def test_a_new_models_answers_begin_with_padding_and_no_token_is_forced(family: 
     assert model.config.max_position_embeddings == 64
     dropouts = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
     assert 0.3 in dropouts | {getattr(model.get_decoder(), "dropout", None)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_of_the_last_block_is_that_of_transformers(family: str) -> None:
+    """Biases included: a head's own, and one that published translators have beside it."""
+    model = noisy(made(family))
+    if family in ENCODER_DECODERS:
+        model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(0))
+    tokens = torch.arange(3, 19)[None]
+    batch = {"input_ids": tokens, "labels": tokens.flip(1)}
+    loss, _ = JointObjective(block_weights(3, "last"), label_smoothing=0.0)(model, batch, 0)
+    torch.testing.assert_close(loss, model(**batch).loss)
+
+
+def noisy(model: Any) -> Any:
+    """Norms and biases, too, away from where they begin; without dropout."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
 
 
 def made(family: str) -> Any:
@@ -181,9 +202,7 @@ def test_exit_heads_on_a_frozen_decoder_are_read_by_the_engine(
 @pytest.mark.parametrize("family", CAUSAL)
 def test_a_copied_head_reads_out_as_the_model_does(family: str) -> None:
     """Norm and bias included."""
-    model = made(family).eval()
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+    model = noisy(made(family))
     objective = ExitHeadsObjective(ExitHeadsRecipe(count=2, init="copy", entropy_weight=0.0), model, 0)
     tokens = torch.arange(3, 19)[None]
     batch = {"input_ids": tokens, "labels": tokens}
