@@ -106,18 +106,24 @@ def _at_least_fp32(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def head_loss(states: Tensor, head: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Mean cross-entropy in nats of one block; equals `F.cross_entropy(states @ head.T, target)`.
+def head_loss(
+    states: Tensor, head: Tensor, target: Tensor, label_smoothing: float = 0.0, bias: Tensor | None = None
+) -> Tensor:
+    """Mean cross-entropy in nats of one block; equals `F.cross_entropy(states @ head.T + bias, target)`.
 
     Args:
         states: What the head reads, [N, d_model].
         head: The shared head, [V, d_model].
         target: Gold ids, [N].
         label_smoothing: Share of the gold token's mass that is spread over the vocabulary.
+        bias: Of the head, [V].
 
     Returns:
         A scalar, at least fp32.
     """
+    if bias is not None:  # one more column of the head, and a 1 in every state
+        states = torch.cat((states, torch.ones_like(states[:, :1])), dim=1)
+        head = torch.cat((head, bias[:, None]), dim=1)
     device = states.device.type
     if torch.is_autocast_enabled(device):
         states = states.to(torch.get_autocast_dtype(device))

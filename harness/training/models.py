@@ -10,9 +10,10 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from exitbench.harness.engine.checkpoints.files import CONFIG
-from exitbench.harness.engine.checkpoints.loading import engine_for, read_config
+from exitbench.harness.engine.checkpoints.loading import read_config
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
+from exitbench.harness.training.configurations import configuration
+from exitbench.harness.training.readable import check_read_out
 from exitbench.harness.training.recipe import ArchitectureRecipe
 
 
@@ -47,6 +48,10 @@ def new_model(architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFa
             table = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
             look_back_by_table(table, architecture.neighbour_heads)
         return t5
+    if architecture.family != "llama":
+        other = configuration(architecture, len(tokenizer), pad_id, tokenizer.eos_token_id)
+        made: transformers.PreTrainedModel = _auto(other).from_config(other, attn_implementation="eager")
+        return made
     llama = transformers.LlamaConfig(
         bos_token_id=pad_id,
         hidden_size=architecture.d_model,
@@ -134,15 +139,19 @@ def read_model(folder: Path) -> tuple[transformers.PreTrainedModel, PreTrainedTo
     """Model and tokenizer of a checkpoint folder; the weights are read as fp32.
 
     Raises:
-        UserError: Not a checkpoint of a supported family.
+        UserError: Not a checkpoint of a supported family, or its blocks cannot be read out as its last one is.
     """
-    engine_for(folder / CONFIG, read_config(folder), "lean")  # says what is supported
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    auto = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
-    model = auto.from_pretrained(
+    read_config(folder)  # says what is supported
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    model = _auto(config).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, use_safetensors=True
     )
+    check_read_out(model)
     return model, load_tokenizer(folder)
+
+
+def _auto(config: transformers.PreTrainedConfig) -> Any:
+    return transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
 
 
 def is_causal(model: transformers.PreTrainedModel) -> bool:

@@ -25,7 +25,14 @@ from exitbench.harness.training.losses import (
     shallow_deep_weights,
     tuned_lens_loss,
 )
-from exitbench.harness.training.readable import States, decoder_states, final_norm, head_scale
+from exitbench.harness.training.readable import (
+    States,
+    decoder_blocks,
+    decoder_states,
+    final_norm,
+    head_bias,
+    head_scale,
+)
 from exitbench.harness.training.recipe import ExitHeadsRecipe, ObjectiveRecipe, Recipe
 
 Logged = dict[tuple[str, int | None], Tensor]
@@ -64,8 +71,7 @@ def make_objective(recipe: Recipe, model: PreTrainedModel) -> Objective:
 
 def block_count(model: PreTrainedModel) -> int:
     """Decoder blocks, L."""
-    config = model.config
-    return int(config.num_decoder_layers if config.is_encoder_decoder else config.num_hidden_layers)
+    return len(decoder_blocks(model))
 
 
 @dataclass
@@ -98,7 +104,7 @@ def weighted_losses(states: States, weights_L: Tensor, label_smoothing: float) -
     total, logged = torch.zeros((), device=states.head.device), Logged()
     for block, weight in enumerate(weights_L.tolist(), start=1):
         if weight > 0:
-            loss = head_loss(states.readable(block), states.head, states.gold, label_smoothing)
+            loss = head_loss(states.readable(block), states.head, states.gold, label_smoothing, states.head_bias)
             logged["block_loss_nats", block] = loss.detach()
             total = total + weight * loss
     return total, logged
@@ -155,8 +161,8 @@ class ExitHeadsObjective:
             raise UserError(f"{settings.count} exit heads need a decoder of more blocks than this one's {n_blocks}.")
         self.settings = settings
         self.blocks = settings.blocks(n_blocks)
-        norm: Any = final_norm(model)
         head = model.get_output_embeddings().weight
+        norm: Any = final_norm(model) if settings.init == "copy" and settings.kind != "lens" else None
         tensors = new_exit_heads(
             kind=settings.kind,
             blocks=self.blocks,
@@ -164,12 +170,13 @@ class ExitHeadsObjective:
             vocab_size=head.shape[0],
             norm=settings.norm,
             init=settings.init,
-            final_norm_weight=norm.weight.detach(),
+            final_norm_weight=None if norm is None else norm.weight.detach(),
             final_norm_bias=getattr(norm, "bias", None),
             lm_head_weight=head.detach(),
             hidden_width=settings.hidden_width,
             generator=torch.Generator().manual_seed(seed),
             logit_scale=head_scale(model),
+            lm_head_bias=head_bias(model),
         )
         # Parameter names may hold no dots.
         self.extras = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(t) for name, t in tensors.items()})
@@ -185,14 +192,9 @@ class ExitHeadsObjective:
         with torch.no_grad():
             states = decoder_states(model, batch)
             final_NV = states.logits_NV(len(states.normed))
-        norm = final_norm(model)
         losses, logged = [], Logged()
         for block in self.blocks:
-
-            def read_out(hidden_ND: Tensor) -> Tensor:
-                return F.linear(norm(hidden_ND) * states.scale, states.head)
-
-            logits_NV = exit_logits(self.tensors, self.settings.kind, block, states.raw[block - 1], read_out)
+            logits_NV = exit_logits(self.tensors, self.settings.kind, block, states.raw[block - 1], states.read_out)
             losses.append(self._loss(logits_NV, final_NV))
             log_p_NV = logits_NV.detach().log_softmax(-1)
             agrees_N = log_p_NV.argmax(-1) == final_NV.argmax(-1)

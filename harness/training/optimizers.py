@@ -46,6 +46,9 @@ def make_optimizer(model: nn.Module, settings: OptimisationRecipe) -> torch.opti
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]
+    # Rows that are looked up or chosen, one a token or a position: orthogonalised as a whole, they would be mixed.
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    tables.add(id(model.get_output_embeddings().weight))  # type: ignore[operator]
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -53,6 +56,8 @@ def make_optimizer(model: nn.Module, settings: OptimisationRecipe) -> torch.opti
             embeddings.append(parameter)
         elif "relative_attention_bias" in name:  # one row a bucket: a look-up, not a matrix that maps states
             positions.append(parameter)
+        elif id(parameter) in tables and settings.optimizer == "muon":
+            others.append(parameter)
         else:
             (matrices if parameter.dim() == 2 else others).append(parameter)
     rate = settings.learning_rate

@@ -1,20 +1,21 @@
 """Hidden states of every decoder block of a transformers model, teacher-forced, at the positions of the labels.
 
-Models are recognised by their parts (one list of blocks, one final norm), not by their family. transformers returns
-(embedding, block 1, .., block L), and only the last of these is final-normed already.
+Models are recognised by their parts (one list of blocks, an LM head), not by their family. transformers returns
+(embedding, block 1, .., block L), and only the last of these has been through the decoder's ending, which is what it
+does after its last block: a final norm in most families, dropout in some, nothing where blocks end in their own norms.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exitbench.errors import UserError
+from exitbench.harness.engine.hosted.read_out import noted_ending
 from exitbench.harness.training.losses import IGNORED
-
-FINAL_NORMS = ("final_layer_norm", "norm", "ln_f")
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,12 @@ class States:
 
     Attributes:
         raw: Residual streams after blocks 1..L-1, un-normed, each [N, D].
-        normed: Final-normed states of blocks 1..L, each [N, D].
+        normed: States of blocks 1..L after the decoder's ending, each [N, D].
         gold: Labels, [N].
         head: The shared head, [V, D].
         head_bias: Its bias, [V].
         scale: Factor on normed states before the head: D ** -0.5 in T5 with tied embeddings, else 1.
+        ending: What the decoder runs after its last block.
     """
 
     raw: list[Tensor]
@@ -36,6 +38,7 @@ class States:
     head: Tensor
     head_bias: Tensor | None
     scale: float
+    ending: tuple[nn.Module, ...]
 
     def readable(self, block: int) -> Tensor:
         """What the head reads at a block (1..L), [N, D]."""
@@ -44,6 +47,10 @@ class States:
     def logits_NV(self, block: int) -> Tensor:
         """Logits of a block (1..L), [N, V]."""
         return F.linear(self.readable(block), self.head, self.head_bias)
+
+    def read_out(self, hidden_ND: Tensor) -> Tensor:
+        """Logits [N, V] of residual streams [N, D]."""
+        return F.linear(ended(self.ending, hidden_ND) * self.scale, self.head, self.head_bias)
 
 
 def decoder_states(model: Any, batch_inputs: Mapping[str, Tensor]) -> States:
@@ -60,7 +67,6 @@ def decoder_states(model: Any, batch_inputs: Mapping[str, Tensor]) -> States:
     """
     labels, mask = batch_inputs["labels"], batch_inputs.get("attention_mask")
     stack = model.get_decoder()
-    norm, dropout = final_norm(model), getattr(stack, "dropout", nn.Identity())
     if model.config.is_encoder_decoder:
         encoded = model.get_encoder()(input_ids=batch_inputs["input_ids"], attention_mask=mask).last_hidden_state
         inputs = {
@@ -72,7 +78,9 @@ def decoder_states(model: Any, batch_inputs: Mapping[str, Tensor]) -> States:
     else:
         inputs = {"input_ids": batch_inputs["input_ids"], "attention_mask": mask}
         predicted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-    decoded = stack(**inputs, output_hidden_states=True, use_cache=False)
+    with noted_ending(stack, decoder_blocks(model)) as noted:
+        decoded = stack(**inputs, output_hidden_states=True, use_cache=False)
+    ending = tuple(noted)
 
     positions = (predicted != IGNORED).flatten().nonzero().squeeze(1)
     # index_select: the gradient of boolean indexing is several times slower.
@@ -82,12 +90,26 @@ def decoder_states(model: Any, batch_inputs: Mapping[str, Tensor]) -> States:
     head = model.get_output_embeddings()
     return States(
         raw=raw,
-        normed=[*(dropout(norm(h)) for h in raw), last],
+        normed=[*(ended(ending, h) for h in raw), last],
         gold=predicted.flatten().index_select(0, positions),
         head=head.weight,
-        head_bias=head.bias,
+        head_bias=head_bias(model),
         scale=head_scale(model),
+        ending=ending,
     )
+
+
+def ended(ending: tuple[nn.Module, ...], hidden_ND: Tensor) -> Tensor:
+    """States after a decoder's ending."""
+    for module in ending:
+        hidden_ND = module(hidden_ND)
+    return hidden_ND
+
+
+def head_bias(model: Any) -> Tensor | None:
+    """What is added to the head's products: its own bias, or one that lies beside it, [V]."""
+    own, beside = model.get_output_embeddings().bias, getattr(model, "final_logits_bias", None)
+    return own if beside is None else beside.flatten()
 
 
 def decoder_blocks(model: Any) -> nn.ModuleList:
@@ -108,14 +130,44 @@ def head_scale(model: Any) -> float:
     return float(model.config.hidden_size**-0.5) if scaled else 1.0
 
 
+@torch.no_grad()
 def final_norm(model: Any) -> nn.Module:
-    """The norm between a decoder's last block and its head.
+    """The norm between a decoder's last block and its head, with a weight for each dimension.
 
     Raises:
-        UserError: There is none of a known name.
+        UserError: There is none.
     """
-    children: dict[str, nn.Module] = dict(model.get_decoder().named_children())
-    for name in FINAL_NORMS:
-        if name in children:
-            return children[name]
-    raise UserError(f"{type(model).__name__}: its decoder has no final norm. Allowed names: {', '.join(FINAL_NORMS)}.")
+    training = model.training
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    with noted_ending(model.get_decoder(), decoder_blocks(model)) as noted:
+        model.eval()(input_ids=token, **({"decoder_input_ids": token} if model.config.is_encoder_decoder else {}))
+    model.train(training)
+    for module in noted:
+        if getattr(module, "weight", None) is not None:
+            return module
+    raise UserError(f"{type(model).__name__}: its decoder has no final norm; its blocks end in norms of their own.")
+
+
+@torch.no_grad()
+def check_read_out(model: Any) -> None:
+    """Check that states, read out here, give the model's own logits.
+
+    Raises:
+        UserError: They do not: the model does something else with them, such as a scale or a soft cap.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, model.get_output_embeddings().weight.shape[0], (2, 5), generator=generator)
+    training, tokens = model.training, tokens.to(model.device)
+    batch = {"input_ids": tokens, "labels": tokens}
+    own = model.eval()(**batch).logits
+    states = decoder_states(model, batch)
+    model.train(training)
+    # A causal model's last token predicts no label.
+    wanted = (own if model.config.is_encoder_decoder else own[:, :-1]).flatten(0, 1)
+    difference = float((states.logits_NV(len(states.normed)) - wanted).abs().max())
+    if not difference <= 1e-3 * float(wanted.abs().max()):
+        family = model.config.model_type
+        raise UserError(
+            f"model_type {family!r}: its logits are not those of its decoder's ending and LM head (off by "
+            f"{difference:.3g}: a scale or a soft cap comes after them), so its blocks cannot be trained."
+        )

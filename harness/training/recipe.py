@@ -18,6 +18,10 @@ T = TypeVar("T")
 TRAINING_VERSION = 3
 RECIPES_DIR = Path(__file__).parent / "recipes"
 
+Family = Literal["t5", "llama", "marian", "pegasus", "gpt_neox", "phi"]
+_DECODER_ONLY = frozenset({"llama", "gpt_neox", "phi"})
+_OF_T5 = ("feed_forward_proj", "relative_attention_num_buckets", "relative_attention_max_distance")
+
 
 def _number(low: float, high: float = float("inf"), default: Any = MISSING) -> Any:
     """A numeric field with an inclusive range."""
@@ -62,11 +66,15 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True)
 class ArchitectureRecipe:
-    """A model drawn anew, with tied embeddings: T5, or Llama (decoder only; RMS norms, gated SiLU, rotary positions).
+    """A model drawn anew, of a family of transformers.
 
-    The names are those of `transformers.T5Config`; a Llama has no encoder, so its `num_layers` is 0.
+    The names are those of `transformers.T5Config`, whatever the family; a decoder without an encoder has `num_layers`
+    0. What is not said here is the default of the family's configuration; T5 and Llama have tied embeddings.
 
     Attributes:
+        d_kv: Width of a head; `d_model / num_heads` but in T5 and Llama.
+        feed_forward_proj: Of T5, as the relative positions; other families have their own.
+        max_positions: Longest text; of a T5, which has relative positions only, nothing.
         neighbour_heads: So many heads begin by looking at the token 1, 2, .. before (T5: in every block of encoder and
             decoder, which share a table; Llama: in the first, by biases, and as many of the second by looking for the
             tokens that those passed on, an induction head). Finding a fact again needs them first, and nothing else
@@ -79,7 +87,7 @@ class ArchitectureRecipe:
     num_heads: int = _number(1)
     num_decoder_layers: int = _number(1)
     num_layers: int = _number(0, default=0)
-    family: Literal["t5", "llama"] = "t5"
+    family: Family = "t5"
     feed_forward_proj: Literal["relu", "gated-gelu"] = "relu"
     dropout_rate: float = _number(0.0, 0.9, default=0.1)
     relative_attention_num_buckets: int = _number(2, default=32)
@@ -316,6 +324,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
         optimisation=_optimisation(top.table("optimisation")),
     )
     _check_objective(recipe, top)
+    _check_positions(recipe, top)
     return recipe
 
 
@@ -335,6 +344,16 @@ def _check_objective(recipe: Recipe, top: Table) -> None:
         raise table.error("shallow_blocks", f"must be below the model's {n_blocks} decoder blocks.")
     if n_blocks is not None and recipe.exit_heads is not None and recipe.exit_heads.count >= n_blocks:
         raise top.table("exit_heads").error("count", f"must be below the model's {n_blocks} decoder blocks.")
+
+
+def _check_positions(recipe: Recipe, top: Table) -> None:
+    """That a model with a table of positions has one for every token that it is trained on."""
+    made, longest = recipe.architecture, recipe.optimisation.max_tokens
+    if made is not None and made.family not in {"t5", *_DECODER_ONLY} and longest > made.max_positions:
+        raise top.table("architecture").error(
+            "max_positions",
+            f"is {made.max_positions}, but [optimisation] max_tokens is {longest}. Allowed: as many or more.",
+        )
 
 
 def _start(table: Table) -> StartRecipe:
@@ -368,14 +387,30 @@ def _tokenizer(table: Table) -> TokenizerRecipe:
 
 
 def _architecture(table: Table) -> ArchitectureRecipe:
-    """The architecture; which families have an encoder."""
+    """The architecture, as its family can have it."""
     architecture = _build(ArchitectureRecipe, table)
-    if architecture.family == "llama" and architecture.num_layers:
-        raise table.error("num_layers", "must be 0 or left out: a Llama has no encoder.")
-    if architecture.family == "t5" and not architecture.num_layers:
-        raise table.error("num_layers", "must be at least 1: a T5 has an encoder.")
-    if architecture.neighbour_heads > architecture.num_heads:
-        raise table.error("neighbour_heads", f"must be at most num_heads = {architecture.num_heads}.")
+    family, n_heads = architecture.family, architecture.num_heads
+    if family in _DECODER_ONLY and architecture.num_layers:
+        raise table.error("num_layers", f"must be 0 or left out: {family} has no encoder.")
+    if family not in _DECODER_ONLY and not architecture.num_layers:
+        raise table.error("num_layers", f"must be at least 1: {family} has an encoder.")
+    if architecture.neighbour_heads > n_heads:
+        raise table.error("neighbour_heads", f"must be at most num_heads = {n_heads}.")
+    if family == "t5":
+        return architecture
+    for key in _OF_T5:
+        if key in table.values:
+            raise table.error(key, f"is for t5: {family} has its own.")
+    if family == "llama":
+        return architecture
+    if architecture.neighbour_heads:
+        raise table.error("neighbour_heads", f"must be 0 or left out: {family} begins at random.")
+    if architecture.d_kv * n_heads != architecture.d_model:
+        raise table.error(
+            "d_kv", f"must be d_model / num_heads = {architecture.d_model / n_heads:g}: {family} has no other."
+        )
+    if family in _DECODER_ONLY and architecture.d_kv % 8:
+        raise table.error("d_kv", f"must be a multiple of 8: {family} turns a part of each head by its position.")
     return architecture
 
 

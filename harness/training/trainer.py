@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -25,6 +26,8 @@ from exitbench.harness.training.shared_blocks import SharedBlocks
 LOG_POINTS = 100
 EXTRAS = "early_exit"
 """Name below which an objective's own modules are part of the model while it learns."""
+WEIGHTS = "model.safetensors"
+"""File of the weights in a resume point."""
 COMPLETE = "COMPLETE"
 """File that a resume point has once all of it is written; it tells the time spent until then."""
 
@@ -118,6 +121,15 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
             self.state = transformers.TrainerState.load_from_json(str(point / "trainer_state.json"))
         else:
             self.train(resume_from_checkpoint=point and str(point))
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Write a resume point's weights by their names in memory; those of a family's checkpoints may be others."""
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_model(self.model, str(folder / WEIGHTS))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        load_model(model or self.model, Path(resume_from_checkpoint) / WEIGHTS)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
         """The recipe's batches, from the step that was reached."""

@@ -3,7 +3,7 @@
 -- becomes the most likely at the latest block; of equals the first by task, document and position.
 WITH trained AS (
     SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last block'
-                       WHEN max(loss) IN ('weighted', 'layer-skip') THEN 'every block' ELSE max(loss) END AS training
+                       WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'every block' ELSE max(loss) END AS training
     FROM trainings GROUP BY model
 ),
 streams AS (

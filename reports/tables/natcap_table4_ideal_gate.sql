@@ -2,7 +2,7 @@
 -- what the paper printed, one row a model, data and way of training (its scores of full depth).
 WITH trained AS (
     SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last block'
-                       WHEN max(loss) IN ('weighted', 'layer-skip') THEN 'every block' ELSE max(loss) END AS training
+                       WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'every block' ELSE max(loss) END AS training
     FROM trainings GROUP BY model
 ),
 ours AS (

@@ -3,7 +3,7 @@
 -- Answers are cut at 40 tokens.
 WITH trained AS (
     SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last block'
-                       WHEN max(loss) IN ('weighted', 'layer-skip') THEN 'every block' ELSE max(loss) END AS training
+                       WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'every block' ELSE max(loss) END AS training
     FROM trainings GROUP BY model
 ),
 documents AS (

@@ -152,12 +152,13 @@ def new_exit_heads(
     vocab_size: int,
     norm: Literal["rms", "layer"],
     init: Literal["scratch", "copy"],
-    final_norm_weight: Tensor,
+    final_norm_weight: Tensor | None,
     final_norm_bias: Tensor | None,
     lm_head_weight: Tensor,
     hidden_width: int,
     generator: torch.Generator,
     logit_scale: float = 1.0,
+    lm_head_bias: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Heads to be trained, in float32.
 
@@ -172,12 +173,13 @@ def new_exit_heads(
         vocab_size: Rows of the LM head, V.
         norm: Norm of heads from scratch.
         init: From scratch, or copied from the model.
-        final_norm_weight: The model's, [D].
+        final_norm_weight: The model's, [D]; only a copy needs it.
         final_norm_bias: The model's, [D], None for an RMS norm.
         lm_head_weight: The model's, [V, D].
         hidden_width: H of kind ``mlp``.
         generator: Of the random numbers.
         logit_scale: What the model multiplies normed states with before its LM head; goes into the copied weight.
+        lm_head_bias: The model's, [V], None where its LM head has none.
 
     Raises:
         UserError: The LM head cannot be copied behind a hidden layer of another width.
@@ -203,10 +205,13 @@ def new_exit_heads(
             tensors[f"{block}.up.weight"] = uniform(inner, d_model, width=d_model)
             tensors[f"{block}.up.bias"] = uniform(inner, width=d_model)
         if init == "copy":
+            assert final_norm_weight is not None, "what is copied"
             tensors[f"{block}.norm.weight"] = _copied(final_norm_weight)
             if final_norm_bias is not None:
                 tensors[f"{block}.norm.bias"] = _copied(final_norm_bias)
             tensors[f"{block}.out.weight"] = _copied(lm_head_weight) * logit_scale
+            if lm_head_bias is not None:
+                tensors[f"{block}.out.bias"] = _copied(lm_head_bias)
             continue
         tensors[f"{block}.norm.weight"] = torch.ones(d_model)
         tensors[f"{block}.out.weight"] = uniform(vocab_size, inner, width=inner)

@@ -11,7 +11,8 @@ Shape suffixes: N states, T positions, D model width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -92,38 +93,52 @@ class ReadOut:
 
     # --------------------------------------------------------------- the ending
 
-    def find_ending(self, run: Any) -> None:
+    def find_ending(self, run: Callable[[], Any]) -> None:
         """Find what the decoder runs after its last block, during a forward pass.
 
         Args:
             run: Does a forward pass.
         """
-        blocks = {id(block) for block in self._stack.blocks}
-        inside = {id(module) for block in self._stack.blocks for module in block.modules()}
-        seen: list[nn.Module] = []
-        running: list[nn.Module] = []
-
-        def before(module: nn.Module, _: Any) -> None:
-            running.append(module)
-
-        def after(module: nn.Module, _: Any, output: Any) -> None:
-            running.pop()
-            if id(module) in blocks:
-                seen.clear()
-            elif not running and isinstance(state_of(output), Tensor):
-                seen.append(module)
-
-        decoder = self._stack.decoder
-        chosen = [m for m in decoder.modules() if m is not decoder and (id(m) in blocks or id(m) not in inside)]
-        chosen = [m for m in chosen if not isinstance(m, nn.ModuleList) and not _holds(m, self._stack.blocks)]
-        handles = [m.register_forward_pre_hook(before) for m in chosen]
-        handles += [m.register_forward_hook(after) for m in chosen]
-        try:
+        with noted_ending(self._stack.decoder, self._stack.blocks) as ending:
             run()
-        finally:
-            for handle in handles:
-                handle.remove()
-        self.ending = tuple(seen)
+        self.ending = tuple(ending)
+
+
+@contextmanager
+def noted_ending(decoder: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[list[nn.Module]]:
+    """While entered, note which modules a forward pass of a decoder runs on what its last block returns, in order.
+
+    Args:
+        decoder: What embeds tokens and calls the blocks.
+        blocks: Its blocks.
+
+    Yields:
+        A list that is complete after a forward pass.
+    """
+    numbers = {id(block) for block in blocks}
+    inside = {id(module) for block in blocks for module in block.modules()}
+    seen: list[nn.Module] = []
+    running: list[nn.Module] = []
+
+    def before(module: nn.Module, _: Any) -> None:
+        running.append(module)
+
+    def after(module: nn.Module, _: Any, output: Any) -> None:
+        running.pop()
+        if id(module) in numbers:
+            seen.clear()
+        elif not running and isinstance(state_of(output), Tensor):
+            seen.append(module)
+
+    chosen = [m for m in decoder.modules() if m is not decoder and (id(m) in numbers or id(m) not in inside)]
+    chosen = [m for m in chosen if not isinstance(m, nn.ModuleList) and not _holds(m, blocks)]
+    handles = [m.register_forward_pre_hook(before) for m in chosen]
+    handles += [m.register_forward_hook(after) for m in chosen]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _holds(module: nn.Module, blocks: Sequence[nn.Module]) -> bool:

@@ -9,7 +9,7 @@ WITH chosen AS (  -- where a model was probed several times on a task, the run w
 ),
 trained AS (
     SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
-                       WHEN max(loss) IN ('weighted', 'layer-skip') THEN 'joint' END AS training
+                       WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'joint' END AS training
     FROM trainings GROUP BY model
 ),
 documents AS (

@@ -13,7 +13,7 @@ probed AS (
 ),
 trained AS (
     SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
-                       WHEN max(loss) IN ('weighted', 'layer-skip') THEN 'joint' END AS training
+                       WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'joint' END AS training
     FROM trainings GROUP BY model
 ),
 shares AS (

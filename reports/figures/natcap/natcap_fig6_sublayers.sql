@@ -3,7 +3,7 @@
 -- Rounded, because the last digits of sums depend on the order in which threads add.
 WITH trained AS (
     SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
-                       WHEN max(loss) IN ('weighted', 'layer-skip') THEN 'joint' END AS training
+                       WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'joint' END AS training
     FROM trainings GROUP BY model
 ),
 chosen AS (  -- where a model was recorded several times on a task, the run with the most documents, of these the latest

@@ -122,6 +122,16 @@ def test_head_loss_over_slices_is_torchs_cross_entropy(tokens: int) -> None:
     )
 
 
+def test_head_loss_with_a_bias_is_torchs_cross_entropy() -> None:
+    gold = torch.tensor([2, 0, 4, 4])
+    inputs = numbers(4, 3, seed=1), numbers(5, 3, seed=2), numbers(5, seed=3)
+    assert_same(
+        lambda states, head, bias: head_loss(states, head, gold, 0.1, bias),
+        lambda states, head, bias: F.cross_entropy(states @ head.T + bias, gold, label_smoothing=0.1),
+        *inputs,
+    )
+
+
 def test_losses_of_half_precision_are_added_up_in_fp32() -> None:
     logits, gold = numbers(6, 9).detach().bfloat16(), torch.arange(6)
     assert head_loss(logits, torch.eye(9).bfloat16(), gold).dtype == torch.float32

@@ -7,10 +7,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MarianConfig,
+    MarianMTModel,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+    PhiConfig,
+    PhiForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     T5Config,
@@ -19,7 +29,7 @@ from transformers import (
 
 from exitbench.errors import UserError
 from exitbench.harness.training.losses import IGNORED, block_weights, head_loss
-from exitbench.harness.training.readable import decoder_blocks, decoder_states, final_norm
+from exitbench.harness.training.readable import check_read_out, decoder_blocks, decoder_states, ended, final_norm
 
 Inputs = dict[str, Tensor]
 BLOCKS, WIDTH, VOCABULARY = 4, 16, 50
@@ -43,6 +53,25 @@ def gpt2() -> Any:
     return GPT2LMHeadModel(config)
 
 
+def encoder_decoder(config: Any, cls: Any) -> Any:
+    stacks = {
+        f"{stack}_{part}": n
+        for stack in ("encoder", "decoder")
+        for part, n in (("ffn_dim", 32), ("attention_heads", 4))
+    }
+    made = cls(
+        config(
+            vocab_size=VOCABULARY, d_model=WIDTH, encoder_layers=2, decoder_layers=BLOCKS, decoder_start_token_id=0,
+            max_position_embeddings=16, dropout=0.0, scale_embedding=True, pad_token_id=0, eos_token_id=1, **stacks,
+        )
+    )  # fmt: skip
+    made.final_logits_bias.normal_()  # published translators have one
+    return made
+
+
+PARALLEL = {key: value for key, value in ROPE.items() if key != "num_key_value_heads"} | {"num_attention_heads": 2}
+"""Heads of 8, of which a part is turned."""
+
 FAMILIES: dict[str, Callable[[], Any]] = {
     "t5": t5,
     "t5-untied": lambda: t5(tied=False),
@@ -50,6 +79,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "llama-tied": lambda: LlamaForCausalLM(LlamaConfig(**ROPE, tie_word_embeddings=True)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**ROPE)),
     "gpt2": gpt2,
+    "marian": lambda: encoder_decoder(MarianConfig, MarianMTModel),
+    "pegasus": lambda: encoder_decoder(PegasusConfig, PegasusForConditionalGeneration),
+    "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**PARALLEL)),
+    "phi": lambda: PhiForCausalLM(PhiConfig(**PARALLEL)),
 }
 
 
@@ -109,7 +142,9 @@ def test_the_last_block_is_read_as_transformers_reads_it(model: Any) -> None:
     wanted = torch.stack([own.logits[row, t] for row, t, _ in where])
     torch.testing.assert_close(states.logits_NV(BLOCKS), wanted)
     assert states.gold.tolist() == [label for *_, label in where]
-    torch.testing.assert_close(head_loss(states.readable(BLOCKS), states.head, states.gold), own.loss)
+    read = states.readable(BLOCKS), states.head, states.gold
+    torch.testing.assert_close(head_loss(*read, bias=states.head_bias), own.loss)
+    check_read_out(model)
 
 
 def test_every_block_is_what_its_module_returns(model: Any) -> None:
@@ -120,7 +155,8 @@ def test_every_block_is_what_its_module_returns(model: Any) -> None:
     wanted = [h[rows, positions] for h in seen]
     assert len(states.raw) == BLOCKS - 1 and len(states.normed) == BLOCKS
     torch.testing.assert_close(states.raw, wanted[:-1])
-    torch.testing.assert_close(states.normed, [final_norm(model)(h) for h in wanted])
+    torch.testing.assert_close(states.normed, [ended(states.ending, h) for h in wanted])
+    torch.testing.assert_close(states.read_out(wanted[1]), states.logits_NV(2))
 
 
 def test_an_inner_block_is_read_as_if_it_were_the_last(model: Any) -> None:
@@ -161,12 +197,44 @@ def test_dropout_falls_on_inner_states_as_on_the_last() -> None:
     assert min(zeros) > 0.3
 
 
-def test_a_decoder_of_unknown_parts_is_refused() -> None:
+ENDINGS = {
+    "t5": ["T5LayerNorm", "Dropout"],
+    "llama": ["LlamaRMSNorm"],
+    "gpt2": ["LayerNorm"],
+    "marian": [],
+    "pegasus": ["LayerNorm"],
+    "gpt_neox": ["LayerNorm"],
+    "phi": ["LayerNorm"],
+}
+
+
+@pytest.mark.parametrize("family", ENDINGS)
+def test_what_a_decoder_does_after_its_last_block_is_found(family: str) -> None:
+    model = FAMILIES[family]().train()
+    ending = decoder_states(model, batch_for(model)).ending
+    assert [type(module).__name__ for module in ending] == ENDINGS[family]
+    if ending:
+        assert final_norm(model) is ending[0] and model.training
+    else:
+        with pytest.raises(UserError, match="has no final norm; its blocks end in norms of their own"):
+            final_norm(model)
+
+
+def test_finding_the_final_norm_draws_no_random_numbers() -> None:
+    model = t5(dropout=0.5).train()
+    before = torch.get_rng_state()
+    final_norm(model)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_logits_that_are_more_than_the_heads_are_refused() -> None:
+    model = Gemma2ForCausalLM(Gemma2Config(**ROPE, head_dim=4, final_logit_softcapping=0.05))
+    with pytest.raises(UserError, match="model_type 'gemma2': its logits are not those of its decoder's ending"):
+        check_read_out(model)
+
+
+def test_a_decoder_of_several_lists_is_refused() -> None:
     model = FAMILIES["llama"]()
-    model.model.final = model.model.norm
-    del model.model.norm
-    with pytest.raises(UserError, match=r"LlamaForCausalLM.*final_layer_norm, norm, ln_f"):
-        final_norm(model)
     model.model.more = nn.ModuleList()
     with pytest.raises(UserError, match="2 lists of blocks"):
         decoder_blocks(model)

@@ -43,6 +43,33 @@ def test_every_shipped_recipe_reads_and_is_called_as_its_file() -> None:
         ),
         (('loss = "weighted"', 'loss = "exit-heads"'), 'loss = "exit-heads"', "[exit_heads] table goes with"),
         (("dropout_rate = 0.0", 'dropout_rate = 0.0\nfamily = "llama"'), "num_layers = 3", "has no encoder"),
+        (("d_kv = 8", 'd_kv = 8\nfamily = "marain"'), 'family = "marain"', "Did you mean 'marian'?"),
+        (("num_layers = 3", 'family = "pegasus"\nnum_layers = 0'), "num_layers = 0", "pegasus has an encoder"),
+        (("num_layers = 3", 'family = "gpt_neox"\nnum_layers = 3'), "num_layers = 3", "gpt_neox has no encoder"),
+        (("d_kv = 8", 'd_kv = 16\nfamily = "marian"'), "d_kv = 16", "d_model / num_heads = 8: marian has no other"),
+        (
+            (
+                "d_kv = 8\nd_ff = 64\nnum_heads = 4\nnum_layers = 3",
+                'd_kv = 4\nd_ff = 64\nnum_heads = 8\nfamily = "phi"',
+            ),
+            "d_kv = 4",
+            "a multiple of 8: phi turns a part",
+        ),
+        (
+            ("d_kv = 8", 'd_kv = 8\nfamily = "marian"\nneighbour_heads = 2'),
+            "neighbour_heads = 2",
+            "marian begins at random",
+        ),
+        (
+            ("d_kv = 8", 'd_kv = 8\nfamily = "marian"\nfeed_forward_proj = "relu"'),
+            'feed_forward_proj = "relu"',
+            "is for t5: marian has its own",
+        ),
+        (
+            ("d_kv = 8", 'd_kv = 8\nfamily = "marian"\nmax_positions = 127'),
+            "max_positions = 127",
+            "max_tokens is 128. Allowed: as many or more",
+        ),
     ],
 )
 def test_a_mistake_in_a_recipe_is_named_with_its_line(

@@ -1,0 +1,214 @@
+"""Families of transformers, each trained in seconds: an ordinary checkpoint comes out, for transformers and for us."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
+from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
+from exitbench.harness.training import ensure_trained, load_recipe
+from exitbench.harness.training.data import make_tokenizer
+from exitbench.harness.training.losses import block_weights
+from exitbench.harness.training.models import new_model
+from exitbench.harness.training.objective import ExitHeadsObjective, JointObjective
+from exitbench.harness.training.optimizers import make_optimizer
+from exitbench.harness.training.readable import decoder_states
+from exitbench.harness.training.recipe import ArchitectureRecipe, ExitHeadsRecipe, OptimisationRecipe, TokenizerRecipe
+from exitbench.methods.registry import baseline_method, get_method
+
+ENCODER_DECODERS, CAUSAL = ("marian", "pegasus"), ("gpt_neox", "phi")
+FAMILIES = (*ENCODER_DECODERS, *CAUSAL)
+QUICK = ("steps = 40", "steps = 60\nsave_steps = 4")
+SLOWER = ("learning_rate = 1e-2", "learning_rate = 4e-3")
+DROPOUT = ("dropout_rate = 0.0", "dropout_rate = 0.1")
+PROMPTS = ("a red dog sleeps in the park", "the cat runs at night", "two boys")
+NEW_TOKENS = 12
+WriteRecipe = Callable[..., Path]
+
+
+def of_family(family: str) -> tuple[str, str]:
+    """The change of the tiny recipe that makes it one of another family."""
+    depths = "num_layers = 3\nnum_decoder_layers = 3" if family in ENCODER_DECODERS else "num_decoder_layers = 3"
+    return "num_layers = 3\nnum_decoder_layers = 3", f'family = "{family}"\n{depths}'
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a family's model lies for all tests."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+def trained(write_recipe: WriteRecipe, data_dir: Path, models: Path) -> Callable[[str], Path]:
+    return lambda family: ensure_trained(
+        load_recipe(write_recipe(of_family(family), QUICK, SLOWER, DROPOUT)), models, data_dir
+    )
+
+
+def plain(folder: Path, family: str) -> Any:
+    auto = AutoModelForSeq2SeqLM if family in ENCODER_DECODERS else AutoModelForCausalLM
+    return auto.from_pretrained(folder).eval()
+
+
+def answers(checkpoint: Checkpoint, prompts: list[list[int]], method: Any) -> list[list[int]]:
+    """One prompt at a time, as `generated` does."""
+    parts = method.parts(checkpoint.model.n_blocks)
+    return [
+        list(decode(checkpoint, prefill(checkpoint.model, [Request(prompt)], NEW_TOKENS), parts)[0].token_ids)
+        for prompt in prompts
+    ]
+
+
+def generated(model: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """What transformers alone answers; without the prompt or the token that an answer begins with."""
+    made = [model.generate(torch.tensor([p]), max_new_tokens=NEW_TOKENS, do_sample=False)[0].tolist() for p in prompts]
+    return [ids[1 if model.config.is_encoder_decoder else len(p) :] for ids, p in zip(made, prompts, strict=True)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_familys_checkpoint_answers_the_same_in_transformers_and_here(trained: Any, family: str) -> None:
+    folder = trained(family)
+    model, ours = plain(folder, family), load_checkpoint(folder)
+    assert model.config.model_type == family and ours.engine == "hosted"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
+    assert all(prompt[-1] == tokenizer.eos_token_id for prompt in prompts)
+    wanted = generated(model, prompts)
+    assert answers(ours, prompts, baseline_method()()) == wanted
+    assert answers(ours, prompts, get_method("calm-softmax").from_params({"threshold": 1.0})) == wanted
+    assert len({token for answer in wanted for token in answer}) > 2, "one token again and again would prove little"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_learns_and_its_card_tells_every_block(trained: Any, family: str) -> None:
+    folder = trained(family)
+    card = json.loads((folder / "card.json").read_text())
+    accuracy, loss_nats = card["validation"]["token_accuracy"], card["validation"]["loss_nats"]
+    assert len(accuracy) == len(loss_nats) == 3
+    assert max(loss_nats) < 5.77 - 0.5, "below the 5.77 nats of a guess among 320 tokens, at every block"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_interrupted_training_goes_on_to_the_same_weights(
+    write_recipe: WriteRecipe, trained: Any, data_dir: Path, family: str
+) -> None:
+    whole = trained(family)
+
+    def interrupt(step: int) -> None:
+        if step == 6:
+            raise KeyboardInterrupt
+
+    recipe = load_recipe(write_recipe(of_family(family), QUICK, SLOWER, DROPOUT))
+    with pytest.raises(KeyboardInterrupt):
+        ensure_trained(recipe, data_dir / "killed", data_dir, interrupt)
+    steps: list[int] = []
+    resumed = ensure_trained(recipe, data_dir / "killed", data_dir, steps.append)
+    assert steps[0] == 5
+    for file in ("model.safetensors", "training_log.csv"):
+        assert (resumed / file).read_bytes() == (whole / file).read_bytes()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_new_models_answers_begin_with_padding_and_no_token_is_forced(family: str) -> None:
+    model = made(family)
+    assert (model.config.pad_token_id, model.config.eos_token_id) == (0, 1)
+    if family in ENCODER_DECODERS:
+        assert model.config.decoder_start_token_id == 0
+        assert model.generation_config.forced_eos_token_id is None
+        assert (model.config.encoder_layers, model.config.decoder_layers) == (2, 3)
+    assert model.config.max_position_embeddings == 64
+    dropouts = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
+    assert 0.3 in dropouts | {getattr(model.get_decoder(), "dropout", None)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_of_the_last_block_is_that_of_transformers(family: str) -> None:
+    """Biases included: a head's own, and one that published translators have beside it."""
+    model = noisy(made(family))
+    if family in ENCODER_DECODERS:
+        model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(0))
+    tokens = torch.arange(3, 19)[None]
+    batch = {"input_ids": tokens, "labels": tokens.flip(1)}
+    loss, _ = JointObjective(block_weights(3, "last"), label_smoothing=0.0)(model, batch, 0)
+    torch.testing.assert_close(loss, model(**batch).loss)
+
+
+def noisy(model: Any) -> Any:
+    """Norms and biases, too, away from where they begin; without dropout."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def made(family: str) -> Any:
+    torch.manual_seed(0)
+    architecture = ArchitectureRecipe(
+        family=family, d_model=32, d_kv=8, d_ff=64, num_heads=4, num_decoder_layers=3,  # type: ignore[arg-type]
+        num_layers=2 if family in ENCODER_DECODERS else 0, dropout_rate=0.3, max_positions=64,
+    )  # fmt: skip
+    return new_model(architecture, make_tokenizer(TokenizerRecipe(kind="builtin"), []))
+
+
+def test_muon_leaves_tables_of_tokens_to_adamw() -> None:
+    """An LM head that is not the embedding too: its rows are tokens."""
+    settings = OptimisationRecipe(
+        steps=1, batch_tokens=16, learning_rate=1e-3, optimizer="muon", muon_learning_rate=1e-3
+    )
+    model = made("gpt_neox")
+    adamw, muon = make_optimizer(model, settings).optimizers  # type: ignore[attr-defined]
+    of_muon = {id(p) for group in muon.param_groups for p in group["params"]}
+    of_adamw = {id(p) for group in adamw.param_groups for p in group["params"]}
+    assert not of_muon & of_adamw and len(of_muon | of_adamw) == len(list(model.parameters()))
+    for table in (model.get_input_embeddings().weight, model.get_output_embeddings().weight):
+        assert id(table) in of_adamw
+    assert id(model.get_decoder().layers[0].mlp.dense_h_to_4h.weight) in of_muon
+
+
+# ------------------------------------------------------------------------------------------ exit heads
+
+
+@pytest.mark.parametrize("settings", ["", 'kind = "lens"\n', 'init = "copy"\n'])
+@pytest.mark.parametrize("family", CAUSAL)
+def test_exit_heads_on_a_frozen_decoder_are_read_by_the_engine(
+    trained: Any, models: Path, data_dir: Path, tmp_path: Path, family: str, settings: str
+) -> None:
+    frozen = trained(family)
+    text = (tmp_path / "tiny.toml").read_text()
+    base = (tmp_path / "tiny.toml").rename(tmp_path / "base.toml")
+    heads = text[: text.index("[tokenizer]")].replace('name = "tiny"', 'name = "heads"')
+    heads += f'[start]\nrecipe = "{base}"\n[objective]\nloss = "exit-heads"\n'
+    heads += f"[exit_heads]\ncount = 2\ntexts = 8\ntext_tokens = 6\n{settings}"
+    heads += "[optimisation]\nsteps = 4\nbatch_tokens = 400\nlearning_rate = 1e-2\n"
+    (tmp_path / "heads.toml").write_text(heads)
+    folder = ensure_trained(load_recipe(tmp_path / "heads.toml"), models, data_dir)
+    assert (folder / "model.safetensors").read_bytes() == (frozen / "model.safetensors").read_bytes()
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint.engine == "hosted" and read_exit_blocks(folder) == checkpoint.model.exit_blocks == (1, 2)
+    states = torch.randn(5, checkpoint.model.d_model, generator=torch.Generator().manual_seed(0))
+    assert checkpoint.model.exit_logits(1, states).isfinite().all()
+    prompts = [AutoTokenizer.from_pretrained(folder)(prompt).input_ids for prompt in PROMPTS]
+    always = get_method("heads").from_params({"threshold": -1e9}).bound_to(checkpoint.model.exit_blocks)
+    assert all(answers(checkpoint, prompts, always))
+
+
+@pytest.mark.parametrize("family", CAUSAL)
+def test_a_copied_head_reads_out_as_the_model_does(family: str) -> None:
+    """Norm and bias included."""
+    model = noisy(made(family))
+    objective = ExitHeadsObjective(ExitHeadsRecipe(count=2, init="copy", entropy_weight=0.0), model, 0)
+    tokens = torch.arange(3, 19)[None]
+    batch = {"input_ids": tokens, "labels": tokens}
+    states = decoder_states(model, batch)
+    _, logged = objective(model, batch, 0)
+    for block in (1, 2):
+        ours = states.logits_NV(block).log_softmax(-1)
+        entropy = -(ours.exp() * ours).sum(-1).mean()
+        torch.testing.assert_close(logged["exit_head_entropy_nats", block], entropy)
