@@ -167,8 +167,14 @@ def _imported(path: Path, package: str) -> tuple[Path, ...]:
 
 def _syntax(paths: set[Path]) -> str:
     """Digest of what is written in files, wherever they lie, without comments and docstrings."""
-    trees = sorted(ast.dump(_without_docstrings(ast.parse(path.read_bytes()))) for path in paths)
+    trees = sorted(_tree(path.read_bytes()) for path in paths)
     return hashlib.sha256("\0".join(trees).encode()).hexdigest()
+
+
+@functools.cache
+def _tree(source: bytes) -> str:
+    """What a file says without comments and docstrings; most files are of many methods."""
+    return ast.dump(_without_docstrings(ast.parse(source)))
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

@@ -21,10 +21,11 @@ from xml.etree import ElementTree
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.reports import drawing, drawn, figures, tables
+from exitbench.reports import drawing, drawn, figures, render, tables
 from exitbench.reports.drawn import note_of
 from exitbench.reports.figures.mee import mee_fig1_no_change
 from exitbench.reports.frame import Frame
+from exitbench.reports.material import Material, read_material
 from exitbench.reports.plotting.style import LETTERS, LIGHT
 from exitbench.reports.registry import discover
 from exitbench.reports.render import ReportSummary, write_report
@@ -69,6 +70,12 @@ def unpacked(text: str) -> str:
 
 
 SmallRows = Callable[[ModuleType, str], Frame]
+
+
+@pytest.fixture
+def report_copy(report: ReportSummary, tmp_path: Path) -> Path:
+    """A folder with the report, to write into."""
+    return Path(shutil.copytree(report.index_html.parent, tmp_path / "report"))
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +182,7 @@ def test_names_are_text_and_never_markup(
     report: ReportSummary,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(drawing, "KINDS", ("svg",))
+    monkeypatch.setattr(drawing, "KINDS", ())  # no files beside the page
     name, long = "<script>alert(1)</script>", "A" * 10_000
     models = (example.Model(name, "causal", 4, 0),)
     swept = (example.Method("calm-softmax", {"threshold": 0.3, "note": long}),)
@@ -196,20 +203,22 @@ sys.exit("torch" in sys.modules)
 
 
 def test_one_database_gives_the_same_bytes_in_any_process_and_needs_no_torch(
-    report: ReportSummary, small_database: Path, tmp_path: Path
+    report: ReportSummary, report_copy: Path, small_database: Path, tmp_path: Path
 ) -> None:
     """The same whether a file is of the whole report or of a paper's."""
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     subprocess.run([sys.executable, "-c", WRITE, str(small_database), str(tmp_path / "b")], check=True, env=environment)
-    here = write_report(small_database, tmp_path / "a", paper="mee")
+    here = write_report(small_database, report_copy, paper="mee")  # of the pictures that this process drew
     whole, first, second = (
         {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*")}
-        for folder in (report.index_html.parent, tmp_path / "a", tmp_path / "b")
+        for folder in (report.index_html.parent, report_copy, tmp_path / "b")
     )
     assert len(here.figures) > 5
-    assert set(first) == set(second)
-    assert [name for name in first if first[name] != second[name]] == []
-    assert [name for name in first if first[name] != whole[name]] == [Path("index.html")]
+    names = {file.relative_to(report_copy) for file in (*here.files, here.index_html)}
+    notes = {note_of(Path("figures"), name) for name in here.figures}
+    assert set(second) == names | notes
+    assert [name for name in second if first[name] != second[name]] == []
+    assert [name for name in second if second[name] != whole[name]] == [Path("index.html")]
 
 
 def test_without_data_the_page_names_the_command_and_old_pictures_go(tmp_path: Path, empty_database: Path) -> None:
@@ -230,10 +239,12 @@ def test_without_data_the_page_names_the_command_and_old_pictures_go(tmp_path: P
 
 
 def test_a_figure_that_cannot_be_drawn_says_so_and_spoils_no_other(
-    tmp_path: Path, small_database: Path, monkeypatch: pytest.MonkeyPatch
+    report_copy: Path, small_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mee_fig1_no_change, "plot", lambda frame: frame.rows[0]["<no such column>"])
-    summary = write_report(small_database, tmp_path / "report", paper="mee")
+    for name in ("mee_fig1_no_change", "mee_fig2_final_confidence"):  # one before, one after; the others were drawn
+        note_of(report_copy / "figures", name).unlink()
+    summary = write_report(small_database, report_copy, paper="mee")
     assert summary.broken == {"mee_fig1_no_change": "KeyError: '<no such column>'"}
     assert "mee_fig2_final_confidence" in summary.figures and "frontier" not in summary.figures
     assert "mee_fig1_no_change" not in (*summary.figures, *summary.empty)
@@ -243,7 +254,7 @@ def test_a_figure_that_cannot_be_drawn_says_so_and_spoils_no_other(
 def test_a_report_in_the_place_of_a_file_is_the_users_error(tmp_path: Path, empty_database: Path) -> None:
     (tmp_path / "report").write_text("mine")
     with pytest.raises(UserError, match=r"cannot be written to .*report"):
-        write_report(empty_database, tmp_path / "report")
+        write_report(empty_database, tmp_path / "report", paper="heads")
 
 
 def test_a_missing_database_is_the_users_error(tmp_path: Path) -> None:
@@ -254,13 +265,17 @@ def test_a_missing_database_is_the_users_error(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------ what was drawn before
 
 
+@pytest.fixture(scope="module")
+def material(small_database: Path) -> Material:
+    """What the report of `small_database` is made from, read once more."""
+    return read_material(small_database)
+
+
 @pytest.fixture
 def again(
-    small_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: ReportSummary
+    small_database: Path, material: Material, report_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], tuple[set[str], ReportSummary]]:
-    """Write the report once more into a copy of its folder; returns which figures were drawn, and the summary."""
-    folder = tmp_path / "report"
-    shutil.copytree(report.index_html.parent, folder)
+    """Write the report once more into the copy of its folder; returns which figures were drawn, and the summary."""
     draw, names = drawing.draw, set()
 
     def noted(name: str, frame: Frame, where: Path) -> drawing.Drawing:
@@ -268,10 +283,11 @@ def again(
         return draw(name, frame, where)
 
     monkeypatch.setattr(drawing, "draw", noted)
+    monkeypatch.setattr(render, "read_material", lambda database, paper, draft: material)
 
     def write() -> tuple[set[str], ReportSummary]:
         names.clear()
-        summary = write_report(small_database, folder, draft=True)
+        summary = write_report(small_database, report_copy, draft=True)
         return set(names), summary
 
     return write
@@ -287,8 +303,8 @@ def test_nothing_is_drawn_twice_and_the_page_is_the_same(again: Again, report: R
     assert {path.name for path in summary.files} == {path.name for path in report.files}
 
 
-def test_a_picture_that_was_changed_or_lost_is_drawn_anew(again: Again, tmp_path: Path) -> None:
-    folder = tmp_path / "report" / "figures"
+def test_a_picture_that_was_changed_or_lost_is_drawn_anew(again: Again, report_copy: Path) -> None:
+    folder = report_copy / "figures"
     (folder / "frontier.png").unlink()
     (folder / "exit_histogram.svg").write_text("<svg/>")
     note_of(folder, "mee_fig1_no_change").write_text("{")
@@ -307,9 +323,9 @@ def test_other_rows_or_other_code_is_another_figure(small_rows: SmallRows, monke
 
 @pytest.mark.parametrize("image", ["https://example.org/", 'data:image/svg+xml,"><script src=https://example.org/>'])
 def test_a_picture_from_a_note_is_never_an_address_and_never_ends_its_attribute(
-    again: Again, tmp_path: Path, image: str
+    again: Again, report_copy: Path, image: str
 ) -> None:
-    note = note_of(tmp_path / "report" / "figures", "frontier")
+    note = note_of(report_copy / "figures", "frontier")
     note.write_text(json.dumps({**json.loads(note.read_text()), "image": image}))
     names, summary = again()
     assert names == {"frontier"} and "example.org" not in read(summary)

@@ -128,13 +128,23 @@ REFUSED = {
 """What is no database of ours, and words of the message when it is imported."""
 
 
-def attacked(few_database: Path, path: Path, sql: str) -> Path:
-    """A copy of the example in which somebody ran SQL; stored as only the newest DuckDB reads it, which has most."""
-    (path.parent / "loot").mkdir()
+@pytest.fixture(scope="module")
+def newest(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example, stored as only the newest DuckDB reads it, which has most."""
+    path = tmp_path_factory.mktemp("newest") / "theirs.duckdb"
     with duckdb.connect() as connection:
         connection.execute(f"ATTACH '{few_database}' AS ours (READ_ONLY)")
         connection.execute(f"ATTACH '{path}' AS theirs (STORAGE_VERSION 'v2.0.0')")
-        connection.execute("COPY FROM DATABASE ours TO theirs; USE theirs")
+        connection.execute("COPY FROM DATABASE ours TO theirs")
+    return path
+
+
+def attacked(newest: Path, path: Path, sql: str) -> Path:
+    """A copy of the example in which somebody ran SQL."""
+    (path.parent / "loot").mkdir()
+    shutil.copyfile(newest, path)
+    with duckdb.connect() as connection:
+        connection.execute(f"ATTACH '{path}' AS theirs; USE theirs")
         connection.execute(sql.replace("{loot}", str(path.parent / "loot")))
     return path
 
@@ -158,9 +168,9 @@ def asked(path: Path) -> str:
 
 @pytest.mark.parametrize("what", CARRIED)
 def test_what_a_file_has_besides_rows_is_neither_run_nor_believed(
-    what: str, few_database: Path, answer: str, tmp_path: Path, runs: Path, ask: Ask, unchanged: Unchanged
+    what: str, newest: Path, answer: str, tmp_path: Path, runs: Path, ask: Ask, unchanged: Unchanged
 ) -> None:
-    path = attacked(few_database, tmp_path / "theirs.duckdb", CARRIED[what])
+    path = attacked(newest, tmp_path / "theirs.duckdb", CARRIED[what])
     before = unchanged(tmp_path)
     assert asked(path) == answer
     assert unchanged(tmp_path) == before
@@ -173,10 +183,10 @@ def test_what_a_file_has_besides_rows_is_neither_run_nor_believed(
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_database_that_is_not_as_ours_are_is_not_imported(
-    what: str, few_database: Path, tmp_path: Path, runs: Path, ask: Ask, unchanged: Unchanged
+    what: str, newest: Path, tmp_path: Path, runs: Path, ask: Ask, unchanged: Unchanged
 ) -> None:
     sql, says = REFUSED[what]
-    path = attacked(few_database, tmp_path / "theirs.duckdb", sql)
+    path = attacked(newest, tmp_path / "theirs.duckdb", sql)
     before = unchanged(path.parent / "loot"), path.read_bytes()
     code, said, complained = ask("import", path, "--runs", runs)
     assert (code, said) == (2, "")
@@ -199,10 +209,10 @@ def test_a_database_that_is_not_as_ours_are_is_not_imported(
     ids=lambda command: command[0],
 )
 def test_reading_commands_leave_a_stale_file_as_it_is(
-    command: tuple[str, ...], few_database: Path, tmp_path: Path, ask: Ask
+    command: tuple[str, ...], newest: Path, tmp_path: Path, ask: Ask
 ) -> None:
     stale = f'{STALE}; CREATE VIEW "main"".""zzz""; {COPY}; --" AS SELECT 1; CREATE VIEW zzz AS SELECT 1'
-    path = attacked(few_database, tmp_path / "theirs.duckdb", stale)
+    path = attacked(newest, tmp_path / "theirs.duckdb", stale)
     before = path.read_bytes()
     code, _, complained = ask(*(word.format(folder=tmp_path) for word in command), "--database", path)
     assert code in (0, 1)
@@ -211,9 +221,9 @@ def test_reading_commands_leave_a_stale_file_as_it_is(
 
 
 def test_a_log_that_is_replayed_brings_nothing_but_rows(
-    few_database: Path, answer: str, tmp_path: Path, runs: Path, ask: Ask
+    newest: Path, answer: str, tmp_path: Path, runs: Path, ask: Ask
 ) -> None:
-    path = attacked(few_database, tmp_path / "theirs.duckdb", "SELECT 1")
+    path = attacked(newest, tmp_path / "theirs.duckdb", "SELECT 1")
     hostile = "; ".join(CARRIED[what] for what in list(CARRIED)[:3]).replace("{loot}", str(tmp_path / "loot"))
     script = "import duckdb, os, sys; c = duckdb.connect(sys.argv[1]); c.execute(sys.argv[2]); os._exit(0)"
     subprocess.run([sys.executable, "-c", script, path, f"SET checkpoint_threshold = '1GB'; {hostile}"], check=True)
@@ -252,8 +262,8 @@ def test_no_connection_loads_extensions_or_changes_what_it_may(
 
 
 @pytest.mark.parametrize("what", ["a trigger", "a type that is called like one of ours"])
-def test_a_writer_refuses_a_database_that_would_act_by_itself(what: str, few_database: Path, tmp_path: Path) -> None:
-    path = attacked(few_database, tmp_path / "theirs.duckdb", CARRIED[what])
+def test_a_writer_refuses_a_database_that_would_act_by_itself(what: str, newest: Path, tmp_path: Path) -> None:
+    path = attacked(newest, tmp_path / "theirs.duckdb", CARRIED[what])
     before = path.read_bytes()
     with pytest.raises(UserError, match=r"has a trigger or type '.*db rebuild"):
         open_database(path, read_only=False)
@@ -261,8 +271,8 @@ def test_a_writer_refuses_a_database_that_would_act_by_itself(what: str, few_dat
 
 
 @pytest.mark.parametrize("what", list(CARRIED)[:9])
-def test_a_writer_makes_every_view_and_macro_anew(what: str, few_database: Path, answer: str, tmp_path: Path) -> None:
-    path = attacked(few_database, tmp_path / "theirs.duckdb", CARRIED[what])
+def test_a_writer_makes_every_view_and_macro_anew(what: str, newest: Path, answer: str, tmp_path: Path) -> None:
+    path = attacked(newest, tmp_path / "theirs.duckdb", CARRIED[what])
     open_database(path, read_only=False).close()
     with open_database(path) as database:
         assert database.copy is None

@@ -27,10 +27,10 @@ NAME = f"attempt BY NAME SELECT * FROM attempt WHERE false; {COPY}; --"
 
 
 @pytest.fixture(scope="module")
-def whole(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A snapshot of the example."""
     folder = tmp_path_factory.mktemp("whole") / "taken"
-    with open_database(example_database) as database:
+    with open_database(few_database) as database:
         write_snapshot(database.engine, folder)
     return folder
 
@@ -297,7 +297,7 @@ def test_one_that_lies_in_a_spool_is_left_out_by_name(
 
 
 def test_what_parquet_files_say_besides_rows_is_not_looked_at(
-    taken: Path, runs: Path, ask: Ask, example_database: Path
+    taken: Path, runs: Path, ask: Ask, few_database: Path
 ) -> None:
     hostile = {
         b"ARROW:schema": base64.b64encode(b"\xff" * 64),
@@ -308,7 +308,7 @@ def test_what_parquet_files_say_besides_rows_is_not_looked_at(
     rewrite(taken, "hardware", lambda rows: rows.replace_schema_metadata(hostile), store_schema=False)
     code, said, _ = ask("import", taken, "--runs", runs)
     assert (code, "attempts are new" in said) == (0, True)
-    with open_database(runs / "exitbench.duckdb") as ours, open_database(example_database) as theirs:
+    with open_database(runs / "exitbench.duckdb") as ours, open_database(few_database) as theirs:
         query = "FROM hardware ORDER BY ALL"
         assert ours.query(query).to_pylist() == theirs.query(query).to_pylist()
 

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import multiprocessing
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,7 @@ LLAMA = (
     ('loss = "weighted"', 'loss = "layer-skip"\nlayer_dropout = 0.2'),
 )
 MUON = (("warmup_steps", 'optimizer = "muon"\nmuon_learning_rate = 1e-2\nwarmup_steps'),)
-SHARED = (*MUON, ("steps = 40", "steps = 40\nshared_steps = 22"))
+SHARED = (*MUON, ("save_steps = 7", "save_steps = 7\nshared_steps = 13"))
 WriteRecipe = Callable[..., Path]
 
 
@@ -50,6 +51,12 @@ def log_of(folder: Path) -> dict[tuple[str, str], list[float]]:
         for row in csv.DictReader(file):
             found.setdefault((row["metric"], row["block"]), []).append(float(row["value"]))
     return found
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a model that several tests start from is trained once. Read only."""
+    return tmp_path_factory.mktemp("models")
 
 
 # ------------------------------------------------------------------------------------------ what comes out
@@ -83,9 +90,9 @@ def test_a_tiny_recipe_trains_into_an_ordinary_checkpoint(write_recipe: WriteRec
 
 
 def test_a_causal_recipe_trains_into_a_checkpoint_that_transformers_reads(
-    write_recipe: WriteRecipe, data_dir: Path
+    write_recipe: WriteRecipe, data_dir: Path, models: Path
 ) -> None:
-    folder = trained(write_recipe(*LLAMA), data_dir / "models", data_dir)
+    folder = trained(write_recipe(*LLAMA), models, data_dir)
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     assert model.config.num_hidden_layers == 3
     prompt = tokenizer("a red dog", return_tensors="pt", return_token_type_ids=False)
@@ -112,12 +119,6 @@ def test_weights_are_saved_in_the_precision_asked_and_computed_in_either(
     assert AutoModelForSeq2SeqLM.from_pretrained(folder, dtype="auto").dtype == torch.bfloat16
     losses = log_of(folder)["loss_nats", ""]
     assert losses[-1] < 0.8 * losses[0]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where one frozen model of a family lies for all kinds of heads."""
-    return tmp_path_factory.mktemp("models")
 
 
 @pytest.mark.parametrize(
@@ -162,9 +163,10 @@ def test_a_shallow_deep_recipe_logs_its_distillation(write_recipe: WriteRecipe, 
     AutoModelForSeq2SeqLM.from_pretrained(folder)
 
 
-def test_a_checkpoint_of_anybody_can_be_gone_on_from(write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path) -> None:
-    first = trained(write_recipe(), tmp_path / "models", data_dir)
-    first.rename(data_dir / "start")
+def test_a_checkpoint_of_anybody_can_be_gone_on_from(
+    write_recipe: WriteRecipe, data_dir: Path, models: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(trained(write_recipe(), models, data_dir), data_dir / "start")
     text = write_recipe().read_text()
     path = tmp_path / "further.toml"
     path.write_text(
@@ -182,7 +184,7 @@ def test_a_killed_training_goes_on_to_the_same_weights_and_log(
     write_recipe: WriteRecipe, data_dir: Path, changes: tuple[tuple[str, str], ...]
 ) -> None:
     dropout = ("dropout_rate = 0.0", "dropout_rate = 0.1")
-    path = write_recipe(("steps = 40", "steps = 40\nsave_steps = 7"), dropout, *changes)
+    path = write_recipe(("steps = 40", "steps = 24\nsave_steps = 7"), dropout, *changes)
     whole = trained(path, data_dir / "whole", data_dir)
     process = FORK.Process(target=trained, args=(path, data_dir / "killed", data_dir))
     process.start()
@@ -201,9 +203,9 @@ def test_a_killed_training_goes_on_to_the_same_weights_and_log(
     assert [entry.name for entry in (data_dir / "killed").iterdir() if entry.is_dir()] == [resumed.name]
 
 
-def test_a_resume_point_that_is_not_whole_is_not_used(write_recipe: WriteRecipe, data_dir: Path) -> None:
+def test_a_resume_point_that_is_not_whole_is_not_used(write_recipe: WriteRecipe, data_dir: Path, models: Path) -> None:
     path = write_recipe(("steps = 40", "steps = 6"))
-    whole = trained(path, data_dir / "whole", data_dir)
+    whole = trained(path, models, data_dir)
     half = data_dir / "models" / f".{whole.name}.partial" / "checkpoint-5"
     half.mkdir(parents=True)
     (half / "trainer_state.json").write_text("{")
@@ -320,9 +322,10 @@ def test_a_trained_model_is_reused_and_other_data_trains_anew(write_recipe: Writ
     assert trained(path, models, data_dir) != first
 
 
-def test_the_same_recipe_gives_the_same_weights(write_recipe: WriteRecipe, data_dir: Path) -> None:
+def test_the_same_recipe_gives_the_same_weights(write_recipe: WriteRecipe, data_dir: Path, models: Path) -> None:
     path = write_recipe(("steps = 40", "steps = 6"))
-    weights = [(trained(path, data_dir / name, data_dir) / "model.safetensors").read_bytes() for name in ("one", "two")]
+    folders = (models, data_dir / "models")
+    weights = [(trained(path, folder, data_dir) / "model.safetensors").read_bytes() for folder in folders]
     assert weights[0] == weights[1]
 
 
@@ -347,15 +350,18 @@ def test_two_processes_train_a_model_once(
     assert len(list(models.glob("[!.]*"))) == 1
 
 
-def test_a_model_of_other_code_or_of_another_start_is_not_found(write_recipe: WriteRecipe, data_dir: Path) -> None:
-    recipe, models = load_recipe(write_recipe(("steps = 40", "steps = 6"))), data_dir / "models"
-    card = ensure_trained(recipe, models, data_dir) / "card.json"
+def test_a_model_of_other_code_or_of_another_start_is_not_found(
+    write_recipe: WriteRecipe, data_dir: Path, models: Path, tmp_path: Path
+) -> None:
+    recipe, copies = load_recipe(write_recipe(("steps = 40", "steps = 6"))), tmp_path / "copies"
+    model = ensure_trained(recipe, models, data_dir)
+    card = Path(shutil.copytree(model, copies / model.name)) / "card.json"
     content = json.loads(card.read_text())
     for change in ({"training_version": TRAINING_VERSION - 1}, {"start_recipe": content["recipe"]}):
         card.write_text(json.dumps({**content, **change}))
-        assert find_trained(recipe, models) is None
+        assert find_trained(recipe, copies) is None
     card.write_text(json.dumps(content))
-    assert find_trained(recipe, models) == card.parent
+    assert find_trained(recipe, copies) == card.parent
 
 
 def test_a_loss_that_is_no_number_is_the_end_and_leaves_no_model(write_recipe: WriteRecipe, data_dir: Path) -> None:
@@ -372,10 +378,12 @@ def test_missing_data_is_the_users_error_and_leaves_nothing(write_recipe: WriteR
     assert not (data_dir / "models").exists()
 
 
-def test_every_block_learns_first_and_then_what_the_loss_says(write_recipe: WriteRecipe, data_dir: Path) -> None:
+def test_every_block_learns_first_and_then_what_the_loss_says(
+    write_recipe: WriteRecipe, data_dir: Path, models: Path
+) -> None:
     asked = ('loss = "weighted"', 'loss = "last"\nevery_block_steps = 25')
     both = log_of(trained(write_recipe(asked), data_dir / "models", data_dir))
-    every = log_of(trained(write_recipe(), data_dir / "models", data_dir))
+    every = log_of(trained(write_recipe(), models, data_dir))
     assert both["loss_nats", ""][:25] == every["loss_nats", ""][:25]
     assert [len(both["block_loss_nats", block]) for block in "123"] == [25, 25, 40]
     assert both["loss_nats", ""][26] == pytest.approx(both["block_loss_nats", "3"][26])

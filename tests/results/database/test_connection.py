@@ -210,15 +210,16 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_a_truncated_database_offers_to_be_rebuilt(example_spool: Path, tmp_path: Path, share: float) -> None:
-    path = tmp_path / "exitbench.duckdb"
-    ingest(example_spool, path)
+def test_a_truncated_database_offers_to_be_rebuilt(
+    few_spool: Path, few_database: Path, tmp_path: Path, share: float
+) -> None:
+    path = Path(shutil.copyfile(few_database, tmp_path / "exitbench.duckdb"))
     before = _rows(path)
     os.truncate(path, int(share * path.stat().st_size))
     with pytest.raises(UserError, match="exitbench db rebuild"), open_database(path) as opened:
         for table in before:
             opened.query(f"FROM {table}")
-    rebuild(example_spool, path)
+    rebuild(few_spool, path)
     assert _rows(path) == before
 
 

@@ -37,9 +37,9 @@ def rows(database: Database) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def taken(example_database: Path, tmp_path: Path) -> Path:
+def taken(few_database: Path, tmp_path: Path) -> Path:
     """A snapshot of the example."""
-    with open_database(example_database) as database:
+    with open_database(few_database) as database:
         write_snapshot(database.engine, tmp_path / "taken")
     return tmp_path / "taken"
 
@@ -73,8 +73,8 @@ def test_every_table_is_known_to_hang_on_attempts_or_on_something_else(empty: Da
     assert tables == (by_attempt & tables) | artifacts | set(KEYED) | set(OF_EVERY_DATABASE)
 
 
-def test_what_is_handed_on_does_not_name_a_home_folder(example_database: Path, tmp_path: Path) -> None:
-    copy = shutil.copy(example_database, tmp_path / "copy.duckdb")
+def test_what_is_handed_on_does_not_name_a_home_folder(few_database: Path, tmp_path: Path) -> None:
+    copy = shutil.copy(few_database, tmp_path / "copy.duckdb")
     with duckdb.connect(str(copy)) as connection:
         connection.execute("UPDATE attempt SET log_tail = 'File \"/home/grace/x.py\"', reason = NULL")
     with open_database(Path(copy)) as database:
@@ -95,10 +95,8 @@ def test_the_manifest_counts_and_digests_every_table(taken: Path) -> None:
     assert told["tables"]["attempt"]["rows"] > 0
 
 
-def test_a_database_filled_from_a_snapshot_has_the_same_rows(
-    taken: Path, empty: Database, example_database: Path
-) -> None:
-    with open_database(example_database) as database:
+def test_a_database_filled_from_a_snapshot_has_the_same_rows(taken: Path, empty: Database, few_database: Path) -> None:
+    with open_database(few_database) as database:
         expected = rows(database)
     with empty:
         assert load_snapshot(empty.engine, taken) == len(expected["attempt"])
@@ -155,12 +153,12 @@ def test_texts_of_data_that_may_be_licensed_are_left_out(
     assert logs["n"].to_pylist() == [0 if "squad" in without else 1]  # the failing cell of the example is SQuAD's
 
 
-def test_a_folder_that_exists_is_not_written_over(taken: Path, example_database: Path) -> None:
-    with open_database(example_database) as database, pytest.raises(UserError, match="exists already"):
+def test_a_folder_that_exists_is_not_written_over(taken: Path, few_database: Path) -> None:
+    with open_database(few_database) as database, pytest.raises(UserError, match="exists already"):
         write_snapshot(database.engine, taken)
 
 
-def test_a_full_disk_leaves_no_folder(example_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_folder(few_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
 
     def write_two(_duck: Any, _query: str, path: Path, _names_paths: object) -> int:
@@ -172,7 +170,7 @@ def test_a_full_disk_leaves_no_folder(example_database: Path, tmp_path: Path, mo
 
     monkeypatch.setattr(snapshot, "_write_table", write_two)
     (tmp_path / "out").mkdir()
-    with open_database(example_database) as database, pytest.raises(UserError, match="No space left on device"):
+    with open_database(few_database) as database, pytest.raises(UserError, match="No space left on device"):
         write_snapshot(database.engine, tmp_path / "out" / "taken")
     assert len(written) == 2
     assert list((tmp_path / "out").iterdir()) == []
@@ -213,14 +211,14 @@ def test_an_attempt_that_is_here_with_other_files_is_refused_and_nothing_is_adde
         assert len(rows(empty)["attempt"]) == 1
 
 
-def test_a_snapshot_of_an_earlier_schema_is_migrated(example_database: Path, tmp_path: Path, empty: Database) -> None:
+def test_a_snapshot_of_an_earlier_schema_is_migrated(few_database: Path, tmp_path: Path, empty: Database) -> None:
     earlier, folder = 4, tmp_path / "earlier"
     folder.mkdir()
     with duckdb.connect(str(tmp_path / "earlier.duckdb")) as old:
         for script in migration_scripts()[:earlier]:
             old.execute(script)
         tables = [name for (name,) in old.execute(TABLES).fetchall()]
-        old.execute(f"ATTACH '{example_database}' AS now (READ_ONLY)")
+        old.execute(f"ATTACH '{few_database}' AS now (READ_ONLY)")
         told = {}
         for table in set(tables) - set(OF_EVERY_DATABASE):
             names = ", ".join(name for (name,) in old.execute(COLUMNS, [table]).fetchall())
@@ -233,7 +231,7 @@ def test_a_snapshot_of_an_earlier_schema_is_migrated(example_database: Path, tmp
             }
     manifest = {"format": "exitbench-snapshot-1", "schema_version": earlier, "texts_left_out_of": [], "tables": told}
     (folder / MANIFEST).write_text(json.dumps(manifest))
-    with open_database(example_database) as database:
+    with open_database(few_database) as database:
         expected = rows(database)
     with empty:
         assert load_snapshot(empty.engine, folder) == len(expected["attempt"])

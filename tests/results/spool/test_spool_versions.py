@@ -17,10 +17,10 @@ TABLES_OF_FIRST_VERSION = ("samples", "tokens", "probe", "metrics", "timings")
 
 
 @pytest.fixture(params=range(1, SCHEMA_VERSION + 1))
-def old(request: pytest.FixtureRequest, example_spool: Path, tmp_path: Path) -> Path:
+def old(request: pytest.FixtureRequest, few_spool: Path, tmp_path: Path) -> Path:
     """The example as an earlier version left it: without the columns that may be NULL."""
     spool = tmp_path / "spool"
-    shutil.copytree(example_spool, spool)
+    shutil.copytree(few_spool, spool)
     for attempt in scan_spool(spool):
         status = json.loads((attempt.path / "status.json").read_text())
         (attempt.path / "status.json").write_text(json.dumps({**status, "schema_version": request.param}))
@@ -33,11 +33,11 @@ def old(request: pytest.FixtureRequest, example_spool: Path, tmp_path: Path) -> 
     return spool
 
 
-def test_every_table_is_read_and_what_is_missing_is_null(old: Path, example_database: Path) -> None:
+def test_every_table_is_read_and_what_is_missing_is_null(old: Path, few_database: Path) -> None:
     path = old.parent / "exitbench.duckdb"
     assert ingest(old, path).quarantined == ()
     counts = "SELECT (SELECT count(*) FROM sample), (SELECT count(*) FROM token_exit), (SELECT count(*) FROM metric)"
-    with open_database(path) as database, open_database(example_database) as now:
+    with open_database(path) as database, open_database(few_database) as now:
         assert database.query(counts).to_pylist() == now.query(counts).to_pylist()
         assert database.query("SELECT count(head_rows) AS n FROM token_exit")["n"].to_pylist() == [0]
         scores = "SELECT doc_key, output_text, scores FROM sample ORDER BY ALL"
