@@ -78,7 +78,7 @@ def decoder_states(model: Any, batch_inputs: Mapping[str, Tensor]) -> States:
     else:
         inputs = {"input_ids": batch_inputs["input_ids"], "attention_mask": mask}
         predicted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-    with noted_ending(stack, decoder_blocks(model)) as noted:
+    with noted_ending(stack, tuple(decoder_blocks(model))) as noted:
         decoded = stack(**inputs, output_hidden_states=True, use_cache=False)
     ending = tuple(noted)
 
@@ -108,7 +108,8 @@ def ended(ending: tuple[nn.Module, ...], hidden_ND: Tensor) -> Tensor:
 
 def head_bias(model: Any) -> Tensor | None:
     """What is added to the head's products: its own bias, or one that lies beside it, [V]."""
-    own, beside = model.get_output_embeddings().bias, getattr(model, "final_logits_bias", None)
+    own: Tensor | None = model.get_output_embeddings().bias
+    beside: Tensor | None = getattr(model, "final_logits_bias", None)
     return own if beside is None else beside.flatten()
 
 
@@ -139,7 +140,7 @@ def final_norm(model: Any) -> nn.Module:
     """
     training = model.training
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    with noted_ending(model.get_decoder(), decoder_blocks(model)) as noted:
+    with noted_ending(model.get_decoder(), tuple(decoder_blocks(model))) as noted:
         model.eval()(input_ids=token, **({"decoder_input_ids": token} if model.config.is_encoder_decoder else {}))
     model.train(training)
     for module in noted:
