@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import EllipsisType
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,8 +16,8 @@ from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.files import CONFIG, DEQUANTISE, INDEX, listed, weight_files
 from exitbench.harness.engine.model.weights import Linear
 
-_FORMATS = frozenset({"F64", "F32", "F16", "BF16"})
-"""As safetensors spells them. An 8-bit float is a floating point format too, but needs a scale that lies elsewhere."""
+FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""By safetensors' names. An 8-bit float is a floating point format too, but needs a scale that lies elsewhere."""
 
 _OF_QUANTISATION = re.compile(
     r".*[._](SCB|absmax|nested_absmax|quant_map|nested_quant_map|quant_state\..*|weight_format"  # bitsandbytes
@@ -23,9 +25,16 @@ _OF_QUANTISATION = re.compile(
     r"|weight_scale|weight_scale_inv|weight_scale_2|weight_zero_point|weight_packed|weight_shape|input_scale)"  # fp8
 )
 
+_COMPARED_ROWS = 4096
+"""Of two tensors that may be the same one; whole ones would be two more copies of an embedding."""
+
 
 class Tensors:
-    """The tensors of a checkpoint by name, in one number format (None: that of the file) and place."""
+    """The tensors of a checkpoint by name, in one number format (None: that of the file) and place.
+
+    Each is read when it is asked for, into memory of its own: no mapped file stays behind, which somebody could write
+    to, and whose pages the system could take away while something is timed. On ``meta`` nothing is read.
+    """
 
     def __init__(self, folder: Path, dtype: torch.dtype | None, device: str) -> None:
         self.folder, self.dtype, self.device = folder, dtype, device
@@ -51,18 +60,33 @@ class Tensors:
                 f"{self.folder}: tensor {name!r} is missing from the checkpoint ({len(self.files)} tensors found)."
             )
         with safe_open(self.files[name], framework="pt") as file:
-            check_format(self.files[name], name, file.get_slice(name).get_dtype())
+            stored = file.get_slice(name)
+            check_format(self.files[name], name, stored.get_dtype())
+            found = tuple(stored.get_shape())
+            if shape and found != shape:
+                raise UserError(
+                    f"{self.folder}: tensor {name!r} has shape {list(found)}, config.json asks for {list(shape)}."
+                )
+            self.read.add(name)
+            if self.device == "meta":
+                return torch.empty(found, dtype=self.dtype or FORMATS[stored.get_dtype()], device="meta")
             tensor: Tensor = file.get_tensor(name)
-        if shape and tuple(tensor.shape) != shape:
-            actual = list(tensor.shape)
-            raise UserError(f"{self.folder}: tensor {name!r} has shape {actual}, config.json asks for {list(shape)}.")
-        self.read.add(name)
-        return tensor.to(device=self.device, dtype=self.dtype)
+            return tensor.to(device=self.device, dtype=self.dtype, copy=True)
+
+    def unread(self, name: str) -> Unread:
+        """One that is read later.
+
+        Raises:
+            UserError: It is quantised.
+        """
+        with safe_open(self.files[name], framework="pt") as file:
+            check_format(self.files[name], name, file.get_slice(name).get_dtype())
+        return Unread(self, name)
 
     def holds_weights(self, name: str) -> bool:
         """Whether a tensor has a number format in which weights are read."""
         with safe_open(self.files[name], framework="pt") as file:
-            return file.get_slice(name).get_dtype() in _FORMATS
+            return file.get_slice(name).get_dtype() in FORMATS
 
     def linear(self, name: str, shape: tuple[int, int], *, bias: bool = False, transposed: bool = False) -> Linear:
         """Read a projection [out, in], with its bias if the family has one; ``transposed``: stored as [width, out]."""
@@ -78,7 +102,11 @@ class Tensors:
         if name not in self.files or of not in self.files:
             return False
         with safe_open(self.files[name], framework="pt") as one, safe_open(self.files[of], framework="pt") as other:
-            same = torch.equal(one.get_tensor(name), other.get_tensor(of))
+            ours, theirs = one.get_slice(name), other.get_slice(of)
+            shape = ours.get_shape()
+            starts = range(0, shape[0] if shape else 0, _COMPARED_ROWS)
+            same = bool(shape) and shape == theirs.get_shape()
+            same = same and all(torch.equal(*(x[i : i + _COMPARED_ROWS] for x in (ours, theirs))) for i in starts)
         if same:
             self.read.add(name)
         return same
@@ -110,6 +138,22 @@ class Tensors:
                 "The model would be another than was trained, so it is not read. If they are of no use, save it "
                 "without them: `Auto...from_pretrained(folder)` of transformers, then `save_pretrained`."
             )
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A tensor that is read when somebody takes all of it, `unread[...]`: what transformers does with its own files."""
+
+    tensors: Tensors
+    name: str
+
+    def __getitem__(self, _: EllipsisType) -> Tensor:
+        """Read it.
+
+        Raises:
+            UserError: See `Tensors`.
+        """
+        return self.tensors(self.name)
 
 
 def _places(folder: Path) -> dict[str, Path]:
@@ -152,5 +196,5 @@ def check_format(path: Path, name: str, number_format: str) -> None:
     Raises:
         UserError: It holds integers or 8-bit floats.
     """
-    if number_format not in _FORMATS:
+    if number_format not in FORMATS:
         raise UserError(f"{path}: tensor {name!r} holds {number_format}, not weights in full precision. {DEQUANTISE}")
