@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE, weight_files
-from exitbench.harness.engine.checkpoints.tensor_files import FORMATS
+from exitbench.harness.engine.checkpoints.tensor_files import FORMATS, opened
 from exitbench.harness.reading.regular_files import is_file
 
 _MEMINFO, _CGROUPS, _OWN_CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -37,7 +37,7 @@ def stored_numbers(paths: Iterable[Path]) -> Counter[str]:
     counted: Counter[str] = Counter()
     for path in paths:
         try:
-            with safe_open(path, framework="pt") as file:
+            with opened(path) as file:
                 for name in file.keys():  # noqa: SIM118
                     stored = file.get_slice(name)
                     counted[stored.get_dtype()] += prod(stored.get_shape())

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,15 +26,11 @@ _OF_QUANTISATION = re.compile(
     r"|weight_scale|weight_scale_inv|weight_scale_2|weight_zero_point|weight_packed|weight_shape|input_scale)"  # fp8
 )
 
-_COMPARED_ROWS = 4096
-"""Of two tensors that may be the same one; whole ones would be two more copies of an embedding."""
-
 
 class Tensors:
     """The tensors of a checkpoint by name, in one number format (None: that of the file) and place.
 
-    Each is read when it is asked for, into memory of its own: no mapped file stays behind, which somebody could write
-    to, and whose pages the system could take away while something is timed. On ``meta`` nothing is read.
+    Each is read when it is asked for, into memory of its own. On ``meta`` nothing is.
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype | None, device: str) -> None:
@@ -59,7 +56,7 @@ class Tensors:
             raise UserError(
                 f"{self.folder}: tensor {name!r} is missing from the checkpoint ({len(self.files)} tensors found)."
             )
-        with safe_open(self.files[name], framework="pt") as file:
+        with opened(self.files[name]) as file:
             stored = file.get_slice(name)
             check_format(self.files[name], name, stored.get_dtype())
             found = tuple(stored.get_shape())
@@ -79,13 +76,13 @@ class Tensors:
         Raises:
             UserError: It is quantised.
         """
-        with safe_open(self.files[name], framework="pt") as file:
+        with opened(self.files[name]) as file:
             check_format(self.files[name], name, file.get_slice(name).get_dtype())
         return Unread(self, name)
 
     def holds_weights(self, name: str) -> bool:
         """Whether a tensor has a number format in which weights are read."""
-        with safe_open(self.files[name], framework="pt") as file:
+        with opened(self.files[name]) as file:
             return file.get_slice(name).get_dtype() in FORMATS
 
     def linear(self, name: str, shape: tuple[int, int], *, bias: bool = False, transposed: bool = False) -> Linear:
@@ -101,12 +98,8 @@ class Tensors:
         """Whether a tensor that is there has the very values of another, and so need not be read."""
         if name not in self.files or of not in self.files:
             return False
-        with safe_open(self.files[name], framework="pt") as one, safe_open(self.files[of], framework="pt") as other:
-            ours, theirs = one.get_slice(name), other.get_slice(of)
-            shape = ours.get_shape()
-            starts = range(0, shape[0] if shape else 0, _COMPARED_ROWS)
-            same = bool(shape) and shape == theirs.get_shape()
-            same = same and all(torch.equal(*(x[i : i + _COMPARED_ROWS] for x in (ours, theirs))) for i in starts)
+        with opened(self.files[name]) as one, opened(self.files[of]) as other:
+            same = torch.equal(one.get_tensor(name), other.get_tensor(of))
         if same:
             self.read.add(name)
         return same
@@ -140,6 +133,19 @@ class Tensors:
             )
 
 
+def opened(path: Path) -> Any:
+    """A safetensors file, whose tensors are read and not mapped.
+
+    A file that is mapped could change under a model, its pages be taken away while something is timed; one larger than
+    the memory cannot be mapped at all.
+
+    Raises:
+        SafetensorError: It is none, or cut short.
+        OSError: It cannot be read.
+    """
+    return safe_open(path, framework="pt", backend="pread")
+
+
 @dataclass(frozen=True)
 class Unread:
     """A tensor that is read when somebody takes all of it, `unread[...]`: what transformers does with its own files."""
@@ -166,7 +172,7 @@ def _places(folder: Path) -> dict[str, Path]:
     places: dict[str, Path] = {}
     for path in files.paths:
         try:
-            with safe_open(path, framework="pt") as file:
+            with opened(path) as file:
                 names = list(file.keys())
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path}: not a complete safetensors file ({error}).") from error
