@@ -14,12 +14,13 @@ from exitbench.errors import UserError
 from exitbench.harness.afterwards.replaying import Probe, replay
 from exitbench.harness.cells.seeds import seed_for
 from exitbench.harness.engine.checkpoints.hub import locate
-from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
+from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint, read_config
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.harness.engine.decoding.decode import decode as decode_batch
 from exitbench.harness.engine.decoding.decode import prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.probe import probe_table
+from exitbench.harness.planning.plan import resolve_device, resolve_dtype
 from exitbench.harness.training import find_trained, load_recipe
 from exitbench.harness.training.recipe import recipe_names
 from exitbench.harness.training.store import SHIPPED
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "Model", "Probe", "decode", "load_model", "probe", "replay"]
 
-_DTYPES = ("float32", "bfloat16", "float16")
+_DTYPES = ("float32", "bfloat16", "float16", "auto")
 _BATCH_ROWS = 16
 
 
@@ -111,8 +112,8 @@ def load_model(name: str | Path, dtype: str = "float32", device: str = "cpu", *,
 
     Args:
         name: A Hugging Face checkpoint folder, ``hub:OWNER/NAME@REVISION``, or such as ``builtin-weighted``.
-        dtype: ``float32``, ``bfloat16`` or ``float16``.
-        device: Of torch.
+        dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto``: as the weights are stored.
+        device: Of torch; ``auto`` is a GPU where there is one.
         hub: Whether the hub may be asked; otherwise only its cache on this machine is read.
 
     Raises:
@@ -131,7 +132,9 @@ def load_model(name: str | Path, dtype: str = "float32", device: str = "cpu", *,
         if found is None:
             raise UserError(f"{name} does not come along. Train it: exitbench train {name}.")
         folder = found
-    return Model(folder, load_checkpoint(folder, getattr(torch, dtype), device), load_tokenizer(folder))
+    read_config(folder)  # a folder that is none is told before its weights are looked for
+    torch_dtype = getattr(torch, resolve_dtype(dtype, folder))
+    return Model(folder, load_checkpoint(folder, torch_dtype, resolve_device(device)), load_tokenizer(folder))
 
 
 def decode(

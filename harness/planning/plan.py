@@ -173,8 +173,11 @@ def make_plan(
             _check_budget(templates, description)
             tasks = {draft.task.label: draft.task for draft in templates}
             asked = {label: resolve(task, folder, description) for label, task in tasks.items()}
-            items = builder.build(templates, description, asked)
+            dtype = resolve_dtype(suite.dtype, folder)
+            items = builder.build(templates, description, asked, dtype)
             remarked = (*located.remarks, *description.remarks, *remarks(list(tasks.values()), folder, asked))
+            if dtype != suite.dtype:
+                remarked = (*remarked, f'dtype = "auto" is {dtype}: what its weights are stored in')
         cells = tuple(_planned(item, statuses, predecessors) for item in items)
         groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in templates), cells, remarked))
     return Plan(suite, device, tuple(groups))
@@ -195,6 +198,19 @@ def resolve_device(device: str) -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def resolve_dtype(dtype: str, folder: Path) -> str:
+    """Return the number format in which a checkpoint's weights are stored for ``auto``; anything else unchanged.
+
+    Raises:
+        UserError: Its weights cannot be read.
+    """
+    if dtype != "auto":
+        return dtype
+    from exitbench.harness.engine.checkpoints.sizes import stored_dtype
+
+    return stored_dtype(folder)
 
 
 def _check_model(drafts: Sequence[CellTemplate], n_blocks: int, exit_blocks: tuple[int, ...] | None = None) -> None:
@@ -248,13 +264,17 @@ class _Builder:
     tasks: Mapping[tuple[str, DataRequest], TaskRef]
 
     def build(
-        self, drafts: Sequence[CellTemplate], described: Description, asked: Mapping[str, GenerationSettings]
+        self,
+        drafts: Sequence[CellTemplate],
+        described: Description,
+        asked: Mapping[str, GenerationSettings],
+        dtype: str,
     ) -> list[CellJob]:
         """Return the cells of one model, of which tasks ask this; two drafts that ask the same give one."""
         ids: dict[str, str] = {}
         items: dict[str, CellJob] = {}
         for draft in drafts:
-            cell = self._cell(draft, described, asked[draft.task.label], ids)
+            cell = self._cell(draft, described, asked[draft.task.label], dtype, ids)
             ids[draft.label] = cell.cell_id
             held_out = None if draft.calibration is None else draft.task.data
             item = CellJob(cell, draft.label, draft.data, held_out, timeout_s=self.suite.cell_timeout_s)
@@ -262,7 +282,12 @@ class _Builder:
         return list(items.values())
 
     def _cell(
-        self, draft: CellTemplate, described: Description, asked: GenerationSettings, ids: Mapping[str, str]
+        self,
+        draft: CellTemplate,
+        described: Description,
+        asked: GenerationSettings,
+        dtype: str,
+        ids: Mapping[str, str],
     ) -> Cell:
         model = described.model
         method, suite, calibration = draft.method, self.suite, draft.calibration
@@ -281,7 +306,7 @@ class _Builder:
             model=model,
             task=self.tasks[draft.task.label, draft.data],
             generation=asked,
-            dtype=suite.dtype,
+            dtype=dtype,
             device=self.device,
             batch_size=suite.batch_size,
             seed=suite.seed,

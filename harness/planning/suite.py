@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from exitbench.methods.base import Method
 
 SCHEMA = 1
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", "auto")
 DEVICES = ("cpu", "cuda", "auto")
 SHIPPED = Path(__file__).parents[1] / "suites"
 
@@ -121,6 +121,8 @@ class Suite:
     """A whole suite file.
 
     Attributes:
+        dtype: Number format; ``auto`` is that in which a model's weights are stored.
+        device: ``auto`` is ``cuda`` where torch sees a GPU, else ``cpu``.
         batch_size: Rows decoded together in what is timed, and in all else where nobody says `batch_rows`.
         batch_rows: Rows decoded together in what is not timed; None where the suite does not say.
         fit_documents: Documents of the train split that methods are fitted on, a task.

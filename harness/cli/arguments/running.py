@@ -26,9 +26,8 @@ def add_commands(commands: Commands) -> None:
 
 def _add_plan(commands: Commands) -> None:
     examples = "  exitbench plan builtin\n  exitbench plan builtin --only '*/squad/*' --limit 10"
-    parser = command(
-        commands, "plan", "plan:plan", "Show every cell of a suite: new, done, stale (and why) or failed.", examples
-    )
+    about = "Show every cell of a suite: new, done, stale (and why) or failed; and models that do not fit into memory."
+    parser = command(commands, "plan", "plan:plan", about, examples)
     add_selection(parser)
 
 

@@ -8,6 +8,7 @@ from exitbench.harness.cli.commands.folders import Runs
 from exitbench.harness.cli.commands.words import data_size, duration
 from exitbench.harness.planning.contracts import tried
 from exitbench.harness.planning.estimate import estimate_plan, of_group
+from exitbench.harness.planning.memory import shortages
 from exitbench.harness.planning.plan import Group, Plan, make_plan
 from exitbench.harness.planning.retry import Retry
 from exitbench.harness.planning.suite import load_suite
@@ -39,6 +40,8 @@ def plan(arguments: Namespace) -> int:
     made, runs = planned(arguments), Runs(arguments.runs)
     estimates = estimate_plan(made, runs.spool, arguments.retry)
     tell("\n".join(_lines(made, arguments.retry, estimates)), sys.stdout)
+    for line in shortages(made, arguments.retry):
+        tell(f"On this machine: {line}", sys.stdout)
     for line in tried(made, arguments.retry, runs.root):
         tell(f"Contracts: {line}", sys.stdout)
     return 0

@@ -15,6 +15,7 @@ from exitbench.harness.cli.commands.plan import planned
 from exitbench.harness.cli.commands.report import print_broken
 from exitbench.harness.engine.checkpoints.hub import fetch, not_here
 from exitbench.harness.planning.contracts import failing, with_verdicts
+from exitbench.harness.planning.memory import ROOM, shortages
 from exitbench.harness.planning.plan import Group, Plan, resolve_device
 from exitbench.harness.planning.retry import Retry
 from exitbench.harness.running.environment import available_cores
@@ -68,6 +69,8 @@ def run(arguments: Namespace) -> int:
             tell(f"{group.model.name}: {remark}")
         if group.folder is not None and group.cells:
             record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
+    if slurm is None and (short := list(shortages(plan, arguments.retry))):
+        raise UserError("\n".join([*short, ROOM]))
     plan = with_verdicts(plan, arguments.retry, runs.root, _say_tried)
     for method in failing(plan):
         tell(f"Breaks its contract, so that its runs are not to be cited: {method}")

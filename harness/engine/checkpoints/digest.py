@@ -7,14 +7,11 @@ the size and time of every file it was made from.
 import contextlib
 import hashlib
 import json
-import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-from safetensors import safe_open
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import EngineChoice, EngineName, ModelRef
@@ -96,6 +93,7 @@ def _cached(cache: Path, stamps: Mapping[str, list[int]], name: str) -> Descript
 def _inspect(name: str, folder: Path, engine: EngineChoice) -> Description:
     # Imported here: it loads torch and transformers, which a cached description does not need.
     from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+    from exitbench.harness.engine.checkpoints.sizes import stored_numbers
 
     checkpoint = load_checkpoint(folder, device="meta", engine=engine)
     tokenizer = tokenizer_files(folder)
@@ -112,7 +110,7 @@ def _inspect(name: str, folder: Path, engine: EngineChoice) -> Description:
         kind=checkpoint.kind,
         blocks=checkpoint.model.n_blocks,
         encoder_blocks=checkpoint.model.encoder_blocks,
-        parameters=sum(_parameters(path) for path in weights),
+        parameters=stored_numbers(weights).total(),
     )
     remarks = (*checkpoint_remarks(folder), *_no_end(checkpoint.eos_ids, loaded))
     vocab_size, max_positions = checkpoint.model.vocab_size, checkpoint.model.max_positions
@@ -135,11 +133,6 @@ def _config_sha256(folder: Path) -> str:
     said = {key: generation[key] for key in GENERATION_KEYS if key in generation}
     otherwise = {key: value for key, value in said.items() if value != config.get(key)}
     return content_id({"config.json": digest, **otherwise}) if otherwise else digest
-
-
-def _parameters(path: Path) -> int:
-    with safe_open(path, framework="np") as tensors:
-        return sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
 
 
 def _sha256(path: Path) -> str:

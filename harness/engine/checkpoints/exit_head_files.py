@@ -19,7 +19,7 @@ from torch import Tensor
 
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE
-from exitbench.harness.engine.checkpoints.tensor_files import check_format
+from exitbench.harness.engine.checkpoints.tensor_files import check_format, opened
 from exitbench.harness.engine.model.exit_heads import KINDS, ExitHeads, HeadKind
 from exitbench.harness.reading.regular_files import is_file
 
@@ -77,7 +77,7 @@ def load_exit_heads(
             f"{path}: exit block {blocks[-1]} is not before the last; the model has {n_blocks} decoder blocks, "
             f"allowed: between 1 and {n_blocks - 1}."
         )
-    with safe_open(path, framework="pt") as file:
+    with opened(path) as file:
         for name in file.keys():  # noqa: SIM118
             check_format(path, name, file.get_slice(name).get_dtype())
         tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -6,18 +6,19 @@ are for, and how old names of tensors translate, is transformers' own mapping. N
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from exitbench.errors import UserError, told
 from exitbench.harness.engine.checkpoints.configuration import completed
 from exitbench.harness.engine.checkpoints.files import CONFIG, listed
-from exitbench.harness.engine.checkpoints.tensor_files import Tensors
+from exitbench.harness.engine.checkpoints.tensor_files import Tensors, Unread
 from exitbench.harness.engine.hosted.model import HostedTransformer
 from exitbench.harness.engine.hosted.proof import prove, tried
 from exitbench.harness.engine.hosted.stack import find_stack
@@ -30,6 +31,9 @@ _NOT_OURS = frozenset(
     }
 )
 """Keys of config.json that say how a model is run, not what it computes. Those that begin with _ are left too."""
+
+_IN_ORDER = "HF_DEACTIVATE_ASYNC_LOAD"
+"""Variable of transformers, which has no argument for it."""
 
 _COUNTS = re.compile(r".*(layer|block|depth|label|group|stage).*")
 _MOST_COUNTED, _MOST = 10_000, 2**40
@@ -66,12 +70,12 @@ def load_hosted(folder: Path, raw: dict[str, Any], dtype: torch.dtype, device: s
         UserError: Configuration and tensors do not fit, or the model cannot be run block by block.
     """
     path = folder / CONFIG
-    config = _config(path, raw)
+    config = read_hosted_config(path, raw)
     cls = _class_for(path, raw, config)
     attention = "sdpa" if getattr(cls, "_supports_sdpa", False) else "eager"
     tensors = Tensors(folder, None, "meta" if device == "meta" else "cpu")
-    read = {name: tensors(name) for name in tensors.files if not _is_mask(name, cls, tensors)}
-    lm = _filled(folder, cls, config, read, dtype, attention).to(device).eval().requires_grad_(False)
+    unread = {name: tensors.unread(name) for name in tensors.files if not _is_mask(name, cls, tensors)}
+    lm = _filled(folder, cls, config, unread, dtype, attention, device).eval().requires_grad_(False)
     with tried(raw["model_type"]):
         model = HostedTransformer(find_stack(lm))
         if device != "meta":
@@ -79,7 +83,7 @@ def load_hosted(folder: Path, raw: dict[str, Any], dtype: torch.dtype, device: s
     return model, config
 
 
-def _config(path: Path, raw: dict[str, Any]) -> Any:
+def read_hosted_config(path: Path, raw: dict[str, Any]) -> Any:
     """What is read of config.json: all that describes the model, nothing that says how to run it."""
     _check_numbers(path, "", raw)
     values = _described(raw)
@@ -126,20 +130,28 @@ def _class_for(path: Path, raw: dict[str, Any], config: Any) -> Any:
     return getattr(transformers, classes[kind])
 
 
-def _filled(folder: Path, cls: Any, config: Any, read: dict[str, Tensor], dtype: torch.dtype, attention: str) -> Any:
-    on_meta = any(tensor.is_meta for tensor in read.values())
-    on = {"device_map": {"": "meta"}} if on_meta else {}
+def _filled(
+    folder: Path,
+    cls: Any,
+    config: Any,
+    unread: dict[str, Unread],
+    dtype: torch.dtype,
+    attention: str,
+    device: str,
+) -> Any:
+    """The model with these tensors, each read, converted and put in its place before the next."""
     try:
-        lm, info = cls.from_pretrained(
-            None,
-            config=config,
-            state_dict=read,
-            dtype=dtype,
-            attn_implementation=attention,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **on,
-        )
+        with _one_by_one():
+            lm, info = cls.from_pretrained(
+                None,
+                config=config,
+                state_dict=unread,
+                dtype=dtype,
+                attn_implementation=attention,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                device_map={"": device},
+            )
     except Exception as error:  # whatever the family's own code raises for values that do not fit together
         raise UserError(
             f"{folder}: transformers cannot make {cls.__name__} of {CONFIG} and these tensors ({told(error)})."
@@ -153,6 +165,19 @@ def _filled(folder: Path, cls: Any, config: Any, read: dict[str, Tensor], dtype:
     if info["error_msgs"]:
         raise UserError(f"{folder}: {shortened(' '.join(info['error_msgs']), 300)}")
     return lm
+
+
+@contextmanager
+def _one_by_one() -> Iterator[None]:
+    """Have transformers read a tensor when it puts it in its place; its threads would read all of them before."""
+    before = os.environ.get(_IN_ORDER)
+    os.environ[_IN_ORDER] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_IN_ORDER]
+        if before is not None:
+            os.environ[_IN_ORDER] = before
 
 
 def _is_mask(name: str, cls: Any, tensors: Tensors) -> bool:

@@ -14,6 +14,7 @@ from exitbench.harness.engine.checkpoints.configuration import completed
 from exitbench.harness.engine.checkpoints.exit_head_files import load_exit_heads
 from exitbench.harness.engine.checkpoints.families import FAMILIES, Family
 from exitbench.harness.engine.checkpoints.files import CONFIG, check_plain, listed
+from exitbench.harness.engine.checkpoints.sizes import require_room
 from exitbench.harness.engine.checkpoints.tensor_files import Tensors
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.model import Transformer
@@ -107,6 +108,22 @@ def engine_for(path: Path, config: dict[str, Any], choice: EngineChoice = "auto"
     return choice
 
 
+def kv_width(folder: Path) -> int:
+    """Return the width of one block's keys by config.json, key/value heads times their size; 0 where it says neither.
+
+    Raises:
+        UserError: The configuration cannot be read.
+    """
+    from exitbench.harness.engine.checkpoints.hosted_loading import read_hosted_config
+
+    config = read_hosted_config(folder / CONFIG, read_config(folder)).get_text_config(decoder=True)
+    heads, width = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
+    groups, size = getattr(config, "num_key_value_heads", None) or heads, getattr(config, "head_dim", None)
+    if size is None and isinstance(heads, int) and isinstance(width, int) and heads:
+        size = width // heads
+    return groups * size if isinstance(groups, int) and isinstance(size, int) else 0
+
+
 def read_generation_config(folder: Path) -> dict[str, Any]:
     """Read generation_config.json; empty where there is none.
 
@@ -119,13 +136,14 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 def load_checkpoint(
     folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", engine: EngineChoice = "auto"
 ) -> Checkpoint:
-    """Load a checkpoint folder.
+    """Load a checkpoint folder, tensor by tensor: beside the model's weights never more than a block's are in memory.
 
     Raises:
         UserError: Anything in it that the engine cannot read, or that it would not compute with; names the file and
-            what was expected.
+            what was expected. The weights do not fit into what the device has left.
     """
     raw = read_config(folder)
+    require_room(folder, dtype, device)
     if engine_for(folder / CONFIG, raw, engine) == "hosted":
         return _load_hosted(folder, raw, dtype, device)
     family = FAMILIES[raw["model_type"]]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import EllipsisType
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,8 +17,8 @@ from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.files import CONFIG, DEQUANTISE, INDEX, listed, weight_files
 from exitbench.harness.engine.model.weights import Linear
 
-_FORMATS = frozenset({"F64", "F32", "F16", "BF16"})
-"""As safetensors spells them. An 8-bit float is a floating point format too, but needs a scale that lies elsewhere."""
+FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""By safetensors' names. An 8-bit float is a floating point format too, but needs a scale that lies elsewhere."""
 
 _OF_QUANTISATION = re.compile(
     r".*[._](SCB|absmax|nested_absmax|quant_map|nested_quant_map|quant_state\..*|weight_format"  # bitsandbytes
@@ -25,7 +28,10 @@ _OF_QUANTISATION = re.compile(
 
 
 class Tensors:
-    """The tensors of a checkpoint by name, in one number format (None: that of the file) and place."""
+    """The tensors of a checkpoint by name, in one number format (None: that of the file) and place.
+
+    Each is read when it is asked for, into memory of its own. On ``meta`` nothing is.
+    """
 
     def __init__(self, folder: Path, dtype: torch.dtype | None, device: str) -> None:
         self.folder, self.dtype, self.device = folder, dtype, device
@@ -50,19 +56,34 @@ class Tensors:
             raise UserError(
                 f"{self.folder}: tensor {name!r} is missing from the checkpoint ({len(self.files)} tensors found)."
             )
-        with safe_open(self.files[name], framework="pt") as file:
-            check_format(self.files[name], name, file.get_slice(name).get_dtype())
+        with opened(self.files[name]) as file:
+            stored = file.get_slice(name)
+            check_format(self.files[name], name, stored.get_dtype())
+            found = tuple(stored.get_shape())
+            if shape and found != shape:
+                raise UserError(
+                    f"{self.folder}: tensor {name!r} has shape {list(found)}, config.json asks for {list(shape)}."
+                )
+            self.read.add(name)
+            if self.device == "meta":
+                return torch.empty(found, dtype=self.dtype or FORMATS[stored.get_dtype()], device="meta")
             tensor: Tensor = file.get_tensor(name)
-        if shape and tuple(tensor.shape) != shape:
-            actual = list(tensor.shape)
-            raise UserError(f"{self.folder}: tensor {name!r} has shape {actual}, config.json asks for {list(shape)}.")
-        self.read.add(name)
-        return tensor.to(device=self.device, dtype=self.dtype)
+            return tensor.to(device=self.device, dtype=self.dtype, copy=True)
+
+    def unread(self, name: str) -> Unread:
+        """One that is read later.
+
+        Raises:
+            UserError: It is quantised.
+        """
+        with opened(self.files[name]) as file:
+            check_format(self.files[name], name, file.get_slice(name).get_dtype())
+        return Unread(self, name)
 
     def holds_weights(self, name: str) -> bool:
         """Whether a tensor has a number format in which weights are read."""
-        with safe_open(self.files[name], framework="pt") as file:
-            return file.get_slice(name).get_dtype() in _FORMATS
+        with opened(self.files[name]) as file:
+            return file.get_slice(name).get_dtype() in FORMATS
 
     def linear(self, name: str, shape: tuple[int, int], *, bias: bool = False, transposed: bool = False) -> Linear:
         """Read a projection [out, in], with its bias if the family has one; ``transposed``: stored as [width, out]."""
@@ -77,7 +98,7 @@ class Tensors:
         """Whether a tensor that is there has the very values of another, and so need not be read."""
         if name not in self.files or of not in self.files:
             return False
-        with safe_open(self.files[name], framework="pt") as one, safe_open(self.files[of], framework="pt") as other:
+        with opened(self.files[name]) as one, opened(self.files[of]) as other:
             same = torch.equal(one.get_tensor(name), other.get_tensor(of))
         if same:
             self.read.add(name)
@@ -112,6 +133,35 @@ class Tensors:
             )
 
 
+def opened(path: Path) -> Any:
+    """A safetensors file, whose tensors are read and not mapped.
+
+    A file that is mapped could change under a model, its pages be taken away while something is timed; one larger than
+    the memory cannot be mapped at all.
+
+    Raises:
+        SafetensorError: It is none, or cut short.
+        OSError: It cannot be read.
+    """
+    return safe_open(path, framework="pt", backend="pread")
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A tensor that is read when somebody takes all of it, `unread[...]`: what transformers does with its own files."""
+
+    tensors: Tensors
+    name: str
+
+    def __getitem__(self, _: EllipsisType) -> Tensor:
+        """Read it.
+
+        Raises:
+            UserError: See `Tensors`.
+        """
+        return self.tensors(self.name)
+
+
 def _places(folder: Path) -> dict[str, Path]:
     """The file of every tensor.
 
@@ -122,7 +172,7 @@ def _places(folder: Path) -> dict[str, Path]:
     places: dict[str, Path] = {}
     for path in files.paths:
         try:
-            with safe_open(path, framework="pt") as file:
+            with opened(path) as file:
                 names = list(file.keys())
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path}: not a complete safetensors file ({error}).") from error
@@ -152,5 +202,5 @@ def check_format(path: Path, name: str, number_format: str) -> None:
     Raises:
         UserError: It holds integers or 8-bit floats.
     """
-    if number_format not in _FORMATS:
+    if number_format not in FORMATS:
         raise UserError(f"{path}: tensor {name!r} holds {number_format}, not weights in full precision. {DEQUANTISE}")

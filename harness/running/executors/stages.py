@@ -8,8 +8,10 @@ from typing import Final
 from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.running.environment import available_cores
 
-_BYTES_PER_PARAMETER: Final = 12
-"""Of a loaded model, as a guess: weights in single precision, and as much again twice for loading and for caches."""
+_COPIES: Final = 3
+"""Of its weights, that a loaded model takes by a guess: as much again twice for loading and for caches."""
+
+_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 _MEMORY_SHARE: Final = 0.5
 """Of the machine's memory, that models side by side may take by this guess."""
@@ -53,8 +55,9 @@ def _only(specs: Sequence[WorkerSpec], *, timing: bool) -> list[WorkerSpec]:
 def _that_fit(specs: Sequence[WorkerSpec], memory_bytes: int | None) -> int:
     """How many of the largest models fit in memory at the same time."""
     memory = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    largest = max((item.cell.model.parameters for spec in specs for item in spec.cells), default=0)
-    return int(memory * _MEMORY_SHARE / max(1, largest * _BYTES_PER_PARAMETER))
+    cells = [item.cell for spec in specs for item in spec.cells]
+    largest = max((cell.model.parameters * _BYTES[cell.dtype] for cell in cells), default=0)
+    return int(memory * _MEMORY_SHARE / max(1, largest * _COPIES))
 
 
 def _parts(specs: Sequence[WorkerSpec], cores: int) -> list[WorkerSpec]:

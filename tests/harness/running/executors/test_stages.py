@@ -64,5 +64,13 @@ def test_no_more_models_at_a_time_than_half_the_memory_holds(spec: WorkerSpec) -
     assert {gib: stage.specs[0].threads for gib, stage in by_memory.items()} == {1: 4, 50: 2, 500: 1}
 
 
+def test_half_the_bytes_a_number_let_twice_as_many_models_fit(spec: WorkerSpec) -> None:
+    specs = [model(spec, name, "quality", parameters=1_000_000_000) for name in "abcd"]
+    halved = [
+        replace(s, cells=tuple(replace(i, cell=replace(i.cell, dtype="bfloat16")) for i in s.cells)) for s in specs
+    ]
+    assert [stages(asked, 4, 50 * GIB)[0].workers for asked in (specs, halved)] == [2, 4]
+
+
 def test_nothing_to_run_has_no_stages() -> None:
     assert stages([], cores=2) == ()

@@ -1,0 +1,72 @@
+"""Whether the models of a plan fit into this machine's memory, told before any is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from exitbench.harness.planning.plan import Plan
+from exitbench.harness.planning.retry import Retry
+from exitbench.terminal import number_of
+
+if TYPE_CHECKING:
+    from exitbench.harness.cells.cell import Cell
+
+ROOM: Final = (
+    'What needs less: dtype = "auto" or "bfloat16", smaller batch_rows and batch_size, max_new_tokens, '
+    "max_prompt_tokens; --only leaves models out."
+)
+
+
+def shortages(plan: Plan, retry: Retry) -> Iterator[str]:
+    """Name each model that is to be run and does not fit into what its device has left, with the numbers.
+
+    Counted are the weights in the number format asked for, and keys and values of the largest batch at its longest
+    answer; prompts as far as `max_prompt_tokens` says how long they are. It is the least that is needed.
+
+    Args:
+        plan: Of a suite.
+        retry: Which cells are to be run.
+    """
+    from exitbench.harness.engine.checkpoints.sizes import available_bytes, gib
+
+    for group in plan.groups:
+        cells = [item.cell for item in group.to_run(retry) if item.cell.kind != "replay"]  # those load nothing
+        if not cells or group.folder is None:
+            continue
+        available = available_bytes(plan.device)
+        if available is None:
+            continue
+        weights, (cache, largest) = _weights_bytes(group.folder, cells[0].dtype), _largest_cache(group.folder, cells)
+        if weights + cache > available:
+            yield (
+                f"model {group.model.name!r} ({group.folder}) does not fit: its weights take {gib(weights)} in "
+                f"{cells[0].dtype}, keys and values of {number_of(largest.rows, 'row')} of "
+                f"{number_of(_positions(largest), 'token')} {gib(cache)}, and "
+                f"{gib(available)} are available on {plan.device}."
+            )
+
+
+def _weights_bytes(folder: Path, dtype: str) -> int:
+    import torch
+
+    from exitbench.harness.engine.checkpoints.sizes import weights_bytes
+
+    return weights_bytes(folder, getattr(torch, dtype))
+
+
+def _largest_cache(folder: Path, cells: Sequence[Cell]) -> tuple[int, Cell]:
+    """Bytes of keys and values, and the cell that needs most of them."""
+    import torch
+
+    from exitbench.harness.engine.checkpoints.loading import kv_width
+
+    largest = max(cells, key=lambda cell: cell.rows * _positions(cell))
+    per_position = 2 * kv_width(folder) * largest.model.blocks * getattr(torch, largest.dtype).itemsize
+    return largest.rows * _positions(largest) * per_position, largest
+
+
+def _positions(cell: Cell) -> int:
+    """Positions of a row whose keys and values are kept: of the source too, which cross-attention keeps."""
+    return cell.generation.max_new_tokens + (cell.generation.max_prompt_tokens or 0)

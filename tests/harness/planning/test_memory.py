@@ -1,0 +1,109 @@
+"""Before anything is loaded: the number format that a model has, and whether what is to be run fits into the memory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from exitbench.harness.cli.main import main
+from exitbench.harness.engine.checkpoints import sizes
+from exitbench.harness.engine.checkpoints.sizes import gib, weights_bytes
+from exitbench.harness.planning.memory import shortages
+from exitbench.harness.planning.plan import Plan, make_plan
+from exitbench.harness.planning.suite import load_suite
+
+Writer = Callable[..., Path]
+SWEEP = '[[sweep]]\nmethod = "static"\ngrid = { exit_layer = [1] }\nkinds = ["quality"]\n'
+BLOCKS, KV_WIDTH = 2, 16
+
+
+@pytest.fixture
+def suite(write_suite: Writer, checkpoint: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """The small suite with these defaults, over a copy of its checkpoint."""
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+
+    def write(defaults: str) -> Path:
+        path = write_suite(f"[defaults]\n{defaults}\n\n", SWEEP)
+        path.write_text(path.read_text().replace(str(checkpoint), str(folder)))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def planned(suite: Callable[[str], Path], data_dir: Path, tmp_path: Path) -> Callable[[str], Plan]:
+    """The plan of it."""
+    return lambda defaults: make_plan(load_suite(suite(defaults)), tmp_path / "spool", tmp_path / "models", data_dir)
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let this machine have so many KiB left."""
+    monkeypatch.setattr(sizes, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(sizes, "_OWN_CGROUP", tmp_path / "none")
+    return lambda kib: (tmp_path / "meminfo").write_text(f"MemAvailable: {kib} kB\n") and None
+
+
+def dtypes(plan: Plan) -> set[str]:
+    return {cell.item.cell.dtype for group in plan.groups for cell in group.cells}
+
+
+def ids(plan: Plan) -> list[str]:
+    return [cell.item.cell.cell_id for group in plan.groups for cell in group.cells]
+
+
+def test_auto_asks_for_what_the_number_format_by_name_does(planned: Callable[[str], Plan], tmp_path: Path) -> None:
+    """So that cells have one id, however it is said."""
+    auto = planned('dtype = "auto"')
+    assert ids(auto) == ids(planned('dtype = "float32"'))
+    assert 'dtype = "auto" is float32: what its weights are stored in' in auto.groups[0].remarks
+    weights = tmp_path / "model" / "model.safetensors"
+    save_file({name: x.bfloat16() for name, x in load_file(weights).items()}, weights, {"format": "pt"})
+    auto = planned('dtype = "auto"')
+    assert dtypes(auto) == {"bfloat16"}
+    assert ids(auto) == ids(planned('dtype = "bfloat16"')) != ids(planned('dtype = "float32"'))
+
+
+def test_weights_and_the_largest_batch_are_counted(
+    planned: Callable[[str], Plan], tmp_path: Path, left: Callable[[int], None]
+) -> None:
+    rows, tokens = 4096, 4
+    weights = weights_bytes(tmp_path / "model", torch.bfloat16)
+    cache = rows * tokens * 2 * KV_WIDTH * BLOCKS * 2
+    plan = planned(f'dtype = "bfloat16"\nbatch_rows = {rows}')
+    left(-(-(weights + cache) // 1024))
+    assert list(shortages(plan, "failed")) == []
+    left((weights + cache) // 1024 - 1)
+    (told,) = shortages(plan, "failed")
+    assert told.startswith("model 'tiny' (") and told.endswith(
+        f" does not fit: its weights take {gib(weights)} in bfloat16, keys and values of 4096 rows of 4 tokens "
+        f"{gib(cache)}, and {gib((weights + cache) // 1024 * 1024 - 1024)} are available on cpu."
+    )
+    assert list(shortages(planned('dtype = "bfloat16"\nbatch_rows = 1'), "failed")) == []
+
+
+def test_a_run_is_refused_before_anything_is_measured_and_a_plan_says_so(
+    suite: Callable[[str], Path],
+    data_dir: Path,
+    tmp_path: Path,
+    left: Callable[[int], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    left(1)
+    words = [str(suite("")), "--data-dir", str(data_dir), "--runs", str(tmp_path / "runs")]
+    assert main(["plan", *words]) == 0
+    assert "On this machine: model 'tiny' (" in capsys.readouterr().out
+    assert main(["run", *words]) == 2
+    told = capsys.readouterr().err
+    assert "does not fit: its weights take" in told and "What needs less:" in told
+    assert "Traceback" not in told
+    assert not (tmp_path / "runs" / "spool").exists()
+    left(1024**2)
+    assert main(["plan", *words]) == 0
+    assert "does not fit" not in capsys.readouterr().out
