@@ -476,6 +476,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama": _like_llama(_BIASES),
     "qwen2": _like_llama(_WINDOWS, _Variant(qkv_bias=True)),
+    "mistral": _like_llama(_WINDOW),
     "gpt2": Family(
         _read_gpt2,
         _why_not_gpt2,
