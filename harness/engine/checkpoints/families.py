@@ -476,6 +476,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama": _like_llama(_BIASES),
     "qwen2": _like_llama(_WINDOWS, _Variant(qkv_bias=True)),
+    "qwen3": _like_llama({**_WINDOWS, "attention_bias": _FLAG}, _Variant(head_norm="each")),
     "mistral": _like_llama(_WINDOW),
     "gpt2": Family(
         _read_gpt2,
