@@ -474,6 +474,7 @@ FAMILIES: dict[str, Family] = {
         _T5_STACKS,
         _T5_HARMLESS,
     ),
+    "mt5": Family(_read_t5, _why_not_t5, _T5_VALUES, _T5_STACKS, _T5_HARMLESS),
     "llama": _like_llama(_BIASES),
     "qwen2": _like_llama(_WINDOWS, _Variant(qkv_bias=True)),
     "qwen3": _like_llama({**_WINDOWS, "attention_bias": _FLAG}, _Variant(head_norm="each")),
