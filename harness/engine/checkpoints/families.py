@@ -479,6 +479,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2": _like_llama(_WINDOWS, _Variant(qkv_bias=True)),
     "qwen3": _like_llama({**_WINDOWS, "attention_bias": _FLAG}, _Variant(head_norm="each")),
     "mistral": _like_llama(_WINDOW),
+    "phi3": _like_llama(_WINDOW, _Variant(fused=True)),
     "gpt2": Family(
         _read_gpt2,
         _why_not_gpt2,
