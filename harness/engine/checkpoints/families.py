@@ -480,6 +480,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3": _like_llama({**_WINDOWS, "attention_bias": _FLAG}, _Variant(head_norm="each")),
     "mistral": _like_llama(_WINDOW),
     "phi3": _like_llama(_WINDOW, _Variant(fused=True)),
+    "smollm3": _like_llama({**_BIASES, **_WINDOWS, **_SOME_ROTATE}),
     "gpt2": Family(
         _read_gpt2,
         _why_not_gpt2,
