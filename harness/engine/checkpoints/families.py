@@ -481,6 +481,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": _like_llama(_WINDOW),
     "phi3": _like_llama(_WINDOW, _Variant(fused=True)),
     "smollm3": _like_llama({**_BIASES, **_WINDOWS, **_SOME_ROTATE}),
+    "olmo2": _like_llama({"attention_bias": _FLAG}, _Variant(head_norm="joint", norms_outputs=True)),
     "gpt2": Family(
         _read_gpt2,
         _why_not_gpt2,
