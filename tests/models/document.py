@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import transformers
 
+from exitbench.harness.engine.checkpoints.families import FAMILIES
+
 HEAD = """# Models: every family of transformers on the hosted engine
 
 Made by `nox -s models` with transformers {transformers} and torch {torch}; do not edit. From the configuration class of
@@ -22,8 +24,8 @@ loaded by the hosted engine, and checked on 20 prompts of different length or fe
 * self-speculation answers what full depth does;
 * a probe over answers sees what decoding saw.
 
-{supported} of {all} classes are supported. The families of the lean engine (gpt2, llama, qwen2, t5) run on it unless a
-suite says `engine = "hosted"`.
+{supported} of {all} classes are supported. Families that the lean engine has too run there unless a suite says
+`engine = "hosted"`: {lean}.
 
 * read-out: *direct* where logits are those of norm and LM head alone; *within* where the model's own code adds a scale,
   a soft cap or a bias: methods that read single rows of the LM head are skipped there.
@@ -37,7 +39,7 @@ suite says `engine = "hosted"`.
 def page(records: Sequence[dict[str, Any]]) -> str:
     """The whole document."""
     by = {verdict: [r for r in records if r["verdict"] == verdict] for verdict in ("supported", "failed", "refused")}
-    counts = {"supported": len(by["supported"]), "all": len(records)}
+    counts = {"supported": len(by["supported"]), "all": len(records), "lean": ", ".join(sorted(FAMILIES))}
     text = HEAD.format(transformers=transformers.__version__, torch=torch.__version__.split("+")[0], **counts)
     text += "## Supported\n\n| family | class | read-out | rows | attention |\n| --- | --- | --- | --- | --- |\n"
     for r in by["supported"]:

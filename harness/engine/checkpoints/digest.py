@@ -23,7 +23,7 @@ from exitbench.results.files.canonical import content_id
 CACHE = ".exitbench.json"
 HOSTED_CACHE = ".exitbench.hosted.json"
 """Where the hosted engine is asked for, which may have it otherwise than the one that is taken unasked."""
-CACHE_VERSION = 3
+CACHE_VERSION = 4
 """Raise it whenever a description has something new to say, or refuses what it did not."""
 
 
@@ -68,7 +68,7 @@ def inspect_checkpoint(name: str, folder: Path, engine: EngineChoice = "auto") -
     status = {path.name: path.stat() for path in files}
     stamps = {name: [file.st_size, file.st_mtime_ns, file.st_ctime_ns] for name, file in status.items()}
     cache = folder / (HOSTED_CACHE if engine == "hosted" else CACHE)
-    if (cached := _cached(cache, stamps, name)) is not None:
+    if (cached := _cached(cache, stamps, name)) is not None and engine in ("auto", cached.engine):
         return cached
     description = _inspect(name, folder, engine)
     content = asdict(description)

@@ -1,4 +1,4 @@
-"""Model families (T5, Llama, GPT-2, ...): tensor names and options of Hugging Face checkpoints, nowhere else.
+"""Model families (T5, Llama, GPT-2 and their like): tensor names and options of Hugging Face checkpoints, nowhere else.
 
 Each reader maps a family's configuration and tensors to `Architecture` and `Weights`; norms are folded into the
 projections behind them here.
@@ -6,17 +6,27 @@ projections behind them here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.engine.checkpoints.tensor_files import Tensors
-from exitbench.harness.engine.model.weights import ACTIVATIONS, Architecture, BlockWeights, Linear, Weights
+from exitbench.harness.engine.model.weights import (
+    ACTIVATIONS,
+    Architecture,
+    BlockWeights,
+    HeadNorm,
+    Linear,
+    NormedLinear,
+    Weights,
+)
 from exitbench.harness.reading.config_values import Value, shortened
 
 
@@ -37,8 +47,8 @@ def _join(*parts: Linear) -> Linear:
     return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases))
 
 
-def _block(**projections: Linear) -> BlockWeights:
-    return BlockWeights(**{name: projection.laid_out() for name, projection in projections.items()})
+def _block(**parts: Any) -> BlockWeights:
+    return BlockWeights(**{name: part.laid_out() if isinstance(part, Linear) else part for name, part in parts.items()})
 
 
 def _head(tensors: Tensors, embedded: str, embedding: Tensor, vocab_size: int, *, tied: bool) -> Tensor:
@@ -49,15 +59,39 @@ def _head(tensors: Tensors, embedded: str, embedding: Tensor, vocab_size: int, *
     return tensors(name, vocab_size, embedding.shape[1])
 
 
+_SPELLED = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}
+
+
 def _activation(name: str, path: Path) -> Any:
-    spelled = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}.get(name, name)
+    spelled = _SPELLED.get(name, name)
     if spelled not in ACTIVATIONS:
         raise UserError(f"{path}: activation {name!r} is not supported.{suggestion(name, ACTIVATIONS)}")
     return spelled
 
 
+def _no_activation(name: str) -> str | None:
+    """Why not, of an activation that transformers has and the lean engine does not."""
+    from transformers.activations import ACT2FN
+
+    if name not in ACT2FN or _SPELLED.get(name, name) in ACTIVATIONS:
+        return None
+    return _lacks("activation", name, sorted(ACTIVATIONS))
+
+
+def _without(config: Any, *options: str) -> str | None:
+    """Why not, of options that the lean engine does not have: the first that is on."""
+    values = ((option, getattr(config, option, None)) for option in options)
+    return next(
+        (_lacks(option, value, ["false" if value is True else "null"]) for option, value in values if value), None
+    )
+
+
+def _lacks(option: str, value: Any, allowed: Sequence[str]) -> str:
+    return f'{option} is {shortened(value)}; allowed with engine = "lean": {", ".join(allowed)}'
+
+
 def _read_t5(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
-    """T5: v1.0 (tied, ReLU) and v1.1/Flan (untied, gated GELU)."""
+    """T5: v1.0 (tied, ReLU) and v1.1/Flan (untied, gated GELU); mT5, whose states are not scaled before the head."""
     width, inner, heads = config.d_model, config.num_heads * config.d_kv, config.num_heads
     arch = Architecture(
         vocab_size=config.vocab_size,
@@ -74,7 +108,7 @@ def _read_t5(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
         activation=_activation(config.dense_act_fn, tensors.config),
         gated=config.is_gated_act,
         attention_scale=1.0,  # T5 folds the scale into its initialisation
-        logit_scale=width**-0.5 if config.scale_decoder_outputs else 1.0,
+        logit_scale=width**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0,
         relative_buckets=config.relative_attention_num_buckets,
         relative_max_distance=config.relative_attention_max_distance,
     )
@@ -121,15 +155,33 @@ def _read_t5(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
     )
 
 
-def _read_llama(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
-    """Llama and Qwen2: rotary positions, RMS norms, gated MLP, grouped key/value heads, optional biases."""
+def _why_not_t5(config: Any) -> str | None:
+    return _no_activation(config.dense_act_fn)
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """What a family has otherwise than Llama.
+
+    Attributes:
+        qkv_bias: Whether queries, keys and values have biases where no attention_bias says so.
+        fused: Whether projections of the same input are one tensor, and a part of each head may be rotated only.
+        head_norm: Norms of queries and keys: of each head, or of all heads of a token as one.
+        norms_outputs: Whether norms stand behind attention and feed-forward network, none before them.
+    """
+
+    qkv_bias: bool = False
+    fused: bool = False
+    head_norm: Literal["each", "joint"] | None = None
+    norms_outputs: bool = False
+
+
+def _read_llama(config: Any, tensors: Tensors, variant: _Variant) -> tuple[Architecture, Weights]:
+    """Llama and its like: rotary positions, RMS norms, gated MLP, grouped key/value heads, optional biases."""
     width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
     size, inner = getattr(config, "head_dim", None) or width // heads, config.intermediate_size
-    # Qwen2 has no such options: it always has biases on queries, keys and values, and nowhere else.
-    qkv_bias, out_bias = getattr(config, "attention_bias", True), getattr(config, "attention_bias", False)
+    qkv_bias, out_bias = getattr(config, "attention_bias", variant.qkv_bias), getattr(config, "attention_bias", False)
     mlp_bias = getattr(config, "mlp_bias", False)
-    if getattr(config, "use_sliding_window", False):
-        raise UserError(f"{tensors.config}: use_sliding_window is not supported; allowed: false.")
     if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
         raise UserError(f'{tensors.config}: layer_types: allowed: "full_attention" for every block.')
     if heads % groups or size % 2:
@@ -153,25 +205,50 @@ def _read_llama(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
         gated=True,
         attention_scale=size**-0.5,
         max_positions=config.max_position_embeddings,
+        norms_inputs=not variant.norms_outputs,
     )
+    rotated = _rotated_part(config, size, tensors.config) if variant.fused else size
+    frequencies, scale = _rotary(config, size, rotated, tensors.config)
+    rotates = _rotating(config, tensors.config)
+
+    def joined(name: str, fused: str, parts: Mapping[str, int], *, bias: bool) -> Linear:
+        if variant.fused:
+            return tensors.linear(f"{name}.{fused}_proj", (sum(parts.values()), width), bias=bias)
+        return _join(*(tensors.linear(f"{name}.{part}_proj", (n, width), bias=bias) for part, n in parts.items()))
+
+    def head_norm(name: str, n_heads: int) -> HeadNorm | None:
+        if variant.head_norm is None:
+            return None
+        is_joint = variant.head_norm == "joint"
+        weight = tensors(f"{name}.weight", n_heads * size if is_joint else size)
+        return HeadNorm(weight.view(-1, size).expand(n_heads, size), config.rms_norm_eps, is_joint)
 
     def block(index: int) -> BlockWeights:
         layer = f"model.layers.{index}"
-        q = tensors.linear(f"{layer}.self_attn.q_proj", (heads * size, width), bias=qkv_bias)
-        k, v = (
-            tensors.linear(f"{layer}.self_attn.{part}_proj", (groups * size, width), bias=qkv_bias) for part in "kv"
-        )
-        up = _join(
-            *(tensors.linear(f"{layer}.mlp.{part}_proj", (inner, width), bias=mlp_bias) for part in ("gate", "up"))
-        )
+        attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+        qkv = joined(attention, "qkv", {"q": heads * size, "k": groups * size, "v": groups * size}, bias=qkv_bias)
+        if rotated < size:
+            qkv = _halves_apart(qkv, heads + groups, size, rotated)
+        out = tensors.linear(f"{attention}.o_proj", (width, heads * size), bias=out_bias)
+        up = joined(mlp, "gate_up", {"gate": inner, "up": inner}, bias=mlp_bias)
+        down = tensors.linear(f"{mlp}.down_proj", (width, inner), bias=mlp_bias)
+        behind_attention = tensors.norm(f"{layer}.post_attention_layernorm", width)
+        if variant.norms_outputs:
+            out = _normed(out, behind_attention, config.rms_norm_eps)
+            down = _normed(down, tensors.norm(f"{layer}.post_feedforward_layernorm", width), config.rms_norm_eps)
+        else:
+            qkv = _fold(qkv, tensors.norm(f"{layer}.input_layernorm", width))
+            up = _fold(up, behind_attention)
         return _block(
-            qkv=_fold(_join(q, k, v), tensors.norm(f"{layer}.input_layernorm", width)),
-            attention_out=tensors.linear(f"{layer}.self_attn.o_proj", (width, heads * size), bias=out_bias),
-            up=_fold(up, tensors.norm(f"{layer}.post_attention_layernorm", width)),
-            down=tensors.linear(f"{layer}.mlp.down_proj", (width, inner), bias=mlp_bias),
+            qkv=qkv,
+            attention_out=out,
+            up=up,
+            down=down,
+            query_norm=head_norm(f"{attention}.q_norm", heads),
+            key_norm=head_norm(f"{attention}.k_norm", groups),
+            rotates=rotates[index],
         )
 
-    frequencies, scale = _rotary(config, size, tensors.config)
     embedded = "model.embed_tokens.weight"
     embedding = tensors(embedded, config.vocab_size, width)
     return arch, Weights(
@@ -184,8 +261,66 @@ def _read_llama(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
     )
 
 
-def _rotary(config: Any, size: int, path: Path) -> tuple[Tensor, float]:
-    """Inverse frequencies [head_dim / 2] of rotary positions, and what cosines and sines are multiplied with."""
+def _normed(projection: Linear, norm: Linear, eps: float) -> NormedLinear:
+    return NormedLinear(projection.weight, projection.bias, norm_weight=norm.weight, norm_eps=eps)
+
+
+def _halves_apart(projection: Linear, n_heads: int, size: int, rotated: int) -> Linear:
+    """Reorder queries and keys so that a part of a head rotated by itself is rotated with the rest by no angle.
+
+    Dimension i turns with i + rotated/2 in the files and with i + size/2 in the engine; products of queries and keys
+    do not depend on their order.
+    """
+    half, passed = rotated // 2, (size - rotated) // 2
+    order = torch.arange(size)
+    first, second, rest = order[:half], order[half:rotated], order[rotated:]
+    order = torch.cat((first, rest[:passed], second, rest[passed:]))
+    rows = torch.arange(len(projection.weight)).view(-1, size)
+    rows[:n_heads] = rows[:n_heads, order]
+    bias = projection.bias
+    return Linear(projection.weight[rows.flatten()], None if bias is None else bias[rows.flatten()])
+
+
+def _rotating(config: Any, path: Path) -> list[bool]:
+    """Of each block, whether it has rotary positions."""
+    said = getattr(config, "no_rope_layers", None) or [True] * config.num_hidden_layers
+    if len(said) < config.num_hidden_layers:
+        raise UserError(f"{path}: no_rope_layers has {len(said)} entries; allowed: one for each block.")
+    return [bool(has_positions) for has_positions in said[: config.num_hidden_layers]]
+
+
+def _why_not_llama(config: Any) -> str | None:
+    return (
+        _without(config, "use_sliding_window", "sliding_window")
+        or _no_rotary(config.rope_parameters.get("rope_type"))
+        or _no_activation(config.hidden_act)
+    )
+
+
+def _no_rotary(kind: Any) -> str | None:
+    """Why not, of rotary positions that transformers has and the lean engine does not."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    if not isinstance(kind, str) or kind in ROTARY or kind not in ROPE_INIT_FUNCTIONS:
+        return None
+    return _lacks("rope_type", kind, ROTARY)
+
+
+def _rotated_part(config: Any, size: int, path: Path) -> int:
+    """Dimensions of a head that are rotated."""
+    key = "partial_rotary_factor"
+    part = Value(float).check(path, f"rope_parameters: {key}", config.rope_parameters.get(key, 1.0))
+    rotated = int(size * min(part, 2.0))
+    if rotated % 2 or rotated > size:
+        raise UserError(f"{path}: {key} is {part}; allowed: one that makes an even part of head_dim, {size}.")
+    return rotated
+
+
+def _rotary(config: Any, size: int, rotated: int, path: Path) -> tuple[Tensor, float]:
+    """Inverse frequencies [head_dim / 2] of rotary positions, and what cosines and sines are multiplied with.
+
+    Dimensions of a head beyond those that are rotated have frequency 0.
+    """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     rope = config.rope_parameters
@@ -196,14 +331,14 @@ def _rotary(config: Any, size: int, path: Path) -> tuple[Tensor, float]:
         Value(float).check(path, f"rope_parameters: {key}", rope.get(key))
     try:
         if kind == "default":
-            frequencies, scale = rope["rope_theta"] ** -(torch.arange(0, size, 2).float() / size), 1.0
+            frequencies, scale = rope["rope_theta"] ** -(torch.arange(0, rotated, 2).float() / rotated), 1.0
         else:
             frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, "cpu")
     except Exception as error:  # a key that transformers' function wants, or a value that it cannot compute with
         raise UserError(f"{path}: rope_parameters {shortened(rope)} cannot be used ({error!r}).") from error
-    if frequencies.shape != (size // 2,) or not torch.isfinite(frequencies * scale).all():
+    if frequencies.shape != (rotated // 2,) or not torch.isfinite(frequencies * scale).all():
         raise UserError(f"{path}: rope_parameters {shortened(rope)} give frequencies that are not finite.")
-    return frequencies, scale
+    return F.pad(frequencies, (0, (size - rotated) // 2)), scale
 
 
 def _read_gpt2(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
@@ -213,10 +348,6 @@ def _read_gpt2(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
     root = "transformer." if "transformer.wte.weight" in tensors else ""  # the original files have no prefix
     if width % heads:
         raise UserError(f"{tensors.config}: n_embd is {width}; allowed: a multiple of n_head, {heads}.")
-    unsupported = ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
-    for option in unsupported:
-        if getattr(config, option, False):
-            raise UserError(f"{tensors.config}: {option} is not supported; allowed: false.")
     arch = Architecture(
         vocab_size=config.vocab_size,
         d_model=width,
@@ -257,18 +388,25 @@ def _read_gpt2(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
     )
 
 
+def _why_not_gpt2(config: Any) -> str | None:
+    unsupported = _without(config, "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
+    return unsupported or _no_activation(config.activation_function)
+
+
 @dataclass(frozen=True)
 class Family:
     """One family of models.
 
     Attributes:
         read: Its configuration and tensors in the engine's layout.
+        why_not: What of a configuration the engine does not have, and what is allowed; None where it has everything.
         values: What is read of config.json, with the names that transformers knows too.
         stacks: Where the blocks lie, and the key that counts them.
         harmless: Patterns of tensors in its files that no model computes with.
     """
 
     read: Callable[[Any, Tensors], tuple[Architecture, Weights]]
+    why_not: Callable[[Any], str | None]
     values: Mapping[str, Value]
     stacks: Mapping[str, str]
     harmless: tuple[str, ...]
@@ -288,8 +426,11 @@ _T5_VALUES = {
     **dict.fromkeys(("relative_attention_num_buckets", "relative_attention_max_distance"), _COUNT),
     "layer_norm_epsilon": _NUMBER,
     **dict.fromkeys(("feed_forward_proj", "dense_act_fn"), _WORD),
-    **dict.fromkeys(("is_gated_act", "tie_word_embeddings", "scale_decoder_outputs"), _FLAG),
+    "is_gated_act": _FLAG,
 }
+_T5_STACKS = {"encoder.block": "num_layers", "decoder.block": "num_decoder_layers"}
+# In files converted from the first release; attention to the source has no positions.
+_T5_HARMLESS = (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",)
 _LLAMA_VALUES = {
     **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"), _WIDTH),
     **dict.fromkeys(("num_key_value_heads", "head_dim"), Value(int, null=True, most=_WIDTH.most)),
@@ -300,6 +441,10 @@ _LLAMA_VALUES = {
     **dict.fromkeys(("rope_parameters", "rope_scaling"), Value(dict, null=True)),
     "tie_word_embeddings": _FLAG,
 }
+_BIASES = dict.fromkeys(("attention_bias", "mlp_bias"), _FLAG)
+_WINDOWS = {"use_sliding_window": _FLAG, "layer_types": Value(list, null=True)}
+_SOME_ROTATE = {"no_rope_layers": Value(list, null=True), "no_rope_layer_interval": _COUNT}
+_WINDOW = {"sliding_window": Value(int, null=True)}
 _GPT2_VALUES = {
     **dict.fromkeys(("vocab_size", "n_embd", "hidden_size", "n_head", "num_attention_heads"), _WIDTH),
     "n_inner": Value(int, null=True, most=_WIDTH.most),
@@ -313,28 +458,33 @@ _GPT2_VALUES = {
 _FREQUENCIES = r"(.*\.)?rotary_emb\.inv_freq"
 """A buffer of earlier versions of transformers; the frequencies are those of config.json."""
 
+
+def _like_llama(values: Mapping[str, Value], variant: _Variant = _Variant()) -> Family:
+    """A family that has these values beside Llama's."""
+    read = partial(_read_llama, variant=variant)
+    stacks = {"model.layers": "num_hidden_layers"}
+    return Family(read, _why_not_llama, {**_LLAMA_VALUES, **values}, stacks, (_FREQUENCIES,))
+
+
 FAMILIES: dict[str, Family] = {
     "t5": Family(
         _read_t5,
-        _T5_VALUES,
-        {"encoder.block": "num_layers", "decoder.block": "num_decoder_layers"},
-        # In files converted from the first release; attention to the source has no positions.
-        (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+        _why_not_t5,
+        {**_T5_VALUES, **dict.fromkeys(("tie_word_embeddings", "scale_decoder_outputs"), _FLAG)},
+        _T5_STACKS,
+        _T5_HARMLESS,
     ),
-    "llama": Family(
-        _read_llama,
-        {**_LLAMA_VALUES, **dict.fromkeys(("attention_bias", "mlp_bias"), _FLAG)},
-        {"model.layers": "num_hidden_layers"},
-        (_FREQUENCIES,),
-    ),
-    "qwen2": Family(
-        _read_llama,
-        {**_LLAMA_VALUES, "use_sliding_window": _FLAG, "layer_types": Value(list, null=True)},
-        {"model.layers": "num_hidden_layers"},
-        (_FREQUENCIES,),
-    ),
+    "mt5": Family(_read_t5, _why_not_t5, _T5_VALUES, _T5_STACKS, _T5_HARMLESS),
+    "llama": _like_llama(_BIASES),
+    "qwen2": _like_llama(_WINDOWS, _Variant(qkv_bias=True)),
+    "qwen3": _like_llama({**_WINDOWS, "attention_bias": _FLAG}, _Variant(head_norm="each")),
+    "mistral": _like_llama(_WINDOW),
+    "phi3": _like_llama(_WINDOW, _Variant(fused=True)),
+    "smollm3": _like_llama({**_BIASES, **_WINDOWS, **_SOME_ROTATE}),
+    "olmo2": _like_llama({"attention_bias": _FLAG}, _Variant(head_norm="joint", norms_outputs=True)),
     "gpt2": Family(
         _read_gpt2,
+        _why_not_gpt2,
         _GPT2_VALUES,
         {"transformer.h": "n_layer", "h": "n_layer"},
         (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",),  # the causal mask and the number that masks

@@ -92,20 +92,32 @@ def _is_hosted(family: str) -> bool:
 
 
 def engine_for(path: Path, config: dict[str, Any], choice: EngineChoice = "auto") -> EngineName:
-    """Return the engine that runs a checkpoint, by its config.json: the lean one where it knows the family.
+    """Return the engine that runs a checkpoint, by its config.json: the lean one where it has family and options.
 
     Raises:
-        UserError: The lean one is asked for and does not know it.
+        UserError: The lean one is asked for and does not have them.
     """
-    family = config["model_type"]
-    if choice == "auto":
-        return "lean" if family in FAMILIES else "hosted"
-    if choice == "lean" and family not in FAMILIES:
-        raise UserError(
-            f'{path}: the lean engine does not know model_type {shortened(family)}. Allowed with engine = "lean": '
-            f'{", ".join(sorted(FAMILIES))}; "hosted" or "auto" runs others.'
-        )
-    return choice
+    if choice == "hosted":
+        return choice
+    family = FAMILIES.get(config["model_type"])
+    reason = _unknown(config["model_type"]) if family is None else _lacking(path, config, family)
+    if reason is None:
+        return "lean"
+    if choice == "lean":
+        raise UserError(f'{path}: {reason}; "hosted" or "auto" runs others.')
+    return "hosted"
+
+
+def _unknown(family: str) -> str:
+    known = ", ".join(sorted(FAMILIES))
+    return f'the lean engine does not know model_type {shortened(family)}. Allowed with engine = "lean": {known}'
+
+
+def _lacking(path: Path, raw: dict[str, Any], family: Family) -> str | None:
+    try:
+        return family.why_not(completed(path, raw["model_type"], checked(path, raw, family.values)))
+    except UserError:  # loading says what is wrong with it, once it is known how many blocks its tensors are of
+        return None
 
 
 def kv_width(folder: Path) -> int:

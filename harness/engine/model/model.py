@@ -15,6 +15,7 @@ filling the cache of every skipped block is one product.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,7 @@ from exitbench.harness.engine.model.positions import (
     unpadded,
 )
 from exitbench.harness.engine.model.step_context import StepContext
-from exitbench.harness.engine.model.weights import ACTIVATIONS, Architecture, BlockWeights, Linear, Weights
+from exitbench.harness.engine.model.weights import ACTIVATIONS, Architecture, BlockWeights, HeadNorm, Linear, Weights
 from exitbench.methods.base import Cost, Parts
 
 GATHERED_NUMEL = 2**14
@@ -62,6 +63,9 @@ class Transformer(Headed):
         self._inverse_root_width = torch.tensor(arch.d_model**-0.5, dtype=self._norm_dtype, device=self.device)
         self._block_kv: list[Linear] = []
         self._skip_kv: list[Linear] = []
+        self._skip_key_norms: list[HeadNorm | None] = []
+        still = [not block.rotates for block in weights.blocks]
+        self._still_L11 = torch.tensor(still, device=self.device)[:, None, None] if any(still) else None
 
     @property
     def n_blocks(self) -> int:
@@ -114,6 +118,10 @@ class Transformer(Headed):
         normed = x / torch.hypot(length.mul_(self._inverse_root_width), self._root_eps)
         return normed if x.dtype == self._norm_dtype else normed.to(x.dtype)
 
+    def block_input(self, hidden: Tensor) -> Tensor:
+        """What the projections of a block read of the stream, [..., D]."""
+        return self.normalise(hidden) if self.arch.norms_inputs else hidden
+
     def final_normed(self, hidden: Tensor) -> Tensor:
         """The model's final norm with its weight and bias, of [..., D]."""
         norm = self.weights.final_norm
@@ -154,6 +162,16 @@ class Transformer(Headed):
             stack = Linear(weight, torch.cat(biases) if biases else None)
             self._skip_kv = [_outputs(stack, first * 2 * self.kv_width) for first in range(self.n_blocks)]
         return self._skip_kv[block]
+
+    def skip_key_norm(self, block: int) -> HeadNorm | None:
+        """Norms of the keys of blocks block+1..L, their weights stacked [L - block, G, K]; None without."""
+        if not self._skip_key_norms:
+            norms = [weights.key_norm for weights in self.weights.blocks if weights.key_norm is not None]
+            stack = torch.stack([norm.weight for norm in norms]) if norms else None
+            self._skip_key_norms = [
+                None if stack is None else replace(norms[0], weight=stack[first:]) for first in range(self.n_blocks)
+            ]
+        return self._skip_key_norms[block]
 
     def _attend(self, q: Tensor, kv: KV, bias: Tensor | None, *, is_causal: bool = False) -> Tensor:
         """Attention of q [A, T, H, K] over keys and values [A, G, S, K] with an additive bias; returns [N, H*K]."""
@@ -308,14 +326,18 @@ class Transformer(Headed):
         """
         cache = context.cache
         n_rows = cache.n_rows if rows_A is None else len(rows_A)
-        heads = self.weights.blocks[block - 1].qkv(self.normalise(hidden_ND))
-        heads = heads.view(n_rows, -1, self.arch.n_heads + 2 * self.arch.n_kv_heads, self.arch.head_dim)
+        weights, n_heads, n_kv_heads = self.weights.blocks[block - 1], self.arch.n_heads, self.arch.n_kv_heads
+        heads = weights.qkv(self.block_input(hidden_ND))
+        heads = heads.view(n_rows, -1, n_heads + 2 * n_kv_heads, self.arch.head_dim)
+        if weights.query_norm is not None and weights.key_norm is not None:
+            weights.query_norm.apply_(heads[:, :, :n_heads])
+            weights.key_norm.apply_(heads[:, :, n_heads:-n_kv_heads])
         rotary = context.rotary if places is None else places.rotary
-        if rotary is not None:
+        if rotary is not None and weights.rotates:
             if places is None:
                 rotary = rows_of(rotary[0], rows_A), rows_of(rotary[1], rows_A)
-            rotate_(heads[:, :, : -self.arch.n_kv_heads], rotary)
-        q, new_kv = heads[:, :, : self.arch.n_heads], heads[:, :, self.arch.n_heads :]
+            rotate_(heads[:, :, :-n_kv_heads], rotary)
+        q, new_kv = heads[:, :, :n_heads], heads[:, :, n_heads:]
         if places is not None:
             rows = torch.arange(cache.n_rows, device=self.device) if rows_A is None else rows_A
             cache.self_kv[block - 1][rows[:, None], :, places.places_AT] = new_kv
@@ -337,14 +359,14 @@ class Transformer(Headed):
         weights, cache = self.weights.blocks[block - 1], context.cache
         assert weights.cross_q is not None and cache.cross_kv is not None, "there is an encoder"
         n_rows = cache.n_rows if rows_A is None else len(rows_A)
-        q = weights.cross_q(self.normalise(hidden_ND)).view(n_rows, -1, self.arch.n_heads, self.arch.head_dim)
+        q = weights.cross_q(self.block_input(hidden_ND)).view(n_rows, -1, self.arch.n_heads, self.arch.head_dim)
         if rows_A is None:
             return self._attend(q, cache.source_keys_and_values(block), cache.source_mask)
         return self._attend_rows(q, cache.cross_kv[block - 1], cache.source_mask, context, rows_A)
 
     def feed_forward(self, weights: BlockWeights, hidden_ND: Tensor) -> Tensor:
         """The feed-forward network of a block, before ``down`` adds it to the stream: [N, F]."""
-        up = weights.up(self.normalise(hidden_ND))
+        up = weights.up(self.block_input(hidden_ND))
         if self.arch.gated:
             gate, up = up.chunk(2, dim=-1)
             return self.activation(gate) * up
@@ -362,10 +384,14 @@ class Transformer(Headed):
     def _fill_at_once(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None, context: StepContext) -> None:
         """One product for all blocks."""
         arch, cache = self.arch, context.cache
-        kv = self.skip_kv(block)(self.normalise(hidden_AD))
+        kv = self.skip_kv(block)(self.block_input(hidden_AD))
         kv = kv.view(len(kv), arch.n_blocks - block, 2 * arch.n_kv_heads, arch.head_dim)
+        if (norm := self.skip_key_norm(block)) is not None:
+            norm.apply_(kv[:, :, : arch.n_kv_heads])
         if context.rotary is not None:
             cos, sin = (rows_of(angles, rows_A) for angles in context.rotary)
+            if self._still_L11 is not None:
+                cos, sin = cos.masked_fill(self._still_L11[block:], 1), sin.masked_fill(self._still_L11[block:], 0)
             rotate_(kv[:, :, : arch.n_kv_heads], (cos, sin))
         target = cache.self_kv[block:, :, :, cache.length]
         if rows_A is None:
@@ -376,26 +402,28 @@ class Transformer(Headed):
     def _fill_block_by_block(self, skipped: Sequence[Skipped], context: StepContext) -> None:
         """One product a block for the rows that had left before it, so that its weights are read once."""
         cache, rotary = context.cache, context.rotary
-        normed_ND = self.normalise(torch.cat([hidden_AD for _, hidden_AD, _ in skipped]))
-        every_row = torch.arange(cache.n_rows, device=normed_ND.device)
+        input_ND = self.block_input(torch.cat([hidden_AD for _, hidden_AD, _ in skipped]))
+        every_row = torch.arange(cache.n_rows, device=input_ND.device)
         rows_N = torch.cat([every_row if rows_A is None else rows_A for *_, rows_A in skipped])
         cos_sin = None if rotary is None else (rows_of(rotary[0], rows_N), rows_of(rotary[1], rows_N))
         for block in range(skipped[0][0] + 1, self.n_blocks + 1):
             n = sum(len(hidden_AD) for exit_layer, hidden_AD, _ in skipped if exit_layer < block)
             first = None if cos_sin is None else (cos_sin[0][:n], cos_sin[1][:n])
-            self._write_projected(block, normed_ND[:n], rows_N[:n], cache.length, first, cache)
+            self._write_projected(block, input_ND[:n], rows_N[:n], cache.length, first, cache)
 
     def project(self, block: int, states_ND: Tensor, rows_N: Tensor, places_N: Tensor, cache: Cache) -> None:
         """Write keys and values of one block at earlier positions of rows, projected from states."""
         rotary = self.rotary_at(cache, rows_N, places_N[:, None])
-        self._write_projected(block, self.normalise(states_ND), rows_N, places_N, rotary, cache)
+        self._write_projected(block, self.block_input(states_ND), rows_N, places_N, rotary, cache)
 
     def _write_projected(
-        self, block: int, normed_ND: Tensor, rows_N: Tensor, places: Tensor | int, rotary: Rotary | None, cache: Cache
+        self, block: int, input_ND: Tensor, rows_N: Tensor, places: Tensor | int, rotary: Rotary | None, cache: Cache
     ) -> None:
-        arch = self.arch
-        kv = self.block_kv(block)(normed_ND).view(-1, 1, 2 * arch.n_kv_heads, arch.head_dim)
-        if rotary is not None:
+        arch, weights = self.arch, self.weights.blocks[block - 1]
+        kv = self.block_kv(block)(input_ND).view(-1, 1, 2 * arch.n_kv_heads, arch.head_dim)
+        if weights.key_norm is not None:
+            weights.key_norm.apply_(kv[:, :, : arch.n_kv_heads])
+        if rotary is not None and weights.rotates:
             rotate_(kv[:, :, : arch.n_kv_heads], rotary)
         cache.self_kv[block - 1, rows_N, :, places] = kv[:, 0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -34,6 +34,7 @@ class Architecture:
     relative_buckets: int = 0
     relative_max_distance: int = 0
     max_positions: int | None = None
+    norms_inputs: bool = True  # of attention and feed-forward network
 
     @property
     def kv_width(self) -> int:
@@ -84,8 +85,50 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class NormedLinear(Linear):
+    """A projection with an RMS norm behind it, whose weight [out] cannot be folded in."""
+
+    norm_weight: Tensor = field(kw_only=True)
+    norm_eps: float = field(kw_only=True)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the normed projection over the last dimension."""
+        return F.rms_norm(super().__call__(x), self.norm_weight.shape, self.norm_weight, self.norm_eps)
+
+    def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
+        """Return stream + normed projection, for rows x [N, in]."""
+        return stream_ND + self(x)
+
+    def laid_out(self) -> NormedLinear:
+        """The same, its weight in the order of memory that multiplies fastest."""
+        return replace(self, weight=Linear(self.weight).laid_out().weight)
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """An RMS norm of queries or of keys [..., heads, K] behind their projection, its weight [heads, K].
+
+    Attributes:
+        joint: Whether all heads of a token are normed as one; else each by itself.
+    """
+
+    weight: Tensor
+    eps: float
+    joint: bool
+
+    def apply_(self, heads: Tensor) -> None:
+        """Norm in place."""
+        dims = (-2, -1) if self.joint else (-1,)
+        wide = heads.to(torch.promote_types(heads.dtype, torch.float32))
+        heads.mul_(self.weight * (wide.square().mean(dims, keepdim=True) + self.eps).rsqrt())
+
+
+@dataclass(frozen=True)
 class BlockWeights:
-    """One block, norms folded in. ``qkv`` is query, key, value in this order; ``up`` of a gated MLP is gate, up."""
+    """One block, norms folded in. ``qkv`` is query, key, value in this order; ``up`` of a gated MLP is gate, up.
+
+    ``rotates`` is false where a block of a model with rotary positions has none.
+    """
 
     qkv: Linear
     attention_out: Linear
@@ -94,6 +137,9 @@ class BlockWeights:
     cross_q: Linear | None = None
     cross_kv: Linear | None = None
     cross_out: Linear | None = None
+    query_norm: HeadNorm | None = None
+    key_norm: HeadNorm | None = None
+    rotates: bool = True
 
 
 @dataclass(frozen=True)

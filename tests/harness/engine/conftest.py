@@ -39,6 +39,7 @@ LLAMA = dict(
     pad_token_id=PAD,
     bos_token_id=2,
 )
+DEFAULT_ROPE = dict(rope_type="default", rope_theta=10000.0)
 LLAMA3_ROPE = dict(
     rope_type="llama3",
     rope_theta=10000.0,
@@ -53,8 +54,8 @@ def _t5(**options: Any) -> Any:
     return transformers.T5ForConditionalGeneration(transformers.T5Config(**{**T5, **options}))
 
 
-def _untied_t5(**options: Any) -> Any:
-    reference = _t5(**options, tie_word_embeddings=False)
+def _untied(reference: Any) -> Any:
+    """An encoder-decoder with a head of its own."""
     reference.config.tie_word_embeddings = False  # the constructor only stops scaling
     reference.lm_head.weight = torch.nn.Parameter(torch.empty_like(reference.shared.weight))
     return reference
@@ -66,7 +67,7 @@ def _llama(**options: Any) -> Any:
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "t5": _t5,
-    "t5-gated-untied": lambda: _untied_t5(feed_forward_proj="gated-gelu"),
+    "t5-gated-untied": lambda: _untied(_t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
     "llama": _llama,
     "llama-rope3-biases": lambda: _llama(attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3_ROPE),
     "qwen2-tied": lambda: transformers.Qwen2ForCausalLM(
@@ -83,6 +84,18 @@ FAMILIES: dict[str, Callable[[], Any]] = {
             bos_token_id=2,
         )
     ),
+    "mistral": lambda: transformers.MistralForCausalLM(
+        transformers.MistralConfig(**LLAMA, head_dim=12, sliding_window=None)
+    ),
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**LLAMA, head_dim=12)),
+    "mt5": lambda: _untied(transformers.MT5ForConditionalGeneration(transformers.MT5Config(**T5))),
+    "phi3-partly-rotated": lambda: transformers.Phi3ForCausalLM(
+        transformers.Phi3Config(**LLAMA, rope_parameters={**DEFAULT_ROPE, "partial_rotary_factor": 0.5})
+    ),
+    "smollm3": lambda: transformers.SmolLM3ForCausalLM(
+        transformers.SmolLM3Config(**LLAMA, no_rope_layers=[1, 0, 1, 1, 0], tie_word_embeddings=False)
+    ),
+    "olmo2": lambda: transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**LLAMA)),
 }
 
 

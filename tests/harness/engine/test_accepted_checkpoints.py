@@ -36,6 +36,7 @@ LLAMA = dict(
 )
 GPT2 = dict(vocab_size=V, n_embd=32, n_head=4, n_layer=3, n_positions=64, **ENDS)
 ENGINES: tuple[EngineChoice, ...] = ("lean", "hosted")
+DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 SCALED = {"rope_theta": 10000.0, "factor": 4.0}
 LLAMA3 = {**SCALED, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 
@@ -52,6 +53,11 @@ def llama(**options: Any) -> Model:
 
 def qwen2(**options: Any) -> Model:
     return lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**{**LLAMA, **options}))
+
+
+def like_llama(family: str, **options: Any) -> Model:
+    config, cls = getattr(transformers, f"{family}Config"), getattr(transformers, f"{family}ForCausalLM")
+    return lambda: cls(config(**{**LLAMA, **options}))
 
 
 def gpt2(**options: Any) -> Model:
@@ -72,6 +78,29 @@ MODELS: dict[str, Model] = {
     "llama yarn": llama(rope_parameters={"rope_type": "yarn", **SCALED, "original_max_position_embeddings": 16}),
     "qwen2": qwen2(),
     "qwen2 tied": qwen2(tie_word_embeddings=True),
+    "mistral": like_llama("Mistral", sliding_window=None, head_dim=16),
+    "mistral llama3": like_llama(
+        "Mistral", sliding_window=None, rope_parameters={"rope_type": "llama3", **LLAMA3}, tie_word_embeddings=True
+    ),
+    "qwen3": like_llama("Qwen3", head_dim=16, tie_word_embeddings=True),
+    "qwen3 biases": like_llama("Qwen3", head_dim=8, attention_bias=True),
+    "qwen3 yarn": like_llama(
+        "Qwen3",
+        head_dim=16,
+        rope_parameters={"rope_type": "yarn", **SCALED, "original_max_position_embeddings": 16},
+    ),
+    "mt5": lambda: transformers.MT5ForConditionalGeneration(transformers.MT5Config(**T5)),
+    "mt5 relu": lambda: transformers.MT5ForConditionalGeneration(
+        transformers.MT5Config(**T5, num_decoder_layers=2, feed_forward_proj="relu")
+    ),
+    "phi3": like_llama("Phi3"),
+    "phi3 three quarters rotated": like_llama("Phi3", rope_parameters={**DEFAULT, "partial_rotary_factor": 0.75}),
+    "smollm3": like_llama("SmolLM3", no_rope_layer_interval=2),
+    "smollm3 untied, biases": like_llama(
+        "SmolLM3", no_rope_layers=[0, 1, 1], tie_word_embeddings=False, attention_bias=True, mlp_bias=True
+    ),
+    "olmo2": like_llama("Olmo2"),
+    "olmo2 tied, biases": like_llama("Olmo2", tie_word_embeddings=True, attention_bias=True),
     "gpt2": gpt2(),
     "gpt2 untied": gpt2(tie_word_embeddings=False),
 }
@@ -99,7 +128,7 @@ def answers(folder: Path, engine: EngineChoice = "lean") -> list[list[int]]:
 
 def reference_answers(folder: Path) -> list[list[int]]:
     """What transformers answers from the same folder."""
-    is_t5 = json.loads((folder / "config.json").read_text())["model_type"] == "t5"
+    is_t5 = json.loads((folder / "config.json").read_text())["model_type"] in ("t5", "mt5")
     auto = transformers.AutoModelForSeq2SeqLM if is_t5 else transformers.AutoModelForCausalLM
     model = auto.from_pretrained(folder, dtype=torch.float32).eval()
     rows = []

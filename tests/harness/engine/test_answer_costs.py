@@ -23,7 +23,9 @@ FULL, STATIC, SOFTMAX = Full(), Static(exit_layer=2), CalmSoftmax(threshold=0.05
 # Keys of each query head's own (T5, GPT-2), of two, and of all four.
 CASES: list[tuple[str, str, Method]] = [
     *((family, "full", method) for family in ("gpt2", "llama", "qwen2-tied") for method in (FULL, STATIC, SOFTMAX)),
+    *((family, "full", STATIC) for family in ("mistral", "qwen3", "phi3-partly-rotated", "smollm3", "olmo2")),
     ("llama", "gated", SOFTMAX),
+    ("mt5", "gated", STATIC),
     ("t5", "gated", STATIC),
     ("t5-gated-untied", "gated", SOFTMAX),
 ]

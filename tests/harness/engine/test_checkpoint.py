@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.cells.cell import EngineChoice
+from exitbench.harness.engine.checkpoints.loading import engine_for, load_checkpoint
 
 Twins = Callable[[str], Any]
 
@@ -37,9 +39,9 @@ def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> N
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def complaint(folder: Path) -> str:
+def complaint(folder: Path, engine: EngineChoice = "auto") -> str:
     with pytest.raises(UserError) as caught:
-        load_checkpoint(folder)
+        load_checkpoint(folder, engine=engine)
     return str(caught.value)
 
 
@@ -86,11 +88,12 @@ def test_a_family_that_is_not_supported_is_not_taken_for_another(folder: Path, f
     edit_config(folder, model_type=family)
     message = complaint(folder)
     assert message.startswith(f"{folder / 'config.json'}: model_type {family!r} is not supported.")
-    assert "Allowed: gpt2, llama, qwen2, t5, and every family with which the installed transformers" in message
+    known = "gpt2, llama, mistral, mt5, olmo2, phi3, qwen2, qwen3, smollm3, t5"
+    assert f"Allowed: {known}, and every family with which the installed transformers" in message
     assert "Did you mean" not in message
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mamba", "gpt_neox"])
+@pytest.mark.parametrize("family", ["starcoder2", "mamba", "gpt_neox"])
 def test_weights_under_another_familys_name_are_refused(folder: Path, family: str) -> None:
     edit_config(folder, model_type=family)
     assert re.match(rf"{re.escape(str(folder))}: \d+ tensors are missing from the checkpoint: ", complaint(folder))
@@ -129,6 +132,10 @@ def test_truncated_weights(folder: Path, kept: int) -> None:
         ("t5", "decoder.block.4.layer.1.EncDecAttention.k.weight"),
         ("t5", "shared.weight"),
         ("qwen2-tied", "model.layers.0.self_attn.q_proj.bias"),
+        ("qwen3", "model.layers.2.self_attn.k_norm.weight"),
+        ("phi3-partly-rotated", "model.layers.4.mlp.gate_up_proj.weight"),
+        ("olmo2", "model.layers.1.post_feedforward_layernorm.weight"),
+        ("mt5", "encoder.final_layer_norm.weight"),
         ("gpt2", "transformer.h.0.attn.c_attn.weight"),
         ("gpt2", "transformer.h.0.attn.c_attn.bias"),
     ],
@@ -164,6 +171,12 @@ def test_embedding_of_another_size(twin: Twins, tmp_path: Path) -> None:
         ("llama", "num_hidden_layers", 4, "model.layers", 5),
         ("qwen2-tied", "num_hidden_layers", 4, "model.layers", 5),
         ("gpt2", "n_layer", 4, "transformer.h", 5),
+        ("mistral", "num_hidden_layers", 4, "model.layers", 5),
+        ("qwen3", "num_hidden_layers", 6, "model.layers", 5),
+        ("phi3-partly-rotated", "num_hidden_layers", 6, "model.layers", 5),
+        ("smollm3", "num_hidden_layers", 4, "model.layers", 5),
+        ("olmo2", "num_hidden_layers", 4, "model.layers", 5),
+        ("mt5", "num_decoder_layers", 4, "decoder.block", 5),
         ("t5", "num_layers", 2, "encoder.block", 3),
         ("t5", "num_decoder_layers", 6, "decoder.block", 5),
     ],
@@ -183,10 +196,10 @@ def test_config_and_weights_of_different_depths(
     ("values", "says"),
     [
         ({"hidden_act": "silly"}, "activation 'silly' is not supported. Did you mean 'silu'?"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "linaer", "rope_theta": 1e4, "factor": 2.0}}, "Did you mean 'linear'?"),
     ],
 )
-def test_options_that_are_not_supported_say_what_is_allowed(folder: Path, values: dict[str, Any], says: str) -> None:
+def test_options_that_nobody_knows_say_what_is_allowed(folder: Path, values: dict[str, Any], says: str) -> None:
     edit_config(folder, **values)
     message = complaint(folder)
     assert message.startswith(f"{folder}/config.json: ")
@@ -194,10 +207,92 @@ def test_options_that_are_not_supported_say_what_is_allowed(folder: Path, values
     assert "Allowed: " in message
 
 
-def test_sliding_windows_are_refused_rather_than_ignored(twin: Twins, tmp_path: Path) -> None:
+SLIDES = {"layer_types": ["full_attention"] * 3 + ["sliding_attention"] * 2}
+LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "factor": 2.0}
+UNSUPPORTED = {  # family, what its config.json says, and the refusal
+    "qwen2": ("qwen2-tied", {**SLIDES, "use_sliding_window": True, "sliding_window": 4}, "use_sliding_window is True"),
+    "qwen3": ("qwen3", {**SLIDES, "use_sliding_window": True, "sliding_window": 4}, "use_sliding_window is True"),
+    "smollm3": ("smollm3", {**SLIDES, "use_sliding_window": True, "sliding_window": 4}, "use_sliding_window is True"),
+    "window": ("mistral", {"sliding_window": 4}, "sliding_window is 4"),
+    "fused window": ("phi3-partly-rotated", {"sliding_window": 4}, "sliding_window is 4"),
+    "longrope": (
+        "phi3-partly-rotated",
+        {"rope_parameters": {**LONG_ROPE, "short_factor": [1.0, 1.1], "long_factor": [2.0, 3.0]}},
+        "rope_type is 'longrope'",
+    ),
+    "dynamic": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+        "rope_type is 'dynamic'",
+    ),
+    "activation": ("olmo2", {"hidden_act": "tanh"}, "activation is 'tanh'"),
+    "gated activation": ("mt5", {"dense_act_fn": "tanh"}, "activation is 'tanh'"),
+    "scaled by block": (
+        "gpt2",
+        {"scale_attn_by_inverse_layer_idx": True},
+        "scale_attn_by_inverse_layer_idx is True",
+    ),
+}
+
+
+@pytest.fixture(params=UNSUPPORTED)
+def unsupported(request: pytest.FixtureRequest, twin: Twins, tmp_path: Path) -> tuple[Path, str]:
+    """A checkpoint with an option that the lean engine does not have, and the refusal."""
+    family, values, says = UNSUPPORTED[request.param]
+    folder = Path(shutil.copytree(twin(family).folder, tmp_path / family))
+    edit_config(folder, **values)
+    return folder, says
+
+
+def test_options_that_the_lean_engine_lacks_are_left_to_the_other(
+    unsupported: tuple[Path, str], prompts: list[list[int]]
+) -> None:
+    folder, says = unsupported
+    path = folder / "config.json"
+    message = complaint(folder, "lean")
+    assert message.startswith(f'{path}: {says}; allowed with engine = "lean": ')
+    assert message.endswith('; "hosted" or "auto" runs others.')
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint.engine == "hosted" == engine_for(path, json.loads(path.read_text()))
+    if checkpoint.kind == "causal":
+        prompt = next(prompt for prompt in prompts if len(prompt) > 12)
+        _, state = checkpoint.model.start([prompt], room=1)
+        own = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        expected = own(input_ids=torch.tensor([prompt])).logits[0, -1]
+        torch.testing.assert_close(checkpoint.model.logits(state)[0], expected, atol=1e-4, rtol=0)
+
+
+def test_which_engine_is_decided_without_weights(unsupported: tuple[Path, str]) -> None:
+    path = unsupported[0] / "config.json"
+    (unsupported[0] / "model.safetensors").unlink()
+    assert engine_for(path, json.loads(path.read_text())) == "hosted"
+
+
+def test_windows_without_a_size_are_refused(twin: Twins, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(twin("qwen2-tied").folder, tmp_path / "qwen2"))
-    edit_config(folder, use_sliding_window=True)
-    assert complaint(folder) == f"{folder}/config.json: use_sliding_window is not supported; allowed: false."
+    edit_config(folder, **SLIDES)
+    assert complaint(folder) == f'{folder}/config.json: layer_types: allowed: "full_attention" for every block.'
+
+
+def test_a_model_whose_window_is_left_out_has_that_of_its_family(twin: Twins, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(twin("mistral").folder, tmp_path / "mistral"))
+    path = folder / "config.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "sliding_window"}))
+    assert "sliding_window is 4096; allowed" in complaint(folder, "lean")
+
+
+@pytest.mark.parametrize("part", [0.4, 1.5, 9e30, "1", True])
+def test_a_part_of_a_head_that_cannot_be_rotated(twin: Twins, tmp_path: Path, part: Any) -> None:
+    folder = Path(shutil.copytree(twin("phi3-partly-rotated").folder, tmp_path / "phi3"))
+    edit_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": part})
+    assert "partial_rotary_factor" in complaint(folder)
+
+
+@pytest.mark.parametrize("said", [[1, 0], [1] * 4])
+def test_positions_that_are_not_said_of_every_block(twin: Twins, tmp_path: Path, said: list[int]) -> None:
+    folder = Path(shutil.copytree(twin("smollm3").folder, tmp_path / "smollm3"))
+    edit_config(folder, no_rope_layers=said)
+    assert f"no_rope_layers has {len(said)} entries; allowed: one for each block." in complaint(folder)
 
 
 def test_code_in_a_checkpoint_is_never_run(folder: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.decoding.decode import Batch, decode, decode_step, prefill
@@ -199,14 +200,13 @@ def keys_and_values(family: Any, block: int, state: Tensor, place: int) -> tuple
         layer = model.transformer.h[block - 1]
         _, key, value = layer.attn.c_attn(layer.ln_1(state)[None])[0].chunk(3)
     else:
-        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
-        layer = model.model.layers[block - 1]
-        normed = layer.input_layernorm(state)
-        key, value = layer.self_attn.k_proj(normed), layer.self_attn.v_proj(normed)
-        cos, sin = model.model.rotary_emb(state[None, None], torch.tensor([[place]]))
-        heads = key.view(1, arch.n_kv_heads, 1, arch.head_dim)
-        key = apply_rotary_pos_emb(heads, heads, cos, sin)[1].reshape(-1)
+        cache, angles = DynamicCache(), model.model.rotary_emb(state[None, None], torch.tensor([[place]]))
+        model.model.layers[block - 1](state[None, None], position_embeddings=angles, past_key_values=cache)
+        key, value = cache.layers[block - 1].keys.clone(), cache.layers[block - 1].values
+        if (turned := angles[0].shape[-1]) < arch.head_dim:  # the engine has each half of what is turned in a half
+            first, second, rest = key.split((turned // 2, turned // 2, arch.head_dim - turned), dim=-1)
+            one, other = rest.chunk(2, dim=-1)
+            key = torch.cat((first, one, second, other), dim=-1)
     shape = (arch.n_kv_heads, arch.head_dim)
     return key.view(shape), value.view(shape)
 

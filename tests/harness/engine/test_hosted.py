@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints import hosted_loading
+from exitbench.harness.engine.checkpoints.families import FAMILIES as LEAN
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
@@ -107,7 +108,9 @@ def test_a_pruned_head_is_skipped_where_logits_are_more_than_the_heads(made: Any
     assert "single rows of the LM head" in made("gemma2").model.why_not(pruned.parts(4), 2)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "t5", "mistral", "qwen3", "mt5", "phi3-partly-rotated", "smollm3", "olmo2"]
+)
 def test_both_engines_answer_and_cost_the_same(twin: Any, prompts: Any, name: str) -> None:
     """What the one computes analytically the other counts."""
     lean = twin(name).checkpoint
@@ -242,12 +245,14 @@ def test_code_beside_a_checkpoint_never_runs(folder: Path, tmp_path: Path) -> No
 
 
 def test_the_lean_engine_says_which_families_it_has(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"the lean engine does not know model_type 'opt'. .* gpt2, llama, qwen2, t5"):
+    with pytest.raises(
+        UserError, match=r"the lean engine does not know model_type 'opt'. .* gpt2, llama, mistral, mt5, "
+    ):
         load_checkpoint(folder, engine="lean")
 
 
 def test_a_family_that_nobody_knows_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "nonesuch"}')
-    assert "model_type 'nonesuch' is not supported. Allowed: gpt2, llama, qwen2, t5, and every family" in refusal(
+    assert f"model_type 'nonesuch' is not supported. Allowed: {', '.join(sorted(LEAN))}, and every family" in refusal(
         folder
     )

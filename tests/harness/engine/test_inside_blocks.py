@@ -41,6 +41,16 @@ def hooked_blocks(reference: Any) -> list[dict[str, Any]]:
         ]
     gpt2 = hasattr(reference, "transformer")
     blocks = reference.transformer.h if gpt2 else reference.model.layers
+    if hasattr(blocks[0], "post_feedforward_layernorm"):  # what is added has been normed
+        return [
+            {
+                "self-attention": (block.post_attention_layernorm, "out"),
+                "after-attention": (block.mlp, "in"),
+                "feed-forward": (block.post_feedforward_layernorm, "out"),
+                "block": (block, "out"),
+            }
+            for block in blocks
+        ]
     return [
         {
             "self-attention": (block.attn if gpt2 else block.self_attn, "out"),
@@ -106,7 +116,7 @@ def reference_normed(reference: Any, states: Tensor) -> Tensor:
 
 
 def reference_head(reference: Any, states: Tensor) -> Tensor:
-    scaled = reference.config.is_encoder_decoder and reference.config.scale_decoder_outputs
+    scaled = getattr(reference.config, "scale_decoder_outputs", False)
     normed = reference_normed(reference, states)
     return reference.lm_head(normed * reference.config.d_model**-0.5 if scaled else normed)
 

@@ -145,7 +145,10 @@ def assert_same(ours: list[Generation], ordinary: list[Generation]) -> None:
         assert scores[0] == pytest.approx(scores[1], abs=1e-5)
 
 
-@pytest.mark.parametrize(("name", "rows"), [("t5", 1), ("t5", 4), ("llama", 4), ("gpt2", 4)])
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("t5", 1), *((name, 4) for name in ("t5", "llama", "gpt2", "qwen3", "phi3-partly-rotated", "smollm3", "olmo2"))],
+)
 def test_answers_are_those_of_the_ordinary_way(
     name: str, rows: int, twin: Any, prompts: Any, used: Counter[str]
 ) -> None:

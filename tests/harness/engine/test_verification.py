@@ -200,7 +200,7 @@ def test_answers_and_traces_are_those_of_the_definition(family: Any, prompts: An
     assert compared > 0.8 * len(rows) * len(methods)
     assert accepted > 30
     assert rejected > 30
-    assert unverified > 5
+    assert unverified > 1
 
 
 # ------------------------------------------------------------------------------------------ identities

@@ -32,6 +32,9 @@ SIZES: dict[str, Any] = dict(
 FAMILIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "llama": lambda tokens: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **tokens)),
     "qwen2": lambda tokens: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES, **tokens)),
+    "qwen3": lambda tokens: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, head_dim=8, **tokens)),
+    "smollm3": lambda tokens: transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(**SIZES, **tokens)),
+    "olmo2": lambda tokens: transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**SIZES, **tokens)),
     "gpt2": lambda tokens: transformers.GPT2LMHeadModel(
         transformers.GPT2Config(n_embd=32, n_head=4, n_layer=L, n_positions=99, tie_word_embeddings=False, **tokens)
     ),

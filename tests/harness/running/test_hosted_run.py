@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from exitbench.errors import UserError
 from exitbench.harness.cells.cell import Cell
 from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.planning.plan import Plan, make_plan
@@ -89,6 +92,19 @@ def test_only_the_hosted_engine_is_named_in_an_identity(cells: dict[str, Cell]) 
     assert hosted.identity == {**lean.identity, "engine": "hosted"}
     assert Cell.from_json(hosted.to_json()) == hosted
     assert Cell.from_json({k: v for k, v in lean.to_json().items() if k != "engine"}) == lean
+
+
+def test_an_option_that_the_lean_engine_lacks_is_planned_on_the_other(worded_model: Path, tmp_path: Path) -> None:
+    """Unless the lean one is asked for, whatever is remembered of the folder by then."""
+    model = Path(shutil.copytree(worded_model, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "dense_act_fn": "tanh"}))
+    plan = planned(tmp_path, model)
+    assert {cell.item.cell.engine for group in plan.groups for cell in group.cells} == {"hosted"}
+    suite = tmp_path / "suite.toml"
+    suite.write_text(suite.read_text().replace("random_weights = true", 'random_weights = true\nengine = "lean"', 1))
+    with pytest.raises(UserError, match=r"activation is 'tanh'; allowed with engine = \"lean\": gelu, "):
+        make_plan(load_suite(suite), tmp_path / "spool", tmp_path / "models", None)
 
 
 def test_runs_say_their_engine_and_answer_the_same(database: Database) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -31,6 +32,12 @@ ROPE = {
     "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": BLOCKS,
     "num_attention_heads": 4, "num_key_value_heads": 2, **SPECIAL,
 }  # fmt: skip
+
+
+def like_llama(family: str) -> Any:
+    return getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**ROPE))
+
+
 FAMILIES: dict[str, Callable[[], Any]] = {
     "t5": lambda: T5ForConditionalGeneration(
         T5Config(
@@ -46,6 +53,17 @@ FAMILIES: dict[str, Callable[[], Any]] = {
             resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **SPECIAL,
         )
     ),
+    "mt5": lambda: transformers.MT5ForConditionalGeneration(
+        transformers.MT5Config(
+            vocab_size=VOCABULARY, d_model=16, d_kv=4, d_ff=32, num_heads=4, num_layers=1, num_decoder_layers=BLOCKS,
+            dropout_rate=0.0,
+        )
+    ),
+    "mistral": lambda: like_llama("Mistral"),
+    "qwen3": lambda: like_llama("Qwen3"),
+    "phi3": lambda: like_llama("Phi3"),
+    "smollm3": lambda: like_llama("SmolLM3"),
+    "olmo2": lambda: like_llama("Olmo2"),
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import (
     Gemma2Config,
@@ -48,6 +49,18 @@ def t5(tied: bool = True, dropout: float = 0.0) -> Any:
     return T5ForConditionalGeneration(config)
 
 
+def mt5() -> Any:
+    config = transformers.MT5Config(
+        vocab_size=VOCABULARY, d_model=WIDTH, d_kv=4, d_ff=32, num_heads=4, num_layers=2, num_decoder_layers=BLOCKS,
+        dropout_rate=0.0,
+    )  # fmt: skip
+    return transformers.MT5ForConditionalGeneration(config)
+
+
+def like_llama(family: str) -> Any:
+    return getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**ROPE))
+
+
 def gpt2() -> Any:
     config = GPT2Config(vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=BLOCKS, n_head=4, n_positions=32, **SPECIAL)
     return GPT2LMHeadModel(config)
@@ -83,6 +96,12 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "pegasus": lambda: encoder_decoder(PegasusConfig, PegasusForConditionalGeneration),
     "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**PARALLEL)),
     "phi": lambda: PhiForCausalLM(PhiConfig(**PARALLEL)),
+    "mistral": lambda: like_llama("Mistral"),
+    "qwen3": lambda: like_llama("Qwen3"),
+    "phi3": lambda: like_llama("Phi3"),
+    "smollm3": lambda: like_llama("SmolLM3"),
+    "olmo2": lambda: like_llama("Olmo2"),
+    "mt5": mt5,
 }
 
 
