@@ -48,7 +48,10 @@ def _join(*parts: Linear) -> Linear:
 
 
 def _block(**parts: Any) -> BlockWeights:
-    return BlockWeights(**{name: part.laid_out() if isinstance(part, Linear) else part for name, part in parts.items()})
+    laid_out: dict[str, Any] = {
+        name: part.laid_out() if isinstance(part, Linear) else part for name, part in parts.items()
+    }
+    return BlockWeights(**laid_out)
 
 
 def _head(tensors: Tensors, embedded: str, embedding: Tensor, vocab_size: int, *, tied: bool) -> Tensor:

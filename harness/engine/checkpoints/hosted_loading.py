@@ -208,7 +208,7 @@ def skeleton(folder: Path, raw: dict[str, Any]) -> Any:
     path = folder / CONFIG
     if not isinstance(raw.get("model_type"), str) or not text_models(raw["model_type"]):
         raise UserError(f"{path}: model_type {shortened(raw.get('model_type'))} is not one that generates text.")
-    config = _config(path, raw)
+    config = read_hosted_config(path, raw)
     cls = _class_for(path, raw, config)
     try:
         with torch.device("meta"):
