@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +10,12 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.cell import EngineChoice, EngineName
 from exitbench.harness.engine.checkpoints.files import CONFIG
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, engine_for, load_checkpoint
+from exitbench.harness.engine.checkpoints.sizes import available_bytes
 from exitbench.harness.engine.hosted.model import HostedTransformer
 
 _ENGINES: Final[tuple[EngineName, ...]] = ("lean", "hosted")
-_SHARE: Final = 0.25
-"""Of the memory that is free, for weights in float32: they are there twice while they are read."""
+_SHARE: Final = 0.5
+"""Of the memory that is left, for weights in float32."""
 _FLOAT32_BYTES: Final = 4
 
 
@@ -54,7 +53,8 @@ def try_engines(
         chosen = engine_for(folder / CONFIG, raw, choice)
     except UserError:  # a family that the lean engine does not have: it says so again where it is tried
         chosen = "lean"
-    fits = numel * _FLOAT32_BYTES <= _SHARE * free_bytes()
+    available = available_bytes("cpu")
+    fits = available is None or numel * _FLOAT32_BYTES <= _SHARE * available
     first, checkpoint = _try(folder, chosen, "cpu" if chosen == "hosted" and fits else "meta")
     other, _ = _try(folder, next(engine for engine in _ENGINES if engine != chosen), "meta")
     return (first, other), checkpoint
@@ -67,14 +67,3 @@ def _try(folder: Path, engine: EngineName, device: str) -> tuple[Tried, Checkpoi
         return Tried(engine, str(refusal), False), None
     is_proved = not isinstance(checkpoint.model, HostedTransformer) or device != "meta"
     return Tried(engine, None, is_proved), checkpoint
-
-
-def free_bytes() -> int:
-    """Memory that can be had without swapping, in bytes."""
-    try:
-        found = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text("ascii"), re.MULTILINE)
-    except OSError:
-        found = None
-    if found is not None:
-        return int(found[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

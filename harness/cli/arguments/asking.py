@@ -238,12 +238,14 @@ def _add_inspect(commands: Commands) -> None:
     examples = (
         "  exitbench inspect checkpoints/mine\n"
         "  exitbench inspect builtin-weighted\n"
+        "  exitbench inspect hub:OWNER/NAME@REVISION --hub\n"
         "  exitbench inspect checkpoints/mine --engine hosted --context 4000\n"
         "  exitbench inspect checkpoints/mine --format json"
     )
     about = "Tell what a model is, what runs it, what methods cost on it; exit status 1 where it cannot run as it is."
     parser = command(commands, "inspect", "inspect:inspect", about, examples)
-    parser.add_argument("model", metavar="MODEL", help="folder of a checkpoint, or name or TOML file of a recipe")
+    parser.add_argument("model", metavar="MODEL", help="folder of a checkpoint, hub:OWNER/NAME, or a recipe")
+    parser.add_argument("--hub", action="store_true", help="fetch hub:OWNER/NAME; else only what is cached is read")
     about = "what is to run it, as a suite says it (auto); what is loaded is proved"
     parser.add_argument("--engine", choices=get_args(EngineChoice), default="auto", help=about)
     about = "tokens before the one whose cost is told (1000, or as many as the model has positions)"

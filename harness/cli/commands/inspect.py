@@ -31,7 +31,7 @@ def inspect(arguments: Namespace) -> int:
     Raises:
         UserError: There is no such model, or its configuration cannot be read.
     """
-    folder = model_folder(arguments.model, Runs(arguments.runs).models)
+    folder = model_folder(arguments.model, Runs(arguments.runs).models, ask_hub=arguments.hub)
     from transformers.utils import logging
 
     from exitbench.harness.inspecting.inspection import inspect_folder
@@ -45,22 +45,24 @@ def inspect(arguments: Namespace) -> int:
     return 1 if found.lacks else 0
 
 
-def model_folder(written: str, models_dir: Path) -> Path:
-    """Return the folder of a model as people write it: a checkpoint's folder, or a recipe by its name or file.
+def model_folder(written: str, models_dir: Path, *, ask_hub: bool = False) -> Path:
+    """Return the folder of a model as people write it: a folder, a name of the hub, or a recipe by its name or file.
 
     Args:
         written: What was given.
         models_dir: Where trained recipes lie, beside those that come along.
+        ask_hub: Whether the hub may be asked for what its cache on this machine lacks.
 
     Raises:
-        UserError: There is none, or it is not trained yet.
+        UserError: There is none, it is not here, or it is not trained yet.
     """
+    from exitbench.harness.engine.checkpoints.hub import locate, read_name
     from exitbench.harness.training import find_trained, load_recipe, recipe_names
     from exitbench.harness.training.store import SHIPPED
 
     path = Path(written)
-    if path.is_dir():
-        return path
+    if path.is_dir() or read_name(written) is not None:
+        return locate(written, ask_hub=ask_hub, say=tell).folder
     is_recipe = written.partition("@")[0] in recipe_names()
     if not is_recipe and path.suffix != ".toml":
         raise UserError(

@@ -78,6 +78,20 @@ def test_a_run_without_a_network_measures_nothing(hub: Any, command: Command, tm
     assert not (tmp_path / "runs" / "spool").exists()
 
 
+def test_a_model_is_inspected_where_it_was_fetched(
+    hub: Any, published: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", f"hub:{NAME}"]) == 2
+    assert "`--hub` fetches it" in capsys.readouterr().err and hub.asked == []
+    assert main(["inspect", f"hub:{NAME}", "--hub"]) == 0
+    assert hub.requested == set(published)
+    fetched = capsys.readouterr()
+    assert f"of hub:{NAME}@{FIRST}" in fetched.err and "family      llama" in fetched.out
+    hub.stop()
+    assert main(["inspect", f"hub:{NAME}@{FIRST}"]) == 0
+    assert capsys.readouterr().out == fetched.out
+
+
 def test_a_name_that_is_none_is_told_with_its_line(hub: Any, command: Command, tmp_path: Path) -> None:
     code, _, err = command("plan", "hub:tiny")
     assert code == 2
