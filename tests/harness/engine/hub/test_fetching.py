@@ -123,7 +123,15 @@ def test_files_in_one_piece_have_no_index_asked_for(hub: Any, published: dict[st
 
 
 def test_an_old_tokenizer_comes_whole(hub: Any, published: dict[str, bytes]) -> None:
-    old = ("vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json", "spiece.model", "source.spm")
+    old = (
+        "vocab.json",
+        "vocab[1].json",
+        "merges.txt",
+        "added_tokens.json",
+        "special_tokens_map.json",
+        "spiece.model",
+        "source.spm",
+    )
     hub.files.update(dict.fromkeys(old, b"{}"))
     fetch(MODEL, silent)
     assert hub.requested == {*published, *old}
