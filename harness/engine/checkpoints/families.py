@@ -48,10 +48,8 @@ def _join(*parts: Linear) -> Linear:
 
 
 def _block(**parts: Any) -> BlockWeights:
-    laid_out: dict[str, Any] = {
-        name: part.laid_out() if isinstance(part, Linear) else part for name, part in parts.items()
-    }
-    return BlockWeights(**laid_out)
+    laid_out = {name: part.laid_out() for name, part in parts.items() if isinstance(part, Linear)}
+    return BlockWeights(**{**parts, **laid_out})
 
 
 def _head(tensors: Tensors, embedded: str, embedding: Tensor, vocab_size: int, *, tied: bool) -> Tensor:
