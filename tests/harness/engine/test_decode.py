@@ -286,6 +286,27 @@ def test_skipped_blocks_hold_the_projections_of_the_exit_state(family: Any, prom
     assert compared == 2 * sum(L - e for e in range(1, L + 1))
 
 
+@pytest.mark.parametrize("some", [False, True])
+def test_skipped_blocks_are_filled_with_what_they_would_have_kept(family: Any, prompts: Any, some: bool) -> None:
+    """In one product where all that leave do so after the same block."""
+    model = family.checkpoint.model
+    cache, _ = model.start(prompts[:6], room=3)
+    if family.is_seq2seq:
+        cache.length = 1  # any position but the first, at which rotating does nothing
+        cache.self_kv[..., :1, :] = 0
+    rows_A = torch.tensor([1, 2, 5]) if some else None
+    hidden, context = model.embed(torch.full((6, 1), 7), cache)
+    for block in range(1, 3):
+        hidden = model.block(block, hidden, context)
+    state = hidden[:, 0] if rows_A is None else hidden[rows_A, 0]
+    model.fill([(2, state, rows_A)], context)
+    filled = cache.self_kv[2:, ..., cache.length, :].clone()
+    for block in range(3, L + 1):
+        model.block(block, hidden, context)
+    rows = slice(None) if rows_A is None else rows_A
+    torch.testing.assert_close(filled[:, rows], cache.self_kv[2:, rows, ..., cache.length, :], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("exit_layer", [1, 3])
 def test_executed_blocks_hold_what_full_depth_holds(family: Any, prompts: Any, exit_layer: int) -> None:
     """An exit must not touch the keys and values of the blocks that did run."""
