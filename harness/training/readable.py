@@ -108,7 +108,8 @@ def ended(ending: tuple[nn.Module, ...], hidden_ND: Tensor) -> Tensor:
 
 def head_bias(model: Any) -> Tensor | None:
     """What is added to the head's products: its own bias, or one that lies beside it, [V]."""
-    own, beside = model.get_output_embeddings().bias, getattr(model, "final_logits_bias", None)
+    own: Tensor | None = model.get_output_embeddings().bias
+    beside: Tensor | None = getattr(model, "final_logits_bias", None)
     return own if beside is None else beside.flatten()
 
 
