@@ -11,7 +11,7 @@ Shape suffixes: N states, T positions, D model width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -105,7 +105,7 @@ class ReadOut:
 
 
 @contextmanager
-def noted_ending(decoder: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[list[nn.Module]]:
+def noted_ending(decoder: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[list[nn.Module]]:
     """While entered, note which modules a forward pass of a decoder runs on what its last block returns, in order.
 
     Args:
@@ -115,6 +115,7 @@ def noted_ending(decoder: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[li
     Yields:
         A list that is complete after a forward pass.
     """
+    blocks = tuple(blocks)
     numbers = {id(block) for block in blocks}
     inside = {id(module) for block in blocks for module in block.modules()}
     seen: list[nn.Module] = []
