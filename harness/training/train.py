@@ -29,7 +29,7 @@ from exitbench.harness.training.data import (
 )
 from exitbench.harness.training.generated import generated_examples
 from exitbench.harness.training.models import is_causal, new_model, read_model
-from exitbench.harness.training.objective import ExitHeadsObjective, block_quality, make_objective
+from exitbench.harness.training.objectives.objective import ExitHeadsObjective, block_quality, make_objective
 from exitbench.harness.training.recipe import TRAINING_VERSION, Recipe
 from exitbench.harness.training.trainer import EXTRAS, Clock, ExitTrainer, Rows, resume_point
 from exitbench.results.spool.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from exitbench.errors import UserError, is_out_of_memory
 from exitbench.harness.training.data import Batch
-from exitbench.harness.training.objective import Objective
+from exitbench.harness.training.objectives.objective import Objective
 from exitbench.harness.training.optimizers import make_optimizer
 from exitbench.harness.training.recipe import OptimisationRecipe
 from exitbench.harness.training.shared_blocks import SharedBlocks

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from exitbench.errors import UserError
 from exitbench.harness.training import Recipe, load_recipe
 from exitbench.harness.training.data import Example, Pair, curriculum, cut_batches, encode, epochs, pad, read_text
-from exitbench.harness.training.losses import IGNORED
+from exitbench.harness.training.objectives.losses import IGNORED
 
 
 def examples(count: int, seed: int = 0) -> list[Example]:

@@ -13,7 +13,7 @@ from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.training import Recipe, data, find_trained, load_recipe
 from exitbench.harness.training.data import cut_batches, encode, pad, read_text
 from exitbench.harness.training.models import is_causal, read_model
-from exitbench.harness.training.objective import block_quality
+from exitbench.harness.training.objectives.objective import block_quality
 from exitbench.harness.training.store import SHIPPED, TRAINING_VERSION
 from exitbench.results.spool.schema import TRAINING_LOG_FILE
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from exitbench.errors import UserError
-from exitbench.harness.training.distillation import (
+from exitbench.harness.training.objectives.distillation import (
     UNEVEN_TEACHERS,
     DistillationKind,
     closest_below,

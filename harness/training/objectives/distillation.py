@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exitbench.errors import UserError, suggestion
-from exitbench.harness.training.losses import check_shallow
+from exitbench.harness.training.objectives.losses import check_shallow
 
 DistillationKind = Literal["last", "uniform", "closest-code", "closest-text"]
 

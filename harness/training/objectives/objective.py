@@ -15,9 +15,9 @@ from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.exit_head_files import new_exit_heads
 from exitbench.harness.engine.model.exit_heads import exit_logits
 from exitbench.harness.training.data import Batch
-from exitbench.harness.training.distillation import distillation_loss
-from exitbench.harness.training.layer_dropout import LayerDropout, dropout_rates, early_exit_weights
-from exitbench.harness.training.losses import (
+from exitbench.harness.training.objectives.distillation import distillation_loss
+from exitbench.harness.training.objectives.layer_dropout import LayerDropout, dropout_rates, early_exit_weights
+from exitbench.harness.training.objectives.losses import (
     JointLoss,
     block_weights,
     exit_head_loss,
