@@ -25,8 +25,7 @@ start here:
   exitbench sql --queries             what can be asked of the results
   exitbench inspect builtin-weighted  what a model is, and what methods cost on it
 
-A suite is a TOML file; `exitbench list suites` names those that come along. It
-can name tasks, methods, recipes (list models) and checkpoints (list families).
+A suite is a TOML file; `exitbench list suites` names those that come along.
 Each command explains itself, with examples: exitbench COMMAND --help
 """
 

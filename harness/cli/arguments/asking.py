@@ -162,7 +162,7 @@ def _add_replay(commands: Commands) -> None:
         "  exitbench replay weighted/squad calm-softmax --thresholds 0.5,0.9,0.99 --param decay=code\n"
         "  exitbench replay '*/wmt*' max-prob --format csv > sweep.csv"
     )
-    about = "Apply a method's exit rule to a stored probe at many thresholds in one pass (simulated, nothing decodes)."
+    about = "Apply an exit rule to a stored probe at many thresholds (simulated, nothing decodes)."
     parser = command(commands, "replay", "replay:replay", about, examples)
     parser.add_argument("probe", metavar="MODEL/TASK", help="whose newest probe; a glob that fits one")
     parser.add_argument("method", metavar="METHOD", help="a method with a threshold whose score a probe tells")

@@ -77,8 +77,9 @@ def test_what_is_missing_is_told_last_and_by_the_exit_code(
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert main(["inspect", str(folder)]) == 1
     said = capsys.readouterr().out
-    told = said.partition("It cannot be run as it is:\n")[2].splitlines()
-    assert told[0].startswith(f"- {folder}: no model.safetensors")
+    listed = said.partition("It cannot be run as it is:\n")[2]
+    assert " ".join(listed.split()).startswith(f"- {folder}: no model.safetensors")  # broken where a line ends
+    told = listed.splitlines()
     assert told[-2] == (
         "- To convert the pickle yourself, in an environment that you trust (opening one can run its code):"
     )

@@ -51,7 +51,7 @@ def tokens(generations: list[Generation]) -> list[list[int]]:
 
 @pytest.mark.parametrize("what", RULES)
 def test_full_depth_is_transformers_greedy_search(family: Any, prompts: list[list[int]], what: str) -> None:
-    rows = prompts[:8]
+    rows = prompts[:16]
     ours = tokens(run(family, rows, baseline_method()(), RULES[what]))
     assert ours == answers_of_transformers(family, family.reference, rows, **RULES[what])
     assert ours != tokens(run(family, rows, baseline_method()(), {})), "the rule must change something here"
