@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from exitbench.harness.engine.checkpoints.loading import read_config
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
-from exitbench.harness.training.configurations import configuration
 from exitbench.harness.training.readable import check_read_out
 from exitbench.harness.training.recipe import ArchitectureRecipe
 
@@ -49,7 +51,7 @@ def new_model(architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFa
             look_back_by_table(table, architecture.neighbour_heads)
         return t5
     if architecture.family != "llama":
-        other = configuration(architecture, len(tokenizer), pad_id, tokenizer.eos_token_id)
+        other = _configuration(architecture, len(tokenizer), pad_id, tokenizer.eos_token_id)
         made: transformers.PreTrainedModel = _auto(other).from_config(other, attn_implementation="eager")
         return made
     llama = transformers.LlamaConfig(
@@ -70,6 +72,39 @@ def new_model(architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFa
         look_back_by_biases(causal, architecture.neighbour_heads)
         look_for_what_was_passed_on(causal, architecture.neighbour_heads)
     return causal
+
+
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "d_model": ("d_model", "hidden_size"),
+    "d_ff": ("encoder_ffn_dim", "decoder_ffn_dim", "intermediate_size"),
+    "num_heads": ("encoder_attention_heads", "decoder_attention_heads", "num_attention_heads"),
+    "num_layers": ("encoder_layers",),
+    "num_decoder_layers": ("decoder_layers", "num_hidden_layers"),
+    "dropout_rate": ("dropout", "hidden_dropout", "resid_pdrop"),
+    "max_positions": ("max_position_embeddings",),
+}
+"""What configurations call a setting of a recipe; each name that a family has is set."""
+
+
+def _configuration(architecture: ArchitectureRecipe, vocab_size: int, pad_id: int, end_id: int) -> PreTrainedConfig:
+    """The configuration of an architecture; what a recipe does not say is the family's default.
+
+    Answers begin with padding and end with the end token; no token is forced. Embeddings of families that may scale
+    them are scaled, as those of their published models are.
+    """
+    of_family = CONFIG_MAPPING[architecture.family]
+    known = {field.name for field in fields(of_family)}
+    values: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "pad_token_id": pad_id,
+        "bos_token_id": pad_id,
+        "eos_token_id": end_id,
+        "decoder_start_token_id": pad_id,
+        "forced_eos_token_id": None,
+        "scale_embedding": True,
+    }
+    values |= {name: getattr(architecture, setting) for setting, names in _NAMES.items() for name in names}
+    return of_family(**{name: value for name, value in values.items() if name in known})
 
 
 _LOGIT = 6.0
@@ -150,7 +185,7 @@ def read_model(folder: Path) -> tuple[transformers.PreTrainedModel, PreTrainedTo
     return model, load_tokenizer(folder)
 
 
-def _auto(config: transformers.PreTrainedConfig) -> Any:
+def _auto(config: PreTrainedConfig) -> Any:
     return transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
 
 
