@@ -68,7 +68,7 @@ class Tensors:
             if self.device == "meta":
                 return torch.empty(found, dtype=self.dtype or FORMATS[stored.get_dtype()], device="meta")
             tensor: Tensor = file.get_tensor(name)
-            return tensor.to(device=self.device, dtype=self.dtype, copy=True)
+            return tensor.to(device=self.device, dtype=self.dtype, copy=True)  # a copy is aligned as torch does it
 
     def unread(self, name: str) -> Unread:
         """One that is read later.
