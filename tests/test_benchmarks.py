@@ -263,6 +263,16 @@ def test_a_table_of_the_document_has_a_column_for_each_number_of_threads(monkeyp
     ]
 
 
+def test_a_table_of_which_nothing_was_measured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(PERF)
+    import document
+
+    page = "<!-- measured: {} -->\n| of before |\n<!-- end -->\n"
+    told = {"gates/gate[b]": {1: {"measured": 0.5, "unit": "%", "note": ""}}}
+    made = document.rewritten(page.format("gates") + page.format("bf16"), told)
+    assert "| gate[b] | 50.0% |" in made and made.endswith(page.format("bf16")) and made.count("of before") == 1
+
+
 def test_every_table_of_the_document_has_its_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(PERF)
     import document

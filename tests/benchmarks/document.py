@@ -38,8 +38,13 @@ def main() -> None:
     with open_database(parser.parse_args().database) as database:
         for row in database.query(LATEST).to_pylist():
             told.setdefault(row["benchmark"], {})[row["threads"]] = json.loads(row["extra"])
-    text = TABLE.sub(lambda found: found[1] + table(told, found[2]) + found[3], DOCUMENT.read_text(encoding="utf-8"))
-    DOCUMENT.write_text(text, encoding="utf-8")
+    DOCUMENT.write_text(rewritten(DOCUMENT.read_text(encoding="utf-8"), told), encoding="utf-8")
+
+
+def rewritten(text: str, told: Told) -> str:
+    """The document with its tables made anew; one of which nothing was measured stays."""
+    files = {name.partition("/")[0] for name in told}
+    return TABLE.sub(lambda found: found[1] + table(told, found[2]) + found[3] if found[2] in files else found[0], text)
 
 
 def table(told: Told, file: str) -> str:
