@@ -21,6 +21,7 @@ from exitbench.harness.engine.decoding.decode import prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.probe import probe_table
 from exitbench.harness.planning.plan import resolve_device, resolve_dtype
+from exitbench.harness.planning.suite import DTYPES
 from exitbench.harness.training import find_trained, load_recipe
 from exitbench.harness.training.recipe import recipe_names
 from exitbench.harness.training.store import SHIPPED
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "Model", "Probe", "decode", "load_model", "probe", "replay"]
 
-_DTYPES = ("float32", "bfloat16", "float16", "auto")
 _BATCH_ROWS = 16
 
 
@@ -124,8 +124,8 @@ def load_model(name: str | Path, dtype: str = "float32", device: str = "cpu", *,
         >>> eb.load_model("builtin-weighted").n_blocks
         8
     """
-    if dtype not in _DTYPES:
-        raise UserError(f"dtype {dtype!r} is not known. Allowed: {', '.join(_DTYPES)}.")
+    if dtype not in DTYPES:
+        raise UserError(f"dtype {dtype!r} is not known. Allowed: {', '.join(DTYPES)}.")
     folder = locate(name, ask_hub=hub, say=tell).folder
     if not folder.exists() and str(name) in recipe_names():
         found = find_trained(load_recipe(str(name)), SHIPPED)

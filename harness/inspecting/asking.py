@@ -18,8 +18,9 @@ from exitbench.harness.conformance.decoder import PROMPTS, Shape, Trial
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.model.cost import TokenPlace
-from exitbench.methods.base import Cost, Method, Model, Parts, Threshold
+from exitbench.methods.base import Cost, Method, Model, Parts
 from exitbench.methods.registry import get_method, method_names
+from exitbench.methods.thresholds import Constant
 
 WhyNot = Callable[[Parts, int], str | None]
 """Why the engine cannot run a method in batches of so many rows; None where it can."""
@@ -124,21 +125,11 @@ def _reads(parts: Parts, has_own_heads: bool, rows: float, work: Cost) -> str:
     return ", ".join(read) or "nothing"
 
 
-class _Never(Threshold):
-    """Lets no token go, so that every block is asked."""
-
-    def value(self, block: int, position: int, max_new_tokens: int) -> float:
-        return float("inf")
-
-    def sql(self, max_new_tokens: int) -> str:
-        raise NotImplementedError("a real decode asks no SQL")
-
-
 def _rows_read(method: Method, shape: Shape) -> float:
     """Read-outs of the whole head for one token that stays to the end, without the one that it is emitted from."""
     with torch.no_grad():
         trial = Trial(method, shape)
-        parts = replace(trial.plain, threshold=_Never())
+        parts = replace(trial.plain, threshold=Constant(float("inf")))
         (made,) = decode(trial.checkpoint, prefill(trial.model, [Request(PROMPTS[4])], 1), parts)
     return made.head_rows[0] / trial.model.vocab_size - 1
 

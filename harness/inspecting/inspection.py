@@ -22,7 +22,7 @@ from exitbench.harness.engine.model.exit_heads import ExitHeads
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.inspecting.asking import Asking, Costed, Skipping, WhyNot, askings, refused_choices, skippings
 from exitbench.harness.inspecting.engines import Tried, try_engines
-from exitbench.harness.inspecting.parameters import Parameters, Sketch, count_parameters, head_shape
+from exitbench.harness.inspecting.parameters import Parameters, Sketch, count_parameters
 from exitbench.harness.inspecting.stored import Stored, conversion, read_stored
 from exitbench.harness.reading.regular_files import is_file, read_json
 from exitbench.methods.base import Parts
@@ -228,7 +228,6 @@ def _told(heads: ExitHeads) -> TrainedHeads:
 
 def _shape(sketch: Sketch, checkpoint: Checkpoint | None) -> Shape:
     model = sketch if checkpoint is None else checkpoint.model
-    heads, groups, size = head_shape(sketch.stack)
     parameters = count_parameters(sketch.stack)
     if isinstance(model, Transformer):  # reads tensors by their names, and a head of its own where there is one
         is_tied = model.lm_head.weight is model.weights.token_embedding_VD
@@ -238,9 +237,9 @@ def _shape(sketch: Sketch, checkpoint: Checkpoint | None) -> Shape:
         decoder_blocks=model.n_blocks,
         encoder_blocks=0 if sketch.stack.encoder is None else known,
         width=model.d_model,
-        heads=heads,
-        kv_heads=groups,
-        head_size=size,
+        heads=sketch.heads,
+        kv_heads=sketch.kv_heads,
+        head_size=sketch.head_size,
         vocabulary=model.vocab_size,
         positions=model.max_positions,
         parameters=parameters,

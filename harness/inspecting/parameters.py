@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from exitbench.harness.engine.hosted.stack import Stack, longest_text
+from exitbench.harness.engine.hosted.stack import Stack, head_shape
 from exitbench.harness.engine.model.cost import TokenPlace
 from exitbench.harness.engine.model.exit_heads import ExitHeads
 from exitbench.harness.engine.model.heads import Headed
@@ -67,14 +67,19 @@ class Sketch(Headed):
     Attributes:
         stack: Parts of the model.
         d_model: Width of what the LM head reads, D.
+        heads: Of queries, by the configuration; 0 where it has none.
+        kv_heads: Of keys and values.
+        head_size: Their width.
         kv_width: Width of one block's keys.
     """
 
     def __init__(self, stack: Stack, exit_heads: ExitHeads | None) -> None:
         self.stack, self.exit_heads = stack, exit_heads
         self.d_model = int(stack.head.weight.shape[1])
-        heads, groups, size = head_shape(stack)
-        self._inner, self.kv_width = heads * size, groups * size
+        self.heads, self.kv_heads, self.head_size = head_shape(
+            stack.config if stack.encoder is None else stack.decoder_config, self.d_model
+        )
+        self._inner, self.kv_width = self.heads * self.head_size, self.kv_heads * self.head_size
         self._weights = sum(map(_multiplied, stack.blocks)) / len(stack.blocks)
 
     @property
@@ -85,7 +90,7 @@ class Sketch(Headed):
     @property
     def max_positions(self) -> int | None:
         """Tokens that prompt and answer may have together; None where positions have no end, or of their own each."""
-        return None if self.stack.encoder is not None else longest_text(self.stack.config)
+        return self.stack.max_positions
 
     @property
     def lm_head(self) -> Any:
@@ -109,20 +114,6 @@ class Sketch(Headed):
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
         """Nothing can be read out."""
         raise NotImplementedError("a sketch has no weights")
-
-
-def head_shape(stack: Stack) -> tuple[int, int, int]:
-    """Heads of queries, heads of keys and values, and their size, by the configuration; zeros where it has none."""
-    config = stack.config if stack.encoder is None else stack.decoder_config
-    width = int(stack.head.weight.shape[1])
-    names = ("decoder_attention_heads", "num_attention_heads", "num_heads", "n_head")
-    heads = next((n for name in names if isinstance(n := getattr(config, name, None), int)), 0)
-    if not heads:
-        return 0, 0, 0
-    groups = getattr(config, "num_key_value_heads", None)
-    sizes = (getattr(config, name, None) for name in ("head_dim", "d_kv"))
-    size = next((n for n in sizes if isinstance(n, int)), width // heads)
-    return heads, groups if isinstance(groups, int) else heads, size
 
 
 def _multiplied(block: nn.Module) -> int:

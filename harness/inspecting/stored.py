@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from safetensors import SafetensorError, safe_open
-
-from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.files import weight_files
+from exitbench.harness.engine.checkpoints.sizes import numel_by_format, stored_tensors
 
 _PICKLES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 """What transformers would open, and this project never does."""
@@ -49,19 +45,10 @@ def read_stored(folder: Path) -> Stored:
         UserError: There are none that are read, or a file is damaged.
     """
     paths = weight_files(folder).paths
-    numel: Counter[str] = Counter()
-    n_tensors = 0
-    for path in paths:
-        try:
-            with safe_open(path, framework="np") as file:
-                for name in file.keys():  # noqa: SIM118
-                    tensor = file.get_slice(name)
-                    numel[tensor.get_dtype()] += math.prod(tensor.get_shape())
-                    n_tensors += 1
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path}: not a complete safetensors file ({error}).") from error
+    tensors = list(stored_tensors(paths))
     size_bytes = sum(path.stat().st_size for path in paths)
-    return Stored(tuple(path.name for path in paths), size_bytes, n_tensors, dict(numel.most_common()))
+    numel = dict(numel_by_format(tensors).most_common())
+    return Stored(tuple(path.name for path in paths), size_bytes, len(tensors), numel)
 
 
 def conversion(folder: Path, auto_class: str, *, has_tokenizer: bool) -> str | None:

@@ -93,7 +93,7 @@ def _cached(cache: Path, stamps: Mapping[str, list[int]], name: str) -> Descript
 def _inspect(name: str, folder: Path, engine: EngineChoice) -> Description:
     # Imported here: it loads torch and transformers, which a cached description does not need.
     from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-    from exitbench.harness.engine.checkpoints.sizes import stored_numbers
+    from exitbench.harness.engine.checkpoints.sizes import stored_tensors
 
     checkpoint = load_checkpoint(folder, device="meta", engine=engine)
     tokenizer = tokenizer_files(folder)
@@ -110,7 +110,7 @@ def _inspect(name: str, folder: Path, engine: EngineChoice) -> Description:
         kind=checkpoint.kind,
         blocks=checkpoint.model.n_blocks,
         encoder_blocks=checkpoint.model.encoder_blocks,
-        parameters=stored_numbers(weights).total(),
+        parameters=sum(numel for _, numel in stored_tensors(weights)),
     )
     remarks = (*checkpoint_remarks(folder), *_no_end(checkpoint.eos_ids, loaded))
     vocab_size, max_positions = checkpoint.model.vocab_size, checkpoint.model.max_positions

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from exitbench.errors import UserError, no_room
+from exitbench.errors import UserError, no_room, told
 from exitbench.harness.engine.checkpoints.files import (
     CONFIG,
     EXIT_HEADS_FILE,
@@ -303,7 +303,7 @@ def _told(name: HubName) -> Iterator[None]:
     except Exception as error:
         if no_room(error) is not None:
             raise
-        said = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        said = f"{type(error).__name__}: {told(error)}"
         raise UserError(
             f"{name}: could not be fetched from {hub} ({said}). What has come is kept, and the same command goes on; "
             "without --hub the cache on this machine is read alone."

@@ -127,13 +127,11 @@ def kv_width(folder: Path) -> int:
         UserError: The configuration cannot be read.
     """
     from exitbench.harness.engine.checkpoints.hosted_loading import read_hosted_config
+    from exitbench.harness.engine.hosted.stack import head_shape
 
     config = read_hosted_config(folder / CONFIG, read_config(folder)).get_text_config(decoder=True)
-    heads, width = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
-    groups, size = getattr(config, "num_key_value_heads", None) or heads, getattr(config, "head_dim", None)
-    if size is None and isinstance(heads, int) and isinstance(width, int) and heads:
-        size = width // heads
-    return groups * size if isinstance(groups, int) and isinstance(size, int) else 0
+    _, groups, size = head_shape(config, getattr(config, "hidden_size", None) or 0)
+    return groups * size
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:

@@ -28,21 +28,27 @@ _CGROUP_FILES: Final = (
 """Of versions 2 and 1: the limit, what is in use, and how memory.stat calls what of it could be given back."""
 
 
-def stored_numbers(paths: Iterable[Path]) -> Counter[str]:
-    """Count the numbers that files of weights hold, by number format as safetensors spells it.
+def stored_tensors(paths: Iterable[Path]) -> Iterator[tuple[str, int]]:
+    """Number format, as safetensors spells it, and size of every tensor that files of weights hold.
 
     Raises:
         UserError: A file is damaged.
     """
-    counted: Counter[str] = Counter()
     for path in paths:
         try:
             with opened(path) as file:
-                for name in file.keys():  # noqa: SIM118
-                    stored = file.get_slice(name)
-                    counted[stored.get_dtype()] += prod(stored.get_shape())
+                slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118
+                found = [(stored.get_dtype(), prod(stored.get_shape())) for stored in slices]
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path}: not a complete safetensors file ({error}).") from error
+        yield from found
+
+
+def numel_by_format(tensors: Iterable[tuple[str, int]]) -> Counter[str]:
+    """How many numbers of each format some tensors hold."""
+    counted: Counter[str] = Counter()
+    for number_format, numel in tensors:
+        counted[number_format] += numel
     return counted
 
 
@@ -52,7 +58,7 @@ def stored_dtype(folder: Path) -> str:
     Raises:
         UserError: Its weights cannot be read.
     """
-    counted = stored_numbers(weight_files(folder).paths)
+    counted = numel_by_format(stored_tensors(weight_files(folder).paths))
     most = max(FORMATS, key=lambda spelled: counted[spelled])
     return "float32" if most == "F64" else str(FORMATS[most]).removeprefix("torch.")
 
@@ -65,7 +71,7 @@ def weights_bytes(folder: Path, dtype: torch.dtype) -> int:
     """
     heads = folder / EXIT_HEADS_FILE
     paths = (*weight_files(folder).paths, *([heads] if is_file(heads) else []))
-    return stored_numbers(paths).total() * dtype.itemsize
+    return sum(numel for _, numel in stored_tensors(paths)) * dtype.itemsize
 
 
 def require_room(folder: Path, dtype: torch.dtype, device: str) -> None:

@@ -131,7 +131,7 @@ class HostedTransformer(Headed):
     @property
     def max_positions(self) -> int | None:
         """Tokens that prompt and answer may have together; None where positions have no end, or of their own each."""
-        return None if self.stack.encoder is not None else longest_text(self.stack.config)
+        return self.stack.max_positions
 
     # -------------------------------------------------------------- read-outs
 

@@ -44,6 +44,11 @@ class Stack:
         return self.lm.config.get_text_config(decoder=True)
 
     @property
+    def max_positions(self) -> int | None:
+        """Tokens that prompt and answer may have together; None where positions have no end, or of their own each."""
+        return None if self.encoder is not None else longest_text(self.config)
+
+    @property
     def encoder_config(self) -> Any:
         """Configuration of the encoder: its own, or that of the whole."""
         return getattr(self.encoder, "config", self.lm.config)
@@ -98,3 +103,20 @@ def longest_text(config: Any) -> int | None:
     """Positions that a model has by its configuration; None where they have no end."""
     found = (getattr(config, key, None) for key in POSITIONS)
     return next((value for value in found if isinstance(value, int) and value > 0), None)
+
+
+def head_shape(config: Any, width: int) -> tuple[int, int, int]:
+    """Heads of a decoder's queries, heads of keys and values, and their size; zeros where there are none.
+
+    Args:
+        config: Of the decoder.
+        width: Of the stream that they are projected from, shared out where no size is said.
+    """
+    names = ("decoder_attention_heads", "num_attention_heads", "num_heads", "n_head")
+    heads = next((n for name in names if isinstance(n := getattr(config, name, None), int)), 0)
+    if not heads:
+        return 0, 0, 0
+    groups = getattr(config, "num_key_value_heads", None)
+    sizes = (getattr(config, name, None) for name in ("head_dim", "d_kv"))
+    size = next((n for n in sizes if isinstance(n, int)), width // heads)
+    return heads, groups if isinstance(groups, int) else heads, size
