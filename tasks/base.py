@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ from exitbench.tasks.level import DEFAULT_LEVEL
 from exitbench.tasks.sources import resolve_files
 
 SourceKind = Literal["builtin", "local", "hub"]
+ModelKind = Literal["seq2seq", "causal"]
+"""Encoder-decoder or decoder-only."""
+OutputType = Literal["generate_until", "multiple_choice", "loglikelihood", "loglikelihood_rolling"]
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -52,7 +55,9 @@ class Task(ABC):
     Attributes:
         name: What suites call it.
         metric_version: Changes whenever a score could change; part of a cell's identity.
-        metrics: Names of the metrics, headline first. Higher is better for all of them.
+        metrics: Names of the metrics, headline first.
+        lower_is_better: Those of `metrics` for which less is better; higher is for all others.
+        output_type: What is asked of a model: texts, or likelihoods of given ones.
         consistency_metric: The metric, of `metrics`, by which two texts are compared in calibrations.
         default_max_new_tokens: Budget of generated tokens when the suite gives none.
         local_roles: The sets of roles that `Source.files` may consist of.
@@ -60,13 +65,15 @@ class Task(ABC):
             ado; exports leave them out otherwise. Generated records are anybody's.
     """
 
-    name: ClassVar[str]
-    metric_version: ClassVar[str]
-    metrics: ClassVar[tuple[str, ...]]
-    consistency_metric: ClassVar[str]
-    default_max_new_tokens: ClassVar[int]
-    local_roles: ClassVar[tuple[frozenset[str], ...]]
-    redistributable: ClassVar[bool] = False
+    name: str
+    metric_version: str
+    metrics: tuple[str, ...]
+    consistency_metric: str
+    default_max_new_tokens: int
+    local_roles: tuple[frozenset[str], ...]
+    redistributable: bool = False
+    lower_is_better: frozenset[str] = frozenset()
+    output_type: OutputType = "generate_until"
 
     @property
     def headline(self) -> str:
@@ -117,7 +124,23 @@ class Task(ABC):
 
     @abstractmethod
     def prompt(self, doc: Document) -> str:
-        """Return the model's whole input text."""
+        """Return the whole input text of an encoder-decoder."""
+
+    def causal_prompt(self, doc: Document) -> str:
+        """Return the whole input text of a decoder-only model: the same, unless the task says otherwise."""
+        return self.prompt(doc)
+
+    def prompt_for(self, doc: Document, kind: ModelKind) -> str:
+        """Return the whole input text of a model of this kind."""
+        return self.causal_prompt(doc) if kind == "causal" else self.prompt(doc)
+
+    def prompts(self, documents: Sequence[Document], kind: ModelKind) -> list[str]:
+        """Return all that is asked about each document, of a model of this kind, as one text, for digests."""
+        return [self.prompt_for(document, kind) for document in documents]
+
+    def likeness(self, doc: Document) -> str:
+        """Return a text that is equal for documents that ask the same, whatever their references or ids."""
+        return self.prompt(doc)
 
     @abstractmethod
     def target(self, doc: Document) -> str:
@@ -145,13 +168,19 @@ class Task(ABC):
         """
         return total[..., 0] / n
 
-    def lm_eval_config(self, documents: Sequence[Document]) -> dict[str, Any]:
+    def bounds(self, metric: str) -> tuple[float, float] | None:
+        """Return the least and the greatest value that a metric can have; None where there is no such."""
+        return 0.0, 100.0
+
+    def lm_eval_config(self, documents: Sequence[Document], kind: ModelKind) -> dict[str, Any]:
         """Return a task configuration for lm-eval's ``TaskManager(include_defaults=False).load([...])``.
+
+        Prompts are those of a model of this kind.
 
         Every record carries `doc_key`. Samples hold the per-document values under the metrics'
         names; lm-eval's aggregated results equal `aggregate` over all documents.
         """
-        return lm_eval_bridge.config(self, documents)
+        return lm_eval_bridge.config(self, documents, kind)
 
 
 def take_by_hash(documents: Sequence[Document], limit: int | None) -> list[Document]:

@@ -16,7 +16,7 @@ from exitbench.tasks.document import Document, DocumentScore
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from exitbench.tasks.base import Task
+    from exitbench.tasks.base import ModelKind, Task
 
 Record = tuple[str, str, str, str]
 COLUMNS = ("doc_key", "prompt", "target", "fields")
@@ -39,7 +39,7 @@ class MetricValue(float):
         return self
 
 
-class _Bound(partial[Any]):
+class Bound(partial[Any]):
     """A function with its first arguments, shown by its name only.
 
     lm-eval writes the repr of every callable into its results: that of a plain partial would put the
@@ -50,23 +50,23 @@ class _Bound(partial[Any]):
         return f"{self.func.__module__}.{self.func.__qualname__}"
 
 
-def config(task: "Task", documents: "Sequence[Document]") -> dict[str, Any]:
+def config(task: "Task", documents: "Sequence[Document]", kind: "ModelKind") -> dict[str, Any]:
     """Return the configuration described at `Task.lm_eval_config`."""
     records = tuple(
-        (document.key, task.prompt(document), task.target(document), json.dumps(dict(document.fields)))
+        (document.key, task.prompt_for(document, kind), task.target(document), json.dumps(dict(document.fields)))
         for document in documents
     )
     return {
         "task": task.name,
-        "custom_dataset": _Bound(_dataset, records),
+        "custom_dataset": Bound(_dataset, records),
         "test_split": "test",
         "output_type": "generate_until",
         # Names of columns, which lm-eval takes verbatim; a rendered target that looks like a list it would evaluate.
         "doc_to_text": "prompt",
         "doc_to_target": "target",
-        "process_results": _Bound(_process_results, task),
+        "process_results": Bound(_process_results, task),
         "metric_list": [
-            {"metric": metric, "aggregation": _Bound(_aggregate, task, metric), "higher_is_better": True}
+            {"metric": metric, "aggregation": Bound(_aggregate, task, metric), "higher_is_better": True}
             for metric in task.metrics
         ],
         "generation_kwargs": {"until": [], "max_gen_toks": task.default_max_new_tokens, "do_sample": False},

@@ -14,6 +14,8 @@ from exitbench.tasks.document import Document
 from exitbench.tasks.level import DEFAULT_LEVEL, require_level
 
 MAKERS: dict[str, Callable[[Draw, int], Record]] = {"squad": question, "samsum": dialogue, "wmt-en-fr": translation}
+TASKS = tuple(sorted(MAKERS))
+"""Names of the tasks that have generated data."""
 # The digest of what a document says puts it into one of ten parts; so no seed can put it into another split.
 PARTS = 10
 SPLIT_PARTS = {"train": range(7), "calibration": (7,), "validation": (8,), "test": (9,)}

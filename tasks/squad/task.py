@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from exitbench.errors import UserError
 from exitbench.tasks.base import Task
@@ -19,16 +19,20 @@ class Squad(Task):
     Metrics: `f1` and `em`, 0..100, the maximum over the reference answers.
     """
 
-    name: ClassVar[str] = "squad"
-    metric_version: ClassVar[str] = "squad-v1.1-rules|1"
-    metrics: ClassVar[tuple[str, ...]] = ("f1", "em")
-    consistency_metric: ClassVar[str] = "f1"
-    default_max_new_tokens: ClassVar[int] = 32
-    local_roles: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"data"}),)
+    name = "squad"
+    metric_version = "squad-v1.1-rules|1"
+    metrics = ("f1", "em")
+    consistency_metric = "f1"
+    default_max_new_tokens = 32
+    local_roles = (frozenset({"data"}),)
 
     def prompt(self, doc: Document) -> str:
         """Return T5's form of a question."""
         return f"question: {doc.fields['question']} context: {doc.fields['context']}"
+
+    def causal_prompt(self, doc: Document) -> str:
+        """Return the question behind its context: whoever reads from left to right answers the last thing read."""
+        return f"context: {doc.fields['context']} question: {doc.fields['question']}"
 
     def target(self, doc: Document) -> str:
         """Return the first reference answer."""

@@ -10,8 +10,8 @@ from exitbench.tasks import builtin
 from exitbench.tasks.base import Source, documents_sha256, take_by_hash
 from exitbench.tasks.document import Document, DocumentScore
 from exitbench.tasks.registry import get_task, task_names
-from exitbench.tasks.samsum.task import Samsum
-from exitbench.tasks.wmt_en_fr.task import WmtEnFr
+from exitbench.tasks.summarisation.task import Summarisation
+from exitbench.tasks.translation.task import Translation
 
 FIELDS = {"id": "1", "en": "Coffee, please.", "fr": "Un café, s'il vous plaît."}
 
@@ -43,7 +43,7 @@ def test_a_larger_limit_is_a_superset_in_the_order_of_the_file(small, large):
     assert [document for document in documents if document in more] == more
 
 
-@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("name", builtin.TASKS)
 def test_built_in_documents_are_limited_like_all_others(name):
     documents = builtin.documents(name, "calibration", None, seed=3)
     limited = get_task(name).load(Source("builtin"), "calibration", 10, seed=3)
@@ -51,7 +51,7 @@ def test_built_in_documents_are_limited_like_all_others(name):
     assert limited[0].token_kinds
 
 
-@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("name", builtin.TASKS)
 def test_the_target_of_a_built_in_document_scores_100(name):
     task = get_task(name)
     for document in task.load(Source("builtin"), "validation", 10):
@@ -80,20 +80,20 @@ def test_the_digest_of_known_documents_never_changes():
 def test_a_limit_below_one_is_refused(load, write, limit):
     write("f.txt", "a\tb\n")
     with pytest.raises(UserError, match=f"^wmt-en-fr: limit is {limit}\\."):
-        load(WmtEnFr(), limit=limit, pairs="f.txt")
+        load(Translation("wmt-en-fr"), limit=limit, pairs="f.txt")
 
 
 def test_a_record_given_twice_is_refused(load, write):
     record = {"id": "1", "dialogue": "A: hi", "summary": "A says hi."}
     write("val.json", [record, {**record, "id": "2"}, record])
     with pytest.raises(UserError, match=r"^samsum: record 3 repeats record 1 in every field \(id '1'\)"):
-        load(Samsum(), data="val.json")
+        load(Summarisation("samsum"), data="val.json")
 
 
 def test_a_source_without_records_is_refused(load, write):
     write("val.json", [])
     with pytest.raises(UserError, match=r"^samsum: the local source holds no records for split 'test'"):
-        load(Samsum(), data="val.json")
+        load(Summarisation("samsum"), data="val.json")
 
 
 def test_an_unknown_kind_of_source_is_refused():
@@ -104,7 +104,7 @@ def test_an_unknown_kind_of_source_is_refused():
 def test_a_plain_mean_is_the_mean_over_any_leading_dimensions():
     values = np.array([[10.0], [20.0], [60.0]])
     weights = np.array([[[1, 1, 1], [3, 0, 0]]])
-    means = Samsum().aggregate("rouge1", weights @ values, weights.sum(axis=-1))
+    means = Summarisation("samsum").aggregate("rouge1", weights @ values, weights.sum(axis=-1))
     assert means.tolist() == [[30.0, 10.0]]
 
 
@@ -114,7 +114,8 @@ def test_a_score_is_summed_by_its_statistics_or_else_by_its_value():
 
 
 def test_the_registry_knows_every_task_by_its_name():
-    assert task_names() == ("samsum", "squad", "wmt-en-fr")
+    assert task_names() == ("bigpatent", "cnn-dailymail", "dialogsum", "samsum", "squad", "wmt-en-fr")
+    assert get_task("iwslt14-de-en").name == "iwslt14-de-en"
     assert [get_task(name).name for name in task_names()] == list(task_names())
 
 
@@ -123,7 +124,7 @@ def test_an_unknown_task_is_refused_with_a_suggestion():
         get_task("wmt_en_fr")
 
 
-@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("name", builtin.TASKS)
 def test_a_document_with_another_reference_is_judged_by_that_alone(name):
     """Textual consistency: full depth's text takes the reference's place, right or wrong."""
     task = get_task(name)

@@ -11,6 +11,9 @@ from exitbench.tasks.base import Source
 from exitbench.tasks.registry import get_task, task_names
 
 PAIR = {"translation": {"en": "One.", "fr": "Un."}}
+ROMANIAN = {"translation": {"en": "One.", "ro": "Unu."}}
+ARTICLE = {"id": "a1", "article": "Rain fell.", "highlights": "Rain."}
+PATENT = {"description": "A wheel.", "abstract": "Wheel."}
 DIALOGUE = {"id": "1", "dialogue": "A: hi", "summary": "A says hi."}
 QUESTION = {
     "id": "q1",
@@ -24,16 +27,26 @@ HUB_ROWS = {
     "rajpurkar/squad/validation.parquet": [QUESTION],
     "knkarthick/samsum/validation.parquet": [DIALOGUE],
     "knkarthick/samsum/train.parquet": [DIALOGUE, {**DIALOGUE, "dialogue": None}],
+    "knkarthick/dialogsum/validation.parquet": [DIALOGUE],
     "wmt/wmt14/fr-en/validation.parquet": [PAIR],
+    "wmt/wmt16/ro-en/validation.parquet": [ROMANIAN],
+    "abisee/cnn_dailymail/3.0.0/validation.parquet": [ARTICLE],
+    "NortheasternUniversity/big_patent/all/validation.parquet": [PATENT],
 }
-WMT_CARD = """---
+CARD = """---
 configs:
-- config_name: fr-en
+- config_name: {config}
   data_files:
   - split: validation
-    path: fr-en/validation.parquet
+    path: {config}/validation.parquet
 ---
 """
+CARDS = {
+    "wmt/wmt14": "fr-en",
+    "wmt/wmt16": "ro-en",
+    "abisee/cnn_dailymail": "3.0.0",
+    "NortheasternUniversity/big_patent": "all",
+}
 
 
 @pytest.fixture
@@ -42,14 +55,25 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         datasets.Dataset.from_list(rows).to_parquet(path)
-    (tmp_path / "wmt/wmt14/README.md").write_text(WMT_CARD)
+    for name, config in CARDS.items():
+        (tmp_path / name / "README.md").write_text(CARD.format(config=config))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
     ("name", "fields"),
-    [("squad", QUESTION), ("samsum", DIALOGUE), ("wmt-en-fr", {"id": "1", **PAIR["translation"]})],
+    [
+        ("squad", QUESTION),
+        ("samsum", DIALOGUE),
+        ("dialogsum", DIALOGUE),
+        ("wmt-en-fr", {"id": "1", **PAIR["translation"]}),
+        ("wmt14-fr-en", {"id": "1", **PAIR["translation"]}),
+        ("wmt16-ro-en", {"id": "1", **ROMANIAN["translation"]}),
+        ("wmt16-en-ro", {"id": "1", **ROMANIAN["translation"]}),
+        ("cnn-dailymail", ARTICLE),
+        ("bigpatent", {"id": "1", **PATENT}),
+    ],
 )
 def test_hub_rows_become_documents_of_the_same_fields(hub, name, fields):
     (document,) = get_task(name).load(Source("hub"), "validation", None)
@@ -79,6 +103,20 @@ def test_without_a_network_the_message_names_what_was_wanted_and_the_other_sourc
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    wanted = {"squad": "rajpurkar/squad", "samsum": "knkarthick/samsum", "wmt-en-fr": r"wmt/wmt14 \(fr-en\)"}[name]
+    wanted = {
+        "squad": "rajpurkar/squad",
+        "samsum": "knkarthick/samsum",
+        "dialogsum": "knkarthick/dialogsum",
+        "cnn-dailymail": r"abisee/cnn_dailymail \(3\.0\.0\)",
+        "bigpatent": r"NortheasternUniversity/big_patent \(all\)",
+        "wmt-en-fr": r"wmt/wmt14 \(fr-en\)",
+    }[name]
     with pytest.raises(UserError, match=rf"hub data set {wanted}, split 'test'.*'local'.*'builtin'"):
         get_task(name).load(Source("hub"), "test", None)
+
+
+def test_a_data_set_that_the_hub_has_not_is_local_only():
+    with pytest.raises(
+        UserError, match=r'^iwslt14-de-en: the hub has no data set of iwslt14\. Allowed: source = "local"'
+    ):
+        get_task("iwslt14-de-en").load(Source("hub"), "test", None)

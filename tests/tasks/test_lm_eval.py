@@ -11,8 +11,9 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
 from exitbench.tasks import lm_eval_bridge
+from exitbench.tasks.builtin import TASKS
 from exitbench.tasks.document import Document
-from exitbench.tasks.registry import get_task, task_names
+from exitbench.tasks.registry import get_task
 
 FRENCH = [
     "Le chat noir dort sur le vieux canapé.",
@@ -65,13 +66,13 @@ class Answering(TemplateLM):
 
 
 def run(name: str, answer: Callable[[dict], str], given: list[Document] | None = None) -> tuple[dict, Answering]:
-    config = get_task(name).lm_eval_config(given or documents(name))
+    config = get_task(name).lm_eval_config(given or documents(name), "seq2seq")
     tasks = TaskManager(include_defaults=False).load([config])
     model = Answering(answer)
     return evaluate(lm=model, task_dict=tasks, bootstrap_iters=0, log_samples=True), model
 
 
-each_task = pytest.mark.parametrize("name", task_names())
+each_task = pytest.mark.parametrize("name", TASKS)
 
 
 @each_task
@@ -145,5 +146,5 @@ def test_the_logged_version_is_the_metric_version(name):
 
 def test_copying_a_configuration_shares_its_documents():
     # lm-eval deep-copies configurations; ten thousand documents must not be copied with them.
-    config = get_task("squad").lm_eval_config(documents("squad"))
+    config = get_task("squad").lm_eval_config(documents("squad"), "seq2seq")
     assert copy.deepcopy(config)["custom_dataset"].args[0] is config["custom_dataset"].args[0]

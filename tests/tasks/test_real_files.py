@@ -14,6 +14,10 @@ import pytest
 from exitbench.tasks.base import Source
 from exitbench.tasks.registry import get_task
 
+CNN = "cnn_dailymail/cnn_dailymail_validation_subset"
+IWSLT = "iwslt14.de-en/test.first5000"
+NEWS = "wmt/en-de"
+WMT22 = "wmt22/generaltest2022.de-en"
 REAL = Path(__file__).parents[2].parent / "shared" / "data"
 
 
@@ -25,6 +29,10 @@ def squad(count: int) -> str:
 
 def samsum(count: int) -> str:
     return json.dumps([{"id": str(i), "dialogue": "A: hi", "summary": "A says hi."} for i in range(count)])
+
+
+def articles(count: int) -> str:
+    return "article,highlights,id\n" + "".join(f'"Rain, ""{i}"".",Rain.,{i}\n' for i in range(count))
 
 
 def lines(count: int) -> str:
@@ -49,8 +57,16 @@ def pairs(count: int) -> str:
         ),
         ("wmt-en-fr", {"en": "wmt/en-fr/newstest2014.en.gz", "fr": "wmt/en-fr/newstest2014.fr.gz"}, 3003, lines),
         ("wmt-en-fr", {"pairs": "tatoeba_manythings/fra.txt.gz"}, 142787, pairs),
+        ("cnn-dailymail", {"data": f"{CNN}.first800.csv.gz"}, 800, articles),
+        ("iwslt14-de-en", {"de": "iwslt14.de-en/test.first5000.de.gz", "en": f"{IWSLT}.en.gz"}, 5000, lines),
+        ("wmt16-en-de", {"en": f"{NEWS}/newstest2016.en.gz", "de": f"{NEWS}/newstest2016.de.gz"}, 2999, lines),
+        ("wmt15-de-en", {"en": f"{NEWS}/newstest2015.en.gz", "de": f"{NEWS}/newstest2015.de.gz"}, 2169, lines),
+        ("wmt22-de-en", {"de": f"{WMT22}.src.de.gz", "en": f"{WMT22}.ref.A.en.gz"}, 1984, lines),
     ],
-    ids=["squad", "policyqa", "samsum", "multi30k", "newstest2014", "tatoeba"],
+    ids=[
+        *("squad", "policyqa", "samsum", "multi30k", "newstest2014", "tatoeba"),
+        *("cnn-dailymail", "iwslt14", "newstest2016", "newstest2015", "wmt22"),
+    ],
 )
 def test_every_record_is_a_document(
     name: str, files: dict[str, str], count: int, form: Callable[[int], str], tmp_path: Path

@@ -85,6 +85,9 @@ def test_prompt_target_and_score_of_a_document(load, write, squad_json):
     write("dev.json", squad_json)
     document = load(Squad(), data="dev.json")[1]
     assert Squad().prompt(document) == ("question: Where? context: Ada wrote the first program. She lived in London.")
+    assert (
+        Squad().causal_prompt(document) == "context: Ada wrote the first program. She lived in London. question: Where?"
+    )
     assert Squad().target(document) == "London"
     assert Squad().score(document, "in London").values == {"f1": 100.0, "em": 100.0}
 

@@ -1,4 +1,4 @@
-"""English to French: file forms, and corpus scores that equal sacrebleu's from summed statistics."""
+"""Translation: pairs of languages, file forms, and corpus scores that equal sacrebleu's from summed statistics."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,12 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exitbench.errors import UserError
 from exitbench.tasks.document import Document
-from exitbench.tasks.wmt_en_fr.task import WmtEnFr
+from exitbench.tasks.registry import get_task
+from exitbench.tasks.translation.task import Translation
 
-TASK = WmtEnFr()
+TASK = Translation("wmt-en-fr")
 CORPUS_SCORE = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf}
 SENTENCE_SCORE = {"bleu": sacrebleu.sentence_bleu, "chrf": sacrebleu.sentence_chrf}
 
@@ -90,3 +92,45 @@ def test_prompt_and_target():
     document = Document.from_fields({"id": "1", "en": "One.", "fr": "Un."})
     assert TASK.prompt(document) == "translate English to French: One."
     assert TASK.target(document) == "Un."
+
+
+def test_a_pair_in_either_direction(load, write):
+    write("t.de", "Eins.\n")
+    write("t.en", "One.\n")
+    for name, prompt, target in (
+        ("iwslt14-de-en", "translate German to English: Eins.", "One."),
+        ("wmt22-en-de", "translate English to German: One.", "Eins."),
+    ):
+        task = get_task(name)
+        (document,) = load(task, de="t.de", en="t.en")
+        assert (task.prompt(document), task.target(document)) == (prompt, target)
+        assert task.with_reference(document, "x").fields == {**document.fields, task.pair.target: "x"}
+
+
+def test_pairs_in_columns_have_english_first(load, write):
+    write("pairs.txt", "One.\tEins.\n")
+    (there,), (back,) = (load(get_task(name), pairs="pairs.txt") for name in ("wmt-en-de", "wmt-de-en"))
+    assert there.fields == back.fields == {"id": "1", "en": "One.", "de": "Eins."}
+
+
+def test_bleu_cuts_chinese_into_characters():
+    task = get_task("wmt22-en-zh")
+    document = Document.from_fields({"id": "1", "en": "", "zh": "我在很早以前就去过北京。"})
+    output = "我在很早以前去过北京。"
+    expected = sacrebleu.corpus_bleu([output], [[task.target(document)]], tokenize="zh").score
+    total = np.array(task.score(document, output).summands("bleu"))
+    assert task.aggregate("bleu", total, np.float64(1)) == pytest.approx(expected, rel=1e-12)
+    assert "tok:zh" in task.metric_version
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("wmt-xx-en", "unknown task 'wmt-xx-en'. Languages: bn, cs, de"),
+        ("wmt16-de-de", "translates from de to itself"),
+        ("wmt13-de-en", "unknown"),
+    ],
+)
+def test_other_pairs_are_refused(name, says):
+    with pytest.raises(UserError, match=says):
+        get_task(name)

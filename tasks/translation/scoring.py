@@ -11,29 +11,33 @@ from sacrebleu.metrics import BLEU, CHRF
 
 FloatArray = npt.NDArray[np.float64]
 
-_BLEU = BLEU()
-# For single sentences sacrebleu leaves out n-gram orders that are longer than the sentence.
-_SENTENCE_BLEU = BLEU(effective_order=True)
 _CHRF = CHRF()
-_ORDER = _BLEU.max_ngram_order
+_ORDER = BLEU().max_ngram_order
 
 
-def signature() -> str:
+class Bleu:
+    """BLEU with one of sacrebleu's ways to cut a text into words."""
+
+    def __init__(self, tokenizer: str = "13a") -> None:
+        self.corpus = BLEU(tokenize=tokenizer)
+        # For single sentences sacrebleu leaves out n-gram orders that are longer than the sentence.
+        self._sentence = BLEU(tokenize=tokenizer, effective_order=True)
+
+    def statistics(self, output: str, reference: str) -> list[float]:
+        """Return system length, reference length, 4 correct and 4 total n-gram counts, [10]."""
+        score = self._sentence.sentence_score(output, [reference])
+        return [float(count) for count in (score.sys_len, score.ref_len, *score.counts, *score.totals)]
+
+    def of_sentence(self, output: str, reference: str) -> float:
+        """Return sacrebleu's sentence BLEU, 0..100."""
+        return float(self._sentence.sentence_score(output, [reference]).score)
+
+
+def signature(bleu: Bleu) -> str:
     """Return sacrebleu's signatures of both metrics, which name every setting and the version."""
-    for metric in (_BLEU, _CHRF):
+    for metric in (bleu.corpus, _CHRF):
         metric.corpus_score(["a"], [["a"]])  # the signature's number of references is known after a score
-    return f"bleu[{_BLEU.get_signature()}] chrf[{_CHRF.get_signature()}]"
-
-
-def bleu_statistics(output: str, reference: str) -> list[float]:
-    """Return system length, reference length, 4 correct and 4 total n-gram counts, [10]."""
-    score = _SENTENCE_BLEU.sentence_score(output, [reference])
-    return [float(count) for count in (score.sys_len, score.ref_len, *score.counts, *score.totals)]
-
-
-def sentence_bleu(output: str, reference: str) -> float:
-    """Return sacrebleu's sentence BLEU, 0..100."""
-    return float(_SENTENCE_BLEU.sentence_score(output, [reference]).score)
+    return f"bleu[{bleu.corpus.get_signature()}] chrf[{_CHRF.get_signature()}]"
 
 
 def sentence_chrf(output: str, reference: str) -> float:
@@ -52,7 +56,7 @@ def bleu(total: FloatArray) -> FloatArray:
     """Return corpus BLEU (exponential smoothing), 0..100.
 
     Args:
-        total: [..., 10] sums of `bleu_statistics`.
+        total: [..., 10] sums of `Bleu.statistics`.
     """
     system_length, reference_length = total[..., 0], total[..., 1]
     correct, count = total[..., 2 : 2 + _ORDER], total[..., 2 + _ORDER :]

@@ -1,0 +1,239 @@
+"""From a name to the tasks it stands for: their configurations, before any data set is read."""
+
+import hashlib
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+from exitbench.errors import UserError, told
+from exitbench.tasks.declared.choices import choice_config
+from exitbench.tasks.document import canonical_json
+from exitbench.tasks.lm_eval.catalogue import SHIPPED, catalogue, find
+from exitbench.tasks.lm_eval.settings import LmEvalSettings
+
+_SHOWN_LEAVES = 12
+# Where a task is from and what it is called change nothing that is computed.
+_NOT_HASHED = frozenset({"task", "task_alias", "tag", "group", "metadata", "num_fewshot"})
+
+
+@dataclass(frozen=True)
+class LeafConfig:
+    """A single task of lm-eval: its name, and its configuration with everything it includes and the settings.
+
+    Attributes:
+        is_users: It is from an `include` folder, so nothing in it may be code.
+    """
+
+    task_name: str
+    config: Mapping[str, Any]
+    is_users: bool = False
+
+    @property
+    def task_class(self) -> type[Any] | None:
+        """The class of a task that is written in Python; None for one of YAML alone."""
+        found: type[Any] | None = self.config.get("class")
+        return found
+
+    @property
+    def output_type(self) -> str:
+        """What is asked of a model."""
+        given = self.config.get("output_type") or getattr(self.task_class, "OUTPUT_TYPE", None)
+        return str(given or "generate_until")
+
+    @property
+    def num_fewshot(self) -> int:
+        """Examples before each question."""
+        return int(self.config.get("num_fewshot") or 0)
+
+    @property
+    def task_version(self) -> str:
+        """The task's own version."""
+        metadata = self.config.get("metadata")
+        said = metadata.get("version") if isinstance(metadata, dict) else None
+        return str(said if said is not None else getattr(self.task_class, "VERSION", "Yaml"))
+
+    @property
+    def sha256(self) -> str:
+        """Digest of all that decides scores and requests, but the data and what the versions cover."""
+        kept = {key: _plain(value) for key, value in self.config.items() if key not in _NOT_HASHED}
+        return hashlib.sha256(canonical_json(kept).encode()).hexdigest()
+
+    def build(self, **changes: Any) -> Any:
+        """Return lm-eval's own task object, its data set read.
+
+        Args:
+            changes: Values in place of those of the configuration.
+        """
+        from lm_eval.api.task import ConfigurableTask
+
+        config = {
+            key: value for key, value in deepcopy({**self.config, **changes}).items() if key not in ("tag", "group")
+        }
+        if self.task_class is None:
+            return ConfigurableTask(config=config)
+        takes_config = "config" in inspect.signature(self.task_class).parameters
+        task = self.task_class(config=config) if takes_config else self.task_class()
+        if hasattr(task, "config") and hasattr(task.config, "task"):
+            task.config.task = self.task_name
+        return task
+
+
+@cache
+def leaf_configs(name: str, settings: LmEvalSettings) -> tuple[LeafConfig, ...]:
+    """Return the tasks that a name stands for: itself, or those of a group or a tag.
+
+    Raises:
+        UserError: There is no such name; or its tasks differ in what they ask or how they are scored, so that they
+            are no single task.
+    """
+    if settings.declaration is not None:
+        declared = LeafConfig(settings.declaration.name, choice_config(settings.declaration), is_users=True)
+        return (_with(settings, declared),)
+    found = _build(name, settings)
+    if isinstance(found, LeafConfig):
+        return (_with(settings, found),)
+    leaves = found if isinstance(found, list) else _leaves_of(name, found)
+    if not leaves:
+        raise UserError(f"lm-eval: {name!r} has no tasks.")
+    leaves = [_with(settings, leaf) for leaf in leaves]
+    if len({leaf.task_name for leaf in leaves}) < len(leaves):
+        raise UserError(f"lm-eval: {name!r} has a task twice.")
+    _require_alike(name, leaves)
+    return tuple(leaves)
+
+
+def _build(name: str, settings: LmEvalSettings) -> Any:
+    from lm_eval.tasks._factory import TaskFactory
+
+    entries = catalogue(settings.include)
+
+    class Configs(TaskFactory):  # type: ignore[misc]
+        """lm-eval's own way from names to tasks, but the last step, which reads the data."""
+
+        def _build_task(self, entry: Any, overrides: Mapping[str, Any] | None) -> LeafConfig:
+            _require_apart(entry)
+            config = self._load_full_config(entry, overrides)
+            return LeafConfig(str(config["task"]), config, entry.yaml_path is None)
+
+    _without_downloads()
+    try:
+        return Configs().build(find(name, settings.include), registry=dict(entries))
+    except ImportError as error:
+        raise UserError(f"lm-eval: {name!r} needs a package that is not installed: {error}.") from None
+    except SystemExit as error:  # what a task needs is not installed, and it ends the program where it finds out
+        raise UserError(f"lm-eval: {name!r} cannot be had here: its own code gave up when it was read.") from error
+    except UserError:
+        raise
+    except Exception as error:  # whatever code of a task of lm-eval's raises where it is imported
+        why = f"{type(error).__name__}: {told(error, 200)}"
+        raise UserError(
+            f"lm-eval: {name!r} cannot be read: {why}. Code of metrics is not downloaded; one that lm-eval's own run "
+            "has put into the cache of `evaluate` is used."
+        ) from error
+
+
+def _require_apart(entry: Any) -> None:
+    """Refuse what would run a model's code in this process, before any code of the task is imported."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    if entry.yaml_path is None or entry.yaml_path.is_relative_to(SHIPPED):
+        return
+    if load_yaml(entry.yaml_path, resolve_func=False).get("unsafe_code"):
+        raise UserError(
+            f"lm-eval: task {entry.name!r} runs what the model wrote, in the harness itself. Allowed: mbpp, whose code "
+            "runs in a process with limits and without a network (docs/tasks.md)."
+        )
+
+
+def _without_downloads() -> None:
+    """Keep `evaluate`, which some tasks import, from fetching the code of metrics."""
+    os.environ["HF_EVALUATE_OFFLINE"] = "1"
+    if "evaluate" in sys.modules:
+        sys.modules["evaluate"].config.HF_EVALUATE_OFFLINE = True
+
+
+def _leaves_of(name: str, group: Any) -> list[LeafConfig]:
+    weighted = [metric.weight_by_size for metric in group.aggregate_metric_list or ()]
+    leaves: list[LeafConfig] = []
+    for child in group:
+        if isinstance(child, LeafConfig):
+            leaves.append(child)
+        elif hasattr(child, "aggregate_metric_list"):
+            leaves += _leaves_of(name, child)
+        else:
+            raise UserError(f"lm-eval: group {name!r} describes a task within itself; allowed: one a file.")
+    if not all(weighted):
+        raise _not_one(name, leaves, "its tasks count the same whatever their size")
+    return leaves
+
+
+def _with(settings: LmEvalSettings, leaf: LeafConfig) -> LeafConfig:
+    """Settings over a task's own, by the rules of lm-eval's command line."""
+    config = dict(leaf.config)
+    own = config.get("num_fewshot")
+    asked = settings.num_fewshot
+    config["num_fewshot"] = (own if asked is None or own == 0 else asked) or 0
+    if settings.gen_kwargs:
+        if leaf.output_type != "generate_until":
+            raise UserError(f"lm-eval: {leaf.task_name!r} generates no text, so gen_kwargs have no meaning for it.")
+        given = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.gen_kwargs}
+        config["generation_kwargs"] = {**_generation(config), **given}
+    return LeafConfig(leaf.task_name, config, leaf.is_users)
+
+
+def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
+    from lm_eval.defaults import default_gen_kwargs
+
+    delimiter = config.get("fewshot_delimiter", "\n\n")
+    given = config.get("generation_kwargs")
+    return {"until": [delimiter], **given} if given is not None else dict(default_gen_kwargs(delimiter))
+
+
+def _require_alike(name: str, leaves: list[LeafConfig]) -> None:
+    for what, kinds in (
+        ("what they ask of a model", {leaf.output_type for leaf in leaves}),
+        ("their metrics", {canonical_json(_plain(_scoring(leaf))) for leaf in leaves}),
+    ):
+        if len(kinds) > 1:
+            raise _not_one(name, leaves, f"its tasks differ in {what}")
+
+
+def _scoring(leaf: LeafConfig) -> dict[str, Any]:
+    filters = [one.get("name") for one in leaf.config.get("filter_list") or ()]
+    return {"metrics": leaf.config.get("metric_list"), "filters": filters, "class": leaf.task_class}
+
+
+def _not_one(name: str, leaves: list[LeafConfig], why: str) -> UserError:
+    names = [leaf.task_name for leaf in leaves]
+    more = len(names) - _SHOWN_LEAVES
+    shown = ", ".join(names[:_SHOWN_LEAVES]) + (f" and {more} more" if more > 0 else "")
+    return UserError(f"lm-eval: {name!r} is no single task: {why}. Name its tasks singly: {shown}.")
+
+
+def generation_of(leaf: LeafConfig) -> dict[str, Any]:
+    """Return the generation settings of a task that generates."""
+    return _generation(leaf.config)
+
+
+def lm_eval_version() -> str:
+    """Return the version of the installed lm-eval."""
+    return version("lm-eval")
+
+
+def _plain(value: Any) -> Any:
+    """A configuration as JSON; functions by their names, since lm-eval's version covers what they do."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(one) for one in value]
+    if callable(value):
+        return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', type(value).__qualname__)}"
+    if value is None or isinstance(value, str | int | bool | float):
+        return value
+    return str(value)

@@ -1,0 +1,234 @@
+"""Tasks of lm-eval with their data read: documents, and the requests that lm-eval makes of them."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from exitbench.errors import UserError, suggestion, told
+from exitbench.tasks.lm_eval.configs import LeafConfig, leaf_configs
+from exitbench.tasks.lm_eval.data import changes_for, unreadable
+from exitbench.tasks.lm_eval.settings import LmEvalSettings
+from exitbench.tasks.lm_eval.templates import use_sandbox
+
+if TYPE_CHECKING:
+    from exitbench.tasks.base import Source
+
+Chat = tuple[str | None, Callable[..., str] | None]
+"""A system message, and the checkpoint's chat template: of messages to text."""
+
+_RANDOM_SEED, _NUMPY_SEED = 0, 1234
+"""lm-eval's own, set before it loads tasks: some shuffle their choices then."""
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """A single task of lm-eval with its data.
+
+    Attributes:
+        task: lm-eval's object.
+        seed: Seed with which examples are drawn.
+    """
+
+    config: LeafConfig
+    task: Any
+    seed: int
+    multiturn: bool
+    _docs: dict[str, list[Any]] = field(default_factory=dict)
+    _draws: dict[str, list[Any]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """lm-eval's name of the task."""
+        return self.config.task_name
+
+    @cached_property
+    def evaluated(self) -> str:
+        """The split that lm-eval evaluates: test, or else validation."""
+        return "test" if self.task.has_test_docs() else "validation"
+
+    def kind_of(self, split: str) -> str:
+        """Return which of lm-eval's kinds of documents (test, validation, train) a suite means.
+
+        Raises:
+            UserError: The task has none of these.
+        """
+        has = {
+            "train": self.task.has_training_docs(),
+            "validation": self.task.has_validation_docs(),
+            "test": self.task.has_test_docs(),
+        }
+        kind = self.evaluated if split in ("test", "validation") and not has[split] else split
+        if not has.get(kind):
+            allowed = [name for name, there in has.items() if there]
+            raise UserError(f"lm-eval: task {self.name!r} has no split {split!r}.{suggestion(split, allowed)}")
+        return kind
+
+    def docs(self, kind: str) -> list[Any]:
+        """Return lm-eval's documents of a kind, in its order."""
+        if kind not in self._docs:
+            read = {
+                "train": self.task.training_docs,
+                "validation": self.task.validation_docs,
+                "test": self.task.test_docs,
+            }
+            with _seeded(), _without_bars():
+                self._docs[kind] = list(read[kind]())
+        return self._docs[kind]
+
+    def asking(self, kind: str, ordinals: Sequence[int], chat: Chat | None) -> Any:
+        """Return lm-eval's task for some documents only.
+
+        A document's examples are those that it has where all documents are asked, in their order, so that its prompt
+        does not depend on which others are asked.
+        """
+        docs, draws = self.docs(kind), self._drawn(kind)
+        asked: Any = copy(self.task)
+        system, template = chat or (None, None)
+        of_doc = {id(docs[ordinal]): ordinal for ordinal in ordinals}
+        if draws:
+            asked.sampler = sampler = _Drawn()
+
+            def fewshot_context(doc: Any, *args: Any, **kwargs: Any) -> Any:
+                sampler.examples = draws[of_doc[id(doc)]]
+                return self.task.__class__.fewshot_context(asked, doc, *args, **kwargs)
+
+            asked.fewshot_context = fewshot_context
+
+        def doc_iterator(**_: Any) -> Iterator[tuple[int, Any]]:
+            return iter([(ordinal, docs[ordinal]) for ordinal in ordinals])
+
+        def build_all_requests(**_: Any) -> None:
+            with _without_bars(), _told(self.name):
+                self.task.__class__.build_all_requests(
+                    asked,
+                    system_instruction=system,
+                    apply_chat_template=template is not None,
+                    fewshot_as_multiturn=self.multiturn,
+                    chat_template=template,
+                )
+
+        def process_results(doc: Any, results: Any) -> dict[str, Any]:
+            with _told(self.name):
+                found: dict[str, Any] = self.task.process_results(doc, results)
+            return found
+
+        asked.doc_iterator, asked.build_all_requests, asked._instances = doc_iterator, build_all_requests, None
+        asked.process_results = process_results
+        return asked
+
+    def _drawn(self, kind: str) -> list[Any]:
+        """The examples before each document, drawn as lm-eval draws them; nothing where it draws none."""
+        from lm_eval.api.task import ConfigurableTask
+
+        n = self.config.num_fewshot
+        if not n or not isinstance(self.task, ConfigurableTask):
+            return []
+        if kind not in self._draws:
+            self.task.set_fewshot_seed(self.seed)
+            config = self.task.config
+            # Where lm-eval takes care that no document is its own example; in other splits we do.
+            apart = kind != self.evaluated or self.task.fewshot_cfg.split == config.test_split
+            self._draws[kind] = [
+                self.task.sampler.sample(n=n, eval_doc=doc if apart else None) for doc in self.docs(kind)
+            ]
+        return self._draws[kind]
+
+
+class _Drawn:
+    """A sampler of examples that have been drawn."""
+
+    examples: Sequence[Any] = ()
+
+    def sample(self, n: int, eval_doc: Any = None, df: Any = None, **_: Any) -> Sequence[Any]:
+        return self.examples
+
+
+@lru_cache(maxsize=16)
+def leaves(name: str, settings: LmEvalSettings, source: "Source") -> tuple[Leaf, ...]:
+    """Return the tasks that a name stands for, with their data; those of which a local source has nothing are left out.
+
+    Raises:
+        UserError: The data cannot be read, or nothing is left.
+    """
+    use_sandbox()
+    configs = leaf_configs(name, settings)
+    built = []
+    for config in configs:
+        changes = changes_for(config, source)
+        if changes is not None:
+            task = _built(config, changes, source)
+            built.append(Leaf(config, task, settings.fewshot_seed, settings.fewshot_as_multiturn))
+    if not built:
+        given = ", ".join(path for _, path in source.files)
+        raise UserError(f"lm-eval: {name!r}: {given} holds nothing of {', '.join(c.task_name for c in configs[:8])}.")
+    return tuple(built)
+
+
+def _built(config: LeafConfig, changes: Mapping[str, Any], source: "Source") -> Any:
+    try:
+        with _seeded(), _without_bars():
+            task = config.build(**changes)
+    except UserError:
+        raise
+    except ImportError as error:
+        raise UserError(f"lm-eval: task {config.task_name!r} needs a package that is not installed: {error}.") from None
+    except Exception as error:  # a template that fails on the first document, whatever it raises
+        raise unreadable(config, source, error) from error
+    if getattr(task, "MULTIMODAL", False):
+        raise UserError(f"lm-eval: task {config.task_name!r} has pictures or sound. Allowed: tasks of text.")
+    for metric, function in getattr(task, "_metric_fn_list", {}).items():
+        if function is None and task.config.process_results is None:
+            raise UserError(
+                f"lm-eval: task {config.task_name!r}: metric {metric!r} is code that `evaluate` would download, which "
+                "is not done. Allowed: metrics of lm-eval's own."
+            )
+    task.set_config(key="num_fewshot", value=config.num_fewshot)
+    task.set_fewshot_seed(seed=1234)
+    return task
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Turn what templates and scoring of a task raise into a message that names the task."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"lm-eval: task {name!r}: {type(error).__name__}: {told(error)}") from error
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Random numbers as lm-eval has them while it loads tasks; those of others go on as if nothing had been."""
+    before, before_numpy = random.getstate(), np.random.get_state()
+    random.seed(_RANDOM_SEED)
+    np.random.seed(_NUMPY_SEED)
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(before_numpy)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """No progress bars of lm-eval and `datasets`: requests of single documents are made, thousands of times."""
+    import datasets
+    import lm_eval.api.task
+
+    bar, enabled = lm_eval.api.task.tqdm, datasets.is_progress_bar_enabled()
+    lm_eval.api.task.tqdm = lambda items, **_: items
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        lm_eval.api.task.tqdm = bar
+        if enabled:
+            datasets.enable_progress_bars()

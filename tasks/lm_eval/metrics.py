@@ -1,0 +1,155 @@
+"""The metrics of a task of lm-eval: their names, what they add up to, on which scale, and which way is better."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from exitbench.errors import UserError
+from exitbench.tasks.document import DocumentScore
+from exitbench.tasks.lm_eval.aggregation import MEAN, PER_BYTE, Aggregation, FloatArray, aggregation
+from exitbench.tasks.lm_eval.configs import LeafConfig
+
+PER_BYTE_NAME = "loglikelihood_per_byte"
+_BITS = "bits_per_byte"
+_SHARES = frozenset(
+    {
+        *("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "acc_all", "exact_match", "em", "f1", "contains"),
+        *("pass@1", "pass_at_1", "mc1", "mc2"),
+    }
+)
+"""Shares of something, which lm-eval has in 0..1 and we in 0..100."""
+
+
+@dataclass(frozen=True)
+class LmEvalMetric:
+    """One metric under one filter.
+
+    Attributes:
+        name: `exact_match,strict-match`, or `acc` where there is one filter without a name.
+        metric: lm-eval's name.
+        filter: lm-eval's name of the filter.
+        scale: Factor from lm-eval's value to ours.
+        item: lm-eval's metric whose value of a document this one adds up.
+    """
+
+    name: str
+    metric: str
+    filter: str
+    aggregation: Aggregation
+    scale: float
+    higher_is_better: bool
+    item: str
+
+    def aggregate(self, total: FloatArray, n: FloatArray) -> FloatArray:
+        """Return the metric [...] of sums [..., S] over [...] documents, of a mean of the documents' own values."""
+        return self.aggregation.value(total, n) * (1.0 if self.is_mean else self.scale)
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether it is the mean of its values, which need no other statistics."""
+        return self.aggregation is MEAN
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Least and greatest value; None where there is no such."""
+        known = (0.0, 1.0) if self.scale == 100 and self.aggregation.bounds is None else self.aggregation.bounds
+        return known and (self.scale * known[0], self.scale * known[1])
+
+
+def metrics_of(leaf: LeafConfig) -> tuple[LmEvalMetric, ...]:
+    """Return the metrics of a task, headline first: the first that is better when higher, if any is.
+
+    Raises:
+        UserError: None of them is a function of sums over documents.
+    """
+    found, left_out = [], []
+    for metric, function, higher in _listed(leaf):
+        sums = aggregation(function)
+        if sums is None:
+            left_out.append(metric)
+            continue
+        is_share = metric in _SHARES and (sums is MEAN or sums.bounds == (0.0, 1.0))
+        scale = 100.0 if is_share else 1.0
+        found += [
+            LmEvalMetric(name_of(metric, kind), metric, kind, sums, scale, higher, metric) for kind in _filters(leaf)
+        ]
+        if metric == _BITS:
+            found.append(LmEvalMetric(PER_BYTE_NAME, metric, "none", PER_BYTE, 1.0, True, metric))
+    if not found:
+        raise UserError(
+            f"lm-eval: task {leaf.task_name!r}: its metrics ({', '.join(left_out) or 'none'}) are aggregated by "
+            "functions of its own, of whose results no interval can be found. Allowed: means and corpus scores."
+        )
+    # Sorting keeps the order of those that are alike.
+    return tuple(sorted(found, key=lambda one: not one.higher_is_better))
+
+
+def document_score(metrics: Sequence[LmEvalMetric], by_filter: Mapping[str, Mapping[str, Any]]) -> DocumentScore:
+    """Return our score of a document.
+
+    Args:
+        metrics: Those of its task.
+        by_filter: What lm-eval's `process_results` returned, by filter and metric. A metric that a task lists and does
+            not return (its package is not installed, say) is left out.
+    """
+    values: dict[str, float] = {}
+    statistics: dict[str, list[float]] = {}
+    for metric in metrics:
+        if metric.item not in by_filter.get(metric.filter, ()):
+            continue
+        item = by_filter[metric.filter][metric.item]
+        values[metric.name] = metric.scale * metric.aggregation.of_one(item)
+        if not metric.is_mean:
+            statistics[metric.name] = metric.aggregation.summands(item)
+    return DocumentScore(values, statistics)
+
+
+def name_of(metric: str, filter_name: str) -> str:
+    """Return what a metric of lm-eval's is called under a filter."""
+    return metric if filter_name == "none" else f"{metric},{filter_name}"
+
+
+def _filters(leaf: LeafConfig) -> list[str]:
+    return [str(one["name"]) for one in leaf.config.get("filter_list") or ()] or ["none"]
+
+
+def _listed(leaf: LeafConfig) -> list[tuple[str, Callable[..., Any] | None, bool]]:
+    """Name, aggregation and direction of each metric, as lm-eval's ConfigurableTask reads them."""
+    from lm_eval.api import metrics as _  # noqa: F401 - fills the registries
+    from lm_eval.api.registry import (
+        DEFAULT_METRIC_REGISTRY,
+        get_aggregation,
+        get_metric_aggregation,
+        is_higher_better,
+    )
+
+    listed = leaf.config.get("metric_list")
+    if listed is None:
+        if leaf.task_class is not None:
+            return _of_class(leaf)
+        listed = [{"metric": name} for name in DEFAULT_METRIC_REGISTRY[leaf.output_type]]
+    found = []
+    for entry in listed:
+        given = entry["metric"]
+        name = str(getattr(given, "__name__", given))
+        function = entry.get("aggregation")
+        if isinstance(function, str):
+            function = get_aggregation(function)
+        elif function is None:
+            function = get_metric_aggregation(name)
+        higher = entry.get("higher_is_better")
+        if higher is None:
+            higher = is_higher_better(name)
+        found.append((name, function, bool(higher)))
+    return found
+
+
+def _of_class(leaf: LeafConfig) -> list[tuple[str, Callable[..., Any] | None, bool]]:
+    """Of a task written in Python, which says so by methods that need no data."""
+    assert leaf.task_class is not None
+    empty: Any = object.__new__(leaf.task_class)
+    try:
+        functions, higher = empty.aggregation(), empty.higher_is_better()
+    except Exception as error:  # whatever a class of lm-eval's does without its data
+        raise UserError(f"lm-eval: task {leaf.task_name!r} does not say its metrics: {error!r}.") from error
+    return [(str(name), function, bool(higher.get(name, True))) for name, function in functions.items()]

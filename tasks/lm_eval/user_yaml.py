@@ -1,0 +1,272 @@
+"""YAML of the user, or of whoever gave it to them, read as data.
+
+lm-eval imports and calls what a `!function` names, opens whatever an `include` leads to, and loads metrics as code from
+the hub. Of files under `include` none of this happens: plain values only, keys that are known, files of that folder.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from exitbench.errors import UserError, suggestion
+
+MAX_FILE_BYTES = 1 << 20
+MAX_FILES = 10_000
+_MAX_DEPTH = 50
+_MAX_NODES = 100_000
+"""Of one file, aliases written out: a few lines of them can stand for billions of values."""
+
+_CODE = ("class", "custom_dataset", "process_docs", "process_results", "doc_to_image", "doc_to_audio", "unsafe_code")
+_STRUCTURE = ("task", "group", "tag", "include", "group_alias", "aggregate_metric_list", "task_list")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
+    """PyYAML's safe loader: no tag makes anything but plain values."""
+
+
+def read_folder(folder: Path) -> list[dict[str, Any]]:
+    """Return the configuration of every task and group below a folder, in the order of their paths.
+
+    Files that others include (any name that does not end in `.yaml` may be one) are read where they are named.
+
+    Raises:
+        UserError: Names file, key, and what is allowed.
+    """
+    folder = Path(os.path.normpath(folder))
+    if not folder.is_dir():
+        raise UserError(f"include: {folder} is no folder. Needed: one with YAML files that describe tasks for lm-eval.")
+    configs: list[dict[str, Any]] = []
+    names: dict[str, Path] = {}
+    for path in _yaml_files(folder):
+        config = _merged(path, folder, ())
+        name = config.get("group", config.get("task"))
+        if name is None:
+            continue  # read where it is included
+        if not isinstance(name, str) or not name:
+            raise UserError(f"{path}: its name is {name!r}. Needed: text.")
+        if name in names:
+            raise UserError(f"{path}: {name!r} is also in {names[name]}. Each name may be given once.")
+        names[name] = path
+        check_config(config, str(path), is_group="group" in config)
+        configs.append(config)
+    if not configs:
+        raise UserError(f"include: {folder} holds no .yaml file with a `task` or a `group`.")
+    return configs
+
+
+def check_config(config: Mapping[str, Any], where: str, *, is_group: bool = False) -> None:
+    """Check that a configuration is data that lm-eval makes nothing else of.
+
+    Raises:
+        UserError: Names the key and what is allowed.
+    """
+    from lm_eval.config.task import TaskConfig
+
+    known = {field.name for field in fields(TaskConfig)} - set(_CODE) | set(_STRUCTURE)
+    for key, value in config.items():
+        if key in _CODE:
+            if value in (None, False):
+                continue
+            raise UserError(
+                f"{where}: {key} needs code, which YAML of an `include` folder may not bring. Allowed: templates, "
+                "filters and metrics of lm-eval; code of your own goes into a plug-in (docs/tasks.md)."
+            )
+        if key not in known:
+            raise UserError(f"{where}: unknown key {key!r}.{suggestion(str(key), known)}")
+    _check_prompt(config, where)
+    _check_metrics(config.get("metric_list"), where)
+    _check_filters(config.get("filter_list"), where)
+    _check_fewshot(config.get("fewshot_config"), where)
+    if is_group:
+        _check_members(config.get("task"), where)
+
+
+def _yaml_files(folder: Path) -> Iterator[Path]:
+    """Regular files below the folder; links are not followed, neither to files nor to folders."""
+    found = 0
+    for path in sorted(_walk(folder), key=lambda path: path.as_posix()):
+        if path.suffix == ".yaml":
+            found += 1
+            if found > MAX_FILES:
+                raise UserError(f"include: {folder} holds more than {MAX_FILES} YAML files.")
+            yield path
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for entry in folder.iterdir():
+        if entry.is_symlink():
+            continue
+        if entry.is_dir():
+            yield from _walk(entry)
+        elif entry.is_file():
+            yield entry
+
+
+def _merged(path: Path, folder: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """A file with what it includes beneath it, as lm-eval merges them."""
+    if path in seen:
+        raise UserError(f"{path}: includes itself, by way of {', '.join(map(str, seen[1:])) or 'nothing else'}.")
+    config = _read(path)
+    included = config.pop("include", [])
+    merged: dict[str, Any] = {}
+    for name in included if isinstance(included, list) else [included]:
+        inner = _merged(_inside(name, path, folder), folder, (*seen, path))
+        inner.pop("task_list", None)
+        merged.update(inner)
+    return {**merged, **config}
+
+
+def _inside(name: object, path: Path, folder: Path) -> Path:
+    """The file that another one includes, in one spelling, so that a loop is seen."""
+    inside = Path(os.path.normpath(path.parent / str(name)))
+    steps = [inside, *inside.parents]
+    below = steps[: steps.index(folder)] if folder in steps else []
+    if not isinstance(name, str) or not below or any(step.is_symlink() for step in below):
+        raise UserError(f"{path}: include {name!r} leads out of {folder} or over a link.")
+    if not inside.is_file():
+        raise UserError(f"{path}: include {name!r}: there is no such file.")
+    return inside
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise UserError(f"{path}: has more than {MAX_FILE_BYTES} bytes, the most that is read of a YAML file.")
+    data = path.read_bytes()
+    try:
+        _check_shape(data, path)
+        value = yaml.load(data, Loader=_Loader)
+    except yaml.constructor.ConstructorError as error:
+        raise UserError(f"{path}{_place(error)}: {_tag_message(error)}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}{_place(error)}: not YAML: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise UserError(f"{path}: is no table of names and values.")
+    _count(value, path)
+    return value
+
+
+def _check_shape(data: bytes, path: Path) -> None:
+    depth = 0
+    for event in yaml.parse(data, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise UserError(f"{path}: its lists and tables are nested more than {_MAX_DEPTH} deep.")
+
+
+def _count(value: object, path: Path) -> None:
+    """Refuse what is many values once aliases are written out."""
+    left, stack = _MAX_NODES, [value]
+    while stack:
+        one = stack.pop()
+        left -= 1
+        if left < 0:
+            raise UserError(f"{path}: stands for more than {_MAX_NODES} values.")
+        if isinstance(one, dict):
+            stack += one.keys()
+            stack += one.values()
+        elif isinstance(one, list | set | tuple):
+            stack += one
+
+
+def _tag_message(error: yaml.constructor.ConstructorError) -> str:
+    problem = str(error.problem)
+    if "!function" in problem:
+        return (
+            "!function names code, which YAML of an `include` folder may not bring. Allowed: templates, filters and "
+            "metrics of lm-eval; code of your own goes into a plug-in (docs/tasks.md)."
+        )
+    return f"{problem}. Allowed: text, numbers, true, false, null, lists and tables."
+
+
+def _place(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return "" if mark is None else f", line {mark.line + 1}"
+
+
+def _check_prompt(config: Mapping[str, Any], where: str) -> None:
+    prompt = config.get("use_prompt")
+    if prompt is None:
+        return
+    from lm_eval.prompts import PROMPT_REGISTRY
+
+    allowed = [f"{category}:{name}" for category, prompts in PROMPT_REGISTRY.items() for name in prompts]
+    if prompt not in allowed:
+        raise UserError(f"{where}: use_prompt is {prompt!r}.{suggestion(str(prompt), allowed)}")
+
+
+def _check_metrics(metrics: object, where: str) -> None:
+    from lm_eval.api import metrics as _  # noqa: F401 - fills the registries
+    from lm_eval.api.registry import AGGREGATION_REGISTRY, METRIC_REGISTRY
+
+    for metric in _tables(metrics, f"{where}: metric_list"):
+        name, aggregation = metric.get("metric"), metric.get("aggregation", "mean")
+        if metric.get("hf_evaluate"):
+            raise UserError(f"{where}: metric {name!r}: hf_evaluate loads code from the hub. Allowed: lm-eval's own.")
+        if name not in METRIC_REGISTRY:
+            raise UserError(f"{where}: unknown metric {name!r}.{suggestion(str(name), METRIC_REGISTRY.keys())}")
+        if aggregation not in AGGREGATION_REGISTRY:
+            allowed = suggestion(str(aggregation), AGGREGATION_REGISTRY.keys())
+            raise UserError(f"{where}: metric {name!r}: unknown aggregation {aggregation!r}.{allowed}")
+
+
+def _check_filters(filters: object, where: str) -> None:
+    from lm_eval import filters as _  # noqa: F401 - fills the registry
+    from lm_eval.api.registry import FILTER_REGISTRY
+
+    allowed = sorted(set(FILTER_REGISTRY.keys()) - {"custom"})
+    for pipeline in _tables(filters, f"{where}: filter_list"):
+        if not isinstance(pipeline.get("name"), str):
+            raise UserError(f"{where}: filter_list: each needs a name and a list of filters.")
+        for step in _tables(pipeline.get("filter"), f"{where}: filter_list: filter"):
+            if (name := step.get("function")) not in allowed:
+                raise UserError(f"{where}: unknown filter {name!r}.{suggestion(str(name), allowed)}")
+
+
+def _check_fewshot(fewshot: object, where: str) -> None:
+    if fewshot is None:
+        return
+    from lm_eval.api.samplers import SAMPLER_REGISTRY
+    from lm_eval.config.task import FewshotConfig
+
+    if not isinstance(fewshot, dict):
+        raise UserError(f"{where}: fewshot_config is no table.")
+    known = {field.name for field in fields(FewshotConfig)} - {"process_docs"}
+    for key in fewshot:
+        if key not in known:
+            raise UserError(f"{where}: fewshot_config: unknown key {key!r}.{suggestion(str(key), known)}")
+    sampler = fewshot.get("sampler", "default")
+    if sampler not in SAMPLER_REGISTRY:
+        raise UserError(f"{where}: fewshot_config: unknown sampler.{suggestion(str(sampler), SAMPLER_REGISTRY)}")
+
+
+def _check_members(members: object, where: str) -> None:
+    if not isinstance(members, list):
+        raise UserError(f"{where}: a group needs `task`, the list of its tasks.")
+    for member in members:
+        if isinstance(member, dict):
+            check_config(
+                member, f"{where}: task {member.get('task', member.get('group'))!r}", is_group="group" in member
+            )
+        elif not isinstance(member, str):
+            raise UserError(f"{where}: task {member!r} is no name.")
+
+
+def _tables(value: object, where: str) -> list[dict[str, Any]]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise UserError(f"{where} is no list of tables.")
+    return value
+
+
+def is_hub_name(name: object) -> bool:
+    """Whether a text can be the name of a data set of the hub, and no path or address."""
+    return isinstance(name, str) and _HUB_NAME.fullmatch(name) is not None and ".." not in name

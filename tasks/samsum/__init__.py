@@ -1,1 +1,0 @@
-"""SAMSum: summaries of chat dialogues."""

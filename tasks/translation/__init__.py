@@ -1,0 +1,1 @@
+"""Translation of sentences, in any pair of languages and either direction."""

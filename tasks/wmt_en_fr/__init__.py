@@ -1,1 +1,0 @@
-"""WMT14 English to French, and any other English-French sentence pairs."""

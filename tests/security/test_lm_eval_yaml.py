@@ -1,0 +1,312 @@
+"""YAML of tasks for lm-eval by somebody else: nothing in it is run, nothing beside it and the data folder is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from exitbench.errors import UserError
+from exitbench.tasks.base import Source
+from exitbench.tasks.lm_eval import unsafe_code
+from exitbench.tasks.lm_eval.settings import LmEvalSettings
+from exitbench.tasks.lm_eval.task import LmEvalTask
+from exitbench.tasks.lm_eval.unsafe_code import runs_through
+from exitbench.tasks.registry import get_task
+
+SECRET = "the secret of this machine"
+TASK: dict[str, Any] = {
+    "task": "theirs",
+    "dataset_path": "json",
+    "dataset_kwargs": {"data_files": {"test": "test.jsonl"}},
+    "test_split": "test",
+    "output_type": "multiple_choice",
+    "doc_to_text": "{{question}}",
+    "doc_to_choice": ["yes", "no"],
+    "doc_to_target": 0,
+    "metric_list": [{"metric": "acc"}],
+}
+RUNS = 'open("ran", "w").close()'
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with `yaml`, `data`, and a secret beside both."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("yaml", "data", "elsewhere"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "data" / "test.jsonl").write_text('{"question": "Is it?"}\n{"question": "Was it?"}\n')
+    (tmp_path / "elsewhere" / "secret.yaml").write_text(f"task: theirs\ndescription: {SECRET}\n")
+    (tmp_path / "elsewhere" / "secret.jsonl").write_text(json.dumps({"question": SECRET}) + "\n")
+    return tmp_path
+
+
+def theirs(place: Path, config: dict[str, Any] | str | bytes, name: str = "theirs.yaml") -> LmEvalTask:
+    """The task of a file of theirs."""
+    content = yaml.safe_dump(config) if isinstance(config, dict) else config
+    (place / "yaml" / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    task = get_task("lm-eval:theirs", LmEvalSettings(include=str(place / "yaml"), fewshot_seed=hash(str(place))))
+    assert isinstance(task, LmEvalTask)
+    return task
+
+
+def refused(place: Path, config: dict[str, Any] | str | bytes, says: str, source: Source | None = None) -> None:
+    """A task of theirs is refused in one message, and nothing ran."""
+    with pytest.raises(UserError, match=says) as told:
+        task = theirs(place, config)
+        documents = task.load(source or Source("local", place / "data"), "test", None)
+        task.instances(documents)
+    assert SECRET not in str(told.value)
+    assert len(str(told.value)) < 1500
+    assert not (place / "ran").exists()
+
+
+def test_a_task_that_is_data_is_read(place: Path) -> None:
+    documents = (task := theirs(place, TASK)).load(Source("local", place / "data"), "test", None)
+    assert [task.prompt(document) for document in documents] == ["Is it?", "Was it?"]
+
+
+# ------------------------------------------------------------------------------------------ code
+
+
+@pytest.mark.parametrize("key", ["process_docs", "doc_to_text", "custom_dataset", "class"])
+def test_a_function_is_not_imported(place: Path, key: str) -> None:
+    (place / "yaml" / "code.py").write_text(f"{RUNS}\ndef f(*a): return ''\n")
+    text = yaml.safe_dump(TASK) + f"{key}: !function code.f\n"
+    refused(place, text.replace("doc_to_text: '{{question}}'\n", ""), r"theirs\.yaml, line \d+: !function names code")
+
+
+@pytest.mark.parametrize("tag", ["!!python/object/apply:os.system ['touch ran']", "!!python/name:os.system ''"])
+def test_tags_of_python_make_nothing(place: Path, tag: str) -> None:
+    refused(place, yaml.safe_dump(TASK) + f"description: {tag}\n", "could not determine a constructor for the tag")
+
+
+@pytest.mark.parametrize("key", ["process_docs", "process_results", "custom_dataset", "class", "unsafe_code"])
+def test_keys_of_code_are_refused(place: Path, key: str) -> None:
+    refused(place, {**TASK, key: "code.f"}, f"{key} needs code, which YAML of an `include` folder may not bring")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ cycler.__init__.__globals__.os.system('touch ran') }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ (lambda: 0) }}",
+        "{% for c in [].__class__.__base__.__subclasses__() %}{{ c }}{% endfor %}",
+        "{{ question|attr('__class__') }}",
+        "{{ '{0.__class__.__init__.__globals__}'.format(question) }}",
+        "{% if question == 'Was it?' %}{{ question.__class__ }}{% endif %}",  # not of the document that is tried first
+    ],
+)
+@pytest.mark.parametrize("key", ["doc_to_text", "description", "doc_to_target", "gen_prefix"])
+def test_templates_do_not_reach_python(place: Path, key: str, template: str) -> None:
+    refused(place, {**TASK, key: template}, "^lm-eval: task 'theirs': (SecurityError|TemplateSyntaxError)")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"metric_list": [{"metric": "accuracy", "hf_evaluate": True}]}, "hf_evaluate loads code from the hub"),
+        ({"metric_list": [{"metric": "local_code"}]}, r"unknown metric 'local_code'\."),
+        ({"metric_list": [{"metric": "acc", "aggregation": "os.system"}]}, "unknown aggregation 'os.system'"),
+        ({"use_prompt": "elsewhere/secret.yaml:x"}, r"use_prompt is 'elsewhere/secret\.yaml:x'\."),
+        ({"use_prompt": "promptsource:x"}, "use_prompt is 'promptsource:x'"),
+        ({"filter_list": [{"name": "x", "filter": [{"function": "custom"}]}]}, "unknown filter 'custom'"),
+        ({"fewshot_config": {"sampler": "os.system"}}, "fewshot_config: unknown sampler"),
+        ({"fewshot_config": {"process_docs": "f"}}, "fewshot_config: unknown key 'process_docs'"),
+        ({"doc_to_image": "x"}, "doc_to_image needs code"),
+        ({"no_such_key": 1}, "unknown key 'no_such_key'"),
+    ],
+)
+def test_what_leads_to_code_by_a_name_is_refused(place: Path, change: dict[str, Any], says: str) -> None:
+    (place / "local_code").mkdir()
+    (place / "local_code" / "local_code.py").write_text(RUNS)
+    refused(place, {**TASK, **change}, says)
+
+
+def test_a_groups_own_changes_of_a_task_are_checked_too(place: Path) -> None:
+    group = {"group": "theirs", "task": [{"task": "hellaswag", "process_docs": "f"}]}
+    refused(place, group, r"theirs\.yaml: task 'hellaswag': process_docs needs code")
+
+
+# ------------------------------------------------------------------------------------------ files
+
+
+@pytest.mark.parametrize(
+    "name", ["../elsewhere/secret.yaml", "sub/../../elsewhere/secret.yaml", "{place}/elsewhere/secret.yaml"]
+)
+def test_an_include_stays_in_its_folder(place: Path, name: str) -> None:
+    refused(place, {**TASK, "include": name.format(place=place)}, "leads out of .*/yaml or over a link")
+
+
+def test_links_are_not_followed(place: Path) -> None:
+    os.symlink("../elsewhere/secret.yaml", place / "yaml" / "linked")
+    os.symlink("../elsewhere", place / "yaml" / "folder")
+    refused(place, {**TASK, "include": "linked"}, "leads out of .*/yaml or over a link")
+    refused(place, {**TASK, "include": "folder/secret.yaml"}, "leads out of .*/yaml or over a link")
+    os.symlink("../elsewhere/secret.yaml", place / "yaml" / "a.yaml")
+    task = theirs(place, TASK)
+    assert "description" not in task._configs["theirs"].config
+
+
+def test_a_loop_of_includes_ends(place: Path) -> None:
+    (place / "yaml" / "b").write_text("include: theirs.yaml\n")
+    refused(place, {**TASK, "include": "b"}, "includes itself")
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ("../elsewhere/secret.jsonl", "leads out of --data-dir"),
+        ("{place}/elsewhere/secret.jsonl", "leads out of --data-dir"),
+        ("../elsewhere/*.jsonl", "leads out of --data-dir"),
+        ("link.jsonl", "leads out of --data-dir"),
+        ("l*.jsonl", "leads out of --data-dir"),
+        ("https://example.org/x.jsonl", "is an address"),
+        ("zip://x::https://example.org/x.zip", "is an address"),
+        ("none.jsonl", "no such file below --data-dir"),
+        ({"test": {"deep": ["../elsewhere/secret.jsonl"]}}, "leads out of --data-dir"),
+        (3, "needed: names of files"),
+    ],
+)
+def test_data_files_stay_below_the_data_folder(place: Path, files: Any, says: str) -> None:
+    os.symlink("../elsewhere/secret.jsonl", place / "data" / "link.jsonl")
+    named = files.format(place=place) if isinstance(files, str) else files
+    whole = named if isinstance(named, dict) else {"test": named}
+    refused(place, {**TASK, "dataset_kwargs": {"data_files": whole}}, says)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"dataset_path": "elsewhere", "dataset_kwargs": {}}, "is one of the hub, and the local source names no files"),
+        ({"dataset_path": "pandas"}, "is one of the hub"),
+        ({"dataset_path": "webdataset"}, "is one of the hub"),
+        (
+            {"dataset_kwargs": {"data_files": "test.jsonl", "trust_remote_code": True}},
+            "'trust_remote_code' is not read",
+        ),
+        ({"dataset_kwargs": {"data_dir": "/"}}, "'data_dir' is not read"),
+        ({"dataset_kwargs": {}}, "has no data_files"),
+    ],
+)
+def test_the_local_source_reads_files_only(place: Path, change: dict[str, Any], says: str) -> None:
+    refused(place, {**TASK, **change}, says)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"dataset_path": "./elsewhere"}, "Needed: a name of the hub"),
+        ({"dataset_path": "/etc"}, "Needed: a name of the hub"),
+        ({"dataset_path": "a/../../elsewhere"}, "Needed: a name of the hub"),
+        ({"dataset_path": "https://example.org"}, "Needed: a name of the hub"),
+        ({"dataset_path": "a/b", "dataset_kwargs": {"token": "x"}}, "'token' is not read"),
+        ({"dataset_path": "a/b", "dataset_kwargs": {"data_files": "/etc/passwd"}}, "is no file of the data set"),
+        ({"dataset_path": "json"}, "its YAML names files"),
+    ],
+)
+def test_the_hub_is_asked_for_data_sets_by_name_only(place: Path, change: dict[str, Any], says: str) -> None:
+    refused(place, {**TASK, **change}, says, Source("hub"))
+
+
+# ------------------------------------------------------------------------------------------ bombs
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
+            + "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{','.join([f'*{chr(97 + i)}'] * 10)}]\n" for i in range(9)),
+            "stands for more than 100000 values",
+        ),
+        ("a: " + "[" * 100_000, "nested more than 50 deep"),
+        ("a: " + "{b: " * 60 + "1", "nested more than 50 deep"),
+        (b"a: \xff\xfe", "not YAML"),
+        ("- a\n", "no table of names and values"),
+        ("1: a\n", "no table of names and values"),
+        ("a: b: c\n", r"theirs\.yaml, line 1: not YAML"),
+        ("task: theirs\nn: " + "9" * 5000 + "\n", "not YAML"),
+        ("#" * (1 << 20) + "\n", "more than 1048576 bytes"),
+    ],
+)
+def test_yaml_that_is_too_much_or_none_is_refused(place: Path, text: str | bytes, says: str) -> None:
+    refused(place, text, says)
+
+
+# ------------------------------------------------------------------------------------------ code of a model
+
+
+def test_a_program_passes_where_it_comes_to_its_end() -> None:
+    assert runs_through("def add(a, b):\n    return a + b\nassert add(2, 3) == 5")
+    assert not runs_through("def add(a, b):\n    return a * b\nassert add(2, 3) == 5")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os; os._exit(0)",
+        "raise SystemExit(0)",
+        "import os\nfor one in range(3, 64):\n    try: os.write(one, b'x' * 32)\n    except OSError: pass\nos._exit(0)",
+        "while True: pass",
+        "x = 'x' * (2 << 30)",
+        "open('f', 'wb').write(b'x' * (2 << 20))",
+        "import socket; socket.create_connection(('127.0.0.1', PORT), 1)",
+        "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('192.0.2.1', 9))",
+        "import urllib.request; urllib.request.urlopen('http://localhost:PORT', timeout=1)",
+        "import os; assert 'SECRET' in os.environ",
+    ],
+)
+def test_a_program_that_does_something_else_does_not_pass(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", SECRET)
+    assert not runs_through(program.replace("PORT", "80"))
+
+
+def test_a_program_has_a_network_of_its_own() -> None:
+    ours = os.readlink("/proc/self/ns/net")
+    assert not runs_through(f"import os; assert os.readlink('/proc/self/ns/net') == {ours!r}")
+    assert runs_through(f"import os; assert os.readlink('/proc/self/ns/net') != {ours!r}")
+
+
+def test_what_a_program_starts_does_not_outlive_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # by which its processes are known
+    program = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n"
+    assert runs_through(program) or os.geteuid() != 0  # limits of processes are not for root
+    assert not [entry for entry in Path("/proc").iterdir() if str(tmp_path).encode() in _environment(entry)]
+
+
+def _environment(entry: Path) -> bytes:
+    try:
+        return (entry / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_without_namespaces_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    unsafe_code._unshare.cache_clear()
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UserError, match=r"run without a network only, and on this system there is no `unshare`"):
+        runs_through("pass")
+    unsafe_code._unshare.cache_clear()
+
+
+def test_code_is_not_run_unless_somebody_said_so(place: Path) -> None:
+    row = {"task_id": 11, "text": "Add.", "code": "", "test_list": ["open('ran', 'w')", "pass", "pass"]}
+    (place / "data" / "mbpp.jsonl").write_text(json.dumps(row) + "\n")
+    task = get_task("lm-eval:mbpp")
+    assert isinstance(task, LmEvalTask)
+    (document,) = task.load(Source("local", place / "data", (("test", "mbpp.jsonl"),)), "test", None)
+    with pytest.raises(UserError, match="Allowed with --confirm-run-unsafe-code"):
+        task.score(document, "x = 1")
+    with pytest.raises(UserError, match="Allowed with --confirm-run-unsafe-code"):
+        task.evaluate(None, [document])
+    assert not (place / "ran").exists()
+    (scored,) = task.score_responses([document], {document.key: ["x = 1"]}, True).values()
+    assert scored.values == {"pass_at_1": 100.0}
+    assert not (place / "ran").exists()  # it ran in a folder of its own

@@ -1,0 +1,234 @@
+"""Tasks of TOML files: what is read, what models are given, how outputs are scored, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.job import DataRequest
+from exitbench.harness.planning.declared_task import read_declaration
+from exitbench.tasks.base import Source, Task
+from exitbench.tasks.declared.declaration import Declaration
+from exitbench.tasks.declared.task import DeclaredTask
+from exitbench.tasks.document import Document
+from exitbench.tasks.registry import aggregation, get_task
+
+Write = Callable[[str, object], Path]
+TOML = """\
+schema = 1
+name = "replies"
+prompt = "reply to {who}: {{{text}}}"
+causal_prompt = "{text}\\nReply:"
+target = "answer"
+metrics = ["f1", "em"]
+
+[fields]
+who = "from"
+text = "message.body"
+answer = "reply"
+"""
+RECORDS = [
+    {"from": "Ada", "message": {"body": "where {who} is"}, "reply": ["in London", "London"]},
+    {"from": "Ben", "message": {"body": "two\nlines"}, "reply": "no"},
+]
+
+
+def documents(task: Task, folder: Path, name: str) -> list[Document]:
+    return task.load(Source("local", folder, (("data", name),)), "test", None)
+
+
+@pytest.fixture
+def replies(write: Write) -> Declaration:
+    return read_declaration(write("replies.toml", TOML))
+
+
+# ------------------------------------------------------------------------------------------------------------- prompts
+
+
+def test_each_kind_of_model_reads_its_template_with_the_fields_as_they_are(
+    replies: Declaration, write: Write, tmp_path: Path
+) -> None:
+    write("data.json", RECORDS)
+    task = DeclaredTask(replies)
+    first, second = documents(task, tmp_path, "data.json")
+    assert task.prompt_for(first, "seq2seq") == "reply to Ada: {where {who} is}"
+    assert task.prompt_for(second, "causal") == "two\nlines\nReply:"
+    assert task.target(first) == "in London" and task.target(second) == "no"
+    assert (task.name, task.headline, task.default_max_new_tokens) == ("toml:replies", "f1", 64)
+
+
+def test_without_a_template_of_its_own_a_decoder_only_model_reads_the_other(write: Write, tmp_path: Path) -> None:
+    write("data.json", RECORDS)
+    text = "".join(line for line in TOML.splitlines(keepends=True) if not line.startswith("causal"))
+    task = DeclaredTask(read_declaration(write("one.toml", text)))
+    (first, _) = documents(task, tmp_path, "data.json")
+    assert task.prompt_for(first, "causal") == task.prompt_for(first, "seq2seq")
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{who.__class__}", "{who[0]}", "{who!r}", "{who:>9}", "{0}", "{}", "{who:{text}}", "{whom}", "{who", "who}"],
+)
+def test_a_template_names_fields_and_nothing_else(write: Write, template: str) -> None:
+    text = TOML.replace("reply to {who}: {{{text}}}", template)
+    with pytest.raises(UserError, match=r"bad\.toml:3: prompt: ") as told:
+        read_declaration(write("bad.toml", text))
+    assert "llowed: " in str(told.value)
+
+
+# ------------------------------------------------------------------------------------------------------------- records
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("d.json", json.dumps([{"a": "x, y", "b": "1"}, {"a": 'say "no"', "b": 2}])),
+        ("d.jsonl", '{"a": "x, y", "b": "1"}\n\n{"a": "say \\"no\\"", "b": 2}\n'),
+        ("d.csv", 'a,b\n"x, y",1\n"say ""no""",2\n'),
+        ("d.tsv", 'a\tb\nx, y\t1\n"say ""no"""\t2\n'),
+        ("d.csv.gz", 'a,b\r\n"x, y",1\r\n"say ""no""",2\r\n'),
+    ],
+)
+def test_records_are_read_by_the_ending_of_the_file(write: Write, tmp_path: Path, name: str, content: str) -> None:
+    task = DeclaredTask(Declaration("t", (("a", "a"), ("b", "b")), "{a}", "b", ("exact_match",)))
+    write(name, content)
+    found = documents(task, tmp_path, name)
+    assert [(one.fields["a"], one.fields["b"]) for one in found] == [("x, y", "1"), ('say "no"', "2")]
+    assert [one.fields["id"] for one in found] == ["1", "2"]
+
+
+def test_a_csv_field_may_have_several_lines(write: Write, tmp_path: Path) -> None:
+    task = DeclaredTask(Declaration("t", (("a", "a"), ("b", "b")), "{a}", "b", ("exact_match",)))
+    write("d.csv", 'a,b\n"two\nlines",1\n')
+    assert documents(task, tmp_path, "d.csv")[0].fields["a"] == "two\nlines"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("d.txt", "x", "d.txt: its name ends in .txt. Allowed: .json"),
+        ("d.json", '{"a": 1}', "d.json: is an object. Needed: a list"),
+        ("d.json", "[1]", "d.json, [0]: is a whole number. Needed: an object"),
+        ("d.jsonl", '{"a": "x", "b": "y"}\n{', "d.jsonl, line 2: not JSON"),
+        ("d.csv", "a,b\n1,2,3\n", "d.csv, record 1: has other columns"),
+        ("d.csv", 'a,b\n"1,2\n', "d.csv, line 1: not CSV: unexpected end of data"),
+        ("d.json", '[{"a": "x"}]', "d.json, record 1: no column 'b'. Allowed: a"),
+        ("d.json", '[{"a": ["x"], "b": "y"}]', "record 1, column 'a': is list. Needed: a text or a number"),
+        ("d.json", '[{"a": null, "b": "y"}]', "record 1, column 'a': is null"),
+        ("d.json", '[{"a": true, "b": "y"}]', "record 1, column 'a': is bool"),
+        ("d.json", '[{"a": "x", "b": []}]', "record 1, column 'b': has no reference"),
+        ("d.json", '[{"a": "x", "b": ["y", "z"]}]', "has 2 references, but bleu take"),
+        ("d.json", '[{"a": "\\ud800", "b": "y"}]', "half of a surrogate pair"),
+    ],
+)
+def test_a_wrong_record_is_named(write: Write, tmp_path: Path, name: str, content: str, message: str) -> None:
+    task = DeclaredTask(Declaration("t", (("a", "a"), ("b", "b")), "{a}", "b", ("exact_match", "bleu")))
+    write(name, content)
+    with pytest.raises(UserError) as told:
+        documents(task, tmp_path, name)
+    assert message in str(told.value)
+
+
+def test_a_list_of_references_is_no_text_of_a_prompt(write: Write, tmp_path: Path) -> None:
+    task = DeclaredTask(Declaration("t", (("a", "a"), ("b", "b")), "{a} {b}", "b", ("em",)))
+    write("d.json", [{"a": "x", "b": ["y"]}])
+    with pytest.raises(UserError, match="column 'b': is a list, but stands in a prompt"):
+        documents(task, tmp_path, "d.json")
+
+
+def test_files_are_local_ones_below_the_data_folder(replies: Declaration, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match='toml:replies: source is "hub"'):
+        DeclaredTask(replies).load(Source("hub"), "test", None)
+    with pytest.raises(UserError, match="leads out of --data-dir"):
+        documents(DeclaredTask(replies), tmp_path, "../data.json")
+
+
+# -------------------------------------------------------------------------------------------------------------- scores
+
+
+@pytest.mark.parametrize(
+    ("ours", "fields", "target"),
+    [("squad", {"id", "answers"}, None), ("samsum", {"id", "summary"}, "summary"), ("wmt-en-fr", {"id", "fr"}, "fr")],
+)
+def test_metrics_are_those_of_our_own_tasks(ours: str, fields: set[str], target: str | None) -> None:
+    from exitbench.tasks import builtin
+
+    own = get_task(ours)
+    declared = DeclaredTask(Declaration("t", (("x", "x"), ("y", "y")), "{x}", "y", own.metrics))
+    found = builtin.documents(ours, "test", 6)
+    outputs = [own.target(found[(number + 1) % 6]) + " " + own.target(one) for number, one in enumerate(found)]
+    pairs = []
+    for document, output in zip(found, outputs, strict=True):
+        references = document.fields["answers"]["text"] if target is None else [own.target(document)]
+        scored = declared.score(Document.from_fields({"x": "", "y": references}), output)
+        assert scored == own.score(document, output)
+        pairs.append(scored)
+    assert len({tuple(scored.values.values()) for scored in pairs}) > 1
+    for metric in own.metrics:
+        total = np.array([scored.summands(metric) for scored in pairs]).sum(axis=0)
+        n = np.asarray(6.0)
+        assert declared.aggregate(metric, total, n) == own.aggregate(metric, total, n)
+        assert aggregation("toml:t", metric)(total, n) == own.aggregate(metric, total, n)
+
+
+@pytest.mark.parametrize("metric", ["f1", "em", "rouge1", "rouge2", "rougeL"])
+def test_the_best_of_several_references_counts(metric: str) -> None:
+    task = DeclaredTask(Declaration("t", (("x", "x"), ("y", "y")), "{x}", "y", (metric,)))
+    document = Document.from_fields({"x": "", "y": ["the red house", "small dog runs"]})
+    assert task.score(document, "small dog runs").values == {metric: 100.0}
+
+
+@pytest.mark.parametrize(("output", "value"), [(" London\n", 100.0), ("in London", 100.0), ("london", 0.0), ("", 0.0)])
+def test_exact_match_is_of_the_text_as_it_is(output: str, value: float) -> None:
+    task = DeclaredTask(Declaration("t", (("x", "x"), ("y", "y")), "{x}", "y", ("exact_match",)))
+    document = Document.from_fields({"x": "", "y": ["London", "in London"]})
+    assert task.score(document, output).values == {"exact_match": value}
+    assert task.score(task.with_reference(document, output), output).values == {"exact_match": 100.0}
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("schema = 1", "schema = 2", "bad.toml:1: schema: is 2; this version reads schema 1"),
+        ('name = "replies"', 'name = "my replies"', "bad.toml:2: name: 'my replies' cannot be a name"),
+        ('target = "answer"', 'target = "anser"', "bad.toml:5: target: unknown field 'anser'. Did you mean 'answer'?"),
+        ('"f1", "em"', '"f1", "emm"', "bad.toml:6: metrics: unknown metric 'emm'. Did you mean 'em'?"),
+        ('"f1", "em"', "", "bad.toml:6: metrics: [] are not one or more"),
+        ('"f1", "em"', '"f1", "f1"', "bad.toml:6: metrics: names something twice"),
+        ('who = "from"', 'who-is = "from"', "'who-is' is no name"),
+        ('metrics = ["f1", "em"]', 'metrics = ["f1", "em"]\nmodule = "os"', "bad.toml:7: module: unknown key"),
+        ('who = "from"', "who = 1", "[fields] who: is 1; it must be a string"),
+        ("prompt = ", "max_new_tokens = 0\nprompt = ", "max_new_tokens: is 0"),
+    ],
+)
+def test_a_wrong_file_is_told_with_its_line(write: Write, old: str, new: str, message: str) -> None:
+    assert old in TOML
+    with pytest.raises(UserError) as told:
+        read_declaration(write("bad.toml", TOML.replace(old, new, 1)))
+    assert message in str(told.value)
+
+
+def test_a_request_carries_what_the_file_says(replies: Declaration, write: Write, tmp_path: Path) -> None:
+    write("data.json", RECORDS)
+    request = DataRequest("toml:replies", "local", "test", (("data", "data.json"),), declaration=replies)
+    copy: dict[str, Any] = json.loads(json.dumps({**vars(request), "declaration": replies.to_json()}))
+    rebuilt = DataRequest.from_json(copy)
+    assert rebuilt == request and hash(rebuilt) == hash(request)
+    assert [one.key for one in rebuilt.load(tmp_path)] == [one.key for one in request.load(tmp_path)]
+
+
+def test_another_target_or_metric_is_another_version(replies: Declaration) -> None:
+    def version(**changes: Any) -> str:
+        return DeclaredTask(Declaration(**{**vars(replies), **changes})).metric_version
+
+    assert len({version(), version(target="text"), version(metrics=("f1",)), version(metrics=("em", "rouge1"))}) == 4
+    assert version() == version(prompt="{who}", max_new_tokens=9)  # prompts have digests of their own

@@ -1,0 +1,195 @@
+"""Tasks of TOML files with choices: what lm-eval is given of them, which choice is right, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.planning.declared_task import read_declaration
+from exitbench.harness.planning.suite import load_suite
+from exitbench.tasks.base import Source
+from exitbench.tasks.declared.choices import right_choice
+from exitbench.tasks.declared.declaration import Declaration
+from exitbench.tasks.lm_eval.settings import LmEvalSettings
+from exitbench.tasks.lm_eval.task import LmEvalTask
+from exitbench.tasks.registry import get_task
+
+Write = Callable[[str, object], Path]
+TOML = """\
+schema = 1
+name = "colours"
+prompt = "the {thing} is"
+choices = "options"
+target = "answer"
+metrics = ["acc", "acc_norm"]
+[fields]
+thing = "thing"
+options = "options"
+answer = "answer"
+"""
+RECORDS = [
+    {"thing": "sky", "options": ["red", "light blue"], "answer": 1},
+    {"thing": "{sun}", "options": ["yellow", "green", "grey"], "answer": "yellow"},
+]
+
+
+def task_of(declaration: Declaration) -> LmEvalTask:
+    settings = LmEvalSettings.from_json(json.loads(json.dumps(LmEvalSettings(declaration=declaration).to_json())))
+    task = get_task(declaration.task_name, settings)
+    assert isinstance(task, LmEvalTask)
+    return task
+
+
+def asked(task: LmEvalTask, folder: Path, name: str = "data.json") -> list[list[tuple[Any, ...]]]:
+    documents = task.load(Source("local", folder, (("data", name),)), "test", None)
+    found = task.instances(documents)
+    return [[tuple(one.args) for one in found[document.key]] for document in documents]
+
+
+def test_each_choice_is_scored_behind_the_prompt(write: Write, tmp_path: Path) -> None:
+    write("data.json", RECORDS)
+    task = task_of(read_declaration(write("colours.toml", TOML)))
+    assert (task.name, task.metrics, task.output_type) == ("toml:colours", ("acc", "acc_norm"), "multiple_choice")
+    assert asked(task, tmp_path) == [
+        [("the sky is", " red"), ("the sky is", " light blue")],
+        [("the {sun} is", " yellow"), ("the {sun} is", " green"), ("the {sun} is", " grey")],
+    ]
+
+
+def test_scores_are_lm_evals_with_the_right_choice(write: Write, tmp_path: Path) -> None:
+    write("data.json", RECORDS)
+    task = task_of(read_declaration(write("colours.toml", TOML)))
+    documents = task.load(Source("local", tmp_path, (("data", "data.json"),)), "test", None)
+    assert [task.right_choices(document) for document in documents] == [{1}, {0}]
+    # The second choice is longer: less probable as it is, more by its characters.
+    responses = {documents[0].key: [(-3.0, False), (-5.0, False)], documents[1].key: [(-1.0, True), (-2.0, False)] * 2}
+    responses[documents[1].key] = responses[documents[1].key][:3]
+    scores = task.score_responses(documents, responses)
+    assert scores[documents[0].key].values == {"acc": 0.0, "acc_norm": 100.0}
+    assert scores[documents[1].key].values["acc"] == 100.0
+
+
+def test_choices_may_be_columns_and_texts(write: Write, tmp_path: Path) -> None:
+    text = TOML.replace('"options"\ntarget', '["{first}", "not {first}", "none"]\ntarget').replace(
+        'options = "options"', 'first = "first"'
+    )
+    write("data.csv", "thing,first,answer\nsky,blue,B\n")
+    task = task_of(read_declaration(write("colours.toml", text)))
+    assert asked(task, tmp_path, "data.csv") == [[("the sky is", f" {one}") for one in ("blue", "not blue", "none")]]
+
+
+@pytest.mark.parametrize(
+    ("target", "choices", "right"),
+    [
+        ("b", ["a", "b"], 1),
+        (1, ["a", "b"], 1),
+        ("1", ["a", "b"], 1),
+        ("B", ["x", "y"], 1),
+        ("1", ["1", "0"], 0),
+        (1, ["1", "0"], 1),
+        ("A", ["B", "A"], 1),
+    ],
+)
+def test_the_right_choice_is_a_text_a_number_or_a_letter(target: object, choices: list[str], right: int) -> None:
+    assert right_choice(target, choices, "here") == right
+
+
+@pytest.mark.parametrize("target", [2, -1, "2", "C", "c", True, None, "", ["a"], "²", 1.0])
+def test_what_is_no_choice_is_told(target: object) -> None:
+    with pytest.raises(UserError, match=r"here: .* is none of the 2 choices"):
+        right_choice(target, ["a", "b"], "here")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('choices = "options"', 'choices = "optoins"', "bad.toml:4: choices: unknown field 'optoins'. Did you mean"),
+        ('choices = "options"', 'choices = ["{thing}"]', "bad.toml:4: choices: needed: the name of a field"),
+        ('choices = "options"', 'choices = ["{thing.x}", "b"]', "bad.toml:4: choices: {thing.x} is no field's name"),
+        ('choices = "options"', "choices = 3", "bad.toml:4: choices: is 3; it must be a list"),
+        ('"acc", "acc_norm"', '"f1"', "metrics: unknown metric 'f1'. Allowed: acc, acc_norm"),
+        ('choices = "options"\n', "", "metrics: unknown metric 'acc'."),
+        ('choices = "options"', 'choices = "options"\ncausal_prompt = "x"', "causal_prompt: does not go with choices"),
+        ('choices = "options"', 'choices = "options"\nmax_new_tokens = 3', "max_new_tokens: does not go with choices"),
+    ],
+)
+def test_a_wrong_file_is_told(write: Write, old: str, new: str, message: str) -> None:
+    with pytest.raises(UserError) as told:
+        read_declaration(write("bad.toml", TOML.replace(old, new)))
+    assert message in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({**RECORDS[0], "options": ["red"]}, "record 1, field 'options': needed: a list of two choices or more"),
+        ({**RECORDS[0], "options": "red"}, "record 1, field 'options': needed: a list"),
+        ({**RECORDS[0], "options": ["red", None]}, "record 1, field 'options': is null"),
+        ({**RECORDS[0], "thing": ["sky"]}, "record 1, field 'thing': stands in a template"),
+        ({**RECORDS[0], "answer": 2}, "record 1, field 'answer': '2' is none of the 2 choices"),
+        ({"thing": "sky"}, "record 1: no column 'options'"),
+    ],
+)
+def test_a_wrong_record_is_named(write: Write, tmp_path: Path, record: dict[str, Any], message: str) -> None:
+    write("data.json", [record])
+    with pytest.raises(UserError) as told:
+        asked(task_of(read_declaration(write("colours.toml", TOML))), tmp_path)
+    assert message in str(told.value)
+
+
+SUITE = """
+schema = 1
+name = "s"
+seed = 1
+[models.m]
+recipe = "builtin-vanilla"
+[tasks.c]
+task = "colours.toml"
+{more}
+[[sweep]]
+method = "full"
+"""
+
+
+def test_a_suite_asks_for_its_log_likelihoods(write: Write) -> None:
+    write("colours.toml", TOML)
+    suite = load_suite(write("s.toml", SUITE.format(more='files = { data = "data.json" }\nscope = "context"')))
+    (entry,) = suite.tasks
+    assert entry.is_likelihood and entry.data.task == "toml:colours"
+    assert (entry.generation.scope, entry.generation.first_token) == ("context", "gated")
+    assert type(entry.data).from_json(json.loads(json.dumps(_json(entry.data)))) == entry.data
+
+
+def _json(data: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(data)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("", "files: is missing"),
+        ('files = { data = "d.json" }\nsource = "hub"', "files: is missing: the task reads files"),
+        ('files = { data = "d.json" }\ninclude = "."', "include: goes with YAML of lm-eval"),
+        ('files = { data = "d.json" }\nmax_new_tokens = 3', "max_new_tokens: does not go with"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(write: Write, more: str, message: str) -> None:
+    write("colours.toml", TOML)
+    with pytest.raises(UserError) as told:
+        load_suite(write("s.toml", SUITE.format(more=more)))
+    assert message in str(told.value)
+
+
+def test_another_file_is_another_version(write: Write) -> None:
+    versions = {
+        task_of(read_declaration(write("c.toml", TOML.replace(old, new)))).metric_version
+        for old, new in (("", ""), ("the {thing} is", "{thing}:"), ('= "options"\ntarget', '= ["a", "b"]\ntarget'))
+    }
+    assert len(versions) == 3

@@ -1,0 +1,207 @@
+"""Finding tasks of others: entry points, and the folder that the user trusts."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from exitbench import plugins, provenance
+from exitbench.errors import UserError
+from exitbench.tasks import registry
+from exitbench.tasks.registry import brought_by, get_task, register, task_names, unusable_tasks
+from exitbench.tasks.squad.task import Squad
+
+SHOUTED = '''
+"""A task of others."""
+from exitbench.tasks.squad.task import Squad
+{helper}
+
+class Shouted(Squad):
+    """Questions in capitals."""
+
+    name = "shouted"
+    metric_version = "7"
+
+    def prompt(self, doc):
+        return {shout}
+'''
+ALONE = SHOUTED.format(helper="", shout="super().prompt(doc).upper()")
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Let the registry look for tasks as a fresh process would; call it after a change."""
+    monkeypatch.setattr(registry, "_TASKS", dict(registry._TASKS))
+    monkeypatch.setattr(registry, "_unusable", {})
+    monkeypatch.delenv(plugins._VARIABLE, raising=False)
+    ours = set(registry._TASKS)
+
+    def clear() -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("shouting", plugins.PACKAGE)]:
+            del sys.modules[name]
+        for name in set(registry._TASKS) - ours:
+            del registry._TASKS[name]
+        importlib.invalidate_caches()
+        for cached in (registry._discover, registry._revision, plugins._load, provenance._imported):
+            cached.cache_clear()
+
+    clear()
+    yield clear
+    os.environ.pop(plugins._VARIABLE, None)
+    clear()
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None]) -> Callable[..., None]:
+    """Leave behind what installing a distribution with one task does."""
+
+    def put(source: str, version: str = "1.0") -> None:
+        (tmp_path / "shouting.py").write_text(source)
+        info = tmp_path / "shouting-1.0.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: shouting\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text("[exitbench.tasks]\nshouted = shouting:Shouted\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        anew()
+
+    return put
+
+
+@pytest.fixture
+def trust(tmp_path: Path, anew: Callable[[], None]) -> Callable[..., None]:
+    """Write files into a folder and name it with --plugins."""
+
+    def put(**files: str) -> None:
+        folder = tmp_path / "plugins"
+        folder.mkdir(exist_ok=True)
+        for name, text in files.items():
+            (folder / f"{name}.py").write_text(text)
+        plugins.use_plugins(folder)
+        anew()
+
+    return put
+
+
+REGISTERED = "\nimport exitbench\nexitbench.register_task(Shouted)\n"
+
+
+# -------------------------------------------------------------------------------------------------------- entry points
+
+
+def test_a_task_of_another_distribution_is_found_with_its_source(install: Callable[..., None]) -> None:
+    assert "shouted" not in task_names()
+    install(ALONE)
+    assert "shouted" in task_names()
+    task = get_task("shouted")
+    assert brought_by(type(task)) == "shouting 1.0" and brought_by(Squad) is None
+    assert task.metric_version.startswith("7 shouting 1.0 ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_other"),
+    [
+        ("upper", "lower", True),
+        ('"7"', '"8"', True),
+        ("Questions in capitals.", "Questions, loud.", False),
+        ("return", "# a remark\n        return", False),
+    ],
+)
+def test_its_version_is_that_of_its_source(install: Callable[..., None], old: str, new: str, is_other: bool) -> None:
+    install(ALONE)
+    before = get_task("shouted").metric_version
+    install(ALONE.replace(old, new))
+    assert (get_task("shouted").metric_version != before) == is_other
+
+
+def test_another_version_of_the_distribution_is_another(install: Callable[..., None]) -> None:
+    install(ALONE)
+    before = get_task("shouted").metric_version
+    install(ALONE, version="1.1")
+    assert get_task("shouted").metric_version != before
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("import a_module_that_is_not", "ModuleNotFoundError"),
+        ("raise SystemExit(3)", "SystemExit"),
+        ("Shouted = 1", "no subclass of exitbench.tasks.base.Task"),
+        (ALONE.replace('"shouted"', '"squad"'), "two tasks are named 'squad'"),
+        (ALONE.replace('"shouted"', '"toml:shouted"'), "names with ':'"),
+        (ALONE.replace('metric_version = "7"', "metric_version = 7"), "needs metric_version"),
+    ],
+)
+def test_a_broken_one_is_set_aside_and_the_others_go_on(install: Callable[..., None], source: str, why: str) -> None:
+    install(source)
+    assert {"squad", "samsum"} <= set(task_names()) and "shouted" not in task_names()
+    assert why in unusable_tasks()["shouted"]
+    with pytest.raises(UserError, match="task 'shouted' cannot be used"):
+        get_task("shouted")
+
+
+def test_our_own_tasks_have_the_version_that_they_declare() -> None:
+    assert get_task("squad").metric_version == Squad.metric_version
+
+
+def test_a_task_is_registered_once(anew: Callable[[], None]) -> None:
+    assert register(Squad) is Squad
+    with pytest.raises(TypeError, match="no subclass"):
+        register(int)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------------------ plug-ins
+
+
+def test_files_of_a_folder_register_what_they_bring(trust: Callable[..., None]) -> None:
+    trust(mine=ALONE + REGISTERED)
+    assert brought_by(type(get_task("shouted"))) == "exitbench_plugins.mine"
+
+
+def test_a_file_that_another_imports_is_a_part_of_its_version(trust: Callable[..., None]) -> None:
+    for imported in ("from exitbench_plugins.loud import shout", "from .loud import shout", "from . import loud"):
+        call = "loud.shout(super().prompt(doc))" if imported.endswith("loud") else "shout(super().prompt(doc))"
+        mine = SHOUTED.format(helper=imported, shout=call) + REGISTERED
+        trust(mine=mine, loud="def shout(text): return text.upper()", other="")
+        before = get_task("shouted").metric_version
+        trust(other="UNUSED = 1")
+        assert get_task("shouted").metric_version == before
+        trust(loud="def shout(text): return text.upper() + '!'")
+        assert get_task("shouted").metric_version != before, imported
+
+
+def test_nothing_is_run_of_a_folder_that_was_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None]
+) -> None:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "mine.py").write_text("raise AssertionError('run')")
+    monkeypatch.chdir(tmp_path)
+    assert "squad" in task_names() and plugins.plugins_folder() is None
+
+
+def test_a_file_that_fails_is_named(trust: Callable[..., None]) -> None:
+    trust(mine="1 / 0")
+    with pytest.raises(UserError, match=r"plug-in .*mine\.py: ZeroDivisionError"):
+        task_names()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"), [(lambda folder: None, "is no folder"), (Path.mkdir, r"holds no \.py file and no \.toml file")]
+)
+def test_a_folder_without_plug_ins_is_told(
+    tmp_path: Path, anew: Callable[[], None], make: Callable[[Path], None], message: str
+) -> None:
+    make(tmp_path / "none")
+    with pytest.raises(UserError, match=message):
+        plugins.use_plugins(tmp_path / "none")
+
+
+def test_one_folder_goes_with_one_process(trust: Callable[..., None], tmp_path: Path) -> None:
+    trust(mine="")
+    (tmp_path / "second").mkdir()
+    with pytest.raises(UserError, match="is in use"):
+        plugins.use_plugins(tmp_path / "second")
