@@ -256,10 +256,19 @@ class _Comparer:
         blank = Contrast(self._runs.name(run_a), self._runs.name(run_b), "")
         task, seed = self._facts[run_a.attempt_id]["task"], self._facts[run_a.attempt_id]["seed"]
         rows = [
-            _of_metric(replace(blank, quantity=metric), _difference(a, b, metric, self._aggregates(task, metric), seed))
+            _of_metric(replace(blank, quantity=metric), self._difference(a, b, task, metric, seed))
             for metric in a.scores[0]
         ]
         return [*rows, *self._answers(blank, run_a, a, run_b, b, seed), self._speed(blank, run_a, run_b, seed)]
+
+    def _difference(self, a: _Samples, b: _Samples, task: str, metric: str, seed: int) -> Difference:
+        rows_a, rows_b = a.rows(metric), b.rows(metric)
+        if any(metric in own for own in a.statistics):
+            return difference(rows_a, rows_b, self._aggregates(task, metric), seed=seed)
+        if set(np.unique([rows_a, rows_b])) <= {0.0, 100.0}:
+            return binary_difference(rows_a[:, 0], rows_b[:, 0])
+        # A metric without statistics is the mean of its values, whoever's task it is.
+        return difference(rows_a, rows_b, lambda total, n: total[..., 0] / n, seed=seed)
 
     def _answers(self, blank: Contrast, run_a: Run, a: _Samples, run_b: Run, b: _Samples, seed: int) -> list[Contrast]:
         """How far the answers are the same, token by token and as a whole, and how long they are."""
@@ -344,14 +353,6 @@ def _latest_comparable(
         return (a[0][0] if a else None), (b[0][0] if b else None)
     pairs = [(x, y) for x, group in a for y, other in b if group == other]
     return max(pairs, key=lambda pair: sorted(pair, reverse=True), default=None)
-
-
-def _difference(a: _Samples, b: _Samples, metric: str, aggregate: Aggregate, seed: int) -> Difference:
-    rows_a, rows_b = a.rows(metric), b.rows(metric)
-    plain = not any(metric in own for own in a.statistics)
-    if plain and set(np.unique([rows_a, rows_b])) <= {0.0, 100.0}:
-        return binary_difference(rows_a[:, 0], rows_b[:, 0])
-    return difference(rows_a, rows_b, aggregate, seed=seed)
 
 
 def _of_metric(blank: Contrast, found: Difference) -> Contrast:

@@ -77,9 +77,9 @@ _PROBED: Final = f"""
     SELECT
         doc_key, position, token_id, full_token_id, gold_token_id, first_match, top1_id, top2_id, top3_id, rank_final,
         p1, p2, p3, p_final
-    FROM probe_token WHERE {_ONLY} ORDER BY doc_key, position
+    FROM probe_token WHERE {_ONLY} AND choice IS NULL ORDER BY doc_key, position
 """
-_SCORED: Final = f"SELECT doc_key, position, score FROM score_token WHERE {_ONLY} ORDER BY doc_key, position"
+_SCORED: Final = f"SELECT doc_key, position, score FROM score_token WHERE {_ONLY} AND choice IS NULL ORDER BY ALL"
 
 
 @dataclass(frozen=True)

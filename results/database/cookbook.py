@@ -5,7 +5,16 @@ from typing import Final
 
 from exitbench.results.queries import SavedQuery, parameter_text, query_names, saved_query
 
-SECTIONS: Final = ("Exits", "Agreement", "Confidence", "Cost and speed", "Quality", "Provenance", "Published")
+SECTIONS: Final = (
+    "Exits",
+    "Choices",
+    "Agreement",
+    "Confidence",
+    "Cost and speed",
+    "Quality",
+    "Provenance",
+    "Published",
+)
 _OPENING: Final = """# Questions and the SQL that answers them
 
 Made by `exitbench sql --cookbook`; do not edit. Every query here is a saved one: `exitbench sql @NAME` runs it,

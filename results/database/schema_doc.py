@@ -33,6 +33,7 @@ _ABOUT: Final = {
     "metric": "One row per attempt, metric and metric version.",
     "timing_sample": "One row per document, round, arm and phase of a timing attempt: raw times.",
     "token_exit": "One row per attempt, document and token: where it was emitted.",
+    "choice_token": "One row per attempt, document, choice and token: where it was scored.",
     "probe_token": "One row per attempt, document and probed token.",
     "score_token": "One row per attempt, document and probed token of a scores attempt.",
     "fit_curve": "One row per attempt and epoch of a fit.",

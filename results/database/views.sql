@@ -256,7 +256,14 @@ untraced AS (
     FROM sample AS s
     JOIN run_names AS n USING (attempt_id)
     JOIN cell AS c ON c.cell_id = n.cell_id AND c.kind = 'quality'
-    LEFT JOIN (SELECT attempt_id, doc_key, count(*) AS tokens FROM token_exit GROUP BY ALL) AS t USING (attempt_id, doc_key)
+    LEFT JOIN (
+        SELECT attempt_id, doc_key, count(*) AS tokens FROM (
+            SELECT attempt_id, doc_key FROM token_exit
+            UNION ALL
+            SELECT attempt_id, doc_key FROM choice_token
+            SEMI JOIN (FROM choice_answer WHERE is_chosen) AS chosen USING (attempt_id, doc_key, choice)
+        ) GROUP BY ALL
+    ) AS t USING (attempt_id, doc_key)
     WHERE coalesce(t.tokens, 0) <> s.n_output GROUP BY s.attempt_id
 ),
 shortened AS (
@@ -396,6 +403,26 @@ head multiplied for it, NULL for a replay and where an older version ran; reject
 (it is the full model''s choice in their place), NULL where nothing is verified; full_token_id: of full depth at this position, NULL behind its end and where an older
 version ran.';
 
+CREATE VIEW choice_answers AS
+SELECT n.*, a.* EXCLUDE (attempt_id) FROM choice_answer AS a JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW choice_answers IS 'One row per text whose log-likelihood a task asked for, of a quality run or a replay. doc_key: document; choice: 1 = the first that the
+task lists (behind a document''s choices its further requests, such as choices without their context); text, NULL where an export left it out; n_context: tokens of the
+context; n_cut: tokens of it that were cut off, since the model has no positions for them; n_tokens: that were scored; logprob: natural logarithm of its probability
+given the context, each token''s read where it left; full_logprob: at full depth; is_greedy: whether each token is the most probable where it left; full_is_greedy: at full depth;
+is_right: whether the task says so, NULL where it has no right choice; is_chosen: the most probable of the document''s choices; full_is_chosen: at full depth; the three full_ columns
+are NULL where full depth was not scored.';
+
+CREATE VIEW choice_trace AS
+SELECT n.*, t.* EXCLUDE (attempt_id), a.is_right, a.is_chosen, a.full_is_chosen
+FROM choice_token AS t
+JOIN choice_answer AS a USING (attempt_id, doc_key, choice)
+JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW choice_trace IS 'One row per scored token of a choice, of a quality run (forced decode) or a replay. doc_key; choice: as in choice_answers; position: 1 = first behind
+the context; token_id: given, NULL where an export left it out; exit_layer: where its log-probability was read; blocks_run: blocks executed for it (of a replay: up to its exit); head_rows: rows of the LM head multiplied,
+NULL for a replay; score: the gate''s confidence there; reason: threshold (the gate said so) or last (no block was left); logprob: natural logarithm of its probability at the exit;
+full_logprob: at full depth; is_greedy: whether it is the most probable token at the exit; full_is_greedy: at full depth; is_right, is_chosen, full_is_chosen: of its choice, as in
+choice_answers.';
+
 CREATE VIEW vocabulary AS
 SELECT tokenizer_sha256, token_id, text, begins_word FROM token_text;
 COMMENT ON VIEW vocabulary IS 'One row per tokenizer and token id; token_trace JOIN runs USING (attempt_id) JOIN vocabulary USING (tokenizer_sha256,
@@ -409,12 +436,16 @@ SELECT
     row_number() OVER (
         PARTITION BY n.model, n.task_label, n.random_weights ORDER BY r.documents DESC, n.attempt_id DESC
     ) = 1 AS is_largest
-FROM run_names AS n JOIN runs AS r USING (attempt_id) WHERE r.kind = 'probe' AND r.record IS NULL;
+FROM run_names AS n JOIN runs AS r USING (attempt_id)
+WHERE r.kind = 'probe' AND r.record IS NULL AND n.attempt_id NOT IN (
+    SELECT attempt_id FROM probe_token WHERE choice IS NOT NULL
+);
 COMMENT ON VIEW plain_probes IS 'One row per probe run with tokens: those asked to record what is inside blocks have none. documents, first_token,
 full_depth_cell_id, full_depth_attempt_id: as in runs; is_latest: whether it is the newest of its full depth''s run; is_largest: of those of a model on a task, the one of the most documents, of these the newest.';
 
 CREATE VIEW probe_trace AS
-SELECT n.*, p.* EXCLUDE (attempt_id) FROM probe_token AS p JOIN run_names AS n USING (attempt_id);
+SELECT n.*, p.* EXCLUDE (attempt_id, choice, logprob) FROM probe_token AS p JOIN run_names AS n USING (attempt_id)
+WHERE p.choice IS NULL;
 COMMENT ON VIEW probe_trace IS 'One row per probed token; lists have one entry per block 1..L. doc_key; position: 1 = first generated; token_id:
 generated; full_token_id: top-1 at block L; gold_token_id: of the reference; token_kind: kind of word in generated data, as in exit_by_kind; first_match:
 first block whose top-1 is full_token_id; stable_from: first block from which it stays so; monotone_from: block from which p_final falls at no further block; first_similar: first block with
@@ -426,7 +457,8 @@ cosine_previous, cosine_previous_normed: with the block before (the embedding be
 cosine_last: with block L, final-normed; jsd_previous, jsd_last: Jensen-Shannon divergence to the block before and to block L, nats.';
 
 CREATE VIEW score_trace AS
-SELECT n.*, t.* EXCLUDE (attempt_id) FROM score_token AS t JOIN run_names AS n USING (attempt_id);
+SELECT n.*, t.* EXCLUDE (attempt_id, choice, logprob) FROM score_token AS t JOIN run_names AS n USING (attempt_id)
+WHERE t.choice IS NULL;
 COMMENT ON VIEW score_trace IS 'One row per probed token of a scores run: the method''s gate asked at every block as if the token had not
 left before; lists have one entry per block 1..L. doc_key; position: 1 = first generated; score: of the gate, NaN where it is not asked and
 at block L; emitted_id: token that would be emitted there, -1 where the gate is not asked.';
@@ -452,6 +484,19 @@ COMMENT ON VIEW token_tags IS 'One row per token of full depth''s answers that b
 generated, as in token_trace of the same attempt_id, and in probe_trace of the probe whose setting_id (see runs) is the same; upos: universal part of speech of
 the word, which all its pieces have; tagger: library, model and versions.';
 
+CREATE VIEW choice_probe_trace AS
+SELECT n.*, p.* EXCLUDE (attempt_id, gold_token_id, token_kind), a.is_right, a.is_chosen AS full_is_chosen
+FROM probe_token AS p
+JOIN run_names AS n USING (attempt_id)
+JOIN runs AS r USING (attempt_id)
+LEFT JOIN choice_answer AS a
+    ON a.attempt_id = r.full_depth_attempt_id AND a.doc_key = p.doc_key AND a.choice = p.choice
+WHERE p.choice IS NOT NULL;
+COMMENT ON VIEW choice_probe_trace IS 'One row per token of a choice of a probe run: probe_trace for given texts, at full depth. doc_key; choice, position: as in choice_trace; token_id: given;
+full_token_id: most probable at full depth; logprob: log-probability of token_id at every block 1..L, natural logarithm; is_right, full_is_chosen: of the choice, as in choice_answers; first_match, stable_from, monotone_from, first_similar,
+similar_blocks, grows_from, nearly_monotone_from, nearly_grows_from, tolerance, top1_id, top2_id, top3_id, p1, p2, p3, rank_final, p_final, entropy, logsumexp, cosine_previous,
+cosine_previous_normed, cosine_last, jsd_previous, jsd_last: as in probe_trace, of full_token_id.';
+
 CREATE VIEW layer_trace AS
 SELECT
     n.*, p.doc_key, p.position, p.token_id, p.full_token_id, p.token_kind, p.first_match, p.stable_from, p.block,
@@ -461,7 +506,7 @@ SELECT
     p.entropy[p.block] AS entropy, p.logsumexp[p.block] AS logsumexp, p.cosine_previous[p.block] AS cosine_previous,
     p.cosine_previous_normed[p.block] AS cosine_previous_normed, p.cosine_last[p.block] AS cosine_last,
     p.jsd_previous[p.block] AS jsd_previous, p.jsd_last[p.block] AS jsd_last
-FROM (SELECT *, unnest(range(1, len(p1) + 1))::SMALLINT AS block FROM probe_token) AS p
+FROM (SELECT *, unnest(range(1, len(p1) + 1))::SMALLINT AS block FROM probe_token WHERE choice IS NULL) AS p
 JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW layer_trace IS 'One row per probed token and block. block: 1..L; doc_key, position, token_id, full_token_id, token_kind,
 first_match, stable_from: of the token; top1_id, top2_id, top3_id, p1, p2, p3, p_final, rank_final, entropy, logsumexp, cosine_previous,
@@ -469,10 +514,14 @@ cosine_previous_normed, cosine_last, jsd_previous, jsd_last: at this block, as i
 
 CREATE VIEW exit_histogram AS
 SELECT n.*, t.exit_layer, t.tokens, t.tokens / sum(t.tokens) OVER (PARTITION BY t.attempt_id) AS share
-FROM (SELECT attempt_id, exit_layer, count(*) AS tokens FROM token_exit GROUP BY ALL) AS t
+FROM (
+    SELECT attempt_id, exit_layer, count(*) AS tokens
+    FROM (SELECT attempt_id, exit_layer FROM token_exit UNION ALL SELECT attempt_id, exit_layer FROM choice_token)
+    GROUP BY ALL
+) AS t
 JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW exit_histogram IS 'One row per quality or replay run and exit layer that occurred. exit_layer; tokens: how many exited there; share: of all
-tokens of the run.';
+COMMENT ON VIEW exit_histogram IS 'One row per quality or replay run and exit layer that occurred. exit_layer; tokens: how many exited there, generated or scored;
+share: of all tokens of the run.';
 
 CREATE OR REPLACE MACRO t_quantile(n) AS
     CASE WHEN n > 1 THEN coalesce(
@@ -534,7 +583,7 @@ FROM (
             p1[block]::DOUBLE AS p1, p2[block]::DOUBLE AS p2, p_final[block]::DOUBLE AS p_final,
             entropy[block]::DOUBLE AS entropy, cosine_previous[block]::DOUBLE AS cosine_previous,
             cosine_last[block]::DOUBLE AS cosine_last, jsd_last[block]::DOUBLE AS jsd_last
-        FROM (SELECT *, unnest(range(1, len(p1) + 1))::SMALLINT AS block FROM probe_token)
+        FROM (SELECT *, unnest(range(1, len(p1) + 1))::SMALLINT AS block FROM probe_token WHERE choice IS NULL)
     )
     GROUP BY ALL
 ) AS d
@@ -546,7 +595,7 @@ squares; entropy; cosine_previous; cosine_last; jsd_last: as in probe_trace. The
 
 CREATE VIEW no_change AS
 WITH settled AS (
-    SELECT attempt_id, stable_from AS block, count(*) AS tokens FROM probe_token GROUP BY ALL
+    SELECT attempt_id, stable_from AS block, count(*) AS tokens FROM probe_token WHERE choice IS NULL GROUP BY ALL
 ),
 grid AS (
     SELECT attempt_id, unnest(range(1, blocks + 1))::SMALLINT AS block

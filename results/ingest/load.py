@@ -37,6 +37,8 @@ from exitbench.results.statistics.stability import FILL_SQL
 DATABASE_TABLE: Final = {
     "samples": "sample",
     "tokens": "token_exit",
+    "choices": "choice_answer",
+    "choice_tokens": "choice_token",
     "probe": "probe_token",
     "sublayers": "sublayer_token",
     "layer_pairs": "layer_pair",

@@ -40,6 +40,8 @@ SCORES: Final = ("metric", "sample_rescore")
 """Tables with a known attempt's scores under another metric version."""
 _QUOTING: Final = {
     "sample": {"output_text": "''", "output_ids": "[]::INTEGER[]"},
+    "choice_answer": {"text": "NULL::VARCHAR"},
+    "choice_token": {"token_id": "NULL::INTEGER"},
     "probe_token": {"gold_token_id": "NULL::INTEGER"},
     "attempt": {"log_tail": "NULL::VARCHAR"},
 }

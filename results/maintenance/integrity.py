@@ -40,11 +40,13 @@ _INDEX_ROWS: Final = 1_000
 _REBUILD: Final = "`exitbench db rebuild` builds the database anew."
 _KEYS: Final = {
     "token_exit": "attempt_id, doc_key, position",
-    "probe_token": "attempt_id, doc_key, position",
+    "choice_answer": "attempt_id, doc_key, choice",
+    "choice_token": "attempt_id, doc_key, choice, position",
+    "probe_token": "attempt_id, doc_key, choice, position",
     "sublayer_token": "attempt_id, doc_key, position, block, read_out",
     "layer_pair": "attempt_id, doc_key, block_a, block_b",
     "token_tag": "attempt_id, doc_key, position, tagger",
-    "score_token": "attempt_id, doc_key, position",
+    "score_token": "attempt_id, doc_key, choice, position",
     "timing_sample": "attempt_id, doc_key, round, position, twin, phase",
     "device_sample": "attempt_id, round, moment, device",
     "training_log": "weights_sha256, step, block, metric",

@@ -492,6 +492,8 @@ def _check_list_lengths(rows: pa.Table, where: str) -> None:
     """Lists of one row belong together entry by entry, so all are equally long."""
     lists = [field.name for field in rows.schema if pa.types.is_list(field.type)]
     for name in lists[1:]:
+        if rows[name].null_count == rows.num_rows and rows.schema.field(name).nullable:  # of other rows only
+            continue
         expected, lengths = (pc.list_value_length(rows[column]) for column in (lists[0], name))
         if not expected.equals(lengths):
             raise SpoolError(f"{where}: lists {lists[0]!r} and {name!r} differ in length.")

@@ -29,7 +29,7 @@ from exitbench.results.files.values import (
     whole,
 )
 
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 """Version of the spool's layout; status.json carries it. Attempts of every earlier version are read too."""
 
 STATUSES: Final = ("ok", "failed", "oom", "timeout", "skipped", "interrupted")
@@ -101,6 +101,44 @@ TOKENS: Final = pa.schema(
     ]
 )
 
+CHOICES: Final = pa.schema(
+    [
+        _required("doc_key", pa.string()),
+        _required("choice", pa.int32()),
+        _optional("text", pa.string()),
+        _required("n_context", pa.int32()),
+        _optional("n_cut", pa.int32()),
+        _required("n_tokens", pa.int32()),
+        _required("logprob", pa.float64()),
+        _optional("full_logprob", pa.float64()),
+        _required("is_greedy", pa.bool_()),
+        _optional("full_is_greedy", pa.bool_()),
+        _optional("is_right", pa.bool_()),
+        _optional("is_chosen", pa.bool_()),
+        _optional("full_is_chosen", pa.bool_()),
+    ]
+)
+"""One row a text whose log-likelihood was asked for; choices of a document count from 1, as the task lists them."""
+
+CHOICE_TOKENS: Final = pa.schema(
+    [
+        _required("doc_key", pa.string()),
+        _required("choice", pa.int32()),
+        _required("position", pa.int32()),
+        _required("token_id", pa.int32()),
+        _required("exit_layer", pa.int16()),
+        _required("blocks_run", pa.int16()),
+        _optional("head_rows", pa.int32()),
+        _optional("score", pa.float32()),
+        _required("reason", pa.string()),
+        _required("logprob", pa.float32()),
+        _optional("full_logprob", pa.float32()),
+        _required("is_greedy", pa.bool_()),
+        _optional("full_is_greedy", pa.bool_()),
+    ]
+)
+"""One row a scored token of a choice."""
+
 PROBE_ID_LISTS: Final = ("top1_id", "top2_id", "top3_id", "rank_final")
 PROBE_FLOAT_LISTS: Final = (
     "p1",
@@ -119,6 +157,7 @@ PROBE_FLOAT_LISTS: Final = (
 PROBE: Final = pa.schema(
     [
         _required("doc_key", pa.string()),
+        _optional("choice", pa.int32()),
         _required("position", pa.int32()),
         _required("token_id", pa.int32()),
         _required("full_token_id", pa.int32()),
@@ -131,8 +170,10 @@ PROBE: Final = pa.schema(
         _optional("tolerance", pa.float64()),
         *(_required(name, _IDS) for name in PROBE_ID_LISTS),
         *(_required(name, _FLOATS) for name in PROBE_FLOAT_LISTS),
+        _optional("logprob", _FLOATS),
     ]
 )
+"""Of given texts (choices) `token_id` is what was given; then `choice` and its log-probability by block are there."""
 
 SUBLAYERS: Final = pa.schema(
     [
@@ -163,14 +204,17 @@ LAYER_PAIRS: Final = pa.schema(
 SCORES: Final = pa.schema(
     [
         _required("doc_key", pa.string()),
+        _optional("choice", pa.int32()),
         _required("position", pa.int32()),
         _required("score", _FLOATS),
         _required("emitted_id", _IDS),
+        _optional("logprob", _FLOATS),
     ]
 )
 """One entry a block 1..L, as if the token had not left before: NaN and -1 where the gate is not asked.
 
-The last block asks no gate, so its score is always NaN.
+The last block asks no gate, so its score is always NaN. Of given texts (choices) `logprob` is the given token's, and
+`emitted_id` that token where it is the most probable one, else -1.
 """
 
 FIT_CURVE: Final = pa.schema(
@@ -247,6 +291,8 @@ DEVICE: Final = pa.schema(
 TABLES: Final[dict[str, pa.Schema]] = {
     "samples": SAMPLES,
     "tokens": TOKENS,
+    "choices": CHOICES,
+    "choice_tokens": CHOICE_TOKENS,
     "probe": PROBE,
     "sublayers": SUBLAYERS,
     "layer_pairs": LAYER_PAIRS,

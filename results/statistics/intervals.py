@@ -7,6 +7,7 @@ The unit is the document; what belongs to one document is summed first. Which in
 - Bounded (a score, a share, a mean exit layer), corpus metrics too: Korn and Graubard's, which is Clopper-Pearson's
   for as many documents as would make the jackknife's standard error, fewer where Student's t is wide. It stays
   on the scale, and is lopsided near its ends.
+- Without a scale (a perplexity, a log-likelihood a byte): Student's t of the jackknife.
 - Ratios of sums, such as speed-ups: Student's t of the jackknife on the logarithm, and a studentised bootstrap where
   that reaches further. The first alone is too narrow for skewed documents, the second for few.
 - Where no document differs, nothing tells the spread: others may differ, anywhere on the scale, in as large a share of
@@ -68,13 +69,13 @@ def mean_interval(values: ArrayLike, bounds: Bounds) -> Interval:
     return aggregate_interval(column, lambda total, n: total[..., 0] / n, bounds)
 
 
-def aggregate_interval(statistics: ArrayLike, aggregate: Aggregate, bounds: Bounds = PERCENT) -> Interval:
+def aggregate_interval(statistics: ArrayLike, aggregate: Aggregate, bounds: Bounds | None = PERCENT) -> Interval:
     """Return a corpus metric with its interval.
 
     Args:
         statistics: Per-document statistics that add up, [n, S].
         aggregate: Maps summed statistics [..., S] and document counts [...] to metric values [...].
-        bounds: Least and greatest value that the metric can have.
+        bounds: Least and greatest value that the metric can have; None where it has none.
 
     Raises:
         ValueError: `statistics` is not two-dimensional or not finite.
@@ -86,6 +87,8 @@ def aggregate_interval(statistics: ArrayLike, aggregate: Aggregate, bounds: Boun
     value = float(aggregate(rows.sum(axis=0), np.asarray(float(n))))
     if n == 1:
         return _without(value, 1)
+    if bounds is None:
+        return _unbounded(value, jackknife(rows, aggregate))
     if rows.shape[1] == 1 and np.isin(rows, bounds).all() and np.isclose(value, rows.mean()):
         return _on_scale(value, *clopper_pearson(_share(value, bounds), n), bounds, "Clopper-Pearson", n)
     return _bounded(value, jackknife(rows, aggregate), bounds)
@@ -243,6 +246,15 @@ def _bounded(value: float, influence: Floats, bounds: Bounds) -> Interval:
         return _without(value, n)
     differs = standard_error(relative) > _EQUAL
     return _on_scale(value, *korn_graubard(share, relative), bounds, "Korn-Graubard" if differs else NONE_DIFFERS, n)
+
+
+def _unbounded(value: float, influence: Floats) -> Interval:
+    """The interval of a value without a scale, from how much each document moves it, [n]."""
+    n, error = len(influence), standard_error(influence)
+    if not np.isfinite(error) or not error > _EQUAL * abs(value):
+        return _without(value, n)
+    reach = error * t_quantile(n)
+    return Interval(value, value - reach, value + reach, "Student's t of the jackknife", n)
 
 
 def _on_scale(value: float, low: float, high: float, bounds: Bounds, method: str, n: int) -> Interval:

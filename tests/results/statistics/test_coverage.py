@@ -25,7 +25,7 @@ from exitbench.results.statistics.intervals import (
     ratio_interval,
 )
 from exitbench.results.statistics.paired import difference_interval
-from exitbench.tasks.wmt_en_fr.scoring import bleu
+from exitbench.tasks.translation.scoring import bleu
 
 SIZES = (5, 10, 20, 40, 200)
 N_BOOT = 300

@@ -21,7 +21,7 @@ from exitbench.results.statistics.intervals import (
     product_interval,
     ratio_interval,
 )
-from exitbench.tasks.wmt_en_fr.scoring import bleu, bleu_statistics
+from exitbench.tasks.translation.scoring import Bleu, bleu
 
 N_BOOT = 200
 values = st.lists(st.floats(0, 100), min_size=2, max_size=20)
@@ -173,7 +173,7 @@ def test_a_corpus_metric_is_computed_anew_without_each_document() -> None:
     words = np.array(["the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "and", "then", "it", "he"])
     references = [" ".join(rng.choice(words, 12)) for _ in range(8)]
     outputs = [" ".join(w if rng.random() < 0.9 else "oh" for w in reference.split()) for reference in references]
-    statistics = np.array([bleu_statistics(a, b) for a, b in zip(outputs, references, strict=True)])
+    statistics = np.array([Bleu().statistics(a, b) for a, b in zip(outputs, references, strict=True)])
 
     def corpus(kept: list[int]) -> float:
         return BLEU().corpus_score([outputs[i] for i in kept], [[references[i] for i in kept]]).score

@@ -1,0 +1,98 @@
+"""Choices in the database: views and saved queries agree with plain loops over the spool, exports leave texts out."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from exitbench.results.database.connection import open_database
+from exitbench.results.queries import saved_query
+
+Rows = list[dict[str, Any]]
+
+
+def _answer(path: Path, sql: str) -> Rows:
+    with open_database(path) as database:
+        rows: Rows = database.query(sql).to_pylist()
+    return rows
+
+
+def _cells(spool: Path) -> dict[str, tuple[Rows, Rows]]:
+    """Choices and tokens of every cell, by the method's threshold as JSON has it (``null``: full depth)."""
+    found = {}
+    for done in spool.glob("??/*/*/DONE"):
+        params = json.loads((done.parent / "cell.json").read_text())["method"]["params"]
+        tables = (pq.read_table(done.parent / f"{name}.parquet").to_pylist() for name in ("choices", "choice_tokens"))
+        found[json.dumps(params.get("threshold"))] = tuple(tables)
+    return found  # type: ignore[return-value]
+
+
+def test_views_have_every_choice_and_token_and_what_is_right(choice_spool: Path, choice_database: Path) -> None:
+    for threshold, (choices, tokens) in _cells(choice_spool).items():
+        where = f"coalesce(params ->> 'threshold', 'null') = '{threshold}' ORDER BY doc_key, choice"
+        answers = _answer(choice_database, f"FROM choice_answers WHERE {where}")
+        assert [{name: row[name] for name in choices[0]} for row in answers] == choices
+        right = {(row["doc_key"], row["choice"]): row["is_right"] for row in choices}
+        trace = _answer(choice_database, f"FROM choice_trace WHERE {where}, position")
+        assert [{name: row[name] for name in tokens[0]} for row in trace] == tokens
+        assert [row["is_right"] for row in trace] == [right[row["doc_key"], row["choice"]] for row in tokens]
+
+
+def test_a_trace_of_the_chosen_choice_is_complete(choice_database: Path) -> None:
+    assert _answer(choice_database, "FROM qc WHERE rule = 'trace_incomplete'") == []
+
+
+def test_exits_of_scored_tokens_are_counted(choice_spool: Path, choice_database: Path) -> None:
+    expected: dict[tuple[str, int], int] = defaultdict(int)
+    for threshold, (_, tokens) in _cells(choice_spool).items():
+        for row in tokens:
+            expected[threshold, row["exit_layer"]] += 1
+    found = _answer(
+        choice_database, "SELECT coalesce(params ->> 'threshold', 'null') AS t, exit_layer, tokens FROM exit_histogram"
+    )
+    assert {(row["t"], row["exit_layer"]): row["tokens"] for row in found} == expected
+
+
+def test_accuracy_depth_and_agreement_are_those_of_plain_loops(choice_spool: Path, choice_database: Path) -> None:
+    cells = _cells(choice_spool)
+    found = {
+        json.dumps(json.loads(row["params"]).get("threshold")): row
+        for row in _answer(choice_database, saved_query("accuracy_against_depth").with_defaults())
+    }
+    assert found.keys() == cells.keys()
+    agreement = {
+        row["threshold"]: row for row in _answer(choice_database, saved_query("choice_agreement").with_defaults())
+    }
+    assert {json.dumps(threshold) for threshold in agreement} == cells.keys() - {"null"}
+    for threshold, (choices, tokens) in cells.items():
+        chosen = [row for row in choices if row["is_chosen"]]
+        row = found[threshold]
+        assert row["accuracy"] == pytest.approx(mean(one["is_right"] for one in chosen))
+        assert row["same_choice"] == pytest.approx(mean(one["full_is_chosen"] for one in chosen))
+        assert row["mean_exit_layer"] == pytest.approx(mean(one["exit_layer"] for one in tokens))
+        if threshold != "null":
+            other = agreement[json.loads(threshold)]
+            assert other["same_choice"] == pytest.approx(row["same_choice"])
+            gaps = [abs(one["logprob"] - one["full_logprob"]) for one in choices]
+            assert other["logprob_gap"] == pytest.approx(mean(gaps))
+    assert 0 < found["0.3"]["same_choice"] < 1
+
+
+def test_exits_are_told_apart_by_what_is_right_and_chosen(choice_spool: Path, choice_database: Path) -> None:
+    expected: dict[tuple[str, bool, bool], list[int]] = defaultdict(list)
+    for threshold, (choices, tokens) in _cells(choice_spool).items():
+        told = {(row["doc_key"], row["choice"]): (row["is_right"], row["is_chosen"]) for row in choices}
+        for row in tokens:
+            if threshold != "null":
+                expected[threshold, *told[row["doc_key"], row["choice"]]].append(row["exit_layer"])
+    rows = _answer(choice_database, saved_query("exits_of_choices").with_defaults())
+    found = {
+        (json.dumps(json.loads(row["params"])["threshold"]), row["is_right"], row["is_chosen"]): row for row in rows
+    }
+    assert found.keys() == expected.keys()
+    for key, layers in expected.items():
+        assert (found[key]["mean_exit_layer"], found[key]["n"]) == (pytest.approx(mean(layers)), len(layers))

@@ -1,0 +1,138 @@
+"""A small spool of choices: full depth and two thresholds over documents with three choices each.
+
+Log-probabilities are drawn; what is right, chosen and of full depth follows from them as the harness has it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import TABLES
+
+DOCUMENTS: Final = 9
+CHOICES: Final = 3
+BLOCKS: Final = 4
+
+
+def write_choices(example: Any, root: Path, *, beside: bool = False, random_weights: bool = False) -> None:
+    """Write full depth's cell and those of two thresholds to a spool.
+
+    Args:
+        example: The module `make_spool`.
+        root: The spool.
+        beside: Whether the thresholds are replayed too, and the first of them is timed.
+        random_weights: Whether the model was never trained.
+    """
+    rng = np.random.default_rng(3)
+    model, task = example.MODELS[1], example.Task("lm-eval:toy", "toy", ("acc",))
+
+    def cell_of(*asked: Any) -> dict[str, Any]:
+        return dict(example.cell_json(model, task, *asked, random_weights=random_weights))
+
+    full = cell_of(example.FULL, "quality")
+    deep = _tokens(rng, dict.fromkeys(_places(), BLOCKS), None)
+    _write(example, root, full, deep, deep)
+    for method in example.CALM[:2]:
+        for kind in ("quality", "replay") if beside else ("quality",):
+            layers = {place: int(rng.integers(1, BLOCKS + 1)) for place in _places()}
+            probe = (full["cell_id"],) if kind == "replay" else ()
+            cell = cell_of(method, kind, full["cell_id"], probe)
+            _write(example, root, cell, _tokens(rng, layers, deep), deep)
+    if beside:
+        _write_timing(example, root, cell_of(example.CALM[0], "timing", full["cell_id"]))
+
+
+def _write_timing(example: Any, root: Path, cell: dict[str, Any]) -> None:
+    ends = {"speedup": (1.3, 1.2, 1.4), "aa_speedup": (1.0, 0.95, 1.05)}
+    plain = example.plain(DOCUMENTS)
+    metrics = {
+        name: replace(plain, value=value, low=low, high=high, method="bootstrap")
+        for name, (value, low, high) in ends.items()
+    }
+    with AttemptWriter(root, cell, example.ENV) as writer:
+        example.write_metrics(writer, {**metrics, "timed_documents": plain}, role="speed")
+        writer.finish("ok")
+
+
+def _places() -> list[tuple[int, int, int]]:
+    """Document, choice and position of every token: choice c has c tokens."""
+    choices = range(1, CHOICES + 1)
+    return [(doc, choice, at) for doc in range(DOCUMENTS) for choice in choices for at in range(1, choice + 1)]
+
+
+Tokens = Mapping[tuple[int, int, int], dict[str, Any]]
+
+
+def _tokens(rng: np.random.Generator, layers: Mapping[tuple[int, int, int], int], full: Tokens | None) -> Tokens:
+    made = {}
+    for place in _places():
+        logprob, layer = -float(np.float32(rng.exponential())), layers[place]
+        made[place] = {
+            "doc_key": f"k{place[0]:02}",
+            "choice": place[1],
+            "position": place[2],
+            "token_id": 3 + sum(place),
+            "exit_layer": layer,
+            "blocks_run": layer,
+            "head_rows": 150,
+            "score": None if layer == BLOCKS else 0.5,
+            "reason": "last" if layer == BLOCKS else "threshold",
+            "logprob": logprob,
+            "full_logprob": logprob if full is None else full[place]["logprob"],
+            "is_greedy": logprob > -0.5,
+            "full_is_greedy": (logprob if full is None else full[place]["logprob"]) > -0.5,
+        }
+    return made
+
+
+def _write(example: Any, root: Path, cell: dict[str, Any], tokens: Tokens, full: Tokens) -> None:
+    rows, samples = [], []
+    for doc in range(DOCUMENTS):
+        sums, full_sums = ([_sum(made, doc, choice) for choice in range(1, CHOICES + 1)] for made in (tokens, full))
+        chosen, full_chosen = int(np.argmax(sums)), int(np.argmax(full_sums))
+        for choice in range(CHOICES):
+            rows.append(
+                {
+                    "doc_key": f"k{doc:02}",
+                    "choice": choice + 1,
+                    "text": f" text {choice}",
+                    "n_context": 5,
+                    "n_cut": None,
+                    "n_tokens": choice + 1,
+                    "logprob": sums[choice],
+                    "full_logprob": full_sums[choice],
+                    "is_greedy": False,
+                    "full_is_greedy": False,
+                    "is_right": choice == doc % CHOICES,
+                    "is_chosen": choice == chosen,
+                    "full_is_chosen": choice == full_chosen,
+                }
+            )
+        samples.append(
+            {
+                "doc_key": f"k{doc:02}",
+                "output_text": f" text {chosen}",
+                "output_ids": [3 + doc + chosen + 1 + at for at in range(1, chosen + 2)],
+                "n_prompt": 5,
+                "n_output": chosen + 1,
+                "stop_reason": "scored",
+                "scores": f'{{"acc": {100.0 * (chosen == doc % CHOICES)}}}',
+                "statistics": "{}",
+            }
+        )
+    with AttemptWriter(root, cell, example.ENV) as writer:
+        writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
+        writer.write("choices", pa.Table.from_pylist(rows, schema=TABLES["choices"]))
+        writer.write("choice_tokens", pa.Table.from_pylist(list(tokens.values()), schema=TABLES["choice_tokens"]))
+        accuracy = float(np.mean([100.0 * (row["is_chosen"] and row["is_right"]) for row in rows])) * CHOICES
+        example.write_metrics(writer, {"acc": example.plain(accuracy)})
+        writer.finish("ok")
+
+
+def _sum(tokens: Tokens, doc: int, choice: int) -> float:
+    return sum(tokens[doc, choice, at]["logprob"] for at in range(1, choice + 1))
