@@ -57,6 +57,21 @@ class Contrast(Gate):
             return super().choose(view)
         return view.best(self._vector(view, self.emit_score))
 
+    def log_p(self, view: BlockView) -> Tensor:
+        """Return logarithms of the emission's vector, [A, V]; at the last block of the model's own distribution."""
+        if self.emit_score == "plain" or view.is_last:
+            return super().log_p(view)
+        return self._vector(view, self.emit_score).log()
+
+    @property
+    def why_no_log_p(self) -> str | None:
+        """Why the emission's vector is no distribution over the vocabulary."""
+        if self.emit_score == "lcd":
+            return "emit_score = 'lcd' gives tokens outside the plausible set no probability"
+        if self.emit_score == "dcd" and self.mass == "one":
+            return "emit_score = 'dcd' with mass = 'one' sums to more than 1; mass = 'head' is a distribution"
+        return None
+
     def cost(self, model: Model, asked: Sequence[int]) -> Cost:
         """Softmaxes of both blocks, and a divergence for each candidate."""
         return softmax_cost(model, sum(3 + 3 * len(self._candidates(block, model.n_blocks)) for block in asked))

@@ -54,6 +54,7 @@ class PrunedHead(LMHead):
     """
 
     reads_vocabulary: ClassVar[bool] = False
+    reads_part: ClassVar[bool] = True
 
     keeping: Keeping
     k_first: int

@@ -5,12 +5,12 @@ Every token is scored at every block asked as if it had not left before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import ActiveRows, BlockView, Model, Parts
+from exitbench.methods.base import ActiveRows, BlockView, Model, Parts, argmax_token
 
 CHUNK_BYTES = 64 * 2**20
 """Most memory for one block's logits of the tokens scored together."""
@@ -34,45 +34,80 @@ def score_states(
         [L, N], the last block included.
     """
     n_tokens, n_blocks = states_LND.shape[1], model.n_blocks
-    seeds = tuple(seeds_N) if seeds_N is not None else (0,) * n_tokens
-    chunk = max(1, CHUNK_BYTES // (4 * model.vocab_size))
-    pieces = [
-        _score(parts, model, states_LND[:, start : start + chunk], position, seeds[start : start + chunk])
-        for start in range(0, n_tokens, chunk)
-    ]
-    if not pieces:
-        nothing = states_LND.new_empty((n_blocks, 0))
-        return nothing, nothing.long()
-    return torch.cat([scores for scores, _ in pieces], 1), torch.cat([emitted for _, emitted in pieces], 1)
-
-
-def _score(
-    parts: Parts, model: Model, states_LND: Tensor, position: int, seeds: tuple[int, ...]
-) -> tuple[Tensor, Tensor]:
-    n_blocks, n_tokens = model.n_blocks, states_LND.shape[1]
-    scores_LN = torch.full((n_blocks, n_tokens), float("nan"), device=states_LND.device)
+    scores_LN = states_LND.new_full((n_blocks, n_tokens), float("nan"), dtype=torch.float32)
     emitted_LN = torch.full((n_blocks, n_tokens), -1, device=states_LND.device)
-    memory: dict[str, Tensor] = {}
-    previous_A: Tensor | None = None
-    active = ActiveRows((position,) * n_tokens, seeds)
-    for block in [*parts.asked(n_blocks), n_blocks]:
-        view = BlockView(
-            block=block,
-            active=active,
-            max_new_tokens=1,
-            hidden_AD=states_LND[block],
-            memory=memory,
-            model=model,
-            head=parts.head,
-            earlier=states_LND[:block].unbind(),
-            previous_score_A=previous_A,
-            ahead_LAD=states_LND[1:],
-        )
-        if block < n_blocks:
-            previous_A = parts.gate.score(view)
-            scores_LN[block - 1] = previous_A
-        emitted_LN[block - 1] = parts.gate.choose(view)
+    for tokens, view, score_A in _views(parts, model, states_LND, position, seeds_N):
+        if score_A is not None:
+            scores_LN[view.block - 1, tokens] = score_A
+        emitted_LN[view.block - 1, tokens] = parts.gate.choose(view)
     return scores_LN, emitted_LN
+
+
+@torch.no_grad()
+def score_given(
+    parts: Parts,
+    model: Model,
+    states_LND: Tensor,
+    given_N: Tensor,
+    *,
+    position: int = 1,
+    seeds_N: Sequence[int] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Ask the gate at every block, and for the probability of given tokens.
+
+    Args:
+        parts: The method.
+        model: The model.
+        states_LND: States after the embedding and every block, [L+1, N, D].
+        given_N: The tokens.
+        position: Position of all N tokens; matters to random draws only.
+        seeds_N: Seeds of their rows; likewise.
+
+    Returns:
+        Scores, and natural logarithms of the given tokens' probabilities, NaN where the gate is not asked, and whether
+        they are the most probable tokens there; each [L, N], the last block included.
+    """
+    n_tokens, n_blocks = states_LND.shape[1], model.n_blocks
+    scores_LN = states_LND.new_full((n_blocks, n_tokens), float("nan"), dtype=torch.float32)
+    logprob_LN = torch.full_like(scores_LN, float("nan"))
+    greedy_LN = torch.zeros_like(scores_LN, dtype=torch.bool)
+    for tokens, view, score_A in _views(parts, model, states_LND, position, seeds_N):
+        if score_A is not None:
+            scores_LN[view.block - 1, tokens] = score_A
+        log_p_AV, given_A = parts.gate.log_p(view), given_N[tokens]
+        logprob_LN[view.block - 1, tokens] = log_p_AV.gather(1, given_A[:, None])[:, 0]
+        greedy_LN[view.block - 1, tokens] = argmax_token(log_p_AV) == given_A
+    return scores_LN, logprob_LN, greedy_LN
+
+
+def _views(
+    parts: Parts, model: Model, states_LND: Tensor, position: int, seeds_N: Sequence[int] | None
+) -> Iterator[tuple[slice, BlockView, Tensor | None]]:
+    """Yield which tokens, their view at each block asked and at the last, and their score (None there)."""
+    n_tokens, n_blocks = states_LND.shape[1], model.n_blocks
+    all_seeds = tuple(seeds_N) if seeds_N is not None else (0,) * n_tokens
+    chunk = max(1, CHUNK_BYTES // (4 * model.vocab_size))
+    for start in range(0, n_tokens, chunk):
+        tokens = slice(start, min(start + chunk, n_tokens))
+        some_LND, seeds = states_LND[:, tokens], all_seeds[tokens]
+        memory: dict[str, Tensor] = {}
+        score_A: Tensor | None = None
+        for block in [*parts.asked(n_blocks), n_blocks]:
+            view = BlockView(
+                block=block,
+                active=ActiveRows((position,) * len(seeds), seeds),
+                max_new_tokens=1,
+                hidden_AD=some_LND[block],
+                memory=memory,
+                model=model,
+                head=parts.head,
+                earlier=some_LND[:block].unbind(),
+                previous_score_A=score_A,
+                ahead_LAD=some_LND[1:],
+            )
+            if block < n_blocks:
+                score_A = parts.gate.score(view)
+            yield tokens, view, score_A if block < n_blocks else None
 
 
 def epsilon_thresholds(scores_LN: Tensor, agrees_LN: Tensor, epsilon: float) -> list[float]:

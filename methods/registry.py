@@ -5,13 +5,10 @@ Third parties publish theirs through the entry-point group ``exitbench.methods``
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import importlib
-import inspect
 import pkgutil
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -19,8 +16,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import exitbench.methods
+from exitbench import provenance
 from exitbench.errors import UserError, suggestion
 from exitbench.methods.base import Method
+from exitbench.plugins import load_plugins
 
 GROUP = "exitbench.methods"
 """Entry points of other distributions, and the package of our own methods."""
@@ -69,6 +68,7 @@ def _discover() -> None:
     for point in entry_points(group=GROUP):
         with _set_aside(point.name, point.value):
             register(point.load())
+    load_plugins()
 
 
 @contextlib.contextmanager
@@ -117,10 +117,7 @@ def distribution(cls: type[Method]) -> tuple[str | None, str | None]:
     """Return name and version of the distribution that brought a method; (None, None) where none did."""
     if cls.__module__.startswith(f"{GROUP}."):
         return "exitbench", exitbench.__version__
-    for point in entry_points(group=GROUP):
-        if (point.module, point.attr) == (cls.__module__, cls.__qualname__) and point.dist is not None:
-            return point.dist.name, point.dist.version
-    return None, None
+    return provenance.distribution(cls, GROUP)
 
 
 @functools.cache
@@ -131,60 +128,12 @@ def revision(cls: type[Method]) -> str:
     is also the distribution's name and version and a digest of the syntax of its file and of those of its own package
     that it imports, directly or not: comments, docstrings and layout change nothing.
     """
-    name, version = distribution(cls)
-    if name == "exitbench":
+    if cls.__module__.startswith(f"{GROUP}."):
         return str(cls.version)
-    brought = f"{name} {version} " if name else ""
-    return f"{cls.version} {brought}{_syntax(_files(cls, cls.__module__.partition('.')[0]))}"
+    return provenance.revision_of_others(cls, str(cls.version), GROUP)
 
 
 @functools.cache
 def syntax_sha256(cls: type[Method]) -> str:
     """Digest of the syntax of the method's own file and of the modules of this package it imports, directly or not."""
-    return _syntax(_files(cls, GROUP))
-
-
-def _files(cls: type[Method], package: str) -> set[Path]:
-    """The file of a class, and those of a package that it imports; the registry computes nothing."""
-    found: set[Path] = set()
-    left = [Path(inspect.getfile(cls))]
-    while left:
-        path = left.pop()
-        if path not in found and path != Path(__file__):
-            found.add(path)
-            left += _imported(path, package)
-    return found
-
-
-@functools.cache
-def _imported(path: Path, package: str) -> tuple[Path, ...]:
-    """The files of a package that a source file imports."""
-    nodes = ast.walk(ast.parse(path.read_bytes()))
-    names = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
-    modules = (importlib.import_module(name) for name in names if f"{name}.".startswith(f"{package}."))
-    return tuple(Path(module.__file__) for module in modules if module.__file__)
-
-
-def _syntax(paths: set[Path]) -> str:
-    """Digest of what is written in files, wherever they lie, without comments and docstrings."""
-    trees = sorted(_tree(path.read_bytes()) for path in paths)
-    return hashlib.sha256("\0".join(trees).encode()).hexdigest()
-
-
-@functools.cache
-def _tree(source: bytes) -> str:
-    """What a file says without comments and docstrings; most files are of many methods."""
-    return ast.dump(_without_docstrings(ast.parse(source)))
-
-
-def _without_docstrings(tree: ast.Module) -> ast.Module:
-    """Drop every statement that is a text alone: docstrings, of attributes too."""
-    for node in ast.walk(tree):
-        for name in ("body", "orelse", "finalbody"):
-            if isinstance(statements := getattr(node, name, None), list):
-                setattr(node, name, [one for one in statements if not _is_text(one)])
-    return tree
-
-
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return provenance.syntax_sha256(cls, GROUP, apart_from=Path(__file__))

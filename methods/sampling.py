@@ -63,3 +63,9 @@ class Sampling(Gate):
         draws = [uniform(0, row_seed, position) for row_seed, position in places]
         uniform_A = torch.tensor(draws, dtype=torch.float64, device=view.hidden_AD.device)
         return view.token(drawn_index(view.logits_AK, self.temperature, uniform_A))
+
+    def log_p(self, view: BlockView) -> Tensor:
+        """Return log-probabilities of what is drawn from, [A, V]; of the model's own distribution at temperature 0."""
+        if self.temperature == 0:
+            return super().log_p(view)
+        return torch.log_softmax(view.logits_AK.double() / self.temperature, dim=-1).float()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from exitbench.methods.base.cost import Cost, Drafting
@@ -44,6 +45,19 @@ class Gate(ABC):
         """Return the token that each row emits, [A]: by default the most probable one."""
         return view.best(view.logits_AK)
 
+    def log_p(self, view: BlockView) -> Tensor:
+        """Return natural logarithms of the distribution that `choose` emits from, [A, V]: by default the head's own.
+
+        Asked of given tokens in place of `choose`, of views whose head reads the whole vocabulary.
+        """
+        return torch.log_softmax(view.logits_AK.float(), dim=-1)
+
+    @property
+    def why_no_log_p(self) -> str | None:
+        """Why given tokens have no `log_p`; None where they have: unless `choose` is one's own and `log_p` is not."""
+        own = next(cls for cls in type(self).__mro__ if "choose" in vars(cls) or "log_p" in vars(cls))
+        return None if "log_p" in vars(own) else "its gate chooses tokens in a way that gives them no probabilities"
+
     def score_sql(self, asked: Sequence[int]) -> str | None:
         """The score at block ``l`` as SQL over one row of a probe, for replays; None if a probe cannot tell.
 
@@ -74,6 +88,8 @@ class Head(ABC):
 
     reads_vocabulary: ClassVar[bool] = True
     """Whether every block is read out over the whole vocabulary with the model's own head (as a probe does)."""
+    reads_part: ClassVar[bool] = False
+    """Whether a block may be read out over a part of the vocabulary only: other tokens have no probability then."""
 
     @abstractmethod
     def read(self, view: BlockView) -> Reading:

@@ -12,7 +12,7 @@ import functools
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -343,7 +343,10 @@ def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
         kv_policy: str,
         temperature: float = 0.0,
         gates_first_token: bool = False,
+        given: Sequence[int] = (),
+        views: list[Any] | None = None,
     ) -> list[Any]:
+        """``given`` are tokens that are fed in place of those chosen, and ``views`` is what each was chosen from."""
         decoder, semantics = begin(model, prompt), SEMANTICS[kv_policy]
         is_seq2seq = model.checkpoint.kind == "seq2seq"
         fed = 0 if is_seq2seq else prompt[-1]
@@ -359,8 +362,10 @@ def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
             if semantics == "noisy":  # the cache is damaged as by copying, the token is that of full depth
                 choice = replace(choice, token=last.token, gap=min(choice.gap, last.gap))
             made.append(choice)
-            fed = choice.token
-            if fed in model.checkpoint.eos_ids:
+            if views is not None:
+                views.append(view)
+            fed = given[position - 1] if given else choice.token
+            if position == len(given) or (not given and fed in model.checkpoint.eos_ids):
                 break
         return made
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import exitbench
+from exitbench import provenance
 from exitbench.errors import UserError
 from exitbench.methods import registry
 from exitbench.methods.base import Method
@@ -191,7 +192,7 @@ def test_modules_of_its_own_package_are_a_part_of_a_methods_revision_if_it_impor
             (tmp_path / "acme" / f"{name}.py").write_text(text)
         for name in [name for name in sys.modules if name.partition(".")[0] == "acme"]:
             del sys.modules[name]
-        registry._imported.cache_clear()
+        provenance._imported.cache_clear()
         importlib.invalidate_caches()
         return revision(importlib.import_module("acme.twice").Twice)
 

@@ -20,6 +20,7 @@ from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.reading.config_values import check_in_vocabulary, check_token_ids, checked, shortened
 from exitbench.harness.reading.regular_files import is_file, read_json
+from exitbench.tasks.base import ModelKind
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -39,7 +40,7 @@ class Checkpoint:
         return self.model.engine
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> ModelKind:
         """``seq2seq`` or ``causal``."""
         return "causal" if self.start_id is None else "seq2seq"
 

@@ -23,7 +23,10 @@ from exitbench.harness.engine.decoding.speculation import verify_drafts
 from exitbench.harness.engine.decoding.trace import Observer, Trace
 from exitbench.harness.engine.model.cache import DecodingCache
 from exitbench.harness.engine.model.engine import Engine
-from exitbench.methods.base import ActiveRows, BlockView, Parts, Threshold
+from exitbench.methods.base import ActiveRows, BlockView, Gate, Parts, Threshold
+
+Choose = Callable[[BlockView], Tensor]
+"""What a step makes of a view of rows that leave: a token for each, [A]."""
 
 
 class Step:
@@ -31,13 +34,13 @@ class Step:
 
     Attributes:
         token_B: The tokens.
-        rules: What tokens are chosen from in place of a view; None: the view.
+        choose: What chooses them.
         observer: Told of scores, exits and read-outs.
         unread: Views of rows that have left and are to be read out together.
     """
 
-    def __init__(self, model: Engine, n_rows: int, rules: Applied | None, observer: Observer) -> None:
-        self.rules, self.observer = rules, observer
+    def __init__(self, model: Engine, n_rows: int, choose: Choose, observer: Observer) -> None:
+        self.choose, self.observer = choose, observer
         self.token_B = torch.empty(n_rows, dtype=torch.long, device=model.device)
         self.unread: list[BlockView] = []
         observer.step_began(n_rows)
@@ -130,14 +133,15 @@ def decode(
     while alive:
         rows = [generations[row] for row in alive]
         seeds_B = tuple(requests[row].seed for row in alive)
-        applied = None if rules is None else rules.applied(alive)
+        choose = parts.gate.choose if rules is None else _under(rules.applied(alive), parts.gate)
         if token_B is not None or batch.prompt_state_BD is None:
             if token_B is None:
                 token_B = torch.full((len(alive),), checkpoint.start_id or 0, device=model.device)
             positions_B = tuple(len(generation.token_ids) + 1 for generation in rows)
-            step = decode_step(runner, token_B, positions_B, batch.max_new_tokens, seeds_B, applied, observer)
+            step = decode_step(runner, token_B, positions_B, batch.max_new_tokens, seeds_B, choose, observer)
         else:  # the prompt itself ran at full depth and already holds the first token
-            step = _first_token(model, batch, parts, seeds_B, applied, observer)
+            state_BD = batch.prompt_state_BD
+            step = prompt_step(model, state_BD, parts, batch.max_new_tokens, seeds_B, choose, observer)
         token_B = step.token_B
         token_ids = token_B.tolist()
         for generation, token_id in zip(rows, token_ids, strict=True):
@@ -171,7 +175,7 @@ def decode_step(
     positions_B: tuple[int, ...],
     max_new_tokens: int,
     seeds_B: tuple[int, ...],
-    rules: Applied | None = None,
+    choose: Choose | None = None,
     observer: Observer | None = None,
 ) -> Step:
     """Feed one token a row through as many blocks as the method wants, and choose the next ones.
@@ -182,11 +186,11 @@ def decode_step(
         positions_B: 1 for the first generated token of a row.
         max_new_tokens: Longest answer allowed.
         seeds_B: One seed a row.
-        rules: What tokens are chosen from in place of a view; None: the view.
+        choose: What becomes of the rows that leave; None: the method's gate chooses their tokens.
         observer: Told of scores, exits and read-outs; None: nobody is.
     """
     model, parts = runner.model, runner.parts
-    step = Step(model, len(token_B), rules, observer or Observer())
+    step = Step(model, len(token_B), choose or parts.gate.choose, observer or Observer())
     hidden_AD = runner.begin(token_B)
     earlier = [hidden_AD] if parts.gate.needs_history else []  # states after blocks 0..block-1
     ahead_LAD = _all_states(runner, hidden_AD) if parts.gate.looks_ahead else None
@@ -230,7 +234,7 @@ def decode_step(
             previous_score_A = score_A
         if parts.gate.needs_history:
             earlier.append(hidden_AD)
-    _emit_together(step, parts)
+    _emit_together(step)
     runner.end()
     return step
 
@@ -257,20 +261,20 @@ def _emit(step: Step, parts: Parts, view: BlockView) -> None:
     if parts.head.reads_vocabulary and parts.gate.chooses_from_logits and not view.is_read:
         step.unread.append(view)
     else:
-        _choose(step, parts, view)
+        _choose(step, view)
 
 
-def _emit_together(step: Step, parts: Parts) -> None:
+def _emit_together(step: Step) -> None:
     views = step.unread
     if len(views) == 1:
-        _choose(step, parts, views[0])
+        _choose(step, views[0])
     elif views:
-        _choose(step, parts, BlockView.joined(views))
+        _choose(step, BlockView.joined(views))
         step.observer.read_together(views)
 
 
-def _choose(step: Step, parts: Parts, view: BlockView) -> None:
-    token_A = parts.gate.choose(view if step.rules is None else step.rules(view))
+def _choose(step: Step, view: BlockView) -> None:
+    token_A = step.choose(view)
     rows_A = view.active.rows_A
     if rows_A is None:
         step.token_B = token_A
@@ -288,21 +292,41 @@ def _all_states(runner: BlockRunner, hidden_AD: Tensor) -> Tensor:
     return torch.stack(states)
 
 
-def _first_token(
-    model: Engine, batch: Batch, parts: Parts, seeds_B: tuple[int, ...], rules: Applied | None, observer: Observer
+def prompt_step(
+    model: Engine,
+    state_BD: Tensor,
+    parts: Parts,
+    max_new_tokens: int,
+    seeds_B: tuple[int, ...],
+    choose: Choose,
+    observer: Observer,
 ) -> Step:
-    """The token that the prompt's full-depth pass already holds."""
-    assert batch.prompt_state_BD is not None, "asked only where the prompt's pass gave it"
-    n_rows = len(batch.prompt_state_BD)
-    step = Step(model, n_rows, rules, observer)
+    """The token that the prompt's full-depth pass already holds.
+
+    Args:
+        model: The model.
+        state_BD: State after the last prompt token and the last block.
+        parts: The method.
+        max_new_tokens: Longest answer allowed.
+        seeds_B: One seed a row.
+        choose: What becomes of the rows.
+        observer: Told of the read-out.
+    """
+    n_rows = len(state_BD)
+    step = Step(model, n_rows, choose, observer)
     view = BlockView(
         block=model.n_blocks,
         active=ActiveRows((1,) * n_rows, seeds_B, (0,) * n_rows, range(n_rows)),
-        max_new_tokens=batch.max_new_tokens,
-        hidden_AD=batch.prompt_state_BD,
+        max_new_tokens=max_new_tokens,
+        hidden_AD=state_BD,
         memory={},
         model=model,
         head=parts.head,
     )
-    _choose(step, parts, view)
+    _choose(step, view)
     return step
+
+
+def _under(rules: Applied, gate: Gate) -> Choose:
+    """The gate's choice from changed logits."""
+    return lambda view: gate.choose(rules(view))

@@ -17,7 +17,6 @@ from torch import Tensor
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.methods.base import BlockView, Head, Parts, Reading
-from exitbench.methods.heads import PrunedHead
 
 if TYPE_CHECKING:
     from exitbench.harness.engine.checkpoints.loading import Checkpoint
@@ -142,6 +141,6 @@ def why_not(parts: Parts) -> str | None:
         return "verifies its drafts by the head's own choices"
     if not parts.gate.chooses_from_logits:
         return "chooses its tokens from something else than the head's logits"
-    if isinstance(parts.head, PrunedHead):
+    if parts.head.reads_part:
         return "reads only a part of the vocabulary"
     return None

@@ -8,7 +8,7 @@ Shape suffixes: N tokens (all rows and positions), L blocks, D model width, V vo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,10 +42,15 @@ def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Seq
         Arrays over the N tokens in row order: ``full_token_id``, ``first_match``, ``stable_from`` and what
         `results.statistics.stability` adds [N]; per block [N, L] the columns of the spool's probe table.
     """
-    states_LND = states_of(checkpoint, prompts, outputs)
-    model = checkpoint.model
+    return signals_of(checkpoint.model, states_of(checkpoint, prompts, outputs))
+
+
+def signals_of(model: Engine, states_LND: Tensor, given_N: Tensor | None = None) -> dict[str, Any]:
+    """What `probe` returns, from states after the embedding and every block; ``logprob`` too of given tokens."""
     chunk = max(1, LOGITS_BUDGET_BYTES // (len(states_LND) * model.vocab_size * 4))
-    parts = [signals(model, piece_LND) for piece_LND in torch.split(states_LND, chunk, dim=1)]
+    pieces = torch.split(states_LND, chunk, dim=1)
+    given = [None] * len(pieces) if given_N is None else torch.split(given_N, chunk)
+    parts = [signals(model, piece_LND, given_N) for piece_LND, given_N in zip(pieces, given, strict=True)]
     arrays = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
     return {**arrays, **stability(arrays["p_final"], arrays["cosine_last"])}
 
@@ -68,7 +73,7 @@ def probe_table(
         gold_ids: Each document's reference; NULL where an output is longer.
         kinds: What kind of token each of them is, likewise.
     """
-    schema, no_entries = TABLES["probe"], [()] * len(keys)
+    no_entries = [()] * len(keys)
     columns: dict[str, Any] = {
         "doc_key": [key for key, output in zip(keys, outputs, strict=True) for _ in output],
         "position": [position for output in outputs for position in range(1, len(output) + 1)],
@@ -76,9 +81,18 @@ def probe_table(
         "gold_token_id": _beside(outputs, gold_ids or no_entries),
         "token_kind": _beside(outputs, kinds or no_entries),
     }
-    for name, values in probe(checkpoint, prompts, outputs).items():
-        columns[name] = values if values.ndim == 1 else lists(values, schema.field(name).type)
-    return pa.table({name: pa.array(values, type=schema.field(name).type) for name, values in columns.items()})
+    return as_table(columns | probe(checkpoint, prompts, outputs))
+
+
+def as_table(columns: Mapping[str, Any]) -> pa.Table:
+    """The spool's table of columns by name, [N] or [N, L]."""
+    schema = TABLES["probe"]
+    return pa.table({name: _array(values, schema.field(name).type) for name, values in columns.items()})
+
+
+def _array(values: Any, kind: pa.DataType) -> pa.Array:
+    is_matrix = getattr(values, "ndim", 1) == 2
+    return lists(values, kind) if is_matrix else pa.array(values, type=kind)
 
 
 def _beside(outputs: Sequence[Sequence[int]], entries: Sequence[Sequence[Any]]) -> list[Any]:

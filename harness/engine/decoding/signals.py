@@ -22,19 +22,29 @@ STRETCH = 128
 """Neighbouring tokens of the vocabulary of which only the largest logit is looked at first."""
 
 
-def signals(model: Engine, states_LND: Tensor) -> dict[str, Tensor]:
+def signals(model: Engine, states_LND: Tensor, given_N: Tensor | None = None) -> dict[str, Tensor]:
     """Record tokens from their states after the embedding and after every block, [L+1, N, D].
 
+    Args:
+        model: The model.
+        states_LND: The states.
+        given_N: Tokens whose log-probabilities are to be recorded too.
+
     Returns:
-        ``full_token_id``, ``first_match`` and ``stable_from`` [N]; the other columns of the spool's probe table [N, L].
+        ``full_token_id``, ``first_match`` and ``stable_from`` [N]; the other columns of the spool's probe table [N, L],
+        and of given tokens ``logprob`` [N, L].
     """
     logits_LNV = model.logits(states_LND).float()
+    # Before the pieces are worked on, which is done in place.
+    logit_LN1 = None if given_N is None else logits_LNV[1:].gather(-1, given_N.expand(model.n_blocks, -1)[..., None])
     few = max(1, PIECE_NUMEL // logits_LNV[:, 0].numel())
     pieces = [_of_logits(piece_LNV) for piece_LNV in torch.split(logits_LNV, few, dim=1)]
     columns = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     agrees_NL = columns["top1_id"] == columns["top1_id"][:, -1:]
     stable_NL = agrees_NL.flip(1).cummin(1).values.flip(1)
+    of_given = {} if logit_LN1 is None else {"logprob": logit_LN1[..., 0].T - columns["logsumexp"]}
     return {
+        **of_given,
         "full_token_id": columns["top1_id"][:, -1],
         "first_match": agrees_NL.int().argmax(1) + 1,
         "stable_from": stable_NL.int().argmax(1) + 1,

@@ -108,10 +108,17 @@ class Trace(Observer):
 
     def emitted(self, generations: Sequence[Generation]) -> None:
         """Add the step's row to each answer's trace, if every number it came from is finite."""
-        self._check_finite()
-        columns = zip(self.exit_layers, self.blocks_run, self.head_rows, self.scores, strict=True)
-        for generation, record in zip(generations, columns, strict=True):
+        for generation, record in zip(generations, self.told(), strict=True):
             _note(generation, *record)
+
+    def told(self) -> list[tuple[int, int, int, float | None]]:
+        """Exit layer, blocks run, head rows and score of each row of the step.
+
+        Raises:
+            ArithmeticError: A number that they came from is not finite.
+        """
+        self._check_finite()
+        return list(zip(self.exit_layers, self.blocks_run, self.head_rows, self.scores, strict=True))
 
     def _check_finite(self) -> None:
         """Raise ArithmeticError, naming the block, if a logit or a score is not a number or infinite."""

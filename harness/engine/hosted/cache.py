@@ -181,6 +181,19 @@ class HostedCache(DecodingCache):
             self.past = EncoderDecoderCache(self.past, Cache(layers=self.source_layers))
         self.windows: dict[tuple[int, int], Any] = {}  # how blocks are called at earlier positions, of this step
 
+    def _twin(self) -> HostedCache:
+        has_source = bool(self.source_layers)
+        twin = HostedCache(len(self.layers), self.n_rows, self.room, self.device, has_source=has_source)
+        twin.length, twin.padding_B, twin.fed_BS = self.length, self.padding_B, self.fed_BS
+        twin.source_BSD, twin.source_mask_BS = self.source_BSD, self.source_mask_BS
+        for own, layer in zip(twin.layers, self.layers, strict=True):
+            own.kv, own.is_initialized, own.length = layer.kv, layer.is_initialized, layer.length
+        for own_source, source in zip(twin.source_layers, self.source_layers, strict=True):
+            own_source.kv, own_source.is_initialized = source.kv, source.is_initialized
+        if has_source:
+            twin.past.is_updated = dict(self.past.is_updated)
+        return twin
+
     @property
     def n_rows(self) -> int:
         """Rows of the batch."""

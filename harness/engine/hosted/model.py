@@ -171,11 +171,11 @@ class HostedTransformer(Headed):
         return cache
 
     def start(
-        self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False
+        self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False, depth: int | None = None
     ) -> tuple[HostedCache, Tensor | None]:
         """Prefill; see `Engine.start`."""
         if self.stack.encoder is None:
-            return self._start_decoder_only(prompts, room, holds_last)
+            return self._start_decoder_only(prompts, room, holds_last, depth or self.n_blocks)
         if holds_last:
             raise UserError(
                 "an encoder-decoder reads its whole prompt in the encoder; its first new token, which follows the "
@@ -188,11 +188,11 @@ class HostedTransformer(Headed):
         encoded = self.stack.encoder(input_ids=tokens_BS, attention_mask=cache.source_mask_BS, return_dict=True)
         cache.source_BSD = encoded.last_hidden_state
         # One token at full depth, for keys and values of the source at every block: nobody reads the rest of it.
-        self._all_blocks(torch.zeros_like(tokens_BS[:, :1]), cache)
+        self._first_blocks(self.n_blocks, torch.zeros_like(tokens_BS[:, :1]), cache)
         return cache, None
 
     def _start_decoder_only(
-        self, prompts: Sequence[Sequence[int]], room: int, holds_last: bool
+        self, prompts: Sequence[Sequence[int]], room: int, holds_last: bool, depth: int
     ) -> tuple[HostedCache, Tensor | None]:
         tokens_BT, mask_BT = padded(prompts, self.device, side="left")
         self._check_room(tokens_BT.shape[1] + room - 1)  # the last new token is never fed
@@ -204,13 +204,13 @@ class HostedTransformer(Headed):
             tokens_BT = tokens_BT[:, :-1]
         if not tokens_BT.shape[1]:
             return cache, None
-        hidden_BTD = self._all_blocks(tokens_BT, cache)
+        hidden_BTD = self._first_blocks(depth, tokens_BT, cache)
         cache.length = tokens_BT.shape[1]
         return cache, None if holds_last else hidden_BTD[:, -1]
 
-    def _all_blocks(self, tokens_BT: Tensor, cache: HostedCache) -> Tensor:
+    def _first_blocks(self, depth: int, tokens_BT: Tensor, cache: HostedCache) -> Tensor:
         hidden_BTD, step = self.embed(tokens_BT, cache)
-        for block in range(1, self.n_blocks + 1):
+        for block in range(1, depth + 1):
             hidden_BTD = self.block(block, hidden_BTD, step)
         return hidden_BTD
 

@@ -6,10 +6,11 @@ positions, D model width, G key/value heads, K head size, L decoder blocks.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -77,6 +78,10 @@ class DecodingCache(ABC):
         """Where its tensors are."""
 
     @abstractmethod
+    def _twin(self) -> Self:
+        """A cache with the same tensors, which `_select` on the one leaves to the other."""
+
+    @abstractmethod
     def _select(self, rows: Tensor) -> None:
         """Keep only these rows of whatever is kept a row, padding and what waits apart."""
 
@@ -93,6 +98,13 @@ class DecodingCache(ABC):
             self.waiting = [self.waiting[row] for row in rows.tolist()]
         else:  # nothing to look up, so the rows need not be known on the host
             self.waiting = [[] for _ in range(len(rows))]
+
+    def copied(self, rows: Tensor) -> Self:
+        """Return a cache with copies of these rows, in which nothing waits; a row may be named more than once."""
+        assert not any(self.waiting), "what waits belongs to one row"
+        twin = self._twin()
+        twin.keep(rows)
+        return twin
 
     def drop_newest(self, dropped_B: Sequence[int]) -> None:
         """Forget the newest positions of each row, so many; rows with more of them move right to end where others do.
@@ -176,6 +188,24 @@ class Cache(DecodingCache):
             k, v = kv.chunk(2, dim=2)
             cached = self._by_block[name] = kv, list(zip(k.unbind(), v.unbind(), strict=True))
         return cached[1]
+
+    def _twin(self) -> Self:
+        twin = copy.copy(self)
+        twin._by_block = {}
+        return twin
+
+    def widened(self, model: Transformer, rows: Tensor, room: int) -> Cache:
+        """Return a cache with copies of these rows, as `copied` does, that has another room."""
+        wide = Cache(model, len(rows), room)
+        wide.self_kv[..., : self.length, :] = self.self_kv[..., : self.length, :].index_select(1, rows)
+        wide.length = self.length
+        if self.padding_B is not None:
+            wide.padding_B = self.padding_B.index_select(0, rows)
+        if self.cross_kv is not None:
+            wide.cross_kv = self.cross_kv.index_select(1, rows)
+        if self.source_mask is not None:
+            wide.source_mask = self.source_mask.index_select(0, rows)
+        return wide
 
     def _select(self, rows: Tensor) -> None:
         self._by_block.clear()

@@ -57,18 +57,23 @@ class Engine(Model, Protocol):
     def encoder_blocks(self) -> int:
         """Blocks of the encoder; 0 means decoder-only."""
 
+    @property
+    def pads_left(self) -> bool:
+        """Whether rows of a decoder-only model may be padded on the left, and so stand in one batch."""
+
     def new_cache(self, n_rows: int, room: int, padding_B: Tensor | None = None) -> Any:
         """An empty cache of a decoder-only model for so many rows and positions; ``padding_B`` is on the left."""
 
     def start(
-        self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False
+        self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False, depth: int | None = None
     ) -> tuple[Any, Tensor | None]:
-        """Prefill: everything that happens once a prompt, at full depth.
+        """Prefill: everything that happens once a prompt, at full depth unless told otherwise.
 
         Args:
             prompts: Token ids of each row.
             room: New decoder positions to leave space for.
             holds_last: Decoder-only models: hold back each prompt's last token, which is to be fed next.
+            depth: Decoder-only models: run so many blocks, because no later token runs more; None: all.
 
         Returns:
             The cache, and for decoder-only models the state after the last prompt token [B, D] (None otherwise, and

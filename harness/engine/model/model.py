@@ -51,6 +51,7 @@ class Transformer(Headed):
     """A checkpoint in memory: the lean engine. Satisfies the `Engine` protocol."""
 
     engine: EngineName = "lean"
+    pads_left = True
 
     def __init__(self, arch: Architecture, weights: Weights, exit_heads: ExitHeads | None = None) -> None:
         self.arch = arch
@@ -226,11 +227,11 @@ class Transformer(Headed):
         return self.normalise(hidden_ND)
 
     def start(
-        self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False
+        self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False, depth: int | None = None
     ) -> tuple[Cache, Tensor | None]:
         """Prefill; see `Engine.start`."""
         if not self.arch.encoder_blocks:
-            return self._start_decoder_only(prompts, room, holds_last)
+            return self._start_decoder_only(prompts, room, holds_last, depth or self.n_blocks)
         if holds_last:
             raise UserError(
                 "an encoder-decoder reads its whole prompt in the encoder; its first new token, which follows the "
@@ -255,7 +256,7 @@ class Transformer(Headed):
         return cache
 
     def _start_decoder_only(
-        self, prompts: Sequence[Sequence[int]], room: int, holds_last: bool
+        self, prompts: Sequence[Sequence[int]], room: int, holds_last: bool, depth: int
     ) -> tuple[Cache, Tensor | None]:
         self._check_room(max(len(prompt) for prompt in prompts), room)
         tokens_BT, mask_BT = padded(prompts, self.device, side="left")
@@ -266,7 +267,7 @@ class Transformer(Headed):
         if not tokens_BT.shape[1]:
             return cache, None
         hidden, context = self.embed(tokens_BT, cache)
-        for block in range(1, self.n_blocks + 1):
+        for block in range(1, depth + 1):
             hidden = self.block(block, hidden, context)
         cache.length = tokens_BT.shape[1]
         return cache, None if holds_last else hidden[:, -1]
@@ -293,6 +294,32 @@ class Transformer(Headed):
             if self.weights.position_embedding_PD is not None:
                 hidden = hidden + self.weights.position_embedding_PD[unpadded(cache.padding_B, None, places)]
         return hidden, StepContext(cache, hidden[:, -1], bias, is_causal, rotary)
+
+    def embed_branches(
+        self, tokens_BT: Tensor, branch_BT: Tensor, offset_BT: Tensor, cache: Cache
+    ) -> tuple[Tensor, StepContext]:
+        """Begin a step of branches that stand side by side in a row: each goes on from the cache and sees no other.
+
+        Args:
+            tokens_BT: Tokens of a row's branches, one after the other.
+            branch_BT: Which branch of its row each is of.
+            offset_BT: Its place in the branch, from 0.
+            cache: Keys and values before them, with room for all.
+        """
+        before, slots = (torch.arange(n, device=self.device) for n in (cache.length, tokens_BT.shape[1]))
+        places_BT = cache.length + offset_BT
+        own_BTT = (branch_BT[:, :, None] == branch_BT[:, None]) & (slots[:, None] >= slots)
+        seen_BTS = own_BTT.new_ones(*tokens_BT.shape, cache.length)
+        if cache.padding_B is not None:
+            seen_BTS = seen_BTS & (before >= cache.padding_B[:, None, None])
+        bias = additive(torch.cat((seen_BTS, own_BTT), dim=-1), self.dtype)[:, None]
+        if (table := self.weights.relative_bias) is not None:
+            rows = [relative_bias(self.arch, table, places, torch.cat((before, places))) for places in places_BT]
+            bias = bias + torch.cat(rows)
+        hidden = self.weights.token_embedding_VD[tokens_BT]
+        if self.weights.position_embedding_PD is not None:
+            hidden = hidden + self.weights.position_embedding_PD[unpadded(cache.padding_B, None, places_BT)]
+        return hidden, StepContext(cache, hidden[:, -1], bias, rotary=self.rotary_at(cache, None, places_BT))
 
     def block(
         self,

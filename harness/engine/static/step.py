@@ -230,3 +230,6 @@ class _StaticGate(Gate):
 
     def choose(self, view: BlockView) -> Tensor:
         return self._parts.gate.choose(view)
+
+    def log_p(self, view: BlockView) -> Tensor:
+        return self._parts.gate.log_p(view)

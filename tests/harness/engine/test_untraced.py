@@ -103,9 +103,8 @@ def test_nothing_is_recorded_while_the_clock_runs(
 ) -> None:
     units = [timing.Unit(str(n), requests(prompts, n, 2)) for n in (0, 2)]
     full, settings = Full().parts(L), TimingSettings(documents=2, max_rounds=1, target_half_width=0.0, warm_up=1)
-    measured = timing.measure(
-        family.checkpoint, full, method.parts(L), units, GenerationSettings(N_NEW), settings, 0, lambda n: None
-    )
+    work = timing.Generating(family.checkpoint, GenerationSettings(N_NEW))
+    measured = timing.measure(work, full, method.parts(L), units, settings, 0, lambda n: None)
     assert len(measured.readings) == 2 * len(timing.ORDER) * 3
     assert all(len(g.exit_layers) == len(g.token_ids) for g in measured.method), "told by a decode before"
     timed = {(r.position, r.doc_key): r.n_tokens for r in measured.readings if r.phase == "total"}

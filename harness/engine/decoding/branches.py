@@ -1,0 +1,109 @@
+"""Contexts with their continuations: batches of contexts, and the rows that a context's continuations take.
+
+Everything before the last token of a continuation is fed to the model, so that continuations which differ there alone
+are one row: the letters of a multiple-choice question are read from one state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from exitbench.harness.engine.model.engine import Engine
+
+
+@dataclass(frozen=True)
+class Context:
+    """One context and what is scored after it.
+
+    Attributes:
+        context_ids: Encoder input, or the text before the continuations for a decoder-only model; not empty.
+        continuations: Token ids, none of them empty.
+        seed: What random methods draw from; the same draws for all continuations.
+    """
+
+    context_ids: Sequence[int]
+    continuations: Sequence[Sequence[int]]
+    seed: int = 0
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest continuation."""
+        return max(map(len, self.continuations))
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Continuations of one context that are fed the same, because they differ in their last token at most.
+
+    Attributes:
+        context: Its place in the batch.
+        fed: Their tokens but for the last.
+        choices: Which continuations.
+    """
+
+    context: int
+    fed: tuple[int, ...]
+    choices: tuple[int, ...]
+
+
+def branches_of(contexts: Sequence[Context]) -> list[Branch]:
+    """Return the branches of a batch, those of one context side by side."""
+    branches = []
+    for place, context in enumerate(contexts):
+        by_fed: dict[tuple[int, ...], list[int]] = {}
+        for choice, token_ids in enumerate(context.continuations):
+            by_fed.setdefault(tuple(token_ids[:-1]), []).append(choice)
+        branches += [Branch(place, fed, tuple(choices)) for fed, choices in by_fed.items()]
+    return branches
+
+
+def packs(branches: Sequence[Branch], most: int) -> list[list[Branch]]:
+    """Put branches of one context into one row, side by side, as long as it has at most so many tokens."""
+    packed: list[list[Branch]] = []
+    for branch in branches:
+        last = packed[-1] if packed else []
+        fits = sum(len(other.fed) for other in last) + len(branch.fed) <= most
+        if last and last[0].context == branch.context and fits:
+            last.append(branch)
+        else:
+            packed.append([branch])
+    return packed
+
+
+def batches(model: Engine, contexts: Sequence[Context], rows: int) -> Iterator[list[int]]:
+    """Yield places of contexts to be run together, the longest first; those without continuations are left out.
+
+    The longest context and the longest continuation of a batch, which need not be of one row, fit the model's positions
+    together: shorter rows are padded to both.
+
+    Args:
+        model: The model.
+        contexts: What is scored.
+        rows: Rows that a batch may have; a context that needs more is alone in its own.
+    """
+    mixes_lengths, most = model.pads_left or model.encoder_blocks > 0, model.max_positions
+    order = sorted(range(len(contexts)), key=lambda place: -len(contexts[place].context_ids))
+    batch: list[int] = []
+    used = longest = 0
+    for place in order:
+        context = contexts[place]
+        if not context.continuations:
+            continue
+        needed = len({tuple(token_ids[:-1]) for token_ids in context.continuations})
+        first = contexts[batch[0] if batch else place]
+        reaches = len(first.context_ids) + max(longest, context.longest) - 1
+        goes_along = (
+            used + needed <= rows
+            and (mixes_lengths or len(context.context_ids) == len(first.context_ids))
+            and (most is None or reaches <= most)
+        )
+        if batch and not goes_along:
+            yield batch
+            batch, used, longest = [], 0, 0
+        batch.append(place)
+        used, longest = used + needed, max(longest, context.longest)
+    if batch:
+        yield batch

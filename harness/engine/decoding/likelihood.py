@@ -1,0 +1,453 @@
+"""Log-likelihoods with exits: forced decode of given continuations, and one pass where every token has one depth.
+
+A context is prefilled once, and each of its continuations goes on from a copy of its keys and values. The first token
+of all of them is read from one row, where the context ends. After it the decode loop is given the next token in place
+of choosing one, with the same gate, head and KV policy as in generation; log p of a token is read where its row left.
+
+Shape suffixes: C contexts, B rows (branches), T positions, N tokens (of all rows), K continuations of a row, A rows
+that leave, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import Scope
+from exitbench.harness.engine.checkpoints.loading import Checkpoint
+from exitbench.harness.engine.decoding.block_runner import BlockRunner
+from exitbench.harness.engine.decoding.branches import Branch, Context, batches, branches_of, packs
+from exitbench.harness.engine.decoding.decode import decode_step, prompt_step
+from exitbench.harness.engine.decoding.trace import Observer, Trace
+from exitbench.harness.engine.model.cache import Cache, DecodingCache
+from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.model.positions import padded
+from exitbench.methods.base import ActiveRows, BlockView, Gate, Parts, argmax_token
+from exitbench.methods.thresholds import Constant
+
+READ_OUT_BYTES = 64 * 2**20
+"""Most memory for the logits of a pass at once; tokens are read out in pieces that fit."""
+PACKED_TOKENS = 512
+"""Most tokens of branches side by side in a row: each is compared with all of them."""
+
+
+@dataclass
+class Scored:
+    """One continuation; one entry a token.
+
+    A score that is not traced leaves the tokens, their log-probabilities and whether they are greedy.
+
+    Attributes:
+        token_ids: The tokens that were given.
+        exit_layers: Blocks whose output each was read from, 1..L.
+        blocks_run: Blocks executed for the position it was read from. Continuations share the first, and those that
+            differ in their last token alone share all: each tells of the work done for all.
+        head_rows: Rows of the LM head multiplied, likewise.
+        scores: Confidence at the exit, 1 where the depth was known before; None at the last block.
+        logprobs: Natural logarithm of each token's probability at the exit.
+        greedy: Whether each token is the most probable one there; of equals the lowest id is.
+    """
+
+    token_ids: list[int]
+    exit_layers: list[int] = field(default_factory=list)
+    blocks_run: list[int] = field(default_factory=list)
+    head_rows: list[int] = field(default_factory=list)
+    scores: list[float | None] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    greedy: list[bool] = field(default_factory=list)
+
+    @property
+    def total_logprob(self) -> float:
+        """Natural logarithm of the continuation's probability."""
+        return sum(self.logprobs)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every token is the most probable one."""
+        return all(self.greedy)
+
+
+@torch.inference_mode()
+def score(
+    checkpoint: Checkpoint,
+    contexts: Sequence[Context],
+    parts: Parts,
+    *,
+    scope: Scope = "token",
+    gates_first_token: bool = True,
+    rows: int = 1,
+    max_new_tokens: int | None = None,
+    traced: bool = True,
+) -> list[list[Scored]]:
+    """Score continuations of contexts.
+
+    Args:
+        checkpoint: The model and its special tokens.
+        contexts: What is scored after what.
+        parts: The method.
+        scope: ``token``: every token leaves by itself; ``context``: the depth at which the first scored token leaves
+            is kept for all tokens of all continuations of the context.
+        gates_first_token: Let the first token of a decoder-only model leave early too, else it is read from the
+            context's own pass, at full depth. That of an encoder-decoder always may.
+        rows: Rows run together: continuations of one or several contexts.
+        max_new_tokens: N of position-decayed thresholds; None: the longest continuation of all.
+        traced: Record exits and check that all numbers are finite. Log-probabilities are the same without.
+
+    Returns:
+        By context and continuation, in their order.
+
+    Raises:
+        UserError: The method gives no log-probabilities (`why_not`); a context or a continuation is empty, or longer
+            than the model; ``scope = "context"`` where the first token is read at full depth.
+        ArithmeticError: Traced, and a logit or a score is not finite.
+    """
+    model = checkpoint.model
+    _check(contexts, parts, rows)
+    if scope == "context" and not gates_first_token and not model.encoder_blocks:
+        raise UserError(
+            'scope = "context" keeps the depth at which the first scored token leaves, and first_token = "full" reads '
+            'that one at full depth; use first_token = "gated", or scope = "token".'
+        )
+    scored = [[Scored(list(token_ids)) for token_ids in context.continuations] for context in contexts]
+    longest = max_new_tokens or max((context.longest for context in contexts if context.continuations), default=1)
+    scorer = _Scorer(checkpoint, parts, scope, gates_first_token, rows, longest, traced)
+    for batch in batches(model, contexts, rows):
+        scorer.score([contexts[place] for place in batch], [scored[place] for place in batch])
+    return scored
+
+
+def why_not(parts: Parts) -> str | None:
+    """Why a method gives no log-probabilities of given tokens; None if it does."""
+    if parts.kv_policy.verifies:
+        return "verifies the tokens that it chose itself, and none are chosen here"
+    if parts.kv_policy.deferred is not None:
+        return "puts skipped blocks off until a later token runs them, and continuations do not end as answers do"
+    if parts.head.reads_part:
+        return "reads only a part of the vocabulary, and other tokens have no probability then"
+    return parts.gate.why_no_log_p
+
+
+def fixed_depth(parts: Parts, n_blocks: int) -> int | None:
+    """The blocks that every token runs and is read after, whatever it says; None where that is not known before."""
+    asked = parts.asked(n_blocks)
+    if not asked:
+        return n_blocks
+    return None if parts.gate.decides or parts.runs_all_blocks else asked[0]
+
+
+def _check(contexts: Sequence[Context], parts: Parts, rows: int) -> None:
+    if (reason := why_not(parts)) is not None:
+        raise UserError(f"log-likelihoods cannot be had of this method: it {reason}.")
+    if rows < 1:
+        raise UserError(f"rows is {rows}; allowed: 1 or more.")
+    for number, context in enumerate(contexts, start=1):
+        if not context.context_ids:
+            raise UserError(f"context {number} is empty; a model reads the first scored token from a context's end.")
+        if not all(context.continuations):
+            raise UserError(f"context {number} has an empty continuation; there is nothing to score in it.")
+
+
+class _Given:
+    """Reads log-probabilities of given tokens from rows that leave; stands where a gate chooses tokens.
+
+    Args:
+        gate: Of the method.
+        token_BK: What is given to each row.
+
+    Attributes:
+        logprob_BK: Their natural logarithms.
+        greedy_BK: Whether each is the most probable token.
+    """
+
+    def __init__(self, gate: Gate, token_BK: Tensor) -> None:
+        self.gate, self.token_BK = gate, token_BK
+        self.logprob_BK = torch.empty(token_BK.shape, device=token_BK.device)
+        self.greedy_BK = torch.empty_like(token_BK, dtype=torch.bool)
+
+    def __call__(self, view: BlockView) -> Tensor:
+        log_p_AV, rows_A = self.gate.log_p(view), view.active.rows_A
+        rows = slice(None) if rows_A is None else rows_A
+        given_AK = self.token_BK[rows]
+        self.logprob_BK[rows] = log_p_AV.gather(1, given_AK)
+        self.greedy_BK[rows] = argmax_token(log_p_AV)[:, None] == given_AK
+        return given_AK[:, 0]
+
+
+class _Kept(Gate):
+    """A depth that was decided before: score 1 at the block asked, and tokens read as the method reads them."""
+
+    decides = False
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self.needs_history = gate.needs_history  # type: ignore[misc]  # of the class elsewhere
+
+    def score(self, view: BlockView) -> Tensor:
+        return torch.ones(len(view.hidden_AD), device=view.hidden_AD.device)
+
+    def log_p(self, view: BlockView) -> Tensor:
+        return self._gate.log_p(view)
+
+
+class _Exits(Observer):
+    """Where the rows of a step left; all that a decision for a context needs."""
+
+    def __init__(self, n_blocks: int) -> None:
+        self.n_blocks = n_blocks
+        self.exit_layers: list[int] = []
+
+    def step_began(self, n_rows: int) -> None:
+        self.exit_layers = [self.n_blocks] * n_rows
+
+    def left(self, view: BlockView, *, runs_all_blocks: bool) -> None:
+        for row in view.active.rows:
+            self.exit_layers[row] = view.block
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A token's place: the continuations that are given one there, its number in them, and their context's seed."""
+
+    of: Sequence[Scored]
+    position: int
+    seed: int
+
+    @property
+    def given(self) -> list[int]:
+        """The tokens."""
+        return [scored.token_ids[self.position - 1] for scored in self.of]
+
+
+class _Scorer:
+    """Scores one batch of contexts after the other; see `score` for the arguments."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        parts: Parts,
+        scope: Scope,
+        gates_first_token: bool,
+        rows: int,
+        max_new_tokens: int,
+        traced: bool,
+    ) -> None:
+        self.model, self.start_id, self.parts = checkpoint.model, checkpoint.start_id or 0, parts
+        self.scope, self.rows, self.max_new_tokens = scope, rows, max_new_tokens
+        self.is_decoder_only = not self.model.encoder_blocks
+        self.reads_prompt = self.is_decoder_only and not gates_first_token
+        self.trace = Trace(self.model) if traced else None
+        self.observer: Trace | _Exits = self.trace or _Exits(self.model.n_blocks)
+        self._read: list[tuple[Sequence[_Place], list[tuple[int, int, int, float | None]] | None, _Given]] = []
+
+    def score(self, contexts: Sequence[Context], scored: Sequence[Sequence[Scored]]) -> None:
+        """Score the continuations of a batch into what is there for each."""
+        firsts = [_Place(own, 1, context.seed) for context, own in zip(contexts, scored, strict=True)]
+        depth = fixed_depth(self.parts, self.model.n_blocks)
+        branches = [branch for branch in branches_of(contexts) if branch.fed]
+        if depth is None or self.parts.gate.needs_history:
+            cache = self._first_decoded(contexts, firsts)
+        else:
+            cache = self._first_at_once(contexts, firsts, depth)
+        if self.scope == "token" or depth is not None:
+            self._rest(cache, branches, firsts, self.parts)
+        else:
+            exits = self.observer.exit_layers
+            for kept in sorted(set(exits)):
+                chosen = [branch for branch in branches if exits[branch.context] == kept]
+                self._rest(cache, chosen, firsts, self._keeping(kept))
+        self._tell()
+
+    def _keeping(self, depth: int) -> Parts:
+        return replace(self.parts, gate=_Kept(self.parts.gate), threshold=Constant(0.5), blocks=frozenset({depth}))
+
+    # ------------------------------------------------------- the first token, one row a context
+
+    def _first_decoded(self, contexts: Sequence[Context], firsts: Sequence[_Place]) -> DecodingCache:
+        """Prefill, and read the first token as the decode loop does."""
+        model, given = self.model, self._given(self.parts, firsts)
+        prompts, seeds = [context.context_ids for context in contexts], tuple(place.seed for place in firsts)
+        cache: DecodingCache
+        cache, state_CD = model.start(
+            prompts,
+            max(context.longest for context in contexts),
+            holds_last=self.is_decoder_only and not self.reads_prompt,
+        )
+        if state_CD is not None:
+            prompt_step(model, state_CD, self.parts, self.max_new_tokens, seeds, given, self.observer)
+        else:
+            lead = [prompt[-1] if self.is_decoder_only else self.start_id for prompt in prompts]
+            self._step(BlockRunner(model, cache, self.parts), lead, 1, seeds, given)
+        self._note(firsts, given)
+        return cache
+
+    def _first_at_once(self, contexts: Sequence[Context], firsts: Sequence[_Place], depth: int) -> DecodingCache:
+        """Prefill as many blocks as any token runs, and read the first token where the context ends."""
+        prompts, longest = [context.context_ids for context in contexts], max(context.longest for context in contexts)
+        cache: DecodingCache
+        if self.is_decoder_only:
+            depth = self.model.n_blocks if self.reads_prompt else depth
+            cache, state_CD = self.model.start(prompts, longest, depth=depth)
+            assert state_CD is not None, "no token was held back"
+        else:
+            cache, _ = self.model.start(prompts, longest)
+            lead_C1 = torch.full((len(prompts), 1), self.start_id, device=self.model.device)
+            state_CD = self._pass(self.model.embed(lead_C1, cache), depth)[-1][:, 0]
+            cache.length += 1
+        self._read_out(self.parts, depth, [state_CD], firsts)
+        return cache
+
+    # ------------------------------------------------------------ the others, one row a branch
+
+    def _rest(self, cache: DecodingCache, branches: Sequence[Branch], firsts: Sequence[_Place], parts: Parts) -> None:
+        depth = fixed_depth(parts, self.model.n_blocks)
+        if depth is not None and isinstance(cache, Cache):
+            packed = packs(branches, PACKED_TOKENS)
+            for start in range(0, len(packed), self.rows):
+                self._side_by_side(cache, packed[start : start + self.rows], firsts, parts, depth)
+            return
+        for start in range(0, len(branches), self.rows):
+            chosen = branches[start : start + self.rows]
+            rows, own = [branch.context for branch in chosen], cache
+            if len(branches) > self.rows or rows != list(range(cache.n_rows)):  # else nobody else goes on from it
+                own = cache.copied(self._tensor(rows))
+            if depth is None:
+                self._decoded(own, chosen, firsts, parts)
+            else:
+                tokens_BT, mask_BT = padded([branch.fed for branch in chosen], self.model.device, side="right")
+                self._at_once(self.model.embed(tokens_BT, own), mask_BT, chosen, firsts, parts, depth)
+
+    def _decoded(
+        self, cache: DecodingCache, branches: Sequence[Branch], firsts: Sequence[_Place], parts: Parts
+    ) -> None:
+        """One token a row and step; rows that have ended leave the batch."""
+        runner = BlockRunner(self.model, cache, parts)
+        alive = [(branch, self._places(branch, firsts)) for branch in branches]
+        for step in count():
+            now = [own[step] for _, own in alive]
+            given = self._given(parts, now)
+            seeds = tuple(place.seed for place in now)
+            self._step(runner, [branch.fed[step] for branch, _ in alive], step + 2, seeds, given)
+            self._note(now, given)
+            going = [row for row, (_, own) in enumerate(alive) if len(own) > step + 1]
+            if not going:
+                break
+            if len(going) < len(alive):
+                cache.keep(self._tensor(going))
+                alive = [alive[row] for row in going]
+
+    def _side_by_side(
+        self, cache: Cache, rows: Sequence[Sequence[Branch]], firsts: Sequence[_Place], parts: Parts, depth: int
+    ) -> None:
+        """Branches of a context in one row, which the lean engine runs."""
+        model = self.model
+        assert isinstance(model, Transformer), "as is its cache"
+        fed = [[token for branch in row for token in branch.fed] for row in rows]
+        numbers = [[number for number, branch in enumerate(row) for _ in branch.fed] for row in rows]
+        offsets = [[offset for branch in row for offset in range(len(branch.fed))] for row in rows]
+        (tokens_BT, mask_BT), (number_BT, _), (offset_BT, _) = (
+            padded(each, model.device, side="right") for each in (fed, numbers, offsets)
+        )
+        if mask_BT is not None:
+            number_BT = number_BT.masked_fill(~mask_BT, -1)
+        wide = cache.widened(model, self._tensor([row[0].context for row in rows]), cache.length + tokens_BT.shape[1])
+        begun = model.embed_branches(tokens_BT, number_BT, offset_BT, wide)
+        self._at_once(begun, mask_BT, [branch for row in rows for branch in row], firsts, parts, depth)
+
+    def _at_once(
+        self,
+        begun: tuple[Tensor, Any],
+        mask_BT: Tensor | None,
+        branches: Sequence[Branch],
+        firsts: Sequence[_Place],
+        parts: Parts,
+        depth: int,
+    ) -> None:
+        """All positions of a step that has begun in one pass of so many blocks; their branches in order."""
+        states = self._pass(begun, depth, keeps_all=parts.gate.needs_history)
+        flat = [state.flatten(0, 1) if mask_BT is None else state[mask_BT] for state in states]
+        self._read_out(parts, depth, flat, [place for branch in branches for place in self._places(branch, firsts)])
+
+    def _places(self, branch: Branch, firsts: Sequence[_Place]) -> list[_Place]:
+        """Of the tokens that follow what is fed."""
+        first = firsts[branch.context]
+        chosen = [first.of[choice] for choice in branch.choices]
+        return [_Place(chosen, position, first.seed) for position in range(2, len(branch.fed) + 2)]
+
+    def _tensor(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, device=self.model.device)
+
+    def _pass(self, begun: tuple[Tensor, Any], depth: int, *, keeps_all: bool = False) -> list[Tensor]:
+        """States [B, T, D] after ``depth`` blocks; of those before too, from the embedding on, where asked."""
+        hidden_BTD, context = begun
+        states = [hidden_BTD]
+        for block in range(1, depth + 1):
+            hidden_BTD = self.model.block(block, hidden_BTD, context)
+            states = [*states, hidden_BTD] if keeps_all else [hidden_BTD]
+        return states
+
+    # ------------------------------------------------------------------------ what was read
+
+    def _given(self, parts: Parts, places: Sequence[_Place]) -> _Given:
+        """The tokens of each place; where one has fewer than another, its first again."""
+        rows = [place.given for place in places]
+        widest = max(map(len, rows))
+        filled = [row + row[:1] * (widest - len(row)) for row in rows]
+        return _Given(parts.gate, torch.tensor(filled, device=self.model.device))
+
+    def _step(
+        self, runner: BlockRunner, fed: Sequence[int], position: int, seeds: tuple[int, ...], given: _Given
+    ) -> None:
+        token_B = torch.tensor(fed, device=self.model.device)
+        positions = (position,) * len(token_B)
+        decode_step(runner, token_B, positions, self.max_new_tokens, seeds, given, self.observer)
+
+    def _read_out(self, parts: Parts, block: int, states: Sequence[Tensor], places: Sequence[_Place]) -> None:
+        """Read tokens from states [N, D] after a block, the last of ``states``; those before are earlier blocks'."""
+        few = max(1, READ_OUT_BYTES // (4 * self.model.vocab_size))
+        for start in range(0, len(places), few):
+            some = places[start : start + few]
+            given, n = self._given(parts, some), len(some)
+            self.observer.step_began(n)
+            view = BlockView(
+                block=block,
+                active=ActiveRows(
+                    tuple(place.position for place in some), tuple(place.seed for place in some), (0,) * n, range(n)
+                ),
+                max_new_tokens=self.max_new_tokens,
+                hidden_AD=states[-1][start : start + few],
+                memory={},
+                model=self.model,
+                head=parts.head,
+                earlier=[state[start : start + few] for state in states[:-1]],
+            )
+            if block < self.model.n_blocks:
+                self.observer.scored(view, parts.gate.score(view))
+                self.observer.left(view, runs_all_blocks=False)
+            given(view)
+            self.observer.read(view)
+            self._note(some, given)
+
+    def _note(self, places: Sequence[_Place], given: _Given) -> None:
+        self._read.append((places, None if self.trace is None else self.trace.told(), given))
+
+    def _tell(self) -> None:
+        """Hand out what was read, in the order of positions: the one look at the device that it needs."""
+        for places, told, given in self._read:
+            rows = zip(places, given.logprob_BK.tolist(), given.greedy_BK.tolist(), strict=True)
+            for row, (place, logprobs, greedy) in enumerate(rows):
+                for scored, logprob, is_greedy in zip(place.of, logprobs, greedy, strict=False):
+                    scored.logprobs.append(logprob)
+                    scored.greedy.append(is_greedy)
+                    if told is not None:
+                        exit_layer, blocks_run, head_rows, confidence = told[row]
+                        scored.exit_layers.append(exit_layer)
+                        scored.blocks_run.append(blocks_run)
+                        scored.head_rows.append(head_rows)
+                        scored.scores.append(confidence)
+        self._read.clear()
