@@ -18,7 +18,7 @@ from exitbench.errors import UserError
 from exitbench.harness.training.objectives.losses import IGNORED
 from exitbench.harness.training.recipe import DataSource, Recipe, TokenizerRecipe
 from exitbench.tasks import builtin
-from exitbench.tasks.base import Source
+from exitbench.tasks.base import ModelKind, Source
 from exitbench.tasks.registry import get_task
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
@@ -59,8 +59,8 @@ The labels of a seq2seq model are the targets [B, T]. A causal model reads sourc
 """
 
 
-def read_pairs(source: DataSource, data_dir: Path | None) -> list[Pair]:
-    """Documents of one source as pairs, in the task's own prompt format.
+def read_pairs(source: DataSource, data_dir: Path | None, kind: ModelKind) -> list[Pair]:
+    """Documents of one source as pairs, with the task's own prompts for models of this kind.
 
     Raises:
         UserError: Unknown task, missing or malformed file.
@@ -71,23 +71,23 @@ def read_pairs(source: DataSource, data_dir: Path | None) -> list[Pair]:
     else:
         where = Source("local", data_dir, source.files)
         documents = task.load(where, source.split, source.documents or None)
-    return [Pair(task.prompt(document), task.target(document)) for document in documents]
+    return [Pair(task.prompt_for(document, kind), task.target(document)) for document in documents]
 
 
-def read_text(recipe: Recipe, data_dir: Path | None) -> TextData:
-    """Read everything a recipe trains and validates on.
+def read_text(recipe: Recipe, data_dir: Path | None, kind: ModelKind) -> TextData:
+    """Read everything a recipe trains and validates a model of this kind on.
 
     A prompt is kept once, and never when validation or held-out data has it too.
 
     Raises:
         UserError: See `read_pairs`; or nothing is left to train on.
     """
-    validation = [pair for source in recipe.validation for pair in read_pairs(source, data_dir)]
-    held_out = [pair for source in recipe.held_out for pair in read_pairs(source, data_dir)]
+    validation = [pair for source in recipe.validation for pair in read_pairs(source, data_dir, kind)]
+    held_out = [pair for source in recipe.held_out for pair in read_pairs(source, data_dir, kind)]
     seen = {pair.prompt for pair in [*validation, *held_out]}
     train: list[tuple[Pair, DataSource]] = []
     for source in recipe.train:
-        for pair in read_pairs(source, data_dir):
+        for pair in read_pairs(source, data_dir, kind):
             if pair.prompt not in seen:
                 seen.add(pair.prompt)
                 train.append((pair, source))

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.reading.toml import Table
+from exitbench.tasks.base import ModelKind
 from exitbench.tasks.level import DEFAULT_LEVEL, LEVELS
 
 T = TypeVar("T")
@@ -259,6 +260,13 @@ class Recipe:
     def first(self) -> "Recipe | None":
         """The recipe that must be trained before this one."""
         return load_recipe(self.start.recipe) if self.start is not None and self.start.recipe else None
+
+    @property
+    def kind(self) -> ModelKind | None:
+        """Of model; None where only a checkpoint on disk knows."""
+        if self.architecture is not None:
+            return "causal" if self.architecture.family in _DECODER_ONLY else "seq2seq"
+        return None if self.first is None else self.first.kind
 
     @property
     def n_blocks(self) -> int | None:

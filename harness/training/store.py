@@ -75,11 +75,13 @@ def ensure_trained(
     from exitbench.harness.training.train import train
 
     start = _start(recipe.start, models_dir, data_dir) if recipe.start is not None else None
-    text = read_text(recipe, data_dir)
-    start_sha256 = ""
+    start_sha256, kind = "", recipe.kind
     if start is not None:
         model = describe_checkpoint("start", start)
+        kind = model.kind
         start_sha256 = content_id([model.weights_sha256, model.config_sha256, model.tokenizer_sha256])
+    assert kind is not None, "a recipe without a start has an architecture"
+    text = read_text(recipe, data_dir, kind)
     digest = model_digest(recipe, text.sha256, start_sha256, TRAINING_VERSION)
     name = f"{recipe.name}-{digest[:8]}"
     final = models_dir / name
