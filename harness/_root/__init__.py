@@ -10,11 +10,14 @@
     with eb.open_results("runs") as results:
         results.frontier().to_pandas()
 
-Importing this loads nothing heavy: each name is imported when it is first used.
+Importing this loads nothing heavy: each name is imported when it is first used. lm-eval, once it is imported, knows
+our models under the name `exitbench`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from exitbench.lm_eval_registration import register_with_lm_eval
 
 __version__ = "0.1.0"
 
@@ -61,6 +64,8 @@ _PLACES = {
     "task_names": "tasks.registry:task_names",
 }
 __all__ = ["__version__", *_PLACES]
+
+register_with_lm_eval()
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from exitbench.errors import UserError
-from exitbench.harness.afterwards.rescoring import data_request
+from exitbench.harness.afterwards.rescoring import data_request, stored_task
 from exitbench.harness.cells.cell import Cell, ModelRef
 from exitbench.harness.cells.corpus import Corpora, Corpus
 from exitbench.harness.cells.job import CellJob, DataRequest, WorkerSpec
@@ -18,10 +18,10 @@ from exitbench.harness.planning.stale import identity_differences
 from exitbench.harness.running import worker
 from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.registry import get_method, revision
+from exitbench.plugins import plugins_folder
 from exitbench.results.analysis.repeats import Compared, compare_attempts
 from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.spool.attempts import Attempt, attempt_status, read_attempt, scan_spool
-from exitbench.tasks.registry import get_task
 
 REPEATABLE = ("quality", "probe", "scores", "replay", "fit", "calibration")
 """Kinds of cells that give the same again; a timing does not."""
@@ -104,7 +104,9 @@ def verify(
         UserError: What is here is not what was asked then: weights, documents, version of engine, method or metric.
     """
     item = _item(stored, repetitions, folder, data_dir, across_versions)
-    spec = WorkerSpec((item,), folder.resolve(), data_dir, repetitions, item.cell.device, threads, inputs=spool)
+    spec = WorkerSpec(
+        (item,), folder.resolve(), data_dir, repetitions, item.cell.device, threads, spool, plugins_folder()
+    )
     if worker.run(spec, lambda event: None) == worker.INTERRUPTED:
         raise KeyboardInterrupt
     status = attempt_status(repetitions, item.cell.cell_id)
@@ -217,8 +219,8 @@ def _as_of_now(record: dict[str, Any], model: ModelRef, corpus: Corpus, held_out
     task = {
         **record["task"],
         "data_sha256": corpus.data_sha256,
-        "prompts_sha256": corpus.prompts_sha256,
-        "metric_version": get_task(record["task"]["name"]).metric_version,
+        "prompts_sha256": corpus.prompts_sha256[model.kind],
+        "metric_version": stored_task(record).metric_version,
     }
     calibration = record["calibration"] and {**record["calibration"], "held_out_sha256": held_out_sha256}
     content = {"weights_sha256", "config_sha256", "tokenizer_sha256"}

@@ -14,9 +14,10 @@ from exitbench.harness.cells.job import DataRequest
 from exitbench.harness.running.scoring import metric_table, score_columns, task_metrics
 from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.beside.rescores import Rescore, is_rescored, record_rescore
-from exitbench.results.spool.attempts import read_attempt, scan_spool
+from exitbench.results.spool.attempts import AttemptRecord, read_attempt, scan_spool
 from exitbench.tasks.base import Task, documents_sha256
 from exitbench.tasks.document import Document
+from exitbench.tasks.lm_eval.task import LmEvalTask
 from exitbench.tasks.registry import get_task
 from exitbench.terminal import number_of
 
@@ -153,14 +154,18 @@ class _Scorer:
             raise UserError(
                 f"answers {number_of(len(unknown), 'document')} that its data does not have, such as {unknown[0]}."
             )
-        scores = [task.score(documents[row["doc_key"]], row["output_text"]) for row in rows]
+        if isinstance(task, LmEvalTask):
+            by_key = task.score_responses([documents[row["doc_key"]] for row in rows], _responses(task, record, rows))
+            scores = [by_key[row["doc_key"]] for row in rows]
+        else:
+            scores = [task.score(documents[row["doc_key"]], row["output_text"]) for row in rows]
         samples = [{"doc_key": row["doc_key"], **score_columns(score)} for row, score in zip(rows, scores, strict=True)]
         metrics = metric_table(task_metrics(task, scores))
         new = Rescore(stored.attempt_id, task.metric_version, pa.Table.from_pylist(samples), metrics)
         record_rescore(self._spool_root, new)
 
     def _task(self, stored: _Stored) -> Task:
-        return get_task(stored.cell["task"]["name"])
+        return stored_task(stored.cell)
 
     def _documents(self, stored: _Stored) -> Mapping[str, Document]:
         """The documents that a run answered, by key; that they are the same is known by their digest."""
@@ -181,6 +186,33 @@ class _Scorer:
     def _load_documents(self, request: DataRequest) -> tuple[Mapping[str, Document], str]:
         documents = request.load(self._data_dir)
         return {document.key: document for document in documents}, documents_sha256(documents)
+
+
+def _responses(task: LmEvalTask, record: AttemptRecord, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """What lm-eval was answered about each document, by its key."""
+    if task.output_type == "generate_until":
+        return {row["doc_key"]: [row["output_text"]] for row in rows}
+    choices = [row for batch in record.batches("choices") for row in batch.to_pylist()]
+    found: dict[str, list[Any]] = {}
+    for row in sorted(choices, key=lambda row: int(row["choice"])):
+        is_whole = task.output_type == "loglikelihood_rolling"
+        response = row["logprob"] if is_whole else (row["logprob"], row["is_greedy"])
+        found.setdefault(row["doc_key"], []).append(response)
+    return found
+
+
+def stored_task(cell: Mapping[str, Any]) -> Task:
+    """Return the task of a cell.
+
+    Args:
+        cell: The content of cell.json.
+
+    Raises:
+        UserError: There is none of its name.
+    """
+    if "data" in cell:
+        return DataRequest.from_json(cell["data"]).task_object
+    return get_task(cell["task"]["name"])  # an earlier version wrote it
 
 
 def data_request(cell: Mapping[str, Any], suites: Mapping[str, Path]) -> DataRequest:

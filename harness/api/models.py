@@ -126,6 +126,17 @@ def load_model(name: str | Path, dtype: str = "float32", device: str = "cpu", *,
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r} is not known. Allowed: {', '.join(DTYPES)}.")
+    folder = find_model(name, hub=hub)
+    torch_dtype = getattr(torch, resolve_dtype(dtype, folder))
+    return Model(folder, load_checkpoint(folder, torch_dtype, resolve_device(device)), load_tokenizer(folder))
+
+
+def find_model(name: str | Path, *, hub: bool = False) -> Path:
+    """Return the folder of a checkpoint; see `load_model`.
+
+    Raises:
+        UserError: There is no such folder or model.
+    """
     folder = locate(name, ask_hub=hub, say=tell).folder
     if not folder.exists() and str(name) in recipe_names():
         found = find_trained(load_recipe(str(name)), SHIPPED)
@@ -133,8 +144,7 @@ def load_model(name: str | Path, dtype: str = "float32", device: str = "cpu", *,
             raise UserError(f"{name} does not come along. Train it: exitbench train {name}.")
         folder = found
     read_config(folder)  # a folder that is none is told before its weights are looked for
-    torch_dtype = getattr(torch, resolve_dtype(dtype, folder))
-    return Model(folder, load_checkpoint(folder, torch_dtype, resolve_device(device)), load_tokenizer(folder))
+    return folder
 
 
 def decode(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -118,6 +117,6 @@ def open_results(path: str | Path = "runs") -> Results:
 
 
 def _aggregate(task: str, metric: str) -> Aggregate:
-    from exitbench.tasks.registry import get_task
+    from exitbench.tasks.registry import aggregation
 
-    return partial(get_task(task).aggregate, metric)
+    return aggregation(task, metric)

@@ -17,6 +17,7 @@ from exitbench.results.files.canonical import content_id
 
 if TYPE_CHECKING:  # numpy is not loaded to print help
     from exitbench.results.statistics.risk_control import Rule
+    from exitbench.tasks.base import ModelKind
 
 ID_VERSION = 3
 """Version of the identity's contents; raising it makes every stored cell stale."""
@@ -40,6 +41,9 @@ ENGINES: tuple[EngineChoice, ...] = get_args(EngineChoice)
 
 FirstToken = Literal["full", "gated"]
 FIRST_TOKENS: tuple[FirstToken, ...] = get_args(FirstToken)
+
+Scope = Literal["token", "context"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 
 UNTIMED_ROWS = 16
@@ -82,7 +86,7 @@ class ModelRef:
     weights_sha256: str
     config_sha256: str
     tokenizer_sha256: str
-    kind: str
+    kind: ModelKind
     blocks: int
     encoder_blocks: int
     parameters: int
@@ -91,7 +95,12 @@ class ModelRef:
 
 @dataclass(frozen=True)
 class TaskRef:
-    """A task's documents by content. ``label`` is what the suite calls them; ``documents`` counts them."""
+    """A task's documents by content. ``label`` is what the suite calls them; ``documents`` counts them.
+
+    Attributes:
+        settings: Of a task of lm-eval: what its prompts and answers are made by beside its YAML, which the metrics'
+            version has; None for our own tasks.
+    """
 
     name: str
     label: str
@@ -101,6 +110,7 @@ class TaskRef:
     data_sha256: str
     prompts_sha256: str
     metric_version: str
+    settings: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +131,8 @@ class GenerationSettings:
         truncate: Where longer ones are cut (``left`` keeps their end), or ``drop``: their documents are left out.
         first_token: Decoder-only models: ``gated`` lets the first token exit early like every other; None reads it
             from the prompt's own pass, at full depth.
+        scope: Log-likelihoods: ``context`` keeps the depth of the first scored token for all tokens of all choices of
+            its context; None decides by token.
     """
 
     max_new_tokens: int
@@ -134,6 +146,7 @@ class GenerationSettings:
     max_prompt_tokens: int | None = None
     truncate: Truncate | None = None
     first_token: Literal["gated"] | None = None
+    scope: Literal["context"] | None = None
 
     @property
     def gates_first_token(self) -> bool:
@@ -299,6 +312,7 @@ class Cell:
                 "data_sha256": self.task.data_sha256,
                 "prompts_sha256": self.task.prompts_sha256,
                 "metric_version": self.task.metric_version,
+                **({} if self.task.settings is None else {"settings": dict(self.task.settings)}),
             },
             "generation": self.generation.to_json(),
             "dtype": self.dtype,

@@ -5,6 +5,7 @@ time of the latter; what comes from a hub is read every time.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -12,13 +13,12 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import exitbench.tasks
 from exitbench.harness.cells.job import DataRequest
 from exitbench.results.files.canonical import content_id, sources_sha256
-from exitbench.tasks.base import documents_sha256
-from exitbench.tasks.registry import get_task
+from exitbench.tasks.base import ModelKind, documents_sha256
 
 CACHE = ".exitbench-documents.json"
 
@@ -31,12 +31,13 @@ class Corpus:
     """Documents by content: how many, and digests of their fields and of the prompts made of them.
 
     Attributes:
-        prompts: First 16 hexadecimal digits of each prompt's own SHA-256, in the documents' order.
+        prompts_sha256: By the kind of model that reads them.
+        prompts: First 16 hexadecimal digits of the SHA-256 of what each one asks (`Task.likeness`), in their order.
     """
 
     documents: int
     data_sha256: str
-    prompts_sha256: str
+    prompts_sha256: Mapping[ModelKind, str]
     prompts: tuple[str, ...]
 
 
@@ -56,15 +57,27 @@ class Corpora:
         key = _key(data, data_dir)
         if key is not None and (known := self._known.get(key)) is not None:
             return Corpus(**{**known, "prompts": tuple(known["prompts"])})
-        task, documents = get_task(data.task), data.load(data_dir)
-        texts = [task.prompt(document) for document in documents]
-        prompts = tuple(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
-        corpus = Corpus(len(documents), documents_sha256(documents), content_id(texts), prompts)
+        if data.settings is not None:
+            return _of_lm_eval(data, data_dir)
+        corpus = _described(data, data_dir)
         if key is not None:
             self._known[key] = asdict(corpus)
             if not _write(self._cache, self._known):
                 _unkept[self._cache] = self._known
         return corpus
+
+
+def _described(data: DataRequest, data_dir: Path | None) -> Corpus:
+    task, documents = data.task_object, data.load(data_dir)
+    prompts = tuple(hashlib.sha256(task.likeness(one).encode()).hexdigest()[:16] for one in documents)
+    digests = {kind: content_id(task.prompts(documents, kind)) for kind in get_args(ModelKind)}
+    return Corpus(len(documents), documents_sha256(documents), digests, prompts)
+
+
+@functools.cache
+def _of_lm_eval(data: DataRequest, data_dir: Path | None) -> Corpus:
+    """Described once a process, which reads the data of lm-eval's tasks once too."""
+    return _described(data, data_dir)
 
 
 def keep(folder: Path) -> None:
@@ -75,7 +88,7 @@ def keep(folder: Path) -> None:
 
 def _key(data: DataRequest, data_dir: Path | None) -> str | None:
     """What the documents follow from; None where that is not known, or a file is missing."""
-    if data.source == "hub":
+    if data.source == "hub" or data.settings is not None:  # YAML of lm-eval may name any file
         return None
     try:
         files = [(role, *_stamp((data_dir or Path()) / path)) for role, path in _files(data)]

@@ -21,9 +21,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import Cell
+from exitbench.tasks.declared.declaration import Declaration
 from exitbench.tasks.level import DEFAULT_LEVEL
+from exitbench.tasks.lm_eval.settings import LmEvalSettings
 
 if TYPE_CHECKING:
+    from exitbench.tasks.base import Task
     from exitbench.tasks.document import Document
 
 SourceKind = Literal["builtin", "local", "hub"]
@@ -39,6 +42,8 @@ class DataRequest:
         seed: Seed of the built-in generator.
         level: How hard built-in data are.
         apart_from: Documents with the same prompt as one of these are left out, before `limit` counts.
+        settings: Of a task of lm-eval: how its prompts are made; None for our own tasks.
+        declaration: Of a task that a TOML file describes: what the file says; None for all others.
     """
 
     task: str
@@ -49,6 +54,20 @@ class DataRequest:
     seed: int = 0
     level: int = DEFAULT_LEVEL
     apart_from: "tuple[DataRequest, ...]" = ()
+    settings: LmEvalSettings | None = None
+    declaration: Declaration | None = None
+
+    @property
+    def task_object(self) -> "Task":
+        """The task, with its settings.
+
+        Raises:
+            UserError: There is none of this name.
+        """
+        from exitbench.tasks.declared.task import DeclaredTask
+        from exitbench.tasks.registry import get_task
+
+        return get_task(self.task, self.settings) if self.declaration is None else DeclaredTask(self.declaration)
 
     def load(self, data_dir: Path | None) -> "list[Document]":
         """Load the documents.
@@ -65,15 +84,14 @@ class DataRequest:
             UserError: See `load`.
         """
         from exitbench.tasks.base import Source, take_by_hash
-        from exitbench.tasks.registry import get_task
 
-        task = get_task(self.task)
+        task = self.task_object
         source = Source(self.source, data_dir, self.files, self.level)
         if not self.apart_from:
             return task.load(source, self.split, self.limit, self.seed), 0
-        others = {task.prompt(document) for other in self.apart_from for document in other.load(data_dir)}
+        others = {task.likeness(document) for other in self.apart_from for document in other.load(data_dir)}
         documents = task.load(source, self.split, None, self.seed)
-        kept = [document for document in documents if task.prompt(document) not in others]
+        kept = [document for document in documents if task.likeness(document) not in others]
         if not kept:
             raise UserError(
                 f"{self.task}: all {len(documents)} documents of {self.place} have prompts of documents with another "
@@ -91,7 +109,12 @@ class DataRequest:
         """Rebuild a request from its JSON."""
         files = tuple((role, path) for role, path in record["files"])
         apart_from = tuple(map(cls.from_json, record.get("apart_from", ())))  # earlier versions did not ask
-        return cls(**{**record, "files": files, "apart_from": apart_from})
+        settings = record.get("settings")  # likewise
+        rebuilt = settings and LmEvalSettings.from_json(settings)
+        declared = record.get("declaration")  # likewise
+        declaration = declared and Declaration.from_json(declared)
+        given = {"files": files, "apart_from": apart_from, "settings": rebuilt, "declaration": declaration}
+        return cls(**{**record, **given})
 
 
 @dataclass(frozen=True)
@@ -148,6 +171,8 @@ class WorkerSpec:
         device: Resolved device, e.g. ``cpu`` or ``cuda``.
         threads: Threads of torch's intra-op pool.
         inputs: Spool of the cells that these depend on; None: ``spool``.
+        plugins: Folder whose Python files the user trusts; None: none.
+        confirm_run_unsafe_code: Scoring may run what a model wrote, of tasks that score so.
     """
 
     cells: tuple[CellJob, ...]
@@ -157,6 +182,8 @@ class WorkerSpec:
     device: str
     threads: int
     inputs: Path | None = None
+    plugins: Path | None = None
+    confirm_run_unsafe_code: bool = False
 
     def to_json(self) -> str:
         """Return the text of SPEC.json."""
@@ -167,6 +194,8 @@ class WorkerSpec:
             "spool": str(self.spool),
             "device": self.device,
             "threads": self.threads,
+            "plugins": None if self.plugins is None else str(self.plugins),
+            "confirm_run_unsafe_code": self.confirm_run_unsafe_code,
         }
         return json.dumps(record, ensure_ascii=False, indent=1)
 
@@ -174,6 +203,7 @@ class WorkerSpec:
     def from_json(cls, text: str) -> "WorkerSpec":
         """Read the text of SPEC.json."""
         record = json.loads(text)
+        plugins = record.get("plugins")  # earlier versions had none
         return cls(
             cells=tuple(CellJob.from_json(item) for item in record["cells"]),
             model_path=Path(record["model_path"]),
@@ -181,4 +211,6 @@ class WorkerSpec:
             spool=Path(record["spool"]),
             device=record["device"],
             threads=record["threads"],
+            plugins=None if plugins is None else Path(plugins),
+            confirm_run_unsafe_code=record.get("confirm_run_unsafe_code", False),
         )

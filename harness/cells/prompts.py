@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -161,8 +161,27 @@ def render_chat(tokenizer: Any, system: str | None, text: str) -> str:
     """
     messages = [] if system is None else [{"role": "system", "content": system}]
     messages.append({"role": "user", "content": text})
+    return render_turns(tokenizer, messages)
+
+
+def render_turns(tokenizer: Any, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+    """Return turns as the checkpoint's chat template writes them.
+
+    Args:
+        tokenizer: The checkpoint's.
+        messages: Role and content of each turn.
+        add_generation_prompt: Get ready for the assistant's turn; else the last turn is the assistant's and goes on.
+
+    Raises:
+        UserError: The template cannot be rendered.
+    """
+    goes_on = {} if add_generation_prompt else {"continue_final_message": True}
     try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        return str(
+            tokenizer.apply_chat_template(
+                messages, add_generation_prompt=add_generation_prompt, tokenize=False, **goes_on
+            )
+        )
     except Exception as error:  # whatever a template's expressions raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise UserError(f"{tokenizer.name_or_path}: the chat template fails: {reason}") from None

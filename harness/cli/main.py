@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from typing import NoReturn
 
 from exitbench import __version__
@@ -16,6 +17,8 @@ from exitbench.harness.processes.interrupts import Interruptible
 from exitbench.terminal import one_screen, tell, without_middle
 
 INTERRUPTED = 130
+HANDED_OVER = "lm-eval"
+"""The command whose arguments another program reads."""
 _SHOWN = 200
 """Characters of a path that is too long."""
 _START = """\
@@ -67,6 +70,8 @@ def _command(given: Sequence[str]) -> int:
         if isinstance(stream, TextIOWrapper):  # an encoding may lack what models write, and what we do
             stream.reconfigure(errors="backslashreplace")
     arguments = parsed(given)
+    if getattr(arguments, "plugins", None) is not None:
+        _trust(arguments.plugins)
     module, function = arguments.command.split(":")
     command: Callable[[argparse.Namespace], int] = getattr(
         import_module(f"exitbench.harness.cli.commands.{module}"), function
@@ -74,6 +79,14 @@ def _command(given: Sequence[str]) -> int:
     code = command(arguments)
     sys.stdout.flush()
     return code
+
+
+def _trust(folder: Path) -> None:
+    from exitbench.plugins import use_plugins
+
+    files = use_plugins(folder)
+    names = ", ".join(path.name for path in files) or "no Python"
+    tell(f"Plug-ins of {folder}: {names}. Their code runs with your rights.")
 
 
 def console() -> NoReturn:
@@ -113,6 +126,9 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
         epilog=_START,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    if len(given) > 1 and given[0] == HANDED_OVER and given[1] not in ("-h", "--help"):
+        # Every other argument is lm-eval's; argparse would take those that look like options for its own.
+        return argparse.Namespace(command="lm_eval:lm_eval", arguments=list(given[1:]))
     parser.add_argument("--version", action="version", version=f"exitbench {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for group in (running, asking, keeping):

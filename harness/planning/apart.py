@@ -12,7 +12,6 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.corpus import Corpus
 from exitbench.harness.cells.job import DataRequest
 from exitbench.harness.planning.expand import CellTemplate
-from exitbench.tasks.registry import get_task
 from exitbench.terminal import visible, without_middle
 
 _SHOWN: Final = 3
@@ -60,7 +59,7 @@ def _others(draft: CellTemplate, by_label: Mapping[str, CellTemplate]) -> Iterat
 
 
 def _refusal(draft: CellTemplate, other: DataRequest, use: str, data_dir: Path | None) -> UserError:
-    prompt, data = get_task(draft.data.task).prompt, draft.data
+    prompt, data = draft.data.task_object.likeness, draft.data
     documents = data.load(data_dir)
     used = {prompt(document) for document in other.load(data_dir)}
     shared = [document for document in documents if prompt(document) in used]

@@ -210,7 +210,7 @@ class _Pair:
                 )
             yield self.probe(where)
             inputs["probe_cell_id"] = self.probe(where).label
-        if kind == "scores" or (kind == "replay" and not method.probe_tells_score()):
+        if kind == "scores" or (kind == "replay" and (self.task.is_likelihood or not method.probe_tells_score())):
             *needed, scores = self.scores(where, method)
             yield from (*needed, scores)
             inputs["scores_cell_id"] = scores.label

@@ -6,9 +6,10 @@ nothing but the caches of digests, beside the weights and beside the spool.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import (
@@ -38,7 +39,8 @@ from exitbench.harness.training import Recipe, find_trained, load_recipe
 from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.registry import distribution, revision
 from exitbench.results.spool.attempts import TO_BE_RUN, UNFINISHED, AttemptStatus, latest_status
-from exitbench.tasks.registry import get_task
+from exitbench.tasks.base import ModelKind
+from exitbench.tasks.lm_eval.settings import LmEvalSettings
 from exitbench.terminal import number_of
 
 
@@ -157,7 +159,7 @@ def make_plan(
     corpora = Corpora(spool.parent)
     described = {key: _corpus(task, data, data_dir, corpora) for key, (task, data) in wanted.items()}
     require_apart(drafts, described, data_dir)
-    builder = _Builder(suite, device, {key: _task_ref(*key, corpus) for key, corpus in described.items()})
+    builder = _Builder(suite, device, described)
     statuses, predecessors = latest_status(spool), Predecessors(spool)
     groups = []
     for entry, templates in models:
@@ -241,8 +243,8 @@ def _corpus(entry: TaskEntry, data: DataRequest, data_dir: Path | None, corpora:
         raise UserError(f"{entry.where}: {error}") from None
 
 
-def _task_ref(label: str, data: DataRequest, corpus: Corpus) -> TaskRef:
-    task = get_task(data.task)
+def _task_ref(label: str, data: DataRequest, corpus: Corpus, kind: ModelKind) -> TaskRef:
+    task = data.task_object
     return TaskRef(
         name=task.name,
         label=label,
@@ -250,9 +252,16 @@ def _task_ref(label: str, data: DataRequest, corpus: Corpus) -> TaskRef:
         source=data.source,
         documents=corpus.documents,
         data_sha256=corpus.data_sha256,
-        prompts_sha256=corpus.prompts_sha256,
+        prompts_sha256=corpus.prompts_sha256[kind],
         metric_version=task.metric_version,
+        settings=None if data.settings is None else _asked(data.settings),
     )
+
+
+def _asked(settings: LmEvalSettings) -> dict[str, Any]:
+    """Settings as an identity has them: where a YAML lies does not count, what it says is in the metrics' version."""
+    asked = {name: value for name, value in asdict(settings).items() if name not in ("include", "declaration")}
+    return {**asked, "gen_kwargs": dict(settings.gen_kwargs)}
 
 
 @dataclass(frozen=True)
@@ -261,7 +270,7 @@ class _Builder:
 
     suite: Suite
     device: str
-    tasks: Mapping[tuple[str, DataRequest], TaskRef]
+    corpora: Mapping[tuple[str, DataRequest], Corpus]
 
     def build(
         self,
@@ -295,7 +304,7 @@ class _Builder:
         replaced = {"threshold"} if calibration is not None else set()  # by each level tried
         unused = tuple(sorted((method.unused_params() | replaced) & params.keys()))
         if calibration is not None:
-            held_out = self.tasks[draft.task.label, draft.task.data].data_sha256
+            held_out = self.corpora[draft.task.label, draft.task.data].data_sha256
             calibration = replace(calibration, held_out_sha256=held_out)
         return Cell(
             suite=suite.name,
@@ -304,7 +313,7 @@ class _Builder:
             engine_version=ENGINE_VERSION,
             kv_policy=method.parts(model.blocks).kv_policy.name,
             model=model,
-            task=self.tasks[draft.task.label, draft.data],
+            task=_task_ref(draft.task.label, draft.data, self.corpora[draft.task.label, draft.data], model.kind),
             generation=asked,
             dtype=dtype,
             device=self.device,

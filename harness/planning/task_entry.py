@@ -6,8 +6,12 @@ from typing import Final, Literal, cast
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import FIRST_TOKENS, TRUNCATIONS, GenerationSettings, Truncate
 from exitbench.harness.cells.job import DataRequest, SourceKind
+from exitbench.harness.planning.declared_task import find_declaration
+from exitbench.harness.planning.lm_eval_entry import LM_EVAL_KEYS, read_lm_eval, refuse_lm_eval_keys
 from exitbench.harness.reading.toml import Table
+from exitbench.tasks.declared.declaration import Declaration
 from exitbench.tasks.level import DEFAULT_LEVEL, LEVELS
+from exitbench.tasks.lm_eval.settings import PREFIX
 
 SOURCES = ("builtin", "local", "hub")
 
@@ -18,7 +22,7 @@ Files = tuple[tuple[str, str], ...]
 
 _OTHER_FILES: Final = ("train_files", "calibration_files")
 _OTHER_SPLITS: Final = ("train_split", "calibration_split")
-_KEYS: Final = (
+KEYS: Final = (
     *("task", "source", "split", "limit", "seed", "level", "files", *_OTHER_FILES, *_OTHER_SPLITS, "drop_shared"),
     *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
     *("chat_template", "system", "max_prompt_tokens", "truncate", "first_token", "batch_rows"),
@@ -39,6 +43,7 @@ class TaskEntry:
         calibration_split: Hub source only: what thresholds are calibrated on; None where nothing is.
         drop_shared: What is fitted or calibrated on leaves out documents that have another use.
         batch_rows: Rows decoded together in what is not timed; None: as `[defaults]` says.
+        is_likelihood: Log-likelihoods of given texts are asked for, and no text of the model's own.
     """
 
     label: str
@@ -52,6 +57,7 @@ class TaskEntry:
     calibration_split: str | None = None
     drop_shared: bool = False
     batch_rows: int | None = None
+    is_likelihood: bool = False
 
     def other_split(
         self, split: Literal["train", "calibration"], limit: int, why: str, fitted_on: DataRequest | None = None
@@ -69,9 +75,10 @@ class TaskEntry:
         """
         files = self.train_files if split == "train" else self.calibration_files
         name = self.train_split if split == "train" else self.calibration_split
-        if self.data.source == "local" and not files:
+        names_splits = self.data.settings is not None and not self.data.files
+        if self.data.source == "local" and not names_splits and not files:
             raise UserError(f"{self.where}: {why} needs {split}_files, in the form of 'files'.")
-        if self.data.source == "hub" and split == "calibration" and name is None:
+        if self.data.source != "builtin" and not files and split == "calibration" and name is None:
             raise UserError(
                 f"{self.where}: {why} needs calibration_split, since data sets of the hub have no split of that name; "
                 "allowed: one that the data set has and nothing else uses, or a part, such as 'train[50%:]'."
@@ -88,11 +95,23 @@ def read_task(label: str, table: Table) -> TaskEntry:
     Raises:
         UserError: Names file, line and key, and what is allowed.
     """
-    from exitbench.tasks.registry import get_task, task_names
+    from exitbench.tasks.declared.task import DeclaredTask
+    from exitbench.tasks.registry import get_task
 
-    table.allow(*_KEYS)
-    name = table.choose("task", table.get("task", str, label), task_names(), "task")
-    source = table.choose("source", table.get("source", str, "builtin"), SOURCES, "source")
+    table.allow(*KEYS, *LM_EVAL_KEYS)
+    name = table.get("task", str, label)
+    if name.startswith(PREFIX):
+        return _lm_eval_entry(label, table, name)
+    declaration = find_declaration(name, table.path.parent)
+    if declaration is not None and declaration.choices is not None:
+        return _lm_eval_entry(label, table, declaration.task_name, declaration)
+    refuse_lm_eval_keys(table)
+    try:
+        task = get_task(name) if declaration is None else DeclaredTask(declaration)
+    except UserError as error:
+        raise table.error("task", str(error)) from None
+    sources = SOURCES if declaration is None else ("local",)
+    source = table.choose("source", table.get("source", str, sources[0]), sources, "source")
     files = table.table("files")
     for key in _OTHER_FILES:
         if source != "local" and key in table.values:
@@ -103,20 +122,53 @@ def read_task(label: str, table: Table) -> TaskEntry:
     if (source == "local") != bool(files.values):
         raise table.error("files", 'goes with source = "local", which needs it: { role = "path below --data-dir" }.')
     data = DataRequest(
-        task=name,
+        task=task.name,
         source=cast(SourceKind, source),
         split=table.get("split", str, "test"),
         files=_files(files),
         limit=table.positive("limit") if "limit" in table.values else None,
         seed=table.get("seed", int, 0),
         level=_level(table, source),
+        declaration=declaration,
     )
-    generation = _generation(table, get_task(name).default_max_new_tokens)
-    chat_template = table.get("chat_template", bool, False)
-    if generation.system is not None and not chat_template:
-        raise table.error("system", "goes with chat_template = true, which puts it before the prompt.")
-    if chat_template and generation.truncate in ("left", "right"):
-        raise table.error("truncate", 'would cut into the chat template; allowed with chat_template: "drop".')
+    generation = _generation(table, task.default_max_new_tokens)
+    return _entry(label, table, data, generation, _chat_template(table, generation))
+
+
+def _lm_eval_entry(label: str, table: Table, name: str, declaration: Declaration | None = None) -> TaskEntry:
+    """Read a table whose task is one of lm-eval's, or has choices and is declared."""
+    asked = read_lm_eval(table, name, declaration)
+    if declaration is not None and (table.get("source", str, "local") != "local" or not table.table("files").values):
+        raise table.error("files", "is missing: the task reads files = { data = PATH } of a local source.")
+    if declaration is not None and "include" in table.values:
+        raise table.error("include", "goes with YAML of lm-eval, not with a TOML file.")
+    data = DataRequest(
+        task=name,
+        source=cast(SourceKind, table.choose("source", table.get("source", str, "local"), ("local", "hub"), "source")),
+        split=table.get("split", str, "test"),
+        files=_files(table.table("files")),
+        limit=table.positive("limit") if "limit" in table.values else None,
+        settings=asked.settings,
+    )
+    generation = replace(_generation(table, asked.max_new_tokens), stop=asked.stop)
+    if asked.is_likelihood:
+        is_gated = table.get("first_token", str, "gated") == "gated"
+        by_context = asked.scope == "context"
+        if by_context and not is_gated:
+            raise table.error("scope", 'keeps the depth of the first token; it does not go with first_token = "full".')
+        generation = replace(
+            generation, first_token="gated" if is_gated else None, scope="context" if by_context else None
+        )
+    chat_template = _chat_template(table, generation)
+    if asked.settings.fewshot_as_multiturn and not chat_template:
+        raise table.error("fewshot_as_multiturn", "goes with chat_template = true, whose turns the examples become.")
+    return replace(_entry(label, table, data, generation, chat_template), is_likelihood=asked.is_likelihood)
+
+
+def _entry(
+    label: str, table: Table, data: DataRequest, generation: GenerationSettings, chat_template: bool
+) -> TaskEntry:
+    """What tables of every kind of task have."""
     return TaskEntry(
         label,
         table.where(),
@@ -130,6 +182,15 @@ def read_task(label: str, table: Table) -> TaskEntry:
         drop_shared=table.get("drop_shared", bool, False),
         batch_rows=table.positive("batch_rows", 1, MAX_BATCH) if "batch_rows" in table.values else None,
     )
+
+
+def _chat_template(table: Table, generation: GenerationSettings) -> bool:
+    chat_template = table.get("chat_template", bool, False)
+    if generation.system is not None and not chat_template:
+        raise table.error("system", "goes with chat_template = true, which puts it before the prompt.")
+    if chat_template and generation.truncate in ("left", "right"):
+        raise table.error("truncate", 'would cut into the chat template; allowed with chat_template: "drop".')
+    return chat_template
 
 
 def _level(table: Table, source: str) -> int:

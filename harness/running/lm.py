@@ -1,4 +1,4 @@
-"""lm-eval drives, our decode loop generates: the adapter between the two.
+"""lm-eval drives, our decode loop generates and scores: the adapter between the two.
 
 Everything a request needs to be traced is kept with it (lm-eval's own numbers for documents are ordinals of a subset).
 Budgets count new decoder tokens; stop strings are looked for in new tokens only.
@@ -16,11 +16,13 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.prompts import Prompt, Prompts
+from exitbench.harness.cells.prompts import Prompt, Prompts, render_turns
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.running.batches import in_batches
+from exitbench.harness.running.encoding import Encoding
+from exitbench.harness.running.scored_texts import ScoredText, TextRequest, score_texts
 from exitbench.methods.base import Parts
 
 # It warns about every task whose records we hand over ourselves.
@@ -50,6 +52,13 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         rows: Documents decoded together, at most.
         seed_of: Seed of a document, by its key.
         on_answers: Told how many documents have been answered.
+        encoding: Of requests of lm-eval's own tasks, whose prompts are whole; None: requests are our tasks', which
+            generate only.
+        key_of: Key of the document that a request is of.
+
+    Attributes:
+        answers: What each document got that was to be gone on from, by its key.
+        scored: The texts of each document that were to be scored, in the order of its requests, by its key.
     """
 
     tokenizer_name = "exitbench"
@@ -62,39 +71,103 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         rows: int,
         seed_of: Callable[[str], int],
         on_answers: Callable[[int], None],
+        encoding: Encoding | None = None,
+        key_of: Callable[[Instance], str] = lambda request: str(request.doc["doc_key"]),
     ) -> None:
         super().__init__()
         self.backend = checkpoint.kind
         self.checkpoint, self.prompts, self.tokenizer, self.parts = checkpoint, prompts, prompts.tokenizer, parts
         self.rows, self.seed_of, self.on_answers = rows, seed_of, on_answers
+        self.encoding, self.key_of = encoding, key_of
         self.answers: dict[str, Answer] = {}
+        self.scored: dict[str, list[ScoredText]] = {}
 
     @property
     def eot_token_id(self) -> int:
         """End-of-text token."""
         return int(self.tokenizer.eos_token_id)
 
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text without a context."""
+        return self.eot_token_id if self.encoding is None else self.encoding.prefix_id
+
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Token ids of a text, with the special tokens that the checkpoint's tokenizer adds."""
+        if self.encoding is not None:
+            return self.encoding.ids(string, add_special_tokens)
         return list(self.tokenizer(string, add_special_tokens=add_special_tokens is not False)["input_ids"])
 
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Return turns as the checkpoint's chat template writes them."""
+        return render_turns(self.tokenizer, chat_history, add_generation_prompt=add_generation_prompt)
+
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Answer generation requests; returns texts in the order of the requests."""
+        """Answer generation requests; returns texts in the order of the requests.
+
+        A request that is repeated is answered once: decoding is greedy, and what methods draw is by document.
+
+        Raises:
+            UserError: A document asks for more than one text.
+        """
+        prepared = {self.key_of(request): request for request in requests}
+        if len({(self.key_of(request), request.idx) for request in requests}) > len(prepared):
+            raise UserError("a document asks for several texts; allowed: tasks with one text a document.")
         # Alike settings in one batch, rows of alike length together; answers are found again by key.
-        prepared = [(request.doc["doc_key"], *request.args) for request in requests]
         groups: dict[tuple[int, tuple[str, ...]], list[tuple[str, Prompt]]] = {}
-        for key, prompt, raw in prepared:
-            kwargs = normalize_gen_kwargs(dict(raw), default_max_gen_toks=128)
+        for key, request in prepared.items():
+            text, raw = request.args
+            kwargs = normalize_gen_kwargs(dict(raw))
             settings = (kwargs["max_gen_toks"], tuple(kwargs["until"]))
-            groups.setdefault(settings, []).append((key, self.prompts(prompt)))
+            prompt = self.prompts(text) if self.encoding is None else self.encoding.prompt(text, settings[0])
+            groups.setdefault(settings, []).append((key, prompt))
         for (max_new_tokens, stop), items in groups.items():
             self._answer_all(items, max_new_tokens, stop)
-        return [self.answers[key].text for key, _, _ in prepared]
+        return [self.answers[self.key_of(request)].text for request in requests]
 
-    def answer(self, prompts: Mapping[str, str]) -> None:
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Score continuations of contexts; returns log-probability and greediness in the order of the requests.
+
+        Raises:
+            UserError: A continuation is empty or longer than the model, or the method gives no log-probabilities.
+        """
+        return [(text.logprob, text.is_greedy) for text in self._score(requests)]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Score whole texts; returns log-probabilities in the order of the requests.
+
+        Raises:
+            UserError: The model is an encoder-decoder, a text is empty, or the method gives no log-probabilities.
+        """
+        return [text.logprob for text in self._score(requests)]
+
+    def _score(self, requests: list[Instance]) -> list[ScoredText]:
+        if self.encoding is None:
+            raise UserError("our own tasks generate text; log-likelihoods are asked by tasks of lm-eval.")
+        distinct = {(self.key_of(request), request.idx): request for request in requests}
+        asked = [TextRequest.of(self.encoding, key, *distinct[key, index].args) for key, index in sorted(distinct)]
+        self.score(asked, self.on_answers)
+        order: dict[str, list[int]] = {}
+        for key, index in sorted(distinct):
+            order.setdefault(key, []).append(index)
+        keys = [self.key_of(request) for request in requests]
+        return [self.scored[key][order[key].index(request.idx)] for key, request in zip(keys, requests, strict=True)]
+
+    def score(self, asked: Sequence[TextRequest], on_documents: Callable[[int], None]) -> None:
+        """Score texts, without lm-eval; they are in `scored`.
+
+        Args:
+            asked: The texts of a document stand together, in their order.
+            on_documents: Told how many documents have been scored.
+        """
+        self.scored |= score_texts(
+            self.checkpoint, asked, self.parts, self.prompts.generation, self.rows, self.seed_of, on_documents
+        )
+
+    def answer(self, prompts: Mapping[str, Prompt]) -> None:
         """Answer prompts by document key, without lm-eval; the answers are in `answers`."""
-        items, asked = [(key, self.prompts(prompt)) for key, prompt in prompts.items()], self.prompts.generation
-        self._answer_all(items, asked.max_new_tokens, asked.stop)
+        asked = self.prompts.generation
+        self._answer_all(list(prompts.items()), asked.max_new_tokens, asked.stop)
 
     def _answer_all(self, items: list[tuple[str, Prompt]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
         items.sort(key=lambda item: (len(item[1].ids), item[0]))
@@ -109,13 +182,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         asked = self.prompts.generation
         gates_first = asked.gates_first_token
         batch = prefill(self.checkpoint.model, requests, max_new_tokens, gates_first_token=gates_first)
-        is_stopped = None
-        if stop:
-
-            def is_stopped(token_ids: list[int]) -> bool:
-                text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
-                return any(string in text for string in stop)
-
+        is_stopped = stops(self.tokenizer, stop, reads_special=self.encoding is not None)
         generations = decode(self.checkpoint, batch, self.parts, is_stopped, asked)
         for (key, prompt), generation in zip(items, generations, strict=True):
             text = self.tokenizer.decode(generation.token_ids, skip_special_tokens=True)
@@ -123,8 +190,21 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
             self.answers[key] = Answer(len(prompt.ids), generation, cut_text, prompt.n_cut)
 
     def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False, **kwargs: Any) -> list[Any]:
-        raise UserError("likelihood tasks are not supported yet; allowed: tasks that generate text.")
+        raise NotImplementedError("texts are scored by document: loglikelihood")
 
-    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-        """Refuse: rolling likelihood is undefined for encoder-decoder models and exits."""
-        raise UserError("rolling likelihood is not supported; allowed: tasks that generate text.")
+
+def stops(tokenizer: Any, stop: Sequence[str], *, reads_special: bool = False) -> Callable[[list[int]], bool] | None:
+    """Return what says whether new tokens spell a string at which an answer ends; None where there is none.
+
+    Args:
+        tokenizer: The checkpoint's.
+        stop: The strings.
+        reads_special: Special tokens are spelled too, as in lm-eval, whose tasks name some (`<|im_end|>`).
+    """
+    strings = [string for string in stop if string]
+
+    def is_stopped(token_ids: list[int]) -> bool:
+        text = tokenizer.decode(token_ids, skip_special_tokens=not reads_special)
+        return any(string in text for string in strings)
+
+    return is_stopped if strings else None

@@ -31,8 +31,10 @@ def task_metrics(task: Task, scores: Sequence[DocumentScore]) -> dict[str, Metri
     """
     metrics = {}
     for metric in task.metrics:
+        if any(metric not in score.values for score in scores):  # lm-eval scores it where a package is installed only
+            continue
         statistics = np.array([score.summands(metric) for score in scores])
-        interval = aggregate_interval(statistics, partial(task.aggregate, metric))
+        interval = aggregate_interval(statistics, partial(task.aggregate, metric), task.bounds(metric))
         role = "headline" if metric == task.headline else "task"
         metrics[metric] = Metric(task.metric_version, role, interval)
     return metrics

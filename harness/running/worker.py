@@ -24,6 +24,7 @@ from exitbench.harness.running.cell_lock import hold, holder, outcome
 from exitbench.harness.running.environment import environment_and_hardware
 from exitbench.harness.running.passes import PASSES, Session, Skip
 from exitbench.harness.running.passes.session import write_prompt_counts
+from exitbench.plugins import use_plugins
 from exitbench.results.spool.attempts import AttemptWriter, status_of
 
 Emit = Callable[[dict[str, Any]], None]
@@ -38,12 +39,13 @@ _ROOM_BYTES: Final = 1 << 16
 """What must fit into the spool for a disk not to be full."""
 
 
-def run(spec: WorkerSpec, emit: Emit) -> int:
+def run(spec: WorkerSpec, emit: Emit, session: Session | None = None) -> int:
     """Run every cell of the specification.
 
     Args:
         spec: The model, its cells and where they go.
         emit: Receives the events of `harness.running.events`.
+        session: Of the specification, where its model has been loaded already.
 
     Returns:
         The exit code: 0, 130 after an interrupt, 74 if the spool cannot be written. A failed cell is not a failed
@@ -53,7 +55,10 @@ def run(spec: WorkerSpec, emit: Emit) -> int:
         UserError: The checkpoint cannot be read.
     """
     torch.set_num_threads(spec.threads)
-    work = _Work(spec, emit)
+    if spec.plugins is not None:
+        files = use_plugins(spec.plugins)
+        print(f"Plug-ins of {spec.plugins}: {', '.join(path.name for path in files)}", file=sys.stderr)
+    work = _Work(spec, emit, session)
     held: list[CellJob] = []
     try:
         for item in spec.cells:
@@ -76,13 +81,13 @@ class _NoRoom(Exception):
 class _Work:
     """The cells of a specification, one after the other; the model is loaded for the first that is to be run."""
 
-    def __init__(self, spec: WorkerSpec, emit: Emit) -> None:
-        self._spec, self._emit = spec, emit
+    def __init__(self, spec: WorkerSpec, emit: Emit, session: Session | None) -> None:
+        self._spec, self._emit, self._loaded = spec, emit, session
         self._env = environment_and_hardware(spec.threads)
 
     @functools.cached_property
     def _session(self) -> Session:
-        return Session(self._spec)
+        return self._loaded or Session(self._spec)
 
     def end(self, item: CellJob, *, wait: bool) -> bool:
         """See to it that a cell has ended; False if another process holds it and `wait` is not asked for."""

@@ -9,6 +9,7 @@ from exitbench.harness.cli.arguments.common import (
     Commands,
     add_data_dir,
     add_database,
+    add_plugins,
     add_runs,
     add_threads,
     command,
@@ -34,6 +35,7 @@ def add_commands(commands: Commands) -> None:
     _add_verify(commands)
     _add_inspect(commands)
     _add_list(commands)
+    _add_show_prompts(commands)
 
 
 def _add_report(commands: Commands) -> None:
@@ -201,6 +203,7 @@ def _add_compare(commands: Commands) -> None:
     )
     add_database(parser)
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
+    add_plugins(parser)
 
 
 def _add_env(commands: Commands) -> None:
@@ -230,6 +233,7 @@ def _add_verify(commands: Commands) -> None:
     )
     parser.add_argument("--model", type=Path, metavar="DIR", help="checkpoint (default: found by the weights' digest)")
     add_data_dir(parser, "that were answered")
+    add_plugins(parser)
     add_runs(parser)
     add_threads(parser, default="as the stored run")
 
@@ -255,8 +259,30 @@ def _add_inspect(commands: Commands) -> None:
 
 
 def _add_list(commands: Commands) -> None:
-    examples = "  exitbench list methods\n  exitbench list suites"
+    examples = "  exitbench list methods\n  exitbench list tasks\n  exitbench list tasks 'mmlu*'"
     parser = command(
         commands, "list", "listing:listing", "List what can be named in a suite or on the command line.", examples
     )
     parser.add_argument("what", choices=tuple(LISTS))
+    about = "tasks: only names of this form, those of the installed lm-eval too, such as 'mmlu*'"
+    parser.add_argument("pattern", nargs="?", metavar="GLOB", help=about)
+    add_plugins(parser)
+
+
+def _add_show_prompts(commands: Commands) -> None:
+    examples = (
+        "  exitbench show-prompts squad -n 1\n"
+        "  exitbench show-prompts samsum --suite builtin\n"
+        "  exitbench show-prompts my-task.toml --set 'files={data=\"my.jsonl\"}' --data-dir ../data\n"
+        "  exitbench show-prompts lm-eval:hellaswag --set num_fewshot=2"
+    )
+    about = "Show what models read on a task: prompts, targets, the number of documents; no model is loaded."
+    parser = command(commands, "show-prompts", "show_prompts:show_prompts", about, examples)
+    naming = "name of a task, path of its TOML file, lm-eval:NAME, or with --suite a label of that suite"
+    parser.add_argument("task", metavar="TASK", help=naming)
+    parser.add_argument("-n", type=up_to(_MOST_TOKENS), default=3, metavar="N", help="documents to show (3)")
+    parser.add_argument("--suite", metavar="SUITE", help="the suite whose task it is, with all its settings")
+    about = "a key of [tasks.LABEL] of a suite, as TOML has it; may be repeated"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=about)
+    add_data_dir(parser, "that the task names")
+    add_plugins(parser)

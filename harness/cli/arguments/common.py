@@ -57,6 +57,7 @@ def add_selection(parser: Parser, kinds: tuple[str, ...] | None = None) -> None:
     """Add a suite and which of its cells; `kinds` fixes the kinds that may otherwise be chosen."""
     parser.add_argument("suite", metavar="SUITE", help="name of a shipped suite, or path of a TOML file")
     add_data_dir(parser, "that tasks and recipes name")
+    add_plugins(parser)
     add_runs(parser)
     parser.add_argument(
         "--only", metavar="GLOB", help="cells whose name MODEL/TASK/METHOD/KIND matches, and what they need"
@@ -75,6 +76,12 @@ def add_selection(parser: Parser, kinds: tuple[str, ...] | None = None) -> None:
         default="failed",
         help="beside new cells, run stale ones (stale), also failed ones (failed, the default), or all again (all)",
     )
+
+
+def add_plugins(parser: Parser) -> None:
+    """Add the folder of trusted code."""
+    about = "folder of tasks and methods of others: its Python files run with your rights, so trust who wrote them"
+    parser.add_argument("--plugins", type=Path, metavar="DIR", help=about)
 
 
 def add_executor(parser: Parser) -> None:

@@ -3,7 +3,15 @@
 from pathlib import Path
 from typing import Final
 
-from exitbench.harness.cli.arguments.common import Commands, add_data_dir, add_database, add_runs, command, up_to
+from exitbench.harness.cli.arguments.common import (
+    Commands,
+    add_data_dir,
+    add_database,
+    add_plugins,
+    add_runs,
+    command,
+    up_to,
+)
 
 _MOST_REPEATED: Final = 1000
 
@@ -58,6 +66,7 @@ def _add_rescore(commands: Commands) -> None:
     naming = "suites (name or TOML file), attempt or cell ids, or globs over MODEL/TASK/METHOD; everything without any"
     parser.add_argument("names", nargs="*", metavar="RUN|SUITE", help=naming)
     add_data_dir(parser, "that were answered")
+    add_plugins(parser)
     add_database(parser)
 
 
@@ -68,7 +77,7 @@ def _add_annotate(commands: Commands) -> None:
         "  exitbench annotate upos 'vanilla/wmt-en-fr/*' --model fr_core_news_sm\n"
         "  exitbench annotate upos --tagger stanza --model en"
     )
-    about = "Tag the words of full depth's stored answers by spaCy or Stanza, as far as installed; no model is run."
+    about = "Tag words of stored answers by spaCy or Stanza; full depth's, no model is run."
     parser = command(commands, "annotate", "annotate:annotate_runs", about, examples)
     parser.add_argument("what", choices=("upos",), help="universal parts of speech, one a token (view token_tags)")
     naming = "attempt or cell ids, or globs over MODEL/TASK/METHOD; every run at full depth without any"

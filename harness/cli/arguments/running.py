@@ -21,6 +21,7 @@ def add_commands(commands: Commands) -> None:
     _add_train(commands)
     _add_fit(commands)
     _add_calibrate(commands)
+    _add_lm_eval(commands)
     _add_cell(commands)
 
 
@@ -50,6 +51,11 @@ def _add_what_runs(parser: Parser) -> None:
     add_threads(parser)
     parser.add_argument(
         "--hub", action="store_true", help="fetch models hub:OWNER/NAME; else only what is cached is read"
+    )
+    parser.add_argument(
+        "--confirm-run-unsafe-code",
+        action="store_true",
+        help="run what a model wrote, of tasks that score so (MBPP): in a process with limits and no network",
     )
     parser.add_argument("--no-report", action="store_true", help="draw no report; `exitbench report` does it later")
     parser.add_argument("--table", action="store_true", help="print every setting, not only the best of each task")
@@ -84,6 +90,19 @@ def _add_calibrate(commands: Commands) -> None:
     parser = command(commands, "calibrate", "run:run", about, examples)
     add_selection(parser, kinds=("calibration",))
     _add_what_runs(parser)
+
+
+def _add_lm_eval(commands: Commands) -> None:
+    examples = (
+        "  exitbench lm-eval run --model exitbench --tasks hellaswag \\\n"
+        "      --model_args pretrained=DIR,method=calm-softmax,threshold=0.9,trace=runs/x\n"
+        "  exitbench lm-eval run --help\n"
+        "  exitbench lm-eval ls tasks"
+    )
+    about = "Run lm-eval's own command line with our models: every argument is its (docs/lm-eval.md)."
+    parser = command(commands, "lm-eval", "lm_eval:lm_eval", about, examples)
+    parser.set_defaults(arguments=[])
+    parser.add_argument("ARGS", nargs="*", help="what lm-eval takes")
 
 
 def _add_cell(commands: Commands) -> None:

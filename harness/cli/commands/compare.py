@@ -3,7 +3,6 @@
 import sys
 from argparse import Namespace
 from dataclasses import asdict
-from functools import partial
 
 from exitbench.harness.cli.commands.folders import existing_database
 from exitbench.harness.cli.commands.rows import FORMATS
@@ -29,9 +28,9 @@ def compare_runs(arguments: Namespace) -> int:
 
 def _aggregate(task: str, metric: str) -> Aggregate:
     # Imported here: the tasks are looked up when the runs are known to be comparable.
-    from exitbench.tasks.registry import get_task
+    from exitbench.tasks.registry import aggregation
 
-    return partial(get_task(task).aggregate, metric)
+    return aggregation(task, metric)
 
 
 def _print(found: Comparison, form: str) -> None:

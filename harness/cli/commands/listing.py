@@ -4,15 +4,27 @@ import dataclasses
 import inspect
 from argparse import Namespace
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
+
+from exitbench.errors import UserError
 
 if TYPE_CHECKING:
     from exitbench.methods.base import Method
 
 
 def listing(arguments: Namespace) -> int:
-    """Print the names of one kind of thing, with a line on each."""
-    print("\n".join(LISTS[arguments.what]()))
+    """Print the names of one kind of thing, with a line on each.
+
+    Raises:
+        UserError: A pattern is given for what has none, or fits nothing.
+    """
+    if arguments.pattern is not None and arguments.what != "tasks":
+        raise UserError(
+            f"{arguments.pattern!r}: only tasks are listed by a pattern; `exitbench list {arguments.what}`."
+        )
+    lines = LISTS[arguments.what]() if arguments.pattern is None else _tasks_like(arguments.pattern)
+    print("\n".join(lines))
     return 0
 
 
@@ -65,11 +77,49 @@ def _bounds(field: "dataclasses.Field[object]") -> str:
 
 
 def _tasks() -> Iterator[str]:
-    from exitbench.tasks.registry import get_task, task_names
+    from exitbench.tasks.lm_eval.catalogue import shipped_names
+    from exitbench.tasks.registry import unusable_tasks
+
+    yield from _tasks_of_python()
+    for name in shipped_names():
+        yield f"lm-eval:{name}"
+    for name, why in unusable_tasks().items():
+        yield f"{name:16} cannot be used: {why}"
+    yield "lm-eval:NAME     any task, group or tag of lm-eval: exitbench list tasks 'mmlu*'"
+
+
+def _tasks_of_python() -> Iterator[str]:
+    """Our tasks and those of others, of TOML files among the plug-ins too."""
+    from exitbench.harness.planning.declared_task import plugged_in
+    from exitbench.tasks.registry import brought_by, get_task, task_names
 
     for name in task_names():
         task = get_task(name)
-        yield f"{name:16} {_first_line(type(task))} Metrics: {', '.join(task.metrics)}."
+        source = brought_by(type(task))
+        where = "" if source is None else f" From {source}."
+        yield f"{name:16} {_first_line(type(task))} Metrics: {', '.join(task.metrics)}.{where}"
+    for name, declaration in plugged_in().items():
+        yield f"{name:16} Metrics: {', '.join(declaration.metrics)}. From a TOML file among the plug-ins."
+
+
+def _tasks_like(pattern: str) -> Iterator[str]:
+    """Tasks by their names, lm-eval's too.
+
+    Raises:
+        UserError: None has such a name.
+    """
+    from exitbench.tasks.lm_eval.catalogue import catalogue
+
+    ours = [line for line in _tasks_of_python() if fnmatchcase(line.split()[0], pattern)]
+    own = pattern.removeprefix("lm-eval:")
+    theirs = {name: entry for name, entry in sorted(catalogue(None).items()) if fnmatchcase(name, own)}
+    if not ours and not theirs:
+        raise UserError(
+            f"no task is named like {pattern!r}, among lm-eval's neither. Allowed: * and ? for any letters."
+        )
+    yield from ours
+    for name, entry in theirs.items():
+        yield f"lm-eval:{name}  ({entry.kind.name.lower().replace('_', ' ')})"
 
 
 def _families() -> Iterator[str]:

@@ -23,6 +23,7 @@ from exitbench.harness.running.executors.base import Executor
 from exitbench.harness.running.executors.gpus import visible_gpus
 from exitbench.harness.running.executors.local import LocalExecutor
 from exitbench.harness.training import ensure_all_trained
+from exitbench.plugins import plugins_folder
 from exitbench.progress import Progress, progress
 from exitbench.results.beside.trainings import record_training
 from exitbench.terminal import number_of, tell
@@ -50,6 +51,11 @@ def run(arguments: Namespace) -> int:
     if slurm is not None and plan.suite.device == "auto":
         raise UserError(
             '--executor slurm: device = "auto" of the suite means this machine; name "cuda" or "cpu" there.'
+        )
+    if not arguments.confirm_run_unsafe_code and (unsafe := unsafe_tasks(plan)):
+        raise UserError(
+            f"{', '.join(unsafe)}: scoring runs what the model wrote. Allowed with --confirm-run-unsafe-code, which "
+            "runs it in a process with limits and without a network."
         )
     executor = slurm or _local(plan, runs)
     runs.require_writable()
@@ -89,6 +95,12 @@ def run(arguments: Namespace) -> int:
     print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')
     verdict = _verdict(statuses, plan, runs, arguments.retry)
     return 1 if left_out else verdict
+
+
+def unsafe_tasks(plan: Plan) -> list[str]:
+    """Return the labels of tasks whose scores come of running what a model wrote."""
+    requests = {(planned.item.cell.task.label, planned.item.data) for group in plan.groups for planned in group.cells}
+    return sorted({label for label, data in requests if getattr(data.task_object, "is_unsafe", False)})
 
 
 def _with_fetched(plan: Plan, arguments: Namespace) -> Plan:
@@ -179,6 +191,8 @@ def _spec(group: Group, plan: Plan, runs: Runs, threads: int, arguments: Namespa
         spool=runs.spool.resolve(),
         device=plan.device,
         threads=threads,
+        plugins=plugins_folder(),
+        confirm_run_unsafe_code=arguments.confirm_run_unsafe_code,
     )
 
 

@@ -9,20 +9,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from itertools import count
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 
 from exitbench.harness.cells.job import CellJob
+from exitbench.harness.running.choice_tables import chosen_place
 from exitbench.harness.running.lm import Answer
-from exitbench.harness.running.passes.session import Progress, Session, depth_interval, with_role, write_metrics
+from exitbench.harness.running.passes.choices import lm_eval_task
+from exitbench.harness.running.passes.session import Progress, Session, Skip, depth_interval, with_role, write_metrics
+from exitbench.harness.running.scored_texts import ScoredText
 from exitbench.methods.base import Parts
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
 from exitbench.results.statistics.intervals import SHARE, Interval, mean_interval
 from exitbench.results.statistics.risk_control import calibrate
 from exitbench.tasks.document import Document
-from exitbench.tasks.registry import get_task
 
 
 def calibration_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress: Progress) -> None:
@@ -30,13 +33,13 @@ def calibration_pass(session: Session, item: CellJob, writer: AttemptWriter, on_
     settings, documents = item.cell.calibration, session.answered(item)
     assert settings is not None, "the planner gives every calibration its settings"
     done = count(len(documents), len(documents))
-    full = session.answers(item, documents, session.full_parts(), lambda n: None)
+    full = _answered(session, item, documents, session.full_parts())
     on_progress(next(done))
     depths: dict[float, float] = {}
 
     def losses_at(level: float) -> np.ndarray:
         parts = _at(session, item, level)
-        early = session.answers(item, documents, parts, lambda n: None)
+        early = _answered(session, item, documents, parts)
         on_progress(next(done))
         depths[level] = _mean_exit(session, early, parts).value
         return losses(item, documents, full, early)
@@ -61,17 +64,43 @@ def calibration_pass(session: Session, item: CellJob, writer: AttemptWriter, on_
     write_metrics(writer, metrics | with_role("depth", {"held_out_mean_exit_layer": depth}))
 
 
-def losses(item: CellJob, documents: Sequence[Document], full: Sequence[Answer], early: Sequence[Answer]) -> np.ndarray:
+Outcome = Answer | Sequence[ScoredText]
+"""What a document got: an answer, or the scores of its texts."""
+
+
+def _answered(session: Session, item: CellJob, documents: Sequence[Document], parts: Parts) -> Sequence[Outcome]:
+    output_type = item.data.task_object.output_type
+    if output_type == "generate_until":
+        return session.answers(item, documents, parts, lambda n: None)
+    if output_type != "multiple_choice":
+        raise Skip(f"calibrations bound what is lost of answers or choices, of which {output_type} has none")
+    return session.scored(item, documents, parts, lambda n: None)
+
+
+def losses(
+    item: CellJob, documents: Sequence[Document], full: Sequence[Outcome], early: Sequence[Outcome]
+) -> np.ndarray:
     """Loss of each document in [0, 1].
 
-    textual: 1 - score of the early answer with full depth's as the reference; risk: how much worse the early answer
-    scores against the real reference than full depth's, 0 if not worse (CALM section 4).
+    textual: 1 - score of the early answer with full depth's as the reference; of choices, whether another one was
+    chosen. risk: how much worse the early answer scores against the real reference than full depth's, 0 if not worse
+    (CALM section 4).
     """
-    task, settings = get_task(item.cell.task.name), item.cell.calibration
+    if item.data.task_object.output_type == "multiple_choice":
+        return choice_losses(item, documents, cast(Sequence[Texts], full), cast(Sequence[Texts], early))
+    return text_losses(item, documents, cast(Sequence[Answer], full), cast(Sequence[Answer], early))
+
+
+def text_losses(
+    item: CellJob, documents: Sequence[Document], full: Sequence[Answer], early: Sequence[Answer]
+) -> np.ndarray:
+    """Losses of generated answers; see `losses`."""
+    task, settings = item.data.task_object, item.cell.calibration
     assert settings is not None
+    greatest = (task.bounds(task.consistency_metric) or (0, 100))[1]
 
     def score(document: Document, text: str) -> float:
-        return task.score(document, text).values[task.consistency_metric] / 100
+        return task.score(document, text).values[task.consistency_metric] / greatest
 
     values = []
     for document, whole, cut in zip(documents, full, early, strict=True):
@@ -84,14 +113,45 @@ def losses(item: CellJob, documents: Sequence[Document], full: Sequence[Answer],
     return np.clip(values, 0, 1)
 
 
+Texts = Sequence[ScoredText]
+
+
+def choice_losses(
+    item: CellJob, documents: Sequence[Document], full: Sequence[Texts], early: Sequence[Texts]
+) -> np.ndarray:
+    """Losses of choices; see `losses`."""
+    task, settings = lm_eval_task(item), item.cell.calibration
+    assert settings is not None
+    if settings.consistency == "textual":
+        pairs = zip(documents, full, early, strict=True)
+        return np.array([float(chosen_place(task, doc, a) != chosen_place(task, doc, b)) for doc, a, b in pairs])
+    metric = task.consistency_metric
+    greatest = (task.bounds(metric) or (0, 100))[1]
+    whole, cut = (
+        task.score_responses(
+            documents,
+            {
+                document.key: [(text.logprob, text.is_greedy) for text in own]
+                for document, own in zip(documents, made, strict=True)
+            },
+        )
+        for made in (full, early)
+    )
+    lost = [
+        (whole[document.key].values[metric] - cut[document.key].values[metric]) / greatest for document in documents
+    ]
+    return np.clip(lost, 0, 1)
+
+
 def _held_out(session: Session, item: CellJob, chosen: float | None) -> tuple[Interval, Interval]:
     """Loss and mean exit layer on other documents at the chosen level; full depth where none was chosen."""
     assert item.held_out is not None, "the planner gives every calibration its held-out documents"
     documents = session.fitting(item.held_out, item.cell.generation).documents
-    full = session.answers(item, documents, session.full_parts(), lambda n: None)
+    there = dataclasses.replace(item, data=item.held_out)
+    full = _answered(session, there, documents, session.full_parts())
     parts = session.full_parts() if chosen is None else _at(session, item, chosen)
-    early = session.answers(item, documents, parts, lambda n: None)
-    loss = mean_interval(losses(item, documents, full, early), SHARE)
+    early = _answered(session, there, documents, parts)
+    loss = mean_interval(losses(there, documents, full, early), SHARE)
     return loss, _mean_exit(session, early, parts)
 
 
@@ -100,7 +160,12 @@ def _at(session: Session, item: CellJob, level: float) -> Parts:
     return session.runnable(item, method.parts(session.checkpoint.model.n_blocks, session.fitted(item)))
 
 
-def _mean_exit(session: Session, answers: Sequence[Answer], parts: Parts) -> Interval:
-    exits = [answer.generation.exit_layers for answer in answers]
+def _mean_exit(session: Session, answers: Sequence[Outcome], parts: Parts) -> Interval:
+    exits = [
+        answer.generation.exit_layers
+        if isinstance(answer, Answer)
+        else [layer for text in answer for layer in text.exit_layers]
+        for answer in answers
+    ]
     blocks, tokens = [sum(layers) for layers in exits], [len(layers) for layers in exits]
     return depth_interval(blocks, tokens, session.checkpoint.model.n_blocks, is_fixed=not parts.gate.decides)

@@ -32,16 +32,11 @@ def fit_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress
 @torch.no_grad()
 def fit_data(session: Session, item: CellJob) -> FitData:
     """States of the cell's documents, teacher-forced on their references cut at the longest answer allowed."""
-    documents, checkpoint = session.answered(item), session.checkpoint
-    longest, rows = item.cell.generation.max_new_tokens, item.cell.rows
-    requests = [session.request(item, document) for document in documents]
-    gold = [session.target_ids(item, document)[:longest] for document in documents]
+    documents, checkpoint, rows = session.answered(item), session.checkpoint, item.cell.rows
+    references = [session.reference(item, document) for document in documents]
+    prompts, gold = [prompt for prompt, _ in references], [tokens for _, tokens in references]
     pieces = [
-        states_of(
-            checkpoint,
-            [request.prompt_ids for request in requests[start : start + rows]],
-            gold[start : start + rows],
-        )
+        states_of(checkpoint, prompts[start : start + rows], gold[start : start + rows])
         for start in range(0, len(documents), rows)
     ]
     states_LND = torch.cat(pieces, dim=1)

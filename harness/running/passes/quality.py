@@ -12,6 +12,8 @@ from exitbench.harness.cells.seeds import seed_for
 from exitbench.harness.engine.decoding.generation import Generation
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.running.lm import Answer
+from exitbench.harness.running.passes.choices import choices_pass
+from exitbench.harness.running.passes.evaluating import checked_metrics, evaluate_documents
 from exitbench.harness.running.passes.session import (
     FullOutput,
     Progress,
@@ -23,32 +25,24 @@ from exitbench.harness.running.passes.session import (
     with_role,
     write_metrics,
 )
-from exitbench.harness.running.scoring import Metric, score_columns, task_metrics
+from exitbench.harness.running.scoring import Metric, score_columns
 from exitbench.methods.base import Parts
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
 from exitbench.results.statistics.intervals import bounded_ratio_interval, ratio_interval
-from exitbench.tasks import lm_eval_bridge
 from exitbench.tasks.document import Document
-from exitbench.tasks.registry import get_task
 
 
 def quality_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress: Progress) -> None:
     """Answer every document through lm-eval; write samples, exit traces and metrics."""
-    from lm_eval.evaluator import evaluate
-    from lm_eval.tasks import TaskManager
-
-    cell, task = item.cell, get_task(item.cell.task.name)
+    if item.data.task_object.output_type != "generate_until":
+        return choices_pass(session, item, writer, on_progress)
+    cell, task = item.cell, item.data.task_object
     documents = session.answered(item)
     parts = session.parts(item)
     lm = session.lm(item, parts, on_progress)
-    config = task.lm_eval_config(documents)
-    generation = {"until": list(cell.generation.stop), "max_gen_toks": cell.generation.max_new_tokens}
-    config["generation_kwargs"] = {**config["generation_kwargs"], **generation}
-    tasks = TaskManager(include_defaults=False).load([config])
-    results = evaluate(lm=lm, task_dict=tasks, bootstrap_iters=0, log_samples=True)
+    by_key, evaluated = evaluate_documents(session, item, lm, documents)
     answers = [lm.answers[document.key] for document in documents]
-    by_key = lm_eval_bridge.scores(task, results)
     scores = [by_key[document.key] for document in documents]
     samples = [
         {
@@ -64,11 +58,7 @@ def quality_pass(session: Session, item: CellJob, writer: AttemptWriter, on_prog
         for document, answer, score in zip(documents, answers, scores, strict=True)
     ]
     writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
-    metrics = task_metrics(task, scores)
-    for metric, stored in metrics.items():
-        evaluated = results["results"][task.name][f"{metric},none"]
-        if abs(evaluated - stored.interval.value) > 1e-6:
-            raise RuntimeError(f"lm-eval says {metric} = {evaluated}, the stored scores say {stored.interval.value}")
+    metrics = checked_metrics(task, scores, evaluated)
     full = {
         document.key: FullOutput(answer.n_prompt, answer.generation.token_ids)
         for document, answer in zip(documents, answers, strict=True)

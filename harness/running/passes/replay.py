@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from exitbench.harness.cells.job import CellJob
+from exitbench.harness.running.passes.choice_offline import choice_replay_pass
 from exitbench.harness.running.passes.session import Progress, Session, depth_interval, with_role, write_metrics
 from exitbench.results.files.memory import in_memory
 from exitbench.results.spool.attempts import AttemptWriter
@@ -14,6 +15,8 @@ def replay_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progr
 
     The score is what the probe's columns say, or, where they cannot, what the method's gate said in a scores cell.
     """
+    if item.data.task_object.output_type != "generate_until":
+        return choice_replay_pass(session, item, writer, on_progress)
     cell, depth, parts = item.cell, session.checkpoint.model.n_blocks, session.parts(item)
     assert cell.probe_cell_id is not None, "the planner gives every replay its probe"
     probe = str(session.file_of(cell.probe_cell_id, "probe.parquet"))

@@ -14,6 +14,7 @@ from exitbench.harness.cells.job import CellJob
 from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.decoding.probe import states_of
 from exitbench.harness.running.batches import in_batches
+from exitbench.harness.running.passes.choice_offline import choice_scores_pass
 from exitbench.harness.running.passes.session import Progress, Session
 from exitbench.methods.base import Parts
 from exitbench.methods.offline import score_states
@@ -25,6 +26,8 @@ from exitbench.tasks.document import Document
 
 def scores_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress: Progress) -> None:
     """Read full depth's answers from the probe, and score them teacher-forced."""
+    if item.data.task_object.output_type != "generate_until":
+        return choice_scores_pass(session, item, writer, on_progress)
     assert item.cell.probe_cell_id is not None, "the planner gives every scores cell its probe"
     path = session.file_of(item.cell.probe_cell_id, "probe.parquet")
     outputs: dict[str, list[int]] = defaultdict(list)

@@ -18,14 +18,17 @@ from torch import Tensor
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import FirstToken, GenerationSettings
 from exitbench.harness.cells.job import CellJob, DataRequest, WorkerSpec
-from exitbench.harness.cells.prompts import Fitting, Prompts
+from exitbench.harness.cells.prompts import Fitting, Prompt, Prompts, render_turns
 from exitbench.harness.cells.seeds import seed_for
 from exitbench.harness.engine.checkpoints.generation_config import not_applied
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.harness.engine.decoding.generation import Generation, Request
+from exitbench.harness.engine.decoding.likelihood import why_not as why_no_likelihood
 from exitbench.harness.engine.model.cost import TokenPlace, answer_cost, answer_parts
+from exitbench.harness.running.encoding import Encoding, reads_up_to
 from exitbench.harness.running.lm import Answer, EarlyExitLM
+from exitbench.harness.running.scored_texts import ScoredText, TextRequest
 from exitbench.harness.running.scoring import Metric, metric_table
 from exitbench.methods.base import NOTHING_FITTED, Cost, Method, Parts
 from exitbench.methods.registry import baseline_method, get_method
@@ -35,7 +38,8 @@ from exitbench.results.spool.attempts import AttemptWriter, attempt_status, read
 from exitbench.results.spool.schema import FITTED_FILE
 from exitbench.results.statistics.intervals import NONE_DIFFERS, Interval, bounded_ratio_interval
 from exitbench.tasks.document import Document
-from exitbench.tasks.registry import get_task
+from exitbench.tasks.lm_eval.leaves import Chat
+from exitbench.tasks.lm_eval.task import LmEvalTask
 
 METRIC_VERSION = "2"
 """Version of the metrics made here (depth, faithfulness, cost, speed); tasks version their own."""
@@ -63,19 +67,26 @@ def full_outputs(session: Session, cell_id: str) -> dict[str, FullOutput]:
 
 
 class Session:
-    """One loaded model and what its cells share."""
+    """One loaded model and what its cells share.
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        loaded = {(item.cell.dtype, item.cell.engine) for item in spec.cells}
-        if len(loaded) != 1:
-            raise ValueError(f"one worker loads one number format and one engine, not {sorted(loaded)}")
-        ((dtype, engine),) = loaded
+    Args:
+        spec: The cells and where things lie.
+        loaded: The model, where it has been loaded already.
+    """
+
+    def __init__(self, spec: WorkerSpec, loaded: Checkpoint | None = None) -> None:
+        asked = {(item.cell.dtype, item.cell.engine) for item in spec.cells}
+        if len(asked) != 1:
+            raise ValueError(f"one worker loads one number format and one engine, not {sorted(asked)}")
+        ((dtype, engine),) = asked
         self.spool, self.inputs, self.data_dir = spec.spool, spec.inputs or spec.spool, spec.data_dir
         self.model_path = spec.model_path
-        self.checkpoint = load_checkpoint(spec.model_path, getattr(torch, dtype), spec.device, engine)
+        self.checkpoint = loaded or load_checkpoint(spec.model_path, getattr(torch, dtype), spec.device, engine)
         self.tokenizer: Any = load_tokenizer(spec.model_path)
         self._record_vocabulary(spec.cells[0].cell.model.tokenizer_sha256)
+        self.confirms_unsafe_code = spec.confirm_run_unsafe_code
         self._loaded, self.fitting = functools.cache(self._load), functools.cache(self._fitting)
+        self._prompted, self._texts = functools.cache(self._lm_eval_prompts), functools.cache(self._lm_eval_texts)
         self.prompts = functools.cache(self._prompts)
         self._checked = functools.cache(read_attempt)  # many cells compute from one
 
@@ -101,9 +112,53 @@ class Session:
         return Prompts(self.tokenizer, generation, self.checkpoint.model.max_positions)
 
     def _fitting(self, data: DataRequest, generation: GenerationSettings) -> Fitting:
-        task = get_task(data.task)
-        texts = [(document, task.prompt(document)) for document in self.documents(data)]
+        task = data.task_object
+        if isinstance(task, LmEvalTask):
+            return self._lm_eval_fitting(data, generation, task)
+        texts = [(document, task.prompt_for(document, self.checkpoint.kind)) for document in self.documents(data)]
         return self.prompts(generation).fitting(texts)
+
+    @functools.cached_property
+    def encoding(self) -> Encoding:
+        """Makes token ids of lm-eval's requests."""
+        longest = reads_up_to(self.model_path, self.tokenizer, self.checkpoint.model.max_positions)
+        return Encoding(self.tokenizer, self.checkpoint.kind, longest)
+
+    def chat(self, generation: GenerationSettings) -> Chat | None:
+        """System message and chat template of lm-eval's prompts, where they go through one."""
+        if generation.chat_template_sha256 is None:
+            return None
+        self.prompts(generation)  # refuses another template than was planned with
+        return generation.system, functools.partial(_turns, self.tokenizer)
+
+    def _lm_eval_fitting(self, data: DataRequest, generation: GenerationSettings, task: LmEvalTask) -> Fitting:
+        """All documents: what is too long is cut."""
+        documents = self.documents(data)
+        if task.output_type == "generate_until":
+            cut = {key for key, prompt in self._prompted(data, generation).items() if prompt.n_cut}
+        else:
+            texts = self._texts(data, generation)
+            cut = {text.doc_key for text in texts if any(pair.n_cut for pair in text.pairs)}
+        return Fitting(tuple(documents), truncated=len(cut))
+
+    def _lm_eval_prompts(self, data: DataRequest, generation: GenerationSettings) -> dict[str, Prompt]:
+        """Prompt of each document of a task of lm-eval that generates."""
+        task, documents = data.task_object, self.documents(data)
+        assert isinstance(task, LmEvalTask)
+        asked = task.instances(documents, self.chat(generation))
+        return {key: self.encoding.prompt(own[0].args[0], generation.max_new_tokens) for key, own in asked.items()}
+
+    def _lm_eval_texts(self, data: DataRequest, generation: GenerationSettings) -> tuple[TextRequest, ...]:
+        """What each document of a task of lm-eval gives to be scored."""
+        task, documents = data.task_object, self.documents(data)
+        assert isinstance(task, LmEvalTask)
+        asked = task.instances(documents, self.chat(generation))
+        return tuple(TextRequest.of(self.encoding, key, *one.args) for key, own in asked.items() for one in own)
+
+    def texts(self, item: CellJob, documents: Sequence[Document]) -> list[TextRequest]:
+        """What documents of a cell give to be scored; those of a document stand together, in their order."""
+        keys = {document.key for document in documents}
+        return [text for text in self._texts(item.data, item.cell.generation) if text.doc_key in keys]
 
     def answered(self, item: CellJob) -> Sequence[Document]:
         """The documents of a cell whose prompts fit: the same for every cell of its model, task and generation."""
@@ -153,6 +208,16 @@ class Session:
             raise Skip(why_not)
         return parts
 
+    def scoring(self, item: CellJob, parts: Parts) -> Parts:
+        """The parts, if log-likelihoods can be had of them.
+
+        Raises:
+            Skip: They cannot, and why.
+        """
+        if (reason := why_no_likelihood(parts)) is not None:
+            raise Skip(f"log-likelihoods cannot be had of {item.cell.method.name}: it {reason}")
+        return parts
+
     def fitted(self, item: CellJob) -> Mapping[str, Tensor]:
         """What the cell's method was fitted to; nothing for most."""
         if item.cell.fit_cell_id is None:
@@ -167,32 +232,70 @@ class Session:
 
     def request(self, item: CellJob, document: Document) -> Request:
         """Prompt tokens and seed of a document."""
-        prompt = self.prompts(item.cell.generation)(get_task(item.cell.task.name).prompt(document))
+        if item.data.settings is not None:
+            prompt = self._prompted(item.data, item.cell.generation)[document.key]
+        else:
+            text = item.data.task_object.prompt_for(document, self.checkpoint.kind)
+            prompt = self.prompts(item.cell.generation)(text)
         return Request(prompt.ids, seed_for("decode", item.cell.seed, document.key))
+
+    def reference(self, item: CellJob, document: Document) -> tuple[Sequence[int], Sequence[int]]:
+        """Tokens of a document's prompt and of its reference, which methods are fitted on.
+
+        Of tasks that score given texts these are a context and its right choice, or the text itself.
+        """
+        task = item.data.task_object
+        if task.output_type == "generate_until":
+            gold = self.target_ids(item, document)[: item.cell.generation.max_new_tokens]
+            return self.request(item, document).prompt_ids, gold
+        assert isinstance(task, LmEvalTask), "only lm-eval's tasks ask for log-likelihoods"
+        right = min(task.right_choices(document), default=0) if task.output_type == "multiple_choice" else 0
+        pair = self.texts(item, [document])[right].pairs[0]
+        return pair.context_ids, pair.continuation_ids
 
     def kinds(self, item: CellJob, document: Document) -> list[str]:
         """Kind of each target token of built-in data, end of sequence included; empty where it is not known."""
-        target = self.target_ids(item, document)
         known = document.token_kinds
-        return [*known, "end"] if known and len(known) + 1 == len(target) else []
+        return [*known, "end"] if known and len(known) + 1 == len(self.target_ids(item, document)) else []
 
     def target_ids(self, item: CellJob, document: Document) -> list[int]:
         """Tokens of the first reference."""
-        return list(self.tokenizer(get_task(item.cell.task.name).target(document))["input_ids"])
+        if item.data.settings is not None and self.checkpoint.kind == "causal":
+            # Goes on from the prompt, behind lm-eval's delimiter, until the model ends it.
+            target = self.encoding.ids(f" {item.data.task_object.target(document)}", add_special_tokens=False)
+            return [*target, *sorted(self.checkpoint.eos_ids)[:1]]
+        return list(self.tokenizer(item.data.task_object.target(document))["input_ids"])
 
     def answers(
         self, item: CellJob, documents: Sequence[Document], parts: Parts, on_progress: Progress
     ) -> list[Answer]:
         """Answer documents under the cell's settings, without lm-eval."""
-        task, lm = get_task(item.cell.task.name), self.lm(item, parts, on_progress)
-        lm.answer({document.key: task.prompt(document) for document in documents})
+        task, lm = item.data.task_object, self.lm(item, parts, on_progress)
+        if isinstance(task, LmEvalTask):
+            prompts = self._prompted(item.data, item.cell.generation)
+            lm.answer({document.key: prompts[document.key] for document in documents})
+        else:
+            texts = {document.key: task.prompt_for(document, self.checkpoint.kind) for document in documents}
+            lm.answer({key: lm.prompts(text) for key, text in texts.items()})
         return [lm.answers[document.key] for document in documents]
+
+    def scored(
+        self, item: CellJob, documents: Sequence[Document], parts: Parts, on_progress: Progress
+    ) -> list[list[ScoredText]]:
+        """Score the texts of documents under the cell's settings, without lm-eval."""
+        lm = self.lm(item, self.scoring(item, parts), on_progress)
+        lm.score(self.texts(item, documents), on_progress)
+        return [lm.scored[document.key] for document in documents]
 
     def lm(self, item: CellJob, parts: Parts, on_progress: Progress) -> EarlyExitLM:
         """This model with a method, as lm-eval sees it."""
         seed_of = functools.partial(seed_for, "decode", item.cell.seed)
         prompts = self.prompts(item.cell.generation)
-        return EarlyExitLM(self.checkpoint, prompts, parts, item.cell.rows, seed_of, on_progress)
+        lm = EarlyExitLM(self.checkpoint, prompts, parts, item.cell.rows, seed_of, on_progress)
+        if item.data.settings is not None:
+            places = {(one.fields["task"], one.fields["doc_id"]): one.key for one in self.documents(item.data)}
+            lm.encoding, lm.key_of = self.encoding, lambda request: places[request.task_name, request.doc_id]
+        return lm
 
     def file_of(self, cell_id: str, name: str) -> Path:
         """A file of the latest attempt at another cell.
@@ -211,6 +314,10 @@ class Session:
         if name.removesuffix(".parquet") in freed:
             raise Skip(f"needs {name} of cell {cell_id[:12]}, which `exitbench gc` removed; run that cell again")
         return status.path / name
+
+
+def _turns(tokenizer: Any, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+    return render_turns(tokenizer, messages, add_generation_prompt=add_generation_prompt)
 
 
 def write_prompt_counts(session: Session, item: CellJob, writer: AttemptWriter) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
+from exitbench.harness.cells.cell import TimingSettings
 from exitbench.harness.cells.job import CellJob
 from exitbench.harness.cells.seeds import seed_for
+from exitbench.harness.engine.decoding.branches import Context
 from exitbench.harness.engine.model.cost import ideal_speedup
 from exitbench.harness.running import timing
-from exitbench.harness.running.passes.session import Progress, Session, answer_costs, with_role, write_metrics
+from exitbench.harness.running.passes.session import Progress, Session, Skip, answer_costs, with_role, write_metrics
+from exitbench.harness.running.scored_texts import contexts_of, longest_of
 from exitbench.methods.base import Cost
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
@@ -22,6 +27,8 @@ def timing_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progr
     cell, settings = item.cell, item.cell.timing
     if settings is None:
         raise ValueError("a timing cell has timing settings")
+    if item.data.task_object.output_type != "generate_until":
+        return _scoring_pass(session, item, settings, writer, on_progress)
     documents = session.answered(item)[: settings.documents]
     requests = [session.request(item, document) for document in documents]
     size = cell.batch_size
@@ -30,9 +37,9 @@ def timing_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progr
         for start in range(0, len(documents), size)
     ]
     parts, full, seed = session.parts(item), session.full_parts(), seed_for("bootstrap", cell.seed)
-    measured = timing.measure(session.checkpoint, full, parts, units, cell.generation, settings, seed, on_progress)
-    for table, rows in (("timings", measured.readings), ("device", measured.device)):
-        writer.write(table, pa.Table.from_pylist([asdict(row) for row in rows], schema=TABLES[table]))
+    work = timing.Generating(session.checkpoint, cell.generation)
+    measured = timing.measure(work, full, parts, units, settings, seed, on_progress)
+    _write_readings(writer, measured)
     metrics = {
         "speedup": timing.speedup(measured.readings, "total", seed),
         "speedup_decode": timing.speedup(measured.readings, "decode", seed),
@@ -60,6 +67,50 @@ def timing_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progr
     metrics["timed_rounds"] = _plain(len({reading.round for reading in measured.readings}), len(units))
     cost = {"ideal_speedup_decode": _plain(allowed, len(units))}
     write_metrics(writer, with_role("speed", metrics) | with_role("cost", cost))
+
+
+def _scoring_pass(
+    session: Session, item: CellJob, settings: TimingSettings, writer: AttemptWriter, on_progress: Progress
+) -> None:
+    """Time log-likelihoods: the same texts at full depth and with the method."""
+    cell, parts = item.cell, session.scoring(item, session.parts(item))
+    if parts.gate.looks_ahead:
+        raise Skip("an oracle reads all blocks, and texts of one context leave at layers of their own: not timed")
+    everything = session.answered(item)
+    documents, seed = everything[: settings.documents], seed_for("bootstrap", cell.seed)
+    contexts: dict[str, list[Context]] = {}
+    for shared in contexts_of(session.texts(item, documents), partial(seed_for, "decode", cell.seed)):
+        contexts.setdefault(shared.doc_key, []).append(shared.context)
+    size = cell.batch_size
+    units = [
+        timing.Unit(
+            documents[start].key,
+            tuple(context for document in documents[start : start + size] for context in contexts[document.key]),
+        )
+        for start in range(0, len(documents), size)
+    ]
+    longest = longest_of(session.texts(item, everything))
+    work = timing.Scoring(session.checkpoint, cell.generation, longest, size)
+    measured = timing.measure(work, session.full_parts(), parts, units, settings, seed, on_progress)
+    _write_readings(writer, measured)
+    metrics = {
+        "speedup": timing.speedup(measured.readings, "total", seed),
+        "aa_speedup": timing.speedup(measured.readings, "total", seed, twin=True),
+    }
+    n_tokens = sum(len(ids) for unit in units for context in unit.requests for ids in context.continuations)
+    for prefix, arm in (("", "method"), ("full_", "full")):
+        totals = [reading for reading in measured.readings if reading.arm == arm and not reading.twin]
+        answered = len(totals) * len(documents) / len(units)  # the last unit may have fewer documents
+        metrics[f"{prefix}ms_per_request"] = _plain(sum(r.wall_ns for r in totals) / answered / 1e6, len(units))
+        metrics[f"{prefix}tokens_per_request"] = _plain(n_tokens / len(documents), len(units))
+    metrics["timed_documents"] = _plain(len(documents), len(units))
+    metrics["timed_rounds"] = _plain(len({reading.round for reading in measured.readings}), len(units))
+    write_metrics(writer, with_role("speed", metrics))
+
+
+def _write_readings(writer: AttemptWriter, measured: timing.Timing[Any]) -> None:
+    for table, rows in (("timings", measured.readings), ("device", measured.device)):
+        writer.write(table, pa.Table.from_pylist([asdict(row) for row in rows], schema=TABLES[table]))
     writer.log_path.write_text(f"stopped reading: {measured.stop_reason}\n", encoding="utf-8")
 
 

@@ -30,6 +30,7 @@ from exitbench.harness.cells.cell import (
 from exitbench.results.files.values import first_fault
 from exitbench.results.spool.schema import CELL_KEYS
 from exitbench.results.statistics.risk_control import RULES
+from exitbench.tasks.base import ModelKind
 
 CELL = Cell(
     suite="suite",
@@ -150,11 +151,14 @@ LEAVES: dict[str, st.SearchStrategy[Any]] = {
     "int | None": st.none() | st.integers(),
     "float | None": st.none() | NUMBERS,
     "Literal['gated'] | None": st.none() | st.just("gated"),
+    "Literal['context'] | None": st.none() | st.just("context"),
     "Truncate | None": st.none() | st.sampled_from(TRUNCATIONS),
     "tuple[str, ...]": st.lists(st.text()).map(tuple),
     "tuple[Record, ...]": st.lists(st.sampled_from(RECORDS)).map(tuple),
     "tuple[float, ...]": st.lists(NUMBERS).map(tuple),
     "Mapping[str, Any]": PARAMS,
+    "Mapping[str, Any] | None": st.none() | PARAMS,
+    "ModelKind": st.sampled_from(get_args(ModelKind)),
     "Kind": st.sampled_from(KINDS),
     "EngineName": st.sampled_from(get_args(EngineName)),
     "Consistency": st.sampled_from(CONSISTENCIES),

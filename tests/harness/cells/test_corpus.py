@@ -1,6 +1,7 @@
 """Documents by content, remembered between plans: never for longer than they stay the same."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,13 @@ def test_a_file_that_changed_is_read_again(tmp_path: Path, data_dir: Path) -> No
     second = Corpora(tmp_path).describe(LINES, data_dir)
     assert second.data_sha256 != first.data_sha256
     assert second.prompts_sha256 == first.prompts_sha256
+
+
+def test_prompts_are_told_apart_by_the_kind_of_model_that_reads_them(tmp_path: Path) -> None:
+    question_first = Corpora(tmp_path).describe(BUILTIN, None).prompts_sha256
+    alike = Corpora(tmp_path).describe(replace(BUILTIN, task="samsum"), None).prompts_sha256
+    assert question_first["causal"] != question_first["seq2seq"]
+    assert alike["causal"] == alike["seq2seq"]
 
 
 def test_another_folder_is_read_even_if_its_files_look_alike(tmp_path: Path, data_dir: Path) -> None:

@@ -12,16 +12,19 @@ import pytest
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
 from exitbench.harness.cells.cell import Cell
+from exitbench.harness.cells.corpus import Corpora
 from exitbench.harness.cells.job import CellJob, DataRequest, WorkerSpec
 from exitbench.harness.cli.commands.run import print_left_out
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
+from exitbench.harness.running.passes.session import Session
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import attempt_status
 from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task
+from exitbench.tasks.squad.task import Squad
 
 LONGEST = 8
 """New tokens; of the 58 positions of the model 50 are left for prompts."""
@@ -97,7 +100,7 @@ def text(model: Path, sweeps: str, *lines: str) -> str:
 def lengths(run: Run, data: DataRequest) -> dict[str, int]:
     tokenizer, task = AutoTokenizer.from_pretrained(run.model), get_task("squad")
     documents: list[Document] = data.load(None)
-    return {document.key: len(tokenizer(task.prompt(document))["input_ids"]) for document in documents}
+    return {document.key: len(tokenizer(task.causal_prompt(document))["input_ids"]) for document in documents}
 
 
 def test_every_kind_of_cell_leaves_out_what_does_not_fit_the_model(run: Callable[..., Run]) -> None:
@@ -148,6 +151,17 @@ def test_what_the_suite_asks_to_drop_is_a_remark(run: Callable[..., Run]) -> Non
     assert made.findings() == [("quality", "documents_dropped", 1, said)] * 2
 
 
+def test_a_decoder_only_model_reads_the_question_last_in_every_kind_of_cell(run: Callable[..., Run]) -> None:
+    made = run(ALL_KINDS, "max_prompt_tokens = 47", 'truncate = "drop"')
+    session = Session(WorkerSpec(made.items, made.model, None, made.folder / "other", "cpu", 1))
+    tokenizer, item = AutoTokenizer.from_pretrained(made.model), made.items[0]
+    for document in session.answered(item):
+        assert session.request(item, document).prompt_ids == tokenizer(Squad().causal_prompt(document))["input_ids"]
+    (config,) = {item.cell.task.prompts_sha256 for item in made.items if item.data == made.items[0].data}
+    described = Corpora(made.folder / "other").describe(item.data, None).prompts_sha256
+    assert config == described["causal"] != described["seq2seq"]
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_prompts_are_cut_and_answered_as_transformers_answers_them(run: Callable[..., Run], side: str) -> None:
     made = run(ONE_KIND, "max_prompt_tokens = 47", f'truncate = "{side}"')
@@ -161,7 +175,7 @@ def test_prompts_are_cut_and_answered_as_transformers_answers_them(run: Callable
         assert {row["doc_key"]: row["n_cut"] for row in rows} == {key: max(0, n - 47) for key, n in known.items()}
         assert {row["doc_key"]: row["n_prompt"] for row in rows} == {key: min(47, n) for key, n in known.items()}
     for row in made.rows(full.cell, "samples"):
-        prompt = tokenizer(get_task("squad").prompt(documents[row["doc_key"]]), truncation=True, max_length=47)
+        prompt = tokenizer(get_task("squad").causal_prompt(documents[row["doc_key"]]), truncation=True, max_length=47)
         out = reference.generate(**prompt.convert_to_tensors("pt", prepend_batch_axis=True), max_new_tokens=LONGEST)
         assert row["output_ids"] == out[0, row["n_prompt"] :].tolist()
     n_cut = sum(length > 47 for length in known.values())

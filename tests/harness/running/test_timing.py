@@ -14,7 +14,7 @@ from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
-from exitbench.harness.running.timing import ORDER, Reading, Unit, measure, speedup
+from exitbench.harness.running.timing import ORDER, Generating, Reading, Unit, measure, speedup
 from exitbench.methods.gates import Scheduled
 from exitbench.methods.registry import baseline_method, get_method
 from exitbench.results.spool.attempts import latest_status
@@ -62,7 +62,8 @@ def test_reading_stops_when_precise_enough_or_when_the_rounds_are_spent(
     units = [Unit(str(n), (Request([5, 6, 7 + n], n),)) for n in range(3)]
     settings = TimingSettings(documents=3, max_rounds=3, target_half_width=half_width, warm_up=1)
     counts: list[int] = []
-    timing = measure(checkpoint, full, static, units, GenerationSettings(5), settings, 0, counts.append)
+    work = Generating(checkpoint, GenerationSettings(5))
+    timing = measure(work, full, static, units, settings, 0, counts.append)
     assert timing.stop_reason == reason
     assert counts == list(range(1, 3 * rounds + 1))
     assert len(timing.readings) == 3 * rounds * len(ORDER) * 3  # units, rounds, arms, phases

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,8 +13,20 @@ from transformers import PreTrainedTokenizerFast
 
 from exitbench.errors import UserError
 from exitbench.harness.training import Recipe, load_recipe
-from exitbench.harness.training.data import Example, Pair, curriculum, cut_batches, encode, epochs, pad, read_text
+from exitbench.harness.training.data import (
+    Example,
+    Pair,
+    curriculum,
+    cut_batches,
+    encode,
+    epochs,
+    pad,
+    read_pairs,
+    read_text,
+)
 from exitbench.harness.training.objectives.losses import IGNORED
+from exitbench.harness.training.recipe import DataSource
+from exitbench.tasks.base import ModelKind
 
 
 def examples(count: int, seed: int = 0) -> list[Example]:
@@ -27,7 +40,7 @@ def examples(count: int, seed: int = 0) -> list[Example]:
 def test_a_prompt_is_trained_on_once_and_never_if_it_is_validated_on(
     write_recipe: Callable[..., Path], data_dir: Path
 ) -> None:
-    text = read_text(load_recipe(write_recipe()), data_dir)
+    text = read_text(load_recipe(write_recipe()), data_dir, "seq2seq")
     prompts = [pair.prompt for pair, _ in text.train]
     held_out = {pair.prompt for pair in text.validation}
     assert len(prompts) == len(set(prompts)) == 18 - len(held_out)
@@ -85,6 +98,22 @@ def test_a_causal_model_reads_prompt_and_answer_as_one_text_and_learns_the_answe
     assert batch["labels"].tolist() == [[off, off, 6, 1, off], [off, off, off, 9, 1]]
 
 
+def test_each_kind_of_model_learns_from_the_prompts_that_it_will_read() -> None:
+    source = DataSource("squad", "builtin", documents=2)
+    (seq2seq, _), (causal, _) = (read_pairs(source, None, kind) for kind in get_args(ModelKind))
+    assert seq2seq.prompt.startswith("question:")
+    assert causal.prompt.startswith("context:")
+    assert causal.target == seq2seq.target
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kind"),
+    [("builtin-weighted", "seq2seq"), ("builtin-causal", "causal"), ("builtin-exit-heads", "causal")],
+)
+def test_a_recipe_knows_its_kind_of_model_also_from_the_one_that_it_goes_on_from(recipe: str, kind: str) -> None:
+    assert load_recipe(recipe).kind == kind
+
+
 def test_built_in_data_needs_no_folder(write_recipe: Callable[..., Path]) -> None:
     source = 'source = "builtin"\ndocuments = 20'
     path = write_recipe(
@@ -93,6 +122,6 @@ def test_built_in_data_needs_no_folder(write_recipe: Callable[..., Path]) -> Non
         ('kind = "bpe"\nvocab_size = 320', 'kind = "builtin"'),
     )
     recipe: Recipe = load_recipe(path)
-    text = read_text(recipe, None)
+    text = read_text(recipe, None, "seq2seq")
     assert len(text.validation) == 20
     assert len(text.train) == len({pair.prompt for pair, _ in text.train}) <= 20

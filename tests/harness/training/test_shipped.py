@@ -51,7 +51,8 @@ def test_it_is_of_todays_data_and_code_and_as_good_as_its_card_says(
     folder = shipped(recipe)
     monkeypatch.setattr(data, "read_pairs", read_pairs)
     card = json.loads((folder / "card.json").read_text())
-    text = read_text(recipe, None)
+    assert recipe.kind is not None
+    text = read_text(recipe, None, recipe.kind)
     assert card["data_sha256"] == text.sha256
     assert card["training_version"] == TRAINING_VERSION
     assert (folder / TRAINING_LOG_FILE).is_file()

@@ -67,7 +67,7 @@ def test_a_tiny_recipe_trains_into_an_ordinary_checkpoint(write_recipe: WriteRec
     assert find_trained(recipe, models) is None
     folder = ensure_trained(recipe, models, data_dir)
 
-    digest = model_digest(recipe, read_text(recipe, data_dir).sha256, "", TRAINING_VERSION)
+    digest = model_digest(recipe, read_text(recipe, data_dir, "seq2seq").sha256, "", TRAINING_VERSION)
     assert folder == models / f"tiny-{digest[:8]}"
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
     text = "Le chien d'à côté court : où ?"
@@ -264,7 +264,7 @@ def test_a_batch_that_does_not_fit_is_tried_smaller_to_the_same_effect(
     write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = load_recipe(write_recipe(("steps = 40", "steps = 1"), ("warmup_steps = 5\n", "")))
-    text = read_text(recipe, data_dir)
+    text = read_text(recipe, data_dir, "seq2seq")
     assert recipe.tokenizer is not None and recipe.architecture is not None
     tokenizer = make_tokenizer(recipe.tokenizer, [pair for pair, _ in text.train])
     from exitbench.harness.training.data import encode
@@ -289,7 +289,7 @@ def test_a_batch_that_does_not_fit_is_tried_smaller_to_the_same_effect(
 def test_one_row_that_does_not_fit_is_the_end(write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path) -> None:
     recipe = load_recipe(write_recipe(("steps = 40", "steps = 1"), ("warmup_steps = 5\n", "")))
     assert recipe.tokenizer is not None and recipe.architecture is not None
-    tokenizer = make_tokenizer(recipe.tokenizer, [pair for pair, _ in read_text(recipe, data_dir).train])
+    tokenizer = make_tokenizer(recipe.tokenizer, [pair for pair, _ in read_text(recipe, data_dir, "seq2seq").train])
     from exitbench.harness.training.data import Example
 
     example = Example(torch.tensor([5, 1]).numpy(), torch.tensor([6, 1]).numpy())

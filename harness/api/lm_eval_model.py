@@ -1,0 +1,194 @@
+"""Our models in lm-eval's own evaluations: ``lm_eval.simple_evaluate(model="exitbench", model_args=...)``."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import lm_eval.evaluator
+import torch
+from lm_eval.api.instance import Instance
+
+from exitbench.errors import UserError
+from exitbench.harness.api.lm_eval_arguments import MODEL, SEED, ModelArguments, read_arguments
+from exitbench.harness.api.lm_eval_trace import Told, watch
+from exitbench.harness.api.models import find_model
+from exitbench.harness.cells.cell import GenerationSettings
+from exitbench.harness.cells.prompts import Prompts
+from exitbench.harness.cells.seeds import seed_for
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
+from exitbench.harness.engine.decoding.likelihood import why_not
+from exitbench.harness.planning.plan import resolve_device, resolve_dtype
+from exitbench.harness.running.encoding import Encoding, reads_up_to
+from exitbench.harness.running.lm import Answer, EarlyExitLM
+from exitbench.harness.running.scored_texts import ScoredText
+from exitbench.progress import counting
+from exitbench.tasks.lm_eval.greedy import why_not_greedy
+from exitbench.tasks.lm_eval.task import document_key
+
+# lm-eval drives here, and says what it does as loudly as it was told to.
+logging.getLogger("lm_eval").setLevel(logging.NOTSET)
+
+
+class ExitBenchLM(EarlyExitLM):
+    """A checkpoint with an early-exit method, made from lm-eval's `model_args`.
+
+    Every argument, with those of the method, is described in docs/lm-eval.md.
+
+    Attributes:
+        told: Where exits are kept: what was asked and answered.
+        splits: Of each task that is being evaluated, lm-eval's kind of documents.
+
+    Raises:
+        UserError: An argument is not what is allowed, or the model or the method cannot be run.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        asked = self.asked = read_arguments(given)
+        self.folder = find_model(asked.pretrained, hub=asked.hub)
+        device = available_device(asked.device)
+        dtype = getattr(torch, resolve_dtype(asked.dtype, self.folder))
+        checkpoint = load_checkpoint(self.folder, dtype, device, asked.engine)
+        tokenizer: Any = load_tokenizer(self.folder)
+        longest = reads_up_to(self.folder, tokenizer, checkpoint.model.max_positions)
+        self.max_length = min(longest, asked.max_length or longest)
+        asked.method.check(checkpoint.model.n_blocks)
+        parts = asked.method.bound_to(checkpoint.model.exit_blocks).parts(checkpoint.model.n_blocks)
+        if (reason := checkpoint.model.why_not(parts, asked.rows)) is not None:
+            raise UserError(f"{MODEL}: {reason}")
+        super().__init__(
+            checkpoint,
+            _prompts(tokenizer, asked, is_likelihood=False),
+            parts,
+            asked.rows,
+            functools.partial(seed_for, "decode", SEED),
+            lambda done: None,
+            Encoding(tokenizer, checkpoint.kind, self.max_length),
+            lambda request: self._keys[id(request)],
+        )
+        self._device = torch.device(device)
+        # What tells kept requests of other tokenizers apart.
+        self.tokenizer_name = str(self.folder).replace("/", "__")
+        self._generating, self._scoring = self.prompts, _prompts(tokenizer, asked, is_likelihood=True)
+        self._keys: dict[int, str] = {}
+        self.told: Told = {}
+        self.splits: dict[str, str] = {}
+        lm_eval.evaluator.evaluate = watch(lm_eval.evaluator.evaluate)
+
+    @property
+    def traces(self) -> bool:
+        """Whether exits are kept."""
+        return self.asked.trace is not None
+
+    def tok_decode(self, tokens: int | Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens))
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Answer generation requests greedily; returns texts in the order of the requests.
+
+        Raises:
+            UserError: A request asks for sampling or beams.
+        """
+        for request in requests:
+            _require_greedy(request)
+        self.prompts = self._generating
+        with self._shown(requests, "generating", len(self.answers), is_quiet=disable_tqdm):
+            texts = super().generate_until(requests, disable_tqdm)
+        self._keep(requests, [self.answers[self.key_of(request)] for request in requests])
+        return texts
+
+    def get_model_info(self) -> dict[str, Any]:
+        """Return what lm-eval keeps of the model with its results."""
+        method, layers = self.asked.method, self._exit_layers()
+        mean = sum(layers) / len(layers) if layers else None
+        return {
+            "model_dtype": str(self.checkpoint.model.dtype),
+            "exitbench": {
+                "method": method.name,
+                "params": method.params(),
+                "n_blocks": self.checkpoint.model.n_blocks,
+                "tokens": len(layers),
+                "mean_exit_layer": mean,
+            },
+        }
+
+    def _score(self, requests: list[Instance]) -> list[ScoredText]:
+        if (reason := why_not(self.parts)) is not None:
+            raise UserError(
+                f"{MODEL}: log-likelihoods cannot be had of method {self.asked.method.name!r}: it {reason}."
+            )
+        self.prompts = self._scoring
+        with self._shown(requests, "scoring", 0, is_quiet=False):
+            scored = super()._score(requests)
+        self._keep(requests, scored)
+        return scored
+
+    def _keep(self, requests: Sequence[Instance], answers: Sequence[Answer | ScoredText]) -> None:
+        if self.traces:
+            for request, answer in zip(requests, answers, strict=True):
+                self.told[request.task_name, request.doc_id, request.idx] = (request.args, answer)
+
+    @contextmanager
+    def _shown(self, requests: Sequence[Instance], what: str, before: int, *, is_quiet: bool) -> Iterator[None]:
+        """Give requests their keys, and count their documents on a terminal; `before` were done when this began."""
+        self._keys = {id(request): _key(request, number, self.splits) for number, request in enumerate(requests)}
+        total = len(set(self._keys.values()))
+        if is_quiet:
+            yield
+            return
+        with counting(what) as tell_done:
+            self.on_answers = lambda done: tell_done(min(max(0, done - before), total), total)
+            yield
+        self.on_answers = lambda done: None
+
+    def _exit_layers(self) -> list[int]:
+        made = [layer for answer in self.answers.values() for layer in answer.generation.exit_layers]
+        return made + [layer for texts in self.scored.values() for text in texts for layer in text.exit_layers]
+
+
+def available_device(device: str) -> str:
+    """Return a device by lm-eval's rule: a GPU that is not there is another device that is.
+
+    Raises:
+        UserError: It is no name of a device.
+    """
+    if device == "auto" or device.partition(":")[0] == "cuda":
+        there = resolve_device("auto")
+        return device if there == "cuda" and ":" in device else there
+    if device != "cpu":
+        raise UserError(f"{MODEL}: device is {device!r}. Allowed: cpu, cuda, cuda:N, auto.")
+    return device
+
+
+def _prompts(tokenizer: Any, asked: ModelArguments, *, is_likelihood: bool) -> Prompts:
+    first = asked.first_token or ("gated" if is_likelihood else "full")
+    scope: Literal["context"] | None = "context" if is_likelihood and asked.scope == "context" else None
+    if scope is not None and first == "full":
+        raise UserError(f'{MODEL}: scope=context keeps the depth of the first token; first_token is "full".')
+    # Of answers, each request says how long they may be.
+    return Prompts(tokenizer, GenerationSettings(1, first_token="gated" if first == "gated" else None, scope=scope))
+
+
+def _key(request: Instance, number: int, splits: Mapping[str, str]) -> str:
+    """A document's key, as a suite has it, since methods that draw do so by it.
+
+    Of requests that no evaluation has announced, task and number; of those that name neither, each is its own.
+    """
+    if request.task_name is None or request.doc_id is None:
+        return f"request {number}"
+    if request.task_name not in splits:
+        return f"{request.task_name}/{request.doc_id}"
+    return document_key(request.task_name, splits[request.task_name], request.doc_id, request.doc)
+
+
+def _require_greedy(request: Instance) -> None:
+    if (other := why_not_greedy(request.args[1])) is not None:
+        raise UserError(
+            f"{MODEL}: task {request.task_name!r} asks for {other.what}, but decoding is greedy; allowed: "
+            f"--gen_kwargs {other.name}={other.value}."
+        )

@@ -1,0 +1,317 @@
+"""Exits of what lm-eval evaluated, as the runs of a suite: `trace=DIR` of `model_args`.
+
+What lm-eval is about to ask is written down as a suite (DIR/suite.toml) and planned before anything is decoded; once
+it has been answered, the suite's cells are written from the answers. Full depth, with which exits are compared, is run
+where DIR has it not.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from lm_eval.api.instance import Instance
+
+from exitbench.errors import UserError
+from exitbench.harness.api.lm_eval_arguments import MODEL, SEED
+from exitbench.harness.cells.job import CellJob, WorkerSpec
+from exitbench.harness.engine.checkpoints.loading import Checkpoint
+from exitbench.harness.planning.contracts import with_verdicts
+from exitbench.harness.planning.plan import Plan, make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.harness.running.lm import Answer, EarlyExitLM
+from exitbench.harness.running.passes.session import Progress, Session
+from exitbench.harness.running.scored_texts import ScoredText
+from exitbench.harness.training.recipe import recipe_names
+from exitbench.methods.base import Parts
+from exitbench.plugins import plugins_folder
+from exitbench.results.spool.attempts import attempt_status
+from exitbench.tasks.lm_eval.catalogue import catalogue
+from exitbench.tasks.lm_eval.data import FILE_FORMATS
+from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings
+from exitbench.tasks.lm_eval.task import LmEvalTask
+from exitbench.terminal import tell
+
+if TYPE_CHECKING:
+    from exitbench.harness.api.lm_eval_model import ExitBenchLM
+
+SUITE: Final = "lm-eval"
+
+Told = dict[tuple[str, int, int], tuple[tuple[Any, ...], Answer | ScoredText]]
+"""What was asked and what was answered, by task, document and number of the request."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A planned trace.
+
+    Attributes:
+        folder: DIR of `trace=DIR`.
+        plan: Its suite's, with full depth.
+        data_dir: Root of the tasks' files.
+        confirmed: Scoring may run what the model wrote.
+    """
+
+    folder: Path
+    plan: Plan
+    data_dir: Path
+    confirmed: bool
+
+    def write(self, lm: ExitBenchLM, told: Told) -> None:
+        """Write the cells from the answers; says where something is left out, and never loses lm-eval's results."""
+        (group,) = self.plan.groups
+        assert group.folder is not None, "the model has been loaded"
+        items = group.to_run("failed")
+        if not items:
+            tell(f"trace: {self.folder} has all of this already.")
+            return
+        spool, threads = self.folder / "spool", torch.get_num_threads()
+        folder, data = group.folder.resolve(), self.data_dir.resolve()
+        spec = WorkerSpec(
+            items, folder, data, spool, str(self.plan.device), threads,
+            plugins=plugins_folder(), confirm_run_unsafe_code=self.confirmed,
+        )  # fmt: skip
+        session = _TracedSession(spec, lm.checkpoint, told, lm.asked.method.name)
+        kept = tuple(item for item in items if session.was_asked(item))
+        worker.run(replace(spec, cells=kept), _say_started, session)
+        for item in kept:
+            status = attempt_status(spool, item.cell.cell_id)
+            if status is None or status.status != "ok":
+                tell(f"trace: {item.label}: {status.reason if status else 'not run'}")
+        tell(f"trace: exitbench import {spool}")
+
+
+def watch(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap lm-eval's `evaluate`, so that our models know what they are asked, and when all of it is answered."""
+    if getattr(function, "is_watched", False):
+        return function
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        asked = given.arguments
+        lm = getattr(asked["lm"], "lm", asked["lm"])  # what keeps answers wraps its model
+        if not hasattr(lm, "traces"):
+            return function(*args, **kwargs)
+        lm.splits = {name: _split(task) for name, task in _tasks(asked).items()}
+        if not lm.traces:
+            return function(*args, **kwargs)
+        if lm is not asked["lm"]:
+            raise UserError(f"{MODEL}: trace needs every answer, use_cache (--use_cache) has some: use one of them.")
+        trace = plan_trace(lm, asked)
+        lm.told.clear()
+        results = function(*args, **kwargs)
+        trace.write(lm, lm.told)
+        return results
+
+    evaluate.is_watched = True  # type: ignore[attr-defined]
+    return evaluate
+
+
+def plan_trace(lm: ExitBenchLM, asked: Mapping[str, Any]) -> Trace:
+    """Write down as a suite what lm-eval is about to evaluate, and plan it.
+
+    Args:
+        lm: The model.
+        asked: Arguments of lm-eval's `evaluate`.
+
+    Raises:
+        UserError: A suite has no way to ask the same.
+    """
+    arguments = lm.asked
+    assert arguments.trace is not None, "asked only where there is one"
+    folder = Path(arguments.trace)
+    text = suite_text(lm, {name: _task_table(lm, name, task, asked) for name, task in _tasks(asked).items()})
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "suite.toml").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{MODEL}: trace={folder} cannot be written ({error.strerror}).") from None
+    data_dir = Path(arguments.data_dir or ".")
+    plan = make_plan(load_suite(folder / "suite.toml"), folder / "spool", folder / "models", data_dir)
+    plan = with_verdicts(plan, "failed", folder, lambda number: None)
+    return Trace(folder, plan, data_dir, bool(asked["confirm_run_unsafe_code"]))
+
+
+def _tasks(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """lm-eval's task objects by name."""
+    given = asked["task_dict"]
+    if "tasks" in given:
+        return dict(given["tasks"])
+    from lm_eval.evaluator_utils import _handle_back_comp
+
+    return dict(_handle_back_comp(given)[1])  # nested groups, as earlier versions have them
+
+
+def _split(task: Any) -> str:
+    return "test" if task.has_test_docs() else "validation"
+
+
+def suite_text(lm: ExitBenchLM, tasks: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the suite that asks the same of the same model."""
+    asked = lm.asked
+    dtype, device = str(lm.checkpoint.model.dtype).removeprefix("torch."), lm.checkpoint.model.device.type
+    defaults = {"dtype": dtype, "device": device, "batch_size": asked.rows, "kinds": ["quality"]}
+    is_recipe = asked.pretrained in recipe_names() and not Path(asked.pretrained).exists()
+    where = "recipe" if is_recipe else "path"
+    is_name = is_recipe or asked.pretrained.startswith("hub:")
+    model = {where: asked.pretrained if is_name else str(lm.folder.resolve()), "engine": asked.engine}
+    grid = {name: [value] for name, value in asked.params.items()}
+    lines = [f"schema = 1\nname = {json.dumps(SUITE)}\nseed = {SEED}"]
+    lines += _table("[defaults]", defaults)
+    lines += _table(f"[models.{_label(asked.pretrained)}]", model)
+    for name, values in tasks.items():
+        lines += _table(f"[tasks.{_label(name)}]", values)
+    lines += _table("[[sweep]]", {"method": asked.method.name, **({"grid": grid} if grid else {})})
+    return "\n".join(lines) + "\n"
+
+
+def _task_table(lm: ExitBenchLM, name: str, task: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """``[tasks.LABEL]`` of what `evaluate` is given; what is as the task has it, goes without saying."""
+    config, include = task.config, lm.asked.include
+    if asked["samples"] is not None:
+        raise UserError(f"{MODEL}: trace goes with limit, not with samples, which suites do not have.")
+    if name not in catalogue(include):
+        raise UserError(f"{MODEL}: trace: {name!r} is none of lm-eval's own tasks; include=DIR says where its YAML is.")
+    own = LmEvalTask(f"{PREFIX}{name}", LmEvalSettings(include=include))
+    table: dict[str, Any] = {"task": f"{PREFIX}{name}"}
+    table["source"] = "local" if config.dataset_path in FILE_FORMATS else "hub"
+    if include is not None:
+        table["include"] = str(Path(include).resolve())
+    if (n_documents := _limited(task, asked["limit"])) is not None:
+        table["split"] = f"test[:{n_documents}]"
+    if (fewshot := config.num_fewshot or 0) != own.num_fewshot:
+        table["num_fewshot"] = fewshot
+    if task.OUTPUT_TYPE == "generate_until":
+        given = dict(config.generation_kwargs or {})
+        table |= {"gen_kwargs": changed} if (changed := _changed(own.generation_kwargs, given)) else {}
+    elif lm.asked.scope != "token":
+        table["scope"] = lm.asked.scope
+    if lm.asked.first_token is not None:
+        table["first_token"] = lm.asked.first_token
+    return table | _chat(asked)
+
+
+def _chat(asked: Mapping[str, Any]) -> dict[str, Any]:
+    template, system = asked["apply_chat_template"], asked["system_instruction"]
+    if not template:
+        if system:
+            raise UserError(f"{MODEL}: trace: a system instruction goes with a chat template in suites.")
+        return {}
+    if isinstance(template, str):
+        raise UserError(
+            f"{MODEL}: trace: suites have the checkpoint's only chat template, not {template!r} of several."
+        )
+    multiturn = {"fewshot_as_multiturn": True} if asked["fewshot_as_multiturn"] else {}
+    return {"chat_template": True, **multiturn, **({"system": system} if system else {})}
+
+
+def _limited(task: Any, limit: float | None) -> int | None:
+    """Documents that lm-eval takes, from the first; None for all."""
+    if limit is None:
+        return None
+    from lm_eval.evaluator_utils import get_sample_size
+
+    n_documents = int(get_sample_size(task, limit))
+    return n_documents if n_documents < len(task.eval_docs) else None
+
+
+def _changed(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name not in own or own[name] != value}
+
+
+def _label(name: str) -> str:
+    """A name that a suite can have."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(name).name).strip("-")[:80] or "model"
+
+
+def _table(header: str, values: Mapping[str, Any]) -> list[str]:
+    return ["", header, *(f"{name} = {_toml(value)}" for name, value in values.items())]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(name)} = {_toml(one)}" for name, one in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)
+
+
+def _say_started(event: Mapping[str, Any]) -> None:
+    if event["event"] == "start":
+        tell(f"trace: {event['label']}")
+
+
+class _TracedSession(Session):
+    """A session whose traced cells get the answers that lm-eval got."""
+
+    def __init__(self, spec: WorkerSpec, checkpoint: Checkpoint, told: Told, method: str) -> None:
+        super().__init__(spec, checkpoint)
+        self._told, self._method = told, method
+
+    def is_traced(self, item: CellJob) -> bool:
+        """Whether lm-eval asked for this cell; full depth beside it nobody asked for."""
+        return item.cell.method.name == self._method
+
+    def was_asked(self, item: CellJob) -> bool:
+        """Whether the cell asks what lm-eval asked; says so where it does not."""
+        task = item.data.task_object
+        assert isinstance(task, LmEvalTask), "a trace is of lm-eval's tasks"
+        asked = task.instances(self.documents(item.data), self.chat(item.cell.generation))
+        requests = [request for own in asked.values() for request in own]
+        if all(_known(self._told, request) is not None for request in requests):
+            return True
+        tell(f"trace: {item.label} is left out: its requests are not those of a suite (another fewshot seed, or data).")
+        return False
+
+    def lm(self, item: CellJob, parts: Parts, on_progress: Progress) -> EarlyExitLM:
+        """This model, or one that repeats what it said."""
+        lm = super().lm(item, parts, on_progress)
+        return _Repeating(lm, self._told) if self.is_traced(item) else lm
+
+
+class _Repeating(EarlyExitLM):
+    """A model that repeats answers."""
+
+    def __init__(self, lm: EarlyExitLM, told: Told) -> None:
+        super().__init__(
+            lm.checkpoint, lm.prompts, lm.parts, lm.rows, lm.seed_of, lm.on_answers, lm.encoding, lm.key_of
+        )
+        self._told = told
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Repeat the texts."""
+        texts = []
+        for request in requests:
+            answer = _known(self._told, request)
+            assert isinstance(answer, Answer), "asked before"
+            self.answers[self.key_of(request)] = answer
+            texts.append(answer.text)
+        self.on_answers(len(self.answers))
+        return texts
+
+    def _score(self, requests: list[Instance]) -> list[ScoredText]:
+        found: dict[str, dict[int, ScoredText]] = {}
+        for request in requests:
+            scored = _known(self._told, request)
+            assert isinstance(scored, ScoredText), "asked before"
+            found.setdefault(self.key_of(request), {})[request.idx] = scored
+        self.scored |= {key: [own[index] for index in sorted(own)] for key, own in found.items()}
+        self.on_answers(len(self.scored))
+        return [found[self.key_of(request)][request.idx] for request in requests]
+
+
+def _known(told: Told, request: Instance) -> Answer | ScoredText | None:
+    """What was answered to the same request."""
+    args, answer = told.get((request.task_name, request.doc_id, request.idx), (None, None))
+    return answer if args == request.args else None

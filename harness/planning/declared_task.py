@@ -1,0 +1,88 @@
+"""Read a task's TOML file: fields of local records, a prompt template, metrics."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from exitbench.errors import UserError
+from exitbench.harness.reading.toml import Table
+from exitbench.plugins import plugins_folder
+from exitbench.tasks.declared.declaration import DEFAULT_MAX_NEW_TOKENS, Declaration
+from exitbench.tasks.registry import task_names
+
+SUFFIX: Final = ".toml"
+"""What the name of a task's file ends in; no other task's name does."""
+_SCHEMA: Final = 1
+_KEYS: Final = ("schema", "name", "fields", "prompt", "causal_prompt", "target", "metrics", "max_new_tokens", "choices")
+_MAX_NEW_TOKENS: Final = 1_000_000
+
+
+def find_declaration(name: str, folder: Path) -> Declaration | None:
+    """Return the task that a name stands for: a file's path, or the name of one among the plug-ins.
+
+    Args:
+        name: As the user wrote it.
+        folder: What a path is relative to.
+
+    Returns:
+        None for the name of another kind of task.
+
+    Raises:
+        UserError: The file is not there, or is not what is allowed.
+    """
+    if name.endswith(SUFFIX):
+        return read_declaration(folder / name)
+    return plugged_in().get(name)
+
+
+def plugged_in() -> dict[str, Declaration]:
+    """Return the tasks that TOML files among the plug-ins describe, by name.
+
+    Raises:
+        UserError: A file is not what is allowed, or two have one name.
+    """
+    plugins = plugins_folder()
+    found: dict[str, Declaration] = {}
+    for path in sorted(plugins.glob(f"*{SUFFIX}")) if plugins else ():
+        declaration = read_declaration(path)
+        if found.setdefault(declaration.name, declaration) is not declaration or declaration.name in task_names():
+            raise UserError(f"{path}: there is another task named {declaration.name!r}.")
+    return found
+
+
+def read_declaration(path: Path) -> Declaration:
+    """Read one file.
+
+    Raises:
+        UserError: Names file, line and key, and what is allowed.
+    """
+    table = Table.read(path)
+    table.allow(*_KEYS)
+    if (schema := table.get("schema", int)) != _SCHEMA:
+        raise table.error("schema", f"is {schema}; this version reads schema {_SCHEMA} of tasks.")
+    fields = table.table("fields")
+    if not fields.values:
+        raise table.error("fields", 'is missing; it must be a table: name = "column of the file".')
+    given: dict[str, Any] = {
+        "name": table.name("name", table.get("name", str)),
+        "fields": tuple((name, fields.get(name, str)) for name in fields.values),
+        "prompt": table.get("prompt", str),
+        "causal_prompt": table.optional("causal_prompt", str),
+        "target": table.get("target", str),
+        "metrics": table.strings("metrics"),
+        "max_new_tokens": table.positive("max_new_tokens", DEFAULT_MAX_NEW_TOKENS, _MAX_NEW_TOKENS),
+        "choices": _choices(table),
+    }
+    try:
+        return Declaration(**given)
+    except UserError as error:
+        key, _, message = str(error).partition(": ")
+        raise table.error(key, message) from None
+
+
+def _choices(table: Table) -> str | tuple[str, ...] | None:
+    value = table.values.get("choices")
+    if value is not None and "max_new_tokens" in table.values:
+        raise table.error("max_new_tokens", "does not go with choices, which are scored and not written.")
+    if value is None or isinstance(value, str):
+        return value
+    return table.strings("choices")

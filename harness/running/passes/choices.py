@@ -1,0 +1,127 @@
+"""Quality of tasks that ask for log-likelihoods: every text scored through lm-eval, with the exits of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from exitbench.harness.cells.job import CellJob
+from exitbench.harness.cells.seeds import seed_for
+from exitbench.harness.running.choice_tables import (
+    FullChoice,
+    choice_rows,
+    chosen_place,
+    full_choices,
+    gap_nats,
+    read_choices,
+    token_rows,
+)
+from exitbench.harness.running.passes.evaluating import checked_metrics, evaluate_documents
+from exitbench.harness.running.passes.session import Progress, Session, depth_interval, with_role, write_metrics
+from exitbench.harness.running.scored_texts import ScoredText
+from exitbench.harness.running.scoring import Metric, score_columns
+from exitbench.methods.base import Parts
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import TABLES
+from exitbench.results.statistics.intervals import bounded_ratio_interval, ratio_interval
+from exitbench.tasks.document import Document
+from exitbench.tasks.lm_eval.task import LmEvalTask
+
+
+def choices_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress: Progress) -> None:
+    """Score the texts of every document through lm-eval; write samples, choices, their tokens and metrics."""
+    task, documents = lm_eval_task(item), session.answered(item)
+    parts = session.scoring(item, session.parts(item))
+    lm = session.lm(item, parts, on_progress)
+    by_key, evaluated = evaluate_documents(session, item, lm, documents)
+    scored = {document.key: lm.scored[document.key] for document in documents}
+    scores = [by_key[document.key] for document in documents]
+    samples = [
+        {**_sample(task, document, scored[document.key]), **score_columns(score)}
+        for document, score in zip(documents, scores, strict=True)
+    ]
+    writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
+    metrics = checked_metrics(task, scores, evaluated)
+    write_choices(session, item, writer, documents, scored, parts)
+    write_metrics(writer, metrics | choice_metrics(session, item, documents, scored, parts))
+
+
+def lm_eval_task(item: CellJob) -> LmEvalTask:
+    """The task of a cell whose texts are scored."""
+    task = item.data.task_object
+    assert isinstance(task, LmEvalTask), "only lm-eval's tasks ask for log-likelihoods"
+    return task
+
+
+def full_of(
+    session: Session, item: CellJob, documents: Sequence[Document], scored: Mapping[str, Sequence[ScoredText]]
+) -> Mapping[tuple[str, int], FullChoice]:
+    """What full depth said of every text: of its own cell, or this one's where it is that."""
+    if item.cell.full_depth_cell_id is None:
+        return full_choices(lm_eval_task(item), documents, scored)
+    choices, tokens = (
+        session.file_of(item.cell.full_depth_cell_id, f"{name}.parquet") for name in ("choices", "choice_tokens")
+    )
+    return read_choices(choices, tokens)
+
+
+def write_choices(
+    session: Session,
+    item: CellJob,
+    writer: AttemptWriter,
+    documents: Sequence[Document],
+    scored: Mapping[str, Sequence[ScoredText]],
+    parts: Parts,
+) -> None:
+    """Write every text and every token that was scored, beside full depth's."""
+    task, full = lm_eval_task(item), full_of(session, item, documents, scored)
+    for name, rows in (
+        ("choices", choice_rows(task, documents, scored, full)),
+        ("choice_tokens", token_rows(documents, scored, full, session.checkpoint.model.n_blocks)),
+    ):
+        writer.write(name, pa.Table.from_pylist(rows, schema=TABLES[name]))
+
+
+def choice_metrics(
+    session: Session,
+    item: CellJob,
+    documents: Sequence[Document],
+    scored: Mapping[str, Sequence[ScoredText]],
+    parts: Parts,
+) -> dict[str, Metric]:
+    """Mean exit layer and blocks run of scored tokens; agreement with full depth in choices and log-probabilities."""
+    task, full = lm_eval_task(item), full_of(session, item, documents, scored)
+    n_blocks, texts = session.checkpoint.model.n_blocks, [scored[document.key] for document in documents]
+    tokens = [sum(len(text.token_ids) for text in own) for own in texts]
+    exits = [sum(sum(text.exit_layers) for text in own) for own in texts]
+    runs = [sum(sum(text.blocks_run) for text in own) for own in texts]
+    depth = {
+        "mean_exit_layer": depth_interval(exits, tokens, n_blocks, is_fixed=not parts.gate.decides),
+        "mean_blocks_run": depth_interval(runs, tokens, n_blocks, is_fixed=parts.runs_fixed_blocks),
+    }
+    agreement = {}
+    if task.output_type == "multiple_choice":
+        same = [
+            full[document.key, chosen_place(task, document, own) + 1].is_chosen is True
+            for document, own in zip(documents, texts, strict=True)
+        ]
+        agreement["choice_match"] = bounded_ratio_interval(same, [1] * len(same))
+    if item.cell.full_depth_cell_id is not None:
+        gaps = [gap_nats(document.key, own, full) for document, own in zip(documents, texts, strict=True)]
+        agreement["logprob_gap"] = ratio_interval(gaps, tokens, seed=seed_for("bootstrap", item.cell.seed))
+    return with_role("depth", depth) | with_role("agreement", agreement)
+
+
+def _sample(task: LmEvalTask, document: Document, own: Sequence[ScoredText]) -> dict[str, object]:
+    chosen = own[chosen_place(task, document, own)]
+    is_whole_text = task.output_type == "loglikelihood_rolling"  # which is the document's own
+    return {
+        "doc_key": document.key,
+        "output_text": "" if is_whole_text else chosen.text,
+        "output_ids": [] if is_whole_text else chosen.token_ids,
+        "n_prompt": chosen.n_context,
+        "n_cut": chosen.n_cut or None,
+        "n_output": len(chosen.token_ids),
+        "stop_reason": "scored",
+    }

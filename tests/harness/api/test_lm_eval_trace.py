@@ -1,0 +1,171 @@
+"""`trace=DIR`: what lm-eval evaluated, as the runs of a suite that asks the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+
+from exitbench.errors import UserError
+from exitbench.harness.api.lm_eval_model import ExitBenchLM
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.cli.main import main
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import lm, worker
+from exitbench.results.analysis.repeats import compare_attempts
+from exitbench.results.database.connection import open_database
+from exitbench.results.spool.attempts import attempt_status
+
+Toys = tuple[Path, Path]
+
+
+@pytest.fixture(scope="module")
+def toys(toy_models: dict[str, Path], toy_tasks: Path) -> Toys:
+    return toy_models["causal"], toy_tasks
+
+
+def evaluate(toys: Toys, trace: Path, tasks: list[str], method: dict[str, Any], **asked: Any) -> Any:
+    model, folder = toys
+    arguments = {"pretrained": str(model), "dtype": "float32", "trace": str(trace), "include": str(folder), **method}
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    given = {"device": "cpu", "batch_size": 4, "bootstrap_iters": 0, "task_manager": manager, **asked}
+    return simple_evaluate(model="exitbench", model_args={**arguments, "data_dir": "/"}, tasks=tasks, **given)
+
+
+def attempts(trace: Path) -> dict[str, Path]:
+    """Folder of the attempt at each cell of the trace's suite, by the cell's label without the model."""
+    plan = make_plan(load_suite(trace / "suite.toml"), trace / "spool", trace / "models", Path("/"))
+    (group,) = plan.groups
+    assert {cell.state for cell in group.cells} == {"done"}, "a suite asks for the same cells"
+    found = {}
+    for cell in group.cells:
+        status = attempt_status(trace / "spool", cell.item.cell.cell_id)
+        assert status is not None
+        found[cell.item.label.partition("/")[2]] = status.path
+    return found
+
+
+RANDOM = {"method": "random", "mean_exit": 2.5}
+
+
+@pytest.fixture(scope="module")
+def traced(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    trace = tmp_path_factory.mktemp("traced") / "x"
+    tasks = ["toy_text", "toy_choice", "toy_rolling"]
+    return trace, evaluate(toys, trace, tasks, RANDOM, num_fewshot=1, limit=5)
+
+
+def test_its_cells_are_those_of_the_suite_beside_them(traced: tuple[Path, Any]) -> None:
+    found = attempts(traced[0])
+    labels = {label.partition("/")[0] for label in found}
+    assert labels == {"toy_text", "toy_choice", "toy_rolling"} and len(found) == 6
+    assert {json.loads((path / "cell.json").read_text())["task"]["documents"] for path in found.values()} == {5}
+
+
+def test_its_metrics_are_those_of_the_evaluation(traced: tuple[Path, Any]) -> None:
+    trace, results = traced
+    compared = 0
+    for label, path in attempts(trace).items():
+        task, method, _ = label.split("/")
+        if method == "full":
+            continue
+        metrics = {row["metric"]: row["value"] for row in pq.read_table(path / "metrics.parquet").to_pylist()}
+        for name, value in results["results"][task].items():
+            metric = name.removesuffix(",none")
+            if metric in metrics and isinstance(value, float):
+                assert metrics[metric] == pytest.approx(value * (1 if task == "toy_rolling" else 100)), name
+                compared += 1
+    assert compared == 4
+
+
+def test_a_worker_that_runs_the_suite_gets_the_same_tokens_and_exits(toys: Toys, traced: tuple[Path, Any]) -> None:
+    trace = traced[0]
+    again = trace.parent / "again"
+    plan = make_plan(load_suite(trace / "suite.toml"), again, trace / "models", Path("/"))
+    (group,) = plan.groups
+    items = tuple(cell.item for cell in group.cells)
+    assert worker.run(WorkerSpec(items, toys[0], Path("/"), again, "cpu", 1), lambda event: None) == 0
+    for item in items:
+        first, second = (attempt_status(spool, item.cell.cell_id) for spool in (trace / "spool", again))
+        assert first is not None and second is not None and (first.status, second.status) == ("ok", "ok")
+        assert all(compared.equal for compared in compare_attempts(first.path, second.path)), item.label
+    path = attempts(trace)[next(label for label in attempts(trace) if label.startswith("toy_choice/random"))]
+    assert len(set(pq.read_table(path / "choice_tokens.parquet")["exit_layer"].to_pylist())) > 1
+
+
+def test_it_is_imported(traced: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = tmp_path / "runs"
+    assert main(["import", str(traced[0] / "spool"), "--runs", str(runs)]) == 0
+    assert "6 attempts are new" in capsys.readouterr().out
+    with open_database(runs / "exitbench.duckdb") as database:
+        rows = database.query("SELECT DISTINCT task FROM choice_trace ORDER BY ALL").to_pylist()
+    assert [row["task"] for row in rows] == ["lm-eval:toy_choice", "lm-eval:toy_rolling"]
+
+
+def test_what_is_there_already_is_not_written_again(
+    toys: Toys, traced: tuple[Path, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = attempts(traced[0])
+    tasks = ["toy_text", "toy_choice", "toy_rolling"]
+    evaluate(toys, traced[0], tasks, RANDOM, num_fewshot=1, limit=5)
+    assert "has all of this already" in capsys.readouterr().err
+    assert attempts(traced[0]) == before
+
+
+def test_what_lm_eval_was_answered_is_not_asked_again(
+    toys: Toys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    score = lm.score_texts
+
+    def counted(checkpoint: Any, texts: Any, *rest: Any) -> Any:
+        asked.append(len(texts))
+        return score(checkpoint, texts, *rest)
+
+    monkeypatch.setattr(lm, "score_texts", counted)
+    evaluate(toys, tmp_path / "x", ["toy_choice"], {})
+    assert asked == [21]
+    evaluate(toys, tmp_path / "x", ["toy_choice"], {"method": "static", "exit_layer": 3})
+    assert asked == [21, 21], "full depth is there"
+    evaluate(toys, tmp_path / "y", ["toy_choice"], {"method": "static", "exit_layer": 3})
+    assert asked == [21, 21, 21, 21], "full depth beside it"
+
+
+def test_other_requests_than_a_suites_are_left_out_and_said(
+    toys: Toys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = evaluate(toys, tmp_path / "x", ["toy_choice"], {}, num_fewshot=2, fewshot_random_seed=7)
+    assert "toy_choice/full/quality is left out: its requests are not those of a suite" in capsys.readouterr().err
+    assert "acc,none" in found["results"]["toy_choice"]
+    assert not list((tmp_path / "x" / "spool").glob("*/*/*/DONE"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"samples": {"toy_choice": [2, 4]}}, "limit, not with samples"),
+        ({"system_instruction": "be brief"}, "goes with a chat template"),
+        ({"use_cache": "kept"}, "trace needs every answer"),
+    ],
+)
+def test_what_no_suite_asks_is_refused_before_anything_runs(
+    toys: Toys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], message: str
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(ExitBenchLM, "_score", never)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        evaluate(toys, tmp_path / "x", ["toy_choice"], {}, **asked)
+
+
+def test_tasks_of_others_need_their_folder(toys: Toys, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'toy_choice' is none of lm-eval's own tasks; include=DIR says"):
+        evaluate(toys, tmp_path / "x", ["toy_choice"], {"include": None})

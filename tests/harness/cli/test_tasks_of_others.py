@@ -1,0 +1,292 @@
+"""Tasks of TOML files and plug-ins from the command line: listed, shown, run; and lm-eval's own command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from exitbench import plugins
+from exitbench.harness.cli.main import main, parsed
+from exitbench.methods import registry as methods
+from exitbench.results.database.connection import open_database
+from exitbench.tasks import registry
+
+TOML = """\
+schema = 1
+name = "echo"
+prompt = "translate English to French: {text}"
+causal_prompt = "{text} ="
+target = "answer"
+metrics = ["f1", "chrf"]
+max_new_tokens = 5
+[fields]
+text = "text"
+answer = "answer"
+"""
+PLUGIN = '''
+import exitbench
+from exitbench.tasks.squad.task import Squad
+
+@exitbench.register_task
+class Backwards(Squad):
+    """Questions from their end."""
+    name = "backwards"
+    metric_version = "1"
+    def prompt(self, doc):
+        return " ".join(reversed(super().prompt(doc).split()))
+'''
+SUITE = """
+schema = 1
+name = "others"
+seed = 1
+[defaults]
+kinds = ["quality"]
+[models.m]
+path = "{model}"
+random_weights = true
+[tasks.mine]
+task = "echo.toml"
+files = {{ data = "echo.csv" }}
+[tasks.picked]
+task = "pick.toml"
+files = {{ data = "pick.csv" }}
+[tasks.theirs]
+task = "backwards"
+source = "local"
+files = {{ data = "squad.json" }}
+[[sweep]]
+method = "static"
+grid = {{ exit_layer = [2] }}
+"""
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, worded_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A suite over a TOML task and one of a plug-in, beside both and their files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "_TASKS", dict(registry._TASKS))
+    (tmp_path / "echo.toml").write_text(TOML)
+    (tmp_path / "echo.csv").write_text("text,answer\nthe key is lost .,la clef\nBen sees \x1b[31mJulia .,Julia\n")
+    pick = 'schema = 1\nname = "pick"\nprompt = "{text} ="\nchoices = ["{a}", "{b}"]\ntarget = "right"\n'
+    columns = "".join(f'{name} = "{name}"\n' for name in ("text", "a", "b", "right"))
+    (tmp_path / "pick.toml").write_text(f'{pick}metrics = ["acc"]\n[fields]\n{columns}')
+    (tmp_path / "pick.csv").write_text("text,a,b,right\nthe key,la clef,le train,A\nBen,Julia,Ben,B\n")
+    (tmp_path / "plug").mkdir()
+    (tmp_path / "plug" / "backwards.py").write_text(PLUGIN)
+    (tmp_path / "plug" / "said.toml").write_text(TOML.replace('"echo"', '"said"'))
+    qas = [{"id": "1", "question": "where is Ben ?", "answers": [{"text": "Paris", "answer_start": 0}]}]
+    paragraph = {"context": "Ben visits Paris .", "qas": qas}
+    squad = {"version": "1.1", "data": [{"title": "t", "paragraphs": [paragraph]}]}
+    (tmp_path / "squad.json").write_text(json.dumps(squad))
+    (tmp_path / "others.toml").write_text(SUITE.format(model=worded_model))
+    yield tmp_path
+    os.environ.pop(plugins._VARIABLE, None)
+    for name in [name for name in sys.modules if name.startswith(plugins.PACKAGE)]:
+        del sys.modules[name]
+    for cached in (registry._discover, methods._discover, plugins._load):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def exitbench(capsys: pytest.CaptureFixture[str]) -> Command:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        registry._discover.cache_clear()
+        code = main(arguments)
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+def test_a_suite_runs_them_and_says_whose_code_it_runs(folder: Path, exitbench: Command) -> None:
+    code, _, err = exitbench(
+        "run", "others.toml", "--plugins", "plug", "--data-dir", ".", "--runs", "runs", "--no-report", "--threads", "1"
+    )
+    assert code == 0, err
+    assert "Plug-ins of plug: backwards.py. Their code runs with your rights." in err
+    logs = "".join(path.read_text(errors="replace") for path in (folder / "runs" / "logs").iterdir())
+    assert f"Plug-ins of {folder / 'plug'}: backwards.py" in logs
+    with open_database(folder / "runs" / "exitbench.duckdb") as database:
+        rows = database.query(
+            "SELECT DISTINCT task, task_label, method, metric, metric_version FROM metric_values "
+            "WHERE role = 'headline' ORDER BY ALL"
+        ).to_pylist()
+    assert [(row["task"], row["task_label"], row["metric"]) for row in rows] == [
+        *[("backwards", "theirs", "f1")] * 2,
+        *[("toml:echo", "mine", "f1")] * 2,
+        *[("toml:pick", "picked", "acc")] * 2,
+    ]
+    with open_database(folder / "runs" / "exitbench.duckdb") as database:
+        layers = database.query("SELECT DISTINCT method, exit_layer FROM choice_trace ORDER BY ALL").to_pylist()
+    assert [(row["method"], row["exit_layer"]) for row in layers] == [("full", 4), ("static", 2)]
+    (version,) = {row["metric_version"] for row in rows if row["task"] == "backwards"}
+    assert len(version.split()[-1]) == 64
+    code, out, err = exitbench(
+        "compare", "m/mine/full", "m/mine/static*", "--database", "runs/exitbench.duckdb", "--plugins", "plug"
+    )
+    assert code == 0 and "chrf" in out, err
+
+
+def test_without_the_folder_the_task_is_not_known(folder: Path, exitbench: Command) -> None:
+    code, _, err = exitbench("plan", "others.toml", "--data-dir", ".")
+    assert code == 2 and "unknown task 'backwards'" in err
+
+
+def test_tasks_are_listed_with_where_they_are_from(folder: Path, exitbench: Command) -> None:
+    code, out, _ = exitbench("list", "tasks", "--plugins", "plug")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert code == 0 and {"squad", "backwards", "said", "lm-eval:NAME"} <= set(lines)
+    assert lines["backwards"].endswith("From exitbench_plugins.backwards.")
+    assert lines["said"].endswith("From a TOML file among the plug-ins.")
+    assert "From" not in lines["squad"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "listed"),
+    [("hellasw*", "lm-eval:hellaswag  (task)"), ("sq*", "squad"), ("lm-eval:mmlu", "lm-eval:mmlu")],
+)
+def test_tasks_are_listed_by_a_pattern(exitbench: Command, pattern: str, listed: str) -> None:
+    code, out, _ = exitbench("list", "tasks", pattern)
+    assert code == 0 and out.startswith(listed)
+
+
+def test_a_pattern_that_fits_nothing_or_nowhere_is_told(exitbench: Command) -> None:
+    assert "no task is named like 'qqqq*'" in exitbench("list", "tasks", "qqqq*")[2]
+    assert "only tasks are listed by a pattern" in exitbench("list", "suites", "b*")[2]
+
+
+def test_prompts_are_shown_as_each_kind_of_model_reads_them(folder: Path, exitbench: Command) -> None:
+    settings = ("--set", 'files = { data = "echo.csv" }', "--data-dir", ".")
+    code, out, err = exitbench("show-prompts", "echo.toml", "-n", "2", *settings)
+    assert code == 0, err
+    assert out.splitlines()[:3] == [
+        "echo: toml:echo, 2 documents of echo.csv",
+        "metrics: f1, chrf",
+        "answers: up to 5 tokens",
+    ]
+    first = out.split("\n\n")[1].splitlines()
+    assert first[1:] == [
+        "  an encoder-decoder reads:",
+        "    translate English to French: the key is lost .",
+        "  a decoder-only model reads:",
+        "    the key is lost . =",
+        "  target:",
+        "    la clef",
+    ]
+    assert "\x1b" not in out and r"\x1b[31mJulia" in out
+    assert exitbench("show-prompts", "echo.toml", "-n", "1", *settings)[1].count("target") == 1
+
+
+def test_prompts_of_a_suites_task_have_its_settings(folder: Path, exitbench: Command) -> None:
+    code, out, err = exitbench(
+        "show-prompts", "mine", "--suite", "others.toml", "--data-dir", ".", "--plugins", "plug", "-n", "1"
+    )
+    assert code == 0 and out.startswith("mine: toml:echo, 2 documents"), err
+    assert (
+        "Allowed: mine, picked, theirs"
+        in exitbench("show-prompts", "x", "--suite", "others.toml", "--data-dir", ".", "--plugins", "plug")[2]
+    )
+
+
+def test_prompts_of_a_task_of_lm_eval_are_its_requests(folder: Path, exitbench: Command) -> None:
+    (folder / "yaml").mkdir()
+    (folder / "yaml" / "pick.yaml").write_text(
+        "task: pick\ndataset_path: json\ntest_split: test\ndataset_kwargs: {data_files: {test: pick.jsonl}}\n"
+        "output_type: multiple_choice\ndoc_to_text: '{{q}} ='\ndoc_to_choice: [red, blue]\ndoc_to_target: '{{a}}'\n"
+        "metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]\n"
+    )
+    (folder / "pick.jsonl").write_text('{"q": "sky", "a": 1}\n')
+    code, out, err = exitbench("show-prompts", "lm-eval:pick", "--set", 'include="yaml"', "--data-dir", ".")
+    assert code == 0, err
+    assert "log-likelihoods are asked for" in out
+    assert [line.strip() for line in out.split("\n\n")[1].splitlines()[1:]] == [
+        *("the model reads:", "sky =", "choice 1:", "red", "choice 2 (right):", "blue")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("squat",), "unknown task 'squat'. Did you mean 'squad'?"),
+        (("none.toml",), "none.toml: cannot be read"),
+        (("squad", "--set", "level"), "--set level:"),
+        (("squad", "--set", "levl=1"), "unknown key. Did you mean 'level'?"),
+        (("squad", "--set", "level=1", "--suite", "builtin"), "does not go with --suite"),
+    ],
+)
+def test_what_cannot_be_shown_is_told(
+    folder: Path, exitbench: Command, arguments: tuple[str, ...], message: str
+) -> None:
+    code, _, err = exitbench("show-prompts", *arguments)
+    assert code == 2 and message in err
+
+
+# ----------------------------------------------------------------------------------------------- lm-eval's command line
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval sets up logging to the standard error of the first test that runs it."""
+    monkeypatch.setattr("lm_eval.__main__.setup_logging", lambda: None)
+
+
+def test_every_argument_is_lm_evals() -> None:
+    given = ["run", "--model", "exitbench", "--tasks", "x", "-h"]
+    assert parsed(["lm-eval", *given]).arguments == given
+    assert parsed(["lm-eval", "--model", "exitbench"]).arguments == ["--model", "exitbench"]
+    with pytest.raises(SystemExit) as end:
+        parsed(["lm-eval", "--help"])
+    assert end.value.code == 0
+
+
+def test_it_evaluates_and_writes_its_results(
+    folder: Path, worded_model: Path, exitbench: Command, monkeypatch: pytest.MonkeyPatch, quiet: None
+) -> None:
+    import lm_eval.tasks
+
+    class Only(lm_eval.tasks.TaskManager):  # type: ignore[misc]
+        """Without lm-eval's fourteen thousand files."""
+
+        def __init__(self, **given: object) -> None:
+            super().__init__(**{**given, "include_defaults": False})
+
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", Only)
+    (folder / "yaml").mkdir()
+    (folder / "yaml" / "say.yaml").write_text(
+        "task: say\ndataset_path: json\ntest_split: test\ndataset_kwargs: {data_files: {test: say.jsonl}}\n"
+        "output_type: generate_until\ndoc_to_text: '{{q}}'\ndoc_to_target: '{{a}}'\n"
+        "generation_kwargs: {until: ['.'], max_gen_toks: 4, do_sample: false}\n"
+        "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
+    )
+    (folder / "say.jsonl").write_text('{"q": "the key is lost", "a": "la clef"}\n')
+    code, out, err = exitbench(
+        *("lm-eval", "run", "--model", "exitbench", "--tasks", "say", "--include_path", "yaml", "--output_path", "out"),
+        *("--model_args", f"pretrained={worded_model},method=static,exit_layer=2", "--device", "cpu"),
+    )
+    assert code == 0 and "exact_match" in out, err
+    (results,) = (folder / "out").rglob("results_*.json")
+    told = json.loads(results.read_text())["config"]
+    assert told["exitbench"]["mean_exit_layer"] == 2 and told["model"] == "exitbench"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model_args", "pretrained=.,methd=x"), "--model exitbench: unknown argument 'methd'"),
+        (("--model_args", "method=full"), "--model exitbench: pretrained is missing"),
+    ],
+)
+def test_bad_input_is_told_without_a_traceback(
+    exitbench: Command, monkeypatch: pytest.MonkeyPatch, quiet: None, arguments: tuple[str, ...], message: str
+) -> None:
+    import lm_eval.config.evaluate_config as config
+
+    monkeypatch.setattr(config.EvaluatorConfig, "process_tasks", lambda self, metadata=None: object())
+    code, _, err = exitbench("lm-eval", "run", "--model", "exitbench", "--tasks", "x", *arguments)
+    assert code == 2 and message in err and "Traceback" not in err

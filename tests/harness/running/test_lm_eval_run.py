@@ -1,0 +1,554 @@
+"""Suites over tasks of lm-eval: at full depth lm-eval's own numbers to the last digit; choices in the database."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from tokenizers import ByteLevelBPETokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
+
+DEPTH, POSITIONS = 4, 80
+WORDS = "the a small old red dog cat house man sings reads runs sees and in near one two three blue".split()  # noqa: SIM905
+TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+JSON = {
+    "dataset_path": "json",
+    "test_split": "test",
+    "training_split": "train",
+    "fewshot_split": "train",
+    "num_fewshot": 2,
+}
+TASKS: dict[str, dict[str, Any]] = {
+    "toy_text": {
+        **JSON,
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}}\nA:",
+        "doc_to_target": " {{answers[0]}}",
+        "generation_kwargs": {"until": [*"aeiw+"], "max_gen_toks": 20, "do_sample": False},
+        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}, {"metric": "bleu"}],
+    },
+    "toy_choice": {
+        **JSON,
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{question}}\nA:",
+        "doc_to_choice": "{{answers}}",
+        "doc_to_target": "{{right}}",
+        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+    },
+    "toy_letter": {
+        **JSON,
+        "num_fewshot": 0,
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{question}}\nA:",
+        "doc_to_choice": ["A", "B", "C"],
+        "target_delimiter": "",
+        "doc_to_target": "{{right}}",
+        "metric_list": [{"metric": "acc"}],
+    },
+    "toy_rolling": {
+        **JSON,
+        "num_fewshot": 0,
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{text}}",
+        "metric_list": [{"metric": "word_perplexity"}, {"metric": "byte_perplexity"}, {"metric": "bits_per_byte"}],
+    },
+}
+for _config in TASKS.values():
+    for _metric in _config["metric_list"]:
+        _metric["higher_is_better"] = _metric.get("higher_is_better", "perplexity" not in _metric["metric"])
+
+
+def _records(n: int, seed: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+
+    def text(least: int, most: int) -> str:
+        return " ".join(rng.choice(WORDS, rng.integers(least, most)))
+
+    return [
+        {
+            "question": text(3, 14),
+            "answers": [text(1, 6) for _ in range(3)],
+            "right": int(rng.integers(3)),
+            "text": text(4, 120),
+        }
+        for _ in range(n)
+    ]
+
+
+def _tokenizer(*, ends: bool) -> PreTrainedTokenizerFast:
+    """Pieces of bytes, a space with the word behind it; `ends`: with the end of sequence, as a T5's."""
+    made = ByteLevelBPETokenizer()
+    texts = [record["question"] + "\nA: " + record["text"] for record in _records(40, 5)]
+    made.train_from_iterator(texts, vocab_size=330, special_tokens=["<s>", "</s>", "<pad>"], show_progress=False)
+    if ends:
+        made._tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    return PreTrainedTokenizerFast(tokenizer_object=made._tokenizer, **special)
+
+
+def _is_text(tokenizer: PreTrainedTokenizerFast, token_id: int) -> bool:
+    """Whether a token is spelled in letters, so that answers are, and end at one of them."""
+    text = tokenizer.decode([token_id])
+    return text.isascii() and text.isprintable() and "<" not in text
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A random decoder-only model and a random encoder-decoder, whose blocks disagree now and then."""
+    torch.manual_seed(3)
+    root = tmp_path_factory.mktemp("models")
+    causal, seq2seq = _tokenizer(ends=False), _tokenizer(ends=True)
+    gpt2 = GPT2Config(vocab_size=len(causal), n_positions=POSITIONS, n_embd=32, n_layer=DEPTH, n_head=4, **TOKENS)
+    t5 = T5Config(
+        vocab_size=len(seq2seq), d_model=32, d_kv=8, d_ff=48, num_layers=DEPTH, num_heads=4,
+        decoder_start_token_id=2, **TOKENS,
+    )  # fmt: skip
+    for name, tokenizer, model, scale, block_scale in (
+        ("causal", causal, GPT2LMHeadModel(gpt2), 0.5, 0.25),
+        ("seq2seq", seq2seq, T5ForConditionalGeneration(t5), 1.0, 0.4),
+    ):
+        for place, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                is_block = any(part in place for part in (".h.", "block."))
+                own = 2.0 if "relative" in place else block_scale if is_block else scale
+                parameter.data = torch.randn_like(parameter) * own
+        model.get_input_embeddings().weight.data[
+            [not _is_text(tokenizer, place) for place in range(len(tokenizer))]
+        ] /= 20
+        model.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    return {name: root / name for name in ("causal", "seq2seq")}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The records, and the tasks over them: for us below a data folder, for lm-eval with whole paths."""
+    root = tmp_path_factory.mktemp("data")
+    for split, n, seed in (("test", 11, 1), ("train", 6, 2)):
+        lines = [json.dumps(record) for record in _records(n, seed)]
+        (root / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    for folder, start in (("ours", Path()), ("theirs", root)):
+        (root / folder).mkdir()
+        for name, config in TASKS.items():
+            files = {split: str(start / f"{split}.jsonl") for split in ("test", "train")}
+            text = yaml.safe_dump({"task": name, **config, "dataset_kwargs": {"data_files": files}})
+            (root / folder / f"{name}.yaml").write_text(text)
+    return root
+
+
+SUITE = """
+schema = 1
+name = "toys"
+seed = 3
+[defaults]
+batch_size = {batch_size}
+[models.m]
+path = "{model}"
+random_weights = true
+[timing]
+documents = 3
+max_rounds = 1
+warm_up = 1
+"""
+
+
+def planned(root: Path, model: Path, data: Path, tasks: str, sweeps: str, batch_size: int = 1) -> Any:
+    path = root / "suite.toml"
+    root.mkdir(exist_ok=True)
+    path.write_text(
+        SUITE.format(model=model, batch_size=batch_size) + tasks.replace("OURS", str(data / "ours")) + sweeps
+    )
+    return make_plan(load_suite(path), root / "spool", root / "models", data)
+
+
+def entry(name: str, more: str = "") -> str:
+    return f'[tasks.{name}]\ntask = "lm-eval:toy_{name}"\ninclude = "OURS"\n{more}\n'
+
+
+def run(root: Path, model: Path, data: Path, tasks: str, sweeps: str, batch_size: int = 1) -> dict[str, Path]:
+    """Folder of the attempt at each cell, by the cell's label without the model."""
+    (group,) = planned(root, model, data, tasks, sweeps, batch_size).groups
+    items = tuple(cell.item for cell in group.cells)
+    assert worker.run(WorkerSpec(items, model, data, root / "spool", "cpu", 1), lambda event: None) == 0
+    found = {}
+    for item in items:
+        (found[item.label.partition("/")[2]],) = (root / "spool" / item.cell.cell_id[:2] / item.cell.cell_id).iterdir()
+    return found
+
+
+def status(attempt: Path) -> tuple[str, str]:
+    told = json.loads((attempt / "status.json").read_text())
+    log = attempt / "log.txt"
+    return told["status"], log.read_text() if log.exists() else str(told["reason"])
+
+
+def rows(attempt: Path, table: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(attempt / f"{table}.parquet").to_pylist()
+    return found
+
+
+STATIC = '[[sweep]]\nmethod = "static"\ngrid = { exit_layer = [2] }\nkinds = ["quality"]\n'
+GATED = """
+[[sweep]]
+method = "calm-softmax"
+grid = { threshold = [0.02, 0.2], decay = ["none"], min_exit = [1] }
+kinds = ["quality", "probe", "replay"]
+"""
+
+
+@pytest.fixture(scope="module")
+def theirs(models: dict[str, Path], data: Path) -> Callable[[str, str], dict[str, Any]]:
+    """What lm-eval's own backend says of a task."""
+    backends: dict[str, Any] = {}
+
+    def ask(kind: str, task: str) -> dict[str, Any]:
+        if kind not in backends:
+            backends[kind] = HFLM(pretrained=str(models[kind]), device="cpu", dtype="float32", batch_size=1)
+        manager = TaskManager(include_path=str(data / "theirs"), include_defaults=False)
+        found: dict[str, Any] = simple_evaluate(
+            model=backends[kind], tasks=[task], task_manager=manager, bootstrap_iters=0, log_samples=True
+        )
+        return found
+
+    return ask
+
+
+KINDS = {"causal": ("text", "choice", "letter", "rolling"), "seq2seq": ("text", "choice", "letter")}
+
+
+@pytest.fixture(scope="module")
+def runs(models: dict[str, Path], data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]]:
+    """Full depth, a static depth and a gate on every task, of both kinds of model."""
+    found = {}
+    for kind, names in KINDS.items():
+        tasks, root = "".join(map(entry, names)), tmp_path_factory.mktemp(kind) / "run"
+        found[kind] = run(root, models[kind], data, tasks, STATIC + GATED)
+    return found
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in KINDS.items() for name in names])
+def test_full_depth_is_lm_evals_own_backend_to_the_last_digit(
+    runs: dict[str, dict[str, Path]], theirs: Callable[[str, str], dict[str, Any]], kind: str, name: str
+) -> None:
+    attempt = runs[kind][f"{name}/full/quality"]
+    assert status(attempt)[0] == "ok", status(attempt)
+    expected = theirs(kind, f"toy_{name}")
+    ours = {row["metric"]: row["value"] for row in rows(attempt, "metrics")}
+    told = expected["results"][f"toy_{name}"]
+    compared = 0
+    for key, value in told.items():
+        metric = key.removesuffix(",none")
+        if metric in ours and isinstance(value, float):
+            scale = 100 if metric in ("acc", "acc_norm", "exact_match") else 1
+            assert ours[metric] == pytest.approx(scale * value, rel=1e-9 if name != "rolling" else 1e-6), metric
+            compared += 1
+    assert compared == len(TASKS[f"toy_{name}"]["metric_list"])
+    samples = sorted(expected["samples"][f"toy_{name}"], key=lambda sample: sample["doc_id"])
+    if name == "text":
+        texts = [row["output_text"] for row in rows(attempt, "samples")]
+        assert texts == [sample["resps"][0][0] for sample in samples]
+        assert len(set(texts)) > 1
+        # Answers that nothing ends are longer there, of an encoder-decoder: by as many tokens as the prompt has.
+        assert kind == "causal" or {row["stop_reason"] for row in rows(attempt, "samples")} == {"stop_string"}
+        return
+    by_document: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows(attempt, "choices"):
+        by_document[row["doc_key"]].append(row)
+    for own, sample in zip(by_document.values(), samples, strict=True):
+        asked = [resp[0] for resp in sample["resps"]]
+        if name == "rolling":
+            assert own[0]["logprob"] == pytest.approx(asked[0], rel=1e-6)
+        else:
+            assert [row["logprob"] for row in own] == pytest.approx([one[0] for one in asked], rel=1e-4)
+            assert [row["is_greedy"] for row in own] == [one[1] for one in asked]
+            assert [row["is_right"] for row in own] == [place == sample["doc"]["right"] for place in range(len(own))]
+
+
+def test_choices_say_what_is_chosen_at_the_exit_and_at_full_depth(runs: dict[str, dict[str, Path]]) -> None:
+    full = {(r["doc_key"], r["choice"]): r for r in rows(runs["causal"]["choice/full/quality"], "choices")}
+    attempt = runs["causal"]["choice/static:exit_layer=2/quality"]
+    own, tokens = rows(attempt, "choices"), rows(attempt, "choice_tokens")
+    assert {row["exit_layer"] for row in tokens} == {2}
+    for row in own:
+        whole = full[row["doc_key"], row["choice"]]
+        assert (row["full_logprob"], row["full_is_chosen"]) == (whole["logprob"], whole["is_chosen"])
+        of_choice = [one for one in tokens if (one["doc_key"], one["choice"]) == (row["doc_key"], row["choice"])]
+        assert [one["position"] for one in of_choice] == list(range(1, row["n_tokens"] + 1))
+        assert row["logprob"] == pytest.approx(sum(one["logprob"] for one in of_choice), rel=1e-5)
+        assert row["full_logprob"] == pytest.approx(sum(one["full_logprob"] for one in of_choice), rel=1e-5)
+    by_document: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in own:
+        by_document[row["doc_key"]].append(row)
+    for choices in by_document.values():
+        best = max(row["logprob"] for row in choices)
+        assert [row["is_chosen"] for row in choices] == [row["logprob"] == best for row in choices]
+    metrics = {row["metric"]: row["value"] for row in rows(attempt, "metrics")}
+    chosen = [row for row in own if row["is_chosen"]]
+    assert metrics["acc"] == pytest.approx(100 * np.mean([row["is_right"] for row in chosen]))
+    assert metrics["choice_match"] == pytest.approx(np.mean([row["full_is_chosen"] for row in chosen]))
+    assert 0 < metrics["choice_match"] < 1, "or nothing is told apart"
+    assert metrics["mean_exit_layer"] == 2
+
+
+@pytest.mark.parametrize("kind", ["causal", "seq2seq"])
+@pytest.mark.parametrize("threshold", ["0.02", "0.2"])
+def test_letters_replayed_are_letters_decoded(runs: dict[str, dict[str, Path]], kind: str, threshold: str) -> None:
+    """Nothing follows the exit of a choice of one token."""
+    label = f"letter/calm-softmax:threshold={threshold},decay=none"
+    real, replayed = (
+        next(attempt for name, attempt in runs[kind].items() if name.startswith(label) and name.endswith(f"/{cell}"))
+        for cell in ("quality", "replay")
+    )
+    assert status(real)[0] == "ok" and status(replayed)[0] == "ok", (status(real), status(replayed))
+    assert {row["n_tokens"] for row in rows(real, "choices")} == {1}
+    layers = {row["exit_layer"] for row in rows(real, "choice_tokens")}
+    assert threshold != "0.02" or len(layers) > 1, "or nothing leaves early"
+    for table in ("choices", "choice_tokens"):
+        for one, other in zip(rows(real, table), rows(replayed, table), strict=True):
+            for name in ("choice", "exit_layer", "logprob", "full_logprob", "is_chosen", "is_greedy"):
+                if name in one:
+                    assert one[name] == pytest.approx(other[name], rel=1e-4, abs=1e-5), name
+    accuracy = [
+        next(r["value"] for r in rows(attempt, "metrics") if r["metric"] == "acc") for attempt in (real, replayed)
+    ]
+    assert accuracy[0] == accuracy[1]
+
+
+def test_rows_of_a_batch_are_scored_as_alone(
+    runs: dict[str, dict[str, Path]], models: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
+    batched = run(tmp_path / "run", models["causal"], data, entry("choice") + entry("rolling"), STATIC + GATED, 4)
+    for label in ("choice/full/quality", "rolling/full/quality", "choice/static:exit_layer=2/quality"):
+        for one, other in zip(rows(runs["causal"][label], "choices"), rows(batched[label], "choices"), strict=True):
+            assert one["logprob"] == pytest.approx(other["logprob"], rel=1e-4)
+
+
+def test_a_database_has_choices_and_questions_about_them_have_answers(
+    models: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
+    timed = STATIC.replace('["quality"]', '["quality", "timing"]')
+    attempts = run(
+        tmp_path / "run", models["causal"], data, entry("choice", "limit = 5") + entry("text"), timed + GATED
+    )
+    assert {status(attempt)[0] for attempt in attempts.values()} == {"ok"}, list(map(status, attempts.values()))
+    database = tmp_path / "exitbench.duckdb"
+    assert ingest(tmp_path / "run" / "spool", database).quarantined == ()
+    with open_database(database) as opened:
+
+        def ask(sql: str) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = opened.query(sql).to_pylist()
+            return found
+
+        runs_of = ask("SELECT method, count(DISTINCT attempt_id) AS n FROM choice_trace GROUP BY ALL ORDER BY ALL")
+        assert runs_of == [{"method": "calm-softmax", "n": 4}, {"method": "full", "n": 1}, {"method": "static", "n": 1}]
+        trace = rows(attempts["choice/static:exit_layer=2/quality"], "choice_tokens")
+        found = ask("FROM choice_trace WHERE method = 'static' ORDER BY doc_key, choice, position")
+        expected = sorted(trace, key=lambda row: (row["doc_key"], row["choice"], row["position"]))
+        assert [{name: row[name] for name in expected[0]} for row in found] == expected
+        assert ask("SELECT * FROM qc WHERE severity = 3") == []
+        probed = ask("SELECT count(*) AS n, count(logprob) AS told FROM choice_probe_trace")
+        assert probed == [{"n": len(trace), "told": len(trace)}]
+        assert ask("SELECT count(*) AS n FROM probe_trace WHERE task_label = 'choice'") == [{"n": 0}]
+        (static,) = ask("FROM frontier WHERE method = 'static' AND task_label = 'choice'")
+        assert static["metric"] == "acc" and static["speedup"] > 0
+        assert static["mean_exit_layer"] == 2
+
+
+TEMPLATE = "{% for turn in messages %}<{{ turn.role[0] }}> {{ turn.content }}\n{% endfor %}"
+TEMPLATE += "{% if add_generation_prompt %}<a>{% endif %}"
+
+
+@pytest.mark.parametrize("name", ["choice", "text"])
+def test_chats_have_lm_evals_turns(models: dict[str, Path], data: Path, tmp_path: Path, name: str) -> None:
+    model = tmp_path / "chatty"
+    shutil.copytree(models["causal"], model)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    chat = 'num_fewshot = 1\nchat_template = true\nsystem = "sees"\nfewshot_as_multiturn = true'
+    attempts = run(tmp_path / "run", model, data, entry(name, chat), STATIC)
+    manager = TaskManager(include_path=str(data / "theirs"), include_defaults=False)
+    asked = {"apply_chat_template": True, "system_instruction": "sees", "fewshot_as_multiturn": True, "num_fewshot": 1}
+    backend = HFLM(pretrained=str(model), device="cpu", dtype="float32", batch_size=1)
+    expected = simple_evaluate(
+        model=backend, tasks=[f"toy_{name}"], task_manager=manager, bootstrap_iters=0, log_samples=True, **asked
+    )
+    samples = sorted(expected["samples"][f"toy_{name}"], key=lambda sample: sample["doc_id"])
+    assert "<s> sees" in samples[0]["arguments"][0][0] and "<a>" in samples[0]["arguments"][0][0]
+    attempt = attempts[f"{name}/full/quality"]
+    assert status(attempt)[0] == "ok", status(attempt)
+    if name == "text":
+        assert [row["output_text"] for row in rows(attempt, "samples")] == [one["resps"][0][0] for one in samples]
+    else:
+        theirs = [resp[0][0] for sample in samples for resp in sample["resps"]]
+        assert [row["logprob"] for row in rows(attempt, "choices")] == pytest.approx(theirs, rel=1e-4)
+
+
+def test_a_context_has_one_depth_where_that_is_asked(models: dict[str, Path], data: Path, tmp_path: Path) -> None:
+    gated = GATED.replace('["quality", "probe", "replay"]', '["quality", "replay"]')
+    attempts = run(tmp_path / "run", models["causal"], data, entry("choice", 'scope = "context"'), gated)
+    told = {label: status(attempt) for label, attempt in attempts.items()}
+    depths: dict[str, dict[str, set[int]]] = {}
+    for label, attempt in attempts.items():
+        if label.endswith("/quality"):
+            for row in rows(attempt, "choice_tokens"):
+                depths.setdefault(label, defaultdict(set))[row["doc_key"]].add(row["exit_layer"])
+        elif label.endswith("/replay"):
+            assert told[label][0] == "skipped", told[label]
+    for own in depths.values():
+        assert all(len(layers) == 1 for layers in own.values())
+    assert any(len(set.union(*own.values())) > 1 for own in depths.values()), "or nothing was decided"
+
+
+def test_the_hosted_engine_scores_alike(
+    runs: dict[str, dict[str, Path]],
+    models: dict[str, Path],
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(globals(), "SUITE", SUITE.replace("random_weights", 'engine = "hosted"\nrandom_weights'))
+    attempts = run(tmp_path / "run", models["causal"], data, entry("choice") + entry("rolling"), STATIC)
+    for label in ("choice/full/quality", "choice/static:exit_layer=2/quality", "rolling/full/quality"):
+        assert json.loads((attempts[label] / "cell.json").read_text())["engine"] == "hosted"
+        for one, other in zip(rows(attempts[label], "choices"), rows(runs["causal"][label], "choices"), strict=True):
+            assert one["logprob"] == pytest.approx(other["logprob"], rel=1e-4)
+
+
+def test_a_calibration_bounds_how_many_choices_change(models: dict[str, Path], data: Path, tmp_path: Path) -> None:
+    calibration = """
+[[calibration]]
+method = "calm-softmax"
+grid = { decay = ["none"] }
+levels = [1.0, 0.2, 0.0]
+delta = 0.9
+epsilon = 0.5
+consistency = "textual"
+documents = 6
+"""
+    attempts = run(
+        tmp_path / "run", models["causal"], data, entry("choice", 'calibration_split = "train"'), calibration
+    )
+    (attempt,) = (attempt for label, attempt in attempts.items() if label.endswith("/calibration"))
+    assert status(attempt)[0] == "ok", status(attempt)
+    steps = rows(attempt, "calibration")
+    assert steps[0]["mean_loss"] == 0 and steps[0]["n"] == 6
+    assert all(row["mean_loss"] * 6 == pytest.approx(round(row["mean_loss"] * 6)) for row in steps)
+    assert {row["metric"] for row in rows(attempt, "metrics")} >= {"held_out_loss", "held_out_mean_exit_layer"}
+
+
+def test_a_method_is_fitted_on_right_choices_and_then_scores(
+    models: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
+    sweep = '[[sweep]]\nmethod = "calm-classifier"\ngrid = { epochs = [1] }\nkinds = ["quality", "replay"]\n'
+    tasks = entry("choice") + entry("text")
+    attempts = run(tmp_path / "run", models["causal"], data, tasks, f"[fit]\ndocuments = 6\n{sweep}")
+    assert {status(attempt)[0] for attempt in attempts.values()} == {"ok"}, list(map(status, attempts.values()))
+    assert sum(label.endswith("/fit") for label in attempts) == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "kinds", "words"),
+    [
+        ("self-speculation", "quality", "verifies the tokens that it chose itself"),
+        ("oracle", "timing", "an oracle reads all blocks"),
+    ],
+)
+def test_what_has_no_log_probabilities_is_skipped_with_the_reason(
+    models: dict[str, Path], data: Path, tmp_path: Path, method: str, kinds: str, words: str
+) -> None:
+    sweep = f'[[sweep]]\nmethod = "{method}"\nkinds = ["{kinds}"]\n'
+    attempts = run(tmp_path / "run", models["causal"], data, entry("choice"), sweep)
+    (attempt,) = (attempt for label, attempt in attempts.items() if f"/{method}" in label)
+    told = json.loads((attempt / "status.json").read_text())
+    assert told["status"] == "skipped" and words in told["reason"]
+
+
+def test_prompts_longer_than_the_model_are_cut_on_their_left_and_counted(
+    models: dict[str, Path], data: Path, tmp_path: Path, theirs: Callable[[str, str], dict[str, Any]]
+) -> None:
+    attempts = run(tmp_path / "run", models["causal"], data, entry("choice", "num_fewshot = 6"), STATIC)
+    own = rows(attempts["choice/full/quality"], "choices")
+    cut = {row["doc_key"] for row in own if row["n_cut"]}
+    assert cut, "or nothing is cut"
+    assert all(row["n_context"] + row["n_tokens"] == POSITIONS + 1 for row in own if row["n_cut"])
+    metrics = {row["metric"]: row["value"] for row in rows(attempts["choice/full/quality"], "metrics")}
+    assert metrics["prompts_truncated"] == len(cut)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (entry("letter", 'scope = "both"'), "unknown scope 'both'"),
+        (entry("text", 'scope = "context"'), "goes with tasks that ask for log-likelihoods"),
+        (entry("letter", 'scope = "context"\nfirst_token = "full"'), "keeps the depth of the first token"),
+        (entry("letter", "gen_kwargs = { max_gen_toks = 3 }"), "goes with tasks that generate text"),
+        (entry("text", "gen_kwargs = { do_sample = true }"), "asks for sampling"),
+        (entry("text", "gen_kwargs = { num_beams = 4 }"), "asks for num_beams = 4"),
+        (entry("text", "max_new_tokens = 3"), "does not go with a task of lm-eval"),
+        (entry("text", "level = 2"), "goes with generated data"),
+        (entry("text", "fewshot_as_multiturn = true"), "goes with chat_template = true"),
+        (entry("letters"), "toy_letter"),
+        ("[tasks.squad]\nnum_fewshot = 3\n", "goes with a task of lm-eval only"),
+        (entry("letter", "num_fewshot = -1"), "must be from 0"),
+    ],
+)
+def test_what_does_not_go_with_a_task_is_refused(
+    models: dict[str, Path], data: Path, tmp_path: Path, text: str, words: str
+) -> None:
+    with pytest.raises(UserError) as told:
+        planned(tmp_path / "run", models["causal"], data, text, STATIC)
+    assert words in str(told.value) and "suite.toml:" in str(told.value)
+
+
+def test_a_task_whose_own_yaml_samples_is_refused_unless_told_to_be_greedy(
+    models: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
+    config = {**yaml.safe_load((data / "ours" / "toy_text.yaml").read_text()), "task": "toy_sampled"}
+    config["generation_kwargs"] = {**config.get("generation_kwargs", {}), "do_sample": True, "temperature": 0.7}
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "toy_sampled.yaml").write_text(yaml.safe_dump(config))
+    task = f'[tasks.sampled]\ntask = "lm-eval:toy_sampled"\ninclude = "{tmp_path / "own"}"\n'
+    with pytest.raises(UserError, match=r"suite\.toml.*asks for sampling.*gen_kwargs = \{ do_sample = false \}"):
+        planned(tmp_path / "run", models["causal"], data, task, STATIC)
+    planned(tmp_path / "run", models["causal"], data, f"{task}gen_kwargs = {{ do_sample = false }}\n", STATIC)
+
+
+def test_whole_texts_are_refused_of_an_encoder_decoder(models: dict[str, Path], data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"suite\.toml.*loglikelihood_rolling.*is an encoder-decoder"):
+        planned(tmp_path / "run", models["seq2seq"], data, entry("rolling"), STATIC)
+
+
+def test_settings_are_part_of_what_was_asked_and_where_a_yaml_lies_is_not(
+    models: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
+    def ids(root: str, more: str, folder: Path = data) -> set[str]:
+        (group,) = planned(tmp_path / root, models["causal"], folder, entry("letter", more), STATIC).groups
+        return {cell.item.cell.cell_id for cell in group.cells}
+
+    plain = ids("a", "")
+    shutil.copytree(data, tmp_path / "elsewhere")
+    assert plain == ids("b", 'scope = "token"') == ids("d", "", tmp_path / "elsewhere")
+    for number, more in enumerate(("num_fewshot = 1", 'scope = "context"', 'first_token = "full"', "limit = 4")):
+        # A task that says 0 examples keeps 0, as in lm-eval; that they were asked for counts all the same.
+        assert plain.isdisjoint(ids(f"c{number}", more)), more
