@@ -109,12 +109,38 @@ def _built_in_documents_are_made_once() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def example() -> ModuleType:
     """The module `results/make_spool.py`, which tests cannot import by name."""
-    path = Path(__file__).parent / "results" / "make_spool.py"
-    spec = importlib.util.spec_from_file_location("make_spool", path)
+    return _module("make_spool")
+
+
+def _module(name: str) -> ModuleType:
+    path = Path(__file__).parent / "results" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def choice_example() -> ModuleType:
+    """The module `results/make_choices.py`, which tests cannot import by name."""
+    return _module("make_choices")
+
+
+@pytest.fixture(scope="session")
+def choice_spool(example: ModuleType, choice_example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Full depth and two thresholds of one method over documents with choices. Read only."""
+    root = tmp_path_factory.mktemp("choices") / "spool"
+    choice_example.write_choices(example, root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def choice_database(choice_spool: Path) -> Path:
+    """The database of `choice_spool`. Open it read-only."""
+    path = choice_spool.parent / "exitbench.duckdb"
+    assert ingest(choice_spool, path).quarantined == ()
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -143,7 +143,7 @@ def imported(path: Path, for_types: bool = True) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-BENEATH_ALL = {"errors", "progress", "terminal", "__version__"}
+BENEATH_ALL = {"__version__", "errors", "plugins", "progress", "provenance", "terminal"}
 MAY_IMPORT = {
     "harness": {"harness", "methods", "tasks", "results"},
     "harness/cli/commands": {"harness", "methods", "tasks", "results", "reports"},  # the command line stands above all

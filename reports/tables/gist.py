@@ -56,7 +56,7 @@ def _sentence(row: Row, names: dict[Setting, str]) -> str:
     name = f"{_name(row, names)} (model {visible(row['model'])})"
     cost = _loss(row)
     if row["speedup"] is None:
-        return f"{name} reads {row['ideal_speedup_bytes']:.1f}x fewer bytes than full depth {cost}; it was not timed."
+        return f"{name} {_work(row)} than full depth {cost}; it was not timed."
     said = f"{name} runs {row['speedup']:.2g}x as fast as full depth {cost}; {_static(row)}."
     return f"{said} Random exits no deeper do as well." if row["random_is_as_good"] else said
 
@@ -86,8 +86,16 @@ def _delta(row: Row) -> str:
 
 def _short_gain(row: Row) -> str:
     if row["speedup"] is None:
-        return f"{row['ideal_speedup_bytes']:.1f}x fewer bytes read (not timed yet)"
+        return f"{_work(row)} (not timed yet)"
     return f"{row['speedup']:.2g}x as fast as full depth"
+
+
+def _work(row: Row) -> str:
+    """The work that is saved: bytes, or blocks where bytes are not counted (texts that are scored)."""
+    ratio = row["ideal_speedup_bytes"]
+    if ratio is None:
+        return f"runs {row['blocks'] / row['mean_blocks_run']:.1f}x fewer blocks"
+    return f"reads {ratio:.1f}x fewer bytes" if ratio >= 1 else f"reads {1 / ratio:.1f}x more bytes"
 
 
 def _name(row: Row, names: dict[Setting, str]) -> str:

@@ -58,6 +58,14 @@ LLAMA = dict(
     num_key_value_heads=4,
     num_hidden_layers=8,
 )
+LLAMA_BASE = dict(
+    vocab_size=32000,
+    hidden_size=768,
+    intermediate_size=2048,
+    num_attention_heads=12,
+    num_key_value_heads=12,
+    num_hidden_layers=12,
+)
 GROWING = {**BASE, "num_layers": 1}
 
 SHAPES = {
@@ -66,13 +74,14 @@ SHAPES = {
     # Decoding is measured, to which the encoder matters by the length of the source alone.
     "t5-large-random-2-encoder-blocks": Shape("t5", 4, {**LARGE, "num_layers": 2}),
     "llama-small-random": Shape("llama", 32, LLAMA),
+    "llama-base-random": Shape("llama", 8, LLAMA_BASE),
     "t5-base-decoder-random": Shape("t5", 5, GROWING),
     "t5-base-decoder-random-6-blocks": Shape("t5", 5, {**GROWING, "num_decoder_layers": 6}),
     "t5-base-decoder-random-24-blocks": Shape("t5", 5, {**GROWING, "num_decoder_layers": 24}),
     "t5-base-decoder-random-8k-vocabulary": Shape("t5", 5, {**GROWING, "vocab_size": 8_192}),
     "t5-base-decoder-random-128k-vocabulary": Shape("t5", 5, {**GROWING, "vocab_size": 131_072}),
 }
-SMALL_NAME, BASE_NAME, LARGE_NAME, CAUSAL_NAME, *GROWING_NAMES = SHAPES
+SMALL_NAME, BASE_NAME, LARGE_NAME, CAUSAL_NAME, CAUSAL_BASE_NAME, *GROWING_NAMES = SHAPES
 SCALES = {"EncDecAttention.o.weight": 10.0, "lm_head.weight": 0.05}
 """So that sources matter and no token is certain: by these, what transformers draws at first is multiplied."""
 

@@ -26,8 +26,9 @@ from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.base import FitData, Method, argmax_token
 from exitbench.methods.registry import baseline_method
 from exitbench.tasks import builtin
+from exitbench.tasks.builtin import TASKS
 from exitbench.tasks.document import Document
-from exitbench.tasks.registry import get_task, task_names
+from exitbench.tasks.registry import get_task
 
 MAX_NEW_TOKENS = 8
 _DOCUMENTS, _FITTED_ON = 2, 3
@@ -53,8 +54,8 @@ class World:
     @cached_property
     def requests(self) -> list[Request]:
         texts = [
-            get_task(task).prompt(document)
-            for task in sorted(task_names())
+            get_task(task).prompt_for(document, self.checkpoint.kind)
+            for task in sorted(TASKS)
             for document in builtin.documents(task, "test", _DOCUMENTS)
         ]
         return [Request(list(self.tokenizer(text)["input_ids"]), seed) for seed, text in enumerate(texts)]
@@ -72,9 +73,10 @@ class World:
     @cached_property
     def fit_data(self) -> FitData:
         """States of a few documents of the train split, teacher-forced."""
-        task = get_task(sorted(task_names())[-1])
+        task = get_task(sorted(TASKS)[-1])
         documents = builtin.documents(task.name, "train", _FITTED_ON)
-        prompts = [list(self.tokenizer(task.prompt(document))["input_ids"]) for document in documents]
+        texts = [task.prompt_for(document, self.checkpoint.kind) for document in documents]
+        prompts = [list(self.tokenizer(text)["input_ids"]) for text in texts]
         gold = [list(self.tokenizer(text_target=task.target(document))["input_ids"]) for document in documents]
         model = self.checkpoint.model
         with torch.no_grad():

@@ -32,6 +32,7 @@ from exitbench.results.ingest.rebuild import rebuild
 from exitbench.results.ingest.spool_import import import_spool
 from exitbench.results.maintenance.integrity import check, require_whole_spool
 from exitbench.results.spool.attempts import AttemptWriter, free_tables, read_attempt, read_status, scan_spool
+from exitbench.results.spool.schema import SCHEMA_VERSION
 
 SECRET = b"the reader's own key"
 ID = "ab" * 32
@@ -491,7 +492,9 @@ def test_a_hostile_spool_brings_what_is_good_of_it_and_nothing_else(
     else:
         assert len([problem for problem in report.problems if _matches(says, problem)]) == 1, report.problems
     assert not any("None" in problem for problem in report.problems)
-    assert [read_attempt(one.path).status["schema_version"] for one in scan_spool(ours)] == [7] * report.added
+    assert [read_attempt(one.path).status["schema_version"] for one in scan_spool(ours)] == [
+        SCHEMA_VERSION
+    ] * report.added
     assert not list(ours.glob(".import*"))
 
 

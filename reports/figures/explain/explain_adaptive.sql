@@ -51,7 +51,7 @@ errors AS (
     FROM documents AS d JOIN totals AS t USING (attempt_id) GROUP BY ALL
 )
 SELECT a.task, a.model, a.setting, a.head, a.min_exit, t.later_rows, t.later_rows - e.later_rows_half AS later_rows_low,
-       t.later_rows + e.later_rows_half AS later_rows_high, t.same, greatest(0, t.same - e.same_half) AS same_low,
-       least(1, t.same + e.same_half) AS same_high, a.mean_exit_layer, a.blocks, CAST(t.tokens AS BIGINT) AS tokens, t.n
+       t.later_rows + e.later_rows_half AS later_rows_high, t.same, if(e.same_half IS NULL, NULL, greatest(0, t.same - e.same_half)) AS same_low,
+       if(e.same_half IS NULL, NULL, least(1, t.same + e.same_half)) AS same_high, a.mean_exit_layer, a.blocks, CAST(t.tokens AS BIGINT) AS tokens, t.n
 FROM asked AS a JOIN totals AS t USING (attempt_id) JOIN errors AS e USING (attempt_id)
 ORDER BY a.task, a.model, a.setting, a.head, a.min_exit, a.cell_id;

@@ -83,9 +83,9 @@ quantities AS (
     FROM chosen JOIN metric_values AS m USING (attempt_id)
     WHERE m.metric = 'ideal_speedup_flops' AND m.is_current AND m.value > 0
     UNION ALL
-    SELECT attempt_id, 'head', head, greatest(0, head - half), head + half, n FROM heads
+    SELECT attempt_id, 'head', head, if(half IS NULL, NULL, greatest(0, head - half)), head + half, n FROM heads
     UNION ALL
-    SELECT attempt_id, 'rule', rule, greatest(0, rule - rule_half), rule + rule_half, n FROM heads
+    SELECT attempt_id, 'rule', rule, if(rule_half IS NULL, NULL, greatest(0, rule - rule_half)), rule + rule_half, n FROM heads
     UNION ALL
     SELECT attempt_id, 'speedup', speedup, speedup_low, speedup_high, timed_documents
     FROM chosen WHERE timing_attempt_id IS NOT NULL

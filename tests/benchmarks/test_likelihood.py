@@ -1,0 +1,99 @@
+"""Scoring the choices of a context, against lm-eval's own backend: one prefill a context instead of one a choice."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from goals import record
+from lm_eval.models.huggingface import HFLM
+from models import CAUSAL_BASE_NAME, CAUSAL_NAME, Pair
+from ratios import Timed, compare
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from exitbench.harness.engine.decoding import likelihood
+from exitbench.harness.engine.decoding.branches import Context
+from exitbench.harness.engine.decoding.likelihood import score
+
+pytestmark = pytest.mark.benchmark(disable_gc=True)
+
+GOAL, NO_SLOWER = 2.5, 0.9
+CLOSE = 2e-3
+CONTEXTS = {CAUSAL_NAME: 8, CAUSAL_BASE_NAME: 2}
+
+
+def hellaswag(pair: Pair, count: int) -> list[Context]:
+    """Contexts of 60 to 90 tokens with four choices of 10 to 30, as HellaSwag's are."""
+    draw = random.Random(7)
+
+    def tokens(least: int, most: int) -> list[int]:
+        return [draw.randrange(3, pair.shape.config["vocab_size"]) for _ in range(draw.randint(least, most))]
+
+    return [Context(tokens(60, 90), [tokens(10, 30) for _ in range(4)]) for _ in range(count)]
+
+
+def lm_eval(pair: Pair) -> HFLM:
+    """lm-eval's backend for models of transformers, one request at a time; tokens are handed over, texts never."""
+    nothing = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")), eos_token="a")
+    return HFLM(pretrained=pair.reference, tokenizer=nothing, batch_size=1, backend="causal")
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("pair", CONTEXTS, indirect=True)
+def test_choices_at_full_depth(pair: Pair, rows: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """HellaSwag-shaped requests; ``rows`` is the batch of the engine, lm-eval's is 1."""
+    contexts, backend, full = hellaswag(pair, CONTEXTS[pair.label]), lm_eval(pair), pair.full()
+    requests = [(None, list(each.context_ids), list(ids)) for each in contexts for ids in each.continuations]
+    theirs = Timed(lambda _: backend._loglikelihood_tokens(requests, disable_tqdm=True))
+    ours = Timed(lambda _: score(pair.checkpoint, contexts, full, rows=rows, traced=False))
+    scored = [(one.total_logprob, one.is_greedy) for of_context in ours.once() for one in of_context]
+    for (logprob, is_greedy), (their_logprob, was_greedy) in zip(scored, theirs.once(), strict=True):
+        assert abs(logprob - their_logprob) < CLOSE and is_greedy == was_greedy, "what differs cannot be compared"
+    found = compare(benchmark, theirs, ours)
+    requests_per_s = len(requests) / benchmark.stats.stats.median
+    record(
+        benchmark,
+        capsys,
+        found.ratio,
+        "x lm-eval",
+        at_least=GOAL,
+        note=f"{requests_per_s:.1f} choices/s; {found.spread()}",
+        requests_per_s=requests_per_s,
+        **found.about(),
+    )
+
+
+@pytest.mark.parametrize("tokens", [75, 600])
+@pytest.mark.parametrize("pair", CONTEXTS, indirect=True)
+def test_forced_decode_of_one_token(
+    pair: Pair, tokens: int, benchmark: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Letters of a multiple-choice question by the decode loop, over one pass; a few shots make its context long."""
+    (prompt,), full = pair.prompts(1, tokens), pair.full()
+    contexts = [Context(prompt, [[5], [6], [7], [8]])]
+
+    def run() -> Any:
+        return score(pair.checkpoint, contexts, full, traced=False)
+
+    def forced() -> Any:
+        with patch.object(likelihood, "fixed_depth", lambda *_: None):
+            return run()
+
+    at_once = Timed(lambda _: run())
+    for one, other in zip(run()[0], forced()[0], strict=True):
+        assert abs(one.total_logprob - other.total_logprob) < CLOSE, "what differs cannot be compared"
+    found = compare(benchmark, at_once, Timed(lambda _: forced()))
+    ms = statistics.median(found.base_s) * 1000
+    record(
+        benchmark,
+        capsys,
+        found.ratio,
+        "x one pass",
+        at_least=NO_SLOWER,
+        note=f"{ms:.1f} ms in one pass; {found.spread()}",
+        **found.about(),
+    )
