@@ -52,7 +52,7 @@ model = load(large)
 print(status("VmHWM") - before)
 """
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-"""Of glibc: what is freed is given back, however small."""
+"""Of glibc: what is freed is given back, however small. Without it the peak differs from run to run."""
 
 
 @pytest.fixture(scope="module")
@@ -75,19 +75,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells the peak")
 @pytest.mark.parametrize(
-    ("family", "engine", "dtype", "malloc", "most"),
+    ("family", "engine", "dtype", "most"),
     [
-        ("llama", "lean", "float32", AT_ONCE, 1.5),  # norms are folded in, projections joined
-        ("llama", "hosted", "bfloat16", AT_ONCE, 1.5),  # converted: three copies where all are read before
-        ("mixtral", "hosted", "float32", {}, 1.3),  # experts are joined: 1.5 where threads read ahead
+        ("llama", "lean", "float32", 1.5),  # norms are folded in, projections joined
+        ("llama", "hosted", "bfloat16", 1.5),  # converted: three copies where all are read before
+        ("mixtral", "hosted", "float32", 1.09),  # experts are joined: 1.05, and 1.13 where threads read ahead
     ],
 )
-def test_loading_holds_one_copy(
-    folders: Any, family: str, engine: str, dtype: str, malloc: dict[str, str], most: float
-) -> None:
+def test_loading_holds_one_copy(folders: Any, family: str, engine: str, dtype: str, most: float) -> None:
     small, large = folders(family)
     words = [sys.executable, "-c", PEAK, str(small), str(large), dtype, engine]
-    done = subprocess.run(words, env={**os.environ, **malloc}, capture_output=True, text=True, check=True)
+    done = subprocess.run(words, env={**os.environ, **AT_ONCE}, capture_output=True, text=True, check=True)
     weights = weights_bytes(large, getattr(torch, dtype))
     assert weights < int(done.stdout) < most * weights
 
