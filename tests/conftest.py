@@ -1,6 +1,7 @@
 """A small finished benchmark, for the tests of whatever reads results."""
 
 import functools
+import gc
 import importlib.util
 import shutil
 import signal
@@ -62,6 +63,13 @@ def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str]
 
 def _is_rows_by_table(value: object) -> TypeGuard[dict[str, list[str]]]:
     return isinstance(value, dict) and "attempt" in value and all(isinstance(rows, list) for rows in value.values())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _garbage_is_looked_for_in_what_is_new() -> None:
+    """Modules and ten thousand tests are two million objects; a collection, which each training asks for, visits them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
