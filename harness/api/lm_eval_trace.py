@@ -33,6 +33,7 @@ from exitbench.harness.running.scored_texts import ScoredText
 from exitbench.harness.training.recipe import recipe_names
 from exitbench.methods.base import Parts
 from exitbench.plugins import plugins_folder
+from exitbench.results.files.toml_text import toml_table
 from exitbench.results.spool.attempts import attempt_status
 from exitbench.tasks.lm_eval.catalogue import catalogue
 from exitbench.tasks.lm_eval.data import FILE_FORMATS
@@ -168,11 +169,11 @@ def suite_text(lm: ExitBenchLM, tasks: Mapping[str, Mapping[str, Any]]) -> str:
     model = {where: asked.pretrained if is_name else str(lm.folder.resolve()), "engine": asked.engine}
     grid = {name: [value] for name, value in asked.params.items()}
     lines = [f"schema = 1\nname = {json.dumps(SUITE)}\nseed = {SEED}"]
-    lines += _table("[defaults]", defaults)
-    lines += _table(f"[models.{_label(asked.pretrained)}]", model)
+    lines += toml_table("[defaults]", defaults)
+    lines += toml_table(f"[models.{_label(asked.pretrained)}]", model)
     for name, values in tasks.items():
-        lines += _table(f"[tasks.{_label(name)}]", values)
-    lines += _table("[[sweep]]", {"method": asked.method.name, **({"grid": grid} if grid else {})})
+        lines += toml_table(f"[tasks.{_label(name)}]", values)
+    lines += toml_table("[[sweep]]", {"method": asked.method.name, **({"grid": grid} if grid else {})})
     return "\n".join(lines) + "\n"
 
 
@@ -233,18 +234,6 @@ def _changed(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
 def _label(name: str) -> str:
     """A name that a suite can have."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(name).name).strip("-")[:80] or "model"
-
-
-def _table(header: str, values: Mapping[str, Any]) -> list[str]:
-    return ["", header, *(f"{name} = {_toml(value)}" for name, value in values.items())]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{json.dumps(name)} = {_toml(one)}" for name, one in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value)
 
 
 def _say_started(event: Mapping[str, Any]) -> None:

@@ -52,12 +52,13 @@ def _sentence(row: Row, names: dict[Setting, str]) -> str:
     if not row["candidates"]:
         return "only full depth and baselines were run; nothing to recommend."
     if row["method"] is None:
-        return "no method loses as little as a point; full depth it is."
+        return "no method loses as little as 1 % of full depth's quality; full depth it is."
     name = f"{_name(row, names)} (model {visible(row['model'])})"
     cost = _loss(row)
+    more = "" if row["loss_is_shown"] else " On other documents it may lose more than 1 %."
     if row["speedup"] is None:
-        return f"{name} {_work(row)} than full depth {cost}; it was not timed."
-    said = f"{name} runs {row['speedup']:.2g}x as fast as full depth {cost}; {_static(row)}."
+        return f"{name} {_work(row)} than full depth {cost}; it was not timed.{more}"
+    said = f"{name} runs {row['speedup']:.2g}x as fast as full depth {cost}; {_static(row)}.{more}"
     return f"{said} Random exits no deeper do as well." if row["random_is_as_good"] else said
 
 

@@ -3,38 +3,24 @@
 -- Of each method the fastest that loses at most a point to full depth; if all lose more, the one that loses least.
 WITH timed AS (
     SELECT
-        f.*, f.conditions AS setting, r.full_depth_attempt_id,
+        f.*, f.conditions AS setting, p.delta_low, p.delta_high,
         printf(
             '%s, a model of %.1f million parameters', CASE WHEN d.source = 'builtin' THEN 'generated' ELSE 'real' END, r.parameters / 1e6
         ) AS data,
-        delta >= CASE WHEN greatest(value, full_value) > 1 THEN -1 ELSE -0.01 END AS is_close
+        f.delta >= CASE WHEN greatest(f.value, f.full_value) > 1 THEN -1 ELSE -0.01 END AS is_close
     FROM frontier AS f JOIN runs AS r USING (attempt_id) JOIN cell AS c ON c.cell_id = f.cell_id
-        JOIN dataset_artifact AS d USING (data_id)
+        JOIN dataset_artifact AS d USING (data_id) LEFT JOIN paired AS p USING (attempt_id)
     WHERE f.execution = 'real' AND NOT f.random_weights AND NOT f.limited AND f.speedup IS NOT NULL
-),
-paired AS (
-    SELECT
-        s.cell_id, avg((a.scores ->> s.metric)::DOUBLE - (f.scores ->> s.metric)::DOUBLE) AS mean_delta,
-        mean_half_width((a.scores ->> s.metric)::DOUBLE - (f.scores ->> s.metric)::DOUBLE) AS half_width
-    FROM timed AS s
-    JOIN answers AS a ON a.attempt_id = s.attempt_id
-    JOIN answers AS f ON f.attempt_id = s.full_depth_attempt_id AND f.doc_key = a.doc_key
-    WHERE NOT s.is_full_depth
-    GROUP BY ALL
-),
-told AS (  -- a metric of the whole text (BLEU) is no mean of documents, and has no such interval
-    SELECT t.*, CASE WHEN abs(p.mean_delta - t.delta) < 1e-6 THEN p.half_width END AS half_width
-    FROM timed AS t LEFT JOIN paired AS p USING (cell_id)
 ),
 chosen AS (
     SELECT model, task_label, setting
-    FROM told
+    FROM timed
     GROUP BY ALL
-    ORDER BY count(DISTINCT method) DESC, count(half_width) > 0 DESC, stddev(value) DESC, model, task_label, setting
+    ORDER BY count(DISTINCT method) DESC, count(delta_low) > 0 DESC, stddev(value) DESC, model, task_label, setting
     LIMIT 1
 ),
 shown AS (
-    SELECT * FROM told SEMI JOIN chosen USING (model, task_label, setting)
+    SELECT * FROM timed SEMI JOIN chosen USING (model, task_label, setting)
     QUALIFY row_number() OVER (
         PARTITION BY method ORDER BY is_close DESC, CASE WHEN is_close THEN speedup END DESC, delta DESC, cell_id
     ) = 1
@@ -44,7 +30,7 @@ shown AS (
 SELECT
     s.model, s.task_label AS task, s.data, s.setting, coalesce(s.timing_gpu, s.timing_cpu) AS machine, s.blocks, s.method, s.params, s.kv_policy,
     s.execution, s.metric, s.value, s.ci_low, s.ci_high, s.full_value, s.delta,
-    s.delta - s.half_width AS delta_low, s.delta + s.half_width AS delta_high,
+    s.delta_low, s.delta_high,
     s.token_match, s.mean_exit_layer, s.mean_blocks_run, s.is_full_depth, s.speedup, s.speedup_low, s.speedup_high,
     coalesce(NOT s.is_full_depth AND s.speedup_low <= s.aa_high AND s.speedup_high >= s.aa_low, false) AS inside_noise_floor,
     s.speedup_per_token, s.tokens_per_request, s.full_tokens_per_request, s.is_other_length, s.speedup_decode, s.ideal_speedup_decode, s.n,

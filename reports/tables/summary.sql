@@ -1,12 +1,34 @@
--- One row a model, task and setting of a method: quality, depth and speed beside full depth.
+-- One row a model, task and setting of a method: quality, depth and speed beside full depth. Within a model and task those
+-- come first that are shown to lose at most 1% of full depth's quality, the fastest of them first.
 -- A speed-up is inside the noise floor when its interval overlaps that of full depth timed against itself (A/A).
-SELECT model, task_label AS task, conditions AS setting,
-       method, params, kv_policy, execution, random_weights,
-       metric, value, ci_low, ci_high, full_value, delta, token_match, mean_exit_layer, mean_blocks_run, blocks,
-       is_full_depth,
-       speedup, speedup_low, speedup_high, aa_low, aa_high,
-       coalesce(NOT is_full_depth AND speedup_low <= aa_high AND speedup_high >= aa_low, false) AS inside_noise_floor,
-       speedup_per_token, tokens_per_request, full_tokens_per_request, is_other_length, speedup_decode, ideal_speedup_decode,
-       realised_fraction, ideal_speedup_bytes, n, timed_documents, timed_rounds, conforms, cell_id
-FROM frontier
-ORDER BY model, task, setting, metric, execution, method, mean_exit_layer, params, cell_id;
+-- promised_*: what a calibration of the same method promises at this threshold, of other documents.
+WITH promised AS (
+    SELECT r.model, r.task_label, r.conditions, r.method, r.params, r.kv_policy, c.threshold, c.delta, c.epsilon, c.consistency
+    FROM calibrations AS c JOIN runs AS r USING (attempt_id)
+    WHERE c.passed AND c.p_value IS NOT NULL
+)
+SELECT f.model, f.task_label AS task, f.conditions AS setting,
+       f.method, f.params, f.kv_policy, f.execution, f.random_weights,
+       f.metric, f.value, f.ci_low, f.ci_high, f.full_value, f.delta, p.delta_low, p.delta_high, p.is_paired, p.loss_high_percent,
+       b.is_static AS is_static_step, b.next_percent,
+       f.token_match, f.mean_exit_layer, f.mean_blocks_run, f.blocks,
+       f.is_full_depth,
+       f.speedup, f.speedup_low, f.speedup_high, f.aa_low, f.aa_high,
+       coalesce(NOT f.is_full_depth AND f.speedup_low <= f.aa_high AND f.speedup_high >= f.aa_low, false) AS inside_noise_floor,
+       f.speedup_per_token, f.tokens_per_request, f.full_tokens_per_request, f.is_other_length, f.speedup_decode,
+       f.ideal_speedup_decode, f.realised_fraction, f.ideal_speedup_bytes, f.n, f.timed_documents, f.timed_rounds,
+       g.delta AS promised_delta, g.epsilon AS promised_epsilon, g.consistency AS promised_consistency,
+       r.parameters, d.source = 'builtin' AS is_generated, f.limited, f.seed, r.setting_id, f.conforms, f.cell_id
+FROM frontier AS f
+JOIN runs AS r USING (attempt_id)
+JOIN cell AS c ON c.cell_id = f.cell_id
+JOIN dataset_artifact AS d USING (data_id)
+LEFT JOIN paired AS p USING (attempt_id)
+LEFT JOIN pareto AS b USING (attempt_id)
+LEFT JOIN promised AS g
+    ON g.model = f.model AND g.task_label = f.task_label AND g.conditions = f.conditions AND g.method = f.method
+    AND g.kv_policy IS NOT DISTINCT FROM f.kv_policy AND g.threshold = (f.params ->> 'threshold')::DOUBLE
+    AND g.params = json_merge_patch(f.params, '{"threshold": null}') AND f.execution = 'real'
+QUALIFY row_number() OVER (PARTITION BY f.attempt_id ORDER BY g.delta, g.epsilon) = 1
+ORDER BY f.model, task, setting, f.metric, f.execution, coalesce(p.loss_high_percent <= 1 OR f.is_full_depth, false) DESC,
+         f.speedup DESC NULLS LAST, f.mean_blocks_run, f.method, f.params, f.cell_id;

@@ -122,6 +122,7 @@ CELL: Final = sa.Table(
     sa.Column("cell_timeout_s", sa.Double),
     sa.Column("unused_params", sa.ARRAY(sa.Text)),
     _text("model_source", required=False),
+    sa.Column("data_asked", sa.JSON(none_as_null=True)),
 )
 
 ATTEMPT: Final = sa.Table(

@@ -37,6 +37,7 @@ _NOT_SETTING: Final = (
     "scores_cell_id",
     "fit_cell_id",
 )
+_DATA_ASKED: Final = ("source", "split", "limit", "seed", "level", "files")
 
 Row = dict[str, Any]
 
@@ -130,11 +131,19 @@ def _cell_row(record: AttemptRecord, model_id: str, data_id: str) -> dict[str, A
         "cell_timeout_s": cell.get("cell_timeout_s"),
         "unused_params": cell["method"].get("unused_params"),
         "model_source": cell["model"].get("source"),
+        "data_asked": _data_asked(cell.get("data")),
         "model_id": model_id,
         "data_id": data_id,
         "setting_id": setting_id(cell["identity"]),
         "described_by": record.attempt.attempt_id,
     }
+
+
+def _data_asked(data: Any) -> dict[str, Any] | None:
+    """What a suite says of the documents of a task that comes along; texts of other tasks are in files of their own."""
+    if not isinstance(data, Mapping) or any(data.get(name) is not None for name in ("settings", "declaration")):
+        return None
+    return {name: data[name] for name in _DATA_ASKED if name in data}
 
 
 def setting_id(identity: Mapping[str, Any]) -> str:

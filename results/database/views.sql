@@ -538,17 +538,19 @@ CREATE OR REPLACE MACRO ratio_error(s, c) AS
 COMMENT ON MACRO ratio_error IS 'Standard error of sum(s) / sum(c) over grouped rows, one a document. (The linearised variance of a ratio; Cochran, Sampling
 Techniques, 1977, section 6.4.)';
 
-CREATE OR REPLACE MACRO share_half_width(share, error, n) AS
+CREATE OR REPLACE MACRO share_end(share, error, n, side) AS
     CASE WHEN n > 1 THEN CASE
-        WHEN share <= 0 OR share >= 1 OR error <= 1e-7 THEN greatest(share, 1 - share) * (1 - 0.025 ** (1 / n))
-        ELSE greatest(
-            share - share / (share + (1 - share) * exp(least(500, t_quantile(n) * error / (share * (1 - share))))),
-            share / (share + (1 - share) * exp(-least(500, t_quantile(n) * error / (share * (1 - share))))) - share
-        )
+        WHEN share <= 0 OR share >= 1 OR error <= 1e-7
+            THEN share + CASE WHEN side > 0 THEN 1 - share ELSE -share END * (1 - 0.025 ** (1 / n))
+        ELSE share / (share + (1 - share) * exp(-side * least(500, t_quantile(n) * error / (share * (1 - share)))))
     END END;
-COMMENT ON MACRO share_half_width IS 'Half the width of the 95% interval of a share, 0..1, by its standard error over n documents: the farther end of Student''s t on the
-logit, which near 0 and 1 is far more than the share''s own t would be. Where no document differs: as far as documents unseen so far could move it, 1 - 0.025 ** (1 /
-n) of them (the rule of three, two-sided).';
+COMMENT ON MACRO share_end IS 'An end of the 95% interval of a share, 0..1, by its standard error over n documents: the lower for side = -1, the upper for 1. Student''s t
+on the logit, which near 0 and 1 reaches far more than the share''s own t would. Where no document differs: as far as documents unseen so far could move it, 1 - 0.025 **
+(1 / n) of them (the rule of three, two-sided). NULL where there is one document.';
+
+CREATE OR REPLACE MACRO share_half_width(share, error, n) AS
+    greatest(share - share_end(share, error, n, -1), share_end(share, error, n, 1) - share);
+COMMENT ON MACRO share_half_width IS 'Half the width of the 95% interval of a share, 0..1, by its standard error over n documents: to the farther share_end.';
 
 CREATE OR REPLACE MACRO half_width(s, c) AS
     CASE
@@ -563,6 +565,151 @@ CREATE OR REPLACE MACRO mean_half_width(x) AS
     CASE WHEN max(x) > min(x) THEN t_quantile(count(x)) * stddev_samp(x) / sqrt(count(x)) END;
 COMMENT ON MACRO mean_half_width IS 'Half the width of the 95% interval of avg(x) over independent rows, such as runs, by t_quantile of their number. NULL
 where there is one row, and where all are equal, which says nothing of how far others would be off.';
+
+CREATE OR REPLACE MACRO bleu_sums(s) AS
+    [sum(s[1]), sum(s[2]), sum(s[3]), sum(s[4]), sum(s[5]), sum(s[6]), sum(s[7]), sum(s[8]), sum(s[9]), sum(s[10])];
+COMMENT ON MACRO bleu_sums IS 'What corpus_bleu is made of, summed over grouped rows, one a document: statistics of bleu in answers.';
+
+CREATE OR REPLACE MACRO less(total, part) AS
+    list_transform(total, lambda x, i: x - part[i]);
+COMMENT ON MACRO less IS 'A list of sums without what one row adds to them.';
+
+CREATE OR REPLACE MACRO corpus_bleu(s) AS
+    CASE WHEN list_min(s) > 0 THEN
+        100 * exp((ln(s[3] / s[7]) + ln(s[4] / s[8]) + ln(s[5] / s[9]) + ln(s[6] / s[10])) / 4 + least(0, 1 - s[2] / s[1]))
+    END;
+COMMENT ON MACRO corpus_bleu IS 'BLEU of bleu_sums: lengths of answers and references, n-grams of 1 to 4 that match, n-grams of 1 to 4. NULL where one is 0, which BLEU
+smooths. (Papineni et al., 2002.)';
+
+CREATE OR REPLACE MACRO joined(first, second, correlation) AS
+    sqrt(greatest(0, first ** 2 + second ** 2 - 2 * correlation * first * second));
+COMMENT ON MACRO joined IS 'How far the end of the interval of a difference lies from it, by how far the ends of its two parts lie from them and their correlation. (Zou,
+2008.)';
+
+CREATE VIEW paired AS
+WITH points AS (
+    SELECT
+        f.attempt_id, r.full_depth_attempt_id, f.metric, f.value, f.full_value, f.delta, f.value - f.ci_low AS value_down,
+        f.ci_high - f.value AS value_up, m.value - m.ci_low AS full_down, m.ci_high - m.value AS full_up,
+        coalesce(m.ci_method LIKE 'Student%', true) AS has_no_scale
+    FROM frontier AS f
+    JOIN runs AS r USING (attempt_id)
+    LEFT JOIN metric_values AS m
+        ON m.attempt_id = r.full_depth_attempt_id AND m.metric = f.metric AND m.is_current AND m.value = f.full_value
+    WHERE f.execution = 'real' AND NOT f.is_full_depth AND f.delta IS NOT NULL
+),
+-- As they were scored last, by the metrics' version that frontier shows.
+scored AS (
+    SELECT
+        s.attempt_id, s.doc_key, coalesce(r.scores, s.scores) AS scores, coalesce(r.statistics, s.statistics) AS statistics
+    FROM sample AS s
+    LEFT JOIN (
+        SELECT attempt_id, doc_key, arg_max(scores, scored_at) AS scores, arg_max(statistics, scored_at) AS statistics
+        FROM sample_rescore GROUP BY ALL
+    ) AS r USING (attempt_id, doc_key)
+),
+documents AS (
+    SELECT
+        p.attempt_id, (s.scores ->> p.metric)::DOUBLE - (f.scores ->> p.metric)::DOUBLE AS difference,
+        p.metric = 'bleu' AND json_array_length(s.statistics -> 'bleu') = 10 AS is_bleu,
+        CASE WHEN is_bleu THEN (s.statistics -> 'bleu')::DOUBLE[] END AS own,
+        CASE WHEN is_bleu THEN (f.statistics -> 'bleu')::DOUBLE[] END AS full_depth
+    FROM points AS p
+    JOIN scored AS s ON s.attempt_id = p.attempt_id
+    JOIN scored AS f ON f.attempt_id = p.full_depth_attempt_id AND f.doc_key = s.doc_key
+),
+sums AS (
+    SELECT attempt_id, count(*) AS n, bleu_sums(own) AS own, bleu_sums(full_depth) AS full_depth
+    FROM documents WHERE is_bleu GROUP BY attempt_id
+),
+-- BLEU is no mean of its documents: how much each moves it is seen by leaving it out.
+left_out AS (
+    SELECT
+        attempt_id, s.n, d.difference, corpus_bleu(s.own) - corpus_bleu(s.full_depth) AS whole,
+        corpus_bleu(less(s.own, d.own)) - corpus_bleu(less(s.full_depth, d.full_depth)) AS without
+    FROM documents AS d JOIN sums AS s USING (attempt_id) WHERE d.is_bleu
+),
+differences AS (
+    SELECT attempt_id, difference, difference AS moved FROM documents WHERE is_bleu IS DISTINCT FROM true
+    UNION ALL
+    SELECT attempt_id, difference, whole + (n - 1) * (avg(without) OVER (PARTITION BY attempt_id) - without) FROM left_out
+),
+-- What documents gain and what they lose are two shares of the scale.
+shares AS (
+    SELECT
+        attempt_id, count(moved) AS n, count(*) FILTER (difference > 0) AS gained, count(*) FILTER (difference < 0) AS lost, avg(moved) AS mean_moved,
+        mean_half_width(moved) AS half_width, avg(greatest(moved, 0)) / 100 AS gain, avg(greatest(-moved, 0)) / 100 AS loss,
+        stddev_samp(greatest(moved, 0)) / sqrt(count(moved)) / 100 AS gain_error,
+        stddev_samp(greatest(-moved, 0)) / sqrt(count(moved)) / 100 AS loss_error,
+        count(*) FILTER (moved > 0) AS up, count(*) FILTER (moved < 0) AS down,
+        covar_samp(greatest(moved, 0), greatest(-moved, 0)) / count(moved) / 10000 AS covariance
+    FROM differences GROUP BY attempt_id
+),
+reaches AS (
+    SELECT
+        attempt_id, n, gained, lost, mean_moved, half_width,
+        CASE WHEN gain_error > 0 AND loss_error > 0 THEN covariance / (gain_error * loss_error) ELSE 0 END AS correlation,
+        -- Documents that have not been seen differ as much as those that do, by the whole scale where none does.
+        CASE WHEN up + down > 0 THEN (gain + loss) * n / (up + down) ELSE 1 END AS typical,
+        gain - share_end(gain, gain_error, n, -1) AS gain_down, loss - share_end(loss, loss_error, n, -1) AS loss_down,
+        share_end(gain, gain_error, n, 1) * CASE WHEN up > 0 THEN 1 ELSE typical END - gain AS gain_up,
+        share_end(loss, loss_error, n, 1) * CASE WHEN down > 0 THEN 1 ELSE typical END - loss AS loss_up
+    FROM shares
+),
+ends AS (
+    SELECT
+        p.*, d.n, d.gained, d.lost, coalesce(abs(d.mean_moved - p.delta) < 1e-6, false) AS is_paired,
+        CASE
+            WHEN is_paired AND has_no_scale THEN half_width
+            WHEN is_paired THEN 100 * joined(gain_down, loss_up, correlation)
+            WHEN NOT has_no_scale THEN joined(value_down, full_up, 0)
+        END AS down,
+        CASE
+            WHEN is_paired AND has_no_scale THEN half_width
+            WHEN is_paired THEN 100 * joined(gain_up, loss_down, correlation)
+            WHEN NOT has_no_scale THEN joined(value_up, full_down, 0)
+        END AS up
+    FROM points AS p LEFT JOIN reaches AS d USING (attempt_id)
+)
+SELECT
+    n.*, e.metric, e.full_value, e.delta, e.delta - e.down AS delta_low, e.delta + e.up AS delta_high, e.is_paired,
+    CASE WHEN e.full_value > 0 AND NOT e.has_no_scale THEN greatest(0, 100 * (e.down - e.delta) / e.full_value) END
+        AS loss_high_percent,
+    e.gained, e.lost, e.n
+FROM ends AS e JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW paired IS 'One row per real run of frontier that is not full depth, beside full depth of the same checkpoint on the same documents. metric: headline;
+full_value: full depth''s; delta: the run''s value - full_value; delta_low, delta_high: its 95% interval; is_paired: whether that is of the documents'' own
+differences: what they gain and what they lose, each a share of the scale with share_end, joined by squares with their correlation (Newcombe, 1998, method 10; Student''s t of the
+differences where the metric has no scale; of BLEU what each document moves, by leaving it out). Of other metrics that are no mean of their documents the intervals of the two runs
+are joined by squares as if they were independent, which is too wide rather than too narrow. All NULL where there is no interval; loss_high_percent: what may be lost at most, -delta_low as
+a percentage of full_value, 0 where nothing, NULL where the metric has no scale; gained, lost: documents with a better and with a worse score; n: documents of both runs.';
+
+CREATE VIEW pareto AS
+WITH candidates AS (
+    SELECT
+        n.*, r.setting_id, f.metric, p.delta, p.delta_low, p.delta_high, p.is_paired, p.loss_high_percent, f.speedup, f.speedup_low,
+        f.speedup_high, f.method = 'static' AS is_static
+    FROM paired AS p
+    JOIN frontier AS f USING (attempt_id)
+    JOIN runs AS r USING (attempt_id)
+    JOIN run_names AS n USING (attempt_id)
+    WHERE NOT f.random_weights AND f.conforms IS DISTINCT FROM false AND f.method NOT IN ('random', 'oracle')
+        AND p.loss_high_percent IS NOT NULL AND f.speedup_low > greatest(1, coalesce(f.aa_high, 1))
+),
+better AS (
+    SELECT * FROM candidates
+    QUALIFY speedup > coalesce(max(speedup) OVER (
+        PARTITION BY setting_id, is_static ORDER BY loss_high_percent, speedup DESC, delta DESC, cell_id
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    ), 1)
+)
+SELECT *, lead(loss_high_percent) OVER (PARTITION BY setting_id, is_static ORDER BY loss_high_percent) AS next_percent
+FROM better;
+COMMENT ON VIEW pareto IS 'What to use, by the loss of quality that is allowed: one row per real run that no other of its setting beats both in speed and in what may be lost,
+of runs that are shown to be faster than full depth (speedup_low is above 1 and above aa_high), are scored on a scale, keep their contracts and have trained weights. Random exits and oracles are left out;
+is_static: static depths, which are compared with each other only. Under a loss of at most x percent of full depth''s quality the recommended run is the
+one with loss_high_percent <= x < next_percent (NULL: no end). setting_id: as in runs; metric, delta, delta_low, delta_high, is_paired, loss_high_percent: as in paired;
+speedup, speedup_low, speedup_high: as in frontier. The best of several on the same documents looks better than it is: only a calibration bounds what is lost of other documents.';
 
 CREATE VIEW probe_by_document AS
 SELECT n.*, d.* EXCLUDE (attempt_id)

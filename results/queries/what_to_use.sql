@@ -1,16 +1,22 @@
 -- Cost and speed: What should be used on each task, and is it better than a static depth?
--- For each task the fastest timed setting that loses next to nothing to full depth of its own model, among the runs of
--- the most documents (where none of these was timed: the one that saves most work). Random exits, oracles and static
--- depths are no candidates; candidates: settings of others. delta_low to delta_high: 95% interval of the loss, paired by document; NULL for metrics of a
--- whole corpus. static_block: the fastest timed static depth of the same model that loses no more (all blocks where there
+-- For each task, among the runs of the most documents, the fastest setting that is shown to be faster than full depth of
+-- its own model and to lose next to nothing (the view pareto). Where none is shown, loss_is_shown is false: the fastest that lost
+-- as little on these documents (where none of these was timed: the one that saves most work). Random exits, oracles and
+-- static depths are no candidates; candidates: settings of others. delta_low to delta_high: 95% interval of the loss (the
+-- view paired). static_block: the fastest timed static depth of the same model that loses no more (all blocks where there
 -- is none). verdict compares the two: faster or slower where their 95% intervals lie apart, else not to be told apart;
 -- noise: it is not even told apart from full depth timed against itself; nothing: no setting loses as little.
 -- random_is_as_good: random exits that run no more blocks lose no more either; NULL where none were run.
--- $loss = 1: points of the task's headline metric
+-- $loss = 1: percent of full depth's quality that may be lost
 -- $suite = null: only runs that this suite asked for; null for all
 WITH points AS (
-    SELECT f.*, r.setting_id, r.full_depth_attempt_id
-    FROM frontier AS f JOIN runs AS r USING (attempt_id)
+    SELECT
+        f.*, r.setting_id, p.delta_low, p.delta_high, coalesce(p.loss_high_percent <= $loss, false) AS loss_is_shown,
+        coalesce(best.loss_high_percent <= $loss AND NOT best.is_static, false) AS is_recommended
+    FROM frontier AS f
+    JOIN runs AS r USING (attempt_id)
+    LEFT JOIN paired AS p USING (attempt_id)
+    LEFT JOIN pareto AS best USING (attempt_id)
     WHERE f.execution = 'real' AND NOT f.random_weights AND f.conforms IS DISTINCT FROM false AND f.delta IS NOT NULL
         AND ($suite::VARCHAR IS NULL OR f.suite = $suite::VARCHAR)
     QUALIFY f.n = max(f.n) OVER (PARTITION BY f.task_label)
@@ -23,9 +29,10 @@ tasks AS (
 ),
 best AS (
     SELECT * FROM points
-    WHERE NOT is_full_depth AND method NOT IN ('static', 'random', 'oracle') AND delta >= -$loss
+    WHERE NOT is_full_depth AND method NOT IN ('static', 'random', 'oracle') AND (is_recommended OR delta >= -$loss / 100 * abs(full_value))
     QUALIFY row_number() OVER (
-        PARTITION BY task_label ORDER BY speedup DESC NULLS LAST, ideal_speedup_bytes DESC, delta DESC, cell_id
+        PARTITION BY task_label
+        ORDER BY is_recommended DESC, speedup DESC NULLS LAST, ideal_speedup_bytes DESC, delta DESC, cell_id
     ) = 1
 ),
 static AS (
@@ -41,20 +48,10 @@ random_exits AS (
         ) AS is_as_good
     FROM best AS b JOIN points AS r ON r.setting_id = b.setting_id AND r.method = 'random'
     GROUP BY b.cell_id
-),
-paired AS (
-    SELECT
-        b.cell_id, avg((a.scores ->> b.metric)::DOUBLE - (f.scores ->> b.metric)::DOUBLE) AS delta,
-        mean_half_width((a.scores ->> b.metric)::DOUBLE - (f.scores ->> b.metric)::DOUBLE) AS half_width
-    FROM best AS b
-    JOIN answers AS a ON a.attempt_id = b.attempt_id
-    JOIN answers AS f ON f.attempt_id = b.full_depth_attempt_id AND f.doc_key = a.doc_key
-    GROUP BY b.cell_id
 )
 SELECT
     t.task_label, t.metric, t.n, t.candidates, b.model, b.method, b.params, b.kv_policy, b.value, b.full_value, b.delta,
-    CASE WHEN abs(p.delta - b.delta) < 1e-6 THEN b.delta - p.half_width END AS delta_low,
-    CASE WHEN abs(p.delta - b.delta) < 1e-6 THEN b.delta + p.half_width END AS delta_high,
+    b.delta_low, b.delta_high, b.loss_is_shown,
     b.mean_blocks_run, b.blocks, b.speedup, b.speedup_low, b.speedup_high, b.ideal_speedup_bytes,
     CASE WHEN b.cell_id IS NOT NULL THEN coalesce(s.block::INTEGER, b.blocks) END AS static_block,
     coalesce(s.speedup, 1.0) AS static_speedup, s.delta AS static_delta,
@@ -71,5 +68,4 @@ FROM tasks AS t
 LEFT JOIN best AS b USING (task_label)
 LEFT JOIN static AS s ON s.cell_id = b.cell_id
 LEFT JOIN random_exits AS r ON r.cell_id = b.cell_id
-LEFT JOIN paired AS p ON p.cell_id = b.cell_id
 ORDER BY t.task_label;

@@ -1,0 +1,1 @@
+"""The first screen of the page: what ran, and what to use."""
