@@ -144,7 +144,7 @@ class LmEvalTask(Task):
             documents: Of `load`.
             responses: By document, one for each of its `instances`, in their order: a text (generate_until), a pair of
                 log-likelihood and whether the text is what greedy decoding gives (multiple_choice, loglikelihood), or
-                a log-likelihood (loglikelihood_rolling). For a task with repeats, a list of these.
+                a log-likelihood (loglikelihood_rolling). For a task with repeats, a list of these, or one for all.
             confirm_run_unsafe_code: As in `evaluate`.
         """
         self._require_confirmed(confirm_run_unsafe_code)
