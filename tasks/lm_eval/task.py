@@ -201,7 +201,8 @@ class LmEvalTask(Task):
     def _read(self, source: Source, split: str, seed: int) -> list[Document]:
         found: list[Document] = []
         for leaf in leaves(self._own_name, self.settings, source):
-            part, kind = _part(leaf, "test" if source.files else split)
+            # Files are the split that they are given for; a part of it may be asked for.
+            part, kind = _part(leaf, "test" if source.files and "[" not in split else split)
             docs = leaf.docs(kind)
             for ordinal in part:
                 fields = _fields(leaf.name, kind, ordinal, docs[ordinal])
