@@ -117,7 +117,19 @@ def aggregation(name: str, metric: str) -> Callable[[FloatArray, FloatArray], Fl
     """
     if name.startswith(DECLARED):  # of which results have no file
         return partial(aggregate, metric)
+    if name.startswith(PREFIX):  # nor have they the YAML of users
+        return _of_lm_eval(name, metric)
     return partial(get_task(name).aggregate, metric)
+
+
+def _of_lm_eval(name: str, metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
+    from exitbench.tasks.lm_eval.metrics import aggregate_of
+
+    try:
+        task = _lm_eval_task(name, LmEvalSettings())
+    except UserError:
+        return aggregate_of(metric)
+    return partial(task.aggregate, metric) if metric in task.metrics else aggregate_of(metric)
 
 
 @cache

@@ -88,6 +88,7 @@ def verify(
     data_dir: Path | None,
     threads: int,
     across_versions: bool = False,
+    confirm_run_unsafe_code: bool = False,
 ) -> Verdict:
     """Run a stored cell again and compare.
 
@@ -99,13 +100,22 @@ def verify(
         data_dir: Root of the local files that its documents were read from.
         threads: Of torch.
         across_versions: Whether other versions of engine and method may answer.
+        confirm_run_unsafe_code: What the model wrote may be run, where the task scores it so.
 
     Raises:
         UserError: What is here is not what was asked then: weights, documents, version of engine, method or metric.
     """
     item = _item(stored, repetitions, folder, data_dir, across_versions)
     spec = WorkerSpec(
-        (item,), folder.resolve(), data_dir, repetitions, item.cell.device, threads, spool, plugins_folder()
+        (item,),
+        folder.resolve(),
+        data_dir,
+        repetitions,
+        item.cell.device,
+        threads,
+        spool,
+        plugins_folder(),
+        confirm_run_unsafe_code,
     )
     if worker.run(spec, lambda event: None) == worker.INTERRUPTED:
         raise KeyboardInterrupt

@@ -63,7 +63,11 @@ class _Stored:
 
 
 def rescore(
-    spool_root: Path, names: Sequence[str], data_dir: Path | None, progress: Callable[[int, int], None]
+    spool_root: Path,
+    names: Sequence[str],
+    data_dir: Path | None,
+    progress: Callable[[int, int], None],
+    confirm_run_unsafe_code: bool = False,
 ) -> RescoreReport:
     """Score what `names` name, and everything if there are none, as far as its scores are of another version.
 
@@ -72,12 +76,13 @@ def rescore(
         names: Suites (a name or TOML file), or runs as `results.analysis.selection` has them.
         data_dir: Root of the local files that documents were read from.
         progress: Called with (runs done, runs to do).
+        confirm_run_unsafe_code: What a model wrote may be run, of tasks that score so.
 
     Raises:
         UserError: A name fits nothing, or the spool cannot be written.
     """
     chosen, suites = _select(list(_stored_answers(spool_root)), names)
-    scorer = _Scorer(spool_root, data_dir, suites)
+    scorer = _Scorer(spool_root, data_dir, suites, confirm_run_unsafe_code)
     problems: dict[str, list[str]] = {}
     to_do = []
     for stored in chosen:
@@ -135,8 +140,11 @@ def _select(stored: Sequence[_Stored], names: Sequence[str]) -> tuple[list[_Stor
 
 
 class _Scorer:
-    def __init__(self, spool_root: Path, data_dir: Path | None, suites: Mapping[str, Path]) -> None:
+    def __init__(
+        self, spool_root: Path, data_dir: Path | None, suites: Mapping[str, Path], confirm_run_unsafe_code: bool
+    ) -> None:
         self._spool_root, self._data_dir, self._suites = spool_root, data_dir, suites
+        self._confirm_run_unsafe_code = confirm_run_unsafe_code
         self._load = cache(self._load_documents)
 
     def is_current(self, stored: _Stored) -> bool:
@@ -155,7 +163,9 @@ class _Scorer:
                 f"answers {number_of(len(unknown), 'document')} that its data does not have, such as {unknown[0]}."
             )
         if isinstance(task, LmEvalTask):
-            by_key = task.score_responses([documents[row["doc_key"]] for row in rows], _responses(task, record, rows))
+            answered = [documents[row["doc_key"]] for row in rows]
+            responses = _responses(task, record, rows)
+            by_key = task.score_responses(answered, responses, self._confirm_run_unsafe_code)
             scores = [by_key[row["doc_key"]] for row in rows]
         else:
             scores = [task.score(documents[row["doc_key"]], row["output_text"]) for row in rows]
@@ -172,7 +182,7 @@ class _Scorer:
         told = stored.cell["task"]
         request = data_request(stored.cell, self._suites)
         if request.source == "local" and self._data_dir is None:
-            paths = ", ".join(path for _, path in request.files)
+            paths = ", ".join(path for _, path in request.files) or "the files that its YAML names"
             raise UserError(f"{told['label']} was read from {paths}: name the folder that holds them by --data-dir.")
         documents, digest = self._load(request)
         if digest != told["data_sha256"]:

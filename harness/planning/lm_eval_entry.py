@@ -1,7 +1,9 @@
 """What a ``[tasks.LABEL]`` of lm-eval's says beside documents and chat: its settings, and which keys go with it."""
 
 import json
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from exitbench.errors import UserError
@@ -105,7 +107,8 @@ def _settings(table: Table) -> LmEvalSettings:
     fewshot = table.optional("num_fewshot", int)
     if fewshot is not None and not 0 <= fewshot <= _MAX_FEWSHOT:
         raise table.error("num_fewshot", f"is {fewshot}; it must be from 0 to {_MAX_FEWSHOT}.")
-    folder = None if include is None else table.path.parent / include
+    # Whole, so that rescoring finds it from any folder; no identity has it.
+    folder = None if include is None else Path(os.path.abspath(table.path.parent / include))
     if folder is not None and not folder.is_dir():
         raise table.error("include", f"{folder} is not a folder; allowed: one with YAML files of tasks.")
     return LmEvalSettings(

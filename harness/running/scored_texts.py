@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -123,6 +123,22 @@ def contexts_of(asked: Sequence[TextRequest], seed_of: Callable[[str], int]) -> 
         choices = tuple(number - first[key] + 1 for number, _ in of)
         found.append(Shared(key, choices, _context(of, asked, seed_of)))
     return found
+
+
+def scored_contexts(
+    asked: Sequence[TextRequest], scored: Mapping[str, Sequence[ScoredText]]
+) -> list[tuple[str, Context, list[Scored]]]:
+    """Return every context of texts with what was scored behind it, and the document that it is of.
+
+    Args:
+        asked: The texts of a document stand together, in their order.
+        scored: Of them, by document.
+    """
+    texts = [text for key in dict.fromkeys(request.doc_key for request in asked) for text in scored[key]]
+    return [
+        (asked[of[0][0]].doc_key, _context(of, asked, lambda key: 0), [texts[number].parts[at] for number, at in of])
+        for of in _places(asked)
+    ]
 
 
 def score_texts(

@@ -20,9 +20,12 @@ probed AS (
     FROM documents GROUP BY ALL
 ),
 ours AS (
-    SELECT CASE r.task WHEN 'wmt-en-fr' THEN 'translation' WHEN 'samsum' THEN 'summarisation'
-                       WHEN 'squad' THEN 'question answering' ELSE r.task END AS kind,
-           r.task_label AS data, r.model, coalesce(t.training, 'not known') AS training, p.blocks,
+    SELECT CASE WHEN regexp_matches(r.task, '-[a-z]{2}-[a-z]{2}$') THEN 'translation'
+                WHEN r.task IN ('samsum', 'dialogsum', 'cnn-dailymail', 'bigpatent') THEN 'summarisation'
+                WHEN r.task IN ('squad', 'lm-eval:narrativeqa') THEN 'question answering'
+                WHEN regexp_matches(r.task, '^lm-eval:(gsm8k|mbpp|humaneval|strategyqa)') THEN 'code and reasoning'
+                ELSE r.task END AS kind,
+           r.task_label AS data, r.parameters, r.model, coalesce(t.training, 'not known') AS training, p.blocks,
            round(p.ideal_exit, 6) AS ideal_exit, round(p.ideal_half_width, 6) AS ideal_half_width,
            round(100 * p.can_exit, 6) AS can_exit, round(100 * p.can_exit_half_width, 6) AS can_exit_half_width,
            f.metric || ' ' || printf('%.1f', f.value)
@@ -55,6 +58,7 @@ theirs AS (
 not_here AS (
     SELECT kind, 'not measured here' AS data, 'here' AS printed_in
     FROM (VALUES ('classification (encoders)'), ('code and reasoning')) AS v (kind)
+    WHERE kind NOT IN (SELECT kind FROM ours)
 )
 SELECT *
 FROM (FROM ours UNION ALL BY NAME FROM theirs UNION ALL BY NAME FROM not_here)

@@ -200,7 +200,7 @@ depth''s; is_other_length: whether these differ by more than 5%: then speedup is
 full depth over the method''s; speedup_decode: of decoding whole answers; ideal_speedup_decode: what the work of these answers allows it to be, by bytes
 read at batch size 1, by floating-point operations at larger ones, where rows share the weights that are read; realised_fraction: speedup_decode over
 ideal_speedup_decode, NULL for full depth itself; timed_documents, timed_rounds: what all these are measured on; ideal_speedup_bytes, ideal_speedup_flops:
-full depth''s work over the method''s, of decoding the answers to all documents; token_match: share of full depth''s tokens that the run has at the same position
+full depth''s work over the method''s, of decoding the answers to all documents; of tasks that score given texts, of documents with their contexts, each run alone, NULL of encoder-decoders; both NULL of replays; token_match: share of full depth''s tokens that the run has at the same position
 (in exit_by_kind: of the run''s own tokens); n: documents of value, depth, ideal_speedup_bytes, ideal_speedup_flops and token_match; is_full_depth: the reference itself; timing_attempt_id: where the speed is from: the latest
 timing of the same weights, data, method, source, fit, parameters, generation, dtype, batch and seed, all of one setting on one machine:
 the one timed last; timing_cpu, timing_gpu: that machine; conforms: whether the method keeps its contracts, NULL where that was never tried.';

@@ -68,8 +68,7 @@ def metrics_of(leaf: LeafConfig) -> tuple[LmEvalMetric, ...]:
         if sums is None:
             left_out.append(metric)
             continue
-        is_share = metric in _SHARES and (sums is MEAN or sums.bounds == (0.0, 1.0))
-        scale = 100.0 if is_share else 1.0
+        scale = _scale(metric, sums)
         found += [
             LmEvalMetric(name_of(metric, kind), metric, kind, sums, scale, higher, metric) for kind in _filters(leaf)
         ]
@@ -82,6 +81,24 @@ def metrics_of(leaf: LeafConfig) -> tuple[LmEvalMetric, ...]:
         )
     # Sorting keeps the order of those that are alike.
     return tuple(sorted(found, key=lambda one: not one.higher_is_better))
+
+
+def aggregate_of(metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
+    """Return what turns summed statistics of a metric into its value, where only its name in results is known.
+
+    Raises:
+        UserError: lm-eval has no such metric, or one of another form.
+    """
+    from lm_eval.api import metrics as _  # noqa: F401 - fills the registries
+    from lm_eval.api.registry import METRIC_REGISTRY, get_metric_aggregation
+
+    name = metric.partition(",")[0]
+    known = get_metric_aggregation(name) if name in METRIC_REGISTRY else None
+    sums = PER_BYTE if metric == PER_BYTE_NAME else aggregation(known)
+    if sums is None:
+        raise UserError(f"metric {metric!r}: how its statistics add up is not known without the task's YAML.")
+    scale = _scale(name, sums)
+    return lambda total, n: sums.value(total, n) * scale
 
 
 def document_score(metrics: Sequence[LmEvalMetric], by_filter: Mapping[str, Mapping[str, Any]]) -> DocumentScore:
@@ -102,6 +119,11 @@ def document_score(metrics: Sequence[LmEvalMetric], by_filter: Mapping[str, Mapp
         if not metric.is_mean:
             statistics[metric.name] = metric.aggregation.summands(item)
     return DocumentScore(values, statistics)
+
+
+def _scale(metric: str, sums: Aggregation) -> float:
+    """Factor from lm-eval's value to ours."""
+    return 100.0 if metric in _SHARES and (sums is MEAN or sums.bounds == (0.0, 1.0)) else 1.0
 
 
 def name_of(metric: str, filter_name: str) -> str:

@@ -50,7 +50,8 @@ def score(
         for ordinal, instances in by_ordinal.items():
             given = responses[documents[ordinal].key]
             for instance, response in zip(sorted(instances, key=lambda one: one.idx), given, strict=True):
-                instance.resps = list(response) if isinstance(response, list) else [response]
+                once = not isinstance(response, list)
+                instance.resps = [response] * (instance.repeats or 1) if once else list(response)
         task.apply_filters()
         for ordinal, instances in by_ordinal.items():
             instances.sort(key=lambda one: one.idx)

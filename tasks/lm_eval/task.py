@@ -144,7 +144,7 @@ class LmEvalTask(Task):
             documents: Of `load`.
             responses: By document, one for each of its `instances`, in their order: a text (generate_until), a pair of
                 log-likelihood and whether the text is what greedy decoding gives (multiple_choice, loglikelihood), or
-                a log-likelihood (loglikelihood_rolling). For a task with repeats, a list of these.
+                a log-likelihood (loglikelihood_rolling). For a task with repeats, a list of these, or one for all.
             confirm_run_unsafe_code: As in `evaluate`.
         """
         self._require_confirmed(confirm_run_unsafe_code)
@@ -201,7 +201,8 @@ class LmEvalTask(Task):
     def _read(self, source: Source, split: str, seed: int) -> list[Document]:
         found: list[Document] = []
         for leaf in leaves(self._own_name, self.settings, source):
-            part, kind = _part(leaf, "test" if source.files else split)
+            # Files are the split that they are given for; a part of it may be asked for.
+            part, kind = _part(leaf, "test" if source.files and "[" not in split else split)
             docs = leaf.docs(kind)
             for ordinal in part:
                 fields = _fields(leaf.name, kind, ordinal, docs[ordinal])

@@ -204,7 +204,7 @@ def _check_prompt(config: Mapping[str, Any], where: str) -> None:
 
 def _check_metrics(metrics: object, where: str) -> None:
     from lm_eval.api import metrics as _  # noqa: F401 - fills the registries
-    from lm_eval.api.registry import AGGREGATION_REGISTRY, METRIC_REGISTRY
+    from lm_eval.api.registry import AGGREGATION_REGISTRY, METRIC_REGISTRY, get_aggregation, get_metric_aggregation
 
     for metric in _tables(metrics, f"{where}: metric_list"):
         name, aggregation = metric.get("metric"), metric.get("aggregation", "mean")
@@ -215,6 +215,11 @@ def _check_metrics(metrics: object, where: str) -> None:
         if aggregation not in AGGREGATION_REGISTRY:
             allowed = suggestion(str(aggregation), AGGREGATION_REGISTRY.keys())
             raise UserError(f"{where}: metric {name!r}: unknown aggregation {aggregation!r}.{allowed}")
+        # Of results no more than a metric's name is known.
+        fitting = (get_aggregation("mean"), get_metric_aggregation(name))
+        if get_aggregation(aggregation) not in fitting:
+            allowed = ", ".join(key for key in AGGREGATION_REGISTRY if get_aggregation(key) in fitting)
+            raise UserError(f"{where}: metric {name!r}: aggregation is {aggregation!r}. Allowed: {allowed}.")
 
 
 def _check_filters(filters: object, where: str) -> None:

@@ -130,7 +130,11 @@ def _write(example: Any, root: Path, cell: dict[str, Any], tokens: Tokens, full:
         writer.write("choices", pa.Table.from_pylist(rows, schema=TABLES["choices"]))
         writer.write("choice_tokens", pa.Table.from_pylist(list(tokens.values()), schema=TABLES["choice_tokens"]))
         accuracy = float(np.mean([100.0 * (row["is_chosen"] and row["is_right"]) for row in rows])) * CHOICES
-        example.write_metrics(writer, {"acc": example.plain(accuracy)})
+        metrics = {"acc": example.plain(accuracy)}
+        if cell["kind"] == "quality":
+            blocks = sum(token["exit_layer"] for token in tokens.values())
+            metrics["ideal_speedup_bytes"] = example.plain(BLOCKS * len(tokens) / blocks)
+        example.write_metrics(writer, metrics)
         writer.finish("ok")
 
 

@@ -114,6 +114,7 @@ def test_templates_do_not_reach_python(place: Path, key: str, template: str) -> 
         ({"metric_list": [{"metric": "accuracy", "hf_evaluate": True}]}, "hf_evaluate loads code from the hub"),
         ({"metric_list": [{"metric": "local_code"}]}, r"unknown metric 'local_code'\."),
         ({"metric_list": [{"metric": "acc", "aggregation": "os.system"}]}, "unknown aggregation 'os.system'"),
+        ({"metric_list": [{"metric": "bleu", "aggregation": "ter"}]}, "aggregation is 'ter'. Allowed: mean, bleu."),
         ({"use_prompt": "elsewhere/secret.yaml:x"}, r"use_prompt is 'elsewhere/secret\.yaml:x'\."),
         ({"use_prompt": "promptsource:x"}, "use_prompt is 'promptsource:x'"),
         ({"filter_list": [{"name": "x", "filter": [{"function": "custom"}]}]}, "unknown filter 'custom'"),

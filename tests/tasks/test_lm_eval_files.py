@@ -194,3 +194,14 @@ def test_a_task_that_runs_code_in_the_harness_is_refused_before_its_own_is_impor
 def test_code_of_metrics_is_not_downloaded():
     with pytest.raises(UserError, match=r"'meqsum' cannot be read: .*'bleu' .*Code of metrics is not downloaded"):
         lm_eval("meqsum")
+
+
+def test_one_file_serves_two_uses_by_its_halves(tmp_path: Path) -> None:
+    (tmp_path / "dev.jsonl").write_text(winogrande(8))
+    task, source = lm_eval("winogrande"), Source("local", tmp_path, (("validation", "dev.jsonl"),))
+    whole, first, second = (
+        [document.fields["doc_id"] for document in task.load(source, split, None)]
+        for split in ("train", "test[:50%]", "test[50%:]")
+    )
+    assert sorted(whole) == list(range(8)), "a file is the split that it is given for"
+    assert (sorted(first), sorted(second)) == ([0, 1, 2, 3], [4, 5, 6, 7])

@@ -12,6 +12,7 @@ from exitbench.harness.cli.arguments.common import (
     add_plugins,
     add_runs,
     add_threads,
+    add_unsafe_code,
     command,
     up_to,
 )
@@ -234,6 +235,7 @@ def _add_verify(commands: Commands) -> None:
     parser.add_argument("--model", type=Path, metavar="DIR", help="checkpoint (default: found by the weights' digest)")
     add_data_dir(parser, "that were answered")
     add_plugins(parser)
+    add_unsafe_code(parser)
     add_runs(parser)
     add_threads(parser, default="as the stored run")
 

@@ -84,6 +84,12 @@ def add_plugins(parser: Parser) -> None:
     parser.add_argument("--plugins", type=Path, metavar="DIR", help=about)
 
 
+def add_unsafe_code(parser: Parser) -> None:
+    """Add the word that what a model wrote may be run."""
+    about = "run what a model wrote, of tasks that score so (MBPP): in a process with limits and no network"
+    parser.add_argument("--confirm-run-unsafe-code", action="store_true", help=about)
+
+
 def add_executor(parser: Parser) -> None:
     """Add where cells run."""
     parser.add_argument(

@@ -9,6 +9,7 @@ from exitbench.harness.cli.arguments.common import (
     add_database,
     add_plugins,
     add_runs,
+    add_unsafe_code,
     command,
     up_to,
 )
@@ -67,6 +68,7 @@ def _add_rescore(commands: Commands) -> None:
     parser.add_argument("names", nargs="*", metavar="RUN|SUITE", help=naming)
     add_data_dir(parser, "that were answered")
     add_plugins(parser)
+    add_unsafe_code(parser)
     add_database(parser)
 
 

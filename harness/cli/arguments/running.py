@@ -10,6 +10,7 @@ from exitbench.harness.cli.arguments.common import (
     add_runs,
     add_selection,
     add_threads,
+    add_unsafe_code,
     command,
 )
 
@@ -52,11 +53,7 @@ def _add_what_runs(parser: Parser) -> None:
     parser.add_argument(
         "--hub", action="store_true", help="fetch models hub:OWNER/NAME; else only what is cached is read"
     )
-    parser.add_argument(
-        "--confirm-run-unsafe-code",
-        action="store_true",
-        help="run what a model wrote, of tasks that score so (MBPP): in a process with limits and no network",
-    )
+    add_unsafe_code(parser)
     parser.add_argument("--no-report", action="store_true", help="draw no report; `exitbench report` does it later")
     parser.add_argument("--table", action="store_true", help="print every setting, not only the best of each task")
 

@@ -18,7 +18,7 @@ def rescore_runs(arguments: Namespace) -> int:
     """
     runs = existing_runs(arguments.runs)
     with counting("rescore") as on_run:
-        report = rescore(runs.spool, arguments.names, arguments.data_dir, on_run)
+        report = rescore(runs.spool, arguments.names, arguments.data_dir, on_run, arguments.confirm_run_unsafe_code)
     problems = [
         f"{number_of(len(attempts), 'run')}, such as {attempts[0]}: {why}" for why, attempts in report.problems.items()
     ]

@@ -25,7 +25,15 @@ def verify_run(arguments: Namespace) -> int:
     threads = arguments.threads or int(stored.env["hardware"]["threads"])
     folder = arguments.model or find_checkpoint(stored, runs.models, runs.logs)
     tell(f"repeating attempt {stored.attempt.attempt_id} on {folder}, {number_of(threads, 'thread')}")
-    verdict = verify(stored, runs.spool, runs.repetitions, folder, arguments.data_dir, threads)
+    verdict = verify(
+        stored,
+        runs.spool,
+        runs.repetitions,
+        folder,
+        arguments.data_dir,
+        threads,
+        confirm_run_unsafe_code=arguments.confirm_run_unsafe_code,
+    )
     for line in _lines(verdict):
         tell(line, sys.stdout)
     then = Described(f"attempt {stored.attempt.attempt_id}", stored.env)

@@ -141,6 +141,11 @@ def fixed_depth(parts: Parts, n_blocks: int) -> int | None:
     return None if parts.gate.decides or parts.runs_all_blocks else asked[0]
 
 
+def keeping(parts: Parts, depth: int) -> Parts:
+    """The method where every token leaves after so many blocks, which has been decided."""
+    return replace(parts, gate=_Kept(parts.gate), threshold=Constant(0.5), blocks=frozenset({depth}))
+
+
 def _check(contexts: Sequence[Context], parts: Parts, rows: int) -> None:
     if (reason := why_not(parts)) is not None:
         raise UserError(f"log-likelihoods cannot be had of this method: it {reason}.")
@@ -260,11 +265,8 @@ class _Scorer:
             exits = self.observer.exit_layers
             for kept in sorted(set(exits)):
                 chosen = [branch for branch in branches if exits[branch.context] == kept]
-                self._rest(cache, chosen, firsts, self._keeping(kept))
+                self._rest(cache, chosen, firsts, keeping(self.parts, kept))
         self._tell()
-
-    def _keeping(self, depth: int) -> Parts:
-        return replace(self.parts, gate=_Kept(self.parts.gate), threshold=Constant(0.5), blocks=frozenset({depth}))
 
     # ------------------------------------------------------- the first token, one row a context
 

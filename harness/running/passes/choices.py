@@ -17,6 +17,7 @@ from exitbench.harness.running.choice_tables import (
     read_choices,
     token_rows,
 )
+from exitbench.harness.running.passes.choice_work import choice_work
 from exitbench.harness.running.passes.evaluating import checked_metrics, evaluate_documents
 from exitbench.harness.running.passes.session import Progress, Session, depth_interval, with_role, write_metrics
 from exitbench.harness.running.scored_texts import ScoredText
@@ -44,7 +45,8 @@ def choices_pass(session: Session, item: CellJob, writer: AttemptWriter, on_prog
     writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
     metrics = checked_metrics(task, scores, evaluated)
     write_choices(session, item, writer, documents, scored, parts)
-    write_metrics(writer, metrics | choice_metrics(session, item, documents, scored, parts))
+    work = choice_work(session, item, documents, scored, parts)
+    write_metrics(writer, metrics | choice_metrics(session, item, documents, scored, parts) | work)
 
 
 def lm_eval_task(item: CellJob) -> LmEvalTask:

@@ -14,7 +14,8 @@ __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
 
 TITLE = "Where tokens leave by epsilon"
 CAPTION = (
-    "Share of the generated tokens that leave at each exit head, or at no head and so at the last block, against "
+    "Share of the generated tokens (of choices: of the tokens that are scored) that leave at each exit head, or at no "
+    "head and so at the last block, against "
     "epsilon; the lines of a panel add up to 100 %. Bars are 95 % intervals over documents. After Figure 4 of "
     "Accelerating LLM Inference with Self-Supervised Early Exits, for our tasks and models. A head's share need not "
     f"fall as epsilon grows: it gets the tokens that earlier heads no longer take. {SETTINGS}"

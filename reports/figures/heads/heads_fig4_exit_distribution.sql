@@ -28,7 +28,11 @@ named AS (
 ),
 of_documents AS (
     SELECT attempt_id, doc_key, exit_layer, count(*) AS tokens
-    FROM token_trace SEMI JOIN named USING (attempt_id)
+    FROM (
+        SELECT attempt_id, doc_key, exit_layer FROM token_trace
+        UNION ALL SELECT attempt_id, doc_key, exit_layer FROM choice_trace
+    )
+    SEMI JOIN named USING (attempt_id)
     GROUP BY ALL
 ),
 layers AS (  -- every layer at which any setting of the series emits

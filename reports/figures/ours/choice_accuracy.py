@@ -1,6 +1,6 @@
 """What depth and speed cost multiple-choice tasks in accuracy, beside full depth and guessing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,11 +25,14 @@ from exitbench.reports.plotting.panels import (
 from exitbench.reports.plotting.style import MUTED, WIDTH_INCHES, SeriesStyle, quiet, series_styles
 
 ORDER = 32
-TITLE = "Accuracy of choices against depth and speed-up"
+TITLE = "Accuracy of choices against depth, work and speed-up"
 CAPTION = (
     "Multiple-choice tasks: the share of documents whose most probable choice (by the sum of its tokens' "
     "log-probabilities, each read where the token left) is right. Left: against the mean exit layer of the tokens of "
-    "all choices. Right: the settings that were timed, against the measured speed-up of whole requests. Lines join "
+    "all choices. Middle: against what the work of a document, its context included, allows at batch 1: numbers that "
+    "full depth reads over those that the setting reads. Full and static depths read weights once for all tokens of a "
+    "document's choices, gates once for every token, so that exits lose on long choices. Right: the settings that were "
+    "timed, against the measured speed-up of whole requests. Lines join "
     "settings of a method that differ in one parameter, or in the threshold alone. Dotted: full depth, its 95 % "
     "interval at the last block. Thin: a choice drawn at random. Filled markers are real (forced decode), hollow ones "
     "simulated. Bars are 95 % intervals: left of the accuracy, over documents, right of the speed-up. "
@@ -42,7 +45,7 @@ _MARGIN_INCHES = 0.3
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels a task and model; frame: accuracy (0..1), mean_exit_layer (blocks), speedup (ratio), chance."""
+    """Draw three panels a task and model; frame: accuracy (0..1), mean_exit_layer (blocks), ratios, chance."""
     panels = panels_of(frame)
     shown = rows_of(panels, frame.columns)
     # Full depth is a line; where nothing else was run there is no series.
@@ -50,13 +53,15 @@ def plot(frame: Frame) -> Figure:
     titles, extra = panel_titles(shown), _entries(shown)
     height = _ROW_INCHES * len(panels) + legend_height(len(styles) + len(extra)) + _MARGIN_INCHES
     figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
-    grid = figure.subplots(len(panels), 2, squeeze=False)
-    for (depth, speed), (key, rows) in zip(grid, panels, strict=True):
+    grid = figure.subplots(len(panels), 3, squeeze=False)
+    for (depth, work, speed), (key, rows) in zip(grid, panels, strict=True):
         methods = Frame(rows.columns, tuple(row for row in rows.rows if not row["is_full_depth"]))
         _depth_panel(depth, rows, methods, styles)
+        _work_panel(work, methods, styles)
         _speed_panel(speed, methods, styles)
-        for axes in (depth, speed):
+        for axes in (depth, work, speed):
             _references(axes, rows)
+        work.set_ylim(depth.get_ylim())
         speed.set_ylim(depth.get_ylim())
         depth.set_title(f"{titles[key]}\n{count(rows.values('n'), 'documents')}")
     legend_of_series(figure, styles, extra)
@@ -74,24 +79,39 @@ def _depth_panel(axes: Axes, frame: Frame, methods: Frame, styles: Mapping[str, 
     axes.set_ylabel("accuracy")
 
 
+def _work_panel(axes: Axes, methods: Frame, styles: Mapping[str, SeriesStyle]) -> None:
+    known = Frame(methods.columns, tuple(row for row in methods.rows if row["ideal_speedup_bytes"] is not None))
+    if not known.rows:
+        return _say(axes, "no work is counted\n(encoder-decoders, replays)")
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    _series(axes, known, "ideal_speedup_bytes", styles)
+    axes.set_xlabel("ideal speed-up, by numbers read")
+    _ratio_axis(axes, known.values("ideal_speedup_bytes"))
+
+
 def _speed_panel(axes: Axes, methods: Frame, styles: Mapping[str, SeriesStyle]) -> None:
     timed = Frame(methods.columns, tuple(row for row in methods.rows if row["speedup"] is not None))
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     if not timed.rows:
-        axes.axis("off")
-        text = "not timed yet: run a suite with `timing` cells"
-        axes.text(0.5, 0.5, text, ha="center", va="center", color=quiet(), transform=axes.transAxes)
-        return
+        return _say(axes, "not timed yet: run a suite\nwith `timing` cells")
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     draw_floors(axes, timed.values("accuracy"), timed.rows, along="x")
     for row in timed.rows:
         interval = (row["speedup_low"], row["speedup_high"])
         draw_intervals(axes, [row["accuracy"]], [interval], _style(row, styles).colour, along="x")
     _series(axes, timed, "speedup", styles)
     axes.set_title(count(timed.values("timed_documents"), "timed"), loc="right", fontweight="normal")
-    axes.set_xlabel("measured speed-up over full depth")
+    axes.set_xlabel("measured speed-up")
     # One interval of a disturbed measurement would make one point of all others.
-    shown = timed.values("speedup")
+    _ratio_axis(axes, timed.values("speedup"))
+
+
+def _ratio_axis(axes: Axes, shown: Sequence[float]) -> None:
     axes.set_xlim(0.9 * min(1, *shown), 1.15 * max(1, *shown))
+
+
+def _say(axes: Axes, text: str) -> None:
+    axes.axis("off")
+    axes.text(0.5, 0.5, text, ha="center", va="center", color=quiet(), transform=axes.transAxes)
 
 
 def _series(axes: Axes, frame: Frame, x: str, styles: Mapping[str, SeriesStyle]) -> None:

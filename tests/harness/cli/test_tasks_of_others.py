@@ -1,4 +1,4 @@
-"""Tasks of TOML files and plug-ins from the command line: listed, shown, run; and lm-eval's own command line."""
+"""Tasks of TOML files and plug-ins from the command line: listed and shown; and lm-eval's own command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from exitbench import plugins
 from exitbench.harness.cli.main import main, parsed
 from exitbench.methods import registry as methods
-from exitbench.results.database.connection import open_database
 from exitbench.tasks import registry
 
 TOML = """\
@@ -102,35 +101,6 @@ def exitbench(capsys: pytest.CaptureFixture[str]) -> Command:
         return code, told.out, told.err
 
     return run
-
-
-def test_a_suite_runs_them_and_says_whose_code_it_runs(folder: Path, exitbench: Command) -> None:
-    code, _, err = exitbench(
-        "run", "others.toml", "--plugins", "plug", "--data-dir", ".", "--runs", "runs", "--no-report", "--threads", "1"
-    )
-    assert code == 0, err
-    assert "Plug-ins of plug: backwards.py. Their code runs with your rights." in err
-    logs = "".join(path.read_text(errors="replace") for path in (folder / "runs" / "logs").iterdir())
-    assert f"Plug-ins of {folder / 'plug'}: backwards.py" in logs
-    with open_database(folder / "runs" / "exitbench.duckdb") as database:
-        rows = database.query(
-            "SELECT DISTINCT task, task_label, method, metric, metric_version FROM metric_values "
-            "WHERE role = 'headline' ORDER BY ALL"
-        ).to_pylist()
-    assert [(row["task"], row["task_label"], row["metric"]) for row in rows] == [
-        *[("backwards", "theirs", "f1")] * 2,
-        *[("toml:echo", "mine", "f1")] * 2,
-        *[("toml:pick", "picked", "acc")] * 2,
-    ]
-    with open_database(folder / "runs" / "exitbench.duckdb") as database:
-        layers = database.query("SELECT DISTINCT method, exit_layer FROM choice_trace ORDER BY ALL").to_pylist()
-    assert [(row["method"], row["exit_layer"]) for row in layers] == [("full", 4), ("static", 2)]
-    (version,) = {row["metric_version"] for row in rows if row["task"] == "backwards"}
-    assert len(version.split()[-1]) == 64
-    code, out, err = exitbench(
-        "compare", "m/mine/full", "m/mine/static*", "--database", "runs/exitbench.duckdb", "--plugins", "plug"
-    )
-    assert code == 0 and "chrf" in out, err
 
 
 def test_without_the_folder_the_task_is_not_known(folder: Path, exitbench: Command) -> None:

@@ -404,6 +404,27 @@ def test_chats_have_lm_evals_turns(models: dict[str, Path], data: Path, tmp_path
         assert [row["logprob"] for row in rows(attempt, "choices")] == pytest.approx(theirs, rel=1e-4)
 
 
+def test_work_is_counted_beside_full_depths(runs: dict[str, dict[str, Path]]) -> None:
+    """How much is in `harness/engine/test_scoring_cost.py`; here, that it is asked with the cell's texts and exits."""
+    names = ("ideal_speedup_bytes", "ideal_speedup_flops")
+
+    def work(kind: str, label: str) -> list[float | None]:
+        told = {row["metric"]: row["value"] for row in rows(runs[kind][label], "metrics")}
+        return [told.get(name) for name in names]
+
+    for name in ("choice", "letter", "rolling"):
+        assert work("causal", f"{name}/full/quality") == [1, 1]
+        read, flops = work("causal", f"{name}/static:exit_layer=2/quality")
+        # Half the blocks are saved, and nothing of the read-out.
+        assert read is not None and flops is not None and 1 < read < 2 and 1 < flops < 2, name
+        gated = next(own for own in runs["causal"] if own.startswith(f"{name}/calm") and own.endswith("/quality"))
+        read, flops = work("causal", gated)
+        assert read is not None and flops is not None and read < 1 < flops, "weights are read by token"
+        if name != "rolling":
+            assert work("causal", gated.replace("/quality", "/replay")) == [None, None]
+    assert work("seq2seq", "choice/static:exit_layer=2/quality") == [None, None]
+
+
 def test_a_context_has_one_depth_where_that_is_asked(models: dict[str, Path], data: Path, tmp_path: Path) -> None:
     gated = GATED.replace('["quality", "probe", "replay"]', '["quality", "replay"]')
     attempts = run(tmp_path / "run", models["causal"], data, entry("choice", 'scope = "context"'), gated)

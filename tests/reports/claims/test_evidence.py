@@ -128,6 +128,44 @@ def test_exits_are_held_against_epsilon_up_to_where_the_answer_differs(database:
     assert (found.value, found.n) == (pytest.approx(2 / 3 - 0.7), 1)
 
 
+def test_what_mmlu_keeps_is_held_against_what_hellaswag_and_winogrande_lose(database: Database) -> None:
+    run = {"model": "m", "method": "heads", "execution": "real", "random_weights": False}
+    # Right choices of four documents, at the largest epsilon and at the smallest.
+    right = {
+        "lm-eval:mmlu": ([1, 1, 0, 1], [1, 1, 0, 0]),
+        "lm-eval:hellaswag": ([1, 1, 1, 0], [0, 0, 0, 0]),
+        "lm-eval:winogrande_debiased": ([1, 0, 1, 1], [1, 0, 0, 0]),
+        "lm-eval:arc_easy": ([1, 1, 1, 1], [0, 0, 0, 0]),
+    }
+    frontier, answers = [], []
+    for task, ends in right.items():
+        for epsilon, hits in zip((0.95, 0.5), ends, strict=True):
+            params = {"rule": "epsilon", "epsilon": epsilon, "confidence": "breaking-ties"}
+            frontier.append({"attempt_id": f"{task} {epsilon}", "task": task, "params": json.dumps(params), **run})
+            answers += [
+                {
+                    "attempt_id": f"{task} {epsilon}",
+                    "doc_key": f"{place}",
+                    "is_chosen": chosen,
+                    "is_right": chosen == hit,
+                }
+                for place, hit in enumerate(hits)
+                for chosen in (True, False)
+            ]
+    with shadowed(database, {"frontier": frontier, "choice_answers": answers}):
+        found = check_claim(database, CLAIMS["heads-keep-mmlu-and-lose-hellaswag-and-winogrande"])
+        alone = [row for row in frontier if row["task"] != "lm-eval:mmlu"]
+    # 3 and 2 of 8 others lost, 1 of 4 of MMLU's.
+    assert (found.value, found.n) == (pytest.approx(100 * (5 / 8 - 1 / 4)), 12)
+    lost = [np.array([100.0, 100, 100, 0, 0, 0, 100, 100]), np.array([0, 0, 0, 100.0])]
+    t = (2.3646, 3.1824)
+    half = np.sqrt(sum((q * each.std(ddof=1) / np.sqrt(len(each))) ** 2 for q, each in zip(t, lost, strict=True)))
+    assert (found.low, found.high) == pytest.approx((found.value - half, found.value + half), rel=1e-3)
+    with shadowed(database, {"frontier": alone, "choice_answers": answers}):
+        verdict = check_claim(database, CLAIMS["heads-keep-mmlu-and-lose-hellaswag-and-winogrande"]).verdict
+    assert verdict == "not measured", "nothing to hold it against"
+
+
 def test_an_ideal_exit_of_a_causal_models_first_token_is_held_against_no_gate(database: Database) -> None:
     run = {"model": "m", "task_label": "t", "random_weights": False, "blocks": 8, "value": 50.0, "full_value": 50.0}
     gate = {"method": "max-prob", "params": "{}", "execution": "real", "mean_exit_layer": 6.0}

@@ -1,11 +1,13 @@
 """Figures of exit heads by epsilon: their queries against NumPy over the same exits, and what is drawn."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import duckdb
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -122,3 +124,23 @@ def test_shares_of_exits_are_told_of_every_head_with_intervals_by_document(
     ]
     (legend,) = axes.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["after block 1", "after block 2", "all 4 blocks"]
+
+
+def test_tokens_of_choices_leave_at_heads_too(choice_database: Path, tmp_path: Path, rows_of: Rows) -> None:
+    path = Path(shutil.copy(choice_database, tmp_path / "heads.duckdb"))
+    asked = """json_object('rule', 'epsilon', 'epsilon', (params ->> 'threshold')::DOUBLE, 'confidence', 'margin',
+                           'exit_blocks', [])"""
+    with duckdb.connect(path) as connection:
+        connection.execute(f"UPDATE cell SET method = 'heads', params = {asked} WHERE method <> 'full'")
+    with open_database(path) as opened:
+        told = opened.query(
+            "SELECT params ->> 'epsilon' AS epsilon, exit_layer FROM choice_trace WHERE method = 'heads'"
+        )
+    layers: dict[float, list[int]] = {}
+    for row in told.to_pylist():
+        layers.setdefault(float(row["epsilon"]), []).append(row["exit_layer"])
+    rows = rows_of(path, figures, "heads_fig4_exit_distribution").rows
+    assert len(layers) == 2 and {row["epsilon"] for row in rows} == layers.keys()
+    for row in rows:
+        own = layers[row["epsilon"]]
+        assert (row["share"], row["n"]) == (pytest.approx(own.count(row["exit_layer"]) / len(own)), len(own))

@@ -1,6 +1,7 @@
 """Figures and tables of the natural-capability paper: their queries against slow ones in Python, and what is drawn."""
 
 import json
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -504,6 +505,31 @@ def test_the_table_of_ideal_exits_has_ours_beside_what_was_printed(
         "classification (encoders)",
         "code and reasoning",
     ]
+    assert all(row["parameters"] > 0 for row in ours)
+    assert all(row["parameters"] is None for row in rows if row not in ours)
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "beside"),
+    [
+        ("lm-eval:gsm8k", "code and reasoning", "StrategyQA"),
+        ("lm-eval:strategyqa_generate", "code and reasoning", "GSM8K"),
+        ("lm-eval:narrativeqa", "question answering", "NarrativeQA"),
+        ("cnn-dailymail", "summarisation", "CNN/DM"),
+        ("iwslt14-de-en", "translation", "IWSLT14 DE-EN"),
+    ],
+)
+def test_tasks_of_the_paper_stand_with_their_kind(
+    database: Path, rows_of: Rows, tmp_path: Path, task: str, kind: str, beside: str
+) -> None:
+    copy = Path(shutil.copy(database, tmp_path / "copy.duckdb"))
+    with duckdb.connect(copy) as connection:
+        connection.execute("UPDATE dataset_artifact SET task = ?", [task])
+    rows = rows_of(copy, tables, "natcap_tables1_2_3_7_8_10_ideal_exit").rows
+    assert {row["kind"] for row in rows if row["parameters"]} == {kind}
+    assert beside in {row["data"] for row in rows if row["kind"] == kind and row["printed_in"] != "here"}
+    missing = {row["kind"] for row in rows if row["data"] == "not measured here"}
+    assert missing == {"classification (encoders)", "code and reasoning"} - {kind}
 
 
 def test_the_table_of_the_ideal_gate(database: Path, rows_of: Rows) -> None:

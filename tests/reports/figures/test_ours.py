@@ -431,9 +431,9 @@ def test_accuracy_of_choices_is_what_a_slow_count_finds(choices: Path, rows_of: 
 
 def test_accuracy_is_drawn_beside_full_depth_and_chance(choices: Path, rows_of: Rows) -> None:
     frame = rows_of(choices, figures, "choice_accuracy")
-    depth, speed = choice_accuracy.plot(frame).axes
+    depth, work, speed = choice_accuracy.plot(frame).axes
     (full,) = (row["accuracy"] for row in frame.rows if row["is_full_depth"])
-    for axes in (depth, speed):
+    for axes in (depth, work, speed):
         levels = {line.get_linestyle(): line.get_ydata() for line in axes.lines if list(line.get_xdata()) == [0, 1]}
         assert levels[":"] == [full, full]
         assert levels["-"] == pytest.approx([1 / 3, 1 / 3])
@@ -451,25 +451,31 @@ def test_accuracy_is_drawn_beside_full_depth_and_chance(choices: Path, rows_of: 
         for style, execution in (("-", "real"), ("--", "simulated"))
     }
     assert drawn_x(speed) == [1.3]
+    counted = [row["ideal_speedup_bytes"] for row in runs if row["execution"] == "real"]
+    assert sorted(drawn_x(work)) == sorted(counted)
+    assert [row["ideal_speedup_bytes"] for row in runs if row["execution"] == "simulated"] == [None, None]
 
 
 def test_what_was_not_timed_says_so_and_what_may_be_as_fast_is_grey(choices: Path, rows_of: Rows) -> None:
     frame = rows_of(choices, figures, "choice_accuracy")
     untimed = tuple({**row, "speedup": None} for row in frame.rows)
-    _, speed = choice_accuracy.plot(replace(frame, rows=untimed)).axes
-    assert [text.get_text() for text in speed.texts] == ["not timed yet: run a suite with `timing` cells"]
-    _, speed = choice_accuracy.plot(frame).axes
+    _, _, speed = choice_accuracy.plot(replace(frame, rows=untimed)).axes
+    assert [text.get_text() for text in speed.texts] == ["not timed yet: run a suite\nwith `timing` cells"]
+    _, _, speed = choice_accuracy.plot(frame).axes
     assert {line.get_color() for line in speed.lines if line.get_marker() == "o"} == {COLOURS[0]}
     near = tuple({**row, "inside_noise_floor": row["speedup"] == 1.3} for row in frame.rows)
-    _, speed = choice_accuracy.plot(replace(frame, rows=near)).axes
+    _, _, speed = choice_accuracy.plot(replace(frame, rows=near)).axes
     assert {line.get_color() for line in speed.lines if line.get_marker() == "o"} == {MUTED}
+    uncounted = tuple({**row, "ideal_speedup_bytes": None} for row in frame.rows)
+    _, work, _ = choice_accuracy.plot(replace(frame, rows=uncounted)).axes
+    assert [text.get_text() for text in work.texts] == ["no work is counted\n(encoder-decoders, replays)"]
 
 
 def test_lines_join_thresholds_and_nothing_else(choices: Path, rows_of: Rows) -> None:
     frame = rows_of(choices, figures, "choice_accuracy")
     real = [row for row in frame.rows if row["execution"] == "real" and not row["is_full_depth"]]
     patient = [{**row, "params": row["params"].replace('"min_exit":1', '"min_exit":2'), "line": "2"} for row in real]
-    depth, _ = choice_accuracy.plot(Frame(frame.columns, (*real, *patient))).axes
+    depth, _, _ = choice_accuracy.plot(Frame(frame.columns, (*real, *patient))).axes
     lines = [line for line in depth.lines if line.get_marker() == "None" and line.get_color() == COLOURS[0]]
     assert [len(line.get_xdata()) for line in lines] == [2, 2]
 
