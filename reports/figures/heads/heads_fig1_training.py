@@ -9,8 +9,7 @@ from matplotlib.ticker import PercentFormatter
 from exitbench.reports.figures.heads.heads_parts import SETTINGS
 from exitbench.reports.figures.training.training_parts import draw_by_step
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import shorten
-from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series
+from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
 
 TITLE = "How exit heads learn"
@@ -32,11 +31,11 @@ def plot(frame: Frame) -> Figure:
     # paired by place, so that colours follow depth and not the spelling of numbers
     styles = dict(zip(map(_name, blocks), series_styles(map(_name, blocks)).values(), strict=True))
     trainings = list(frame.groups("training"))
-    figure, panels = grid_of_panels(2 * len(trainings), columns=2, legend_entries=len(styles))
+    figure, panels = grid_of_panels(2 * len(trainings), columns=2)
     highest = max((row["value"] for row in frame.rows if row["metric"] == ENTROPY), default=1)
     for place, ((training,), rows) in enumerate(trainings):
         accuracy, entropy = panels[2 * place : 2 * place + 2]
-        accuracy.set_title(shorten(training, 44))
+        title_panel(accuracy, training)
         _panel(accuracy, rows, ACCURACY, styles)
         _panel(entropy, rows, ENTROPY, styles)
         accuracy.set_ylim(0, 1.02)

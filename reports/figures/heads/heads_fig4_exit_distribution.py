@@ -7,7 +7,7 @@ from matplotlib.ticker import PercentFormatter
 from exitbench.reports.figures.heads.heads_parts import EMPTY, SETTINGS, epsilon_axis, titles
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
-from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series
+from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
@@ -31,10 +31,10 @@ def plot(frame: Frame) -> Figure:
     styles = dict(zip(names, series_styles(names).values(), strict=True))
     named = titles(frame, "series")
     groups = list(frame.groups("task", "series", "setting"))
-    figure, panels = grid_of_panels(len(groups), columns=3 if len(groups) > _MANY else 2, legend_entries=len(styles))
-    for axes, (key, rows) in zip(panels, groups, strict=True):
+    figure, panels = grid_of_panels(len(groups))
+    for axes, (key, rows) in zip(panels, groups, strict=False):
         _panel(axes, rows, styles)
-        axes.set_title(named[key], pad=16)
+        title_panel(axes, named[key])
         axes.text(0, 1.03, f"{count(rows.values('n'), 'tokens')} a setting", transform=axes.transAxes, fontsize=8)
     legend_of_series(figure, styles)
     return figure

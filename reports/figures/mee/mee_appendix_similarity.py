@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from exitbench.reports.figures.mee.mee_parts import EMPTY, block_axis, intervals
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels
+from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_above, title_panel
 from exitbench.reports.plotting.style import MUTED, series_styles
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
@@ -40,14 +40,13 @@ def plot(frame: Frame) -> Figure:
         Line2D([], [], color=MUTED, linestyle=":", label="called similar above"),
     ]
     models = list(frame.groups("model"))
-    figure, panels = grid_of_panels(len(models), columns=2, legend_entries=len(entries))
+    figure, panels = grid_of_panels(len(models))
     lowest = min(0.0, *frame.values("cosine"))
-    for axes, ((model,), rows) in zip(panels, models, strict=True):
+    for axes, ((model,), rows) in zip(panels, models, strict=False):
         _panel(axes, rows, markers)
         axes.set_ylim(1.02 * lowest - 0.02, 1.02)
-        axes.set_title(shorten(model, 28))
-        axes.set_title(f"{count(rows.values('documents'), 'documents')} a class", loc="right", fontweight="normal")
-    figure.legend(handles=entries, loc="outside upper center", ncols=4)
+        title_panel(axes, model, f"{count(rows.values('documents'), 'documents')} a class")
+    legend_above(figure, entries)
     return figure
 
 

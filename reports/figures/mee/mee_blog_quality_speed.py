@@ -24,8 +24,9 @@ from exitbench.reports.plotting.panels import (
     length_entry,
     panel_titles,
     published_entry,
+    title_panel,
 )
-from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, series_styles
 
 TITLE = "Six confidence measures: quality against measured speed"
 CAPTION = (
@@ -57,8 +58,8 @@ def plot(frame: Frame) -> Figure:
     titles = panel_titles(named)
     entries = [floor_entry(), length_entry(), published_entry()]
     groups = list(named.groups("task", "model", "setting"))
-    figure, panels = grid_of_panels(len(groups), columns=2, legend_entries=len(styles) + len(entries))
-    for axes, (key, rows) in zip(panels, groups, strict=True):
+    figure, panels = grid_of_panels(len(groups))
+    for axes, (key, rows) in zip(panels, groups, strict=False):
         printed = [row for row in published.rows if row["task"] == rows.rows[0]["kind"]]
         draw_floors(axes, rows.values("quality"), rows.rows, along="x")
         draw_lengths(axes, rows.values("quality"), rows.rows, along="x")
@@ -71,10 +72,10 @@ def plot(frame: Frame) -> Figure:
             draw_points(axes, x, y, style, simulated=False, connect=is_sweep(points.rows))
         _speed_axis(axes, [row["speedup"] for row in (*rows.rows, *printed)])
         _share_axis(axes, [row["quality"] for row in (*rows.rows, *printed)])
-        axes.set_title(titles[key])
+        title_panel(axes, titles[key])
         shown = [count(rows.values("n"), "documents"), count(rows.values("timed_documents"), "timed")]
-        axes.set_title("\n".join(filter(None, shown)), loc="right", fontweight="normal", fontsize=7)
-        axes.text(0.02, 0.03, _full_depth(rows), transform=axes.transAxes, fontsize=7.5)
+        axes.set_title("\n".join(filter(None, shown)), loc="right", fontweight="normal", fontsize=SMALL_POINTS)
+        axes.text(0.02, 0.03, _full_depth(rows), transform=axes.transAxes, fontsize=SMALL_POINTS)
     legend_of_series(figure, styles, entries)
     return figure
 

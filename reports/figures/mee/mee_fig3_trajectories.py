@@ -7,7 +7,7 @@ from exitbench.reports.figures.mee.mee_parts import EMPTY, block_axis
 from exitbench.reports.figures.natcap.natcap_parts import written_token
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import shorten
-from exitbench.reports.plotting.panels import grid_of_panels
+from exitbench.reports.plotting.panels import grid_of_panels, title_panel
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
@@ -31,10 +31,10 @@ _NAME_WIDTH = 12
 def plot(frame: Frame) -> Figure:
     """Draw one panel a model and one line a candidate; frame: probability by candidate and block."""
     models = list(frame.groups("model"))
-    figure, panels = grid_of_panels(len(models), columns=2)
-    for axes, ((model,), rows) in zip(panels, models, strict=True):
+    figure, panels = grid_of_panels(len(models))
+    for axes, ((model,), rows) in zip(panels, models, strict=False):
         _panel(axes, rows)
-        axes.set_title(shorten(model, 40), pad=16)
+        title_panel(axes, model)
         axes.text(0, 1.03, _token(rows), transform=axes.transAxes, fontsize=8)
     return figure
 

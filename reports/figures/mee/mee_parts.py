@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, shorten
+from exitbench.reports.labels import count
 from exitbench.reports.plotting.panels import (
     Interval,
     draw_intervals,
@@ -17,8 +17,9 @@ from exitbench.reports.plotting.panels import (
     grid_of_panels,
     legend_of_series,
     published_entry,
+    title_panel,
 )
-from exitbench.reports.plotting.style import SeriesStyle, quiet, series_styles
+from exitbench.reports.plotting.style import SMALL_POINTS, SeriesStyle, quiet, series_styles
 
 EMPTY = "No data yet: run `nox -s paper -- mee`, or any suite with `probe` cells of models with trained weights."
 
@@ -57,14 +58,13 @@ def panels_by_task(
     styles = series_styles(ours.distinct("model"))
     tasks = ours.distinct("task")
     entries = [published_entry()] if published.rows else []
-    figure, panels = grid_of_panels(len(tasks), columns=2, legend_entries=len(styles) + len(entries))
-    for axes, ((task,), rows) in zip(panels, ours.groups("task"), strict=True):
+    figure, panels = grid_of_panels(len(tasks))
+    for axes, ((task,), rows) in zip(panels, ours.groups("task"), strict=False):
         blocks = max(rows.values("blocks"))
         _published_curves(axes, published, column, blocks)
         panel(axes, rows, styles)
         block_axis(axes, blocks)
-        axes.set_title(shorten(task, 24))
-        axes.set_title(count(rows.values("n"), "tokens a model"), loc="right", fontweight="normal")
+        title_panel(axes, task, count(rows.values("n"), "tokens a model"))
     legend_of_series(figure, styles, entries)
     return figure
 
@@ -123,7 +123,7 @@ def _published_curves(axes: Axes, frame: Frame, column: str, blocks: int) -> Non
             xytext=(0, 3),
             textcoords="offset points",
             ha="center",
-            fontsize=7,
+            fontsize=SMALL_POINTS,
             color=quiet(),
             zorder=5,
             bbox={"facecolor": mpl.rcParams["axes.facecolor"], "edgecolor": "none", "alpha": 0.8, "pad": 0.5},

@@ -7,8 +7,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from exitbench.reports.figures.natcap.natcap_parts import TRAINED, intervals_around
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import draw_intervals, legend_of_series
-from exitbench.reports.plotting.style import WIDTH_INCHES, series_styles
+from exitbench.reports.plotting.panels import draw_intervals, legend_of_series, title_panel, wide_figure
+from exitbench.reports.plotting.style import series_styles
 
 TITLE = "First and later pieces of words"
 CAPTION = (
@@ -31,7 +31,7 @@ def plot(frame: Frame) -> Figure:
     """Draw one line a task and model; frame: ideal_exit in blocks and share (0..1) by part."""
     styles = series_styles(frame.distinct("part"))
     lines = sorted({(row["task"], row["series"]) for row in frame.rows}, reverse=True)
-    figure = Figure(figsize=(WIDTH_INCHES, _LINE_INCHES * len(lines) + 1.5), layout="constrained")
+    figure = wide_figure(_LINE_INCHES * len(lines) + 1.0)
     exits, shares = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     for part, style in styles.items():
         shift = _APART if part.startswith("first") else -_APART
@@ -48,7 +48,7 @@ def plot(frame: Frame) -> Figure:
     exits.set_ylim(-0.6, len(lines) - 0.4)
     _axes(exits, shares, max(frame.values("blocks")))
     counts = [sum(row["n"] for row in rows.rows) for _, rows in frame.groups("task", "series")]
-    shares.set_title(count(counts, "tokens"), loc="right", fontweight="normal")
+    title_panel(shares, "", count(counts, "tokens"))
     legend_of_series(figure, styles)
     return figure
 

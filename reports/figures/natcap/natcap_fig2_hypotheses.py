@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 from exitbench.reports.figures.natcap.natcap_parts import EMPTY, written_token
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
-from exitbench.reports.plotting.style import LETTERS, WIDTH_INCHES
+from exitbench.reports.plotting.panels import title_panel, wide_figure
+from exitbench.reports.plotting.style import LETTERS, SMALL_POINTS
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
 
@@ -32,13 +33,13 @@ def plot(frame: Frame) -> Figure:
     columns = min(_COLUMNS, len(models))
     lines = [models[i : i + columns] for i in range(0, len(models), columns)]
     heights = [_LINE_INCHES * max(max(rows.values("block")) for _, rows in line) + 0.85 for line in lines]
-    figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout="constrained")
+    figure = wide_figure(sum(heights))
     grid = figure.subplots(len(lines), columns, squeeze=False, height_ratios=heights)
     panels = list(grid.flat)
     for axes, ((model,), rows) in zip(panels, models, strict=False):
         _panel(axes, rows)
         row = rows.rows[0]
-        axes.set_title(shorten(model, 40), pad=16)
+        title_panel(axes, model)
         where = f"{shorten(row['task'], 16)}, {shorten(row['doc_key'], 18)}, token {row['position']}"
         axes.text(0, 1.0, where, transform=axes.transAxes, fontsize=8, va="bottom")
     for spare in panels[len(models) :]:
@@ -60,7 +61,7 @@ def _panel(axes: Axes, frame: Frame) -> None:
             f"{written_token(row['text'], row['token_id'], 11)} {p:.2f}",
             ha="center",
             va="center",
-            fontsize=7,
+            fontsize=SMALL_POINTS,
             fontweight="bold" if row["is_final"] else "normal",
             color=LETTERS[p > 0.55],
         )

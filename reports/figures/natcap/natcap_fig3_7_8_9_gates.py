@@ -19,8 +19,10 @@ from exitbench.reports.plotting.panels import (
     legend_of_series,
     length_entry,
     simulated_entry,
+    title_panel,
+    wide_figure,
 )
-from exitbench.reports.plotting.style import MUTED, WIDTH_INCHES, SeriesStyle, quiet, series_styles
+from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, quiet, series_styles
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
 
@@ -39,6 +41,7 @@ CAPTION = (
 )
 
 _COLUMNS = {"last": "without joint optimisation", "joint": "with joint optimisation", "other": "trained otherwise"}
+_HEIGHT_INCHES = 6.0
 _STEP = 0.17  # places between gates that are drawn side by side
 
 
@@ -48,7 +51,7 @@ def plot(frame: Frame) -> Figure:
     columns = [name for name in _COLUMNS if name in frame.distinct("training")]
     parts = [Frame(frame.columns, tuple(r for r in frame.rows if r["training"] == name)) for name in columns]
     places = [sorted({_place(row) for row in part.rows}) for part in parts]
-    figure = Figure(figsize=(WIDTH_INCHES, 6.6), layout="constrained")
+    figure = wide_figure(_HEIGHT_INCHES)
     grid = figure.subplots(
         2, len(columns), squeeze=False, sharey="row", sharex="col", width_ratios=[max(2, len(p)) for p in places]
     )
@@ -57,7 +60,8 @@ def plot(frame: Frame) -> Figure:
         shifted = [(row, ticks.index(_place(row)) + _shift(row["method"], styles)) for row in part.rows]
         _distances(above, shifted, styles)
         _speedups(below, shifted, styles)
-        above.set_title(_COLUMNS[name])
+        distances = [n for n in part.values("n") if n is not None]
+        title_panel(above, _COLUMNS[name], count(distances, "tokens"))
         if set(part.values("method")) == {"oracle"}:
             middle = {"ha": "center", "va": "center", "transform": above.transAxes}
             above.text(0.5, 0.5, "no setting of a gate that was run\nkeeps 98 % of the score", color=quiet(), **middle)
@@ -68,9 +72,6 @@ def plot(frame: Frame) -> Figure:
     grid[1][0].set_ylabel("speed-up (×)")
     ends = [row["distance"] + (row["distance_half_width"] or 0) for row in frame.rows if row["distance"] is not None]
     grid[0][0].set_ylim(0, 1.1 * max((0.5, *ends)))
-    counts = [n for n in frame.values("n") if n is not None]
-    if counts:
-        grid[0][-1].set_title(count(counts, "tokens"), loc="right", fontweight="normal")
     legend_of_series(figure, styles, [simulated_entry(), floor_entry(), length_entry()])
     return figure
 
@@ -92,7 +93,12 @@ def _distances(axes: Axes, rows: Sequence[tuple[Row, float]], styles: Mapping[st
         draw_points(axes, [x], [y], style, simulated=True, connect=False)
         if row["threshold"] is not None:
             axes.annotate(
-                f"{float(row['threshold']):g}", (x, y), (6, 0), textcoords="offset points", va="center", fontsize=6.5
+                f"{float(row['threshold']):g}",
+                (x, y),
+                (6, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=SMALL_POINTS,
             )
 
 

@@ -5,8 +5,8 @@ from matplotlib.ticker import MaxNLocator
 
 from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, draw_means
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import series_styles
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
@@ -27,17 +27,16 @@ def plot(frame: Frame) -> Figure:
     """Draw two panels a task; frame: ideal_exit in blocks by x in tokens, for each measure and series."""
     styles = series_styles(frame.distinct("series"))
     tasks = frame.distinct("task")
-    figure, panels = grid_of_panels(2 * len(tasks), columns=2, legend_entries=len(styles))
+    figure, panels = grid_of_panels(2 * len(tasks), columns=2)
     for place, task in enumerate(tasks):
         for axes, (measure, label) in zip(panels[2 * place : 2 * place + 2], _ACROSS.items(), strict=True):
             shown = (row for row in frame.rows if (row["task"], row["measure"]) == (task, measure))
             rows = Frame(frame.columns, tuple(shown))
-            axes.set_title(shorten(task, 24))
+            title_panel(axes, task, count([sum(rows.values("n"))], "tokens") if rows.rows else "")
             axes.set_xlabel(label)
             axes.set_ylabel("ideal exit (blocks executed)")
             if rows.rows:
                 draw_means(axes, rows, styles, "x", "ideal_exit")
-                axes.set_title(count([sum(rows.values("n"))], "tokens"), loc="right", fontweight="normal")
             axes.set_ylim(0.8, max(frame.values("blocks")) + 0.2)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from exitbench.reports.figures.mee.mee_parts import block_axis
 from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, intervals_around
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
@@ -30,13 +30,12 @@ def plot(frame: Frame) -> Figure:
     """Draw two panels a model and one line a read-out; frame: probability and share (0..1) by block."""
     styles = series_styles(frame.distinct("read_out"))
     models = list(frame.groups("series"))
-    figure, panels = grid_of_panels(2 * len(models), columns=2, legend_entries=len(styles))
+    figure, panels = grid_of_panels(2 * len(models), columns=2)
     for place, ((series,), rows) in enumerate(models):
         for axes, (column, label) in zip(panels[2 * place : 2 * place + 2], _COLUMNS.items(), strict=True):
             _panel(axes, rows, styles, column)
-            axes.set_title(shorten(series, 28))
+            title_panel(axes, *([series] if column == "probability" else ["", count(rows.values("n"), "tokens")]))
             axes.set_ylabel(label)
-        axes.set_title(count(rows.values("n"), "tokens"), loc="right", fontweight="normal")
     legend_of_series(figure, styles)
     return figure
 

@@ -8,7 +8,7 @@ from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.figures.ours.frontier_parts import series_of
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, is_sweep, setting, shorten
+from exitbench.reports.labels import count, is_sweep, setting
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_points,
@@ -16,6 +16,7 @@ from exitbench.reports.plotting.panels import (
     legend_of_series,
     share_of_blocks_axis,
     simulated_entry,
+    title_panel,
 )
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
 
@@ -41,13 +42,13 @@ def plot(frame: Frame) -> Figure:
     styles = series_styles(frame.distinct(by))
     simulated = [simulated_entry()] if "simulated" in frame.values("execution") else []
     groups = list(frame.groups("task", "setting"))
-    figure, panels = grid_of_panels(len(groups), columns=2, legend_entries=len(styles) + len(simulated))
+    figure, panels = grid_of_panels(len(groups))
     several = len(frame.distinct("setting")) > 1
-    for axes, ((task, where), rows) in zip(panels, groups, strict=True):
+    for axes, ((task, where), rows) in zip(panels, groups, strict=False):
         _panel(axes, rows, styles, by)
-        axes.set_title(shorten(task, 24) + (f"\n{where}" if several else ""))
         real = [row["n"] for row in rows.rows if row["execution"] == "real"]
-        axes.set_title(count(real or rows.values("n"), "documents"), loc="right", fontweight="normal")
+        numbers = count(real or rows.values("n"), "documents")
+        title_panel(axes, task + (f"\n{where}" if several else ""), numbers)
     legend_of_series(figure, styles, simulated)
     return figure
 

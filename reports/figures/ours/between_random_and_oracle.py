@@ -39,7 +39,7 @@ def plot(frame: Frame) -> Figure:
     styles = series_styles(frame.distinct("task"))
     shown = Frame(frame.columns, tuple({**row, **_clipped(row)} for row in frame.rows))
     headings = [measure.heading for measure in _MEASURES]
-    figure, models = setting_grid(shown, headings, legend_entries=len(styles) + 1)
+    figure, models = setting_grid(shown, headings)
     for model in models:
         _ways(model, styles)
         draw_measures(model, _MEASURES, styles)

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count
-from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series
+from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 
 ORDER = 28
@@ -47,11 +47,10 @@ def plot(frame: Frame) -> Figure:
         ("fitted", "fitted", _fitted),
     ]
     shown = [(title, by_kind[what], draw) for what, title, draw in wanted if what in by_kind]
-    figure, panels = grid_of_panels(len(shown), columns=2, legend_entries=len(styles))
-    for axes, (title, rows, draw) in zip(panels, shown, strict=True):
+    figure, panels = grid_of_panels(len(shown))
+    for axes, (title, rows, draw) in zip(panels, shown, strict=False):
         draw(axes, rows, styles)
-        axes.set_title(title)
-        axes.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal")
+        title_panel(axes, title, count(rows.values("n"), "documents"))
     legend_of_series(figure, styles)
     return figure
 

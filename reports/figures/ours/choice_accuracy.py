@@ -12,17 +12,19 @@ from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
+    MOST_PANELS,
     draw_floors,
     draw_intervals,
     draw_points,
     exit_layer_axis,
     floor_entry,
-    legend_height,
+    grid_of_panels,
     legend_of_series,
     panel_titles,
     simulated_entry,
+    title_panel,
 )
-from exitbench.reports.plotting.style import MUTED, WIDTH_INCHES, SeriesStyle, quiet, series_styles
+from exitbench.reports.plotting.style import MUTED, SeriesStyle, quiet, series_styles
 
 ORDER = 32
 TITLE = "Accuracy of choices against depth and speed-up"
@@ -37,28 +39,23 @@ CAPTION = (
 )
 EMPTY = NO_CHOICES
 
-_ROW_INCHES = 2.4
-_MARGIN_INCHES = 0.3
-
 
 def plot(frame: Frame) -> Figure:
     """Draw two panels a task and model; frame: accuracy (0..1), mean_exit_layer (blocks), speedup (ratio), chance."""
-    panels = panels_of(frame)
+    panels = panels_of(frame, MOST_PANELS // 2)
     shown = rows_of(panels, frame.columns)
     # Full depth is a line; where nothing else was run there is no series.
     styles = series_styles(row["method"] for row in shown.rows if not row["is_full_depth"])
     titles, extra = panel_titles(shown), _entries(shown)
-    height = _ROW_INCHES * len(panels) + legend_height(len(styles) + len(extra)) + _MARGIN_INCHES
-    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
-    grid = figure.subplots(len(panels), 2, squeeze=False)
-    for (depth, speed), (key, rows) in zip(grid, panels, strict=True):
+    figure, grid = grid_of_panels(2 * len(panels), columns=2)
+    for (depth, speed), (key, rows) in zip(zip(grid[::2], grid[1::2], strict=True), panels, strict=True):
         methods = Frame(rows.columns, tuple(row for row in rows.rows if not row["is_full_depth"]))
         _depth_panel(depth, rows, methods, styles)
         _speed_panel(speed, methods, styles)
         for axes in (depth, speed):
             _references(axes, rows)
         speed.set_ylim(depth.get_ylim())
-        depth.set_title(f"{titles[key]}\n{count(rows.values('n'), 'documents')}")
+        title_panel(depth, titles[key], count(rows.values("n"), "documents"))
     legend_of_series(figure, styles, extra)
     return figure
 
@@ -87,7 +84,7 @@ def _speed_panel(axes: Axes, methods: Frame, styles: Mapping[str, SeriesStyle]) 
         interval = (row["speedup_low"], row["speedup_high"])
         draw_intervals(axes, [row["accuracy"]], [interval], _style(row, styles).colour, along="x")
     _series(axes, timed, "speedup", styles)
-    axes.set_title(count(timed.values("timed_documents"), "timed"), loc="right", fontweight="normal")
+    title_panel(axes, "", count(timed.values("timed_documents"), "timed"))
     axes.set_xlabel("measured speed-up over full depth")
     # One interval of a disturbed measurement would make one point of all others.
     shown = timed.values("speedup")

@@ -16,6 +16,7 @@ from exitbench.reports.plotting.panels import (
     legend_of_series,
     panel_titles,
     simulated_entry,
+    title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 
@@ -37,10 +38,10 @@ def plot(frame: Frame) -> Figure:
     shown = rows_of(panels, frame.columns)
     styles, titles = series_styles(shown.distinct("method")), panel_titles(shown)
     simulated = [simulated_entry()] if "simulated" in shown.values("execution") else []
-    figure, grid = grid_of_panels(len(panels), columns=2, legend_entries=len(styles) + len(simulated))
-    for axes, (key, rows) in zip(grid, panels, strict=True):
+    figure, grid = grid_of_panels(len(panels))
+    for axes, (key, rows) in zip(grid, panels, strict=False):
         _panel(axes, rows, styles)
-        axes.set_title(f"{titles[key]}\n{count(rows.values('n'), 'documents')}")
+        title_panel(axes, titles[key], count(rows.values("n"), "documents"))
     legend_of_series(figure, styles, simulated)
     return figure
 

@@ -9,8 +9,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count, labels, shorten
-from exitbench.reports.plotting.panels import draw_intervals, draw_points, legend_height
-from exitbench.reports.plotting.style import MUTED, WIDTH_INCHES, SeriesStyle, series_styles
+from exitbench.reports.plotting.panels import draw_intervals, draw_points, title_panel, wide_figure
+from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 
 ORDER = 26
 TITLE = "How errors spread, by KV policy"
@@ -38,12 +38,11 @@ def plot(frame: Frame) -> Figure:
     """Draw a column a task: match by position, then match and quality as a whole; frame: value, low, high by policy."""
     styles = series_styles(frame.distinct("policy"))
     tasks = frame.distinct("task")[:_MOST]
-    height = sum(_ROW_INCHES) + legend_height(len(styles))
-    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
+    figure = wide_figure(sum(_ROW_INCHES))
     grid = figure.subplots(3, len(tasks), squeeze=False, height_ratios=_ROW_INCHES)
     for task, curve, match, quality in zip(tasks, *grid, strict=True):
         rows = [row for row in frame.rows if row["task"] == task]
-        curve.set_title(f"{shorten(task, 28)}\n{shorten(_gate(rows[0]), 84 // len(tasks))}", fontsize=8)
+        title_panel(curve, task, _gate(rows[0]))
         _curves(curve, Frame(frame.columns, tuple(row for row in rows if row["position"] is not None)), styles)
         whole = [row for row in rows if row["position"] is None]
         _dots(match, [row for row in whole if row["measure"] == "match"], styles)

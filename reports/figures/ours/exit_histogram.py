@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import Setting, count, setting
 from exitbench.reports.plotting.setting_grid import setting_grid
-from exitbench.reports.plotting.style import LETTERS
+from exitbench.reports.plotting.style import LETTERS, SMALL_POINTS
 
 ORDER = 30
 TITLE = "Where tokens exit"
@@ -80,4 +80,4 @@ def _write_numbers(axes: Axes, shares: np.ndarray) -> None:
     for line, layer in zip(*np.nonzero(shares >= _LABELLED_SHARE), strict=True):
         share = shares[line, layer]
         colour = paper if share > 0.55 else ink
-        axes.text(layer + 1, line, f"{100 * share:.0f}", ha="center", va="center", fontsize=6, color=colour)
+        axes.text(layer + 1, line, f"{100 * share:.0f}", ha="center", va="center", fontsize=SMALL_POINTS, color=colour)

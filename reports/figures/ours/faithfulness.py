@@ -34,7 +34,7 @@ _MEASURES = (
 def plot(frame: Frame) -> Figure:
     """Draw a line a setting and a marker a task; frame: match, before and near_tie (0..1) with their intervals."""
     styles = series_styles(frame.distinct("task"))
-    figure, models = setting_grid(frame, [one.heading for one in _MEASURES], legend_entries=len(styles))
+    figure, models = setting_grid(frame, [one.heading for one in _MEASURES])
     for model in models:
         draw_measures(model, _MEASURES, styles)
     words = (

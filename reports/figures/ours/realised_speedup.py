@@ -11,8 +11,8 @@ from matplotlib.ticker import LogLocator, PercentFormatter
 from exitbench.reports.figures.ours.frontier_parts import series_of
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
-from exitbench.reports.plotting.panels import draw_intervals, legend_height, legend_of_series
-from exitbench.reports.plotting.style import MUTED, WIDTH_INCHES, SeriesStyle, series_styles
+from exitbench.reports.plotting.panels import draw_intervals, legend_of_series, title_panel, wide_figure
+from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 from exitbench.terminal import told_apart
 
 ORDER = 12
@@ -32,7 +32,7 @@ CAPTION = (
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `timing` cells of models with trained weights."
 
 _GOALS: dict[float, Any] = {0.9: ":", 0.95: "--", 1.0: "-"}
-_METHOD_INCHES = 0.17
+_METHOD_INCHES = 0.15
 _SPREAD = 0.6
 
 
@@ -43,12 +43,10 @@ def plot(frame: Frame) -> Figure:
     groups = list(frame.groups("setting"))
     methods = frame.distinct("method")
     extra = _entries()
-    height = max(3.0, _METHOD_INCHES * len(methods) + 0.9) * len(groups) + legend_height(len(styles) + len(extra))
-    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
+    figure = wide_figure(max(2.6, _METHOD_INCHES * len(methods) + 0.7) * len(groups))
     grid = figure.subplots(len(groups), 2, squeeze=False, width_ratios=(1.15, 1))
     for (plane, strip), ((where,), rows) in zip(grid, groups, strict=True):
-        plane.set_title(where)
-        plane.set_title(count(rows.values("n"), "timed documents"), loc="right", fontweight="normal")
+        title_panel(plane, where, count(rows.values("n"), "timed documents"))
         _plane(plane, rows, styles, by)
         _strip(strip, rows, styles, by)
     legend_of_series(figure, styles, extra)

@@ -10,8 +10,8 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from exitbench.reports.figures.mee.mee_parts import block_axis
 from exitbench.reports.figures.prune.prune_parts import EMPTY, STAND_INS
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
@@ -36,8 +36,8 @@ def plot(frame: Frame) -> Figure:
     styles = series_styles(series)
     groups = list(frame.groups("task"))
     wide = max(frame.values("block")) * len(series) > _WIDE
-    figure, panels = grid_of_panels(len(groups), columns=1 if wide else 2, legend_entries=len(styles))
-    for axes, ((task,), rows) in zip(panels, groups, strict=True):
+    figure, panels = grid_of_panels(len(groups), 1 if wide else None, wide=wide)
+    for axes, ((task,), rows) in zip(panels, groups, strict=False):
         axes.set_yscale("log")
         for (name,), boxes in rows.groups("series"):
             _boxes(axes, boxes, styles, name)
@@ -46,8 +46,7 @@ def plot(frame: Frame) -> Figure:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda rank, _: f"{rank:,.0f}"))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.set_ylabel("rank of the final token")
-        axes.set_title(shorten(task, 24))
-        axes.set_title(count(rows.values("n"), "tokens a model"), loc="right", fontweight="normal")
+        title_panel(axes, task, count(rows.values("n"), "tokens a model"))
     legend_of_series(figure, styles)
     return figure
 

@@ -13,6 +13,7 @@ from exitbench.reports.plotting.panels import (
     grid_of_panels,
     legend_of_series,
     published_entry,
+    title_panel,
 )
 from exitbench.reports.plotting.style import series_styles
 
@@ -36,8 +37,8 @@ def plot(frame: Frame) -> Figure:
     """Draw a panel a model and task; frame: margin (0..1) and score (0..100) by block, n (tokens, documents)."""
     styles = series_styles(_NAMES.values())
     groups = list(frame.groups("task", "model", "setting"))
-    figure, panels = grid_of_panels(len(groups), columns=2, legend_entries=3)
-    for axes, (_, rows) in zip(panels, groups, strict=True):
+    figure, panels = grid_of_panels(len(groups))
+    for axes, (_, rows) in zip(panels, groups, strict=False):
         twin = axes.twinx()
         for quantity, on in ((MARGIN, axes), (SCORE, twin)):
             own = [row for row in rows.rows if row["quantity"] == quantity and row["origin"] == "ours"]
@@ -63,7 +64,7 @@ def _axes(axes: Axes, twin: Axes, rows: Frame) -> None:
     scores = [row for row in rows.rows if row["quantity"] == SCORE and row["origin"] == "ours"]
     margins = [row for row in rows.rows if row["quantity"] == MARGIN and row["origin"] == "ours"]
     twin.set_ylabel(scores[0]["metric"] if scores else "no static exit was run")
-    axes.set_title(panel_title(rows.rows[0]))
+    title_panel(axes, panel_title(rows.rows[0]))
     numbers = count([row["n"] for row in margins], "tokens")
     if scores:
         numbers += f", {count([row['n'] for row in scores], 'documents').removeprefix('n = ')}"

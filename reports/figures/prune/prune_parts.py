@@ -8,7 +8,13 @@ from matplotlib.figure import Figure
 from exitbench.reports.figures.explain.explain_parts import FIRST_ASKED, FULL_DEPTH, draw_by_block
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import draw_published, grid_of_panels, legend_of_series, published_entry
+from exitbench.reports.plotting.panels import (
+    draw_published,
+    grid_of_panels,
+    legend_of_series,
+    published_entry,
+    title_panel,
+)
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 
 EMPTY = "No data yet: run `nox -s paper -- prune`."
@@ -67,13 +73,13 @@ def sweep(frame: Frame, names: Series) -> Figure:
     styles = series_styles(series_of(frame, names).keys())
     groups = list(frame.groups("task", "model", "setting"))
     columns = _COLUMNS * (1 if len(groups) <= _FEW_GROUPS else 2)
-    figure, panels = grid_of_panels(2 * len(groups), columns=columns, legend_entries=len(styles) + 2)
-    for (depth, score), (_, rows) in zip(zip(panels[::2], panels[1::2], strict=True), groups, strict=True):
+    figure, panels = grid_of_panels(2 * len(groups), columns=columns)
+    for (depth, score), (_, rows) in zip(zip(panels[::2], panels[1::2], strict=True), groups, strict=False):
         for axes, is_depth in ((depth, True), (score, False)):
             part = Frame(rows.columns, tuple(row for row in rows.rows if row["is_depth"] is is_depth))
             _sweep_panel(axes, part, names, styles)
         first = rows.rows[0]
-        depth.set_title(panel_title(first))
+        title_panel(depth, panel_title(first))
         if columns > _COLUMNS:
             for axes in (depth, score):
                 axes.set_xlabel(FIRST_ASKED.replace(", ", ",\n").replace(" (", "\n("))
@@ -96,4 +102,4 @@ def _sweep_panel(axes: Axes, frame: Frame, names: Series, styles: Mapping[str, S
     metric = ours.rows[0]["metric"]
     if not ours.rows[0]["is_depth"]:
         axes.set_ylabel(metric)
-        axes.set_title(count(ours.values("n"), "documents"), loc="right", fontweight="normal")
+        title_panel(axes, "", count(ours.values("n"), "documents"))
