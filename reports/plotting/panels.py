@@ -33,6 +33,8 @@ _LEGEND_LENGTH = 40  # characters of an entry
 _MOST_LEGEND_COLUMNS = 6
 _CHARACTER_INCHES = 0.066  # of a title, on average
 _SHORTEST_TITLE = 24
+_USUAL_TITLE = 12  # characters that shorter titles take too, so that most panels of a figure are alike
+_GROWN = 1.12  # a panel that is laid out is wider than before
 _FLOOR_ALPHA = 0.16  # bars of points beside each other add up
 _PANEL_ROOM = TALLEST_INCHES - _LEGEND_INCHES
 MOST_PANELS: Final = 24
@@ -71,22 +73,29 @@ def grid_of_panels(count: int, columns: int | None = None, *, wide: bool = False
     return figure, panels[:shown]
 
 
-def wide_figure(height_inches: float) -> Figure:
-    """Return a figure two columns wide and no higher than leaves room for a legend on a page."""
-    return Figure(figsize=(DOUBLE_INCHES, min(height_inches, _PANEL_ROOM)), layout="constrained")
+def figure_of(height_inches: float, width_inches: float = DOUBLE_INCHES) -> Figure:
+    """Return a figure of one of the two widths, no higher than leaves room for a legend on a page."""
+    return Figure(figsize=(width_inches, min(height_inches, _PANEL_ROOM)), layout="constrained")
+
+
+def label_y(axes: Axes, label: str) -> None:
+    """Label the y axis of what stands in the first column of panels that have one y in common."""
+    place = axes.get_subplotspec()
+    if place is None or place.is_first_col():
+        axes.set_ylabel(label)
 
 
 def title_panel(axes: Axes, title: str, note: str = "") -> None:
     """Write a panel's title, and a note (such as n) at its right, or below where both do not fit beside each other."""
     figure = axes.get_figure()
     assert figure is not None
-    room = int(axes.get_position().width * figure.get_size_inches()[0] / _CHARACTER_INCHES)
+    room = int(_GROWN * axes.get_position().width * figure.get_size_inches()[0] / _CHARACTER_INCHES)
     lines = [shorten(line, max(room, _SHORTEST_TITLE)) for line in title.split("\n")]
-    if len(lines) == 1 and len(title) + len(note) + 2 <= room:
-        axes.set_title(title)
+    if not note or (len(lines) == 1 and max(len(title), _USUAL_TITLE) + len(note) + 2 <= room):
+        axes.set_title("\n".join(lines))
         axes.set_title(note, loc="right", fontweight="normal", fontsize=SMALL_POINTS)
         return
-    axes.set_title("\n".join(lines), pad=14 if note else None)
+    axes.set_title("\n".join(lines), pad=14)
     axes.annotate(note, (0, 1), (0, 4), xycoords="axes fraction", textcoords="offset points", fontsize=SMALL_POINTS)
 
 
@@ -118,7 +127,6 @@ def draw_points(
     """Draw one series, filled for real decodes, hollow and dashed for simulated ones; `connect` joins a sweep by x."""
     order = sorted(range(len(x)), key=lambda i: (x[i], y[i]))
     line = ("--" if simulated else "-") if connect else "none"
-    face = mpl.rcParams["axes.facecolor"] if simulated else style.colour
     axes.plot(
         [x[i] for i in order],
         [y[i] for i in order],
@@ -126,7 +134,7 @@ def draw_points(
         linewidth=0.9,
         color=style.colour,
         marker=style.marker,
-        markerfacecolor=face,
+        markerfacecolor="none" if simulated else style.colour,  # nothing hides behind a ring
         markeredgecolor=style.colour if simulated else mpl.rcParams["axes.facecolor"],
         markeredgewidth=0.9 if simulated else 0.4,  # an edge of paper keeps points that overlap apart
         markersize=6.5 if simulated else 5,  # a ring around the real point where both fall together

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import Setting, labels, natural_key, setting, shorten
-from exitbench.reports.plotting.panels import draw_intervals, wide_figure
+from exitbench.reports.plotting.panels import draw_intervals, figure_of
 from exitbench.reports.plotting.style import SeriesStyle
 from exitbench.terminal import told_apart
 
@@ -53,7 +53,7 @@ def setting_grid(frame: Frame, headings: Sequence[str], *, share_x: bool = True)
     most = _fair_share([len(one) for one in found], _MOST_LINES - len(found))
     lines = [thinned(one, most) for one in found]
     heights = [len(one) + 1.0 for one in lines]
-    figure = wide_figure(_LINE_INCHES * sum(heights) + _MARGINS_INCHES)
+    figure = figure_of(_LINE_INCHES * sum(heights) + _MARGINS_INCHES)
     grid = figure.subplots(
         len(models), len(headings), squeeze=False, height_ratios=heights, sharex="col" if share_x else False
     )

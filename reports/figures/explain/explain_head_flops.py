@@ -25,7 +25,7 @@ CAPTION = (
 
 LEFT_OUT, COUNTED = "left out (published)", "counted"
 HEADS = {"pruned-fixed": "fixed", "pruned-decaying-idsorted": "decaying by id"}
-_TICKS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 1000)
+_TICKS = (1, 3, 10, 30, 100, 300, 1000)
 
 
 def plot(frame: Frame) -> Figure:

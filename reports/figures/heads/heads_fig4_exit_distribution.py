@@ -7,7 +7,13 @@ from matplotlib.ticker import PercentFormatter
 from exitbench.reports.figures.heads.heads_parts import EMPTY, SETTINGS, epsilon_axis, titles
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
-from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series, title_panel
+from exitbench.reports.plotting.panels import (
+    draw_intervals,
+    grid_of_panels,
+    label_y,
+    legend_of_series,
+    title_panel,
+)
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
@@ -34,8 +40,7 @@ def plot(frame: Frame) -> Figure:
     figure, panels = grid_of_panels(len(groups))
     for axes, (key, rows) in zip(panels, groups, strict=False):
         _panel(axes, rows, styles)
-        title_panel(axes, named[key])
-        axes.text(0, 1.03, f"{count(rows.values('n'), 'tokens')} a setting", transform=axes.transAxes, fontsize=8)
+        title_panel(axes, named[key], f"{count(rows.values('n'), 'tokens')} a setting")
     legend_of_series(figure, styles)
     return figure
 
@@ -53,7 +58,7 @@ def _panel(axes: Axes, frame: Frame, styles: dict[str, SeriesStyle]) -> None:
     epsilon_axis(axes)
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_ylabel("tokens by exit layer")
+    label_y(axes, "tokens by exit layer")
 
 
 def _name(layer: int, blocks: int) -> str:

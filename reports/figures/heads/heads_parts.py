@@ -19,6 +19,8 @@ EMPTY = (
 )
 SETTINGS = "`exitbench run heads-settings` adds the paper's other three ways to train heads."
 
+_APART = 0.006  # between series, so that none hides another
+
 Group = tuple[Any, ...]
 
 
@@ -54,11 +56,14 @@ def by_epsilon(
     groups = list(frame.groups("task", "setting"))
     figure, panels = grid_of_panels(len(groups))
     for axes, (key, rows) in zip(panels, groups, strict=False):
-        for (series,), line in rows.groups("series"):
-            x, y = line.values("epsilon"), line.values("value")
+        for place, ((series,), line) in enumerate(rows.groups("series")):
+            shift = _APART * (place - (len(rows.distinct("series")) - 1) / 2)
+            x, y = [epsilon + shift for epsilon in line.values("epsilon")], line.values("value")
             bars = list(zip(line.values("ci_low"), line.values("ci_high"), strict=True))
             draw_intervals(axes, x, bars, styles[series].colour, along="y")
-            axes.plot(x, y, color=styles[series].colour, marker=styles[series].marker, linewidth=0.9, zorder=3)
+            axes.plot(
+                x, y, color=styles[series].colour, marker=styles[series].marker, linewidth=0.6, linestyle=":", zorder=3
+            )
         epsilon_axis(axes)
         title_panel(axes, named[key], count(rows.values("n"), unit))
     legend_of_series(figure, styles, extra)

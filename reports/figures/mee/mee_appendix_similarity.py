@@ -10,7 +10,13 @@ from matplotlib.lines import Line2D
 from exitbench.reports.figures.mee.mee_parts import EMPTY, block_axis, intervals
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_above, title_panel
+from exitbench.reports.plotting.panels import (
+    draw_intervals,
+    grid_of_panels,
+    label_y,
+    legend_above,
+    title_panel,
+)
 from exitbench.reports.plotting.style import MUTED, series_styles
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
@@ -58,4 +64,4 @@ def _panel(axes: Axes, frame: Frame, markers: dict[str, str]) -> None:
         axes.plot(x, y, color=colour, linestyle=line, marker=markers[task], markersize=4, linewidth=0.9, clip_on=False)
     axes.axhline(_THRESHOLD, color=MUTED, linestyle=":", linewidth=0.8)
     block_axis(axes, max(frame.values("blocks")))
-    axes.set_ylabel("cosine to the last block's state")
+    label_y(axes, "cosine to the last state")

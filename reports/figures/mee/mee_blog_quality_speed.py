@@ -20,6 +20,7 @@ from exitbench.reports.plotting.panels import (
     draw_published,
     floor_entry,
     grid_of_panels,
+    label_y,
     legend_of_series,
     length_entry,
     panel_titles,
@@ -72,10 +73,9 @@ def plot(frame: Frame) -> Figure:
             draw_points(axes, x, y, style, simulated=False, connect=is_sweep(points.rows))
         _speed_axis(axes, [row["speedup"] for row in (*rows.rows, *printed)])
         _share_axis(axes, [row["quality"] for row in (*rows.rows, *printed)])
-        title_panel(axes, titles[key])
         shown = [count(rows.values("n"), "documents"), count(rows.values("timed_documents"), "timed")]
-        axes.set_title("\n".join(filter(None, shown)), loc="right", fontweight="normal", fontsize=SMALL_POINTS)
-        axes.text(0.02, 0.03, _full_depth(rows), transform=axes.transAxes, fontsize=SMALL_POINTS)
+        title_panel(axes, titles[key], ", ".join(filter(None, shown)))
+        axes.text(0.02, 0.05, _full_depth(rows), transform=axes.transAxes, fontsize=SMALL_POINTS)
     legend_of_series(figure, styles, entries)
     return figure
 
@@ -120,7 +120,7 @@ def _share_axis(axes: Axes, shares: Sequence[float]) -> None:
     """From a multiple of 20 % below all points to just above full depth; longer intervals are cut."""
     axes.set_ylim(max(0.0, floor((min(shares) - 0.1) * 5) / 5), 1.06 * max(1.0, *shares))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_ylabel("quality, of full depth's")
+    label_y(axes, "quality, of full depth's")
 
 
 def _pairs(frame: Frame, name: str) -> list[tuple[float | None, float | None]]:

@@ -31,11 +31,10 @@ _NAME_WIDTH = 12
 def plot(frame: Frame) -> Figure:
     """Draw one panel a model and one line a candidate; frame: probability by candidate and block."""
     models = list(frame.groups("model"))
-    figure, panels = grid_of_panels(len(models))
+    figure, panels = grid_of_panels(len(models), columns=2)
     for axes, ((model,), rows) in zip(panels, models, strict=False):
         _panel(axes, rows)
-        title_panel(axes, model)
-        axes.text(0, 1.03, _token(rows), transform=axes.transAxes, fontsize=8)
+        title_panel(axes, model, _token(rows))
     return figure
 
 

@@ -9,8 +9,8 @@ from matplotlib.ticker import MaxNLocator
 from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
-from exitbench.reports.plotting.panels import title_panel, wide_figure
-from exitbench.reports.plotting.style import DOUBLE_INCHES
+from exitbench.reports.plotting.panels import figure_of, title_panel
+from exitbench.reports.plotting.style import DOUBLE_INCHES, SMALL_POINTS
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
 
@@ -30,7 +30,7 @@ def plot(frame: Frame) -> Figure:
     """Draw a column a model and a row a measure; frame: cosine and jsd by block_a and block_b."""
     models = list(frame.groups("series"))[:_MOST_ACROSS]
     side = DOUBLE_INCHES / max(3, len(models) + 0.6)
-    figure = wide_figure(2 * side + 0.8)
+    figure = figure_of(2 * side + 0.8)
     grid = figure.subplots(2, len(models), squeeze=False)
     for panels, (column, (label, high)) in zip(grid, _MEASURES.items(), strict=True):
         low = min(0.0, *frame.values(column)) if column == "cosine" else 0.0
@@ -43,7 +43,7 @@ def plot(frame: Frame) -> Figure:
         panels[0].set_ylabel("layer (blocks executed)")
     for axes in grid[1]:
         axes.set_xlabel("layer (blocks executed)")
-    figure.suptitle(count(frame.values("n"), "tokens a model"), x=0.99, ha="right", fontsize=9)
+    figure.suptitle(count(frame.values("n"), "tokens a model"), x=0.99, ha="right", fontsize=SMALL_POINTS)
     return figure
 
 

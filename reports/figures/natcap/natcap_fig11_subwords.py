@@ -7,7 +7,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from exitbench.reports.figures.natcap.natcap_parts import TRAINED, intervals_around
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import draw_intervals, legend_of_series, title_panel, wide_figure
+from exitbench.reports.plotting.panels import draw_intervals, figure_of, legend_of_series, title_panel
 from exitbench.reports.plotting.style import series_styles
 
 TITLE = "First and later pieces of words"
@@ -31,7 +31,7 @@ def plot(frame: Frame) -> Figure:
     """Draw one line a task and model; frame: ideal_exit in blocks and share (0..1) by part."""
     styles = series_styles(frame.distinct("part"))
     lines = sorted({(row["task"], row["series"]) for row in frame.rows}, reverse=True)
-    figure = wide_figure(_LINE_INCHES * len(lines) + 1.0)
+    figure = figure_of(_LINE_INCHES * len(lines) + 1.0)
     exits, shares = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     for part, style in styles.items():
         shift = _APART if part.startswith("first") else -_APART

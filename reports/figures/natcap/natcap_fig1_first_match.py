@@ -8,7 +8,7 @@ from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, draw_means, intervals_around, panels_by_task
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.panels import draw_intervals, draw_published, published_entry
+from exitbench.reports.plotting.panels import draw_intervals, draw_published, label_y, published_entry
 from exitbench.reports.plotting.style import SeriesStyle
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
@@ -36,7 +36,7 @@ def plot(frame: Frame) -> Figure:
         axes.set_ylim(0, 2 * _ABOVE - 1)
         axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
         axes.yaxis.set_major_formatter(PercentFormatter(1))
-        axes.set_ylabel("tokens that first match here")
+        label_y(axes, "tokens that first match here")
         _ideal_exits(axes, rows, styles)
         task, blocks = rows.rows[0]["task"], max(rows.values("blocks"))
         theirs = [row["ideal_exit"] / row["blocks"] * blocks for row in published if row["task"] == task]

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from exitbench.reports.figures.natcap.natcap_parts import EMPTY, written_token
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
-from exitbench.reports.plotting.panels import title_panel, wide_figure
+from exitbench.reports.plotting.panels import figure_of, title_panel
 from exitbench.reports.plotting.style import LETTERS, SMALL_POINTS
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
@@ -23,7 +23,7 @@ CAPTION = (
 )
 
 _COLUMNS = 2
-_LINE_INCHES = 0.21
+_LINE_INCHES = 0.18
 _RANKS = ("most likely", "second", "third")
 
 
@@ -32,16 +32,15 @@ def plot(frame: Frame) -> Figure:
     models = list(frame.groups("model"))
     columns = min(_COLUMNS, len(models))
     lines = [models[i : i + columns] for i in range(0, len(models), columns)]
-    heights = [_LINE_INCHES * max(max(rows.values("block")) for _, rows in line) + 0.85 for line in lines]
-    figure = wide_figure(sum(heights))
+    heights = [_LINE_INCHES * max(max(rows.values("block")) for _, rows in line) + 0.75 for line in lines]
+    figure = figure_of(sum(heights))
     grid = figure.subplots(len(lines), columns, squeeze=False, height_ratios=heights)
     panels = list(grid.flat)
     for axes, ((model,), rows) in zip(panels, models, strict=False):
         _panel(axes, rows)
         row = rows.rows[0]
-        title_panel(axes, model)
         where = f"{shorten(row['task'], 16)}, {shorten(row['doc_key'], 18)}, token {row['position']}"
-        axes.text(0, 1.0, where, transform=axes.transAxes, fontsize=8, va="bottom")
+        title_panel(axes, model, where)
     for spare in panels[len(models) :]:
         spare.remove()
     return figure

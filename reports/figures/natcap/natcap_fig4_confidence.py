@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, draw_means, panels_by_task
 from exitbench.reports.frame import Frame
+from exitbench.reports.plotting.panels import label_y
 from exitbench.reports.plotting.style import SeriesStyle
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
@@ -26,6 +27,6 @@ def plot(frame: Frame) -> Figure:
     def panel(axes: Axes, rows: Frame, styles: Mapping[str, SeriesStyle]) -> None:
         draw_means(axes, rows, styles, "block", "mean")
         axes.set_ylim(0, 1.02)
-        axes.set_ylabel("largest probability")
+        label_y(axes, "largest probability")
 
     return panels_by_task(frame, panel)

@@ -6,7 +6,7 @@ from matplotlib.ticker import MaxNLocator
 from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, draw_means
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
-from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, title_panel
+from exitbench.reports.plotting.panels import grid_of_panels, label_y, legend_of_series, title_panel
 from exitbench.reports.plotting.style import series_styles
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
@@ -34,7 +34,7 @@ def plot(frame: Frame) -> Figure:
             rows = Frame(frame.columns, tuple(shown))
             title_panel(axes, task, count([sum(rows.values("n"))], "tokens") if rows.rows else "")
             axes.set_xlabel(label)
-            axes.set_ylabel("ideal exit (blocks executed)")
+            label_y(axes, "ideal exit (blocks)")
             if rows.rows:
                 draw_means(axes, rows, styles, "x", "ideal_exit")
             axes.set_ylim(0.8, max(frame.values("blocks")) + 0.2)

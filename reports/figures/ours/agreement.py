@@ -13,6 +13,7 @@ from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_points,
     grid_of_panels,
+    label_y,
     legend_of_series,
     share_of_blocks_axis,
     simulated_entry,
@@ -63,7 +64,7 @@ def _panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str)
         draw_points(axes, x, y, style, simulated=execution == "simulated", connect=joined)
     share_of_blocks_axis(axes, "mean exit layer")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_ylabel("full depth's tokens that are equal")
+    label_y(axes, "tokens equal to full depth's")
 
 
 def _join_what_is_one_setting(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:

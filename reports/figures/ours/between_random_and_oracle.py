@@ -28,7 +28,7 @@ EMPTY = (
 )
 
 _MEASURES = (
-    Measure("full depth's tokens that are equal", "token_match", "match_low", "match_high"),
+    Measure("tokens equal to full depth's", "token_match", "match_low", "match_high"),
     Measure("way from random to oracle", "share", "share_low", "share_high"),
 )
 _FARTHEST = 1.5  # shares beyond are drawn at the edge

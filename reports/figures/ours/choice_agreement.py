@@ -13,6 +13,7 @@ from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_points,
     grid_of_panels,
+    label_y,
     legend_of_series,
     panel_titles,
     simulated_entry,
@@ -58,4 +59,4 @@ def _panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
     axes.axhline(1, color=MUTED, linestyle=":", linewidth=1)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_xlabel("threshold")
-    axes.set_ylabel("choices that are full depth's")
+    label_y(axes, "choices that are full depth's")

@@ -14,11 +14,11 @@ from exitbench.reports.labels import Setting, count, labels, natural_key, settin
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     exit_layer_axis,
+    figure_of,
     legend_above,
     panel_titles,
     simulated_entry,
     title_panel,
-    wide_figure,
 )
 from exitbench.reports.plotting.setting_grid import thinned
 from exitbench.reports.plotting.style import COLOURS, SMALL_POINTS
@@ -58,7 +58,7 @@ def plot(frame: Frame) -> Figure:
     lines = [_lines(panel, names, most) for panel in panels]
     entries = _entries(shown)
     heights = [_LINE_INCHES * len(own) + _AXIS_INCHES for own in lines]
-    figure = wide_figure(sum(heights))
+    figure = figure_of(sum(heights))
     grid = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)
     for (axes,), (key, rows), own in zip(grid, panels, lines, strict=True):
         _panel(axes, rows, own)

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import natural_key, shorten
-from exitbench.reports.plotting.panels import draw_intervals, legend_above, title_panel, wide_figure
+from exitbench.reports.plotting.panels import draw_intervals, figure_of, legend_above, title_panel
 from exitbench.reports.plotting.style import COLOURS, MUTED
 from exitbench.terminal import told_apart
 
@@ -51,7 +51,7 @@ def plot(frame: Frame) -> Figure:
     tasks = [(task, rows, kinds_in_order(rows.rows)) for (task,), rows in frame.groups("task")]
     lines = [len(kinds) for _, _, kinds in tasks] * len(bands)
     height = _LINE_INCHES * sum(lines) + _AXIS_INCHES * (len(lines) + len(bands)) + _MARGIN_INCHES
-    figure = wide_figure(height)
+    figure = figure_of(height)
     grid = figure.subplots(len(lines), len(bands[0]), squeeze=False, height_ratios=lines)
     titles = dict(zip(models, told_apart(models, 16), strict=True))
     for panels, (band, (task, rows, kinds)) in zip(grid, product(bands, tasks), strict=True):

@@ -22,6 +22,7 @@ from exitbench.reports.plotting.panels import (
     draw_lengths,
     draw_points,
     draw_published,
+    figure_of,
     floor_entry,
     legend_of_series,
     length_entry,
@@ -29,7 +30,6 @@ from exitbench.reports.plotting.panels import (
     share_of_blocks_axis,
     simulated_entry,
     title_panel,
-    wide_figure,
 )
 from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, quiet, series_styles
 
@@ -70,7 +70,7 @@ def plot(frame: Frame) -> Figure:
     names = labels(ours.rows, brief=True)
     extra = _entries(frame)
     groups = list(ours.groups("task", "setting", "metric"))[:_MOST_ROWS]
-    figure = wide_figure(_ROW_INCHES * len(groups))
+    figure = figure_of(_ROW_INCHES * len(groups))
     grid = figure.subplots(len(groups), 3, squeeze=False, width_ratios=(1, 1, 0.72))
     several = len(ours.distinct("setting")) > 1
     published = {key: rows for key, rows in frame.groups("task", "setting", "origin") if key[2] == "published"}

@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, PercentFormatter
 from exitbench.reports.figures.ours.frontier_parts import series_of
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
-from exitbench.reports.plotting.panels import draw_intervals, legend_of_series, title_panel, wide_figure
+from exitbench.reports.plotting.panels import draw_intervals, figure_of, legend_of_series, title_panel
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 from exitbench.terminal import told_apart
 
@@ -34,6 +34,7 @@ EMPTY = "No data yet: run `nox -s bench`, or any suite with `timing` cells of mo
 _GOALS: dict[float, Any] = {0.9: ":", 0.95: "--", 1.0: "-"}
 _METHOD_INCHES = 0.15
 _SPREAD = 0.6
+_BEYOND = 0.8  # how far the axis goes on beyond the outermost point
 
 
 def plot(frame: Frame) -> Figure:
@@ -43,7 +44,7 @@ def plot(frame: Frame) -> Figure:
     groups = list(frame.groups("setting"))
     methods = frame.distinct("method")
     extra = _entries()
-    figure = wide_figure(max(2.6, _METHOD_INCHES * len(methods) + 0.7) * len(groups))
+    figure = figure_of(max(2.6, _METHOD_INCHES * len(methods) + 0.7) * len(groups))
     grid = figure.subplots(len(groups), 2, squeeze=False, width_ratios=(1.15, 1))
     for (plane, strip), ((where,), rows) in zip(grid, groups, strict=True):
         title_panel(plane, where, count(rows.values("n"), "timed documents"))
@@ -62,8 +63,10 @@ def _plane(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str)
     for share, line in _GOALS.items():
         axes.plot([low, high], [share * low, share * high], color=MUTED, linestyle=line, linewidth=0.9, zorder=1.5)
     axes.set(xscale="log", yscale="log", xlabel="ideal speed-up of decoding", ylabel="measured speed-up of decoding")
+    # an interval of a disturbed measurement would make one point of all others
+    axes.set_ylim(_BEYOND * min(frame.values("speedup")), max(frame.values("speedup")) / _BEYOND)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter("")
 

@@ -11,7 +11,7 @@ from exitbench.reports.figures.mee.mee_parts import block_axis
 from exitbench.reports.figures.prune.prune_parts import EMPTY, STAND_INS
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
-from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, title_panel
+from exitbench.reports.plotting.panels import grid_of_panels, label_y, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
@@ -45,7 +45,7 @@ def plot(frame: Frame) -> Figure:
         axes.set_ylim(bottom=0.8)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda rank, _: f"{rank:,.0f}"))
         axes.yaxis.set_minor_locator(NullLocator())
-        axes.set_ylabel("rank of the final token")
+        label_y(axes, "rank of the final token")
         title_panel(axes, task, count(rows.values("n"), "tokens a model"))
     legend_of_series(figure, styles)
     return figure

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from exitbench.reports.figures.training.training_parts import draw_by_step
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, title_panel
+from exitbench.reports.plotting.panels import grid_of_panels, label_y, legend_of_series, title_panel
 from exitbench.reports.plotting.style import series_styles
 
 ORDER = 51
@@ -27,7 +27,8 @@ def plot(frame: Frame) -> Figure:
             draw_by_step(axes, rows, styles[training])
         if min(lines.values("value")) > 0:
             axes.set_ylim(bottom=0)
-        title_panel(axes, f"loss: {loss}")
-        axes.set_ylabel("loss [nats]")
-    legend_of_series(figure, styles)
+        title_panel(axes, ", ".join(lines.distinct("training")), f"objective: {loss}")
+        label_y(axes, "loss (nats)")
+    if len(losses) < len(styles):  # else each panel says whose it is
+        legend_of_series(figure, styles)
     return figure
