@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from math import ceil
-from typing import Final
+from textwrap import wrap
+from typing import Any, Final
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -32,7 +33,8 @@ _LEGEND_INCHES = 0.8  # left free for a legend where panels fill the page
 _LEGEND_LENGTH = 40  # characters of an entry
 _MOST_LEGEND_COLUMNS = 6
 _CHARACTER_INCHES = 0.066  # of a title, on average
-_SHORTEST_TITLE = 24
+_SHORTEST_TITLE = 18
+_NOTE_POINTS = 10.5
 _USUAL_TITLE = 12  # characters that shorter titles take too, so that most panels of a figure are alike
 _GROWN = 1.12  # a panel that is laid out is wider than before
 _FLOOR_ALPHA = 0.16  # bars of points beside each other add up
@@ -95,8 +97,10 @@ def title_panel(axes: Axes, title: str, note: str = "") -> None:
         axes.set_title("\n".join(lines))
         axes.set_title(note, loc="right", fontweight="normal", fontsize=SMALL_POINTS)
         return
-    axes.set_title("\n".join(lines), pad=14)
-    axes.annotate(note, (0, 1), (0, 4), xycoords="axes fraction", textcoords="offset points", fontsize=SMALL_POINTS)
+    notes = wrap(note, max(room, _SHORTEST_TITLE))
+    axes.set_title("\n".join(lines), pad=5 + _NOTE_POINTS * len(notes))
+    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": SMALL_POINTS}
+    axes.annotate("\n".join(notes), (0, 1), (0, 4), linespacing=1.1, **place)
 
 
 def legend_above(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:

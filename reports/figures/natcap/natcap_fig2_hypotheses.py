@@ -24,6 +24,7 @@ CAPTION = (
 
 _COLUMNS = 2
 _LINE_INCHES = 0.18
+_FEWEST_LINES = 8  # room for the axis' label
 _RANKS = ("most likely", "second", "third")
 
 
@@ -32,7 +33,8 @@ def plot(frame: Frame) -> Figure:
     models = list(frame.groups("model"))
     columns = min(_COLUMNS, len(models))
     lines = [models[i : i + columns] for i in range(0, len(models), columns)]
-    heights = [_LINE_INCHES * max(max(rows.values("block")) for _, rows in line) + 0.75 for line in lines]
+    most = [max(max(rows.values("block")) for _, rows in line) for line in lines]
+    heights = [_LINE_INCHES * max(_FEWEST_LINES, blocks) + 0.75 for blocks in most]
     figure = figure_of(sum(heights))
     grid = figure.subplots(len(lines), columns, squeeze=False, height_ratios=heights)
     panels = list(grid.flat)

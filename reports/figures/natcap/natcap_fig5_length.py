@@ -34,7 +34,7 @@ def plot(frame: Frame) -> Figure:
             rows = Frame(frame.columns, tuple(shown))
             title_panel(axes, task, count([sum(rows.values("n"))], "tokens") if rows.rows else "")
             axes.set_xlabel(label)
-            label_y(axes, "ideal exit (blocks)")
+            label_y(axes, "ideal exit layer")
             if rows.rows:
                 draw_means(axes, rows, styles, "x", "ideal_exit")
             axes.set_ylim(0.8, max(frame.values("blocks")) + 0.2)

@@ -19,9 +19,10 @@ CAPTION = (
     "`exact` runs the skipped blocks after all (a true cache): what it still loses comes from the tokens. `noisy` "
     "emits full depth's tokens and only damages the cache: what it loses comes from there. Others are real methods. "
     "Hollow and dashed: simulated, a replay over full depth's own pass, where neither cache nor later tokens are "
-    "touched; a curve of real decodes that falls away from it shows errors that feed on errors. Top: share of tokens "
-    "equal to full depth's by position in the answer (the first 64, in at most eight places; markers stand side by side). "
-    "Below: the same over the whole answer, and the task's metric, of which a dotted line marks full depth's. Bars are 95 % intervals over documents."
+    "touched; a curve of real decodes that falls away from it shows errors that feed on errors. Top: share of "
+    "tokens equal to full depth's by position in the answer (the first 64, in at most eight places; markers stand "
+    "side by side). Below: the same over the whole answer, and the task's metric, of which a dotted line marks full "
+    "depth's. Bars are 95 % intervals over documents."
 )
 EMPTY = (
     "No data yet: run `nox -s bench`, or any suite with `quality` cells of one method under two or more KV policies, "

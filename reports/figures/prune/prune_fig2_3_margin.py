@@ -21,11 +21,11 @@ __all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
 TITLE = "Confidence of a block against the score of leaving there"
 CAPTION = (
     "Left, the margin: probability of a block's most likely token less that of the second, mean over the tokens of "
-    "full depth's own output. Right, the score: the task's metric when every token leaves at that block (static exit, "
-    "run at every block; the last is full depth). Where the margin is high and the score low the block is confident nonsense, and no "
-    "threshold on the margin can help. Bars are 95 % intervals over documents. Figures 2 and 3 of PRUNE, on our "
-    f"models and data. {STAND_INS} Grey crosses: read by eye from figure 2 (t5-large on SQuAD), its layer i, counted "
-    "from 0, of 24 drawn at (i + 1) L / 24 of our L."
+    "full depth's own output. Right, the score: the task's metric when every token leaves at that block (static "
+    "exit, run at every block; the last is full depth). Where the margin is high and the score low the block is "
+    "confident nonsense, and no threshold on the margin can help. Bars are 95 % intervals over documents. Figures 2 "
+    f"and 3 of PRUNE, on our models and data. {STAND_INS} Grey crosses: read by eye from figure 2 (t5-large on "
+    "SQuAD), its layer i, counted from 0, of 24 drawn at (i + 1) L / 24 of our L."
 )
 
 MARGIN, SCORE = "margin", "score"
