@@ -87,13 +87,14 @@ def label_y(axes: Axes, label: str) -> None:
         axes.set_ylabel(label)
 
 
-def title_panel(axes: Axes, title: str, note: str = "") -> None:
-    """Write a panel's title, and a note (such as n) at its right, or below where both do not fit beside each other."""
+def title_panel(axes: Axes, title: str, note: str = "", *, below: bool = False) -> None:
+    """Write a panel's title, and a note (such as n) at its right; below where both do not fit, or it is asked for."""
     figure = axes.get_figure()
     assert figure is not None
     room = int(_GROWN * axes.get_position().width * figure.get_size_inches()[0] / _CHARACTER_INCHES)
     lines = [shorten(line, max(room, _SHORTEST_TITLE)) for line in title.split("\n")]
-    if not note or (len(lines) == 1 and max(len(title), _USUAL_TITLE) + len(note) + 2 <= room):
+    beside = len(lines) == 1 and not below and max(len(title), _USUAL_TITLE) + len(note) + 2 <= room
+    if beside or not note:
         axes.set_title("\n".join(lines))
         axes.set_title(note, loc="right", fontweight="normal", fontsize=SMALL_POINTS)
         return

@@ -42,7 +42,7 @@ def plot(frame: Frame) -> Figure:
         _panel(axes, rows)
         row = rows.rows[0]
         where = f"{shorten(row['task'], 16)}, {shorten(row['doc_key'], 18)}, token {row['position']}"
-        title_panel(axes, model, where)
+        title_panel(axes, model, where, below=True)
     for spare in panels[len(models) :]:
         spare.remove()
     return figure
