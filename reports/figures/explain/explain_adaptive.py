@@ -8,8 +8,9 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
 from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, panel_titles, title_panel
 from exitbench.reports.plotting.style import series_styles
+from exitbench.reports.sentences import between, percent
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Published claim: adaptive pruning. As published it is fixed pruning"
 CAPTION = (
@@ -25,6 +26,15 @@ HEADS = {
     "pruned-adaptive-code": "adaptive (published)",
     "pruned-adaptive": "adaptive, as meant",
 }
+
+
+def finding(frame: Frame) -> str:
+    """Return how often published adaptive pruning is fixed pruning."""
+    published = [row for row in frame.rows if row["head"] == "pruned-adaptive-code"]
+    if not published:
+        return "Adaptive pruning as meant; the published form was not run."
+    told = between(published, "same", percent, ("model", "task"))
+    return f"As published, {told} of tokens under adaptive pruning are exactly those under fixed pruning."
 
 
 def plot(frame: Frame) -> Figure:

@@ -1,6 +1,7 @@
 """The exit classifier under the published loss, whose labels are one block off, and under the losses meant."""
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,8 +20,9 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+from exitbench.reports.sentences import listed, percent
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Published claim: trained exit classifiers. Their labels were one block off"
 CAPTION = (
@@ -35,6 +37,15 @@ LOSSES = {
     "logit-adjusted": "logit-adjusted (as meant)",
     "free-code": "shifted labels: published",
 }
+
+
+def finding(frame: Frame) -> str:
+    """Return the agreement of each loss over the same thresholds."""
+    told = [
+        f"{percent(fmean([row['token_match'] for row in rows]))} with {label}"
+        for label, rows in split(frame, "loss", LOSSES).items()
+    ]
+    return f"Tokens equal to full depth's, in the mean of thresholds (at different depths): {listed(told)}."
 
 
 def plot(frame: Frame) -> Figure:

@@ -12,7 +12,7 @@ from exitbench.reports.labels import count
 from exitbench.reports.plotting.panels import grid_of_panels, legend_above, panel_titles, title_panel
 from exitbench.reports.plotting.style import SMALL_POINTS, series_styles
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Published claim: FLOPs saved by pruning. The full head at the start layer was not counted"
 CAPTION = (
@@ -26,6 +26,20 @@ CAPTION = (
 LEFT_OUT, COUNTED = "left out (published)", "counted"
 HEADS = {"pruned-fixed": "fixed", "pruned-decaying-idsorted": "decaying by id"}
 _TICKS = (1, 3, 10, 30, 100, 300, 1000)
+
+
+def finding(frame: Frame) -> str:
+    """Return the largest saving with and without the full read-out."""
+    left_out, counted = (
+        max((row[column] for row in frame.rows if row[column] is not None), default=None)
+        for column in ("left_out", "counted")
+    )
+    if left_out is None or counted is None:
+        return "FLOPs of the LM head that pruning saves, counted in full."
+    return (
+        f"With the full read-out counted, pruning makes the head's FLOPs at most {counted:.1f} times less; with it left "
+        f"out, {left_out:.1f} times."
+    )
 
 
 def plot(frame: Frame) -> Figure:

@@ -12,8 +12,9 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
 from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_above, panel_titles, title_panel
 from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, series_styles
+from exitbench.reports.sentences import of_which
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Published claim: the contrastive gate exits earlier. Means over settings hide what the gain costs"
 CAPTION = (
@@ -31,6 +32,14 @@ MEANS = (
     ("alive", "not coll.", "settings_alive"),
     ("kept", "kept", "settings_kept"),
 )
+
+
+def finding(frame: Frame) -> str:
+    """Return the mean gain of the first model and task over all settings, and over those that keep the quality."""
+    row = frame.rows[0]
+    kept = "none keeps the quality" if row["mean_kept"] is None else f"{row['mean_kept']:.2f} where quality is kept"
+    where = of_which(row, ("model", "task"))
+    return f"The contrastive gate saves {row['mean_all']:.2f} blocks over all settings of {where}, and {kept}."
 
 
 def plot(frame: Frame) -> Figure:

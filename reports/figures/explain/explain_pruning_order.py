@@ -1,5 +1,7 @@
 """A shrinking list of kept ids, cut by rank or by token id (PRUNE's decaying pruning)."""
 
+from statistics import fmean
+
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
@@ -8,8 +10,9 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
 from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, panel_titles, title_panel
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+from exitbench.reports.sentences import listed, percent
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Published claim: decaying pruning. The list was cut by token id, not by rank"
 CAPTION = (
@@ -25,6 +28,20 @@ HEADS = {
     "pruned-decaying": "decaying by rank: meant",
     "pruned-decaying-idsorted": "decaying by id: published",
 }
+
+
+def finding(frame: Frame) -> str:
+    """Return the agreement of lists cut by id and by rank."""
+    told = []
+    for head, words in (("pruned-decaying-idsorted", "by id, as published"), ("pruned-decaying", "by rank")):
+        shares = [row["token_match"] for row in frame.rows if row["head"] == head and row["token_match"] is not None]
+        if shares:
+            told.append(f"{percent(fmean(shares))} cut {words}")
+    return (
+        f"Tokens equal to full depth's under a decaying list, on average: {listed(told)}."
+        if told
+        else "Fixed lists alone were run."
+    )
 
 
 def plot(frame: Frame) -> Figure:

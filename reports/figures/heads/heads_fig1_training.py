@@ -11,6 +11,7 @@ from exitbench.reports.figures.training.training_parts import draw_by_step
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.panels import grid_of_panels, label_y, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
+from exitbench.reports.sentences import between, percent
 
 TITLE = "How exit heads learn"
 CAPTION = (
@@ -25,6 +26,18 @@ EMPTY = "No data yet: run `nox -s paper -- heads`, or train any recipe with exit
 
 _LEVEL = 0.05  # of the highest value
 ACCURACY, ENTROPY = "exit_head_accuracy", "exit_head_entropy_nats"
+
+
+def finding(frame: Frame) -> str:
+    """Return how often heads agree with the model at the end."""
+    groups = Frame(frame.columns, tuple(row for row in frame.rows if row["metric"] == ACCURACY)).groups(
+        "training", "block"
+    )
+    last = [{**max(rows.rows, key=lambda row: row["step"]), "head": _name(block)} for (_, block), rows in groups]
+    if not last:
+        return "Entropy of exit heads while they learn."
+    told = between(last, "value", percent, ("head",))
+    return f"At the end heads agree with the model in {told} of training tokens."
 
 
 def plot(frame: Frame) -> Figure:

@@ -1,5 +1,7 @@
 """Where tokens leave (Figure 4 of Accelerating LLM Inference with Self-Supervised Early Exits)."""
 
+from statistics import fmean
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -15,8 +17,9 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
+from exitbench.reports.sentences import listed, percent
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Where tokens leave by epsilon"
 CAPTION = (
@@ -27,6 +30,20 @@ CAPTION = (
 )
 
 _MANY = 6  # panels, beyond which they stand three in a row
+
+
+def finding(frame: Frame) -> str:
+    """Return how many tokens leave before the last block at the lowest and the highest epsilon."""
+    told = []
+    for epsilon in dict.fromkeys((min(frame.values("epsilon")), max(frame.values("epsilon")))):
+        stay = [row["share"] for row in frame.rows if row["epsilon"] == epsilon and row["exit_layer"] == row["blocks"]]
+        if stay:
+            told.append(f"{percent(1 - fmean(stay))} at an epsilon of {epsilon:g}")
+    return (
+        f"Tokens that leave at a head: {listed(told)}, in the mean of tasks and heads."
+        if told
+        else "All tokens leave at a head."
+    )
 
 
 def plot(frame: Frame) -> Figure:

@@ -1,6 +1,7 @@
 """How easy and difficult documents approach their last state (appendix A of the Monotonic Early Exiting paper)."""
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Literal
 
 from matplotlib.axes import Axes
@@ -18,8 +19,9 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, series_styles
+from exitbench.reports.sentences import listed
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "How states of easy and difficult documents approach the last one"
 CAPTION = (
@@ -32,6 +34,19 @@ CAPTION = (
 
 _CLASSES: Mapping[str, tuple[str, Literal["-", "--"]]] = {"easy": ("#009E73", "-"), "difficult": ("#0072B2", "--")}
 _THRESHOLD = 0.9
+
+
+def finding(frame: Frame) -> str:
+    """Return how far the classes are apart halfway."""
+    told = {}
+    for (kind,), rows in frame.groups("class"):
+        halfway = [row["cosine"] for row in rows.rows if row["block"] == max(1, row["blocks"] // 2)]
+        if halfway:
+            told[kind] = fmean(halfway)
+    parts = [f"{value:.2f} for {kind} documents" for kind, value in sorted(told.items(), key=lambda one: -one[1])]
+    return (
+        f"Halfway through the blocks the cosine to the last state is {listed(parts)}, in the mean of models and tasks."
+    )
 
 
 def plot(frame: Frame) -> Figure:

@@ -28,6 +28,7 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, series_styles
+from exitbench.reports.sentences import called, listed, times
 
 TITLE = "Six confidence measures: quality against measured speed"
 CAPTION = (
@@ -47,6 +48,29 @@ EMPTY = (
     "No data yet: run `nox -s paper -- mee`, or any suite with `quality` and `timing` cells of calm-softmax, "
     "calm-saturation, calm-classifier, mee-mlp3, mee-lstm or mee-top3 on a model trained to exit at every block."
 )
+
+_KEPT = 0.99  # of full depth's quality
+
+
+def finding(frame: Frame) -> str:
+    """Return the fastest measure of each task that keeps the quality, by its interval beyond the noise floor."""
+    told = []
+    ours = Frame(frame.columns, tuple(row for row in frame.rows if row["origin"] == "ours"))
+    for (task,), rows in ours.groups("task_label"):
+        kept = [row for row in rows.rows if row["quality"] >= _KEPT and not row["is_full_depth"]]
+        best = max((row for row in kept if _beyond_noise(row)), key=lambda row: float(row["speedup"]), default=None)
+        said = "none" if best is None else f"{called(best['method'])} at {_interval(best)}"
+        told.append(f"on {called(task)} {said}")
+    return f"Fastest measure with at least 99 % of full depth's quality: {listed(told[:4])}." if told else ""
+
+
+def _beyond_noise(row: Row) -> bool:
+    low, floor = row["speedup_low"], row["aa_high"]
+    return low is not None and low > max(1.0, floor if floor is not None else 1.0)
+
+
+def _interval(row: Row) -> str:
+    return times(row["speedup"], row["speedup_low"], row["speedup_high"])
 
 
 def plot(frame: Frame) -> Figure:

@@ -9,6 +9,7 @@ from exitbench.reports.figures.mee.mee_parts import (
     EMPTY,
     PUBLISHED_MODELS,
     block_axis,
+    halfway,
     intervals,
     of_origin,
     published_curves,
@@ -24,8 +25,9 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+from exitbench.reports.sentences import between
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "How probable the final token is at each block"
 CAPTION = (
@@ -38,6 +40,12 @@ CAPTION = (
 
 _ACROSS = 5  # models side by side
 _SPREAD_ALPHA = 0.22
+
+
+def finding(frame: Frame) -> str:
+    """Return how probable the final token is halfway."""
+    told = between(halfway(frame), "mean", "{:.2f}".format, ("model", "task"))
+    return f"Halfway through the blocks the final token has a mean probability of {told}."
 
 
 def plot(frame: Frame) -> Figure:

@@ -10,7 +10,7 @@ from exitbench.reports.labels import shorten
 from exitbench.reports.plotting.panels import grid_of_panels, title_panel
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "What a late token was taken for at each block"
 CAPTION = (
@@ -26,6 +26,13 @@ _LIKELY = 0.1
 _NAMED = 7  # candidates beside the final one; more would fill the legend
 _UNNAMED = SeriesStyle(MUTED, ".")
 _NAME_WIDTH = 12
+
+
+def finding(frame: Frame) -> str:
+    """Return when the examples' final token becomes the most likely; examples find nothing."""
+    layers = frame.distinct("first_match")
+    last = "" if len(layers) == 1 else f" to {layers[-1]}"
+    return f"Examples: late tokens, whose final word becomes the most likely at block {layers[0]}{last} only."
 
 
 def plot(frame: Frame) -> Figure:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from exitbench.reports.frame import Frame
+from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count
 from exitbench.reports.plotting.panels import (
     Interval,
@@ -37,6 +37,11 @@ def block_axis(axes: Axes, blocks: int) -> None:
     axes.set_xlim(0.5, blocks + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("layer (blocks executed)")
+
+
+def halfway(frame: Frame) -> list[Row]:
+    """Return our rows of the block in the middle of each model."""
+    return [row for row in of_origin(frame, "ours").rows if row["block"] == max(1, row["blocks"] // 2)]
 
 
 def of_origin(frame: Frame, origin: str) -> Frame:

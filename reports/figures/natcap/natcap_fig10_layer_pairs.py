@@ -11,8 +11,9 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
 from exitbench.reports.plotting.panels import figure_of, title_panel
 from exitbench.reports.plotting.style import DOUBLE_INCHES, SMALL_POINTS
+from exitbench.reports.sentences import between
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "How alike the blocks of a model are"
 CAPTION = (
@@ -24,6 +25,15 @@ CAPTION = (
 
 _MEASURES = {"cosine": ("cosine", 1.0), "jsd": ("JSD, nats", float(np.log(2)))}
 _MOST_ACROSS = 5
+
+
+def finding(frame: Frame) -> str:
+    """Return how alike neighbours are."""
+    neighbours = [row for row in frame.rows if row["block_b"] - row["block_a"] == 1]
+    if not neighbours:
+        return "Pairs of blocks that are not neighbours."
+    told = between(neighbours, "cosine", "{:.2f}".format, ("series",))
+    return f"States of neighbouring blocks have a mean cosine of {told}."
 
 
 def plot(frame: Frame) -> Figure:

@@ -27,6 +27,19 @@ _LINE_INCHES = 0.4
 _APART = 0.13
 
 
+def finding(frame: Frame) -> str:
+    """Return how much later or earlier later pieces exit."""
+    apart = []
+    for _, rows in frame.groups("task", "series"):
+        parts = {row["part"].split()[0]: row["ideal_exit"] for row in rows.rows}
+        if {"first", "later"} <= parts.keys():
+            apart.append(parts["later"] - parts["first"])
+    if not apart:
+        return "Mean ideal exit of tokens that begin a word."
+    ends = " to ".join(dict.fromkeys(f"{one:+.1f}" for one in (min(apart), max(apart))))
+    return f"Later pieces of words have a mean ideal exit {ends} blocks from that of first pieces."
+
+
 def plot(frame: Frame) -> Figure:
     """Draw one line a task and model; frame: ideal_exit in blocks and share (0..1) by part."""
     styles = series_styles(frame.distinct("part"))

@@ -10,8 +10,9 @@ from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, draw_m
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.panels import draw_intervals, draw_published, label_y, published_entry
 from exitbench.reports.plotting.style import SeriesStyle
+from exitbench.reports.sentences import between
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "The first block that says what the last one says"
 CAPTION = (
@@ -24,6 +25,13 @@ CAPTION = (
 )
 
 _ABOVE = 1.08  # all tokens are 1
+
+
+def finding(frame: Frame) -> str:
+    """Return the range of mean ideal exits."""
+    ours = [row for row in frame.rows if row["origin"] == "ours"]
+    told = between(ours, "ideal_exit", "{:.1f}".format, ("model", "task"))
+    return f"A token first reads as the last block says after {told} blocks on average."
 
 
 def plot(frame: Frame) -> Figure:

@@ -10,7 +10,7 @@ from exitbench.reports.labels import shorten
 from exitbench.reports.plotting.panels import figure_of, title_panel
 from exitbench.reports.plotting.style import LETTERS, SMALL_POINTS
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "What one token was taken for at each block"
 CAPTION = (
@@ -26,6 +26,13 @@ _COLUMNS = 2
 _LINE_INCHES = 0.18
 _FEWEST_LINES = 8  # room for the axis' label
 _RANKS = ("most likely", "second", "third")
+
+
+def finding(frame: Frame) -> str:
+    """Return when the examples' final token becomes the most likely; examples find nothing."""
+    layers = frame.distinct("first_match")
+    last = "" if len(layers) == 1 else f" to {layers[-1]}"
+    return f"Examples: late tokens, whose final word becomes the most likely at block {layers[0]}{last} only."
 
 
 def plot(frame: Frame) -> Figure:

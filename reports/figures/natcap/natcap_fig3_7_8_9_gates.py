@@ -32,8 +32,9 @@ from exitbench.reports.plotting.style import (
     quiet,
     series_styles,
 )
+from exitbench.reports.sentences import called, of_which, times
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Gates without training: distance to the ideal exit, and speed-up"
 CAPTION = (
@@ -54,6 +55,23 @@ _ROW_INCHES = 1.8
 _NAMES_INCHES = 0.4
 _MOST_UPRIGHT = 6  # names below the panels that fit beside each other
 _STEP = 0.17  # places between gates that are drawn side by side
+
+
+def finding(frame: Frame) -> str:
+    """Return the fastest gate that keeps the score, by its interval beyond the noise floor."""
+    gates = [row for row in frame.rows if row["speedup"] is not None and row["method"] != "oracle"]
+    if not gates:
+        return "No gate that keeps 98 % of full depth's score was timed."
+    beyond = [row for row in gates if not row["inside_noise_floor"] and row["speedup"] > 1]
+    if not beyond:
+        return "No gate that keeps 98 % of full depth's score is faster beyond the noise."
+    best = max(beyond, key=lambda row: float(row["speedup"]))
+    threshold = "" if best["threshold"] is None else f" at {float(best['threshold']):g}"
+    fast = times(best["speedup"], best["speedup_low"], best["speedup_high"])
+    return (
+        f"Fastest gate that keeps 98 % of full depth's score: {called(best['method'])}{threshold} "
+        f"({of_which(best, ('model', 'task'))}), {fast}."
+    )
 
 
 def plot(frame: Frame) -> Figure:

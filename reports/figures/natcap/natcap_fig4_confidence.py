@@ -9,8 +9,9 @@ from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, draw_m
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.panels import label_y
 from exitbench.reports.plotting.style import SeriesStyle
+from exitbench.reports.sentences import between
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "How sure each block is of its own most likely token"
 CAPTION = (
@@ -19,6 +20,13 @@ CAPTION = (
     "this is high early, rightly or not. " + TRAINED + " After Figure 4 of Early Exit Is a Natural Capability, whose "
     "models are classifiers of GLUE."
 )
+
+
+def finding(frame: Frame) -> str:
+    """Return how sure first blocks are."""
+    first = [row for row in frame.rows if row["block"] == 1]
+    told = between(first, "mean", "{:.2f}".format, ("model", "task"))
+    return f"The first block gives its own most likely token a mean probability of {told}."
 
 
 def plot(frame: Frame) -> Figure:

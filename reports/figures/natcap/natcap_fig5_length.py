@@ -8,8 +8,9 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
 from exitbench.reports.plotting.panels import grid_of_panels, label_y, legend_of_series, title_panel
 from exitbench.reports.plotting.style import series_styles
+from exitbench.reports.sentences import of_which
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Ideal exit along an answer, and by its length"
 CAPTION = (
@@ -21,6 +22,22 @@ CAPTION = (
 )
 
 _ACROSS = {"position": "position in the answer (tokens)", "length": "length of the answer (tokens)"}
+
+
+def finding(frame: Frame) -> str:
+    """Return the largest change of the ideal exit along an answer."""
+    changes = []
+    for (measure, *_), rows in frame.groups("measure", "task", "series"):
+        ordered = sorted(rows.rows, key=lambda row: row["x"])
+        if measure == "position" and len(ordered) > 1:
+            changes.append((ordered[-1]["ideal_exit"] - ordered[0]["ideal_exit"], ordered[0], ordered[-1]))
+    if not changes:
+        return "Mean ideal exit by the length of the answer."
+    _, first, last = max(changes, key=lambda change: abs(change[0]))
+    return (
+        f"Along answers the mean ideal exit changes most for {of_which(first, ('model', 'task'))}: from "
+        f"{first['ideal_exit']:.1f} to {last['ideal_exit']:.1f} blocks."
+    )
 
 
 def plot(frame: Frame) -> Figure:

@@ -1,6 +1,7 @@
 """What the parts of a block read out as (Figure 6 of the natural-capability paper)."""
 
 from collections.abc import Mapping
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,8 +12,9 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
 from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
+from exitbench.reports.sentences import called, percent
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "What the parts of a block read out as"
 CAPTION = (
@@ -24,6 +26,17 @@ CAPTION = (
 )
 
 _COLUMNS = {"probability": "largest probability", "share": "is the final token"}
+
+
+def finding(frame: Frame) -> str:
+    """Return which part reads out as the final token most often before the last block."""
+    last = {series: max(rows.values("block")) for (series,), rows in frame.groups("series")}
+    before = Frame(frame.columns, tuple(row for row in frame.rows if row["block"] < last[row["series"]]))
+    shares = [(fmean(rows.values("share")), read_out) for (read_out,), rows in before.groups("read_out")]
+    if not shares:
+        return "Models of one block have no earlier read-outs."
+    share, read_out = max(shares)
+    return f"Before the last block, {called(read_out)} reads out as the final token most often: {percent(share)} of tokens."
 
 
 def plot(frame: Frame) -> Figure:

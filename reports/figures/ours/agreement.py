@@ -1,6 +1,7 @@
 """Agreement with full depth against depth, with real decodes and replays of a probe side by side."""
 
 from collections.abc import Mapping
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,6 +21,7 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
+from exitbench.reports.sentences import between, percent
 
 ORDER = 20
 TITLE = "Agreement with full depth"
@@ -35,6 +37,23 @@ EMPTY = (
     "No data yet: run `nox -s bench`, or any suite with `quality` cells (real decodes) or `replay` cells (simulated) "
     "of models with trained weights."
 )
+
+
+def finding(frame: Frame) -> str:
+    """Return how much of full depth's answers real decodes keep, and how much more replays promise."""
+    real = [row for row in frame.rows if row["execution"] == "real"]
+    replays = {(row["task"], row["model"], *setting(row)): row for row in frame.rows if row["execution"] != "real"}
+    lost = [
+        replay["token_match"] - row["token_match"]
+        for row in real
+        if (replay := replays.get((row["task"], row["model"], *setting(row)))) is not None
+    ]
+    if not real:
+        return "Only replays were run, in which each token is judged alone."
+    kept = f"Real decodes have {between(real, 'token_match', percent, ('model', 'task'))} of full depth's tokens"
+    if not lost:
+        return f"{kept}."
+    return f"{kept}; replays of the same {len(lost)} settings promise {100 * fmean(lost):.1f} points more on average."
 
 
 def plot(frame: Frame) -> Figure:

@@ -9,7 +9,7 @@ from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.figures.ours.choice_parts import LEFT_OUT, NO_CHOICES, join, lines_of, panels_of, rows_of
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import count
+from exitbench.reports.labels import count, labels
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     MOST_PANELS,
@@ -25,6 +25,7 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, quiet, series_styles
+from exitbench.reports.sentences import label_of, of_which
 
 ORDER = 32
 TITLE = "Accuracy of choices against depth and speed-up"
@@ -38,6 +39,24 @@ CAPTION = (
     f"{FLOOR_NOTE}; points whose interval touches theirs are grey: no speed-up was shown. {LEFT_OUT}"
 )
 EMPTY = NO_CHOICES
+
+_POINT = 0.01
+
+
+def finding(frame: Frame) -> str:
+    """Return the shallowest real setting that keeps full depth's accuracy within a point."""
+    names, kept, panels = labels(frame.rows, brief=True), [], panels_of(frame)
+    for _, rows in panels:
+        full = [row["accuracy"] for row in rows.rows if row["is_full_depth"]]
+        real = [row for row in rows.rows if row["execution"] == "real" and not row["is_full_depth"]]
+        kept += [row for row in real if full and row["accuracy"] >= full[0] - _POINT]
+    if not kept:
+        return "No real setting that was run keeps full depth's accuracy within a point."
+    best = min(kept, key=lambda row: row["mean_exit_layer"] / row["blocks"])
+    return (
+        f"Shallowest within a point of full depth's accuracy: {label_of(names, best)} ({of_which(best, ('model', 'task'))}), "
+        f"which leaves after {best['mean_exit_layer']:.1f} of {best['blocks']} blocks."
+    )
 
 
 def plot(frame: Frame) -> Figure:

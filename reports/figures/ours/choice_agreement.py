@@ -20,6 +20,7 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+from exitbench.reports.sentences import between, percent
 
 ORDER = 36
 TITLE = "Choices that are full depth's"
@@ -31,6 +32,14 @@ CAPTION = (
     f"damaged. Bars are 95 % intervals over documents. {LEFT_OUT}"
 )
 EMPTY = NO_CHOICES
+
+
+def finding(frame: Frame) -> str:
+    """Return the range in which settings choose as full depth does."""
+    real = [row for row in frame.rows if row["execution"] == "real"]
+    kind = "Real settings" if real else "Simulated settings"
+    told = between(real or frame.rows, "same_choice", percent, ("model", "task"))
+    return f"{kind} choose as full depth in {told} of documents."
 
 
 def plot(frame: Frame) -> Figure:

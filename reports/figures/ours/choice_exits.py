@@ -22,6 +22,7 @@ from exitbench.reports.plotting.panels import (
 )
 from exitbench.reports.plotting.setting_grid import thinned
 from exitbench.reports.plotting.style import COLOURS, SMALL_POINTS
+from exitbench.reports.sentences import listed, percent
 from exitbench.terminal import told_apart
 
 ORDER = 34
@@ -47,6 +48,24 @@ _MARKS = {  # is_right, is_chosen: name, colour, marker, lines below the middle
     (False, True): ("wrong, chosen", COLOURS[1], "s", 0.09),
     (False, False): ("wrong, not chosen", COLOURS[3], "v", 0.27),
 }
+
+
+def finding(frame: Frame) -> str:
+    """Return the mean depth at which tokens of right and of wrong choices leave, over all real settings."""
+    real = [row for row in frame.rows if row["execution"] == "real"]
+    told = []
+    for is_right, word in ((True, "right"), (False, "wrong")):
+        own = [row for row in real if row["is_right"] is is_right]
+        if tokens := sum(row["tokens"] for row in own):
+            depth = sum(row["tokens"] * row["mean_exit_layer"] / row["blocks"] for row in own) / tokens
+            told.append(f"of {word} choices after {percent(depth)}")
+    if not told:
+        return "Only simulated settings were run."
+    return (
+        f"Over all real settings, tokens {listed(told)} of the blocks leave."
+        if len(told) == 1
+        else (f"Over all real settings, tokens {listed(told)} of the blocks.")
+    )
 
 
 def plot(frame: Frame) -> Figure:

@@ -8,10 +8,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, setting
+from exitbench.reports.labels import count, labels, setting
 from exitbench.reports.plotting.panels import draw_intervals, legend_above
 from exitbench.reports.plotting.setting_grid import ModelLines, setting_grid
 from exitbench.reports.plotting.style import MUTED, series_styles
+from exitbench.reports.sentences import label_of, of_which, percent
 
 ORDER = 14
 TITLE = "Where the work goes"
@@ -31,6 +32,18 @@ EMPTY = (
 
 _PARTS = {"blocks": "blocks", "heads": "LM heads", "gates": "gates", "kv": "keys and values", "verification": "drafts"}
 _HATCHES = ("", "///", "xxx", "...", "\\\\\\")  # parts differ in grey print too
+
+
+def finding(frame: Frame) -> str:
+    """Return the largest cost beside the blocks."""
+    names = labels(frame.rows, brief=True)
+    part, row = max(
+        ((part, row) for part in _PARTS if part != "blocks" for row in frame.rows), key=lambda one: one[1][one[0]]
+    )
+    return (
+        f"Beside blocks, {_PARTS[part]} cost most: {percent(row[part])} of what full depth reads, with "
+        f"{label_of(names, row)} ({of_which(row, ('model', 'task'))})."
+    )
 
 
 def plot(frame: Frame) -> Figure:

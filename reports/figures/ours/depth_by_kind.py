@@ -15,6 +15,7 @@ from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import natural_key, shorten
 from exitbench.reports.plotting.panels import draw_intervals, figure_of, legend_above, title_panel
 from exitbench.reports.plotting.style import COLOURS, MUTED
+from exitbench.reports.sentences import called, percent
 from exitbench.terminal import told_apart
 
 ORDER = 18
@@ -41,6 +42,24 @@ _MARKS = (  # name, colour, marker, its size, lines below the middle
     ("first_match", COLOURS[0], "o", 4.0, -0.14),
     ("stable_from", COLOURS[1], "D", 2.4, 0.19),
 )
+
+
+def finding(frame: Frame) -> str:
+    """Return the kinds that are settled first and last, over the models of the task where they differ most."""
+    depths: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for row in frame.rows:
+        depths[row["task"], row["token_kind"]][row["model"]] = row["mean_first_match"] / row["blocks"]
+    means = {key: fmean(of.values()) for key, of in depths.items()}
+    spread = {task: [mean for (of, _), mean in means.items() if of == task] for task in frame.distinct("task")}
+    task = max(spread, key=lambda one: max(spread[one]) - min(spread[one]))
+    kinds = sorted((mean, kind) for (of, kind), mean in means.items() if of == task)
+    (early, first), (late, last) = kinds[0], kinds[-1]
+    if first == last:
+        return f"On {called(task)} all words are of one kind."
+    return (
+        f"On {called(task)} words of kind {called(last)} are settled last, after {percent(late)} of the blocks in the mean "
+        f"of models, those of kind {called(first)} first, after {percent(early)}."
+    )
 
 
 def plot(frame: Frame) -> Figure:

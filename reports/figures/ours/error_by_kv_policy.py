@@ -11,6 +11,7 @@ from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count, labels, shorten
 from exitbench.reports.plotting.panels import draw_intervals, draw_points, figure_of, title_panel
 from exitbench.reports.plotting.style import DOUBLE_INCHES, MUTED, SINGLE_INCHES, SeriesStyle, series_styles
+from exitbench.reports.sentences import called, extremes, percent
 
 ORDER = 26
 TITLE = "How errors spread, by KV policy"
@@ -33,6 +34,22 @@ _WORDS = {"exact": "exact (true cache)", "noisy": "noisy (true tokens)", "simula
 _ROW_INCHES = (1.9, 1.3, 1.3)
 _MOST = 4  # tasks side by side
 _SIDE_BY_SIDE = 0.5  # of the way between two places, for the markers of all policies
+
+
+def finding(frame: Frame) -> str:
+    """Return the best and the worst policy of the task on which they differ most."""
+    whole = [row for row in frame.rows if row["position"] is None and row["measure"] == "match"]
+    real = Frame(frame.columns, tuple(row for row in whole if row["policy"] != "simulated"))
+    if not real.rows:
+        return "Only replays were run, which damage no cache."
+    ends = [(task, *extremes(rows.rows, "value")) for (task,), rows in real.groups("task")]
+    task, worst, best = max(ends, key=lambda one: one[2]["value"] - one[1]["value"])
+    if percent(worst["value"]) == percent(best["value"]):
+        return f"No policy for the cache changes agreement: all have {percent(best['value'])} of full depth's tokens."
+    return (
+        f"Policies differ most on {called(task)}: {best['policy']} has {percent(best['value'])} of full depth's tokens, "
+        f"{worst['policy']} {percent(worst['value'])}."
+    )
 
 
 def plot(frame: Frame) -> Figure:

@@ -25,8 +25,23 @@ CAPTION = (
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` cells of models with trained weights."
 
+_EARLY, _MOST = 0.25, 0.5
 _NUMBERS_ACROSS = 36  # beyond this many cells side by side a cell is too narrow for a number
 _LABELLED_SHARE = 0.05
+
+
+def finding(frame: Frame) -> str:
+    """Return how many settings let most tokens leave in the first quarter of the blocks."""
+    settings = [rows for _, rows in frame.groups("model", "task", "method", "params", "kv_policy")]
+    exiting = [rows for rows in settings if any(row["exit_layer"] < row["blocks"] for row in rows.rows)]
+    early = [
+        sum(row["share"] for row in rows.rows if row["exit_layer"] <= row["blocks"] * _EARLY) >= _MOST
+        for rows in exiting
+    ]
+    return (
+        f"In {sum(early)} of the {len(exiting)} settings that exit at all (each task counts) at least half of the "
+        "tokens leave in the first quarter of the blocks."
+    )
 
 
 def plot(frame: Frame) -> Figure:

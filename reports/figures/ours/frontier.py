@@ -32,6 +32,7 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, quiet, series_styles
+from exitbench.reports.sentences import called, label_of, listed, times
 
 ORDER = 10
 TITLE = "Quality against depth and measured speed-up"
@@ -60,6 +61,29 @@ _MOST_ROWS = 6
 _NAMED = 4  # models whose fastest setting is named: as many as there is room for
 _WORDS_WIDTH = 32  # characters
 _LINE_POINTS = 8.8
+
+
+def finding(frame: Frame) -> str:
+    """Return the fastest setting of each task that keeps the quality, by its interval beyond the noise floor."""
+    names = labels([row for row in frame.rows if row["origin"] == "ours"], brief=True)
+    told = []
+    for (task,), rows in frame.groups("task"):
+        timed = [row for row in rows.rows if row["speedup"] is not None and row["attainable"]]
+        kept = [row for row in timed if row["quality"] >= KEPT and not row["is_full_depth"]]
+        best = max((row for row in kept if not row["inside_noise_floor"]), key=_by_speed, default=None)
+        if best is not None and best["speedup"] > 1:
+            fast = times(best["speedup"], best["speedup_low"], best["speedup_high"])
+            told.append(f"on {called(task)} {label_of(names, best)} ({called(best['model'])}) at {fast}")
+        elif kept:
+            told.append(f"on {called(task)} nothing beyond the noise")
+    if not told:
+        return "Quality against depth; no setting that keeps 99 % of full depth's quality was timed."
+    return f"Fastest with at least 99 % of full depth's quality: {listed(told[:_NAMED])}."
+
+
+def _by_speed(row: Row) -> float:
+    speed: float = row["speedup"]
+    return speed
 
 
 def plot(frame: Frame) -> Figure:

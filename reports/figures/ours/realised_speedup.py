@@ -1,6 +1,7 @@
 """Whether work that is saved becomes time that is saved: measured against ideal speed-up."""
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -13,6 +14,7 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
 from exitbench.reports.plotting.panels import draw_intervals, figure_of, legend_of_series, title_panel
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+from exitbench.reports.sentences import percent
 from exitbench.terminal import told_apart
 
 ORDER = 12
@@ -32,9 +34,22 @@ CAPTION = (
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `timing` cells of models with trained weights."
 
 _GOALS: dict[float, Any] = {0.9: ":", 0.95: "--", 1.0: "-"}
+_GOAL = 0.9
 _METHOD_INCHES = 0.15
 _SPREAD = 0.6
 _BEYOND = 0.8  # how far the axis goes on beyond the outermost point
+
+
+def finding(frame: Frame) -> str:
+    """Return how much of the ideal speed-up the settings realise."""
+    shares = sorted(row["realised"] for row in frame.rows if not row["is_full_depth"])
+    if not shares:
+        return "Only full depth was timed, against itself."
+    reached = sum(share >= _GOAL for share in shares)
+    return (
+        f"Half of the {len(shares)} timed settings realise at least {percent(median(shares))} of their ideal speed-up; "
+        f"{reached} reach {percent(_GOAL)}."
+    )
 
 
 def plot(frame: Frame) -> Figure:

@@ -25,6 +25,7 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, quiet, series_styles
+from exitbench.reports.sentences import of_which
 
 FLOPS = {
     "model": "whole model",
@@ -44,6 +45,23 @@ class _Place:
     heading: float
     title: str
     rows: Mapping[float, Sequence[Row]]
+
+
+def cheapest_head(frame: Frame, names: Series) -> str:
+    """Return a sentence on the read-out whose LM head works least, as we count, and on its score."""
+    ours = [row for row in frame.rows if row["origin"] == "ours" and (row["method"], row["head"]) in names]
+    heads = [row for row in ours if row["quantity"] == "head"]
+    if not heads:
+        return "Score of the gates; the work of the LM head was not counted."
+    least = min(heads, key=lambda row: float(row["value"]))
+    key = ("task", "model", "setting", "method", "head")
+    scores = [r for r in ours if r["quantity"] == "score" and all(r[one] == least[one] for one in key)]
+    score = f"; its {scores[0]['metric']} is {scores[0]['value']:.1f}" if scores else ""
+    if scores and scores[0]["full_value"] is not None:
+        score += f", full depth's {scores[0]['full_value']:.1f}"
+    label = names[least["method"], least["head"]]
+    where = of_which(least, ("model", "task"))
+    return f"Least work of the LM head: {label} ({where}), {least['value']:.2f}× full depth's{score}."
 
 
 def costs(frame: Frame, names: Series, *, timed: bool) -> Figure:

@@ -13,8 +13,9 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
 from exitbench.reports.plotting.panels import grid_of_panels, label_y, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
+from exitbench.reports.sentences import between
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Rank of the final token at each block"
 CAPTION = (
@@ -28,6 +29,13 @@ CAPTION = (
 
 _WIDE = 26  # boxes that fit into half a page
 _ROOM = 0.8  # of a block: what the boxes of all models take
+
+
+def finding(frame: Frame) -> str:
+    """Return how far down the final token is found halfway."""
+    half = [row for row in frame.rows if row["block"] == max(1, row["blocks"] // 2)]
+    told = between(half, "highest", "{:,.0f}".format, ("model", "task"))
+    return f"Halfway through the blocks the final token is among the best {told} for 99 % of tokens."
 
 
 def plot(frame: Frame) -> Figure:

@@ -15,8 +15,9 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import series_styles
+from exitbench.reports.sentences import of_which, percent
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Confidence of a block against the score of leaving there"
 CAPTION = (
@@ -29,7 +30,29 @@ CAPTION = (
 )
 
 MARGIN, SCORE = "margin", "score"
+_SURE_AND_WRONG = 0.1
 _FEW_GROUPS = 2  # models on tasks with a line of the page each
+
+
+def finding(frame: Frame) -> str:
+    """Return where margin and score are furthest apart: a block that is sure and wrong."""
+    worst = None
+    for _, rows in Frame(frame.columns, tuple(r for r in frame.rows if r["origin"] == "ours")).groups(
+        "task", "model", "setting"
+    ):
+        margins = {row["block"]: row for row in rows.rows if row["quantity"] == MARGIN}
+        scores = {row["block"]: row["value"] for row in rows.rows if row["quantity"] == SCORE}
+        full = scores.get(rows.rows[0]["blocks"])
+        for block in margins.keys() & scores.keys() if full else ():
+            gap = margins[block]["value"] - scores[block] / full
+            worst = max(worst or (gap, {}, 0.0), (gap, margins[block], scores[block] / full), key=lambda one: one[0])
+    if worst is None or worst[0] < _SURE_AND_WRONG:
+        return "No block is surer than its score warrants, by more than 10 points."
+    _, row, share = worst
+    return (
+        f"Surest without reason: block {row['block']:.0f} of {of_which(row, ('model', 'task'))} has a mean margin of "
+        f"{row['value']:.2f}, and leaving there scores {percent(share)} of full depth."
+    )
 
 
 def plot(frame: Frame) -> Figure:

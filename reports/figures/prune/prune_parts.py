@@ -1,6 +1,8 @@
 """What the figures of the blog on vocabulary pruning and contrastive decoding share."""
 
 from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -60,6 +62,24 @@ def series_of(frame: Frame, names: Series) -> dict[str, list[Row]]:
     """Return the rows of each (method, head) that occurs under its name, in the order of `names`."""
     parts = {name: [row for row in frame.rows if (row["method"], row["head"]) == key] for key, name in names.items()}
     return {name: rows for name, rows in parts.items() if rows}
+
+
+def mean_depths(frame: Frame, names: Series) -> str:
+    """Return a sentence with each series' mean exit layer over the models, tasks and blocks that all series have."""
+    ours, _ = split_published(frame)
+    depths: dict[str, dict[tuple[Any, ...], float]] = {
+        label: {
+            (row["task"], row["model"], row["setting"], row["min_exit"]): row["value"]
+            for row in rows
+            if row["is_depth"]
+        }
+        for label, rows in series_of(ours, names).items()
+    }
+    common = set.intersection(*(set(of) for of in depths.values())) if depths else set()
+    if not common:
+        return "Mean exit layer and score by the first block that is asked."
+    told = [f"{label} {fmean(of[key] for key in common):.1f}" for label, of in depths.items()]
+    return f"Mean exit layer over the {len(common)} cases that all were run in: {', '.join(told)}."
 
 
 def sweep(frame: Frame, names: Series) -> Figure:

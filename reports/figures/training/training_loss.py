@@ -17,6 +17,15 @@ CAPTION = (
 EMPTY = "No data yet: run `exitbench train builtin`, or train any recipe."
 
 
+def finding(frame: Frame) -> str:
+    """Return whether every training's loss fell."""
+    ends = [(rows.rows[0]["value"], rows.rows[-1]["value"]) for _, rows in frame.groups("loss", "training")]
+    fell = sum(last < first for first, last in ends)
+    if len(ends) == 1:
+        return f"The loss went from {ends[0][0]:.2f} to {ends[0][1]:.2f} nats."
+    return f"Of {len(ends)} trainings {fell} end with a lower loss than they began with."
+
+
 def plot(frame: Frame) -> Figure:
     """Draw a panel a loss and a line a training; frame: value (nats) by loss, training and step."""
     styles = series_styles(frame.distinct("training"))
