@@ -37,8 +37,8 @@ def finding(frame: Frame) -> str:
     if left_out is None or counted is None:
         return "FLOPs of the LM head that pruning saves, counted in full."
     return (
-        f"With the full read-out counted, pruning makes the head's FLOPs at most {counted:.1f} times less; with it left "
-        f"out, {left_out:.1f} times."
+        f"With the full read-out counted, pruning makes the head's FLOPs at most {counted:.1f} times less; with it "
+        f"left out, {left_out:.1f} times."
     )
 
 

@@ -29,7 +29,8 @@ CAPTION = (
 
 def finding(frame: Frame) -> str:
     """Return the range of speed-ups."""
-    return f"Exit heads are {between(frame.rows, 'value', times, ('series', 'task', 'epsilon'))} as fast as full depth."
+    rows = [{**row, "asked": f"epsilon {row['epsilon']:g}"} for row in frame.rows]
+    return f"Exit heads are {between(rows, 'value', times, ('series', 'task', 'asked'))} as fast as full depth."
 
 
 def plot(frame: Frame) -> Figure:

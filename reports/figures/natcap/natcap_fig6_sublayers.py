@@ -1,7 +1,6 @@
 """What the parts of a block read out as (Figure 6 of the natural-capability paper)."""
 
 from collections.abc import Mapping
-from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -36,7 +35,8 @@ def finding(frame: Frame) -> str:
     if not shares:
         return "Models of one block have no earlier read-outs."
     share, read_out = max(shares)
-    return f"Before the last block, {called(read_out)} reads out as the final token most often: {percent(share)} of tokens."
+    told = f"{called(read_out)} reads out as the final token most often: for {percent(share)} of tokens"
+    return f"Before the last block, {told}."
 
 
 def plot(frame: Frame) -> Figure:

@@ -41,7 +41,8 @@ EMPTY = (
 
 def finding(frame: Frame) -> str:
     """Return how much of full depth's answers real decodes keep, and how much more replays promise."""
-    real = [row for row in frame.rows if row["execution"] == "real"]
+    # what never exits is full depth itself
+    real = [row for row in frame.rows if row["execution"] == "real" and row["depth"] < 1]
     replays = {(row["task"], row["model"], *setting(row)): row for row in frame.rows if row["execution"] != "real"}
     lost = [
         replay["token_match"] - row["token_match"]
@@ -49,7 +50,7 @@ def finding(frame: Frame) -> str:
         if (replay := replays.get((row["task"], row["model"], *setting(row)))) is not None
     ]
     if not real:
-        return "Only replays were run, in which each token is judged alone."
+        return "No real decode exits; replays judge each token alone."
     kept = f"Real decodes have {between(real, 'token_match', percent, ('model', 'task'))} of full depth's tokens"
     if not lost:
         return f"{kept}."

@@ -53,8 +53,9 @@ def finding(frame: Frame) -> str:
     if not kept:
         return "No real setting that was run keeps full depth's accuracy within a point."
     best = min(kept, key=lambda row: row["mean_exit_layer"] / row["blocks"])
+    where = of_which(best, ("model", "task"))
     return (
-        f"Shallowest within a point of full depth's accuracy: {label_of(names, best)} ({of_which(best, ('model', 'task'))}), "
+        f"Shallowest within a point of full depth's accuracy: {label_of(names, best)} ({where}), "
         f"which leaves after {best['mean_exit_layer']:.1f} of {best['blocks']} blocks."
     )
 

@@ -57,8 +57,8 @@ def finding(frame: Frame) -> str:
     if first == last:
         return f"On {called(task)} all words are of one kind."
     return (
-        f"On {called(task)} words of kind {called(last)} are settled last, after {percent(late)} of the blocks in the mean "
-        f"of models, those of kind {called(first)} first, after {percent(early)}."
+        f"On {called(task)} words of kind {called(last)} are settled last, after {percent(late)} of the blocks in the "
+        f"mean of models, those of kind {called(first)} first, after {percent(early)}."
     )
 
 

@@ -47,8 +47,8 @@ def finding(frame: Frame) -> str:
     if percent(worst["value"]) == percent(best["value"]):
         return f"No policy for the cache changes agreement: all have {percent(best['value'])} of full depth's tokens."
     return (
-        f"Policies differ most on {called(task)}: {best['policy']} has {percent(best['value'])} of full depth's tokens, "
-        f"{worst['policy']} {percent(worst['value'])}."
+        f"Policies differ most on {called(task)}: {best['policy']} has {percent(best['value'])} of full depth's "
+        f"tokens, {worst['policy']} {percent(worst['value'])}."
     )
 
 

@@ -58,6 +58,7 @@ def drawn(module: Any, frame: Frame) -> Figure:
         lay_out(figure)
         figure.draw_without_rendering()
     assert print_faults(figure) == []
+    assert module.finding(frame).endswith(".")
     return figure
 
 

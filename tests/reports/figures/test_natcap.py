@@ -240,6 +240,7 @@ def drawn(name: str, frame: Frame) -> Figure:
         lay_out(figure)
         figure.draw_without_rendering()
     assert print_faults(figure) == []
+    assert module.finding(frame).endswith(".")
     return figure
 
 

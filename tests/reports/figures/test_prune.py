@@ -182,6 +182,7 @@ def drawn(module: ModuleType, frame: Frame) -> Figure:
         lay_out(figure)
         figure.draw_without_rendering()
     assert print_faults(figure) == []
+    assert module.finding(frame).endswith(".")
     return figure
 
 

@@ -55,6 +55,7 @@ def panels(module: Any, frame: Frame) -> list[Axes]:
         lay_out(figure)
         figure.draw_without_rendering()
     assert print_faults(figure) == []
+    assert module.finding(frame).endswith(".")
     return list(figure.axes)
 
 
