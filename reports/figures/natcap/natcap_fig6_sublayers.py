@@ -1,6 +1,7 @@
 """What the parts of a block read out as (Figure 6 of the natural-capability paper)."""
 
 from collections.abc import Mapping
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
