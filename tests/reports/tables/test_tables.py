@@ -14,7 +14,7 @@ import pytest
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import setting
-from exitbench.reports.material import read_tables
+from exitbench.reports.material import read_only
 from exitbench.reports.registry import discover
 from exitbench.reports.tables.columns import number, parameters, text, with_interval
 from exitbench.reports.tables.filled import FilledTable, fill
@@ -102,7 +102,7 @@ HOSTILE = "<b>a|b*_`\x1b[31m%$"
 def hostile(example: ModuleType, world: Any, make_database: Callable[[Any], Path]) -> FilledTable:
     """The results of one model with a name that means harm, which stands in the caption."""
     database = make_database(replace(world, models=(example.Model(HOSTILE, "causal", 4, 0),)))
-    (table,) = (fill(*one) for one in read_tables(database, None, "highlights", draft=False))
+    (table,) = (fill(*one) for one in read_only(database, tables, "highlights"))
     return table
 
 
