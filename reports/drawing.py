@@ -19,6 +19,8 @@ from exitbench.reports.registry import Source, discover
 from exitbench.results.files.whole_file import write_whole_file
 from exitbench.terminal import visible
 
+_A_WORKER = 3  # figures: to start a process takes as long as to draw two
+
 
 @dataclass(frozen=True)
 class DrawnFigure:
@@ -117,7 +119,7 @@ def _drawable(frame: Frame) -> Frame:
 
 
 def _drawn(filled: Sequence[tuple[str, Frame]], folder: Path, workers: int) -> Iterator[Drawing]:
-    workers = min(workers, len(filled))
+    workers = min(workers, len(filled) // _A_WORKER)
     if workers <= 1:
         yield from (draw(name, frame, folder) for name, frame in filled)
         return
