@@ -89,7 +89,7 @@ def label_y(axes: Axes, label: str) -> None:
 
 def title_panel(axes: Axes, title: str, note: str = "", *, below: bool = False) -> None:
     """Write a panel's title, and a note (such as n) at its right; below where both do not fit, or it is asked for."""
-    figure = axes.get_figure()
+    figure = axes.get_figure(root=True)
     assert figure is not None
     room = int(_GROWN * axes.get_position().width * figure.get_size_inches()[0] / _CHARACTER_INCHES)
     lines = [shorten(line, max(room, _SHORTEST_TITLE)) for line in title.split("\n")]

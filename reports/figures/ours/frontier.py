@@ -170,14 +170,14 @@ def _fastest(
     fastest = sorted(fastest_within(timed).items(), key=lambda item: -item[1]["speedup"])
     faster = [(model, row) for model, row in fastest if not row["is_full_depth"]][:_NAMED]
     slower = ", ".join(model for model, row in fastest if row["is_full_depth"])
-    told = [(None, ["fastest at 99 % quality"])]
+    told: list[tuple[Row | None, list[str]]] = [(None, ["fastest at 99 % quality"])]
     told += [(row, [f"{model}: {_speed(row)}", *_wrapped(names[setting(row)])]) for model, row in faster]
     told += [(None, _wrapped(f"nothing faster: {slower}"))] if slower else []
     below = 0.0
     for row, lines in told:
-        at = offset_copy(axes.transAxes, axes.get_figure(), x=8, y=-below, units="points")
+        at = offset_copy(axes.transAxes, axes.get_figure(root=True), x=8, y=-below, units="points")
         if row is not None:
-            mark = offset_copy(at, axes.get_figure(), x=-6, y=-4, units="points")
+            mark = offset_copy(at, axes.get_figure(root=True), x=-6, y=-4, units="points")
             axes.plot(0, 1, styles[row[by]].marker, color=styles[row[by]].colour, transform=mark, clip_on=False)
         axes.text(0, 1, "\n".join(lines), fontsize=SMALL_POINTS, transform=at, va="top", linespacing=1.1)
         below += _LINE_POINTS * len(lines) + 4
