@@ -23,9 +23,8 @@ def print_faults(figure: Figure) -> list[str]:
     if height > TALLEST_INCHES:
         faults.append(f"{height:.2f} in tall")
     texts = [text for text in _texts(figure) if text.get_visible() and text.get_text().strip()]
-    faults += [
-        f"{text.get_fontsize():g} pt: {text.get_text()!r}" for text in texts if text.get_fontsize() < SMALL_POINTS
-    ]
+    sizes = [(float(text.get_fontsize()), text.get_text()) for text in texts]
+    faults += [f"{points:g} pt: {text!r}" for points, text in sizes if points < SMALL_POINTS]
     boxes = np.array([text.get_window_extent().extents for text in texts]).reshape(-1, 4)
     x0, y0, x1, y1 = boxes.T + np.array([[_SLACK_PIXELS]] * 2 + [[-_SLACK_PIXELS]] * 2)
     outside = (x0 < figure.bbox.x0) | (y0 < figure.bbox.y0) | (x1 > figure.bbox.x1) | (y1 > figure.bbox.y1)
