@@ -19,7 +19,7 @@ from exitbench.reports.registry import Source, discover
 from exitbench.results.files.whole_file import write_whole_file
 from exitbench.terminal import visible
 
-_A_WORKER = 3  # figures: to start a process takes as long as to draw two
+_A_WORKER = 2  # figures: to start a process takes as long as to draw one
 
 
 @dataclass(frozen=True)
