@@ -11,13 +11,15 @@ from pathlib import Path
 from exitbench.errors import UserError
 from exitbench.progress import counting
 from exitbench.reports import figures
-from exitbench.reports.drawn import KINDS, digest, drawn_before, note_of, remember_drawn
+from exitbench.reports.drawn import KINDS, Drawing, digest, drawn_before, note_of, remember_drawn
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting import style
 from exitbench.reports.plotting.svg import themed_uri
 from exitbench.reports.registry import Source, discover
 from exitbench.results.files.whole_file import write_whole_file
 from exitbench.terminal import visible
+
+_A_WORKER = 2  # figures: to start a process takes as long as to draw one
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class DrawnFigure:
         source: Its query and its texts.
         frame: The rows behind it.
         image: URI of the picture for the page; empty when there was nothing to draw, or it could not be drawn.
+        finding: What it shows of these rows, in one sentence; empty without a picture.
         error: Why it could not be drawn, else empty.
         files: What was written beside the page: SVG, PDF and PNG (light theme) and the frame as CSV.
     """
@@ -35,17 +38,14 @@ class DrawnFigure:
     source: Source
     frame: Frame
     image: str
+    finding: str
     error: str
     files: tuple[Path, ...]
 
-
-@dataclass(frozen=True)
-class Drawing:
-    """What became of one figure: the URI of its picture for the page, or why there is none."""
-
-    name: str
-    image: str = ""
-    error: str = ""
+    @property
+    def caption(self) -> str:
+        """The finding, then how to read the figure; names out of the data are in it."""
+        return f"{self.finding} {self.source.module.CAPTION}".lstrip()
 
 
 def draw_all(
@@ -64,7 +64,7 @@ def draw_all(
     filled = [(source.name, frame) for source, frame in material if frame.rows]
     digests = {name: digest(name, frame) for name, frame in filled}
     drawings = {
-        name: Drawing(name, image) for name, own in digests.items() if (image := drawn_before(folder, name, own))
+        name: drawing for name, own in digests.items() if (drawing := drawn_before(folder, name, own)) is not None
     }
     filled = [(name, frame) for name, frame in filled if name not in drawings]
     left = len(filled)
@@ -74,7 +74,7 @@ def draw_all(
             left -= 1
             on_drawing(len(filled) - left, len(filled))
             if drawing.image:
-                remember_drawn(folder, drawing.name, digests[drawing.name], drawing.image)
+                remember_drawn(folder, drawing, digests[drawing.name])
     return tuple(
         _finished(source, frame, drawings.get(source.name, Drawing(source.name)), folder) for source, frame in material
     )
@@ -92,9 +92,11 @@ def draw(name: str, frame: Frame, folder: Path) -> Drawing:
         OSError: A file cannot be written.
     """
     (source,) = (source for source in discover(figures) if source.name == name)
+    drawable = _drawable(frame)
     try:
         with style.theme(style.LIGHT):
-            figure = source.module.plot(_drawable(frame))
+            finding = source.module.finding(drawable)
+            figure = source.module.plot(drawable)
             style.lay_out(figure)
             pictures = {kind: style.save(figure, kind) for kind in KINDS}
             image = themed_uri(style.save(figure, "svg", letters="none"))
@@ -102,7 +104,7 @@ def draw(name: str, frame: Frame, folder: Path) -> Drawing:
         return Drawing(name, error=f"{type(error).__name__}: {error}")
     for kind, content in pictures.items():
         write_whole_file(folder / f"{name}.{kind}", content)
-    return Drawing(name, image)
+    return Drawing(name, image, finding)
 
 
 def _drawable(frame: Frame) -> Frame:
@@ -117,7 +119,7 @@ def _drawable(frame: Frame) -> Frame:
 
 
 def _drawn(filled: Sequence[tuple[str, Frame]], folder: Path, workers: int) -> Iterator[Drawing]:
-    workers = min(workers, len(filled))
+    workers = min(workers, len(filled) // _A_WORKER)
     if workers <= 1:
         yield from (draw(name, frame, folder) for name, frame in filled)
         return
@@ -145,4 +147,4 @@ def _finished(source: Source, frame: Frame, drawing: Drawing, folder: Path) -> D
         for old in (*pictures, note_of(folder, source.name)):
             old.unlink(missing_ok=True)
     files = (*(pictures if drawing.image else ()), data)
-    return DrawnFigure(source, frame, drawing.image, drawing.error, files)
+    return DrawnFigure(source, frame, drawing.image, drawing.finding, drawing.error, files)

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -35,23 +36,35 @@ def note_of(folder: Path, name: str) -> Path:
     return folder / f".{name}.drawn"
 
 
-def remember_drawn(folder: Path, name: str, drawn_from: str, image: str) -> None:
-    """Note what a figure was drawn from, its picture for the page, and digests of its files."""
+@dataclass(frozen=True)
+class Drawing:
+    """What became of one figure: the URI of its picture for the page and its finding, or why there is none."""
+
+    name: str
+    image: str = ""
+    finding: str = ""
+    error: str = ""
+
+
+def remember_drawn(folder: Path, drawing: Drawing, drawn_from: str) -> None:
+    """Note what a figure was drawn from, its picture for the page, its finding, and digests of its files."""
     with contextlib.suppress(OSError):  # without a note it is drawn again
-        note = {"drawn_from": drawn_from, "image": image, "files": _files(folder, name)}
-        write_whole_file(note_of(folder, name), json.dumps(note))
+        files = _files(folder, drawing.name)
+        note = {"drawn_from": drawn_from, "image": drawing.image, "finding": drawing.finding, "files": files}
+        write_whole_file(note_of(folder, drawing.name), json.dumps(note))
 
 
-def drawn_before(folder: Path, name: str, drawn_from: str) -> str:
-    """Return the picture of a figure for the page; nothing where it is to be drawn, or its files are not as noted."""
+def drawn_before(folder: Path, name: str, drawn_from: str) -> Drawing | None:
+    """Return a figure as it was drawn; nothing where it is to be drawn, or its files are not as noted."""
     try:
         note = json.loads(note_of(folder, name).read_bytes())
-        image = note["image"]
+        image, finding = note["image"], note["finding"]
         if note["drawn_from"] != drawn_from or note["files"] != _files(folder, name):
-            return ""
+            return None
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return ""
-    return image if isinstance(image, str) and is_themed_uri(image) else ""
+        return None
+    sound = isinstance(image, str) and is_themed_uri(image) and isinstance(finding, str)
+    return Drawing(name, image, finding) if sound else None
 
 
 def _files(folder: Path, name: str) -> dict[str, str]:

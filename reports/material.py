@@ -68,35 +68,41 @@ def read_material(path: Path, paper: str | None = None, draft: bool = True) -> M
             )
 
 
-def read_tables(path: Path, paper: str | None, only: str, draft: bool) -> tuple[tuple[Source, Frame], ...]:
-    """Run the queries of tables alone.
+def read_only(
+    path: Path, package: ModuleType, only: str, *, paper: str | None = None, draft: bool = False
+) -> tuple[tuple[Source, Frame], ...]:
+    """Run the queries of some figures, or of some tables, alone.
 
     Args:
         path: As for `read_material`.
-        paper: Likewise.
-        only: Glob that names of tables match.
-        draft: As for `read_material`.
+        package: `figures` or `tables`.
+        only: Glob that their names match.
+        paper: As for `read_material`.
+        draft: Likewise.
 
     Raises:
-        UserError: As `read_material`; no table has such a name; or findings forbid it.
+        UserError: As `read_material`; nothing has such a name; or findings forbid it.
     """
-    wanted = require_table(paper, only)
+    wanted = require_named(package, only, paper)
     with open_database(path) as database:
         require_final(severe_findings(database), path, draft)
         with computed_once(database, [view for view in _SHARED_VIEWS if sum(view in one.sql for one in wanted) > 1]):
             return _asked(database, wanted)
 
 
-def require_table(paper: str | None, only: str) -> list[Source]:
-    """Return the tables whose name matches a glob.
+def require_named(package: ModuleType, only: str, paper: str | None = None) -> list[Source]:
+    """Return the figures or tables whose name matches a glob.
 
     Raises:
         UserError: There is none.
     """
-    known = _wanted(tables, paper)
-    if not (wanted := [source for source in known if fnmatchcase(source.name, only)]):
-        raise UserError(f"No table is called {only!r}.{suggestion(only, [source.name for source in known])}")
-    return wanted
+    known = _wanted(package, paper)
+    if wanted := [source for source in known if fnmatchcase(source.name, only)]:
+        return wanted
+    kind, other = ("figure", tables) if package is figures else ("table", figures)
+    if any(fnmatchcase(source.name, only) for source in _wanted(other, paper)):
+        raise UserError(f"{only!r} names no {kind}: tables are printed by --format md or latex, figures by html.")
+    raise UserError(f"No {kind} is called {only!r}.{suggestion(only, [source.name for source in known])}")
 
 
 def _wanted(package: ModuleType, paper: str | None) -> list[Source]:

@@ -38,8 +38,8 @@ class Source:
         name: Stem of both files, `<paper>_<fig or table><number>_<what it shows>`; names the written files too.
         sql: The query, over the documented views of the database only. A line `-- continues in shared/X.sql` of its
             file is replaced by that file.
-        module: Holds TITLE, CAPTION, EMPTY (said without rows), `plot` or `COLUMNS`; ORDER (place) where the name has
-            no number; SECTION where it is neither ours nor a paper's.
+        module: Holds TITLE, CAPTION, EMPTY (said without rows), `plot` and `finding`, or `COLUMNS`; ORDER
+            (place) where the name has no number; SECTION where it is neither ours nor a paper's.
     """
 
     name: str

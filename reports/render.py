@@ -1,12 +1,14 @@
 """Writes the whole report: one self-contained page, and every figure and table as files beside it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from exitbench.errors import UserError
+from exitbench.reports import figures
 from exitbench.reports.drawing import DrawnFigure, draw_all
-from exitbench.reports.material import read_material
+from exitbench.reports.material import read_material, read_only
 from exitbench.reports.page import page
 from exitbench.reports.tables.filled import FilledTable, fill
 from exitbench.results.files.whole_file import write_whole_file
@@ -59,17 +61,44 @@ def write_report(
         UserError: If the database cannot be opened, its findings forbid a final report, or `out` cannot be written.
     """
     material = read_material(database, paper, draft)
-    try:
+    with _told_where(out):
         folders = {name: _folder(out / name) for name in ("figures", "tables")}
         drawn = draw_all(material.figures, folders["figures"], workers, progress)
         filled = tuple(fill(source, frame) for source, frame in material.tables)
         tables = tuple(_write_table(table, folders["tables"]) for table in filled)
         index = out / "index.html"
         write_whole_file(index, page(material, drawn, filled))
-    except OSError as error:
-        raise UserError(f"The report cannot be written to {out}: {error.strerror}. Give another folder.") from error
     broken = {figure.source.name: figure.error for figure in drawn if figure.error}
     return ReportSummary(index, _files(drawn) + tables, *_names(drawn, filled), broken, bool(material.severe))
+
+
+def write_figures(
+    database: Path, out: Path, only: str, *, paper: str | None = None, draft: bool = False, workers: int = 1
+) -> tuple[DrawnFigure, ...]:
+    """Draw some figures into `out`/figures, as a whole report would, and leave all else there as it is.
+
+    Args:
+        database: As for `write_report`.
+        out: Likewise.
+        only: Glob that their names match.
+        paper: As for `write_report`.
+        draft: Likewise.
+        workers: Likewise.
+
+    Raises:
+        UserError: As `write_report`, or no figure has such a name.
+    """
+    material = read_only(database, figures, only, paper=paper, draft=draft)
+    with _told_where(out):
+        return draw_all(material, _folder(out / "figures"), workers, progress=False)
+
+
+@contextmanager
+def _told_where(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"The report cannot be written to {out}: {error.strerror}. Give another folder.") from error
 
 
 def _folder(path: Path) -> Path:

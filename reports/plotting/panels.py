@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from math import ceil
+from textwrap import wrap
+from typing import Any, Final
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -12,16 +14,34 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import OTHER_LENGTH, shorten
-from exitbench.reports.plotting.style import MUTED, WIDTH_INCHES, SeriesStyle
+from exitbench.reports.plotting.style import (
+    DOUBLE_INCHES,
+    MUTED,
+    SINGLE_INCHES,
+    SMALL_POINTS,
+    TALLEST_INCHES,
+    SeriesStyle,
+)
 from exitbench.terminal import told_apart
 
 Interval = tuple[float | None, float | None]  # (low, high); None where no interval was measured
 
-_PANEL_INCHES = 2.6
-_LEGEND_COLUMNS = 4
-_LEGEND_LINE_INCHES = 0.19
-_LEGEND_LENGTH = 26  # characters of an entry
+_PANEL_INCHES = 1.95
+_LOWEST_PANEL_INCHES = 1.25
+_MOST_COLUMNS = 4
+_LEGEND_INCHES = 0.8  # left free for a legend where panels fill the page
+_LEGEND_LENGTH = 40  # characters of an entry
+_MOST_LEGEND_COLUMNS = 6
+_CHARACTER_INCHES = 0.066  # of a title, on average
+_SHORTEST_TITLE = 22
+_NOTE_POINTS = 10.5
+_SMALLER = 1.25  # letters of a note in the place of one of a title
+_USUAL_TITLE = 12  # characters that shorter titles take too, so that most panels of a figure are alike
+_GROWN = 1.12  # a panel that is laid out is wider than before
 _FLOOR_ALPHA = 0.16  # bars of points beside each other add up
+_PANEL_ROOM = TALLEST_INCHES - _LEGEND_INCHES
+MOST_PANELS: Final = 24
+"""More panels fit no page; a figure draws as many and says so."""
 LENGTH_NOTE = (
     f"{OTHER_LENGTH} marks answers more than 5 % shorter or longer than full depth's; a dotted line leads from "
     "there to the "
@@ -32,27 +52,77 @@ FLOOR_NOTE = "The grey bar behind a point is full depth timed against itself in 
 """What `draw_floors` shows."""
 
 
-def grid_of_panels(count: int, columns: int, legend_entries: int = 0) -> tuple[Figure, list[Axes]]:
-    """Return a page-wide figure with `count` panels, filled row by row, and room for a legend above them."""
-    columns = min(columns, count)
-    rows = ceil(count / columns)
-    figure = Figure(figsize=(WIDTH_INCHES, _PANEL_INCHES * rows + legend_height(legend_entries)), layout="constrained")
+def grid_of_panels(count: int, columns: int | None = None, *, wide: bool = False) -> tuple[Figure, list[Axes]]:
+    """Return a figure with `count` panels, `MOST_PANELS` at most, filled row by row; one panel is a column wide.
+
+    Args:
+        count: Of panels.
+        columns: Panels side by side, where they belong together; doubled where they would be too low.
+        wide: Whether even one panel side by side is two columns wide.
+    """
+    shown = min(count, MOST_PANELS)
+    columns = min(columns or (shown if shown <= 3 else 2 if shown == 4 else 3), shown)
+    while _PANEL_ROOM / ceil(shown / columns) < _LOWEST_PANEL_INCHES and columns < _MOST_COLUMNS:
+        columns = min(_MOST_COLUMNS, 2 * columns)
+    rows = ceil(shown / columns)
+    width = SINGLE_INCHES if columns == 1 and not wide else DOUBLE_INCHES
+    height = rows * min(_PANEL_INCHES, _PANEL_ROOM / rows)
+    figure = Figure(figsize=(width, height), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for spare in panels[count:]:
+    for spare in panels[shown:]:
         spare.remove()
-    return figure, panels[:count]
+    if count > shown:
+        figure.supxlabel(f"The first {shown} of {count} panels; all rows are in the CSV file.", fontsize=SMALL_POINTS)
+    return figure, panels[:shown]
 
 
-def legend_height(entries: int) -> float:
-    """Return the inches that a legend of so many entries takes above the panels."""
-    return _LEGEND_LINE_INCHES * (ceil(entries / _LEGEND_COLUMNS) + 1) if entries else 0.0
+def figure_of(height_inches: float, width_inches: float = DOUBLE_INCHES) -> Figure:
+    """Return a figure of one of the two widths, no higher than leaves room for a legend on a page."""
+    return Figure(figsize=(width_inches, min(height_inches, _PANEL_ROOM)), layout="constrained")
+
+
+def label_y(axes: Axes, label: str) -> None:
+    """Label the y axis of what stands in the first column of panels that have one y in common."""
+    place = axes.get_subplotspec()
+    if place is None or place.is_first_col():
+        axes.set_ylabel(label)
+
+
+def title_panel(axes: Axes, title: str, note: str = "", *, below: bool = False) -> None:
+    """Write a panel's title, and a note (such as n) at its right; below where both do not fit, or it is asked for."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    room = int(_GROWN * axes.get_position().width * figure.get_size_inches()[0] / _CHARACTER_INCHES)
+    lines = [shorten(line, max(room, _SHORTEST_TITLE)) for line in title.split("\n")]
+    beside = len(lines) == 1 and not below and max(len(title), _USUAL_TITLE) + len(note) + 2 <= room
+    if beside or not note:
+        axes.set_title("\n".join(lines))
+        axes.set_title(note, loc="right", fontweight="normal", fontsize=SMALL_POINTS)
+        return
+    notes = wrap(note, int(_SMALLER * max(room, _SHORTEST_TITLE)))
+    axes.set_title("\n".join(lines), pad=5 + _NOTE_POINTS * len(notes))
+    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": SMALL_POINTS}
+    axes.annotate("\n".join(notes), (0, 1), (0, 4), linespacing=1.1, **place)
+
+
+def legend_above(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
+    """Put a legend above all panels, in as many columns as fit, and make the figure higher by as much as it takes."""
+    if not handles:
+        return
+    for columns in range(min(len(handles), _MOST_LEGEND_COLUMNS), 0, -1):
+        legend = figure.legend(handles=handles, loc="outside upper center", ncols=columns)
+        box = legend.get_window_extent()
+        if columns == 1 or box.width <= figure.bbox.width:
+            break
+        legend.remove()
+    figure.set_figheight(min(TALLEST_INCHES, figure.get_figheight() + box.height / figure.dpi))
 
 
 def panel_titles(frame: Frame) -> dict[tuple[str, str, str], str]:
     """Return the title of each (task, model, setting): the setting is named only where there are several."""
     several = len(frame.distinct("setting")) > 1
     return {
-        (task, model, setting): f"{shorten(task, 20)} · {shorten(model, 28)}" + (f"\n{setting}" if several else "")
+        (task, model, setting): f"{shorten(task, 30)} · {shorten(model, 40)}" + (f"\n{setting}" if several else "")
         for (task, model, setting), _ in frame.groups("task", "model", "setting")
     }
 
@@ -63,7 +133,6 @@ def draw_points(
     """Draw one series, filled for real decodes, hollow and dashed for simulated ones; `connect` joins a sweep by x."""
     order = sorted(range(len(x)), key=lambda i: (x[i], y[i]))
     line = ("--" if simulated else "-") if connect else "none"
-    face = mpl.rcParams["axes.facecolor"] if simulated else style.colour
     axes.plot(
         [x[i] for i in order],
         [y[i] for i in order],
@@ -71,8 +140,10 @@ def draw_points(
         linewidth=0.9,
         color=style.colour,
         marker=style.marker,
-        markerfacecolor=face,
-        markersize=7.5 if simulated else 5,  # a ring around the real point where both fall together
+        markerfacecolor="none" if simulated else style.colour,  # nothing hides behind a ring
+        markeredgecolor=style.colour if simulated else mpl.rcParams["axes.facecolor"],
+        markeredgewidth=0.9 if simulated else 0.4,  # an edge of paper keeps points that overlap apart
+        markersize=6.5 if simulated else 5,  # a ring around the real point where both fall together
         zorder=2.5 if simulated else 3,
         clip_on=False,
     )
@@ -131,7 +202,7 @@ def draw_lengths(axes: Axes, at: Sequence[float], rows: Sequence[Row], *, along:
         x, y = (ends, places) if along == "x" else (places, ends)
         axes.plot(x, y, color=MUTED, linestyle=":", linewidth=0.9, zorder=1.8)
         axes.plot(x[1], y[1], color=MUTED, marker="|" if along == "x" else "_", markersize=6, zorder=1.8)
-        axes.annotate(OTHER_LENGTH, (x[0], y[0]), (3, 2), textcoords="offset points", fontsize=7)
+        axes.annotate(OTHER_LENGTH, (x[0], y[0]), (3, 2), textcoords="offset points", fontsize=SMALL_POINTS)
 
 
 def length_entry() -> Line2D:
@@ -163,7 +234,7 @@ def legend_of_series(figure: Figure, styles: dict[str, SeriesStyle], extra: Sequ
         Line2D([], [], color=style.colour, marker=style.marker, linestyle="none", label=name)
         for name, style in zip(names, styles.values(), strict=True)
     ]
-    figure.legend(handles=[*handles, *extra], loc="outside upper center", ncols=_LEGEND_COLUMNS)
+    legend_above(figure, [*handles, *extra])
 
 
 def simulated_entry() -> Line2D:

@@ -2,21 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import Setting, labels, natural_key, setting, shorten
-from exitbench.reports.plotting.panels import draw_intervals, legend_height
-from exitbench.reports.plotting.style import WIDTH_INCHES, SeriesStyle
+from exitbench.reports.plotting.panels import draw_intervals, figure_of
+from exitbench.reports.plotting.style import SeriesStyle
 from exitbench.terminal import told_apart
 
-_LINE_INCHES = 0.165
-_MARGINS_INCHES = 0.9  # headings, and the axis below
-_LABEL_LENGTH = 36
+_LINE_INCHES = 0.14
+_MARGINS_INCHES = 0.8  # headings, and the axis below
+_LABEL_LENGTH = 48
 _SPREAD = 0.25  # lines between the markers of one setting
-_MOST_LINES = 40  # of a model: more fit no page
+_MOST_LINES = 50  # of all models, with a line between two of them: more fit no page
 
 
 @dataclass(frozen=True)
@@ -44,30 +45,30 @@ class Measure:
     high: str
 
 
-def setting_grid(
-    frame: Frame, headings: Sequence[str], *, legend_entries: int = 0, share_x: bool = True
-) -> tuple[Figure, list[ModelLines]]:
+def setting_grid(frame: Frame, headings: Sequence[str], *, share_x: bool = True) -> tuple[Figure, list[ModelLines]]:
     """Return a figure with the settings of each model named on the left, and the panels to draw into."""
     names = labels(frame.rows, brief=True)
     models = list(frame.groups("model"))
     found = [sorted(set(map(setting, rows.rows)), key=lambda one: natural_key(names[one])) for _, rows in models]
-    lines = [thinned(one, _MOST_LINES) for one in found]
+    most = _fair_share([len(one) for one in found], _MOST_LINES - len(found))
+    lines = [thinned(one, most) for one in found]
     heights = [len(one) + 1.0 for one in lines]
-    height = _LINE_INCHES * sum(heights) + _MARGINS_INCHES + legend_height(legend_entries)
-    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
+    figure = figure_of(_LINE_INCHES * sum(heights) + _MARGINS_INCHES)
     grid = figure.subplots(
         len(models), len(headings), squeeze=False, height_ratios=heights, sharex="col" if share_x else False
     )
     for heading, axes in zip(headings, grid[0], strict=True):
-        axes.set_title(shorten(heading, 64 // len(headings)), fontsize=8)
+        axes.set_title(shorten(heading, 64 // len(headings)))
     for panels, ((model,), _), every, own in zip(grid, models, found, lines, strict=True):
         for axes in panels:
             axes.set_ylim(len(own) - 0.5, -0.5)
             axes.set_yticks(range(len(own)), [""] * len(own))
             axes.tick_params(axis="y", length=0)
-        panels[0].set_yticklabels(told_apart([names[one] for one in own], _LABEL_LENGTH), fontsize=7)
+        panels[0].set_yticklabels(told_apart([names[one] for one in own], _LABEL_LENGTH))
         left_out = f" ({len(own)} of {len(every)} settings)" if len(own) < len(every) else ""
-        panels[0].set_ylabel(shorten(model, max(12, 2 * len(own))) + left_out, fontweight="bold")
+        # above its lines, since upright beside a few of them it would not fit
+        place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right"}
+        panels[0].annotate(shorten(model, _LABEL_LENGTH) + left_out, (0, 1), (-3, 2), fontweight="bold", **place)
     return figure, [
         ModelLines(Frame(rows.columns, tuple(row for row in rows.rows if setting(row) in own)), own, panels)
         for (_, rows), own, panels in zip(models, lines, grid, strict=True)
@@ -75,19 +76,25 @@ def setting_grid(
 
 
 def thinned(lines: Sequence[Setting], most: int) -> list[Setting]:
-    """Return at most about `most` of the settings, in their order: the same number of each method, evenly spread."""
+    """Return at most `most` of the settings, in their order: the same number of each method, evenly spread."""
     if len(lines) <= most:
         return list(lines)
     by_method: dict[str, list[Setting]] = {}
     for line in lines:
         by_method.setdefault(line[0], []).append(line)
-    each = max(n for n in range(1, most + 1) if n == 1 or sum(min(n, len(own)) for own in by_method.values()) <= most)
+    each = _fair_share([len(own) for own in by_method.values()], most)
     kept = {
         own[round(place * (len(own) - 1) / max(1, min(each, len(own)) - 1))]
         for own in by_method.values()
         for place in range(min(each, len(own)))
     }
-    return [line for line in lines if line in kept]
+    left = [line for line in lines if line in kept]
+    return left if len(left) <= most else [left[place * len(left) // most] for place in range(most)]
+
+
+def _fair_share(sizes: Sequence[int], most: int) -> int:
+    """Return how many each may have, so that all together have at most `most`; at least 1."""
+    return max(n for n in range(1, max(1, most) + 1) if n == 1 or sum(min(n, size) for size in sizes) <= most)
 
 
 def draw_measures(model: ModelLines, measures: Sequence[Measure], styles: Mapping[str, SeriesStyle]) -> None:

@@ -1,9 +1,11 @@
 """Tables as text for a pull request (Markdown) or a paper (LaTeX with booktabs)."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import ceil
 from typing import Final
 
+from exitbench.reports.tables.columns import Cell
 from exitbench.reports.tables.filled import FilledTable
 from exitbench.terminal import visible
 
@@ -18,8 +20,26 @@ _LATEX: Final[Mapping[str, str]] = {
     "≥": r"$\geq$",
     "≤": r"$\leq$",
     "–": "--",
+    "×": r"$\times$",
+    "†": r"$\dagger$",
+    "δ": r"$\delta$",
+    "ε": r"$\varepsilon$",
+    "²": r"\textsuperscript{2}",
+    "…": r"\ldots{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }
+
+
+_MINUS: Final = re.compile(r"(?<![\w.])-(?=[\d.])")
+_PAGE_POINTS: Final = 458.0  # less than 6.5 inches, a page of one column; pages of two are wider
+_CHARACTER_POINTS: Final = 3.5  # on average, in \\scriptsize of ten-point documents
+_GAP_POINTS: Final = 8.0
+_SHARE_OF_TEXT: Final = 0.75  # of a page's width that columns of text leave to no number
+_FEWEST_LETTERS: Final = 8
+_MOST_LINES: Final = 50  # beside a caption
+
+
+_Block = dict[int, str]  # places of columns, and how LaTeX sets each
 
 
 def markdown(table: FilledTable) -> str:
@@ -36,24 +56,88 @@ def markdown_table(table: FilledTable) -> str:
 
 
 def latex(table: FilledTable) -> str:
-    """Return the table as a LaTeX `table` environment; needs the package booktabs."""
-    columns = "".join("r" if column.numeric else "l" for column in table.columns)
-    lines = [_latex_row([column.heading for column in table.columns]), r"\midrule"]
-    lines += [_latex_row([cell.text for cell in row]) for row in table.rows]
+    """Return the table as LaTeX `table*` environments, each of which fits a page; needs the package booktabs.
+
+    What is too long goes on in another one, and so do columns that do not fit beside each other: columns of text, which
+    say what a row is of, are repeated there.
+    """
+    blocks = _column_blocks(table)
+    parts = [(block, rows) for block in blocks for rows in _pages(table, block)]
+    return "\n".join(_latex_part(table, *part, number, len(parts)) for number, part in enumerate(parts, 1))
+
+
+def _latex_part(table: FilledTable, block: _Block, rows: Sequence[Sequence[Cell]], number: int, of: int) -> str:
+    caption = (
+        latex_text(_caption(table, str).replace("`", "")) if number == 1 else latex_text(table.source.module.TITLE)
+    )
+    label = f"tab:{table.source.name.replace('_', '-')}" + (f"-{number}" if number > 1 else "")
+    lines = [_latex_row((table.columns[place].heading, form) for place, form in block.items()), r"\midrule"]
+    lines += [_latex_row((row[place].text, form) for place, form in block.items()) for row in rows]
     return "\n".join(
         [
-            r"\begin{table}",
-            rf"\caption{{{latex_text(_caption(table, str).replace('`', ''))}}}",
-            rf"\label{{tab:{table.source.name.replace('_', '-')}}}",
-            rf"\begin{{tabular}}{{{columns}}}",
+            r"\begin{table*}[tp]",
+            rf"\caption{{{caption}{f' (Part {number} of {of}.)' if of > 1 else ''}}}",
+            rf"\label{{{label}}}",
+            r"\centering\scriptsize\setlength{\tabcolsep}{4pt}",
+            rf"\begin{{tabular}}{{{''.join(block.values())}}}",
             r"\toprule",
             *lines,
             r"\bottomrule",
             r"\end{tabular}",
-            r"\end{table}",
+            r"\end{table*}",
             "",
         ]
     )
+
+
+def _column_blocks(table: FilledTable) -> list[_Block]:
+    """Share the numeric columns out among as few blocks as fit a page, each after all columns of text."""
+    lengths = [
+        max(len(column.heading), *(len(row[place].text) for row in table.rows), 1)
+        for place, column in enumerate(table.columns)
+    ]
+    texts = [place for place, column in enumerate(table.columns) if not column.numeric]
+    numbers = [place for place, column in enumerate(table.columns) if column.numeric]
+    room = _PAGE_POINTS * (_SHARE_OF_TEXT if numbers else 1)
+    longest = max((lengths[place] for place in texts), default=0)
+    while longest > _FEWEST_LETTERS and sum(_points(min(lengths[place], longest)) for place in texts) > room:
+        longest -= 1
+    key = {place: "l" if lengths[place] <= longest else rf"p{{{longest * _CHARACTER_POINTS:.0f}pt}}" for place in texts}
+    left = _PAGE_POINTS - sum(_points(min(lengths[place], longest)) for place in texts)
+    blocks: list[list[int]] = [[]]
+    for place in numbers:
+        if blocks[-1] and sum(_points(lengths[one]) for one in (*blocks[-1], place)) > left:
+            blocks.append([])
+        blocks[-1].append(place)
+    return [{**key, **dict.fromkeys(block, "r")} for block in blocks]
+
+
+def _points(letters: int) -> float:
+    return letters * _CHARACTER_POINTS + _GAP_POINTS
+
+
+def _pages(table: FilledTable, block: _Block) -> Iterator[Sequence[Sequence[Cell]]]:
+    """Yield as many rows as a page has lines for, at a time."""
+    page: list[Sequence[Cell]] = []
+    lines = 0
+    for row in table.rows:
+        own = max(_lines(row[place].text, form) for place, form in block.items())
+        if page and lines + own > _MOST_LINES:
+            yield page
+            page, lines = [], 0
+        page.append(row)
+        lines += own
+    yield page
+
+
+def _lines(text: str, form: str) -> int:
+    """How many lines a cell takes: words do not fill a line to its end."""
+    return ceil(1.2 * len(text) / letters) if (letters := _letters(form)) else 1
+
+
+def _letters(form: str) -> int:
+    """How many letters a line of a column has; 0 where it has as many as it likes."""
+    return int(float(form[2:-3]) / _CHARACTER_POINTS) if form.startswith("p") else 0
 
 
 FORMATS: Final[Mapping[str, Callable[[FilledTable], str]]] = {"md": markdown, "latex": latex}
@@ -80,5 +164,15 @@ def _piped(cells: Sequence[str]) -> str:
     return "| " + " | ".join(map(markdown_text, cells)) + " |"
 
 
-def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(map(latex_text, cells)) + r" \\"
+def _latex_row(cells: Iterable[tuple[str, str]]) -> str:
+    """Return a row of cells, each with how LaTeX sets its column."""
+    return " & ".join(_MINUS.sub("$-$", _latex_cell(text, form)) for text, form in cells) + r" \\"
+
+
+def _latex_cell(text: str, form: str) -> str:
+    """Return a cell; words longer than its lines (digests, parameters) go on in the next one."""
+    if not (letters := _letters(form)):
+        return latex_text(text)
+    words = visible(" ".join(text.split())).split(" ")
+    pieces = ([word[at : at + letters - 1] for at in range(0, len(word), letters - 1)] for word in words)
+    return " ".join(r"\allowbreak{}".join(map(latex_text, word)) for word in pieces)

@@ -7,8 +7,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from exitbench.reports.frame import Frame
+from exitbench.reports.plotting import style
 from exitbench.reports.registry import discover
 from exitbench.reports.render import ReportSummary, write_report
 from exitbench.results.database.connection import open_database
@@ -47,9 +49,18 @@ def empty_database(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def report(small_database: Path, tmp_path_factory: pytest.TempPathFactory) -> ReportSummary:
+def drawn_report(small_database: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportSummary, list[Figure]]:
+    """The report of `small_database`, and its figures as they were laid out. Read only."""
+    kept, lay_out = [], style.lay_out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "lay_out", lambda figure: (kept.append(figure), lay_out(figure)))
+        return write_report(small_database, tmp_path_factory.mktemp("report")), kept
+
+
+@pytest.fixture(scope="session")
+def report(drawn_report: tuple[ReportSummary, list[Figure]]) -> ReportSummary:
     """The report of `small_database`. Read only."""
-    return write_report(small_database, tmp_path_factory.mktemp("report"))
+    return drawn_report[0]
 
 
 @pytest.fixture(scope="session")

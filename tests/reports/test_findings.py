@@ -8,8 +8,8 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.harness.cli import main as cli
-from exitbench.reports import material
-from exitbench.reports.material import read_material, read_tables
+from exitbench.reports import material, tables
+from exitbench.reports.material import read_material, read_only
 from exitbench.reports.render import write_report
 
 
@@ -53,8 +53,8 @@ def test_a_final_report_is_no_draft(small_database: Path, tmp_path: Path) -> Non
 
 def test_no_table_is_printed_either(incomplete: Path) -> None:
     with pytest.raises(UserError, match="say not to cite"):
-        read_tables(incomplete, None, "summary", draft=False)
-    assert read_tables(incomplete, None, "summary", draft=True)
+        read_only(incomplete, tables, "summary")
+    assert read_only(incomplete, tables, "summary", draft=True)
 
 
 def test_check_tells_the_gravest_first_and_fails(

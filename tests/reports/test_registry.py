@@ -26,6 +26,7 @@ def test_every_source_is_complete(package: ModuleType) -> None:
         numbered = any(source.name.startswith(f"{paper}_") for paper in (*PAPERS, "explain"))
         assert hasattr(source.module, "ORDER") != numbered, source.name
         assert hasattr(source.module, "plot") != hasattr(source.module, "COLUMNS"), source.name
+        assert hasattr(source.module, "plot") == hasattr(source.module, "finding"), source.name
 
 
 @pytest.mark.parametrize("package", [figures, tables])

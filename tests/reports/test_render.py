@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -69,6 +69,7 @@ def unpacked(text: str) -> str:
     return gzip.decompress(base64.b64decode(text)).decode("utf-8")
 
 
+FIGURES = discover(figures)
 SmallRows = Callable[[ModuleType, str], Frame]
 
 
@@ -111,6 +112,35 @@ def test_the_page_shows_each_query_and_gives_its_data(report: ReportSummary, sma
             assert unpacked(link["data-gzip"] or "") == csv
             assert link["href"] == f"{folder}/{source.name}.csv", "without its script the page leads to the file"
             assert (report.index_html.parent / folder / f"{source.name}.csv").read_text("utf-8") == csv
+
+
+def test_a_caption_begins_with_what_the_rows_show(report: ReportSummary, small_rows: SmallRows) -> None:
+    captions = [text for text in Page(read(report)).texts if any(one.module.CAPTION[:60] in text for one in FIGURES)]
+    drawn = [source for source in FIGURES if source.name in report.figures]
+    assert len(captions) == len(drawn)
+    for source, caption in zip(drawn, captions, strict=True):
+        rows = small_rows(figures, source.name)
+        finding = source.module.finding(rows)
+        assert caption.startswith(f"{finding} {source.module.CAPTION[:60]}") and len(finding) < 250
+        assert finding.endswith(".") and not finding.startswith(" "), source.name
+
+
+def test_the_finding_of_the_frontier_is_the_fastest_setting_that_keeps_the_quality(small_rows: SmallRows) -> None:
+    rows = small_rows(figures, "frontier")
+    kept = [
+        row
+        for row in rows.rows
+        if row["speedup"] is not None and row["quality"] >= 0.99 and row["attainable"] and not row["is_full_depth"]
+    ]
+    outside = {"inside_noise_floor": False, "speedup": 7.25, "speedup_low": 7.0, "speedup_high": 7.5}
+
+    def told(row: Mapping[str, Any], **change: Any) -> str:
+        changed = tuple({**one, **change} if one is row else one for one in rows.rows)
+        return str(next(one for one in FIGURES if one.name == "frontier").module.finding(Frame(rows.columns, changed)))
+
+    assert f"({kept[0]['model']}) at 7.25× [7.00, 7.50]" in told(kept[0], **outside)
+    for change in ({"quality": 0.98}, {"inside_noise_floor": True}, {"attainable": False}):
+        assert "7.25×" not in told(kept[0], **{**outside, **change})
 
 
 def test_the_page_asks_the_network_for_nothing(report: ReportSummary) -> None:

@@ -10,6 +10,7 @@ from exitbench.harness.running.environment import available_cores
 from exitbench.terminal import tell
 
 if TYPE_CHECKING:  # matplotlib is not loaded to print tables
+    from exitbench.reports.drawing import DrawnFigure
     from exitbench.reports.render import ReportSummary
 
 
@@ -23,14 +24,10 @@ def report(arguments: Namespace) -> int:
 
     if arguments.paper not in (None, *PAPERS):
         raise UserError(f"No paper is called {arguments.paper!r}.{suggestion(arguments.paper, PAPERS)}")
-    if arguments.only != "*":
-        from exitbench.reports.material import require_table
-
-        require_table(arguments.paper, arguments.only)
     if arguments.format != "html":
         return _print_tables(arguments)
     if arguments.only != "*":
-        raise UserError("--only chooses tables to print: give --format md or --format latex with it.")
+        return _draw_figures(arguments)
     from exitbench.reports.render import write_report
 
     summary = write_report(
@@ -65,17 +62,44 @@ def _folder(arguments: Namespace) -> Path:
     return whole if arguments.paper is None else whole.with_name(f"{whole.name}-{arguments.paper}")
 
 
+def _draw_figures(arguments: Namespace) -> int:
+    """Draw the figures that are asked for, and say where each lies and what it shows."""
+    from exitbench.reports import figures
+    from exitbench.reports.material import require_named
+    from exitbench.reports.render import write_figures
+
+    require_named(figures, arguments.only, arguments.paper)  # before a database is looked for
+    drawn = write_figures(
+        existing_database(arguments),
+        _folder(arguments),
+        arguments.only,
+        paper=arguments.paper,
+        draft=arguments.draft,
+        workers=available_cores(),
+    )
+    for figure in drawn:
+        if figure.image:
+            print(f"Figure  {figure.files[0].with_suffix('.pdf')}  (svg, png and csv beside it)\n{figure.caption}\n")
+        else:
+            tell(f"{figure.source.name} could not be drawn: {figure.error}" if figure.error else _without_data(figure))
+    return 1 if any(figure.error for figure in drawn) else 0
+
+
+def _without_data(figure: "DrawnFigure") -> str:
+    return f"{figure.source.name}: {figure.source.module.EMPTY}"
+
+
 def _print_tables(arguments: Namespace) -> int:
-    from exitbench.reports.material import read_tables
+    from exitbench.reports import tables
+    from exitbench.reports.material import read_only, require_named
     from exitbench.reports.tables.filled import fill
     from exitbench.reports.tables.writing import FORMATS
     from exitbench.results.files.whole_file import write_whole_file
 
-    filled = [
-        fill(source, frame)
-        for source, frame in read_tables(existing_database(arguments), arguments.paper, arguments.only, arguments.draft)
-        if frame.rows
-    ]
+    require_named(tables, arguments.only, arguments.paper)  # before a database is looked for
+    chosen = {"paper": arguments.paper, "draft": arguments.draft}
+    asked = read_only(existing_database(arguments), tables, arguments.only, **chosen)
+    filled = [fill(source, frame) for source, frame in asked if frame.rows]
     text = "\n".join(FORMATS[arguments.format](table) for table in filled) or "No table has rows yet.\n"
     if arguments.out is None:
         print(text, end="")

@@ -6,10 +6,11 @@ from matplotlib.ticker import PercentFormatter
 from exitbench.reports.figures.explain.explain_parts import EMPTY, draw_by_block, empty_figure, split
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
-from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, panel_titles
+from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, panel_titles, title_panel
 from exitbench.reports.plotting.style import series_styles
+from exitbench.reports.sentences import between, percent
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Published claim: adaptive pruning. As published it is fixed pruning"
 CAPTION = (
@@ -27,6 +28,15 @@ HEADS = {
 }
 
 
+def finding(frame: Frame) -> str:
+    """Return how often published adaptive pruning is fixed pruning."""
+    published = [row for row in frame.rows if row["head"] == "pruned-adaptive-code"]
+    if not published:
+        return "Adaptive pruning as meant; the published form was not run."
+    told = between(published, "same", percent, ("model", "task"))
+    return f"As published, {told} of tokens under adaptive pruning are exactly those under fixed pruning."
+
+
 def plot(frame: Frame) -> Figure:
     """Draw two panels a task; frame: later_rows (rows a token) and same (0..1) by head and min_exit (blocks)."""
     if not frame.rows:
@@ -34,19 +44,19 @@ def plot(frame: Frame) -> Figure:
     styles = series_styles(HEADS.values())
     titles = panel_titles(frame)
     groups = list(frame.groups("task", "model", "setting"))
-    figure, panels = grid_of_panels(2 * len(groups), columns=2, legend_entries=len(styles))
-    for (work, same), (key, rows) in zip(zip(panels[::2], panels[1::2], strict=True), groups, strict=True):
+    figure, panels = grid_of_panels(2 * len(groups), columns=2)
+    for (work, same), (key, rows) in zip(zip(panels[::2], panels[1::2], strict=True), groups, strict=False):
         series = split(rows, "head", HEADS)
         draw_by_block(work, series, styles, ("later_rows", "later_rows_low", "later_rows_high"))
         others = {label: part for label, part in series.items() if label != HEADS["pruned-fixed"]}
         draw_by_block(same, others, styles, ("same", "same_low", "same_high"))
-        work.set_title(titles[key])
+        title_panel(work, titles[key])
         work.set_ylabel("head rows read after\nthe first block asked, a token")
         work.set_ylim(bottom=0)
         same.set_ylim(0, 1.02)
         same.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         same.set_ylabel("tokens exactly as\nunder fixed pruning")
         size = f"{count(rows.values('tokens'), 'tokens')}, {count(rows.values('n'), 'documents').removeprefix('n = ')}"
-        same.set_title(size, loc="right", fontweight="normal")
+        title_panel(same, "", size)
     legend_of_series(figure, styles)
     return figure

@@ -1,6 +1,7 @@
 """The exit classifier under the published loss, whose labels are one block off, and under the losses meant."""
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,10 +17,12 @@ from exitbench.reports.plotting.panels import (
     grid_of_panels,
     legend_of_series,
     panel_titles,
+    title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+from exitbench.reports.sentences import listed, percent
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Published claim: trained exit classifiers. Their labels were one block off"
 CAPTION = (
@@ -36,6 +39,15 @@ LOSSES = {
 }
 
 
+def finding(frame: Frame) -> str:
+    """Return the agreement of each loss over the same thresholds."""
+    told = [
+        f"{percent(fmean([row['token_match'] for row in rows]))} with {label}"
+        for label, rows in split(frame, "loss", LOSSES).items()
+    ]
+    return f"Tokens equal to full depth's, in the mean of thresholds (at different depths): {listed(told)}."
+
+
 def plot(frame: Frame) -> Figure:
     """Draw two panels a task; frame: token_match (0..1) and value (metric's unit) by loss and mean_exit_layer."""
     if not frame.rows:
@@ -43,19 +55,19 @@ def plot(frame: Frame) -> Figure:
     styles = series_styles(LOSSES.values())
     titles = panel_titles(frame)
     groups = list(frame.groups("task", "model", "setting", "metric"))
-    figure, panels = grid_of_panels(2 * len(groups), columns=2, legend_entries=len(styles) + 1)
+    figure, panels = grid_of_panels(2 * len(groups), columns=2)
     for (match, quality), ((*key, metric), rows) in zip(
-        zip(panels[::2], panels[1::2], strict=True), groups, strict=True
+        zip(panels[::2], panels[1::2], strict=True), groups, strict=False
     ):
         for label, part in split(rows, "loss", LOSSES).items():
             _line(match, part, styles[label], ("token_match", "token_match_low", "token_match_high"))
             _line(quality, part, styles[label], ("value", "ci_low", "ci_high"))
         quality.axhline(rows.rows[0]["full_value"], color=MUTED, linestyle=":", linewidth=1)
-        match.set_title(titles[tuple(key)])
+        title_panel(match, titles[tuple(key)])
         match.set_ylabel("tokens equal to full depth")
         match.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         quality.set_ylabel(metric)
-        quality.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal")
+        title_panel(quality, "", count(rows.values("n"), "documents"))
         for axes in (match, quality):
             exit_layer_axis(axes, max(rows.values("blocks")))
     legend_of_series(figure, styles, [FULL_DEPTH])

@@ -10,10 +10,11 @@ from matplotlib.lines import Line2D
 from exitbench.reports.figures.explain.explain_parts import EMPTY, FULL_DEPTH, draw_by_block, empty_figure
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
-from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, panel_titles
-from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_above, panel_titles, title_panel
+from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, series_styles
+from exitbench.reports.sentences import of_which
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Published claim: the contrastive gate exits earlier. Means over settings hide what the gain costs"
 CAPTION = (
@@ -33,6 +34,14 @@ MEANS = (
 )
 
 
+def finding(frame: Frame) -> str:
+    """Return the mean gain of the first model and task over all settings, and over those that keep the quality."""
+    row = frame.rows[0]
+    kept = "none keeps the quality" if row["mean_kept"] is None else f"{row['mean_kept']:.2f} where quality is kept"
+    where = of_which(row, ("model", "task"))
+    return f"The contrastive gate saves {row['mean_all']:.2f} blocks over all settings of {where}, and {kept}."
+
+
 def plot(frame: Frame) -> Figure:
     """Draw two panels a model and task; frame: gain (blocks), values (metric's unit), means of the gain."""
     if not frame.rows:
@@ -40,15 +49,15 @@ def plot(frame: Frame) -> Figure:
     styles = series_styles((SOFTMAX, CONTRAST))
     titles = panel_titles(frame)
     groups = list(frame.groups("task", "model", "setting", "metric"))
-    figure, panels = grid_of_panels(2 * len(groups), columns=2, legend_entries=8)
+    figure, panels = grid_of_panels(2 * len(groups), columns=2)
     for (gains, quality), ((*key, metric), rows) in zip(
-        zip(panels[::2], panels[1::2], strict=True), groups, strict=True
+        zip(panels[::2], panels[1::2], strict=True), groups, strict=False
     ):
-        gains.set_title(titles[tuple(key)])
+        title_panel(gains, titles[tuple(key)])
         _gains(gains, rows, styles[CONTRAST])
         _quality(quality, rows, styles)
         quality.set_ylabel(metric)
-        quality.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal")
+        title_panel(quality, "", count(rows.values("n"), "documents"))
     _legend(figure, styles)
     return figure
 
@@ -63,7 +72,7 @@ def _legend(figure: Figure, styles: Mapping[str, SeriesStyle]) -> None:
     hollow.set_label("gain without the quality")
     mean = Line2D([], [], color=colour, linewidth=2, label="mean of settings")
     half = Line2D([], [], color=MUTED, linestyle="--", label="half of full depth: collapsed below")
-    figure.legend(handles=[*points, FULL_DEPTH, hollow, mean, half], loc="outside upper center", ncols=3)
+    legend_above(figure, [*points, FULL_DEPTH, hollow, mean, half])
 
 
 def _gains(axes: Axes, frame: Frame, style: SeriesStyle) -> None:
@@ -80,7 +89,7 @@ def _gains(axes: Axes, frame: Frame, style: SeriesStyle) -> None:
             continue
         draw_intervals(axes, [place], [(row[f"mean_{name}_low"], row[f"mean_{name}_high"])], style.colour, along="y")
         axes.plot([place - 0.5, place + 0.5], [mean, mean], color=style.colour, linewidth=2)
-        axes.annotate(f"{mean:.2f}", (place, mean), (4, 3), textcoords="offset points", fontsize=7.5)
+        axes.annotate(f"{mean:.2f}", (place, mean), (4, 3), textcoords="offset points", fontsize=SMALL_POINTS)
     axes.axhline(0, color=MUTED, linewidth=0.8)
     axes.axvline(last + 0.6, color=MUTED, linewidth=0.8)
     names = [f"{text}\n({row[column]})" for _, text, column in MEANS]

@@ -1,15 +1,18 @@
 """A shrinking list of kept ids, cut by rank or by token id (PRUNE's decaying pruning)."""
 
+from statistics import fmean
+
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.figures.explain.explain_parts import EMPTY, FULL_DEPTH, draw_by_block, empty_figure, split
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
-from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, panel_titles
+from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, panel_titles, title_panel
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+from exitbench.reports.sentences import listed, percent
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Published claim: decaying pruning. The list was cut by token id, not by rank"
 CAPTION = (
@@ -27,6 +30,20 @@ HEADS = {
 }
 
 
+def finding(frame: Frame) -> str:
+    """Return the agreement of lists cut by id and by rank."""
+    told = []
+    for head, words in (("pruned-decaying-idsorted", "by id, as published"), ("pruned-decaying", "by rank")):
+        shares = [row["token_match"] for row in frame.rows if row["head"] == head and row["token_match"] is not None]
+        if shares:
+            told.append(f"{percent(fmean(shares))} cut {words}")
+    return (
+        f"Tokens equal to full depth's under a decaying list, on average: {listed(told)}."
+        if told
+        else "Fixed lists alone were run."
+    )
+
+
 def plot(frame: Frame) -> Figure:
     """Draw two panels a task; frame: token_match (0..1) and value (metric's unit) by head and min_exit (blocks)."""
     if not frame.rows:
@@ -34,18 +51,18 @@ def plot(frame: Frame) -> Figure:
     styles: dict[str, SeriesStyle] = series_styles(HEADS.values())
     titles = panel_titles(frame)
     groups = list(frame.groups("task", "model", "setting", "metric"))
-    figure, panels = grid_of_panels(2 * len(groups), columns=2, legend_entries=len(styles) + 1)
+    figure, panels = grid_of_panels(2 * len(groups), columns=2)
     for (match, quality), ((*key, metric), rows) in zip(
-        zip(panels[::2], panels[1::2], strict=True), groups, strict=True
+        zip(panels[::2], panels[1::2], strict=True), groups, strict=False
     ):
         series = split(rows, "head", HEADS)
         draw_by_block(match, series, styles, ("token_match", "token_match_low", "token_match_high"))
         draw_by_block(quality, series, styles, ("value", "ci_low", "ci_high"))
         quality.axhline(rows.rows[0]["full_value"], color=MUTED, linestyle=":", linewidth=1)
-        match.set_title(titles[tuple(key)])
+        title_panel(match, titles[tuple(key)])
         match.set_ylabel("tokens equal to full depth")
         match.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         quality.set_ylabel(metric)
-        quality.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal")
+        title_panel(quality, "", count(rows.values("n"), "documents"))
     legend_of_series(figure, styles, [FULL_DEPTH])
     return figure

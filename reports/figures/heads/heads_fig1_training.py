@@ -1,6 +1,6 @@
 """How exit heads learn (Figure 1 of Accelerating LLM Inference with Self-Supervised Early Exits)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -9,21 +9,35 @@ from matplotlib.ticker import PercentFormatter
 from exitbench.reports.figures.heads.heads_parts import SETTINGS
 from exitbench.reports.figures.training.training_parts import draw_by_step
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import shorten
-from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series
+from exitbench.reports.plotting.panels import grid_of_panels, label_y, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
+from exitbench.reports.sentences import between, percent
 
 TITLE = "How exit heads learn"
 CAPTION = (
     "Left: share of training tokens for which an exit head finds the same token most likely as the model that it is "
-    "attached to, whose weights are frozen. Right: entropy of the head's distribution. Both are means over the steps "
+    "attached to, whose weights are frozen. Right, where it changes by more than a twentieth (else it is in the CSV "
+    "file alone): entropy of the head's distribution. Both are means over the steps "
     "since the point before, of one training each. A head is named by the blocks executed below it. After Figure 1 of "
     "Accelerating LLM Inference with Self-Supervised Early Exits, which trains four heads in four settings, and whose "
     f"curves were not published as numbers. {SETTINGS}"
 )
 EMPTY = "No data yet: run `nox -s paper -- heads`, or train any recipe with exit heads."
 
+_LEVEL = 0.05  # of the highest value
 ACCURACY, ENTROPY = "exit_head_accuracy", "exit_head_entropy_nats"
+
+
+def finding(frame: Frame) -> str:
+    """Return how often heads agree with the model at the end."""
+    groups = Frame(frame.columns, tuple(row for row in frame.rows if row["metric"] == ACCURACY)).groups(
+        "training", "block"
+    )
+    last = [{**max(rows.rows, key=lambda row: row["step"]), "head": _name(block)} for (_, block), rows in groups]
+    if not last:
+        return "Entropy of exit heads while they learn."
+    told = between(last, "value", percent, ("head",))
+    return f"At the end heads agree with the model in {told} of training tokens."
 
 
 def plot(frame: Frame) -> Figure:
@@ -32,20 +46,27 @@ def plot(frame: Frame) -> Figure:
     # paired by place, so that colours follow depth and not the spelling of numbers
     styles = dict(zip(map(_name, blocks), series_styles(map(_name, blocks)).values(), strict=True))
     trainings = list(frame.groups("training"))
-    figure, panels = grid_of_panels(2 * len(trainings), columns=2, legend_entries=len(styles))
-    highest = max((row["value"] for row in frame.rows if row["metric"] == ENTROPY), default=1)
-    for place, ((training,), rows) in enumerate(trainings):
-        accuracy, entropy = panels[2 * place : 2 * place + 2]
-        accuracy.set_title(shorten(training, 44))
-        _panel(accuracy, rows, ACCURACY, styles)
-        _panel(entropy, rows, ENTROPY, styles)
-        accuracy.set_ylim(0, 1.02)
-        accuracy.yaxis.set_major_formatter(PercentFormatter(1))
-        accuracy.set_ylabel("tokens as the model's own")
-        entropy.set_ylim(0, 1.05 * highest)
-        entropy.set_ylabel("entropy [nats]")
+    entropies = [row["value"] for row in frame.rows if row["metric"] == ENTROPY]
+    drawn = [ACCURACY, ENTROPY] if _varies(entropies) else [ACCURACY]
+    figure, panels = grid_of_panels(len(drawn) * len(trainings), columns=2 if len(drawn) == 2 else None)
+    for place, ((training,), rows) in enumerate(trainings[: len(panels) // len(drawn)]):
+        for metric, axes in zip(drawn, panels[len(drawn) * place :], strict=False):
+            _panel(axes, rows, metric, styles)
+            title_panel(axes, training if metric == ACCURACY else "")
+            if metric == ENTROPY:
+                axes.set_ylim(0, 1.05 * max(entropies))
+                axes.set_ylabel("entropy (nats)")
+            else:
+                axes.set_ylim(0, 1.02)
+                axes.yaxis.set_major_formatter(PercentFormatter(1))
+                label_y(axes, "tokens as the model's own")
     legend_of_series(figure, styles)
     return figure
+
+
+def _varies(values: Sequence[float]) -> bool:
+    """Whether there is more to see than a level line."""
+    return bool(values) and max(values) - min(values) > _LEVEL * max(values)
 
 
 def _panel(axes: Axes, frame: Frame, metric: str, styles: Mapping[str, SeriesStyle]) -> None:

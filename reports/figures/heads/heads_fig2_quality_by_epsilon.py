@@ -6,8 +6,9 @@ from matplotlib.lines import Line2D
 from exitbench.reports.figures.heads.heads_parts import EMPTY, SETTINGS, by_epsilon
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.style import MUTED
+from exitbench.reports.sentences import between, percent
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Quality of exit heads by epsilon"
 CAPTION = (
@@ -20,6 +21,19 @@ CAPTION = (
     "answers. Its Table 1 lists prompts, of which a "
     f"result database keeps none, so that there is no table like it. {SETTINGS}"
 )
+
+
+def finding(frame: Frame) -> str:
+    """Return what is left of full depth's quality at the lowest and the highest epsilon."""
+    kept = [
+        {**row, "kept": row["value"] / row["full_value"], "asked": f"epsilon {row['epsilon']:g}"}
+        for row in frame.rows
+        if row["full_value"]
+    ]
+    if not kept:
+        return "Quality by epsilon; full depth was not run, or scores nothing."
+    told = between(kept, "kept", percent, ("series", "task", "asked"))
+    return f"Exit heads keep {told} of full depth's quality."
 
 
 def plot(frame: Frame) -> Figure:

@@ -12,8 +12,9 @@ from exitbench.reports.plotting.panels import (
     floor_entry,
     length_entry,
 )
+from exitbench.reports.sentences import between, times
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Speed-up of exit heads by epsilon"
 CAPTION = (
@@ -24,6 +25,12 @@ CAPTION = (
     "Exits, whose times are of code without a cache of keys and values, with neither warm-up nor synchronisation, and "
     f"were not published as numbers. {SETTINGS}"
 )
+
+
+def finding(frame: Frame) -> str:
+    """Return the range of speed-ups."""
+    rows = [{**row, "asked": f"epsilon {row['epsilon']:g}"} for row in frame.rows]
+    return f"Exit heads are {between(rows, 'value', times, ('series', 'task', 'asked'))} as fast as full depth."
 
 
 def plot(frame: Frame) -> Figure:

@@ -1,5 +1,7 @@
 """Where tokens leave (Figure 4 of Accelerating LLM Inference with Self-Supervised Early Exits)."""
 
+from statistics import fmean
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -7,10 +9,17 @@ from matplotlib.ticker import PercentFormatter
 from exitbench.reports.figures.heads.heads_parts import EMPTY, SETTINGS, epsilon_axis, titles
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
-from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series
+from exitbench.reports.plotting.panels import (
+    draw_intervals,
+    grid_of_panels,
+    label_y,
+    legend_of_series,
+    title_panel,
+)
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
+from exitbench.reports.sentences import listed, percent
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Where tokens leave by epsilon"
 CAPTION = (
@@ -24,6 +33,20 @@ CAPTION = (
 _MANY = 6  # panels, beyond which they stand three in a row
 
 
+def finding(frame: Frame) -> str:
+    """Return how many tokens leave before the last block at the lowest and the highest epsilon."""
+    told = []
+    for epsilon in dict.fromkeys((min(frame.values("epsilon")), max(frame.values("epsilon")))):
+        stay = [row["share"] for row in frame.rows if row["epsilon"] == epsilon and row["exit_layer"] == row["blocks"]]
+        if stay:
+            told.append(f"{percent(1 - fmean(stay))} at an epsilon of {epsilon:g}")
+    return (
+        f"Tokens that leave at a head: {listed(told)}, in the mean of tasks and heads."
+        if told
+        else "All tokens leave at a head."
+    )
+
+
 def plot(frame: Frame) -> Figure:
     """Draw one panel a task and series and one line an exit layer; frame: share (0..1) by epsilon and exit_layer."""
     layers = sorted({(row["exit_layer"], row["blocks"]) for row in frame.rows})
@@ -32,11 +55,10 @@ def plot(frame: Frame) -> Figure:
     styles = dict(zip(names, series_styles(names).values(), strict=True))
     named = titles(frame, "series")
     groups = list(frame.groups("task", "series", "setting"))
-    figure, panels = grid_of_panels(len(groups), columns=3 if len(groups) > _MANY else 2, legend_entries=len(styles))
-    for axes, (key, rows) in zip(panels, groups, strict=True):
+    figure, panels = grid_of_panels(len(groups))
+    for axes, (key, rows) in zip(panels, groups, strict=False):
         _panel(axes, rows, styles)
-        axes.set_title(named[key], pad=16)
-        axes.text(0, 1.03, f"{count(rows.values('n'), 'tokens')} a setting", transform=axes.transAxes, fontsize=8)
+        title_panel(axes, named[key], f"{count(rows.values('n'), 'tokens')} a setting")
     legend_of_series(figure, styles)
     return figure
 
@@ -54,7 +76,7 @@ def _panel(axes: Axes, frame: Frame, styles: dict[str, SeriesStyle]) -> None:
     epsilon_axis(axes)
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_ylabel("tokens by exit layer")
+    label_y(axes, "tokens by exit layer")
 
 
 def _name(layer: int, blocks: int) -> str:

@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series
+from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import series_styles
 
 EMPTY = (
@@ -19,12 +19,14 @@ EMPTY = (
 )
 SETTINGS = "`exitbench run heads-settings` adds the paper's other three ways to train heads."
 
+_APART = 0.006  # between series, so that none hides another
+
 Group = tuple[Any, ...]
 
 
 def epsilon_axis(axes: Axes) -> None:
     """Label x."""
-    axes.set_xlabel("epsilon: agreement asked of what a head emits")
+    axes.set_xlabel("epsilon, agreement asked of a head")
 
 
 def titles(frame: Frame, *names: str) -> dict[Group, str]:
@@ -52,15 +54,17 @@ def by_epsilon(
     styles = series_styles(frame.distinct("series"))
     named = titles(frame)
     groups = list(frame.groups("task", "setting"))
-    figure, panels = grid_of_panels(len(groups), columns=2, legend_entries=len(styles) + len(extra))
-    for axes, (key, rows) in zip(panels, groups, strict=True):
-        for (series,), line in rows.groups("series"):
-            x, y = line.values("epsilon"), line.values("value")
+    figure, panels = grid_of_panels(len(groups))
+    for axes, (key, rows) in zip(panels, groups, strict=False):
+        for place, ((series,), line) in enumerate(rows.groups("series")):
+            shift = _APART * (place - (len(rows.distinct("series")) - 1) / 2)
+            x, y = [epsilon + shift for epsilon in line.values("epsilon")], line.values("value")
             bars = list(zip(line.values("ci_low"), line.values("ci_high"), strict=True))
             draw_intervals(axes, x, bars, styles[series].colour, along="y")
-            axes.plot(x, y, color=styles[series].colour, marker=styles[series].marker, linewidth=0.9, zorder=3)
+            axes.plot(
+                x, y, color=styles[series].colour, marker=styles[series].marker, linewidth=0.6, linestyle=":", zorder=3
+            )
         epsilon_axis(axes)
-        axes.set_title(named[key])
-        axes.set_title(count(rows.values("n"), unit), loc="right", fontweight="normal")
+        title_panel(axes, named[key], count(rows.values("n"), unit))
     legend_of_series(figure, styles, extra)
     return figure, list(zip(panels, (rows for _, rows in groups), strict=True))

@@ -1,6 +1,7 @@
 """How easy and difficult documents approach their last state (appendix A of the Monotonic Early Exiting paper)."""
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Literal
 
 from matplotlib.axes import Axes
@@ -10,10 +11,17 @@ from matplotlib.lines import Line2D
 from exitbench.reports.figures.mee.mee_parts import EMPTY, block_axis, intervals
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels
+from exitbench.reports.plotting.panels import (
+    draw_intervals,
+    grid_of_panels,
+    label_y,
+    legend_above,
+    title_panel,
+)
 from exitbench.reports.plotting.style import MUTED, series_styles
+from exitbench.reports.sentences import listed
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "How states of easy and difficult documents approach the last one"
 CAPTION = (
@@ -28,6 +36,19 @@ _CLASSES: Mapping[str, tuple[str, Literal["-", "--"]]] = {"easy": ("#009E73", "-
 _THRESHOLD = 0.9
 
 
+def finding(frame: Frame) -> str:
+    """Return how far the classes are apart halfway."""
+    told = {}
+    for (kind,), rows in frame.groups("class"):
+        halfway = [row["cosine"] for row in rows.rows if row["block"] == max(1, row["blocks"] // 2)]
+        if halfway:
+            told[kind] = fmean(halfway)
+    parts = [f"{value:.2f} for {kind} documents" for kind, value in sorted(told.items(), key=lambda one: -one[1])]
+    return (
+        f"Halfway through the blocks the cosine to the last state is {listed(parts)}, in the mean of models and tasks."
+    )
+
+
 def plot(frame: Frame) -> Figure:
     """Draw one panel a model and two lines a task; frame: cosine by model, task, class and block."""
     markers = {task: style.marker for task, style in series_styles(frame.distinct("task")).items()}
@@ -40,14 +61,13 @@ def plot(frame: Frame) -> Figure:
         Line2D([], [], color=MUTED, linestyle=":", label="called similar above"),
     ]
     models = list(frame.groups("model"))
-    figure, panels = grid_of_panels(len(models), columns=2, legend_entries=len(entries))
+    figure, panels = grid_of_panels(len(models))
     lowest = min(0.0, *frame.values("cosine"))
-    for axes, ((model,), rows) in zip(panels, models, strict=True):
+    for axes, ((model,), rows) in zip(panels, models, strict=False):
         _panel(axes, rows, markers)
         axes.set_ylim(1.02 * lowest - 0.02, 1.02)
-        axes.set_title(shorten(model, 28))
-        axes.set_title(f"{count(rows.values('documents'), 'documents')} a class", loc="right", fontweight="normal")
-    figure.legend(handles=entries, loc="outside upper center", ncols=4)
+        title_panel(axes, model, f"{count(rows.values('documents'), 'documents')} a class")
+    legend_above(figure, entries)
     return figure
 
 
@@ -59,4 +79,4 @@ def _panel(axes: Axes, frame: Frame, markers: dict[str, str]) -> None:
         axes.plot(x, y, color=colour, linestyle=line, marker=markers[task], markersize=4, linewidth=0.9, clip_on=False)
     axes.axhline(_THRESHOLD, color=MUTED, linestyle=":", linewidth=0.8)
     block_axis(axes, max(frame.values("blocks")))
-    axes.set_ylabel("cosine to the last block's state")
+    label_y(axes, "cosine to the last state")

@@ -20,12 +20,15 @@ from exitbench.reports.plotting.panels import (
     draw_published,
     floor_entry,
     grid_of_panels,
+    label_y,
     legend_of_series,
     length_entry,
     panel_titles,
     published_entry,
+    title_panel,
 )
-from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, series_styles
+from exitbench.reports.sentences import called, listed, times
 
 TITLE = "Six confidence measures: quality against measured speed"
 CAPTION = (
@@ -46,6 +49,29 @@ EMPTY = (
     "calm-saturation, calm-classifier, mee-mlp3, mee-lstm or mee-top3 on a model trained to exit at every block."
 )
 
+_KEPT = 0.99  # of full depth's quality
+
+
+def finding(frame: Frame) -> str:
+    """Return the fastest measure of each task that keeps the quality, by its interval beyond the noise floor."""
+    told = []
+    ours = Frame(frame.columns, tuple(row for row in frame.rows if row["origin"] == "ours"))
+    for (task,), rows in ours.groups("task_label"):
+        kept = [row for row in rows.rows if row["quality"] >= _KEPT and not row["is_full_depth"]]
+        best = max((row for row in kept if _beyond_noise(row)), key=lambda row: float(row["speedup"]), default=None)
+        said = "none" if best is None else f"{called(best['method'])} at {_interval(best)}"
+        told.append(f"on {called(task)} {said}")
+    return f"Fastest measure with at least 99 % of full depth's quality: {listed(told[:4])}." if told else ""
+
+
+def _beyond_noise(row: Row) -> bool:
+    low, floor = row["speedup_low"], row["aa_high"]
+    return low is not None and low > max(1.0, floor if floor is not None else 1.0)
+
+
+def _interval(row: Row) -> str:
+    return times(row["speedup"], row["speedup_low"], row["speedup_high"])
+
 
 def plot(frame: Frame) -> Figure:
     """Draw one panel a task and model; frame: quality and speedup, shares of full depth's, by origin and method."""
@@ -57,8 +83,8 @@ def plot(frame: Frame) -> Figure:
     titles = panel_titles(named)
     entries = [floor_entry(), length_entry(), published_entry()]
     groups = list(named.groups("task", "model", "setting"))
-    figure, panels = grid_of_panels(len(groups), columns=2, legend_entries=len(styles) + len(entries))
-    for axes, (key, rows) in zip(panels, groups, strict=True):
+    figure, panels = grid_of_panels(len(groups))
+    for axes, (key, rows) in zip(panels, groups, strict=False):
         printed = [row for row in published.rows if row["task"] == rows.rows[0]["kind"]]
         draw_floors(axes, rows.values("quality"), rows.rows, along="x")
         draw_lengths(axes, rows.values("quality"), rows.rows, along="x")
@@ -71,10 +97,9 @@ def plot(frame: Frame) -> Figure:
             draw_points(axes, x, y, style, simulated=False, connect=is_sweep(points.rows))
         _speed_axis(axes, [row["speedup"] for row in (*rows.rows, *printed)])
         _share_axis(axes, [row["quality"] for row in (*rows.rows, *printed)])
-        axes.set_title(titles[key])
         shown = [count(rows.values("n"), "documents"), count(rows.values("timed_documents"), "timed")]
-        axes.set_title("\n".join(filter(None, shown)), loc="right", fontweight="normal", fontsize=7)
-        axes.text(0.02, 0.03, _full_depth(rows), transform=axes.transAxes, fontsize=7.5)
+        title_panel(axes, titles[key], ", ".join(filter(None, shown)))
+        axes.text(0.02, 0.05, _full_depth(rows), transform=axes.transAxes, fontsize=SMALL_POINTS)
     legend_of_series(figure, styles, entries)
     return figure
 
@@ -119,7 +144,7 @@ def _share_axis(axes: Axes, shares: Sequence[float]) -> None:
     """From a multiple of 20 % below all points to just above full depth; longer intervals are cut."""
     axes.set_ylim(max(0.0, floor((min(shares) - 0.1) * 5) / 5), 1.06 * max(1.0, *shares))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_ylabel("quality, of full depth's")
+    label_y(axes, "quality, of full depth's")
 
 
 def _pairs(frame: Frame, name: str) -> list[tuple[float | None, float | None]]:

@@ -2,10 +2,11 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.mee.mee_parts import EMPTY, PUBLISHED_MODELS, share_by_block
+from exitbench.reports.figures.mee.mee_parts import EMPTY, PUBLISHED_MODELS, halfway, share_by_block
 from exitbench.reports.frame import Frame
+from exitbench.reports.sentences import between, percent
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "When predictions stop changing"
 CAPTION = (
@@ -16,6 +17,14 @@ CAPTION = (
     "compares first characters of tokens and sees only tokens with a probability above 0.1; ours compares whole tokens "
     "at all blocks and all probabilities."
 )
+
+
+def finding(frame: Frame) -> str:
+    """Return how many tokens are settled halfway."""
+    half = halfway(frame)
+    return (
+        f"Halfway through the blocks {between(half, 'share', percent, ('model', 'task'))} of tokens no longer change."
+    )
 
 
 def plot(frame: Frame) -> Figure:

@@ -1,48 +1,84 @@
 """Confidence in the final prediction by block (Figure 2 of the Monotonic Early Exiting paper and of its blog)."""
 
-from collections.abc import Mapping
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
-from exitbench.reports.figures.mee.mee_parts import EMPTY, PUBLISHED_MODELS, intervals, panels_by_task
+from exitbench.reports.figures.mee.mee_parts import (
+    EMPTY,
+    PUBLISHED_MODELS,
+    block_axis,
+    halfway,
+    intervals,
+    of_origin,
+    published_curves,
+)
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.style import SeriesStyle
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import (
+    draw_intervals,
+    grid_of_panels,
+    label_y,
+    legend_above,
+    published_entry,
+    title_panel,
+)
+from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+from exitbench.reports.sentences import between
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "How probable the final token is at each block"
 CAPTION = (
-    "Probability that a block, read out through the final norm and the LM head, gives to the token that the last block "
-    "finds most likely: mean over tokens; thin bars are one standard deviation to each side (spread of the tokens), "
-    "thick ones 95 % intervals of the mean over documents; both are cut at 0 and 1. Series stand side by side so that "
-    "their bars can be told apart. After Figure 2 of the Monotonic Early Exiting paper. "
-    f"{PUBLISHED_MODELS} The authors typed their means into a notebook, eleven for twelve blocks; they are drawn at "
-    "blocks 1 to 11."
+    "Probability that a block, read out through the final norm and the LM head, gives to the token that the last "
+    "block finds most likely: mean over tokens; ribbons are one standard deviation to each side (spread of the "
+    "tokens), bars 95 % intervals of the mean over documents; both are cut at 0 and 1. After Figure 2 of the "
+    f"Monotonic Early Exiting paper. {PUBLISHED_MODELS} The authors typed their means into a notebook, eleven for "
+    "twelve blocks; they are drawn at blocks 1 to 11."
 )
 
-_STEP = 0.13  # blocks between series that are drawn side by side
-_THICK = 3.0
+_ACROSS = 5  # models side by side
+_SPREAD_ALPHA = 0.22
+
+
+def finding(frame: Frame) -> str:
+    """Return how probable the final token is halfway."""
+    told = between(halfway(frame), "mean", "{:.2f}".format, ("model", "task"))
+    return f"Halfway through the blocks the final token has a mean probability of {told}."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a task and one series a model; frame: mean and std of a probability by origin and block."""
-    return panels_by_task(frame, "mean", _panel)
+    """Draw one panel a task and model; frame: mean and std of a probability by origin and block."""
+    ours, published = of_origin(frame, "ours"), of_origin(frame, "published")
+    styles = series_styles(ours.distinct("model"))
+    groups = list(ours.groups("task", "model"))
+    figure, panels = grid_of_panels(len(groups), columns=min(_ACROSS, len(styles)))
+    for axes, ((task, model), rows) in zip(panels, groups, strict=False):
+        blocks = max(rows.values("blocks"))
+        published_curves(axes, published, "mean", blocks, named=axes is panels[0])
+        _panel(axes, rows, styles[model])
+        block_axis(axes, blocks)
+        axes.set_xlabel("")
+        title_panel(axes, model, f"{task}, {count(rows.values('n'), 'tokens').removesuffix(' tokens')}")
+    figure.supxlabel("layer (blocks executed); n counts tokens")
+    legend_above(figure, [*_entries(), *([published_entry()] if published.rows else [])])
+    return figure
 
 
-def _panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
-    for place, (model, style) in enumerate(styles.items()):
-        rows = Frame(frame.columns, tuple(row for row in frame.rows if row["model"] == model))
-        shift = _STEP * (place - (len(styles) - 1) / 2)  # a model not probed on this task leaves its place free
-        x = [block + shift for block in rows.values("block")]
-        low = [max(0.0, row["mean"] - row["std"]) for row in rows.rows]
-        high = [min(1.0, row["mean"] + row["std"]) for row in rows.rows]
-        axes.vlines(x, low, high, color=style.colour, linewidth=1, alpha=0.6, zorder=2)
-        for at, (low_mean, high_mean) in zip(x, intervals(rows, "mean"), strict=True):
-            if low_mean is not None and high_mean is not None:
-                axes.vlines(at, low_mean, high_mean, color=style.colour, linewidth=_THICK, alpha=0.5, zorder=2.5)
-        axes.plot(
-            x, rows.values("mean"), color=style.colour, marker=style.marker, markersize=4, linewidth=0.9, zorder=3
-        )
+def _panel(axes: Axes, frame: Frame, style: SeriesStyle) -> None:
+    x, mean = frame.values("block"), frame.values("mean")
+    low = [max(0.0, row["mean"] - row["std"]) for row in frame.rows]
+    high = [min(1.0, row["mean"] + row["std"]) for row in frame.rows]
+    axes.fill_between(x, low, high, color=style.colour, alpha=_SPREAD_ALPHA, linewidth=0)
+    draw_intervals(axes, x, intervals(frame, "mean"), style.colour, along="y")
+    axes.plot(x, mean, color=style.colour, marker=style.marker, markersize=4, linewidth=0.9, zorder=3)
     axes.set_ylim(-0.02, 1.02)
-    axes.set_ylabel("probability of the final token")
+    label_y(axes, "probability")
+
+
+def _entries() -> list[Line2D | Patch]:
+    return [
+        Line2D([], [], color=MUTED, marker="o", markersize=4, label="mean over tokens"),
+        Patch(color=MUTED, alpha=_SPREAD_ALPHA, linewidth=0, label="one standard deviation"),
+    ]

@@ -7,10 +7,10 @@ from exitbench.reports.figures.mee.mee_parts import EMPTY, block_axis
 from exitbench.reports.figures.natcap.natcap_parts import written_token
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import shorten
-from exitbench.reports.plotting.panels import grid_of_panels
+from exitbench.reports.plotting.panels import grid_of_panels, title_panel
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "What a late token was taken for at each block"
 CAPTION = (
@@ -28,14 +28,20 @@ _UNNAMED = SeriesStyle(MUTED, ".")
 _NAME_WIDTH = 12
 
 
+def finding(frame: Frame) -> str:
+    """Return when the examples' final token becomes the most likely; examples find nothing."""
+    layers = frame.distinct("first_match")
+    last = "" if len(layers) == 1 else f" to {layers[-1]}"
+    return f"Examples: late tokens, whose final word becomes the most likely at block {layers[0]}{last} only."
+
+
 def plot(frame: Frame) -> Figure:
     """Draw one panel a model and one line a candidate; frame: probability by candidate and block."""
     models = list(frame.groups("model"))
     figure, panels = grid_of_panels(len(models), columns=2)
-    for axes, ((model,), rows) in zip(panels, models, strict=True):
+    for axes, ((model,), rows) in zip(panels, models, strict=False):
         _panel(axes, rows)
-        axes.set_title(shorten(model, 40), pad=16)
-        axes.text(0, 1.03, _token(rows), transform=axes.transAxes, fontsize=8)
+        title_panel(axes, model, _token(rows), below=True)
     return figure
 
 

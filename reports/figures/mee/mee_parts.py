@@ -1,6 +1,5 @@
 """What the figures of the Monotonic Early Exiting paper share: one panel a task, one series a model, blocks across."""
 
-from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 import matplotlib as mpl
@@ -8,17 +7,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, shorten
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.labels import count
 from exitbench.reports.plotting.panels import (
     Interval,
     draw_intervals,
     draw_published,
     grid_of_panels,
+    label_y,
     legend_of_series,
     published_entry,
+    title_panel,
 )
-from exitbench.reports.plotting.style import SeriesStyle, quiet, series_styles
+from exitbench.reports.plotting.style import SMALL_POINTS, quiet, series_styles
 
 EMPTY = "No data yet: run `nox -s paper -- mee`, or any suite with `probe` cells of models with trained weights."
 
@@ -38,47 +39,32 @@ def block_axis(axes: Axes, blocks: int) -> None:
     axes.set_xlabel("layer (blocks executed)")
 
 
+def halfway(frame: Frame) -> list[Row]:
+    """Return our rows of the block in the middle of each model."""
+    return [row for row in of_origin(frame, "ours").rows if row["block"] == max(1, row["blocks"] // 2)]
+
+
 def of_origin(frame: Frame, origin: str) -> Frame:
     """Return the rows of one origin, ``'ours'`` or ``'published'``."""
     return Frame(frame.columns, tuple(row for row in frame.rows if row["origin"] == origin))
 
 
-def panels_by_task(
-    frame: Frame, column: str, panel: Callable[[Axes, Frame, Mapping[str, SeriesStyle]], None]
-) -> Figure:
-    """Return a figure with one panel a task, drawn by `panel`, published curves behind, and a legend of models.
-
-    Args:
-        frame: origin, task, model, block, blocks and n; of published rows only model, block, blocks and `column`.
-        column: What is drawn against the block.
-        panel: Draws one task's rows.
-    """
-    ours, published = of_origin(frame, "ours"), of_origin(frame, "published")
-    styles = series_styles(ours.distinct("model"))
-    tasks = ours.distinct("task")
-    entries = [published_entry()] if published.rows else []
-    figure, panels = grid_of_panels(len(tasks), columns=2, legend_entries=len(styles) + len(entries))
-    for axes, ((task,), rows) in zip(panels, ours.groups("task"), strict=True):
-        blocks = max(rows.values("blocks"))
-        _published_curves(axes, published, column, blocks)
-        panel(axes, rows, styles)
-        block_axis(axes, blocks)
-        axes.set_title(shorten(task, 24))
-        axes.set_title(count(rows.values("n"), "tokens a model"), loc="right", fontweight="normal")
-    legend_of_series(figure, styles, entries)
-    return figure
-
-
 def share_by_block(frame: Frame, label: str, dashed: str | None = None) -> Figure:
-    """Draw shares of tokens (0..1) that grow with the block, with intervals, one line a model.
+    """Draw shares of tokens (0..1) that grow with the block, with intervals: a panel a task and a line a model.
 
     Args:
-        frame: As `panels_by_task`, with share and half_width.
+        frame: origin, task, model, block, blocks, share, half_width and n; of published rows only model, block,
+            blocks and share.
         label: Of the shares.
         dashed: Column that tells the lines of a model apart: where it is not 0 they are dashed.
     """
-
-    def panel(axes: Axes, rows: Frame, styles: Mapping[str, SeriesStyle]) -> None:
+    ours, published = of_origin(frame, "ours"), of_origin(frame, "published")
+    styles = series_styles(ours.distinct("model"))
+    tasks = list(ours.groups("task"))
+    figure, panels = grid_of_panels(len(tasks))
+    for axes, ((task,), rows) in zip(panels, tasks, strict=False):
+        blocks = max(rows.values("blocks"))
+        published_curves(axes, published, "share", blocks, named=True)
         for (model, *apart), line in rows.groups("model", *([dashed] if dashed else [])):
             x, y = line.values("block"), line.values("share")
             drawn = "--" if any(apart) else "-"
@@ -86,9 +72,11 @@ def share_by_block(frame: Frame, label: str, dashed: str | None = None) -> Figur
             axes.plot(x, y, drawn, color=styles[model].colour, marker=styles[model].marker, clip_on=False)
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.set_ylabel(label)
-
-    return panels_by_task(frame, "share", panel)
+        label_y(axes, label)
+        block_axis(axes, blocks)
+        title_panel(axes, task, count(rows.values("n"), "tokens a model"))
+    legend_of_series(figure, styles, [published_entry()] if published.rows else [])
+    return figure
 
 
 def intervals(frame: Frame, column: str, lowest: float = 0.0) -> list[Interval]:
@@ -101,8 +89,8 @@ def intervals(frame: Frame, column: str, lowest: float = 0.0) -> list[Interval]:
     ]
 
 
-def _published_curves(axes: Axes, frame: Frame, column: str, blocks: int) -> None:
-    """Draw published curves at relative depth, each with its name where the curves are furthest apart."""
+def published_curves(axes: Axes, frame: Frame, column: str, blocks: int, *, named: bool) -> None:
+    """Draw published curves at relative depth of `blocks`, `named` where they are furthest apart."""
     curves = {
         model: [(blocks * row["block"] / row["blocks"], row[column]) for row in rows.rows]
         for (model,), rows in frame.groups("model")
@@ -117,13 +105,15 @@ def _published_curves(axes: Axes, frame: Frame, column: str, blocks: int) -> Non
     )
     for name, curve in curves.items():
         draw_published(axes, *zip(*curve, strict=True), connect=True)
+        if not named:
+            continue
         axes.annotate(
             name,
             curve[place],
             xytext=(0, 3),
             textcoords="offset points",
             ha="center",
-            fontsize=7,
+            fontsize=SMALL_POINTS,
             color=quiet(),
             zorder=5,
             bbox={"facecolor": mpl.rcParams["axes.facecolor"], "edgecolor": "none", "alpha": 0.8, "pad": 0.5},

@@ -2,10 +2,11 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.mee.mee_parts import EMPTY, PUBLISHED_MODELS, share_by_block
+from exitbench.reports.figures.mee.mee_parts import EMPTY, PUBLISHED_MODELS, halfway, share_by_block
 from exitbench.reports.frame import Frame
+from exitbench.reports.sentences import between, percent
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "From where confidence in the final token only grows"
 CAPTION = (
@@ -17,6 +18,13 @@ CAPTION = (
     f"made this figure and left it out. {PUBLISHED_MODELS} In theirs the model that was not trained to exit is the "
     "most monotone one, against the paper's conclusion."
 )
+
+
+def finding(frame: Frame) -> str:
+    """Return how many tokens only become surer from halfway on."""
+    half = [row for row in halfway(frame) if not row["tolerance"]]
+    told = between(half, "share", percent, ("model", "task"))
+    return f"From halfway through the blocks on {told} of tokens only become surer."
 
 
 def plot(frame: Frame) -> Figure:

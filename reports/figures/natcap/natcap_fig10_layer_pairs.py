@@ -8,10 +8,12 @@ from matplotlib.ticker import MaxNLocator
 
 from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.style import WIDTH_INCHES
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import figure_of, title_panel
+from exitbench.reports.plotting.style import DOUBLE_INCHES, SMALL_POINTS
+from exitbench.reports.sentences import between
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "How alike the blocks of a model are"
 CAPTION = (
@@ -25,24 +27,33 @@ _MEASURES = {"cosine": ("cosine", 1.0), "jsd": ("JSD, nats", float(np.log(2)))}
 _MOST_ACROSS = 5
 
 
+def finding(frame: Frame) -> str:
+    """Return how alike neighbours are."""
+    neighbours = [row for row in frame.rows if row["block_b"] - row["block_a"] == 1]
+    if not neighbours:
+        return "Pairs of blocks that are not neighbours."
+    told = between(neighbours, "cosine", "{:.2f}".format, ("series",))
+    return f"States of neighbouring blocks have a mean cosine of {told}."
+
+
 def plot(frame: Frame) -> Figure:
     """Draw a column a model and a row a measure; frame: cosine and jsd by block_a and block_b."""
     models = list(frame.groups("series"))[:_MOST_ACROSS]
-    side = WIDTH_INCHES / max(3, len(models) + 0.6)
-    figure = Figure(figsize=(WIDTH_INCHES, 2 * side + 0.8), layout="constrained")
+    side = DOUBLE_INCHES / max(3, len(models) + 0.6)
+    figure = figure_of(2 * side + 0.8)
     grid = figure.subplots(2, len(models), squeeze=False)
     for panels, (column, (label, high)) in zip(grid, _MEASURES.items(), strict=True):
         low = min(0.0, *frame.values(column)) if column == "cosine" else 0.0
         for axes, ((series,), rows) in zip(panels, models, strict=True):
             image = _panel(axes, rows, column, low, high)
-            axes.set_title(shorten(series, 84 // len(models)), fontsize=8)
+            title_panel(axes, series)
         widest = max((half for half in frame.values(f"{column}_half_width") if half is not None), default=0.0)
         bar = figure.colorbar(image, ax=list(panels), shrink=0.85, aspect=14, pad=0.01)
         bar.set_label(f"{label} (± {widest:.2f})")
         panels[0].set_ylabel("layer (blocks executed)")
     for axes in grid[1]:
         axes.set_xlabel("layer (blocks executed)")
-    figure.suptitle(count(frame.values("n"), "tokens a model"), x=0.99, ha="right", fontsize=9)
+    figure.suptitle(count(frame.values("n"), "tokens a model"), x=0.99, ha="right", fontsize=SMALL_POINTS)
     return figure
 
 

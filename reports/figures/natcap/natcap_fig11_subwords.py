@@ -7,8 +7,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from exitbench.reports.figures.natcap.natcap_parts import TRAINED, intervals_around
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import draw_intervals, legend_of_series
-from exitbench.reports.plotting.style import WIDTH_INCHES, series_styles
+from exitbench.reports.plotting.panels import draw_intervals, figure_of, legend_of_series, title_panel
+from exitbench.reports.plotting.style import series_styles
 
 TITLE = "First and later pieces of words"
 CAPTION = (
@@ -27,11 +27,24 @@ _LINE_INCHES = 0.4
 _APART = 0.13
 
 
+def finding(frame: Frame) -> str:
+    """Return how much later or earlier later pieces exit."""
+    apart = []
+    for _, rows in frame.groups("task", "series"):
+        parts = {row["part"].split()[0]: row["ideal_exit"] for row in rows.rows}
+        if {"first", "later"} <= parts.keys():
+            apart.append(parts["later"] - parts["first"])
+    if not apart:
+        return "Mean ideal exit of tokens that begin a word."
+    ends = " to ".join(dict.fromkeys(f"{one:+.1f}" for one in (min(apart), max(apart))))
+    return f"Later pieces of words have a mean ideal exit {ends} blocks from that of first pieces."
+
+
 def plot(frame: Frame) -> Figure:
     """Draw one line a task and model; frame: ideal_exit in blocks and share (0..1) by part."""
     styles = series_styles(frame.distinct("part"))
     lines = sorted({(row["task"], row["series"]) for row in frame.rows}, reverse=True)
-    figure = Figure(figsize=(WIDTH_INCHES, _LINE_INCHES * len(lines) + 1.5), layout="constrained")
+    figure = figure_of(_LINE_INCHES * len(lines) + 1.0)
     exits, shares = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     for part, style in styles.items():
         shift = _APART if part.startswith("first") else -_APART
@@ -48,7 +61,7 @@ def plot(frame: Frame) -> Figure:
     exits.set_ylim(-0.6, len(lines) - 0.4)
     _axes(exits, shares, max(frame.values("blocks")))
     counts = [sum(row["n"] for row in rows.rows) for _, rows in frame.groups("task", "series")]
-    shares.set_title(count(counts, "tokens"), loc="right", fontweight="normal")
+    title_panel(shares, "", count(counts, "tokens"))
     legend_of_series(figure, styles)
     return figure
 

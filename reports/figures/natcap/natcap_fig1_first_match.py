@@ -8,10 +8,11 @@ from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, draw_means, intervals_around, panels_by_task
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.panels import draw_intervals, draw_published, published_entry
+from exitbench.reports.plotting.panels import draw_intervals, draw_published, label_y, published_entry
 from exitbench.reports.plotting.style import SeriesStyle
+from exitbench.reports.sentences import between
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "The first block that says what the last one says"
 CAPTION = (
@@ -26,6 +27,13 @@ CAPTION = (
 _ABOVE = 1.08  # all tokens are 1
 
 
+def finding(frame: Frame) -> str:
+    """Return the range of mean ideal exits."""
+    ours = [row for row in frame.rows if row["origin"] == "ours"]
+    told = between(ours, "ideal_exit", "{:.1f}".format, ("model", "task"))
+    return f"A token first reads as the last block says after {told} blocks on average."
+
+
 def plot(frame: Frame) -> Figure:
     """Draw one panel a task and one line a model; frame: share (0..1) by block, ideal_exit in blocks of `blocks`."""
     ours = Frame(frame.columns, tuple(row for row in frame.rows if row["origin"] == "ours"))
@@ -36,7 +44,7 @@ def plot(frame: Frame) -> Figure:
         axes.set_ylim(0, 2 * _ABOVE - 1)
         axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
         axes.yaxis.set_major_formatter(PercentFormatter(1))
-        axes.set_ylabel("tokens that first match here")
+        label_y(axes, "tokens that first match here")
         _ideal_exits(axes, rows, styles)
         task, blocks = rows.rows[0]["task"], max(rows.values("blocks"))
         theirs = [row["ideal_exit"] / row["blocks"] * blocks for row in published if row["task"] == task]

@@ -7,9 +7,10 @@ from matplotlib.figure import Figure
 from exitbench.reports.figures.natcap.natcap_parts import EMPTY, written_token
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
-from exitbench.reports.plotting.style import LETTERS, WIDTH_INCHES
+from exitbench.reports.plotting.panels import figure_of, title_panel
+from exitbench.reports.plotting.style import LETTERS, SMALL_POINTS
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "What one token was taken for at each block"
 CAPTION = (
@@ -22,8 +23,16 @@ CAPTION = (
 )
 
 _COLUMNS = 2
-_LINE_INCHES = 0.21
+_LINE_INCHES = 0.18
+_FEWEST_LINES = 8  # room for the axis' label
 _RANKS = ("most likely", "second", "third")
+
+
+def finding(frame: Frame) -> str:
+    """Return when the examples' final token becomes the most likely; examples find nothing."""
+    layers = frame.distinct("first_match")
+    last = "" if len(layers) == 1 else f" to {layers[-1]}"
+    return f"Examples: late tokens, whose final word becomes the most likely at block {layers[0]}{last} only."
 
 
 def plot(frame: Frame) -> Figure:
@@ -31,16 +40,16 @@ def plot(frame: Frame) -> Figure:
     models = list(frame.groups("model"))
     columns = min(_COLUMNS, len(models))
     lines = [models[i : i + columns] for i in range(0, len(models), columns)]
-    heights = [_LINE_INCHES * max(max(rows.values("block")) for _, rows in line) + 0.85 for line in lines]
-    figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout="constrained")
+    most = [max(max(rows.values("block")) for _, rows in line) for line in lines]
+    heights = [_LINE_INCHES * max(_FEWEST_LINES, blocks) + 0.75 for blocks in most]
+    figure = figure_of(sum(heights))
     grid = figure.subplots(len(lines), columns, squeeze=False, height_ratios=heights)
     panels = list(grid.flat)
     for axes, ((model,), rows) in zip(panels, models, strict=False):
         _panel(axes, rows)
         row = rows.rows[0]
-        axes.set_title(shorten(model, 40), pad=16)
         where = f"{shorten(row['task'], 16)}, {shorten(row['doc_key'], 18)}, token {row['position']}"
-        axes.text(0, 1.0, where, transform=axes.transAxes, fontsize=8, va="bottom")
+        title_panel(axes, model, where, below=True)
     for spare in panels[len(models) :]:
         spare.remove()
     return figure
@@ -60,7 +69,7 @@ def _panel(axes: Axes, frame: Frame) -> None:
             f"{written_token(row['text'], row['token_id'], 11)} {p:.2f}",
             ha="center",
             va="center",
-            fontsize=7,
+            fontsize=SMALL_POINTS,
             fontweight="bold" if row["is_final"] else "normal",
             color=LETTERS[p > 0.55],
         )

@@ -1,6 +1,7 @@
 """How near gates come to the ideal exit, and what it saves (Figures 3, 7, 8 and 9 of the natural-capability paper)."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,23 +16,34 @@ from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_lengths,
     draw_points,
+    figure_of,
     floor_entry,
+    label_y,
     legend_of_series,
     length_entry,
     simulated_entry,
+    title_panel,
 )
-from exitbench.reports.plotting.style import MUTED, WIDTH_INCHES, SeriesStyle, quiet, series_styles
+from exitbench.reports.plotting.style import (
+    DOUBLE_INCHES,
+    MUTED,
+    SINGLE_INCHES,
+    SeriesStyle,
+    quiet,
+    series_styles,
+)
+from exitbench.reports.sentences import called, of_which, times
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Gates without training: distance to the ideal exit, and speed-up"
 CAPTION = (
     "Each gate at the least careful of its settings that were run which keeps 98 % of full depth's score in a real "
     "decode; a gate is left out where none does. Above: how many blocks its exit is from the ideal one (the first "
     "block whose most likely token is the last block's), mean over tokens of a replay over full depth's own output, "
-    "with the threshold. Below: speed-up; filled points are wall time of real decodes against full depth in the same "
-    "run, grey where the interval touches the noise floor; hollow ones are all blocks over the mean exit layer of the "
-    f"replay, which knows no cost but blocks. {FLOOR_NOTE}. {LENGTH_NOTE} "
+    "with the threshold. Middle: all blocks over the mean exit layer of the replay, which knows no cost but blocks. "
+    "Below: measured speed-up, wall time of real decodes against full depth in the same run, grey where the interval "
+    f"touches the noise floor. {FLOOR_NOTE}. {LENGTH_NOTE} "
     " Oracle is the ideal exit itself, timed as "
     "if it were known, whatever score it keeps. Bars are 95 % intervals over documents. Columns: models trained on "
     "their last block alone (without joint optimisation), on every block (with it), or otherwise. After Figures 3, 7, "
@@ -39,7 +51,27 @@ CAPTION = (
 )
 
 _COLUMNS = {"last": "without joint optimisation", "joint": "with joint optimisation", "other": "trained otherwise"}
+_ROW_INCHES = 1.8
+_NAMES_INCHES = 0.4
+_MOST_UPRIGHT = 6  # names below the panels that fit beside each other
 _STEP = 0.17  # places between gates that are drawn side by side
+
+
+def finding(frame: Frame) -> str:
+    """Return the fastest gate that keeps the score, by its interval beyond the noise floor."""
+    gates = [row for row in frame.rows if row["speedup"] is not None and row["method"] != "oracle"]
+    if not gates:
+        return "No gate that keeps 98 % of full depth's score was timed."
+    beyond = [row for row in gates if not row["inside_noise_floor"] and row["speedup"] > 1]
+    if not beyond:
+        return "No gate that keeps 98 % of full depth's score is faster beyond the noise."
+    best = max(beyond, key=lambda row: float(row["speedup"]))
+    threshold = "" if best["threshold"] is None else f" at {float(best['threshold']):g}"
+    fast = times(best["speedup"], best["speedup_low"], best["speedup_high"])
+    return (
+        f"Fastest gate that keeps 98 % of full depth's score: {called(best['method'])}{threshold} "
+        f"({of_which(best, ('model', 'task'))}), {fast}."
+    )
 
 
 def plot(frame: Frame) -> Figure:
@@ -48,30 +80,34 @@ def plot(frame: Frame) -> Figure:
     columns = [name for name in _COLUMNS if name in frame.distinct("training")]
     parts = [Frame(frame.columns, tuple(r for r in frame.rows if r["training"] == name)) for name in columns]
     places = [sorted({_place(row) for row in part.rows}) for part in parts]
-    figure = Figure(figsize=(WIDTH_INCHES, 6.6), layout="constrained")
+    replayed = any(row["simulated_speedup"] is not None or row["distance"] is not None for row in frame.rows)
+    draws = [_distances, _ideal, _measured] if replayed else [_measured]
+    figure = figure_of(_ROW_INCHES * len(draws) + _NAMES_INCHES, DOUBLE_INCHES if len(columns) > 1 else SINGLE_INCHES)
     grid = figure.subplots(
-        2, len(columns), squeeze=False, sharey="row", sharex="col", width_ratios=[max(2, len(p)) for p in places]
+        len(draws),
+        len(columns),
+        squeeze=False,
+        sharey="row",
+        sharex="col",
+        width_ratios=[max(2, len(p)) for p in places],
     )
     several = len(frame.distinct("setting")) > 1
-    for (above, below), name, part, ticks in zip(grid.T, columns, parts, places, strict=True):
+    for panels, name, part, ticks in zip(grid.T, columns, parts, places, strict=True):
         shifted = [(row, ticks.index(_place(row)) + _shift(row["method"], styles)) for row in part.rows]
-        _distances(above, shifted, styles)
-        _speedups(below, shifted, styles)
-        above.set_title(_COLUMNS[name])
+        for draw, axes in zip(draws, panels, strict=True):
+            draw(axes, shifted, styles)
+        title_panel(panels[0], _COLUMNS[name], count([n for n in part.values("n") if n is not None], "tokens"))
         if set(part.values("method")) == {"oracle"}:
-            middle = {"ha": "center", "va": "center", "transform": above.transAxes}
-            above.text(0.5, 0.5, "no setting of a gate that was run\nkeeps 98 % of the score", color=quiet(), **middle)
-        texts = [" · ".join(shorten(part, 18) for part in place[: 3 if several else 2]) for place in ticks]
-        below.set_xticks(range(len(ticks)), texts, rotation=35, ha="right", rotation_mode="anchor")
-        below.set_xlim(-0.6, len(ticks) - 0.4)
-    grid[0][0].set_ylabel("distance to the ideal exit\n(blocks executed)")
-    grid[1][0].set_ylabel("speed-up (×)")
-    ends = [row["distance"] + (row["distance_half_width"] or 0) for row in frame.rows if row["distance"] is not None]
-    grid[0][0].set_ylim(0, 1.1 * max((0.5, *ends)))
-    counts = [n for n in frame.values("n") if n is not None]
-    if counts:
-        grid[0][-1].set_title(count(counts, "tokens"), loc="right", fontweight="normal")
-    legend_of_series(figure, styles, [simulated_entry(), floor_entry(), length_entry()])
+            middle = {"ha": "center", "va": "center", "transform": panels[0].transAxes}
+            panels[0].text(
+                0.5, 0.5, "no setting of a gate that was run\nkeeps 98 % of the score", color=quiet(), **middle
+            )
+        names = ["\n".join(shorten(part, 18) for part in place[: 3 if several else 2]) for place in ticks]
+        crowded = sum(map(len, places)) > _MOST_UPRIGHT
+        turned: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
+        panels[-1].set_xticks(range(len(ticks)), names, **turned)
+        panels[-1].set_xlim(-0.6, len(ticks) - 0.4)
+    legend_of_series(figure, styles, [*([simulated_entry()] if replayed else []), floor_entry(), length_entry()])
     return figure
 
 
@@ -91,19 +127,26 @@ def _distances(axes: Axes, rows: Sequence[tuple[Row, float]], styles: Mapping[st
         draw_intervals(axes, [x], intervals_around([y], [half]), style.colour, along="y")
         draw_points(axes, [x], [y], style, simulated=True, connect=False)
         if row["threshold"] is not None:
-            axes.annotate(
-                f"{float(row['threshold']):g}", (x, y), (6, 0), textcoords="offset points", va="center", fontsize=6.5
-            )
+            axes.annotate(f"{float(row['threshold']):g}", (x, y), (6, 0), textcoords="offset points", va="center")
+    axes.set_ylim(bottom=0)
+    label_y(axes, "distance to the\nideal exit (blocks)")
 
 
-def _speedups(axes: Axes, rows: Sequence[tuple[Row, float]], styles: Mapping[str, SeriesStyle]) -> None:
+def _ideal(axes: Axes, rows: Sequence[tuple[Row, float]], styles: Mapping[str, SeriesStyle]) -> None:
+    for row, x in rows:
+        if row["simulated_speedup"] is not None:
+            draw_points(axes, [x], [row["simulated_speedup"]], styles[row["method"]], simulated=True, connect=False)
+    axes.axhline(1, color=MUTED, linewidth=0.8)
+    label_y(axes, "blocks saved: all over\nmean exit layer (×)")
+
+
+def _measured(axes: Axes, rows: Sequence[tuple[Row, float]], styles: Mapping[str, SeriesStyle]) -> None:
     draw_floors(axes, [x for _, x in rows], [row for row, _ in rows], along="y")
     draw_lengths(axes, [x for _, x in rows], [row for row, _ in rows], along="y")
     for row, x in rows:
-        style = styles[row["method"]]
-        if row["simulated_speedup"] is not None:
-            draw_points(axes, [x], [row["simulated_speedup"]], style, simulated=True, connect=False)
         if row["speedup"] is not None:
+            style = styles[row["method"]]
             shown = SeriesStyle(MUTED, style.marker) if row["inside_noise_floor"] else style
             draw_intervals(axes, [x], [(row["speedup_low"], row["speedup_high"])], shown.colour, along="y")
             draw_points(axes, [x], [row["speedup"]], shown, simulated=False, connect=False)
+    label_y(axes, "measured speed-up (×)")

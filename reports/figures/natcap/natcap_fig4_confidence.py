@@ -7,9 +7,11 @@ from matplotlib.figure import Figure
 
 from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, draw_means, panels_by_task
 from exitbench.reports.frame import Frame
+from exitbench.reports.plotting.panels import label_y
 from exitbench.reports.plotting.style import SeriesStyle
+from exitbench.reports.sentences import between
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "How sure each block is of its own most likely token"
 CAPTION = (
@@ -20,12 +22,19 @@ CAPTION = (
 )
 
 
+def finding(frame: Frame) -> str:
+    """Return how sure first blocks are."""
+    first = [row for row in frame.rows if row["block"] == 1]
+    told = between(first, "mean", "{:.2f}".format, ("model", "task"))
+    return f"The first block gives its own most likely token a mean probability of {told}."
+
+
 def plot(frame: Frame) -> Figure:
     """Draw one panel a task and one line a model; frame: mean (a probability) by block, n tokens."""
 
     def panel(axes: Axes, rows: Frame, styles: Mapping[str, SeriesStyle]) -> None:
         draw_means(axes, rows, styles, "block", "mean")
         axes.set_ylim(0, 1.02)
-        axes.set_ylabel("largest probability")
+        label_y(axes, "largest probability")
 
     return panels_by_task(frame, panel)

@@ -5,11 +5,12 @@ from matplotlib.ticker import MaxNLocator
 
 from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, draw_means
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import grid_of_panels, label_y, legend_of_series, title_panel
 from exitbench.reports.plotting.style import series_styles
+from exitbench.reports.sentences import of_which
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Ideal exit along an answer, and by its length"
 CAPTION = (
@@ -23,21 +24,36 @@ CAPTION = (
 _ACROSS = {"position": "position in the answer (tokens)", "length": "length of the answer (tokens)"}
 
 
+def finding(frame: Frame) -> str:
+    """Return the largest change of the ideal exit along an answer."""
+    changes = []
+    for (measure, *_), rows in frame.groups("measure", "task", "series"):
+        ordered = sorted(rows.rows, key=lambda row: row["x"])
+        if measure == "position" and len(ordered) > 1:
+            changes.append((ordered[-1]["ideal_exit"] - ordered[0]["ideal_exit"], ordered[0], ordered[-1]))
+    if not changes:
+        return "Mean ideal exit by the length of the answer."
+    _, first, last = max(changes, key=lambda change: abs(change[0]))
+    return (
+        f"Along answers the mean ideal exit changes most for {of_which(first, ('model', 'task'))}: from "
+        f"{first['ideal_exit']:.1f} to {last['ideal_exit']:.1f} blocks."
+    )
+
+
 def plot(frame: Frame) -> Figure:
     """Draw two panels a task; frame: ideal_exit in blocks by x in tokens, for each measure and series."""
     styles = series_styles(frame.distinct("series"))
     tasks = frame.distinct("task")
-    figure, panels = grid_of_panels(2 * len(tasks), columns=2, legend_entries=len(styles))
+    figure, panels = grid_of_panels(2 * len(tasks), columns=2)
     for place, task in enumerate(tasks):
         for axes, (measure, label) in zip(panels[2 * place : 2 * place + 2], _ACROSS.items(), strict=True):
             shown = (row for row in frame.rows if (row["task"], row["measure"]) == (task, measure))
             rows = Frame(frame.columns, tuple(shown))
-            axes.set_title(shorten(task, 24))
+            title_panel(axes, task, count([sum(rows.values("n"))], "tokens") if rows.rows else "")
             axes.set_xlabel(label)
-            axes.set_ylabel("ideal exit (blocks executed)")
+            label_y(axes, "ideal exit layer")
             if rows.rows:
                 draw_means(axes, rows, styles, "x", "ideal_exit")
-                axes.set_title(count([sum(rows.values("n"))], "tokens"), loc="right", fontweight="normal")
             axes.set_ylim(0.8, max(frame.values("blocks")) + 0.2)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))

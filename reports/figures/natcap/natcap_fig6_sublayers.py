@@ -1,6 +1,7 @@
 """What the parts of a block read out as (Figure 6 of the natural-capability paper)."""
 
 from collections.abc import Mapping
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -8,11 +9,12 @@ from matplotlib.figure import Figure
 from exitbench.reports.figures.mee.mee_parts import block_axis
 from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, intervals_around
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
+from exitbench.reports.sentences import called, percent
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "What the parts of a block read out as"
 CAPTION = (
@@ -26,17 +28,28 @@ CAPTION = (
 _COLUMNS = {"probability": "largest probability", "share": "is the final token"}
 
 
+def finding(frame: Frame) -> str:
+    """Return which part reads out as the final token most often before the last block."""
+    last = {series: max(rows.values("block")) for (series,), rows in frame.groups("series")}
+    before = Frame(frame.columns, tuple(row for row in frame.rows if row["block"] < last[row["series"]]))
+    shares = [(fmean(rows.values("share")), read_out) for (read_out,), rows in before.groups("read_out")]
+    if not shares:
+        return "Models of one block have no earlier read-outs."
+    share, read_out = max(shares)
+    told = f"{called(read_out)} reads out as the final token most often: for {percent(share)} of tokens"
+    return f"Before the last block, {told}."
+
+
 def plot(frame: Frame) -> Figure:
     """Draw two panels a model and one line a read-out; frame: probability and share (0..1) by block."""
     styles = series_styles(frame.distinct("read_out"))
     models = list(frame.groups("series"))
-    figure, panels = grid_of_panels(2 * len(models), columns=2, legend_entries=len(styles))
+    figure, panels = grid_of_panels(2 * len(models), columns=2)
     for place, ((series,), rows) in enumerate(models):
         for axes, (column, label) in zip(panels[2 * place : 2 * place + 2], _COLUMNS.items(), strict=True):
             _panel(axes, rows, styles, column)
-            axes.set_title(shorten(series, 28))
+            title_panel(axes, *([series] if column == "probability" else ["", count(rows.values("n"), "tokens")]))
             axes.set_ylabel(label)
-        axes.set_title(count(rows.values("n"), "tokens"), loc="right", fontweight="normal")
     legend_of_series(figure, styles)
     return figure
 

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from exitbench.reports.figures.mee.mee_parts import block_axis
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import Interval, draw_intervals, grid_of_panels, legend_of_series
+from exitbench.reports.plotting.panels import Interval, draw_intervals, grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
 
 EMPTY = "No data yet: run `nox -s paper -- natcap`."
@@ -28,12 +28,11 @@ def panels_by_task(frame: Frame, panel: Panel, extra: Sequence[Line2D | Patch] =
     """Return a figure with one panel a task, drawn by `panel`, blocks across; frame: task, series, block, n."""
     styles = series_styles(frame.distinct("series"))
     tasks = list(frame.groups("task"))
-    figure, panels = grid_of_panels(len(tasks), columns=2, legend_entries=len(styles) + len(extra))
-    for axes, ((task,), rows) in zip(panels, tasks, strict=True):
+    figure, panels = grid_of_panels(len(tasks))
+    for axes, ((task,), rows) in zip(panels, tasks, strict=False):
         panel(axes, rows, styles)
         block_axis(axes, max(rows.values("block")))
-        axes.set_title(shorten(task, 24))
-        axes.set_title(count(rows.values("n"), "tokens a model"), loc="right", fontweight="normal")
+        title_panel(axes, task, count(rows.values("n"), "tokens a model"))
     legend_of_series(figure, styles, extra)
     return figure
 

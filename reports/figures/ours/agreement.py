@@ -1,6 +1,7 @@
 """Agreement with full depth against depth, with real decodes and replays of a probe side by side."""
 
 from collections.abc import Mapping
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -8,16 +9,19 @@ from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.figures.ours.frontier_parts import series_of
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, is_sweep, setting, shorten
+from exitbench.reports.labels import count, is_sweep, setting
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_points,
     grid_of_panels,
+    label_y,
     legend_of_series,
     share_of_blocks_axis,
     simulated_entry,
+    title_panel,
 )
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
+from exitbench.reports.sentences import between, percent
 
 ORDER = 20
 TITLE = "Agreement with full depth"
@@ -35,19 +39,37 @@ EMPTY = (
 )
 
 
+def finding(frame: Frame) -> str:
+    """Return how much of full depth's answers real decodes keep, and how much more replays promise."""
+    # what never exits is full depth itself
+    real = [row for row in frame.rows if row["execution"] == "real" and row["depth"] < 1]
+    replays = {(row["task"], row["model"], *setting(row)): row for row in frame.rows if row["execution"] != "real"}
+    lost = [
+        replay["token_match"] - row["token_match"]
+        for row in real
+        if (replay := replays.get((row["task"], row["model"], *setting(row)))) is not None
+    ]
+    if not real:
+        return "No real decode exits; replays judge each token alone."
+    kept = f"Real decodes have {between(real, 'token_match', percent, ('model', 'task'))} of full depth's tokens"
+    if not lost:
+        return f"{kept}."
+    return f"{kept}; replays of the same {len(lost)} settings promise {100 * fmean(lost):.1f} points more on average."
+
+
 def plot(frame: Frame) -> Figure:
     """Draw one panel a task; frame: token_match (0..1) with its interval, depth (share of blocks), execution."""
     by = series_of(frame)
     styles = series_styles(frame.distinct(by))
     simulated = [simulated_entry()] if "simulated" in frame.values("execution") else []
     groups = list(frame.groups("task", "setting"))
-    figure, panels = grid_of_panels(len(groups), columns=2, legend_entries=len(styles) + len(simulated))
+    figure, panels = grid_of_panels(len(groups))
     several = len(frame.distinct("setting")) > 1
-    for axes, ((task, where), rows) in zip(panels, groups, strict=True):
+    for axes, ((task, where), rows) in zip(panels, groups, strict=False):
         _panel(axes, rows, styles, by)
-        axes.set_title(shorten(task, 24) + (f"\n{where}" if several else ""))
         real = [row["n"] for row in rows.rows if row["execution"] == "real"]
-        axes.set_title(count(real or rows.values("n"), "documents"), loc="right", fontweight="normal")
+        numbers = count(real or rows.values("n"), "documents")
+        title_panel(axes, task + (f"\n{where}" if several else ""), numbers)
     legend_of_series(figure, styles, simulated)
     return figure
 
@@ -62,7 +84,7 @@ def _panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str)
         draw_points(axes, x, y, style, simulated=execution == "simulated", connect=joined)
     share_of_blocks_axis(axes, "mean exit layer")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_ylabel("full depth's tokens that are equal")
+    label_y(axes, "tokens equal to full depth's")
 
 
 def _join_what_is_one_setting(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count
-from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series
+from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 
 ORDER = 28
@@ -35,6 +35,23 @@ _APART = 0.012  # between markers of one target, as a share of the axis
 _Panel = Callable[[Axes, Frame, Mapping[str, SeriesStyle]], None]
 
 
+def finding(frame: Frame) -> str:
+    """Return how many calibrated thresholds keep their target on documents that calibration did not see."""
+    held = [row for row in frame.rows if row["what"] == "held"]
+    if held:
+        kept = sum(row["value"] <= row["delta"] for row in held)
+        sure = sum(row["high"] is not None and row["high"] <= row["delta"] for row in held)
+        return (
+            f"{kept} of {len(held)} calibrated thresholds lose no more than asked on unseen documents, {sure} with "
+            "their whole interval."
+        )
+    fitted = [row for row in frame.rows if row["what"] == "fitted"]
+    if fitted:
+        kept = sum(row["value"] >= row["epsilon"] for row in fitted)
+        return f"{kept} of {len(fitted)} fitted thresholds agree with full depth as often as asked in real decodes."
+    return "Levels that calibration tried; its choices were not run on unseen documents."
+
+
 def plot(frame: Frame) -> Figure:
     """Draw the path of losses and p-values, held-out loss against delta, and agreement against epsilon."""
     named = Frame((*frame.columns, "series"), tuple({**row, "series": _series(row)} for row in frame.rows))
@@ -47,11 +64,10 @@ def plot(frame: Frame) -> Figure:
         ("fitted", "fitted", _fitted),
     ]
     shown = [(title, by_kind[what], draw) for what, title, draw in wanted if what in by_kind]
-    figure, panels = grid_of_panels(len(shown), columns=2, legend_entries=len(styles))
-    for axes, (title, rows, draw) in zip(panels, shown, strict=True):
+    figure, panels = grid_of_panels(len(shown))
+    for axes, (title, rows, draw) in zip(panels, shown, strict=False):
         draw(axes, rows, styles)
-        axes.set_title(title)
-        axes.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal")
+        title_panel(axes, title, count(rows.values("n"), "documents"))
     legend_of_series(figure, styles)
     return figure
 

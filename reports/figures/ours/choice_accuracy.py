@@ -9,20 +9,23 @@ from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.figures.ours.choice_parts import LEFT_OUT, NO_CHOICES, join, lines_of, panels_of, rows_of
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import count
+from exitbench.reports.labels import count, labels
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
+    MOST_PANELS,
     draw_floors,
     draw_intervals,
     draw_points,
     exit_layer_axis,
     floor_entry,
-    legend_height,
+    grid_of_panels,
     legend_of_series,
     panel_titles,
     simulated_entry,
+    title_panel,
 )
-from exitbench.reports.plotting.style import MUTED, WIDTH_INCHES, SeriesStyle, quiet, series_styles
+from exitbench.reports.plotting.style import MUTED, SeriesStyle, quiet, series_styles
+from exitbench.reports.sentences import label_of, of_which
 
 ORDER = 32
 TITLE = "Accuracy of choices against depth, work and speed-up"
@@ -40,21 +43,37 @@ CAPTION = (
 )
 EMPTY = NO_CHOICES
 
-_ROW_INCHES = 2.4
-_MARGIN_INCHES = 0.3
+_POINT = 0.01
+
+
+def finding(frame: Frame) -> str:
+    """Return the shallowest real setting that keeps full depth's accuracy within a point."""
+    names, kept, panels = labels(frame.rows, brief=True), [], panels_of(frame)
+    for _, rows in panels:
+        full = [row["accuracy"] for row in rows.rows if row["is_full_depth"]]
+        real = [row for row in rows.rows if row["execution"] == "real" and not row["is_full_depth"]]
+        kept += [row for row in real if full and row["accuracy"] >= full[0] - _POINT]
+    if not kept:
+        return "No real setting that was run keeps full depth's accuracy within a point."
+    best = min(kept, key=lambda row: row["mean_exit_layer"] / row["blocks"])
+    where = of_which(best, ("model", "task"))
+    return (
+        f"Shallowest within a point of full depth's accuracy: {label_of(names, best)} ({where}), "
+        f"which leaves after {best['mean_exit_layer']:.1f} of {best['blocks']} blocks."
+    )
 
 
 def plot(frame: Frame) -> Figure:
     """Draw three panels a task and model; frame: accuracy (0..1), mean_exit_layer (blocks), ratios, chance."""
-    panels = panels_of(frame)
+    panels = panels_of(frame, MOST_PANELS // 3)
     shown = rows_of(panels, frame.columns)
     # Full depth is a line; where nothing else was run there is no series.
     styles = series_styles(row["method"] for row in shown.rows if not row["is_full_depth"])
     titles, extra = panel_titles(shown), _entries(shown)
-    height = _ROW_INCHES * len(panels) + legend_height(len(styles) + len(extra)) + _MARGIN_INCHES
-    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
-    grid = figure.subplots(len(panels), 3, squeeze=False)
-    for (depth, work, speed), (key, rows) in zip(grid, panels, strict=True):
+    figure, grid = grid_of_panels(3 * len(panels), columns=3)
+    for (depth, work, speed), (key, rows) in zip(
+        zip(grid[::3], grid[1::3], grid[2::3], strict=True), panels, strict=True
+    ):
         methods = Frame(rows.columns, tuple(row for row in rows.rows if not row["is_full_depth"]))
         _depth_panel(depth, rows, methods, styles)
         _work_panel(work, methods, styles)
@@ -63,7 +82,7 @@ def plot(frame: Frame) -> Figure:
             _references(axes, rows)
         work.set_ylim(depth.get_ylim())
         speed.set_ylim(depth.get_ylim())
-        depth.set_title(f"{titles[key]}\n{count(rows.values('n'), 'documents')}")
+        title_panel(depth, titles[key], count(rows.values("n"), "documents"))
     legend_of_series(figure, styles, extra)
     return figure
 
@@ -99,7 +118,7 @@ def _speed_panel(axes: Axes, methods: Frame, styles: Mapping[str, SeriesStyle]) 
         interval = (row["speedup_low"], row["speedup_high"])
         draw_intervals(axes, [row["accuracy"]], [interval], _style(row, styles).colour, along="x")
     _series(axes, timed, "speedup", styles)
-    axes.set_title(count(timed.values("timed_documents"), "timed"), loc="right", fontweight="normal")
+    title_panel(axes, "", count(timed.values("timed_documents"), "timed"))
     axes.set_xlabel("measured speed-up")
     # One interval of a disturbed measurement would make one point of all others.
     _ratio_axis(axes, timed.values("speedup"))

@@ -13,11 +13,14 @@ from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_points,
     grid_of_panels,
+    label_y,
     legend_of_series,
     panel_titles,
     simulated_entry,
+    title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
+from exitbench.reports.sentences import between, percent
 
 ORDER = 36
 TITLE = "Choices that are full depth's"
@@ -31,16 +34,24 @@ CAPTION = (
 EMPTY = NO_CHOICES
 
 
+def finding(frame: Frame) -> str:
+    """Return the range in which settings choose as full depth does."""
+    real = [row for row in frame.rows if row["execution"] == "real"]
+    kind = "Real settings" if real else "Simulated settings"
+    told = between(real or frame.rows, "same_choice", percent, ("model", "task"))
+    return f"{kind} choose as full depth in {told} of documents."
+
+
 def plot(frame: Frame) -> Figure:
     """Draw one panel a task and model; frame: same_choice (0..1) with its interval, threshold, execution."""
     panels = panels_of(frame)
     shown = rows_of(panels, frame.columns)
     styles, titles = series_styles(shown.distinct("method")), panel_titles(shown)
     simulated = [simulated_entry()] if "simulated" in shown.values("execution") else []
-    figure, grid = grid_of_panels(len(panels), columns=2, legend_entries=len(styles) + len(simulated))
-    for axes, (key, rows) in zip(grid, panels, strict=True):
+    figure, grid = grid_of_panels(len(panels))
+    for axes, (key, rows) in zip(grid, panels, strict=False):
         _panel(axes, rows, styles)
-        axes.set_title(f"{titles[key]}\n{count(rows.values('n'), 'documents')}")
+        title_panel(axes, titles[key], count(rows.values("n"), "documents"))
     legend_of_series(figure, styles, simulated)
     return figure
 
@@ -57,4 +68,4 @@ def _panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
     axes.axhline(1, color=MUTED, linestyle=":", linewidth=1)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_xlabel("threshold")
-    axes.set_ylabel("choices that are full depth's")
+    label_y(axes, "choices that are full depth's")

@@ -14,12 +14,15 @@ from exitbench.reports.labels import Setting, count, labels, natural_key, settin
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     exit_layer_axis,
-    legend_height,
+    figure_of,
+    legend_above,
     panel_titles,
     simulated_entry,
+    title_panel,
 )
 from exitbench.reports.plotting.setting_grid import thinned
-from exitbench.reports.plotting.style import COLOURS, WIDTH_INCHES
+from exitbench.reports.plotting.style import COLOURS, SMALL_POINTS
+from exitbench.reports.sentences import listed, percent
 from exitbench.terminal import told_apart
 
 ORDER = 34
@@ -28,15 +31,16 @@ CAPTION = (
     "Multiple-choice tasks: the mean exit layer of the tokens of choices, one line a setting, by whether the choice is "
     "right and whether the setting chose it (found it most probable). Filled markers are real (forced decode); hollow "
     "ones are simulated, from one pass at full depth. Bars are 95 % intervals, clustered by document, cut at the first "
-    f"and the last block; none where all tokens leave at one block. Of more than 40 settings some of each method are "
+    f"and the last block; none where all tokens leave at one block. Of more settings than fit some of each method are "
     f"drawn. {LEFT_OUT}"
 )
 EMPTY = NO_CHOICES
 
-_LINE_INCHES = 0.34
-_AXIS_INCHES = 0.8  # title, ticks and label of a panel
-_LABEL_LENGTH = 36
-_MOST_LINES = 40
+_LINE_INCHES = 0.26
+_AXIS_INCHES = 0.65  # title, ticks and label of a panel
+_ROOM_INCHES = 8.2  # of a page, for all panels
+_MOST_PANELS = 6
+_LABEL_LENGTH = 48
 _BELOW_REAL = 0.07  # lines, so that intervals of both are seen
 _MARKS = {  # is_right, is_chosen: name, colour, marker, lines below the middle
     (True, True): ("right, chosen", COLOURS[0], "o", -0.27),
@@ -46,27 +50,45 @@ _MARKS = {  # is_right, is_chosen: name, colour, marker, lines below the middle
 }
 
 
+def finding(frame: Frame) -> str:
+    """Return the mean depth at which tokens of right and of wrong choices leave, over all real settings."""
+    real = [row for row in frame.rows if row["execution"] == "real"]
+    told = []
+    for is_right, word in ((True, "right"), (False, "wrong")):
+        own = [row for row in real if row["is_right"] is is_right]
+        if tokens := sum(row["tokens"] for row in own):
+            depth = sum(row["tokens"] * row["mean_exit_layer"] / row["blocks"] for row in own) / tokens
+            told.append(f"of {word} choices after {percent(depth)}")
+    if not told:
+        return "Only simulated settings were run."
+    return (
+        f"Over all real settings, tokens {listed(told)} of the blocks leave."
+        if len(told) == 1
+        else (f"Over all real settings, tokens {listed(told)} of the blocks.")
+    )
+
+
 def plot(frame: Frame) -> Figure:
     """Draw tasks and models below each other; frame: mean_exit_layer (blocks) with its interval, by kind of choice."""
-    panels = panels_of(frame)
+    panels = panels_of(frame, _MOST_PANELS)
     shown = rows_of(panels, frame.columns)
     names, titles = labels(shown.rows, brief=True), panel_titles(shown)
-    lines = [_lines(panel, names) for panel in panels]
+    most = int((_ROOM_INCHES / len(panels) - _AXIS_INCHES) / _LINE_INCHES)
+    lines = [_lines(panel, names, most) for panel in panels]
     entries = _entries(shown)
     heights = [_LINE_INCHES * len(own) + _AXIS_INCHES for own in lines]
-    figure = Figure(figsize=(WIDTH_INCHES, sum(heights) + legend_height(len(entries))), layout="constrained")
+    figure = figure_of(sum(heights))
     grid = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)
     for (axes,), (key, rows), own in zip(grid, panels, lines, strict=True):
         _panel(axes, rows, own)
-        axes.set_yticks(range(len(own)), told_apart([names[one] for one in own], _LABEL_LENGTH), fontsize=7)
-        axes.set_title(titles[key])
-        axes.set_title(count(_tokens(rows), "tokens"), loc="right", fontweight="normal")
-    figure.legend(handles=entries, loc="outside upper center", ncols=4)
+        axes.set_yticks(range(len(own)), told_apart([names[one] for one in own], _LABEL_LENGTH), fontsize=SMALL_POINTS)
+        title_panel(axes, titles[key], count(_tokens(rows), "tokens"))
+    legend_above(figure, entries)
     return figure
 
 
-def _lines(panel: Panel, names: Mapping[Setting, str]) -> list[Setting]:
-    return thinned(sorted(set(map(setting, panel[1].rows)), key=lambda one: natural_key(names[one])), _MOST_LINES)
+def _lines(panel: Panel, names: Mapping[Setting, str], most: int) -> list[Setting]:
+    return thinned(sorted(set(map(setting, panel[1].rows)), key=lambda one: natural_key(names[one])), most)
 
 
 def _tokens(frame: Frame) -> list[int]:

@@ -6,11 +6,11 @@ from matplotlib.axes import Axes
 
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import is_sweep
+from exitbench.reports.plotting.panels import MOST_PANELS
 from exitbench.reports.plotting.style import SeriesStyle
 
-MOST_PANELS = 24  # MMLU alone has 57 subjects
-LEFT_OUT = (
-    f"Of more than {MOST_PANELS} pairs of model and task, those with the most documents are drawn (all: the CSV). "
+LEFT_OUT = (  # MMLU alone has 57 subjects
+    "Of many pairs of model and task those with the most documents are drawn (all: the CSV). "
     "Models with random weights are left out."
 )
 NO_CHOICES = (
@@ -21,10 +21,10 @@ NO_CHOICES = (
 Panel = tuple[tuple[str, str, str], Frame]  # (task, model, setting) and its rows
 
 
-def panels_of(frame: Frame) -> list[Panel]:
-    """Return the rows of each task, model and setting, in this order: at most `MOST_PANELS`, by most documents."""
+def panels_of(frame: Frame, most: int = MOST_PANELS) -> list[Panel]:
+    """Return the rows of each task, model and setting, in this order: at most `most`, those of most documents."""
     panels: list[Panel] = [((key[0], key[1], key[2]), rows) for key, rows in frame.groups("task", "model", "setting")]
-    kept = sorted(panels, key=lambda panel: -max(panel[1].values("n")))[:MOST_PANELS]
+    kept = sorted(panels, key=lambda panel: -max(panel[1].values("n")))[:most]
     return sorted(kept, key=lambda panel: panel[0])
 
 

@@ -8,10 +8,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, setting
-from exitbench.reports.plotting.panels import draw_intervals
+from exitbench.reports.labels import count, labels, setting
+from exitbench.reports.plotting.panels import draw_intervals, legend_above
 from exitbench.reports.plotting.setting_grid import ModelLines, setting_grid
 from exitbench.reports.plotting.style import MUTED, series_styles
+from exitbench.reports.sentences import label_of, of_which, percent
 
 ORDER = 14
 TITLE = "Where the work goes"
@@ -33,13 +34,25 @@ _PARTS = {"blocks": "blocks", "heads": "LM heads", "gates": "gates", "kv": "keys
 _HATCHES = ("", "///", "xxx", "...", "\\\\\\")  # parts differ in grey print too
 
 
+def finding(frame: Frame) -> str:
+    """Return the largest cost beside the blocks."""
+    names = labels(frame.rows, brief=True)
+    part, row = max(
+        ((part, row) for part in _PARTS if part != "blocks" for row in frame.rows), key=lambda one: one[1][one[0]]
+    )
+    return (
+        f"Beside blocks, {_PARTS[part]} cost most: {percent(row[part])} of what full depth reads, with "
+        f"{label_of(names, row)} ({of_which(row, ('model', 'task'))})."
+    )
+
+
 def plot(frame: Frame) -> Figure:
     """Draw models below each other and tasks side by side; frame: shares of full depth's bytes by part."""
     tasks = frame.distinct("task")
     styles = series_styles(_PARTS)
     parts = [part for part in _PARTS if any(frame.values(part))]
     looks = {part: (styles[part].colour, hatch) for part, hatch in zip(_PARTS, _HATCHES, strict=True)}
-    figure, models = setting_grid(frame, tasks, legend_entries=len(parts) + 1)
+    figure, models = setting_grid(frame, tasks)
     for model in models:
         for axes, task in zip(model.panels, tasks, strict=True):
             rows = Frame(frame.columns, tuple(row for row in model.rows.rows if row["task"] == task))
@@ -52,7 +65,7 @@ def plot(frame: Frame) -> Figure:
         axes.set_xlabel(f"bytes a token, of full depth's\n{count(numbers, 'documents')}")
     handles = [Patch(facecolor=looks[part][0], hatch=looks[part][1], label=_PARTS[part]) for part in parts]
     full = Line2D([], [], color=MUTED, linestyle=":", label="full depth")
-    figure.legend(handles=[*handles, full], loc="outside upper center", ncols=len(handles) + 1)
+    legend_above(figure, [*handles, full])
     return figure
 
 

@@ -13,8 +13,9 @@ from matplotlib.patches import Patch
 
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import natural_key, shorten
-from exitbench.reports.plotting.panels import draw_intervals, legend_height
-from exitbench.reports.plotting.style import COLOURS, MUTED, WIDTH_INCHES
+from exitbench.reports.plotting.panels import draw_intervals, figure_of, legend_above, title_panel
+from exitbench.reports.plotting.style import COLOURS, MUTED
+from exitbench.reports.sentences import called, percent
 from exitbench.terminal import told_apart
 
 ORDER = 18
@@ -43,6 +44,24 @@ _MARKS = (  # name, colour, marker, its size, lines below the middle
 )
 
 
+def finding(frame: Frame) -> str:
+    """Return the kinds that are settled first and last, over the models of the task where they differ most."""
+    depths: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for row in frame.rows:
+        depths[row["task"], row["token_kind"]][row["model"]] = row["mean_first_match"] / row["blocks"]
+    means = {key: fmean(of.values()) for key, of in depths.items()}
+    spread = {task: [mean for (of, _), mean in means.items() if of == task] for task in frame.distinct("task")}
+    task = max(spread, key=lambda one: max(spread[one]) - min(spread[one]))
+    kinds = sorted((mean, kind) for (of, kind), mean in means.items() if of == task)
+    (early, first), (late, last) = kinds[0], kinds[-1]
+    if first == last:
+        return f"On {called(task)} all words are of one kind."
+    return (
+        f"On {called(task)} words of kind {called(last)} are settled last, after {percent(late)} of the blocks in the "
+        f"mean of models, those of kind {called(first)} first, after {percent(early)}."
+    )
+
+
 def plot(frame: Frame) -> Figure:
     """Draw tasks below and models beside each other; frame: share (0..1) by block, means and half widths in blocks."""
     blocks = {row["model"]: row["blocks"] for row in frame.rows}
@@ -51,7 +70,7 @@ def plot(frame: Frame) -> Figure:
     tasks = [(task, rows, kinds_in_order(rows.rows)) for (task,), rows in frame.groups("task")]
     lines = [len(kinds) for _, _, kinds in tasks] * len(bands)
     height = _LINE_INCHES * sum(lines) + _AXIS_INCHES * (len(lines) + len(bands)) + _MARGIN_INCHES
-    figure = Figure(figsize=(WIDTH_INCHES, height + legend_height(3)), layout="constrained")
+    figure = figure_of(height)
     grid = figure.subplots(len(lines), len(bands[0]), squeeze=False, height_ratios=lines)
     titles = dict(zip(models, told_apart(models, 16), strict=True))
     for panels, (band, (task, rows, kinds)) in zip(grid, product(bands, tasks), strict=True):
@@ -59,15 +78,15 @@ def plot(frame: Frame) -> Figure:
         for axes, model in zip(panels, band, strict=False):
             _panel(axes, by_model.get((model,)), kinds, blocks[model])
             if task == tasks[0][0]:
-                axes.set_title(titles[model])
+                title_panel(axes, titles[model])
             axes.tick_params(labelbottom=task == tasks[-1][0])
         panels[0].set_yticklabels([f"{shorten(kind, 20)} ({_tokens(rows, kind)})" for kind in kinds])
         panels[0].set_ylabel(shorten(task, max(12, 2 * len(kinds))), fontweight="bold")
         for spare in panels[len(band) :]:
             spare.remove()
     figure.align_ylabels()
-    figure.supxlabel("layer (blocks executed)", fontsize=8.5)
-    figure.legend(handles=_entries(), loc="outside upper center", ncols=3)
+    figure.supxlabel("layer (blocks executed)")
+    legend_above(figure, _entries())
     return figure
 
 

@@ -9,8 +9,9 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count, labels, shorten
-from exitbench.reports.plotting.panels import draw_intervals, draw_points, legend_height
-from exitbench.reports.plotting.style import MUTED, WIDTH_INCHES, SeriesStyle, series_styles
+from exitbench.reports.plotting.panels import draw_intervals, draw_points, figure_of, title_panel
+from exitbench.reports.plotting.style import DOUBLE_INCHES, MUTED, SINGLE_INCHES, SeriesStyle, series_styles
+from exitbench.reports.sentences import called, extremes, percent
 
 ORDER = 26
 TITLE = "How errors spread, by KV policy"
@@ -19,10 +20,10 @@ CAPTION = (
     "`exact` runs the skipped blocks after all (a true cache): what it still loses comes from the tokens. `noisy` "
     "emits full depth's tokens and only damages the cache: what it loses comes from there. Others are real methods. "
     "Hollow and dashed: simulated, a replay over full depth's own pass, where neither cache nor later tokens are "
-    "touched; a curve of real decodes that falls away from it shows errors that feed on errors. Top: share of tokens "
-    "equal to full depth's by position in the answer (the first 64, in at most eight places; curves may hide each "
-    "other). Below: the same over the whole answer, and the task's metric, of which a dotted line marks full depth's. "
-    "Bars are 95 % intervals over documents."
+    "touched; a curve of real decodes that falls away from it shows errors that feed on errors. Top: share of "
+    "tokens equal to full depth's by position in the answer (the first 64, in at most eight places; markers stand "
+    "side by side). Below: the same over the whole answer, and the task's metric, of which a dotted line marks full "
+    "depth's. Bars are 95 % intervals over documents."
 )
 EMPTY = (
     "No data yet: run `nox -s bench`, or any suite with `quality` cells of one method under two or more KV policies, "
@@ -30,20 +31,36 @@ EMPTY = (
 )
 
 _WORDS = {"exact": "exact (true cache)", "noisy": "noisy (true tokens)", "simulated": "simulated (replay)"}
-_ROW_INCHES = (2.2, 1.7, 1.7)
+_ROW_INCHES = (1.9, 1.3, 1.3)
 _MOST = 4  # tasks side by side
+_SIDE_BY_SIDE = 0.5  # of the way between two places, for the markers of all policies
+
+
+def finding(frame: Frame) -> str:
+    """Return the best and the worst policy of the task on which they differ most."""
+    whole = [row for row in frame.rows if row["position"] is None and row["measure"] == "match"]
+    real = Frame(frame.columns, tuple(row for row in whole if row["policy"] != "simulated"))
+    if not real.rows:
+        return "Only replays were run, which damage no cache."
+    ends = [(task, *extremes(rows.rows, "value")) for (task,), rows in real.groups("task")]
+    task, worst, best = max(ends, key=lambda one: one[2]["value"] - one[1]["value"])
+    if percent(worst["value"]) == percent(best["value"]):
+        return f"No policy for the cache changes agreement: all have {percent(best['value'])} of full depth's tokens."
+    return (
+        f"Policies differ most on {called(task)}: {best['policy']} has {percent(best['value'])} of full depth's "
+        f"tokens, {worst['policy']} {percent(worst['value'])}."
+    )
 
 
 def plot(frame: Frame) -> Figure:
     """Draw a column a task: match by position, then match and quality as a whole; frame: value, low, high by policy."""
     styles = series_styles(frame.distinct("policy"))
     tasks = frame.distinct("task")[:_MOST]
-    height = sum(_ROW_INCHES) + legend_height(len(styles))
-    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
+    figure = figure_of(sum(_ROW_INCHES), SINGLE_INCHES if len(tasks) == 1 else DOUBLE_INCHES)
     grid = figure.subplots(3, len(tasks), squeeze=False, height_ratios=_ROW_INCHES)
     for task, curve, match, quality in zip(tasks, *grid, strict=True):
         rows = [row for row in frame.rows if row["task"] == task]
-        curve.set_title(f"{shorten(task, 28)}\n{shorten(_gate(rows[0]), 84 // len(tasks))}", fontsize=8)
+        title_panel(curve, task, _gate(rows[0]))
         _curves(curve, Frame(frame.columns, tuple(row for row in rows if row["position"] is not None)), styles)
         whole = [row for row in rows if row["position"] is None]
         _dots(match, [row for row in whole if row["measure"] == "match"], styles)
@@ -69,8 +86,11 @@ def _gate(row: Row) -> str:
 
 
 def _curves(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
+    policies, places = list(styles), frame.distinct("position")
+    apart = _SIDE_BY_SIDE * (places[1] - places[0]) / len(policies) if len(places) > 1 else 0
     for (policy,), rows in frame.groups("policy"):
-        x, y = rows.values("position"), rows.values("value")
+        shift = apart * (policies.index(policy) - (len(policies) - 1) / 2)
+        x, y = [position + shift for position in rows.values("position")], rows.values("value")
         intervals = list(zip(rows.values("low"), rows.values("high"), strict=True))
         draw_intervals(axes, x, intervals, styles[policy].colour, along="y")
         draw_points(axes, x, y, styles[policy], simulated=policy == "simulated", connect=True)

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import Setting, count, setting
 from exitbench.reports.plotting.setting_grid import setting_grid
-from exitbench.reports.plotting.style import LETTERS
+from exitbench.reports.plotting.style import LETTERS, SMALL_POINTS
 
 ORDER = 30
 TITLE = "Where tokens exit"
@@ -25,8 +25,23 @@ CAPTION = (
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` cells of models with trained weights."
 
+_EARLY, _MOST = 0.25, 0.5
 _NUMBERS_ACROSS = 36  # beyond this many cells side by side a cell is too narrow for a number
 _LABELLED_SHARE = 0.05
+
+
+def finding(frame: Frame) -> str:
+    """Return how many settings let most tokens leave in the first quarter of the blocks."""
+    settings = [rows for _, rows in frame.groups("model", "task", "method", "params", "kv_policy")]
+    exiting = [rows for rows in settings if any(row["exit_layer"] < row["blocks"] for row in rows.rows)]
+    early = [
+        sum(row["share"] for row in rows.rows if row["exit_layer"] <= row["blocks"] * _EARLY) >= _MOST
+        for rows in exiting
+    ]
+    return (
+        f"In {sum(early)} of the {len(exiting)} settings that exit at all (each task counts) at least half of the "
+        "tokens leave in the first quarter of the blocks."
+    )
 
 
 def plot(frame: Frame) -> Figure:
@@ -80,4 +95,4 @@ def _write_numbers(axes: Axes, shares: np.ndarray) -> None:
     for line, layer in zip(*np.nonzero(shares >= _LABELLED_SHARE), strict=True):
         share = shares[line, layer]
         colour = paper if share > 0.55 else ink
-        axes.text(layer + 1, line, f"{100 * share:.0f}", ha="center", va="center", fontsize=6, color=colour)
+        axes.text(layer + 1, line, f"{100 * share:.0f}", ha="center", va="center", fontsize=SMALL_POINTS, color=colour)

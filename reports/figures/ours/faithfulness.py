@@ -4,10 +4,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import count, labels
 from exitbench.reports.plotting.panels import legend_of_series
 from exitbench.reports.plotting.setting_grid import Measure, draw_measures, setting_grid
 from exitbench.reports.plotting.style import series_styles
+from exitbench.reports.sentences import extremes, label_of, of_which, percent
 
 ORDER = 24
 TITLE = "Faithfulness to full depth"
@@ -24,6 +25,7 @@ EMPTY = (
     "with trained weights."
 )
 
+_FAITHFUL = 0.99
 _MEASURES = (
     Measure("tokens equal", "match", "match_low", "match_high"),
     Measure("before 1st difference", "before", "before_low", "before_high"),
@@ -31,10 +33,22 @@ _MEASURES = (
 )
 
 
+def finding(frame: Frame) -> str:
+    """Return how many settings hardly differ from full depth, and which differs most."""
+    names = labels(frame.rows, brief=True)
+    kept = sum(row["match"] >= _FAITHFUL for row in frame.rows)
+    worst, _ = extremes(frame.rows, "match")
+    return (
+        f"{kept} of {len(frame.rows)} settings (each task counts) have at least {percent(_FAITHFUL)} of full depth's "
+        f"tokens; the least faithful, {label_of(names, worst)} ({of_which(worst, ('model', 'task'))}), has "
+        f"{percent(worst['match'])}."
+    )
+
+
 def plot(frame: Frame) -> Figure:
     """Draw a line a setting and a marker a task; frame: match, before and near_tie (0..1) with their intervals."""
     styles = series_styles(frame.distinct("task"))
-    figure, models = setting_grid(frame, [one.heading for one in _MEASURES], legend_entries=len(styles))
+    figure, models = setting_grid(frame, [one.heading for one in _MEASURES])
     for model in models:
         draw_measures(model, _MEASURES, styles)
     words = (

@@ -1,6 +1,7 @@
 """What early exit costs and gives: quality against depth and against measured speed-up, side by side."""
 
 from collections.abc import Mapping
+from textwrap import wrap
 from typing import Any
 
 import matplotlib as mpl
@@ -8,10 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
+from matplotlib.transforms import offset_copy
 
 from exitbench.reports.figures.ours.frontier_parts import KEPT, envelope, fastest_within, series_of
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import OTHER_LENGTH, Setting, count, labels, setting, shorten
+from exitbench.reports.labels import OTHER_LENGTH, Setting, count, labels, setting
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     LENGTH_NOTE,
@@ -20,16 +22,17 @@ from exitbench.reports.plotting.panels import (
     draw_lengths,
     draw_points,
     draw_published,
+    figure_of,
     floor_entry,
-    legend_height,
     legend_of_series,
     length_entry,
     published_entry,
     share_of_blocks_axis,
     simulated_entry,
+    title_panel,
 )
-from exitbench.reports.plotting.style import MUTED, WIDTH_INCHES, SeriesStyle, quiet, series_styles
-from exitbench.terminal import told_apart
+from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, quiet, series_styles
+from exitbench.reports.sentences import called, label_of, listed, times
 
 ORDER = 10
 TITLE = "Quality against depth and measured speed-up"
@@ -53,9 +56,34 @@ EMPTY = (
     "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells of models with trained weights."
 )
 
-_ROW_INCHES = 2.3
-_MARGIN_INCHES = 0.3
-_NAMED = 5  # models whose fastest setting is named: as many as there is room for
+_ROW_INCHES = 2.0
+_MOST_ROWS = 6
+_NAMED = 4  # models whose fastest setting is named: as many as there is room for
+_WORDS_WIDTH = 32  # characters
+_LINE_POINTS = 8.8
+
+
+def finding(frame: Frame) -> str:
+    """Return the fastest setting of each task that keeps the quality, by its interval beyond the noise floor."""
+    names = labels([row for row in frame.rows if row["origin"] == "ours"], brief=True)
+    told = []
+    for (task,), rows in frame.groups("task"):
+        timed = [row for row in rows.rows if row["speedup"] is not None and row["attainable"]]
+        kept = [row for row in timed if row["quality"] >= KEPT and not row["is_full_depth"]]
+        best = max((row for row in kept if not row["inside_noise_floor"]), key=_by_speed, default=None)
+        if best is not None and best["speedup"] > 1:
+            fast = times(best["speedup"], best["speedup_low"], best["speedup_high"])
+            told.append(f"on {called(task)} {label_of(names, best)} ({called(best['model'])}) at {fast}")
+        elif kept:
+            told.append(f"on {called(task)} nothing beyond the noise")
+    if not told:
+        return "Quality against depth; no setting that keeps 99 % of full depth's quality was timed."
+    return f"Fastest with at least 99 % of full depth's quality: {listed(told[:_NAMED])}."
+
+
+def _by_speed(row: Row) -> float:
+    speed: float = row["speedup"]
+    return speed
 
 
 def plot(frame: Frame) -> Figure:
@@ -65,16 +93,14 @@ def plot(frame: Frame) -> Figure:
     styles = series_styles(ours.distinct(by))
     names = labels(ours.rows, brief=True)
     extra = _entries(frame)
-    groups = list(ours.groups("task", "setting", "metric"))
-    height = _ROW_INCHES * len(groups) + legend_height(len(styles) + len(extra)) + _MARGIN_INCHES
-    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
-    grid = figure.subplots(len(groups), 3, squeeze=False, width_ratios=(1, 1, 0.62))
+    groups = list(ours.groups("task", "setting", "metric"))[:_MOST_ROWS]
+    figure = figure_of(_ROW_INCHES * len(groups))
+    grid = figure.subplots(len(groups), 3, squeeze=False, width_ratios=(1, 1, 0.72))
     several = len(ours.distinct("setting")) > 1
     published = {key: rows for key, rows in frame.groups("task", "setting", "origin") if key[2] == "published"}
     for (depth, speed, words), ((task, where, metric), rows) in zip(grid, groups, strict=True):
-        depth.set_title(shorten(task, 24) + (f"\n{where}" if several else ""))
-        depth.set_ylabel(f"{metric}, share of full depth's")
-        depth.set_title(count(rows.values("n"), "documents"), loc="right", fontweight="normal")
+        title_panel(depth, task + (f"\n{where}" if several else ""), count(rows.values("n"), "documents"))
+        depth.set_ylabel(f"{metric}, of full depth's")
         _depth_panel(depth, rows, published.get((task, where, "published")), styles, by)
         _speed_panel(speed, rows, styles, by)
         speed.set_ylim(depth.get_ylim())
@@ -110,7 +136,7 @@ def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by
         return
     draw_floors(axes, timed.values("quality"), timed.rows, along="x")
     draw_lengths(axes, timed.values("quality"), timed.rows, along="x")
-    axes.set_title(count(timed.values("timed_documents"), "timed"), loc="right", fontweight="normal")
+    title_panel(axes, "", count(timed.values("timed_documents"), "timed"))
     for (series, inside), rows in timed.groups(by, "inside_noise_floor"):
         style = SeriesStyle(MUTED, styles[series].marker) if inside else styles[series]
         x, y = rows.values("speedup"), rows.values("quality")
@@ -141,18 +167,25 @@ def _fastest(
     timed = Frame(frame.columns, tuple(row for row in frame.rows if row["speedup"] is not None))
     if all(row["is_full_depth"] for row in timed.rows):
         return
-    fastest = fastest_within(timed)
-    named = sorted(fastest.items(), key=lambda item: -item[1]["speedup"])[:_NAMED]
-    models = told_apart([model for model, _ in named], 12)
-    settings = told_apart([names[setting(row)] for _, row in named], 27)
-    place = 1.0
-    axes.text(0, place, "fastest at 99 % quality", fontweight="bold", fontsize=7.5, transform=axes.transAxes, va="top")
-    for model, name, (_, row) in zip(models, settings, named, strict=True):
-        place -= 0.19
-        style = styles[row[by]]
-        axes.plot(0.02, place - 0.04, style.marker, color=style.colour, transform=axes.transAxes, clip_on=False)
-        lines = f"{model}: {_speed(row)}" + ("" if row["is_full_depth"] else f"\n{name}")
-        axes.text(0.08, place, lines, fontsize=6.5, transform=axes.transAxes, va="top", linespacing=1.25)
+    fastest = sorted(fastest_within(timed).items(), key=lambda item: -item[1]["speedup"])
+    faster = [(model, row) for model, row in fastest if not row["is_full_depth"]][:_NAMED]
+    slower = ", ".join(model for model, row in fastest if row["is_full_depth"])
+    told: list[tuple[Row | None, list[str]]] = [(None, ["fastest at 99 % quality"])]
+    told += [(row, [f"{model}: {_speed(row)}", *_wrapped(names[setting(row)])]) for model, row in faster]
+    told += [(None, _wrapped(f"nothing faster: {slower}"))] if slower else []
+    below = 0.0
+    for row, lines in told:
+        at = offset_copy(axes.transAxes, axes.get_figure(root=True), x=8, y=-below, units="points")
+        if row is not None:
+            mark = offset_copy(at, axes.get_figure(root=True), x=-6, y=-4, units="points")
+            axes.plot(0, 1, styles[row[by]].marker, color=styles[row[by]].colour, transform=mark, clip_on=False)
+        axes.text(0, 1, "\n".join(lines), fontsize=SMALL_POINTS, transform=at, va="top", linespacing=1.1)
+        below += _LINE_POINTS * len(lines) + 4
+    axes.texts[0].set(fontweight="bold")
+
+
+def _wrapped(text: str) -> list[str]:
+    return wrap(text, _WORDS_WIDTH, max_lines=2, placeholder=" …", break_on_hyphens=False)
 
 
 def _speed(row: Row) -> str:

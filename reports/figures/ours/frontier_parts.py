@@ -23,7 +23,7 @@ def envelope(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 def fastest_within(frame: Frame) -> dict[str, Row]:
     """Return the fastest row of each model among those that keep the quality, if there is one."""
-    kept = [row for row in frame.rows if row["quality"] >= KEPT]
+    kept = [row for row in frame.rows if row["quality"] >= KEPT and row["attainable"]]
     return {
         model: max(rows.rows, key=lambda row: row["speedup"])
         for (model,), rows in Frame(frame.columns, tuple(kept)).groups("model")

@@ -20,9 +20,12 @@ from exitbench.reports.plotting.panels import (
     draw_lengths,
     draw_published,
     grid_of_panels,
+    legend_above,
     published_entry,
+    title_panel,
 )
-from exitbench.reports.plotting.style import MUTED, SeriesStyle, quiet, series_styles
+from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, quiet, series_styles
+from exitbench.reports.sentences import of_which
 
 FLOPS = {
     "model": "whole model",
@@ -44,6 +47,23 @@ class _Place:
     rows: Mapping[float, Sequence[Row]]
 
 
+def cheapest_head(frame: Frame, names: Series) -> str:
+    """Return a sentence on the read-out whose LM head works least, as we count, and on its score."""
+    ours = [row for row in frame.rows if row["origin"] == "ours" and (row["method"], row["head"]) in names]
+    heads = [row for row in ours if row["quantity"] == "head"]
+    if not heads:
+        return "Score of the gates; the work of the LM head was not counted."
+    least = min(heads, key=lambda row: float(row["value"]))
+    key = ("task", "model", "setting", "method", "head")
+    scores = [r for r in ours if r["quantity"] == "score" and all(r[one] == least[one] for one in key)]
+    score = f"; its {scores[0]['metric']} is {scores[0]['value']:.1f}" if scores else ""
+    if scores and scores[0]["full_value"] is not None:
+        score += f", full depth's {scores[0]['full_value']:.1f}"
+    label = names[least["method"], least["head"]]
+    where = of_which(least, ("model", "task"))
+    return f"Least work of the LM head: {label} ({where}), {least['value']:.2f}× full depth's{score}."
+
+
 def costs(frame: Frame, names: Series, *, timed: bool) -> Figure:
     """Draw a line of panels a task: score, FLOPs and, if `timed`, speed-up; a row a model and read-out.
 
@@ -56,7 +76,7 @@ def costs(frame: Frame, names: Series, *, timed: bool) -> Figure:
     """
     columns = 3 if timed else 2
     groups = list(frame.groups("task"))
-    figure, panels = grid_of_panels(columns * len(groups), columns=columns, legend_entries=6)
+    figure, panels = grid_of_panels(columns * len(groups), columns=columns)
     styles = series_styles(FLOPS.values())
     most = 1
     for place, ((task,), rows) in enumerate(groups):
@@ -67,13 +87,12 @@ def costs(frame: Frame, names: Series, *, timed: bool) -> Figure:
         _flops(line[1], places, styles)
         if timed:
             _speed(line[2], places)
-        line[0].set_title(shorten(task, 14))
         scored = [row["n"] for row in rows.rows if row["origin"] == "ours" and row["quantity"] == "score"]
-        line[0].set_title(count(scored, "documents"), loc="right", fontweight="normal")
+        title_panel(line[0], task, count(scored, "documents"))
         for axes in line:
             _rows_axis(axes, places, names, named=axes is line[0])
     figure.set_figheight(max(figure.get_figheight(), len(groups) * (1.0 + _ROW_INCHES * most)))
-    figure.legend(handles=_legend(styles, timed=timed), loc="outside upper center", ncols=3)
+    legend_above(figure, _legend(styles, timed=timed))
     return figure
 
 
@@ -104,7 +123,7 @@ def _rows_axis(axes: Axes, places: Sequence[_Place], names: Series, *, named: bo
         paper = {"facecolor": mpl.rcParams["axes.facecolor"], "edgecolor": "none", "pad": 0.8}
         for one in places:
             heading = axes.text(0.01, one.heading, one.title, transform=axes.get_yaxis_transform(), bbox=paper)
-            heading.set(va="center", fontsize=7.5, in_layout=False)
+            heading.set(va="center", fontsize=SMALL_POINTS, in_layout=False)
 
 
 def _ours(rows: Sequence[Row], quantity: str) -> list[Row]:
@@ -135,7 +154,7 @@ def _flops(axes: Axes, places: Sequence[_Place], styles: Mapping[str, SeriesStyl
                 for row in _ours(rows, quantity):
                     if row["value"] == 0:  # no place on a logarithmic axis
                         edge = axes.text(0.01, at, "0", transform=axes.get_yaxis_transform())
-                        edge.set(va="center", fontsize=7)
+                        edge.set(va="center", fontsize=SMALL_POINTS)
                         continue
                     draw_intervals(axes, [at], [(row["ci_low"], row["ci_high"])], style.colour, along="x")
                     axes.plot(row["value"], at, **_look(style, quantity))
@@ -169,7 +188,7 @@ def _speed(axes: Axes, places: Sequence[_Place]) -> None:
                 draw_intervals(axes, [y], [(row["ci_low"], row["ci_high"])], colour, along="x")
                 axes.plot(row["value"], y, color=colour, marker="o", markersize=4.5, zorder=3)
                 draw_lengths(axes, [y], [{**row, "speedup": row["value"]}], along="x")
-    axes.set_title(count([row["n"] for row in times], "timed"), loc="right", fontweight="normal")
+    title_panel(axes, "", count([row["n"] for row in times], "timed"))
     axes.set_xlabel("measured speed-up")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}×"))
 

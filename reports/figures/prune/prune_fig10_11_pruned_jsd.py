@@ -2,10 +2,10 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.prune.prune_parts import AT_RELATIVE_DEPTH, EMPTY, STAND_INS, sweep
+from exitbench.reports.figures.prune.prune_parts import AT_RELATIVE_DEPTH, EMPTY, STAND_INS, mean_depths, sweep
 from exitbench.reports.frame import Frame
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "The contrastive gate over pruned heads"
 CAPTION = (
@@ -27,6 +27,11 @@ HEADS = {
     ("contrastive-jsd", "pruned-adaptive-code"): "adaptive",
     ("contrastive-jsd", "pruned-adaptive"): "adaptive (as meant)",
 }
+
+
+def finding(frame: Frame) -> str:
+    """Return the mean exit layers of the series."""
+    return mean_depths(frame, HEADS)
 
 
 def plot(frame: Frame) -> Figure:

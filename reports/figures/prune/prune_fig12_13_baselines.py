@@ -2,10 +2,10 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.prune.prune_parts import AT_RELATIVE_DEPTH, EMPTY, STAND_INS, sweep
+from exitbench.reports.figures.prune.prune_parts import AT_RELATIVE_DEPTH, EMPTY, STAND_INS, mean_depths, sweep
 from exitbench.reports.frame import Frame
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Gates over the whole vocabulary against contrast with adaptive pruning"
 CAPTION = (
@@ -21,6 +21,11 @@ GATES = {
     ("contrastive-jsd", "full"): "JSD contrast",
     ("contrastive-jsd", "pruned-adaptive-code"): "JSD + adaptive",
 }
+
+
+def finding(frame: Frame) -> str:
+    """Return the mean exit layers of the series."""
+    return mean_depths(frame, GATES)
 
 
 def plot(frame: Frame) -> Figure:

@@ -10,11 +10,12 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from exitbench.reports.figures.mee.mee_parts import block_axis
 from exitbench.reports.figures.prune.prune_parts import EMPTY, STAND_INS
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import grid_of_panels, label_y, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
+from exitbench.reports.sentences import between
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Rank of the final token at each block"
 CAPTION = (
@@ -30,14 +31,21 @@ _WIDE = 26  # boxes that fit into half a page
 _ROOM = 0.8  # of a block: what the boxes of all models take
 
 
+def finding(frame: Frame) -> str:
+    """Return how far down the final token is found halfway."""
+    half = [row for row in frame.rows if row["block"] == max(1, row["blocks"] // 2)]
+    told = between(half, "highest", "{:,.0f}".format, ("model", "task"))
+    return f"Halfway through the blocks the final token is among the best {told} for 99 % of tokens."
+
+
 def plot(frame: Frame) -> Figure:
     """Draw one panel a task and a box a model and block; frame: lowest .. highest (ranks) by block, n (tokens)."""
     series = frame.distinct("series")
     styles = series_styles(series)
     groups = list(frame.groups("task"))
     wide = max(frame.values("block")) * len(series) > _WIDE
-    figure, panels = grid_of_panels(len(groups), columns=1 if wide else 2, legend_entries=len(styles))
-    for axes, ((task,), rows) in zip(panels, groups, strict=True):
+    figure, panels = grid_of_panels(len(groups), 1 if wide else None, wide=wide)
+    for axes, ((task,), rows) in zip(panels, groups, strict=False):
         axes.set_yscale("log")
         for (name,), boxes in rows.groups("series"):
             _boxes(axes, boxes, styles, name)
@@ -45,9 +53,8 @@ def plot(frame: Frame) -> Figure:
         axes.set_ylim(bottom=0.8)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda rank, _: f"{rank:,.0f}"))
         axes.yaxis.set_minor_locator(NullLocator())
-        axes.set_ylabel("rank of the final token")
-        axes.set_title(shorten(task, 24))
-        axes.set_title(count(rows.values("n"), "tokens a model"), loc="right", fontweight="normal")
+        label_y(axes, "rank of the final token")
+        title_panel(axes, task, count(rows.values("n"), "tokens a model"))
     legend_of_series(figure, styles)
     return figure
 

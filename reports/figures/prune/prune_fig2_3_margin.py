@@ -1,6 +1,5 @@
 """Margin of predictions and score of a static exit by block (PRUNE figures 2 and 3)."""
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from exitbench.reports.figures.mee.mee_parts import block_axis
@@ -13,58 +12,71 @@ from exitbench.reports.plotting.panels import (
     grid_of_panels,
     legend_of_series,
     published_entry,
+    title_panel,
 )
 from exitbench.reports.plotting.style import series_styles
+from exitbench.reports.sentences import of_which, percent
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Confidence of a block against the score of leaving there"
 CAPTION = (
-    "Margin: probability of a block's most likely token less that of the second, mean over the tokens of full depth's "
-    "own output. Score: the task's metric when every token leaves at that block (static exit, run at every block; the "
-    "last is full depth). Where the margin is high and the score low the block is confident nonsense, and no "
-    "threshold on the margin can help. Bars are 95 % intervals over documents. Figures 2 and 3 of PRUNE, on our "
-    f"models and data. {STAND_INS} Grey crosses: read by eye from figure 2 (t5-large on SQuAD), its layer i, counted "
-    "from 0, of 24 drawn at (i + 1) L / 24 of our L."
+    "Left, the margin: probability of a block's most likely token less that of the second, mean over the tokens of "
+    "full depth's own output. Right, the score: the task's metric when every token leaves at that block (static "
+    "exit, run at every block; the last is full depth). Where the margin is high and the score low the block is "
+    "confident nonsense, and no threshold on the margin can help. Bars are 95 % intervals over documents. Figures 2 "
+    f"and 3 of PRUNE, on our models and data. {STAND_INS} Grey crosses: read by eye from figure 2 (t5-large on "
+    "SQuAD), its layer i, counted from 0, of 24 drawn at (i + 1) L / 24 of our L."
 )
 
 MARGIN, SCORE = "margin", "score"
-_NAMES = {MARGIN: "mean margin (left)", SCORE: "score, static exit (right)"}
+_SURE_AND_WRONG = 0.1
+_FEW_GROUPS = 2  # models on tasks with a line of the page each
+
+
+def finding(frame: Frame) -> str:
+    """Return where margin and score are furthest apart: a block that is sure and wrong."""
+    worst = None
+    for _, rows in Frame(frame.columns, tuple(r for r in frame.rows if r["origin"] == "ours")).groups(
+        "task", "model", "setting"
+    ):
+        margins = {row["block"]: row for row in rows.rows if row["quantity"] == MARGIN}
+        scores = {row["block"]: row["value"] for row in rows.rows if row["quantity"] == SCORE}
+        full = scores.get(rows.rows[0]["blocks"])
+        for block in margins.keys() & scores.keys() if full else ():
+            gap = margins[block]["value"] - scores[block] / full
+            worst = max(worst or (gap, {}, 0.0), (gap, margins[block], scores[block] / full), key=lambda one: one[0])
+    if worst is None or worst[0] < _SURE_AND_WRONG:
+        return "No block is surer than its score warrants, by more than 10 points."
+    _, row, share = worst
+    return (
+        f"Surest without reason: block {row['block']:.0f} of {of_which(row, ('model', 'task'))} has a mean margin of "
+        f"{row['value']:.2f}, and leaving there scores {percent(share)} of full depth."
+    )
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw a panel a model and task; frame: margin (0..1) and score (0..100) by block, n (tokens, documents)."""
-    styles = series_styles(_NAMES.values())
+    """Draw two panels a model and task; frame: margin (0..1) and score (0..100) by block, n (tokens, documents)."""
+    styles = series_styles((MARGIN, SCORE))
     groups = list(frame.groups("task", "model", "setting"))
-    figure, panels = grid_of_panels(len(groups), columns=2, legend_entries=3)
-    for axes, (_, rows) in zip(panels, groups, strict=True):
-        twin = axes.twinx()
-        for quantity, on in ((MARGIN, axes), (SCORE, twin)):
-            own = [row for row in rows.rows if row["quantity"] == quantity and row["origin"] == "ours"]
-            style = styles[_NAMES[quantity]]
-            x = [row["block"] for row in own]
-            draw_intervals(on, x, [(row["ci_low"], row["ci_high"]) for row in own], style.colour, along="y")
-            on.plot(x, [row["value"] for row in own], color=style.colour, marker=style.marker, clip_on=False)
-            read = [row for row in rows.rows if row["quantity"] == quantity and row["origin"] == "published"]
-            x, y = ([row[column] for row in read] for column in ("block", "value"))
-            draw_published(on, x, y, connect=True, line_colour=style.colour)
-        _axes(axes, twin, rows)
+    figure, panels = grid_of_panels(2 * len(groups), columns=2 if len(groups) <= _FEW_GROUPS else 4)
+    for (margin, score), (_, rows) in zip(zip(panels[::2], panels[1::2], strict=True), groups, strict=False):
+        numbers = {}
+        for axes, quantity, unit in ((margin, MARGIN, "tokens"), (score, SCORE, "documents")):
+            of = [row for row in rows.rows if row["quantity"] == quantity]
+            own = [row for row in of if row["origin"] == "ours"]
+            style, x = styles[quantity], [row["block"] for row in own]
+            draw_intervals(axes, x, [(row["ci_low"], row["ci_high"]) for row in own], style.colour, along="y")
+            axes.plot(x, [row["value"] for row in own], color=style.colour, marker=style.marker, clip_on=False)
+            read = [row for row in of if row["origin"] == "published"]
+            draw_published(axes, [row["block"] for row in read], [row["value"] for row in read])
+            block_axis(axes, rows.rows[0]["blocks"])
+            axes.set_xlim(left=min(0.5, min(rows.values("block")) - 0.2))
+            numbers[quantity] = count([row["n"] for row in own], unit)
+        margin.set(ylim=(-0.02, 1.02), ylabel="mean margin")
+        metrics = [row["metric"] for row in rows.rows if row["quantity"] == SCORE and row["origin"] == "ours"]
+        score.set(ylim=(-2, 102), ylabel=metrics[0] if metrics else "no static exit was run")
+        title_panel(margin, panel_title(rows.rows[0]), numbers[MARGIN])
+        title_panel(score, "\n", numbers[SCORE])
     legend_of_series(figure, styles, [published_entry()])
     return figure
-
-
-def _axes(axes: Axes, twin: Axes, rows: Frame) -> None:
-    block_axis(axes, rows.rows[0]["blocks"])
-    axes.set_xlim(left=min(0.5, min(rows.values("block")) - 0.2))
-    axes.set_ylim(-0.02, 1.02)
-    twin.set_ylim(-2, 102)  # the same place on both axes
-    twin.grid(False)
-    axes.set_ylabel("mean margin")
-    scores = [row for row in rows.rows if row["quantity"] == SCORE and row["origin"] == "ours"]
-    margins = [row for row in rows.rows if row["quantity"] == MARGIN and row["origin"] == "ours"]
-    twin.set_ylabel(scores[0]["metric"] if scores else "no static exit was run")
-    axes.set_title(panel_title(rows.rows[0]))
-    numbers = count([row["n"] for row in margins], "tokens")
-    if scores:
-        numbers += f", {count([row['n'] for row in scores], 'documents').removeprefix('n = ')}"
-    axes.set_xlabel(f"{axes.get_xlabel()}\n{numbers}")

@@ -2,11 +2,11 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.prune.prune_cost_parts import costs
+from exitbench.reports.figures.prune.prune_cost_parts import cheapest_head, costs
 from exitbench.reports.figures.prune.prune_parts import EMPTY, STAND_INS
 from exitbench.reports.frame import Frame
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Pruning the vocabulary of the softmax gate: score and FLOPs"
 CAPTION = (
@@ -28,6 +28,11 @@ HEADS = {
     ("calm-softmax", "pruned-decaying-idsorted"): "decaying (by id)",
     ("calm-softmax", "pruned-decaying"): "decaying (by rank)",
 }
+
+
+def finding(frame: Frame) -> str:
+    """Return the read-out whose LM head works least."""
+    return cheapest_head(frame, HEADS)
 
 
 def plot(frame: Frame) -> Figure:

@@ -2,10 +2,10 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.prune.prune_parts import AT_RELATIVE_DEPTH, EMPTY, STAND_INS, sweep
+from exitbench.reports.figures.prune.prune_parts import AT_RELATIVE_DEPTH, EMPTY, STAND_INS, mean_depths, sweep
 from exitbench.reports.frame import Frame
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Contrastive gates against the softmax gate"
 CAPTION = (
@@ -21,6 +21,11 @@ GATES = {
     ("contrastive-reweighted", "full"): "reweighted contrast",
     ("contrastive-jsd", "full"): "JSD contrast",
 }
+
+
+def finding(frame: Frame) -> str:
+    """Return the mean exit layers of the series."""
+    return mean_depths(frame, GATES)
 
 
 def plot(frame: Frame) -> Figure:

@@ -2,12 +2,12 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.prune.prune_cost_parts import costs
+from exitbench.reports.figures.prune.prune_cost_parts import cheapest_head, costs
 from exitbench.reports.figures.prune.prune_parts import EMPTY, STAND_INS
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.panels import LENGTH_NOTE
 
-__all__ = ["CAPTION", "EMPTY", "TITLE", "plot"]
+__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Late exits: score, FLOPs and measured speed of the two gates, pruned and not"
 CAPTION = (
@@ -30,6 +30,11 @@ GATES = {
     ("contrastive-jsd", "pruned-adaptive-code"): "JSD + adaptive",
     ("calm-softmax", "pruned-fixed"): "softmax + fixed",
 }
+
+
+def finding(frame: Frame) -> str:
+    """Return the read-out whose LM head works least."""
+    return cheapest_head(frame, GATES)
 
 
 def plot(frame: Frame) -> Figure:

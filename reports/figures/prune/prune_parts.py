@@ -1,6 +1,8 @@
 """What the figures of the blog on vocabulary pruning and contrastive decoding share."""
 
 from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -8,7 +10,13 @@ from matplotlib.figure import Figure
 from exitbench.reports.figures.explain.explain_parts import FIRST_ASKED, FULL_DEPTH, draw_by_block
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import draw_published, grid_of_panels, legend_of_series, published_entry
+from exitbench.reports.plotting.panels import (
+    draw_published,
+    grid_of_panels,
+    legend_of_series,
+    published_entry,
+    title_panel,
+)
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 
 EMPTY = "No data yet: run `nox -s paper -- prune`."
@@ -56,6 +64,24 @@ def series_of(frame: Frame, names: Series) -> dict[str, list[Row]]:
     return {name: rows for name, rows in parts.items() if rows}
 
 
+def mean_depths(frame: Frame, names: Series) -> str:
+    """Return a sentence with each series' mean exit layer over the models, tasks and blocks that all series have."""
+    ours, _ = split_published(frame)
+    depths: dict[str, dict[tuple[Any, ...], float]] = {
+        label: {
+            (row["task"], row["model"], row["setting"], row["min_exit"]): row["value"]
+            for row in rows
+            if row["is_depth"]
+        }
+        for label, rows in series_of(ours, names).items()
+    }
+    common = set.intersection(*(set(of) for of in depths.values())) if depths else set()
+    if not common:
+        return "Mean exit layer and score by the first block that is asked."
+    told = [f"{label} {fmean(of[key] for key in common):.1f}" for label, of in depths.items()]
+    return f"Mean exit layer over the {len(common)} cases that all were run in: {', '.join(told)}."
+
+
 def sweep(frame: Frame, names: Series) -> Figure:
     """Draw depth and score by the first block asked, two panels a model and task, a line a (method, head).
 
@@ -67,13 +93,13 @@ def sweep(frame: Frame, names: Series) -> Figure:
     styles = series_styles(series_of(frame, names).keys())
     groups = list(frame.groups("task", "model", "setting"))
     columns = _COLUMNS * (1 if len(groups) <= _FEW_GROUPS else 2)
-    figure, panels = grid_of_panels(2 * len(groups), columns=columns, legend_entries=len(styles) + 2)
-    for (depth, score), (_, rows) in zip(zip(panels[::2], panels[1::2], strict=True), groups, strict=True):
+    figure, panels = grid_of_panels(2 * len(groups), columns=columns)
+    for (depth, score), (_, rows) in zip(zip(panels[::2], panels[1::2], strict=True), groups, strict=False):
         for axes, is_depth in ((depth, True), (score, False)):
             part = Frame(rows.columns, tuple(row for row in rows.rows if row["is_depth"] is is_depth))
             _sweep_panel(axes, part, names, styles)
         first = rows.rows[0]
-        depth.set_title(panel_title(first))
+        title_panel(depth, panel_title(first))
         if columns > _COLUMNS:
             for axes in (depth, score):
                 axes.set_xlabel(FIRST_ASKED.replace(", ", ",\n").replace(" (", "\n("))
@@ -96,4 +122,4 @@ def _sweep_panel(axes: Axes, frame: Frame, names: Series, styles: Mapping[str, S
     metric = ours.rows[0]["metric"]
     if not ours.rows[0]["is_depth"]:
         axes.set_ylabel(metric)
-        axes.set_title(count(ours.values("n"), "documents"), loc="right", fontweight="normal")
+        title_panel(axes, "", count(ours.values("n"), "documents"))

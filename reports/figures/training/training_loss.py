@@ -4,8 +4,7 @@ from matplotlib.figure import Figure
 
 from exitbench.reports.figures.training.training_parts import draw_by_step
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import shorten
-from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series
+from exitbench.reports.plotting.panels import grid_of_panels, label_y, legend_of_series, title_panel
 from exitbench.reports.plotting.style import series_styles
 
 ORDER = 51
@@ -18,17 +17,27 @@ CAPTION = (
 EMPTY = "No data yet: run `exitbench train builtin`, or train any recipe."
 
 
+def finding(frame: Frame) -> str:
+    """Return whether every training's loss fell."""
+    ends = [(rows.rows[0]["value"], rows.rows[-1]["value"]) for _, rows in frame.groups("loss", "training")]
+    fell = sum(last < first for first, last in ends)
+    if len(ends) == 1:
+        return f"The loss went from {ends[0][0]:.2f} to {ends[0][1]:.2f} nats."
+    return f"Of {len(ends)} trainings {fell} end with a lower loss than they began with."
+
+
 def plot(frame: Frame) -> Figure:
     """Draw a panel a loss and a line a training; frame: value (nats) by loss, training and step."""
     styles = series_styles(frame.distinct("training"))
     losses = list(frame.groups("loss"))
-    figure, panels = grid_of_panels(len(losses), columns=3, legend_entries=len(styles))
-    for axes, ((loss,), lines) in zip(panels, losses, strict=True):
+    figure, panels = grid_of_panels(len(losses))
+    for axes, ((loss,), lines) in zip(panels, losses, strict=False):
         for (training,), rows in lines.groups("training"):
             draw_by_step(axes, rows, styles[training])
         if min(lines.values("value")) > 0:
             axes.set_ylim(bottom=0)
-        axes.set_title(f"loss: {shorten(loss, 24)}")
-        axes.set_ylabel("loss [nats]")
-    legend_of_series(figure, styles)
+        title_panel(axes, ", ".join(lines.distinct("training")), f"objective: {loss}")
+        label_y(axes, "loss (nats)")
+    if len(losses) < len(styles):  # else each panel says whose it is
+        legend_of_series(figure, styles)
     return figure

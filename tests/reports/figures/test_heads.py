@@ -19,6 +19,7 @@ from exitbench.reports.figures.heads import (
     heads_fig4_exit_distribution,
 )
 from exitbench.reports.frame import Frame
+from exitbench.reports.plotting.print_rules import print_faults
 from exitbench.reports.plotting.style import LIGHT, lay_out, theme
 from exitbench.results.database.connection import open_database
 
@@ -58,6 +59,8 @@ def drawn(module: Any, frame: Frame) -> Figure:
         figure: Figure = module.plot(frame)
         lay_out(figure)
         figure.draw_without_rendering()
+    assert print_faults(figure) == []
+    assert module.finding(frame).endswith(".")
     return figure
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -24,6 +25,7 @@ from exitbench.reports.figures.mee import (
 from exitbench.reports.figures.mee.mee_parts import of_origin
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
+from exitbench.reports.plotting.print_rules import print_faults
 from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, series_styles, theme
 from exitbench.reports.registry import discover
 from exitbench.results.ingest.ingest import ingest
@@ -383,6 +385,7 @@ def drawn(plot: Callable[[Frame], Figure], frame: Frame) -> Figure:
         figure = plot(frame)
         lay_out(figure)
         figure.draw_without_rendering()
+    assert print_faults(figure) == []
     return figure
 
 
@@ -398,9 +401,9 @@ def test_each_model_is_one_line_in_its_colour(
     name: str, plot: Callable[[Frame], Figure], column: str, database: Path, rows_of: Rows
 ) -> None:
     rows = rows_of(database, figures, name)
-    (axes,) = drawn(plot, rows).axes
+    panels = drawn(plot, rows).axes
     styles = series_styles(DEPTHS)
-    ours = [line for line in axes.lines if line.get_marker() != "x"]
+    ours = [line for axes in panels for line in axes.lines if line.get_marker() != "x"]
     lines = {(line.get_color(), line.get_marker(), line.get_linestyle()): list(line.get_ydata()) for line in ours}
     drawn_as = {None: "-", 0: "-", 0.01: "--"}
     expected: dict[tuple[str, str, str], list[float]] = {}
@@ -423,18 +426,17 @@ def test_published_curves_are_grey_named_and_at_their_share_of_the_depth(databas
     assert {"CALM", "FREE", "vanilla"} <= {text.get_text() for text in axes.texts}
 
 
-def test_bars_of_spread_end_at_zero_and_one(database: Path, rows_of: Rows) -> None:
+def test_ribbons_of_spread_and_bars_end_at_zero_and_one(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "mee_fig2_final_confidence")
-    (axes,) = drawn(mee_fig2_final_confidence.plot, rows).axes
-    spread: list[tuple[float, float]] = []
-    means: list[tuple[float, float]] = []
-    for bundle in axes.collections:
-        into = spread if bundle.get_linewidth() == 1 else means
-        into += map(tuple, np.array(bundle.get_segments())[:, :, 1])
-    for found, column in ((spread, "std"), (means, "half_width")):
-        ours = of_origin(rows, "ours").rows
-        expected = [(max(0, row["mean"] - row[column]), min(1, row["mean"] + row[column])) for row in ours]
-        np.testing.assert_allclose(sorted(found), sorted(expected))
+    for axes, (_, ours) in zip(
+        drawn(mee_fig2_final_confidence.plot, rows).axes, of_origin(rows, "ours").groups("model"), strict=True
+    ):
+        (ribbon,) = (bundle for bundle in axes.collections if isinstance(bundle, PolyCollection))
+        (bars,) = (bundle for bundle in axes.collections if isinstance(bundle, LineCollection))
+        for ends, column in ((ribbon.get_paths()[0].vertices, "std"), (np.vstack(bars.get_segments()), "half_width")):
+            signed = ((row, sign) for row in ours.rows for sign in (-1, 1))
+            expected = [np.clip(row["mean"] + sign * row[column], 0, 1) for row, sign in signed]
+            assert {round(float(y), 6) for y in ends[:, 1]} == {round(float(y), 6) for y in expected}
 
 
 def candidates(axes: Axes) -> list[Line2D]:

@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from exitbench.reports import figures, tables
 from exitbench.reports.frame import Frame, Row
+from exitbench.reports.plotting.print_rules import print_faults
 from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, theme
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database
@@ -240,6 +240,8 @@ def drawn(name: str, frame: Frame) -> Figure:
         figure: Figure = module.plot(frame)
         lay_out(figure)
         figure.draw_without_rendering()
+    assert print_faults(figure) == []
+    assert module.finding(frame).endswith(".")
     return figure
 
 
@@ -353,7 +355,7 @@ def test_simulated_gates_are_hollow_and_measured_ones_filled(database: Path, row
     distances = [row["distance"] for row in rows.rows if row["method"] == "max-prob"]
     assert sorted(heights(panels[:2])) == sorted(distances)
     fills = {
-        value: to_hex(str(line.get_markerfacecolor()))
+        value: line.get_markerfacecolor()
         for axes in panels[2:]
         for line in axes.lines
         if line.get_marker() not in ("None", "")
@@ -361,7 +363,7 @@ def test_simulated_gates_are_hollow_and_measured_ones_filled(database: Path, row
     }
     for row in slow.rows:
         assert (fills[row["speedup"]] == MUTED) == row["inside_noise_floor"]
-        assert row["simulated_speedup"] is None or fills[row["simulated_speedup"]] == "#ffffff"
+        assert row["simulated_speedup"] is None or fills[row["simulated_speedup"]] == "none"
 
 
 def test_models_whose_gates_keep_too_little_say_so(database: Path, rows_of: Rows) -> None:

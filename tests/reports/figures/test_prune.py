@@ -27,6 +27,7 @@ from exitbench.reports.figures.prune import (
     prune_fig10_11_pruned_jsd,
 )
 from exitbench.reports.frame import Frame
+from exitbench.reports.plotting.print_rules import print_faults
 from exitbench.reports.plotting.style import LIGHT, lay_out, theme
 from exitbench.reports.registry import discover
 from exitbench.results.beside.trainings import record_training
@@ -180,6 +181,8 @@ def drawn(module: ModuleType, frame: Frame) -> Figure:
         figure: Figure = module.plot(frame)
         lay_out(figure)
         figure.draw_without_rendering()
+    assert print_faults(figure) == []
+    assert module.finding(frame).endswith(".")
     return figure
 
 

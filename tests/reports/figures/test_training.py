@@ -12,6 +12,7 @@ from exitbench.reports import figures
 from exitbench.reports.figures.heads import heads_fig1_training
 from exitbench.reports.figures.training import training_loss
 from exitbench.reports.frame import Frame
+from exitbench.reports.plotting.print_rules import print_faults
 from exitbench.reports.plotting.style import LIGHT, lay_out, theme
 from exitbench.reports.registry import discover
 
@@ -53,6 +54,8 @@ def panels(module: Any, frame: Frame) -> list[Axes]:
         figure = module.plot(frame)
         lay_out(figure)
         figure.draw_without_rendering()
+    assert print_faults(figure) == []
+    assert module.finding(frame).endswith(".")
     return list(figure.axes)
 
 

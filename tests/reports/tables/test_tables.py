@@ -4,6 +4,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,9 +15,9 @@ import pytest
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import setting
-from exitbench.reports.material import read_tables
+from exitbench.reports.material import read_only
 from exitbench.reports.registry import discover
-from exitbench.reports.tables.columns import number, parameters, text, with_interval
+from exitbench.reports.tables.columns import Cell, Column, number, parameters, text, with_interval
 from exitbench.reports.tables.filled import FilledTable, fill
 from exitbench.reports.tables.summary import (
     blocks_run,
@@ -102,7 +103,7 @@ HOSTILE = "<b>a|b*_`\x1b[31m%$"
 def hostile(example: ModuleType, world: Any, make_database: Callable[[Any], Path]) -> FilledTable:
     """The results of one model with a name that means harm, which stands in the caption."""
     database = make_database(replace(world, models=(example.Model(HOSTILE, "causal", 4, 0),)))
-    (table,) = (fill(*one) for one in read_tables(database, None, "highlights", draft=False))
+    (table,) = (fill(*one) for one in read_only(database, tables, "highlights"))
     return table
 
 
@@ -118,9 +119,44 @@ def test_latex_tables_survive_any_name(hostile: FilledTable) -> None:
     printed = latex(hostile)
     assert r"Model: <b>a|b*\_`\textbackslash{}x1b[31m\%\$;".replace("`", "") in printed
     rows = [line for line in printed.splitlines() if line.endswith(r"\\")]
-    assert len(rows) == len(hostile.rows) + 1
-    assert {re.sub(r"\\&", "", line).count("&") for line in rows} == {len(hostile.columns) - 1}
+    parts = printed.count(r"\begin{table*}")
+    assert len(rows) == parts * (len(hostile.rows) + 1), "all parts are of the same rows, of other columns"
+    texts = sum(not column.numeric for column in hostile.columns)
+    headings = [line for before, line in pairwise(printed.splitlines()) if before == r"\toprule"]
+    cells = [re.sub(r"\\&", "", line).count("&") + 1 for line in headings]
+    assert sum(cells) == len(hostile.columns) + (parts - 1) * texts
     assert printed.count("{") == printed.count("}")
+
+
+def test_a_latex_table_that_fits_no_page_goes_on_in_another(hostile: FilledTable) -> None:
+    cell = Column("x", lambda row: Cell("1.23 [1.00, 1.50]", 1.0), numeric=True)
+    key = Column("Method", lambda row: Cell(f"method {row['n']}", ""))
+    long = Column("Parameters", lambda row: Cell("a parameter, " * 9, ""))
+    rows = [{"n": number} for number in range(70)]
+    columns = (key, long, *(replace(cell, heading=f"Number {place}") for place in range(9)))
+    filled = tuple(tuple(column.cell(row) for column in columns) for row in rows)
+    printed = latex(replace(hostile, columns=columns, rows=filled))
+    headings = [line for line in printed.splitlines() if line.startswith("Method &")]
+    assert all(heading.startswith("Method & Parameters & Number") for heading in headings)
+    assert sorted(set(re.findall(r"Number \d", printed))) == [f"Number {place}" for place in range(9)]
+    widths = [_width(form) for form in re.findall(r"\\begin{tabular}{(.*)}", printed)]
+    assert len(widths) == len(headings) > 4 and max(widths) <= 468
+    for place in range(70):
+        assert printed.count(f"method {place} &") == len({tuple(heading.split("&")[2:]) for heading in headings})
+    assert len(set(re.findall(r"\\label{(.*)}", printed))) == len(headings)
+
+
+def _width(form: str) -> float:
+    """Points of a `tabular`: fixed columns, and others by the letters in them."""
+    fixed = [float(points) for points in re.findall(r"p{(\d+)pt}", form)]
+    return (
+        sum(fixed) + 8 * len(fixed) + 17 * 3.5 * form.count("r") + 8 * form.count("r") + (9 * 3.5 + 8) * form.count("l")
+    )
+
+
+def test_a_minus_is_a_minus_and_a_hyphen_a_hyphen(hostile: FilledTable) -> None:
+    table = replace(hostile, columns=hostile.columns[:1], rows=((Cell("state-copy, -0.3 [-1.5, 2-3]", None),),))
+    assert "state-copy, $-$0.3 [$-$1.5, 2-3]" in latex(table)
 
 
 def test_a_metric_is_written_on_its_own_scale() -> None:

@@ -1,0 +1,69 @@
+"""What a figure breaks of the rules for print: one of two widths, no taller than a page, texts that can be read."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from exitbench.reports.plotting.style import DOUBLE_INCHES, SINGLE_INCHES, SMALL_POINTS, TALLEST_INCHES
+
+_SLACK_PIXELS = 1.5  # boxes of texts are a little larger than their ink
+
+
+def print_faults(figure: Figure) -> list[str]:
+    """Return what is wrong with a figure that is laid out, in words; nothing where it can be printed as it is.
+
+    Texts that stand inside one panel beside its points may touch each other; all others may not.
+    """
+    width, height = figure.get_size_inches()
+    faults = [] if width in (SINGLE_INCHES, DOUBLE_INCHES) else [f"{width:g} in wide"]
+    if height > TALLEST_INCHES:
+        faults.append(f"{height:.2f} in tall")
+    texts = [text for text in _texts(figure) if text.get_visible() and text.get_text().strip()]
+    sizes = [(float(text.get_fontsize()), text.get_text()) for text in texts]
+    faults += [f"{points:g} pt: {text!r}" for points, text in sizes if points < SMALL_POINTS]
+    boxes = np.array([text.get_window_extent().extents for text in texts]).reshape(-1, 4)
+    x0, y0, x1, y1 = boxes.T + np.array([[_SLACK_PIXELS]] * 2 + [[-_SLACK_PIXELS]] * 2)
+    outside = (x0 < figure.bbox.x0) | (y0 < figure.bbox.y0) | (x1 > figure.bbox.x1) | (y1 > figure.bbox.y1)
+    faults += [f"outside: {texts[place].get_text()!r}" for place in np.flatnonzero(outside)]
+    touch = (x0[:, None] < x1) & (x0 < x1[:, None]) & (y0[:, None] < y1) & (y0 < y1[:, None])
+    for one, other in zip(*np.nonzero(np.triu(touch, 1)), strict=True):
+        if not _beside_points(texts[one], texts[other]):
+            faults.append(f"overlap: {texts[one].get_text()!r}, {texts[other].get_text()!r}")
+    return faults
+
+
+def _beside_points(one: Text, other: Text) -> bool:
+    panel = one.axes
+    return panel is not None and panel is other.axes and one in panel.texts and other in panel.texts
+
+
+def _texts(figure: Figure) -> Iterator[Text]:
+    """Every text that is drawn: labels of ticks that are out of sight are not."""
+    yield from figure.texts
+    for legend in figure.legends:
+        yield from legend.get_texts()
+    # the title and the labels of the whole figure are among its texts
+    for axes in figure.axes:
+        yield from axes.texts
+        yield from _around(axes)
+
+
+def _around(axes: Axes) -> Iterator[Text]:
+    if (legend := axes.get_legend()) is not None:
+        yield from (legend.get_title(), *legend.get_texts())
+    if axes.axison:
+        yield from (text for text in axes.get_children() if isinstance(text, Text) and text not in axes.texts)
+        for axis in (axes.xaxis, axes.yaxis):
+            yield axis.label
+            yield from _ticks(axis)
+
+
+def _ticks(axis: Axis) -> Iterator[Text]:
+    low, high = sorted(axis.get_view_interval())
+    for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+        if low <= tick.get_loc() <= high:
+            yield from (tick.label1, tick.label2)

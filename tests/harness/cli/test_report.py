@@ -1,0 +1,52 @@
+"""`exitbench report --only`: some figures alone, and nothing else in the folder."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from exitbench.harness.cli.main import main
+
+CHOSEN = "mee_fig1_no_change"
+
+
+@pytest.fixture
+def runs(example_database: Path, tmp_path: Path) -> Path:
+    shutil.copyfile(example_database, tmp_path / "exitbench.duckdb")
+    return tmp_path
+
+
+def test_one_figure_is_drawn_and_nothing_else(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = runs / "report" / "index.html"
+    page.parent.mkdir()
+    page.write_text("as it was")
+    assert main(["report", "--runs", str(runs), "--only", CHOSEN, "--draft"]) == 0
+    names = {path.name for path in (runs / "report").rglob("*") if path.is_file()}
+    assert names == {"index.html", f".{CHOSEN}.drawn", *(f"{CHOSEN}.{kind}" for kind in ("svg", "pdf", "png", "csv"))}
+    assert page.read_text() == "as it was"
+    printed = capsys.readouterr().out
+    assert f"{CHOSEN}.pdf" in printed and "Halfway through the blocks" in printed
+
+
+def test_a_figure_without_data_says_which_command_fills_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--runs", str(runs), "--only", "heads_fig1_training", "--draft"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "" and "heads_fig1_training: No data yet: run `nox -s paper -- heads`" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--only", "frontir"], "No figure is called 'frontir'. Did you mean 'frontier'?"),
+        (["--only", "summary"], "tables are printed by --format md or latex"),
+        (["--only", "frontier", "--format", "md"], "'frontier' names no table"),
+        (["--only", "sumary", "--format", "latex"], "Did you mean 'summary'?"),
+        (["--only", "heads*", "--paper", "mee"], "No figure is called 'heads*'"),
+    ],
+)
+def test_a_name_that_nothing_has_is_refused_on_one_screen(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "--runs", str(tmp_path), *arguments]) == 2
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") < 10 and "Traceback" not in told

@@ -1,0 +1,84 @@
+"""Every figure can be printed as it was drawn, and what cannot is told."""
+
+from collections.abc import Callable
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from exitbench.reports.plotting.panels import MOST_PANELS, grid_of_panels, legend_of_series, title_panel
+from exitbench.reports.plotting.print_rules import print_faults
+from exitbench.reports.plotting.style import (
+    DOUBLE_INCHES,
+    LIGHT,
+    SINGLE_INCHES,
+    TALLEST_INCHES,
+    lay_out,
+    series_styles,
+    theme,
+)
+from exitbench.reports.render import ReportSummary
+
+
+def test_every_figure_of_the_report_can_be_printed_and_no_label_is_cut(
+    drawn_report: tuple[ReportSummary, list[Figure]],
+) -> None:
+    summary, figures = drawn_report
+    assert len(figures) == len(summary.figures) > 10
+    for name, figure in zip(summary.figures, figures, strict=True):
+        assert print_faults(figure) == [], name
+        assert [text.get_text() for text in figure.findobj(Text) if "…" in text.get_text()] == [], name
+
+
+def faults_of(change: Callable[[Figure, Axes], object]) -> list[str]:
+    """What is wrong with a small figure after a change."""
+    with theme(LIGHT):
+        figure = Figure(figsize=(SINGLE_INCHES, 2))
+        axes = figure.subplots()
+        axes.plot([0, 1])
+        change(figure, axes)
+        figure.draw_without_rendering()
+        return print_faults(figure)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda figure, axes: figure.set_figwidth(5), "5 in wide"),
+        (lambda figure, axes: figure.set_figheight(9.1), "9.10 in tall"),
+        (lambda figure, axes: axes.set_title("tiny", fontsize=6.5), "6.5 pt: 'tiny'"),
+        (lambda figure, axes: axes.set_title("long " * 20), f"outside: {'long ' * 20!r}"),
+        (
+            lambda figure, axes: figure.text(0.5, 0.95, "here", va="top") and axes.set_title("here too", loc="center"),
+            "",
+        ),
+        (lambda figure, axes: axes.set_xticks([0.5, 0.51], ["one tick", "next"]), "overlap: 'one tick', 'next'"),
+    ],
+)
+def test_what_cannot_be_printed_is_told(change: Callable[[Figure, Axes], object], fault: str) -> None:
+    assert any(one.startswith(fault) for one in faults_of(change))
+
+
+def test_texts_beside_points_may_touch_and_ticks_out_of_sight_are_not_drawn() -> None:
+    assert faults_of(lambda figure, axes: axes.set_xticks([0, 0.5, 1])) == []
+    assert faults_of(lambda figure, axes: [axes.text(0.5, 0.5, word) for word in ("one", "other")]) == []
+    assert faults_of(lambda figure, axes: axes.set(xticks=[0, 1], xlim=(0.4, 0.6))) == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, MOST_PANELS, MOST_PANELS + 30])
+def test_any_number_of_panels_fits_a_page_with_the_names_of_many_series(count: int) -> None:
+    with theme(LIGHT):
+        figure, panels = grid_of_panels(count)
+        for axes in panels:
+            axes.plot([0, 1])
+            title_panel(axes, "a task of some length", "n = 1,234 to 5,678 documents")
+        legend_of_series(figure, series_styles([f"{number}, a series with a long name" for number in range(12)]))
+        lay_out(figure)
+        figure.draw_without_rendering()
+    assert print_faults(figure) == []
+    assert len(panels) == min(count, MOST_PANELS)
+    assert figure.get_figwidth() == (SINGLE_INCHES if count == 1 else DOUBLE_INCHES)
+    assert figure.get_figheight() <= TALLEST_INCHES
+    told = any("of 54 panels" in text.get_text() for text in figure.texts)
+    assert told == (count > MOST_PANELS), "what is left out is said"
