@@ -10,11 +10,12 @@ from typing import Final
 
 from exitbench import reports
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.svg import is_themed_uri
 from exitbench.results.files.canonical import content_id, sources_sha256
 from exitbench.results.files.whole_file import write_whole_file
 
 KINDS: Final = ("svg", "pdf", "png")
+PAGE: Final = "page"
+"""Folder of the pictures that the page shows, in that of the figures."""
 _DRAWS: Final = ("matplotlib", "numpy")
 
 
@@ -35,24 +36,31 @@ def note_of(folder: Path, name: str) -> Path:
     return folder / f".{name}.drawn"
 
 
-def remember_drawn(folder: Path, name: str, drawn_from: str, image: str) -> None:
-    """Note what a figure was drawn from, its picture for the page, and digests of its files."""
+def files_of(folder: Path, name: str, drawn_from: str) -> dict[str, Path]:
+    """Return where the files of a figure lie, by kind.
+
+    That of the page is named after what it is drawn from: who reads a page while another is written finds its own.
+    """
+    beside = {kind: folder / f"{name}.{kind}" for kind in KINDS}
+    return {**beside, "page": folder / PAGE / f"{name}.{drawn_from[:12]}.svg"}
+
+
+def remember_drawn(folder: Path, name: str, drawn_from: str) -> None:
+    """Note what a figure was drawn from, and digests of its files."""
     with contextlib.suppress(OSError):  # without a note it is drawn again
-        note = {"drawn_from": drawn_from, "image": image, "files": _files(folder, name)}
+        note = {"drawn_from": drawn_from, "files": _digests(folder, name, drawn_from)}
         write_whole_file(note_of(folder, name), json.dumps(note))
 
 
-def drawn_before(folder: Path, name: str, drawn_from: str) -> str:
-    """Return the picture of a figure for the page; nothing where it is to be drawn, or its files are not as noted."""
+def is_drawn(folder: Path, name: str, drawn_from: str) -> bool:
+    """Whether a figure was drawn from this and its files are as noted."""
     try:
         note = json.loads(note_of(folder, name).read_bytes())
-        image = note["image"]
-        if note["drawn_from"] != drawn_from or note["files"] != _files(folder, name):
-            return ""
+        return bool(note["drawn_from"] == drawn_from and note["files"] == _digests(folder, name, drawn_from))
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return ""
-    return image if isinstance(image, str) and is_themed_uri(image) else ""
+        return False
 
 
-def _files(folder: Path, name: str) -> dict[str, str]:
-    return {kind: hashlib.sha256((folder / f"{name}.{kind}").read_bytes()).hexdigest() for kind in KINDS}
+def _digests(folder: Path, name: str, drawn_from: str) -> dict[str, str]:
+    files = files_of(folder, name, drawn_from)
+    return {kind: hashlib.sha256(path.read_bytes()).hexdigest() for kind, path in files.items()}

@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, which asks the network for nothing.
+"""The page: an HTML file that asks the network for nothing; its pictures lie beside it, or all in it.
 
 `page.html` lays it out. Each script is for one thing (`page.js` tables, filters and copying, `chart.js` the frontier,
 `documents*.js` the answers), and nothing but that is lost without it.
@@ -7,6 +7,7 @@
 import base64
 import gzip
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,21 +18,26 @@ from markupsafe import Markup
 
 from exitbench.reports.claims.words import HEADINGS, by_kind, counted
 from exitbench.reports.drawing import DrawnFigure
+from exitbench.reports.drawn import PAGE
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import labels, setting
 from exitbench.reports.material import Material
 from exitbench.reports.plotting.style import series_styles
-from exitbench.reports.registry import PAPERS, SECTIONS
+from exitbench.reports.plotting.svg import data_uri, size_of
+from exitbench.reports.registry import PAPERS, SECTIONS, Source
 from exitbench.reports.tables.filled import FilledTable
 
 _HERE: Final = Path(__file__).parent
-_STYLES: Final = ("page.css", "chart.css", "documents.css")
+_STYLES: Final = ("page.css", "gallery.css", "find.css", "claims.css", "chart.css", "documents.css")
 _SCRIPTS: Final = (
-    *("page.js", "chart.js"),
+    *("page.js", "contents.js", "find.js", "chart.js"),
     *("documents_data.js", "documents_panel.js", "documents_answer.js", "documents.js"),
 )
+_OPEN: Final = ("findings", "results", "provenance")
+_COMMAND: Final = re.compile(r"`((?:nox|exitbench) .+?)`")
+_SENTENCE: Final = re.compile(r"(?<=[.?!])\s+(?=\S)")
 _SHORT: Final = {"ours": "Costs and gains", "explain": "Explanations"}
-_MOST_ROWS: Final = 1000
+_MOST_ROWS: Final = 200
 """More rows of a table are in its CSV file only: nobody reads them, and they would be most of the page.
 The results are whole: the chart draws their rows."""
 _POINT: Final = (
@@ -52,14 +58,38 @@ class Section:
     figures: tuple[DrawnFigure, ...]
     tables: tuple[FilledTable, ...]
 
+    @property
+    def is_gallery(self) -> bool:
+        """Whether it is cards that open, where the others stand open."""
+        return self.key not in _OPEN
 
-def page(material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[FilledTable]) -> str:
+    @property
+    def shown(self) -> tuple[DrawnFigure | FilledTable, ...]:
+        """What has an address on the page."""
+        return tuple(it for it in (*self.figures, *self.tables) if it.frame.rows or not self.is_gallery)
+
+    @property
+    def missing(self) -> tuple[Source, ...]:
+        """What the database has no rows for."""
+        return tuple(it.source for it in (*self.figures, *self.tables) if not it.frame.rows)
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """What is to be run for what is missing: the first command that each names."""
+        found = (_COMMAND.search(source.module.EMPTY) for source in self.missing)
+        return tuple(dict.fromkeys(command[1] for command in found if command))
+
+
+def page(
+    material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[FilledTable], single_file: bool = False
+) -> str:
     """Return the whole page as HTML.
 
     Args:
         material: What the report is made from.
         drawn: Its figures.
         filled: Its tables.
+        single_file: Whether it holds pictures and data, to be sent alone; else they lie beside it.
     """
     environment = Environment(
         loader=FileSystemLoader(_HERE),
@@ -70,6 +100,7 @@ def page(material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[Fill
         keep_trailing_newline=True,
     )
     environment.filters["marked"] = _marked
+    environment.filters["parted"] = _parted
     environment.filters["packed_csv"] = _packed_csv
     # our own files, not data: the only text that is not escaped
     style = Markup("".join((_HERE / name).read_text("utf-8") for name in _STYLES))
@@ -79,6 +110,8 @@ def page(material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[Fill
         scripts=scripts,
         style_hash=_integrity(style),
         script_hashes=" ".join(f"'{_integrity(script)}'" for script in scripts),
+        single_file=single_file,
+        pictures={it.source.name: it.picture and _picture(it.picture, single_file) for it in drawn},
         sections=_sections(drawn, filled),
         whole=material.paper is None,
         most_rows=_MOST_ROWS,
@@ -87,6 +120,26 @@ def page(material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[Fill
         documents=base64.b64encode(material.documents or b"").decode("ascii"),
         points=_points(next((frame for source, frame in material.tables if source.name == "summary"), None)),
     )
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure on the page: where it is from, and the place that it takes.
+
+    Attributes:
+        address: Of the file beside the page, or the picture itself as a URI.
+        width: In points.
+        height: In points.
+    """
+
+    address: str
+    width: int
+    height: int
+
+
+def _picture(path: Path, single_file: bool) -> Picture:
+    content = path.read_text("utf-8")
+    return Picture(data_uri(content) if single_file else f"figures/{PAGE}/{path.name}", *size_of(content))
 
 
 def _sections(drawn: Sequence[DrawnFigure], filled: Sequence[FilledTable]) -> tuple[Section, ...]:
@@ -129,6 +182,12 @@ def _points(frame: Frame | None) -> dict[str, Any]:
 def _packed_csv(frame: Frame) -> str:
     """Return the rows as CSV, compressed, as text that an attribute can hold; the same each time."""
     return base64.b64encode(gzip.compress(frame.csv().encode("utf-8"), mtime=0)).decode("ascii")
+
+
+def _parted(caption: str) -> tuple[str, str]:
+    """Return the first sentence of a caption, which a card shows closed, and the rest."""
+    first, *rest = _SENTENCE.split(caption, 1)
+    return first, "".join(rest)
 
 
 def _marked(text: str) -> Markup:

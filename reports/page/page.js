@@ -1,6 +1,6 @@
 "use strict";
 // Without this script the page is complete; with it, tables sort and filter and queries copy.
-for (const article of document.querySelectorAll("article.table:has(table)")) {
+for (const article of document.querySelectorAll(".table:has(table)")) {
   const body = article.querySelector("tbody");
   const rows = [...body.rows];
   const tools = article.querySelector(".filter");
@@ -52,6 +52,17 @@ for (const article of document.querySelectorAll("article.table:has(table)")) {
     });
   });
 }
+// On a phone a table is cards, whose cells say what they are.
+const phone = window.matchMedia("(max-width: 44rem)");
+const cards = () => {
+  for (const table of phone.matches ? document.querySelectorAll(".rows table:not(.cards)") : []) {
+    const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+    for (const cell of table.tBodies[0].querySelectorAll("td")) cell.dataset.name = names[cell.cellIndex];
+    table.classList.add("cards");
+  }
+};
+phone.addEventListener("change", cards);
+cards();
 for (const button of document.querySelectorAll("[data-copy]")) {
   button.hidden = !navigator.clipboard;
   button.addEventListener("click", async () => {
