@@ -8,6 +8,7 @@ import base64
 import gzip
 import hashlib
 import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from exitbench.reports.claims.words import HEADINGS, by_kind, counted
+from exitbench.reports.claims import VERDICTS, Verdict
+from exitbench.reports.claims.words import HEADINGS, by_kind
 from exitbench.reports.drawing import DrawnFigure
 from exitbench.reports.drawn import PAGE
 from exitbench.reports.frame import Frame
@@ -105,6 +107,7 @@ def page(
     # our own files, not data: the only text that is not escaped
     style = Markup("".join((_HERE / name).read_text("utf-8") for name in _STYLES))
     scripts = [Markup((_HERE / name).read_text("utf-8")) for name in _SCRIPTS]
+    sections = _sections(drawn, filled)
     return environment.get_template("page.html").render(
         style=style,
         scripts=scripts,
@@ -112,11 +115,15 @@ def page(
         script_hashes=" ".join(f"'{_integrity(script)}'" for script in scripts),
         single_file=single_file,
         pictures={it.source.name: it.picture and _picture(it.picture, single_file) for it in drawn},
-        sections=_sections(drawn, filled),
+        sections=sections,
+        shown={it.source.name for section in sections for it in section.shown},
         whole=material.paper is None,
         most_rows=_MOST_ROWS,
         severe=material.severe,
-        claims=[(HEADINGS[kind].capitalize(), some, counted(some)) for kind, some in by_kind(material.claims).items()],
+        claims={HEADINGS[kind]: sorted(some, key=_rank) for kind, some in by_kind(material.claims).items()},
+        tally=_tally(material.claims),
+        most_claims=max(Counter(it.claim.paper for it in material.claims).values(), default=0),
+        claims_of=_claims_of(material.claims),
         documents=base64.b64encode(material.documents or b"").decode("ascii"),
         points=_points(next((frame for source, frame in material.tables if source.name == "summary"), None)),
     )
@@ -154,6 +161,34 @@ def _sections(drawn: Sequence[DrawnFigure], filled: Sequence[FilledTable]) -> tu
         for key, title in SECTIONS.items()
     )
     return tuple(section for section in sections if section.figures or section.tables)
+
+
+def _rank(verdict: Verdict) -> int:
+    return VERDICTS.index(verdict.verdict)
+
+
+def _tally(verdicts: Sequence[Verdict]) -> dict[str, list[tuple[str, int, int]]]:
+    """Return of each paper the verdicts that its claims have: which, how many before it, and how many."""
+    papers = {it.claim.paper: Counter[str]() for it in verdicts}
+    for it in verdicts:
+        papers[it.claim.paper][it.verdict] += 1
+    return {
+        paper: [
+            (verdict, sum(counts[before] for before in VERDICTS[:place]), counts[verdict])
+            for place, verdict in enumerate(VERDICTS)
+            if counts[verdict]
+        ]
+        for paper, counts in papers.items()
+    }
+
+
+def _claims_of(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
+    """Return what is claimed of each figure or table that shows it, what was decided first."""
+    found: dict[str, list[Verdict]] = defaultdict(list)
+    for it in sorted(verdicts, key=_rank):
+        if it.claim.shown_in:
+            found[it.claim.shown_in].append(it)
+    return dict(found)
 
 
 def _points(frame: Frame | None) -> dict[str, Any]:
