@@ -33,7 +33,7 @@ _HERE: Final = Path(__file__).parent
 _STYLES: Final = ("page.css", "gallery.css", "find.css", "claims.css", "chart.css", "documents.css")
 _SCRIPTS: Final = (
     *("page.js", "contents.js", "find.js", "chart.js"),
-    *("documents_data.js", "documents_panel.js", "documents_answer.js", "documents.js"),
+    *("documents_data.js", "documents_events.js", "documents_panel.js", "documents_answer.js", "documents.js"),
 )
 _OPEN: Final = ("findings", "results", "provenance")
 _COMMAND: Final = re.compile(r"`((?:nox|exitbench) .+?)`")
