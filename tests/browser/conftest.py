@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from exitbench.reports.render import write_report
 from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.ingest.ingest import ingest
+
+sys.path.insert(0, str(Path(__file__).parent))  # `measure`
 
 HOSTILE = ("</script><script>alert(1)</script>", "w" * 10_000, "\u202eevil\u0000\u001b[31m", " \n", "שלום")
 Open = Callable[..., Any]
@@ -49,6 +52,12 @@ def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> P
 def page_url(database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Where the report of `database` lies."""
     return write_report(database, tmp_path_factory.mktemp("page"), draft=True).index_html.as_uri()
+
+
+@pytest.fixture(scope="session")
+def example_page(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the report of the example lies: two models on three tasks, timed and replayed."""
+    return write_report(example_database, tmp_path_factory.mktemp("example"), draft=True).index_html.as_uri()
 
 
 @pytest.fixture(scope="session")
