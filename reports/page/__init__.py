@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from exitbench.reports.claims import VERDICTS, Verdict
+from exitbench.reports.claims.claim import CONSISTENCY
 from exitbench.reports.claims.words import HEADINGS, by_kind
 from exitbench.reports.drawing import DrawnFigure
 from exitbench.reports.drawn import PAGE
@@ -121,6 +122,7 @@ def page(
         most_rows=_MOST_ROWS,
         severe=material.severe,
         claims={HEADINGS[kind]: sorted(some, key=_rank) for kind, some in by_kind(material.claims).items()},
+        recomputed=HEADINGS[CONSISTENCY],
         tally=_tally(material.claims),
         most_claims=max(Counter(it.claim.paper for it in material.claims).values(), default=0),
         claims_of=_claims_of(material.claims),

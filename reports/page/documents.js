@@ -295,6 +295,7 @@ class DocumentBrowser {
       }
       return found.values();
     };
+    (window.requestIdleCallback ?? setTimeout)(begin); // before anybody comes there: what is below does not jump
     new IntersectionObserver((seen) => { if (seen.some((entry) => entry.isIntersecting)) begin(); }, { rootMargin: "200px" }).observe(section);
     const linked = () => { if (new URLSearchParams(location.hash.slice(1)).has("doc")) begin(); };
     window.addEventListener("hashchange", linked);

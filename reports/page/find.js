@@ -71,5 +71,4 @@
     event.preventDefault();
     input.focus();
   });
-  box.hidden = false;
 }

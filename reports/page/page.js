@@ -27,7 +27,6 @@ for (const article of document.querySelectorAll(".table:has(table)")) {
     article.dispatchEvent(new CustomEvent("filtered", { detail: rows, bubbles: true }));
   };
   for (const element of [input, ...selects]) element.addEventListener("input", filter);
-  tools.hidden = false;
   article.rowsInOrder = [...rows];
   filter();
 
@@ -52,17 +51,6 @@ for (const article of document.querySelectorAll(".table:has(table)")) {
     });
   });
 }
-// On a phone a table is cards, whose cells say what they are.
-const phone = window.matchMedia("(max-width: 44rem)");
-const cards = () => {
-  for (const table of phone.matches ? document.querySelectorAll(".rows table:not(.cards)") : []) {
-    const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
-    for (const cell of table.tBodies[0].querySelectorAll("td")) cell.dataset.name = names[cell.cellIndex];
-    table.classList.add("cards");
-  }
-};
-phone.addEventListener("change", cards);
-cards();
 for (const button of document.querySelectorAll("[data-copy]")) {
   button.hidden = !navigator.clipboard;
   button.addEventListener("click", async () => {
