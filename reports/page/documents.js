@@ -97,9 +97,10 @@ class DocumentBrowser {
   fillRuns(select, chosen, none = []) {
     const runs = this.group.entry.runs.map((run, n) => {
       const text = visible(run.label) + (n === this.group.entry.recommended ? " (recommended)" : "");
-      return { option: new Option(text, n, false, n === chosen), family: run.method.split("-")[0], label: run.label, full: run.full };
+      return { option: new Option(text, n, false, n === chosen), ...run, family: run.method.split("-")[0], level: run.threshold?.[0] ?? 0 };
     });
-    runs.sort((a, b) => b.full - a.full || a.label.localeCompare(b.label, "en", { numeric: true }));
+    const inOrder = (a, b) => a.localeCompare(b, "en", { numeric: true });
+    runs.sort((a, b) => b.full - a.full || inOrder(a.method, b.method) || a.level - b.level || inOrder(a.label, b.label));
     const families = [...Map.groupBy(runs, ({ family }) => family)].map(([family, some]) => {
       const options = some.map(({ option }) => option);
       if (some.length < 2) return options[0];

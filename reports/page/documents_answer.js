@@ -59,23 +59,18 @@ class AnswerPane {
 
   /** Hide all but the first of many tokens that are the same, until somebody asks for one of them. */
   fold(tokens) {
+    this.unfold = new Map(); // by position
     for (let start = 0, end; start < tokens.length; start = end) {
-      for (end = start + 1; tokens[end]?.text === tokens[start].text; end += 1);
+      for (end = start + 1; tokens[end]?.text === tokens[start].text && !tokens[end].first; end += 1);
       if (end - start < FOLDED) continue;
-      const hidden = tokens.slice(start + 1, end).map(({ position }) => this.text.querySelector(`[data-position="${position}"]`));
-      for (const element of hidden) element.hidden = true;
+      const hidden = tokens.slice(start + 1, end).map(({ position }) => this.element_of(position));
       const more = make("button", "fold", `× ${end - start}`);
+      const open = () => { more.remove(); for (const element of hidden) element.hidden = false; };
+      hidden.forEach((element, n) => { element.hidden = true; this.unfold.set(start + 1 + n, open); });
       more.type = "button";
-      more.addEventListener("click", () => this.unfold(start + 1));
+      more.addEventListener("click", open);
       hidden[0].before(more);
     }
-  }
-
-  unfold(position) {
-    let element = this.text.querySelector(`[data-position="${position}"]`);
-    while (element.previousElementSibling?.hidden) element = element.previousElementSibling;
-    element.previousElementSibling.remove();
-    for (; element?.hidden; element = element.nextElementSibling) element.hidden = false;
   }
 
   parts(group, token) {
@@ -114,8 +109,16 @@ class AnswerPane {
 
   element_of(position) {
     const element = this.text.querySelector(`[data-position="${position}"]`);
-    if (element?.hidden) this.unfold(position);
+    if (element?.hidden) this.unfold.get(position)();
     return element;
+  }
+
+  /** The next position, in a direction, that is not folded; where all are, the first of them. */
+  past_folds(position, direction) {
+    let found = position;
+    const folded = () => this.text.querySelector(`[data-position="${found}"]`)?.hidden;
+    while (direction && folded()) found += direction;
+    return found in this.answer.tokens ? found : position;
   }
 
   mark(name, position) {
@@ -137,7 +140,7 @@ class AnswerPane {
     const on = this.text.dir === "rtl" ? "ArrowLeft" : "ArrowRight";
     const back = this.text.dir === "rtl" ? "ArrowRight" : "ArrowLeft";
     const to = { [on]: position + 1, ArrowDown: position + 1, [back]: position - 1, ArrowUp: position - 1, Home: 0, End: last }[event.key];
-    if (to !== undefined) this.element_of(Math.min(Math.max(to, 0), last)).focus();
+    if (to !== undefined) this.element_of(this.past_folds(Math.min(Math.max(to, 0), last), Math.sign(to - position))).focus();
     else if (event.key === "Enter" || event.key === " ") this.browser.pin(this, this.answer.tokens[position]);
     else if (event.key === "Escape") this.browser.unpin();
     else return;

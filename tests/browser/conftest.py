@@ -23,9 +23,9 @@ Open = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 documents by 10 methods on 24 blocks, tokens that mean harm, and a small model that was never trained."""
+    """200 documents by 20 methods on 24 blocks, tokens that mean harm, and a small model that was never trained."""
     folder = tmp_path_factory.mktemp("browser")
-    levels = (0.2, 0.3, 0.4, 0.6, 0.8, 0.9)
+    levels = [n / 20 for n in range(2, 18)]
     usual = {"min_exit": 1, "decay": "none"}
     one_task = replace(example.WORLD, tasks=example.TASKS[:1], n_boot=2)
     large = replace(
