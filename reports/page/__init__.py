@@ -67,14 +67,19 @@ class Section:
         return self.key not in _OPEN
 
     @property
+    def items(self) -> Sequence[DrawnFigure | FilledTable]:
+        """All of it, in order."""
+        return [*self.figures, *self.tables]
+
+    @property
     def shown(self) -> tuple[DrawnFigure | FilledTable, ...]:
         """What has an address on the page."""
-        return tuple(it for it in (*self.figures, *self.tables) if it.frame.rows or not self.is_gallery)
+        return tuple(it for it in self.items if it.frame.rows or not self.is_gallery)
 
     @property
     def missing(self) -> tuple[Source, ...]:
         """What the database has no rows for."""
-        return tuple(it.source for it in (*self.figures, *self.tables) if not it.frame.rows)
+        return tuple(it.source for it in self.items if not it.frame.rows)
 
     @property
     def commands(self) -> tuple[str, ...]:
@@ -103,7 +108,7 @@ def page(
         keep_trailing_newline=True,
     )
     environment.filters["marked"] = _marked
-    environment.filters["parted"] = _parted
+    environment.filters["told"] = _told
     environment.filters["packed_csv"] = _packed_csv
     # our own files, not data: the only text that is not escaped
     style = Markup("".join((_HERE / name).read_text("utf-8") for name in _STYLES))
@@ -221,9 +226,9 @@ def _packed_csv(frame: Frame) -> str:
     return base64.b64encode(gzip.compress(frame.csv().encode("utf-8"), mtime=0)).decode("ascii")
 
 
-def _parted(caption: str) -> tuple[str, str]:
-    """Return the first sentence of a caption, which a card shows closed, and the rest."""
-    first, *rest = _SENTENCE.split(caption, 1)
+def _told(it: DrawnFigure | FilledTable) -> tuple[str, str]:
+    """Return what a card says closed, the first sentence of its caption, and what it says besides when it is open."""
+    first, *rest = _SENTENCE.split(it.source.module.CAPTION, 1)
     return first, "".join(rest)
 
 

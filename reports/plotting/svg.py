@@ -38,7 +38,7 @@ def data_uri(picture: str) -> str:
 
 def size_of(picture: str) -> tuple[int, int]:
     """Return width and height of a picture of `themed`, in points: a page keeps their place before it is loaded."""
-    width, height = _SIZE.search(picture[:1000]).groups()
+    width, height = _SIZE.findall(picture[:1000])[0]
     return round(float(width)), round(float(height))
 
 

@@ -19,6 +19,14 @@ sys.path.insert(0, str(Path(__file__).parent))  # `measure`
 
 HOSTILE = ("</script><script>alert(1)</script>", "w" * 10_000, "\u202eevil\u0000\u001b[31m", " \n", "שלום")
 Open = Callable[..., Any]
+NAMES = (
+    *(
+        "</script><script>window.alerted = 1; alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "--><svg onload=alert(1)>",
+    ),
+    *("</style><base href='x'>", "\" onmouseover='alert(1)' x=\"", "{{ 7 * 7 }}{% raw %}", "../../etc/passwd"),
+)
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +66,17 @@ def page_url(database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 def example_page(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Where the report of the example lies: two models on three tasks, timed and replayed."""
     return write_report(example_database, tmp_path_factory.mktemp("example"), draft=True).index_html.as_uri()
+
+
+@pytest.fixture(scope="session")
+def hostile_page(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the report of a model and a task lies whose names mean harm."""
+    folder = tmp_path_factory.mktemp("hostile")
+    models = (replace(example.MODELS[1], name="".join(NAMES)),)
+    tasks = (replace(example.TASKS[0], label="".join(NAMES[::-1])),)
+    replace(example.WORLD, models=models, tasks=tasks, n_boot=2).write(folder / "spool")
+    ingest(folder / "spool", folder / "exitbench.duckdb")
+    return write_report(folder / "exitbench.duckdb", folder / "report", draft=True).index_html.as_uri()
 
 
 @pytest.fixture(scope="session")

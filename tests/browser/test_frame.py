@@ -176,3 +176,15 @@ def test_a_report_folder_can_be_moved_and_a_single_file_sent_alone(
     with page.expect_download() as download:
         page.locator("#frontier").get_by_text("Data as CSV").click()
     assert Path(download.value.path()).read_text("utf-8") == (moved / "figures" / "frontier.csv").read_text("utf-8")
+
+
+def test_names_and_texts_that_mean_harm_execute_nothing(open_page: Open, hostile_page: str) -> None:
+    """`open_page` fails on any dialog, error, refused script or request."""
+    page = open_page(fragment="", address=hostile_page)
+    scroll_through(page)
+    page.locator("#find").fill("alert")
+    page.wait_for_function("document.querySelector('.find output').textContent !== ''")
+    for card in page.locator("details.card > summary").all():
+        card.click()
+    assert page.evaluate("window.alerted") is None
+    assert page.locator("main :is(script:not([type]), iframe, base, [onmouseover], [onerror])").count() == 0
