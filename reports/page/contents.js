@@ -18,7 +18,7 @@
   const watch = new IntersectionObserver(
     (entries) => {
       for (const { target, isIntersecting } of entries) seen[isIntersecting ? "add" : "delete"](target);
-      const inmost = [...names.keys()].filter((element) => seen.has(element)).pop();
+      const inmost = [...names.keys()].filter((element) => seen.has(element)).pop() ?? (window.scrollY < 100 && [...names.keys()][0]);
       if (inmost) mark(names.get(inmost));
     },
     { rootMargin: "-20% 0px -79% 0px" }, // a line across the screen
