@@ -26,7 +26,7 @@
   for (const element of names.keys()) watch.observe(element);
 
   const reveal = () => {
-    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const target = document.getElementById(location.hash.slice(1));
     if (!target) return;
     const card = target.closest("details");
     if (card) card.open = true;
