@@ -130,8 +130,14 @@ def test_nothing_jumps_while_the_page_is_read(chromium: Any, example_page: str, 
     page = context.new_page()
     page.add_init_script(WATCH)
     page.goto(example_page)
+    page.wait_for_timeout(600)  # at the top, where what scripts add would move what is read
     scroll_through(page)
     assert page.evaluate("window.shift") < 0.1
+    page.evaluate("window.scrollTo({ top: 0, behavior: 'instant' })")
+    page.wait_for_timeout(200)
+    page.evaluate("document.querySelector('main').prepend(document.createElement('textarea'))")
+    page.evaluate("document.querySelector('textarea').rows = 20")
+    page.wait_for_function("window.shift > 0.1")  # what does jump is seen
     context.close()
 
 
