@@ -11,10 +11,10 @@ from pathlib import Path
 from exitbench.errors import UserError
 from exitbench.progress import counting
 from exitbench.reports import figures
-from exitbench.reports.drawn import KINDS, Drawing, digest, drawn_before, note_of, remember_drawn
+from exitbench.reports.drawn import KINDS, Drawing, digest, drawn_before, files_of, note_of, remember_drawn
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting import style
-from exitbench.reports.plotting.svg import themed_uri
+from exitbench.reports.plotting.svg import themed
 from exitbench.reports.registry import Source, discover
 from exitbench.results.files.whole_file import write_whole_file
 from exitbench.terminal import visible
@@ -29,7 +29,7 @@ class DrawnFigure:
     Attributes:
         source: Its query and its texts.
         frame: The rows behind it.
-        image: URI of the picture for the page; empty when there was nothing to draw, or it could not be drawn.
+        picture: What the page shows; None when there was nothing to draw, or it could not be drawn.
         finding: What it shows of these rows, in one sentence; empty without a picture.
         error: Why it could not be drawn, else empty.
         files: What was written beside the page: SVG, PDF and PNG (light theme) and the frame as CSV.
@@ -37,7 +37,7 @@ class DrawnFigure:
 
     source: Source
     frame: Frame
-    image: str
+    picture: Path | None
     finding: str
     error: str
     files: tuple[Path, ...]
@@ -73,7 +73,7 @@ def draw_all(
             drawings[drawing.name] = drawing
             left -= 1
             on_drawing(len(filled) - left, len(filled))
-            if drawing.image:
+            if drawing.picture:
                 remember_drawn(folder, drawing, digests[drawing.name])
     return tuple(
         _finished(source, frame, drawings.get(source.name, Drawing(source.name)), folder) for source, frame in material
@@ -98,13 +98,15 @@ def draw(name: str, frame: Frame, folder: Path) -> Drawing:
             finding = source.module.finding(drawable)
             figure = source.module.plot(drawable)
             style.lay_out(figure)
-            pictures = {kind: style.save(figure, kind) for kind in KINDS}
-            image = themed_uri(style.save(figure, "svg", letters="none"))
+            pictures: dict[str, bytes | str] = {kind: style.save(figure, kind) for kind in KINDS}
+            pictures["page"] = themed(style.save(figure, "svg", letters="none"))
     except Exception as error:
         return Drawing(name, error=f"{type(error).__name__}: {error}")
+    files = files_of(folder, name, digest(name, frame))
+    files["page"].parent.mkdir(exist_ok=True)
     for kind, content in pictures.items():
-        write_whole_file(folder / f"{name}.{kind}", content)
-    return Drawing(name, image, finding)
+        write_whole_file(files[kind], content)
+    return Drawing(name, files["page"], finding)
 
 
 def _drawable(frame: Frame) -> Frame:
@@ -143,8 +145,8 @@ def _finished(source: Source, frame: Frame, drawing: Drawing, folder: Path) -> D
     data = folder / f"{source.name}.csv"
     write_whole_file(data, frame.csv())
     pictures = tuple(folder / f"{source.name}.{kind}" for kind in KINDS)
-    if not drawing.image:
+    if not drawing.picture:
         for old in (*pictures, note_of(folder, source.name)):
             old.unlink(missing_ok=True)
-    files = (*(pictures if drawing.image else ()), data)
-    return DrawnFigure(source, frame, drawing.image, drawing.finding, drawing.error, files)
+    files = (*(pictures if drawing.picture else ()), data)
+    return DrawnFigure(source, frame, drawing.picture, drawing.finding, drawing.error, files)

@@ -11,11 +11,12 @@ from typing import Final
 
 from exitbench import reports
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.svg import is_themed_uri
 from exitbench.results.files.canonical import content_id, sources_sha256
 from exitbench.results.files.whole_file import write_whole_file
 
 KINDS: Final = ("svg", "pdf", "png")
+PAGE: Final = "page"
+"""Folder of the pictures that the page shows, in that of the figures."""
 _DRAWS: Final = ("matplotlib", "numpy")
 
 
@@ -38,19 +39,28 @@ def note_of(folder: Path, name: str) -> Path:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What became of one figure: the URI of its picture for the page and its finding, or why there is none."""
+    """What became of one figure: its picture for the page and its finding, or why there is none."""
 
     name: str
-    image: str = ""
+    picture: Path | None = None
     finding: str = ""
     error: str = ""
 
 
+def files_of(folder: Path, name: str, drawn_from: str) -> dict[str, Path]:
+    """Return where the files of a figure lie, by kind.
+
+    That of the page is named after what it is drawn from: who reads a page while another is written finds its own.
+    """
+    beside = {kind: folder / f"{name}.{kind}" for kind in KINDS}
+    return {**beside, "page": folder / PAGE / f"{name}.{drawn_from[:12]}.svg"}
+
+
 def remember_drawn(folder: Path, drawing: Drawing, drawn_from: str) -> None:
-    """Note what a figure was drawn from, its picture for the page, its finding, and digests of its files."""
+    """Note what a figure was drawn from, its finding, and digests of its files."""
     with contextlib.suppress(OSError):  # without a note it is drawn again
-        files = _files(folder, drawing.name)
-        note = {"drawn_from": drawn_from, "image": drawing.image, "finding": drawing.finding, "files": files}
+        files = _digests(folder, drawing.name, drawn_from)
+        note = {"drawn_from": drawn_from, "finding": drawing.finding, "files": files}
         write_whole_file(note_of(folder, drawing.name), json.dumps(note))
 
 
@@ -58,14 +68,14 @@ def drawn_before(folder: Path, name: str, drawn_from: str) -> Drawing | None:
     """Return a figure as it was drawn; nothing where it is to be drawn, or its files are not as noted."""
     try:
         note = json.loads(note_of(folder, name).read_bytes())
-        image, finding = note["image"], note["finding"]
-        if note["drawn_from"] != drawn_from or note["files"] != _files(folder, name):
+        finding = note["finding"]
+        if note["drawn_from"] != drawn_from or note["files"] != _digests(folder, name, drawn_from):
             return None
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
-    sound = isinstance(image, str) and is_themed_uri(image) and isinstance(finding, str)
-    return Drawing(name, image, finding) if sound else None
+    return Drawing(name, files_of(folder, name, drawn_from)["page"], finding) if isinstance(finding, str) else None
 
 
-def _files(folder: Path, name: str) -> dict[str, str]:
-    return {kind: hashlib.sha256((folder / f"{name}.{kind}").read_bytes()).hexdigest() for kind in KINDS}
+def _digests(folder: Path, name: str, drawn_from: str) -> dict[str, str]:
+    files = files_of(folder, name, drawn_from)
+    return {kind: hashlib.sha256(path.read_bytes()).hexdigest() for kind, path in files.items()}

@@ -1,17 +1,23 @@
-"""Writes the whole report: one self-contained page, and every figure and table as files beside it."""
+"""Writes the whole report: a page, and every figure and table as files beside it; or one page that holds them."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from exitbench.errors import UserError
 from exitbench.reports import figures
 from exitbench.reports.drawing import DrawnFigure, draw_all
+from exitbench.reports.drawn import PAGE
 from exitbench.reports.material import read_material, read_only
 from exitbench.reports.page import page
 from exitbench.reports.tables.filled import FilledTable, fill
 from exitbench.results.files.whole_file import write_whole_file
+
+_PICTURE_NAME: Final = re.compile(r"\w+\.[0-9a-f]{12}\.svg")
+_PICTURE: Final = re.compile(rf'src="figures/{PAGE}/({_PICTURE_NAME.pattern})"')
 
 
 @dataclass(frozen=True)
@@ -19,7 +25,7 @@ class ReportSummary:
     """What was written.
 
     Attributes:
-        index_html: The page; it can be moved or mailed alone.
+        index_html: The page; its folder can be moved, and as a single file it can be sent alone.
         files: Every other file, under figures/ and tables/ beside the page.
         figures: Names of the figures drawn.
         empty: Names of the figures and tables that the database has no rows for.
@@ -41,6 +47,7 @@ def write_report(
     *,
     paper: str | None = None,
     draft: bool = False,
+    single_file: bool = False,
     workers: int = 1,
     progress: bool = False,
 ) -> ReportSummary:
@@ -51,6 +58,7 @@ def write_report(
         out: Folder for index.html, figures/ and tables/; made where it does not exist, its other files are left alone.
         paper: One of `sources.PAPERS`: only its figures, tables and claims, beside results and where they are from.
         draft: Whether to write it all the same where findings say not to cite it.
+        single_file: Whether the page holds its pictures and data; the files beside it are written all the same.
         workers: Processes that draw.
         progress: Whether to show a bar, where there is a terminal.
 
@@ -67,7 +75,9 @@ def write_report(
         filled = tuple(fill(source, frame) for source, frame in material.tables)
         tables = tuple(_write_table(table, folders["tables"]) for table in filled)
         index = out / "index.html"
-        write_whole_file(index, page(material, drawn, filled))
+        last = _pictures_of(index)
+        write_whole_file(index, page(material, drawn, filled, single_file))
+        _forget_pictures(folders["figures"] / PAGE, {*last, *(it.picture.name for it in drawn if it.picture)})
     broken = {figure.source.name: figure.error for figure in drawn if figure.error}
     return ReportSummary(index, _files(drawn) + tables, *_names(drawn, filled), broken, bool(material.severe))
 
@@ -101,6 +111,17 @@ def _told_where(out: Path) -> Iterator[None]:
         raise UserError(f"The report cannot be written to {out}: {error.strerror}. Give another folder.") from error
 
 
+def _pictures_of(index: Path) -> list[str]:
+    """Return the file names of the pictures of the page that is there, which somebody may be reading."""
+    return _PICTURE.findall(index.read_text("utf-8", "replace")) if index.is_file() else []
+
+
+def _forget_pictures(folder: Path, kept: Collection[str]) -> None:
+    for picture in folder.glob("*.svg"):
+        if picture.name not in kept and _PICTURE_NAME.fullmatch(picture.name):
+            picture.unlink(missing_ok=True)
+
+
 def _folder(path: Path) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     return path
@@ -113,11 +134,12 @@ def _write_table(table: FilledTable, folder: Path) -> Path:
 
 
 def _files(drawn: tuple[DrawnFigure, ...]) -> tuple[Path, ...]:
-    return tuple(file for figure in drawn for file in figure.files)
+    pictures = tuple(figure.picture for figure in drawn if figure.picture)
+    return pictures + tuple(file for figure in drawn for file in figure.files)
 
 
 def _names(drawn: tuple[DrawnFigure, ...], filled: tuple[FilledTable, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of figures that were drawn, and of figures and tables without rows."""
-    figures = tuple(figure.source.name for figure in drawn if figure.image)
+    figures = tuple(figure.source.name for figure in drawn if figure.picture)
     empty = (figure.source.name for figure in drawn if not figure.frame.rows)
     return figures, (*empty, *(table.source.name for table in filled if not table.rows))

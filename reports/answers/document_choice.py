@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from exitbench.reports.answers.recommended import recommended
 from exitbench.results.analysis.traces import TracedRun, traced_runs
 from exitbench.results.database.connection import Database
 
@@ -42,6 +43,7 @@ class Group:
         shown: Indices into `keys` of those taken along, in order.
         of_runs: How many runs there are.
         token_bytes: What a document takes on average.
+        recommended: The run that the page opens on, one of `runs`; None where there is none to recommend.
     """
 
     runs: tuple[TracedRun, ...]
@@ -49,6 +51,7 @@ class Group:
     shown: tuple[int, ...]
     of_runs: int
     token_bytes: float
+    recommended: TracedRun | None
 
     @property
     def shown_keys(self) -> list[str]:
@@ -68,19 +71,24 @@ def choose(database: Database, budget_bytes: int = BUDGET_BYTES) -> list[Group]:
     for run in traced_runs(database):
         if run.newest:
             by_setting[run.full_depth_cell_id].append(run)
-    groups = [_group(database, _by_merit(runs, merit)) for runs in by_setting.values()]
+    best = recommended(database)
+    groups = [_group(database, _by_merit(runs, merit), best) for runs in by_setting.values()]
     groups = _fitting(database, [group for group in groups if group.keys], budget_bytes)
     return sorted(groups, key=lambda group: (group.runs[0].model, group.runs[0].task_label, group.runs[0].cell_id))
 
 
-def _group(database: Database, runs: Sequence[TracedRun]) -> Group:
+def _group(database: Database, runs: Sequence[TracedRun], best: Sequence[str]) -> Group:
+    """A group of all its documents; of its runs the recommended one comes right behind full depth, and so stays."""
+    by_attempt = {run.attempt_id: run for run in runs}
+    first = next((by_attempt[attempt_id] for attempt_id in best if attempt_id in by_attempt), None)
+    runs = sorted(runs, key=lambda run: (not run.is_full_depth, run is not first))
     lengths = database.query(_LENGTHS, {"attempts": [run.attempt_id for run in runs]}).to_pylist()
     keys = sorted({row["doc_key"] for row in lengths})
     scored = len({run.scores_attempt_id for run in runs} - {None})
     per_block = _PROBED_BLOCK_BYTES + _SCORED_BLOCK_BYTES * scored
     tokens = sum(row["n_output"] for row in lengths) / max(1, len(lengths))
     token_bytes = tokens * (runs[0].blocks * per_block + _TOKEN_BYTES * len(runs))
-    return Group(tuple(runs), tuple(keys), tuple(range(len(keys))), len(runs), token_bytes)
+    return Group(tuple(runs), tuple(keys), tuple(range(len(keys))), len(runs), token_bytes, first)
 
 
 def _by_merit(runs: Sequence[TracedRun], merit: Mapping[str, Mapping[str, float | None]]) -> list[TracedRun]:

@@ -77,6 +77,7 @@ def _entry(group: Group, groups: Sequence[Group]) -> dict[str, Any]:
         "random": first.random_weights,
         "blocks": first.blocks,
         "runs": _named_runs(group),
+        "recommended": group.runs.index(group.recommended) if group.recommended else -1,
         "of_runs": group.of_runs,
         "documents": [[index + 1, group.keys[index]] for index in group.shown],
         "of_documents": len(group.keys),
@@ -96,6 +97,7 @@ def _named_runs(group: Group) -> list[dict[str, Any]]:
     return [
         {
             "cell": run.cell_id,
+            "method": run.method,
             "label": names[setting(row)],
             "params": describe(dict(run.params)),
             "threshold": _threshold(run),

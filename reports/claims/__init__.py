@@ -64,10 +64,33 @@ class Verdict:
             return claim.reason
         if self.value is None:
             return f"measured by {claim.commands}" if claim.suite else "no such number is printed"
-        interval = "" if self.low is None or self.high is None else f" [{self.low:.4g}, {self.high:.4g}]"
+        return f"{self.measured} {self.basis}"
+
+    @property
+    def measured(self) -> str:
+        """`value [low, high]`; nothing where there is none."""
+        return "" if self.value is None else _with_interval("{:.4g}", self.value, self.low, self.high)
+
+    @property
+    def difference(self) -> str:
+        """`value [low, high]` less the published number, signed; nothing where one of them is missing."""
+        if self.value is None or (published := self.claim.published) is None:
+            return ""
+        ends = (None if end is None else rounded(end - published) for end in (self.low, self.high))
+        return _with_interval("{:+.3g}", rounded(self.value - published), *ends)
+
+    @property
+    def basis(self) -> str:
+        """What was measured, on how many of what, where: `unit, n = 12 runs; 0.9M parameters, 8 blocks, ...`."""
+        claim = self.claim
         simulated = " (simulated)" if claim.simulated else ""
         where = f"; {self.scope}" if self.scope else ""
-        return f"{self.value:.4g}{interval} {claim.unit}{simulated}, n = {self.n:,} {claim.n_of}{where}"
+        return f"{claim.unit}{simulated}, n = {self.n:,} {claim.n_of}{where}"
+
+
+def _with_interval(form: str, value: float, low: float | None, high: float | None) -> str:
+    interval = "" if low is None or high is None else f" [{form.format(low)}, {form.format(high)}]"
+    return f"{form.format(value)}{interval}"
 
 
 def check_claims(database: Database, claims: Sequence[Claim] | None = None) -> tuple[Verdict, ...]:

@@ -25,6 +25,7 @@ class Claim:
         paper: Whose words or numbers these are, or what raises the question: MEE, MEEBLOG, PRUNE, NATCAP, HEADS, or
             another paper.
         place: Section, figure or table.
+        shown_in: Name of our figure or table that shows what it is about; None where none does.
         quotation: Of a claim, the authors' words, at most `MOST_WORDS`; None of anything else.
         text: What is tested.
         conditions: What it is said or printed of: models, data, settings.
@@ -52,6 +53,7 @@ class Claim:
     kind: str
     paper: str
     place: str
+    shown_in: str | None
     quotation: str | None
     text: str
     conditions: str

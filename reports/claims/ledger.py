@@ -27,7 +27,8 @@ _TESTED: Final[Keys] = {
 }
 _MEASURED: Final[Keys] = {**_TESTED, "suite": str}
 _UNTESTED: Final[Keys] = {"reason": str}
-_OPTIONAL: Final[Keys] = {"tolerance": float, "published": float}
+_SHOWN: Final[Keys] = {"shown_in": str}
+_OPTIONAL: Final[Keys] = {**_SHOWN, "tolerance": float, "published": float}
 _OPTIONAL_MEASURED: Final[Keys] = {**_OPTIONAL, "simulated": bool, "exact": bool, "limits": list, "then": str}
 
 _MEANING: Final = {
@@ -90,6 +91,7 @@ def _claim(file: str, number: int, entry: Mapping[str, Any]) -> Claim:
     return Claim(
         **{key: entry[key] for key in _COMMON},
         ledger=file.removesuffix(".toml"),
+        shown_in=entry.get("shown_in"),
         quotation=entry.get("quotation"),
         unit=entry.get("unit", ""),
         direction=direction,
@@ -128,7 +130,7 @@ def _keys(kind: str, is_untested: bool) -> tuple[Keys, Keys]:
     common = {**_COMMON, **(_QUOTED if kind == CLAIM else {})}
     if kind == CONSISTENCY:
         return {**common, **_TESTED}, _OPTIONAL
-    return ({**common, **_UNTESTED}, {}) if is_untested else ({**common, **_MEASURED}, _OPTIONAL_MEASURED)
+    return ({**common, **_UNTESTED}, _SHOWN) if is_untested else ({**common, **_MEASURED}, _OPTIONAL_MEASURED)
 
 
 _TYPES: Final[Mapping[type, str]] = {

@@ -117,6 +117,7 @@ def _told(verdict: Verdict) -> Iterator[tuple[str, str]]:
     yield claim.kind, claim.text
     yield "quotation", f"“{claim.quotation}”" if claim.quotation else ""
     yield "source", f"{claim.paper}, {claim.place}"
+    yield "shown in", claim.shown_in or ""
     yield "conditions", claim.conditions
     yield "verdict", verdict.verdict
     yield "evidence", verdict.evidence

@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, which asks the network for nothing.
+"""The page: an HTML file that asks the network for nothing; its pictures lie beside it, or all in it.
 
 `page.html` lays it out. Each script is for one thing (`page.js` tables, filters and copying, `chart.js` the frontier,
 `documents*.js` the answers), and nothing but that is lost without it.
@@ -7,6 +7,8 @@
 import base64
 import gzip
 import hashlib
+import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,23 +17,30 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from exitbench.reports.claims.words import HEADINGS, by_kind, counted
+from exitbench.reports.claims import VERDICTS, Verdict
+from exitbench.reports.claims.claim import CONSISTENCY
+from exitbench.reports.claims.words import HEADINGS, by_kind
 from exitbench.reports.drawing import DrawnFigure
+from exitbench.reports.drawn import PAGE
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import labels, setting
 from exitbench.reports.material import Material
 from exitbench.reports.plotting.style import series_styles
-from exitbench.reports.registry import PAPERS, SECTIONS
+from exitbench.reports.plotting.svg import data_uri, size_of
+from exitbench.reports.registry import PAPERS, SECTIONS, Source
 from exitbench.reports.tables.filled import FilledTable
 
 _HERE: Final = Path(__file__).parent
-_STYLES: Final = ("page.css", "chart.css", "documents.css")
+_STYLES: Final = ("page.css", "gallery.css", "find.css", "claims.css", "chart.css", "documents.css")
 _SCRIPTS: Final = (
-    *("page.js", "chart.js"),
-    *("documents_data.js", "documents_panel.js", "documents_answer.js", "documents.js"),
+    *("page.js", "contents.js", "find.js", "chart.js"),
+    *("documents_data.js", "documents_events.js", "documents_panel.js", "documents_answer.js", "documents.js"),
 )
+_OPEN: Final = ("findings", "results", "provenance")
+_COMMAND: Final = re.compile(r"`((?:nox|exitbench) .+?)`")
+_SENTENCE: Final = re.compile(r"(?<=[.?!])\s+(?=\S)")
 _SHORT: Final = {"ours": "Costs and gains", "explain": "Explanations"}
-_MOST_ROWS: Final = 1000
+_MOST_ROWS: Final = 200
 """More rows of a table are in its CSV file only: nobody reads them, and they would be most of the page.
 The results are whole: the chart draws their rows."""
 _POINT: Final = (
@@ -52,14 +61,43 @@ class Section:
     figures: tuple[DrawnFigure, ...]
     tables: tuple[FilledTable, ...]
 
+    @property
+    def is_gallery(self) -> bool:
+        """Whether it is cards that open, where the others stand open."""
+        return self.key not in _OPEN
 
-def page(material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[FilledTable]) -> str:
+    @property
+    def items(self) -> Sequence[DrawnFigure | FilledTable]:
+        """All of it, in order."""
+        return [*self.figures, *self.tables]
+
+    @property
+    def shown(self) -> tuple[DrawnFigure | FilledTable, ...]:
+        """What has an address on the page."""
+        return tuple(it for it in self.items if it.frame.rows or not self.is_gallery)
+
+    @property
+    def missing(self) -> tuple[Source, ...]:
+        """What the database has no rows for."""
+        return tuple(it.source for it in self.items if not it.frame.rows)
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """What is to be run for what is missing: the first command that each names."""
+        found = (_COMMAND.search(source.module.EMPTY) for source in self.missing)
+        return tuple(dict.fromkeys(command[1] for command in found if command))
+
+
+def page(
+    material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[FilledTable], single_file: bool = False
+) -> str:
     """Return the whole page as HTML.
 
     Args:
         material: What the report is made from.
         drawn: Its figures.
         filled: Its tables.
+        single_file: Whether it holds pictures and data, to be sent alone; else they lie beside it.
     """
     environment = Environment(
         loader=FileSystemLoader(_HERE),
@@ -70,23 +108,52 @@ def page(material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[Fill
         keep_trailing_newline=True,
     )
     environment.filters["marked"] = _marked
+    environment.filters["told"] = _told
     environment.filters["packed_csv"] = _packed_csv
     # our own files, not data: the only text that is not escaped
     style = Markup("".join((_HERE / name).read_text("utf-8") for name in _STYLES))
     scripts = [Markup((_HERE / name).read_text("utf-8")) for name in _SCRIPTS]
+    sections = _sections(drawn, filled)
     return environment.get_template("page.html").render(
         style=style,
         scripts=scripts,
         style_hash=_integrity(style),
         script_hashes=" ".join(f"'{_integrity(script)}'" for script in scripts),
-        sections=_sections(drawn, filled),
+        single_file=single_file,
+        pictures={it.source.name: it.picture and _picture(it.picture, single_file) for it in drawn},
+        sections=sections,
+        shown={it.source.name for section in sections for it in section.shown},
         whole=material.paper is None,
         most_rows=_MOST_ROWS,
         severe=material.severe,
-        claims=[(HEADINGS[kind].capitalize(), some, counted(some)) for kind, some in by_kind(material.claims).items()],
+        claims={HEADINGS[kind]: sorted(some, key=_rank) for kind, some in by_kind(material.claims).items()},
+        recomputed=HEADINGS[CONSISTENCY],
+        tally=_tally(material.claims),
+        most_claims=max(Counter(it.claim.paper for it in material.claims).values(), default=0),
+        claims_of=_claims_of(material.claims),
         documents=base64.b64encode(material.documents or b"").decode("ascii"),
         points=_points(next((frame for source, frame in material.tables if source.name == "summary"), None)),
     )
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure on the page: where it is from, and the place that it takes.
+
+    Attributes:
+        address: Of the file beside the page, or the picture itself as a URI.
+        width: In points.
+        height: In points.
+    """
+
+    address: str
+    width: int
+    height: int
+
+
+def _picture(path: Path, single_file: bool) -> Picture:
+    content = path.read_text("utf-8")
+    return Picture(data_uri(content) if single_file else f"figures/{PAGE}/{path.name}", *size_of(content))
 
 
 def _sections(drawn: Sequence[DrawnFigure], filled: Sequence[FilledTable]) -> tuple[Section, ...]:
@@ -101,6 +168,34 @@ def _sections(drawn: Sequence[DrawnFigure], filled: Sequence[FilledTable]) -> tu
         for key, title in SECTIONS.items()
     )
     return tuple(section for section in sections if section.figures or section.tables)
+
+
+def _rank(verdict: Verdict) -> int:
+    return VERDICTS.index(verdict.verdict)
+
+
+def _tally(verdicts: Sequence[Verdict]) -> dict[str, list[tuple[str, int, int]]]:
+    """Return of each paper the verdicts that its claims have: which, how many before it, and how many."""
+    papers = {it.claim.paper: Counter[str]() for it in verdicts}
+    for it in verdicts:
+        papers[it.claim.paper][it.verdict] += 1
+    return {
+        paper: [
+            (verdict, sum(counts[before] for before in VERDICTS[:place]), counts[verdict])
+            for place, verdict in enumerate(VERDICTS)
+            if counts[verdict]
+        ]
+        for paper, counts in papers.items()
+    }
+
+
+def _claims_of(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
+    """Return what is claimed of each figure or table that shows it, what was decided first."""
+    found: dict[str, list[Verdict]] = defaultdict(list)
+    for it in sorted(verdicts, key=_rank):
+        if it.claim.shown_in:
+            found[it.claim.shown_in].append(it)
+    return dict(found)
 
 
 def _points(frame: Frame | None) -> dict[str, Any]:
@@ -129,6 +224,14 @@ def _points(frame: Frame | None) -> dict[str, Any]:
 def _packed_csv(frame: Frame) -> str:
     """Return the rows as CSV, compressed, as text that an attribute can hold; the same each time."""
     return base64.b64encode(gzip.compress(frame.csv().encode("utf-8"), mtime=0)).decode("ascii")
+
+
+def _told(it: DrawnFigure | FilledTable) -> tuple[str, str]:
+    """Return what a card says closed, the finding of a figure or a caption's first sentence, and what it says besides."""
+    if isinstance(it, DrawnFigure) and it.finding:
+        return it.finding, it.source.module.CAPTION
+    first, *rest = _SENTENCE.split(it.source.module.CAPTION, 1)
+    return first, "".join(rest)
 
 
 def _marked(text: str) -> Markup:

@@ -6,7 +6,7 @@ class DocumentBrowser {
     const find = (name) => section.querySelector(`[data-part="${name}"]`);
     this.section = section;
     this.parts = Object.fromEntries(
-      ["app", "status", "model", "task", "search", "document", "back", "on", "a", "b", "legend", "reference", "left-out", "random"].map((name) => [name, find(name)]),
+      ["app", "status", "model", "task", "search", "document", "back", "on", "a", "b", "event", "legend", "reference", "left-out", "random"].map((name) => [name, find(name)]),
     );
     this.panel = new TokenPanel(find("panel"), find("live"));
     this.panes = [new AnswerPane(this, find("pane-a")), new AnswerPane(this, find("pane-b"))];
@@ -15,15 +15,15 @@ class DocumentBrowser {
     this.turn = 0;
   }
 
-  async open(base64) {
-    this.payload = await TracePayload.open(base64);
+  open(payload) {
+    this.payload = payload;
     const sheet = new CSSStyleSheet();
     sheet.replaceSync(this.rules());
     document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
     this.listen();
     this.parts.app.hidden = false;
     this.parts.status.hidden = true;
-    await this.follow(location.hash);
+    return this.follow(location.hash);
   }
 
   /** Colours of exit layers: shades are chosen with their inks in reports/exit_colours.py. */
@@ -51,6 +51,7 @@ class DocumentBrowser {
     for (const name of ["a", "b"]) parts[name].addEventListener("change", () => { this.fillDocuments(); this.show(); this.remember(); });
     parts.back.addEventListener("click", () => this.step(-1));
     parts.on.addEventListener("click", () => this.step(1));
+    for (const button of this.section.querySelectorAll("[data-event]")) button.addEventListener("click", () => this.goTo(button.dataset.event));
     window.addEventListener("hashchange", () => this.follow(location.hash));
     const numbers = this.section.querySelector('[data-part="numbers"]');
     numbers.addEventListener("change", () => this.section.classList.toggle("numbered", numbers.checked));
@@ -75,9 +76,9 @@ class DocumentBrowser {
     if (found >= 0 && token) this.pin(this.panes[0], token);
   }
 
-  /** The group with most runs; random weights last. */
+  /** The group with most runs, of those with one to recommend; random weights last. */
   richest() {
-    const worth = this.payload.groups.map((entry) => (entry.random ? 0 : entry.of_runs));
+    const worth = this.payload.groups.map((entry) => (entry.random ? 0 : entry.of_runs + 1000 * (entry.recommended >= 0)));
     return worth.indexOf(Math.max(...worth));
   }
 
@@ -92,6 +93,25 @@ class DocumentBrowser {
     this.fill(this.parts.task, own.map(([n, entry]) => [n, visible(entry.task + (entry.setting && ` (${entry.setting})`))]), number);
   }
 
+  /** Settings of methods with one first name stand together, by threshold; full depth first. */
+  fillRuns(select, chosen, none = []) {
+    const runs = this.group.entry.runs.map((run, n) => {
+      const text = visible(run.label) + (n === this.group.entry.recommended ? " (recommended)" : "");
+      return { option: new Option(text, n, false, n === chosen), ...run, family: run.method.split("-")[0], level: run.threshold?.[0] ?? 0 };
+    });
+    const inOrder = (a, b) => a.localeCompare(b, "en", { numeric: true });
+    runs.sort((a, b) => b.full - a.full || inOrder(a.method, b.method) || a.level - b.level || inOrder(a.label, b.label));
+    const families = [...Map.groupBy(runs, ({ family }) => family)].map(([family, some]) => {
+      const options = some.map(({ option }) => option);
+      if (some.length < 2) return options[0];
+      const group = document.createElement("optgroup");
+      group.label = visible(family);
+      group.append(...options);
+      return group;
+    });
+    select.replaceChildren(...none, ...families);
+  }
+
   fill(select, choices, chosen) {
     select.replaceChildren(...choices.map(([value, text]) => new Option(text, value, false, String(value) === String(chosen))));
   }
@@ -104,13 +124,12 @@ class DocumentBrowser {
     this.group = group;
     const { entry } = this.group;
     this.section.dataset.blocks = entry.blocks;
-    const cells = entry.runs.map((run, n) => [n, visible(run.label)]);
     const place = (name) => (asked?.get(name) ? entry.runs.findIndex((run) => run.cell.startsWith(asked.get(name))) : -1);
-    const a = place("a") >= 0 ? place("a") : this.group.liveliest();
-    this.fill(this.parts.a, cells, a);
-    this.fill(this.parts.b, [[-1, "none"], ...cells], place("b"));
+    const a = place("a") >= 0 ? place("a") : this.group.opening();
+    this.fillRuns(this.parts.a, a);
+    this.fillRuns(this.parts.b, place("b"), [new Option("none", -1, false, place("b") < 0)]);
     this.parts.search.value = "";
-    this.fillDocuments(asked ? entry.documents.findIndex(([, key]) => key === asked.get("doc")) : this.group.varied(a));
+    this.fillDocuments(asked ? entry.documents.findIndex(([, key]) => key === asked.get("doc")) : this.group.eventful(a));
     this.legend();
     this.parts.random.hidden = !entry.random;
     this.parts["left-out"].textContent = this.leftOut(entry);
@@ -150,6 +169,27 @@ class DocumentBrowser {
     this.remember();
   }
 
+  /** Go to the next place where something of a kind happens, and say what. */
+  goTo(kind) {
+    const { parts } = this;
+    const run = Number(parts.a.value);
+    if (kind === "disagreements" && parts.b.value === "-1") parts.b.value = run === this.group.full ? this.group.opening() : this.group.full;
+    const key = [kind, this.turn, run, parts.b.value].join();
+    if (this.events?.key !== key) this.events = { key, at: -1, places: EVENTS[kind](this.group, run, Number(parts.b.value)) };
+    const { places } = this.events;
+    parts.event.textContent = places.length ? "" : "none in these answers";
+    if (!places.length) return;
+    this.events.at = (this.events.at + 1) % places.length;
+    const { document, position, told } = places[this.events.at];
+    parts.search.value = "";
+    this.fillDocuments(document);
+    this.show();
+    this.remember();
+    const token = this.panes[0].answer.tokens[position];
+    if (token) this.pin(this.panes[0], token);
+    parts.event.textContent = `${this.events.at + 1} of ${places.length}${places.length === MOST_PLACES ? "+" : ""}: ${told}`;
+  }
+
   legend() {
     const swatches = Array.from({ length: this.group.blocks }, (_, n) => make("span", `token exit-${n + 1}`, String(n + 1)));
     this.parts.legend.replaceChildren(make("span", "", "Exit after block"), make("span", "swatches", ...swatches));
@@ -160,10 +200,12 @@ class DocumentBrowser {
     this.unpin();
     const runs = [Number(this.parts.a.value), Number(this.parts.b.value)];
     this.section.classList.toggle("paired", runs[1] >= 0);
+    const answers = runs.map((run) => (run < 0 ? null : this.group.answer(run, document)));
+    const most = Math.max(20, ...answers.map((answer) => answer?.tokens.length ?? 0));
     this.panes.forEach((pane, n) => {
-      pane.element.hidden = runs[n] < 0;
+      pane.element.hidden = !answers[n];
       pane.answer = null;
-      if (runs[n] >= 0) pane.show(this.group, this.group.answer(runs[n], document));
+      if (answers[n]) pane.show(this.group, answers[n], most);
     });
     const reference = this.group.referenceText(document);
     this.parts.reference.hidden = !reference;
@@ -229,14 +271,32 @@ class DocumentBrowser {
   const data = document.getElementById("documents-data");
   if (section && data) {
     let begun = false;
+    let opened = null;
+    const payload = () => (opened ??= TracePayload.open(data.textContent));
     const begin = async () => {
       if (begun) return;
       begun = true;
       const status = section.querySelector('[data-part="status"]');
       status.textContent = "Unpacking the answers …";
       if (typeof DecompressionStream === "undefined") status.textContent = "This browser is too old to unpack the answers.";
-      else await new DocumentBrowser(section).open(data.textContent);
+      else await new DocumentBrowser(section).open(await payload());
     };
+    /** Every document once, with what full depth answered: for the search over the page. */
+    window.searchDocuments = async () => {
+      const { groups } = await payload();
+      const found = new Map();
+      for (const [number, entry] of groups.entries()) {
+        const group = await (await payload()).group(number);
+        const run = Math.max(0, entry.recommended, group.full);
+        entry.documents.forEach(([ordinal, key], n) => {
+          const title = `${visible(entry.task)} ${ordinal}: ${visible(group.answerText(run, n))}`;
+          const address = `#${new URLSearchParams({ doc: key, a: entry.runs[run].cell.slice(0, 12) })}`;
+          if (!found.has(key)) found.set(key, { title, address, all: `${key} ${title}` });
+        });
+      }
+      return found.values();
+    };
+    (window.requestIdleCallback ?? setTimeout)(begin); // before anybody comes there: what is below does not jump
     new IntersectionObserver((seen) => { if (seen.some((entry) => entry.isIntersecting)) begin(); }, { rootMargin: "200px" }).observe(section);
     const linked = () => { if (new URLSearchParams(location.hash.slice(1)).has("doc")) begin(); };
     window.addEventListener("hashchange", linked);

@@ -2,6 +2,7 @@
 // One answer as a row of tokens that can be walked through.
 
 const CLIPPED = 60; // characters of a token that are shown in the text; the panel has all
+const FOLDED = 6; // repeats of one token from which on they are folded
 const RIGHT_TO_LEFT = /\p{Script=Arabic}|\p{Script=Hebrew}|\p{Script=Syriac}|\p{Script=Thaana}/gu;
 
 /** One answer: a list of tokens of which one can be reached with Tab and the others with arrow keys. */
@@ -23,7 +24,8 @@ class AnswerPane {
     if (event.pointerType !== "touch") this.at(event, (token) => this.browser.look(this, token, false));
   }
 
-  show(group, answer) {
+  /** Show an answer; its strip is as long as one of `most` tokens. */
+  show(group, answer, most) {
     this.answer = answer;
     const run = group.entry.runs[answer.run];
     this.text = make("div", "answer");
@@ -33,11 +35,42 @@ class AnswerPane {
     const said = answer.tokens.map((token) => token.text).join("");
     this.text.dir = (said.match(RIGHT_TO_LEFT) ?? []).length * 2 > said.length ? "rtl" : "ltr";
     for (const token of answer.tokens) this.text.append(...this.parts(group, token));
+    this.fold(answer.tokens);
     if (!answer.tokens.length) this.text.append(make("p", "hint", "An empty answer."));
     if (answer.tokens.length) this.element_of(0).tabIndex = 0;
     const name = make("h3", "", run.label);
     name.title = run.params;
-    this.element.replaceChildren(name, make("p", "sums", this.sums(group, answer)), this.text);
+    this.element.replaceChildren(name, make("p", "sums", this.sums(group, answer)), this.strip(group, answer, most), this.text);
+  }
+
+  /** The depth of every exit over the document: a bar a token, which leads to it. */
+  strip(group, { tokens }, most) {
+    const bars = tokens.map(({ position, exit, differs }) => {
+      const height = exit / group.blocks;
+      return draw("rect", { x: position + 0.06, width: 0.88, y: 1 - height, height, class: `exit-fill-${exit}${differs ? " differs" : ""}` });
+    });
+    const spoken = `Blocks until each of ${tokens.length} tokens left: ${tokens.slice(0, 100).map(({ exit }) => exit).join(", ")}`;
+    const strip = draw("svg", { viewBox: `0 0 ${most} 1`, preserveAspectRatio: "none", role: "img", "aria-label": spoken, class: "strip" }, ...bars);
+    const at = (event) => tokens[Math.floor(((event.clientX - strip.getBoundingClientRect().left) / strip.clientWidth) * most)];
+    strip.addEventListener("pointermove", (event) => { if (at(event)) this.browser.look(this, at(event), false); });
+    strip.addEventListener("click", (event) => { if (at(event)) this.browser.pin(this, at(event)); });
+    return strip;
+  }
+
+  /** Hide all but the first of many tokens that are the same, until somebody asks for one of them. */
+  fold(tokens) {
+    this.unfold = new Map(); // by position
+    for (let start = 0, end; start < tokens.length; start = end) {
+      for (end = start + 1; tokens[end]?.text === tokens[start].text && !tokens[end].first; end += 1);
+      if (end - start < FOLDED) continue;
+      const hidden = tokens.slice(start + 1, end).map(({ position }) => this.element_of(position));
+      const more = make("button", "fold", `× ${end - start}`);
+      const open = () => { more.remove(); for (const element of hidden) element.hidden = false; };
+      hidden.forEach((element, n) => { element.hidden = true; this.unfold.set(start + 1 + n, open); });
+      more.type = "button";
+      more.addEventListener("click", open);
+      hidden[0].before(more);
+    }
   }
 
   parts(group, token) {
@@ -75,7 +108,17 @@ class AnswerPane {
   }
 
   element_of(position) {
-    return this.text.querySelector(`[data-position="${position}"]`);
+    const element = this.text.querySelector(`[data-position="${position}"]`);
+    if (element?.hidden) this.unfold.get(position)();
+    return element;
+  }
+
+  /** The next position, in a direction, that is not folded; where all are, the first of them. */
+  past_folds(position, direction) {
+    let found = position;
+    const folded = () => this.text.querySelector(`[data-position="${found}"]`)?.hidden;
+    while (direction && folded()) found += direction;
+    return found in this.answer.tokens ? found : position;
   }
 
   mark(name, position) {
@@ -97,7 +140,7 @@ class AnswerPane {
     const on = this.text.dir === "rtl" ? "ArrowLeft" : "ArrowRight";
     const back = this.text.dir === "rtl" ? "ArrowRight" : "ArrowLeft";
     const to = { [on]: position + 1, ArrowDown: position + 1, [back]: position - 1, ArrowUp: position - 1, Home: 0, End: last }[event.key];
-    if (to !== undefined) this.element_of(Math.min(Math.max(to, 0), last)).focus();
+    if (to !== undefined) this.element_of(this.past_folds(Math.min(Math.max(to, 0), last), Math.sign(to - position))).focus();
     else if (event.key === "Enter" || event.key === " ") this.browser.pin(this, this.answer.tokens[position]);
     else if (event.key === "Escape") this.browser.unpin();
     else return;

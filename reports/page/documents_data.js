@@ -132,24 +132,32 @@ class TraceGroup {
     return { run, document, tokens, shared: reference ? shared : own.length, compared: reference !== null };
   }
 
-  /** How many depths the tokens of an answer left at: many show most at first sight, if the answer is not too long. */
-  depths(run, document) {
-    const { tokens } = this.answer(run, document);
-    return tokens.length > 80 ? 0 : new Set(tokens.map((token) => token.exit)).size;
+  /** How much there is to see in an answer that is not too long: other tokens than full depth's, then many depths. */
+  events(run, document) {
+    const { tokens, shared } = this.answer(run, document);
+    if (tokens.length > 80) return 0;
+    return new Set(tokens.map((token) => token.exit)).size + (shared < tokens.length ? this.blocks : 0);
   }
 
-  /** The run whose answers are most varied, one with a threshold if there is any. */
-  liveliest() {
+  /** The run that is recommended; where none is, the one with most to see, one with a threshold if there is any. */
+  opening() {
+    if (this.entry.recommended >= 0) return this.entry.recommended;
     const few = this.entry.documents.slice(0, 20);
     const sums = this.entry.runs.map(({ threshold }, run) =>
-      few.reduce((sum, _, document) => sum + this.depths(run, document) / (threshold ? 1 : 1000), 0),
+      few.reduce((sum, _, document) => sum + this.events(run, document) / (threshold ? 1 : 1000), 0),
     );
     return sums.indexOf(Math.max(...sums));
   }
 
-  varied(run) {
-    const counts = this.entry.documents.map((_, document) => this.depths(run, document));
+  eventful(run) {
+    const counts = this.entry.documents.map((_, document) => this.events(run, document));
     return counts.indexOf(Math.max(...counts));
+  }
+
+  /** By how much the last block's most probable token leads, in steps of 1/255. */
+  lastMargin(place) {
+    const n = place * this.blocks + this.blocks - 1;
+    return (this.columns.p1.values[n] - this.columns.p2.values[n]) / 255;
   }
 
   /** What the probe read out after each block at one place. */

@@ -1,6 +1,6 @@
 "use strict";
 // Without this script the page is complete; with it, tables sort and filter and queries copy.
-for (const article of document.querySelectorAll("article.table:has(table)")) {
+for (const article of document.querySelectorAll(".table:has(table)")) {
   const body = article.querySelector("tbody");
   const rows = [...body.rows];
   const tools = article.querySelector(".filter");
@@ -27,7 +27,6 @@ for (const article of document.querySelectorAll("article.table:has(table)")) {
     article.dispatchEvent(new CustomEvent("filtered", { detail: rows, bubbles: true }));
   };
   for (const element of [input, ...selects]) element.addEventListener("input", filter);
-  tools.hidden = false;
   article.rowsInOrder = [...rows];
   filter();
 

@@ -12,13 +12,13 @@ _NUMBERED: Final = re.compile(r' id="[a-z0-9]+_\d+"')  # matplotlib's own names 
 _COORDINATES: Final = re.compile(r' (?:d|x|y|width|height|points)="[^"]*"')
 _LONG_NUMBER: Final = re.compile(r"(\.\d\d)\d+")
 _STYLE: Final = re.compile(r' style="([^"]*)"')
+_SIZE: Final = re.compile(r"viewBox='0 0 ([\d.]+) ([\d.]+)'")
 _UNQUOTED: Final = " !$'()*+,-./:;=?@[]_~{}|^`"  # nothing that would end an attribute or begin an entity
-_URI: Final = re.compile(rf"data:image/svg\+xml,[\w.~%{re.escape(_UNQUOTED)}-]*", re.ASCII)
 _ROLES: Final = ("paper", "ink", "grid", "quiet")
 
 
-def themed_uri(svg: bytes) -> str:
-    """Return a URI of `svg`, drawn in the light theme, that shows it in the theme its reader prefers.
+def themed(svg: bytes) -> str:
+    """Return `svg`, drawn in the light theme, so that it shows in the theme its reader prefers.
 
     Coordinates keep two decimals: a hundredth of a point. Styles that repeat become classes.
     """
@@ -28,12 +28,18 @@ def themed_uri(svg: bytes) -> str:
     rules = "".join(f".{name}{{{style.replace(': ', ':').replace('; ', ';')}}}" for style, name in classes.items())
     theme = f":root{{{_variables(LIGHT)}}}@media(prefers-color-scheme:dark){{:root{{{_variables(DARK)}}}}}"
     head, closed, rest = text.partition(">")
-    return "data:image/svg+xml," + quote(f"{head}{closed}<style>{theme}{rules}</style>{rest}", _UNQUOTED)
+    return f"{head}{closed}<style>{theme}{rules}</style>{rest}"
 
 
-def is_themed_uri(text: str) -> bool:
-    """Whether a text could be a URI of `themed_uri`: as it is, it ends no attribute of the page."""
-    return _URI.fullmatch(text) is not None
+def data_uri(picture: str) -> str:
+    """Return a URI that holds a picture; no attribute ends in it."""
+    return "data:image/svg+xml," + quote(picture, _UNQUOTED)
+
+
+def size_of(picture: str) -> tuple[int, int]:
+    """Return width and height of a picture of `themed`, in points: a page keeps their place before it is loaded."""
+    width, height = _SIZE.findall(picture[:1000])[0]
+    return round(float(width)), round(float(height))
 
 
 def _smaller(tag: str, classes: dict[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +15,25 @@ from exitbench.reports.render import write_report
 from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.ingest.ingest import ingest
 
+sys.path.insert(0, str(Path(__file__).parent))  # `measure`
+
 HOSTILE = ("</script><script>alert(1)</script>", "w" * 10_000, "\u202eevil\u0000\u001b[31m", " \n", "שלום")
 Open = Callable[..., Any]
+NAMES = (
+    *(
+        "</script><script>window.alerted = 1; alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "--><svg onload=alert(1)>",
+    ),
+    *("</style><base href='x'>", "\" onmouseover='alert(1)' x=\"", "{{ 7 * 7 }}{% raw %}", "../../etc/passwd"),
+)
 
 
 @pytest.fixture(scope="session")
 def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 documents by 10 methods on 24 blocks, tokens that mean harm, and a small model that was never trained."""
+    """200 documents by 20 methods on 24 blocks, tokens that mean harm, and a small model that was never trained."""
     folder = tmp_path_factory.mktemp("browser")
-    levels = (0.2, 0.3, 0.4, 0.6, 0.8, 0.9)
+    levels = [n / 20 for n in range(2, 18)]
     usual = {"min_exit": 1, "decay": "none"}
     one_task = replace(example.WORLD, tasks=example.TASKS[:1], n_boot=2)
     large = replace(
@@ -49,6 +60,23 @@ def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> P
 def page_url(database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Where the report of `database` lies."""
     return write_report(database, tmp_path_factory.mktemp("page"), draft=True).index_html.as_uri()
+
+
+@pytest.fixture(scope="session")
+def example_page(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the report of the example lies: two models on three tasks, timed and replayed."""
+    return write_report(example_database, tmp_path_factory.mktemp("example"), draft=True).index_html.as_uri()
+
+
+@pytest.fixture(scope="session")
+def hostile_page(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the report of a model and a task lies whose names mean harm."""
+    folder = tmp_path_factory.mktemp("hostile")
+    models = (replace(example.MODELS[1], name="".join(NAMES)),)
+    tasks = (replace(example.TASKS[0], label="".join(NAMES[::-1])),)
+    replace(example.WORLD, models=models, tasks=tasks, n_boot=2).write(folder / "spool")
+    ingest(folder / "spool", folder / "exitbench.duckdb")
+    return write_report(folder / "exitbench.duckdb", folder / "report", draft=True).index_html.as_uri()
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from exitbench.reports.answers.recommended import recommended
 from exitbench.results.database.connection import open_database
 
 Open = Callable[..., Any]
@@ -69,7 +70,7 @@ def test_the_page_opens_within_two_seconds_and_holds_two_hundred_documents(open_
         took.append(page.evaluate(timing))
     assert 0 < min(took) <= 2000
     assert page.locator('[data-part="document"] option').count() == 200
-    assert page.locator('[data-part="a"] option').count() == 10
+    assert page.locator('[data-part="a"] option').count() == 20
     size = page.evaluate("document.getElementById('documents-data').textContent.length")
     assert 100_000 < size <= 3_000_000
 
@@ -272,3 +273,104 @@ def test_a_link_to_what_is_not_here_says_so(open_page: Open) -> None:
     page = open_page(fragment="#doc=nosuch&a=nosuch")
     tokens(page).first.wait_for()
     assert "is not on this page" in panel(page).inner_text()
+
+
+# ------------------------------------------------------------------------------------------ where something happens
+
+
+def told(page: Any) -> str:
+    return str(page.locator('[data-part="event"]').inner_text())
+
+
+def test_it_opens_on_the_recommended_method_where_it_parts_from_full_depth(
+    open_page: Open, example_page: str, example_database: Path
+) -> None:
+    page = open_page(address=example_page)
+    tokens(page).first.wait_for()
+    chosen = page.locator('[data-part="a"] option:checked')
+    assert chosen.inner_text().endswith("(recommended)")
+    cell = parse_qs(page.evaluate("location.hash.slice(1)")).get("a")
+    assert cell is None, "the address says what a reader chose"
+    with open_database(example_database) as opened:
+        (best, *_) = recommended(opened)
+    assert best
+
+
+def test_settings_stand_by_family_and_threshold_full_depth_first(open_page: Open) -> None:
+    page = open_page()
+    tokens(page).first.wait_for()
+    options = page.locator('[data-part="a"] option').all_inner_texts()
+    assert options[0] == "full"
+    levels = [float(found[1]) for text in options if (found := re.search(r"calm-softmax threshold=([\d.]+)", text))]
+    assert levels == sorted(levels) and len(levels) == 16
+    assert page.locator('[data-part="a"] optgroup[label="calm"] option').count() >= 16
+
+
+def test_presets_lead_to_where_something_happens(open_page: Open, link: str, example_page: str) -> None:
+    page = open_page(fragment=link)
+    tokens(page).first.wait_for()
+    page.get_by_role("button", name="first wrong exit").click()
+    assert page.locator(".parted + .token[aria-selected=true].differs").count() == 1
+    address = page.evaluate("location.hash")
+    assert re.match(r"1 of \d+\+?: left after block \d+ of 24 with another token", told(page))
+    page.get_by_role("button", name="first wrong exit").click()
+    assert told(page).startswith("2 of ") and page.evaluate("location.hash") != address
+    page.get_by_role("button", name="deepest waste").click()
+    facts = panel(page).locator(".facts").inner_text()
+    exit_layer, oracle = (_number(rf"{name}\s+(?:after )?block (\d+)", facts) for name in ("Exit", "Oracle"))
+    assert _number(r": (\d+) blocks after", told(page)) == exit_layer - oracle > 0
+    page.get_by_role("button", name="most disagreement").click()
+    read = "all => all.map((e) => e.querySelector('bdi').textContent)"
+    texts = [tokens(page, pane).evaluate_all(read) for pane in "ab"]
+    differing = sum(one != other for one, other in zip(*texts, strict=True))
+    assert _number(r": (\d+) of \d+ tokens differ", told(page)) == differing > 0
+    assert page.evaluate("location.hash").count("token=") == 1
+    page = open_page(address=example_page)
+    tokens(page).first.wait_for()
+    page.get_by_role("button", name="near-tie").click()
+    if "none" not in told(page):
+        last = panel(page).locator("tbody tr").last.locator("td").all_inner_texts()
+        assert float(last[0].split()[-1]) - float(last[1].split()[-1]) < 0.11
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    assert found is not None, text
+    return int(found[1])
+
+
+def test_the_strip_shows_every_exit_and_leads_to_its_token(open_page: Open, link: str) -> None:
+    page = open_page(fragment=link)
+    tokens(page).first.wait_for()
+    strip = page.locator('[data-part="pane-a"] .strip')
+    heights = strip.locator("rect").evaluate_all("all => all.map((e) => Math.round(e.getAttribute('height') * 24))")
+    assert heights == exits(page)
+    box = strip.bounding_box()
+    strip.click(position={"x": box["width"] * 10.5 / 40, "y": box["height"] / 2})
+    assert page.locator('.token[aria-selected="true"]').get_attribute("data-position") == "10"
+    strip.hover(position={"x": box["width"] * 3.5 / 40, "y": box["height"] / 2})
+    assert panel(page).locator(".place").inner_text() == "token 11 of 40", "the pinned one stays"
+
+
+def test_repeats_are_folded_until_somebody_asks_for_one(open_page: Open, link: str) -> None:
+    page = open_page(fragment=link)
+    tokens(page).first.wait_for()
+    page.evaluate(
+        """() => {
+          const answer = TraceGroup.prototype.answer;
+          TraceGroup.prototype.answer = function (...asked) {
+            const found = answer.apply(this, asked);
+            for (const token of found.tokens.slice(20, 35)) Object.assign(token, { text: " <pad>", first: false });
+            return found;
+          };
+        }"""
+    )
+    page.get_by_role("button", name="Next document").click()
+    shown = page.locator('[data-part="pane-a"] .answer .token:visible')
+    assert shown.count() == 26
+    assert page.locator('[data-part="pane-a"] .fold').inner_text() == "× 15"
+    tokens(page).nth(20).focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.dataset.position") == "35", "the arrow passes what is folded"
+    page.locator('[data-part="pane-a"] .fold').click()
+    assert shown.count() == 40 and page.locator('[data-part="pane-a"] .fold').count() == 0

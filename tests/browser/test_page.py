@@ -19,12 +19,6 @@ Open = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
-def example_page(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where the report of the example lies: two models on three tasks, timed and replayed."""
-    return write_report(example_database, tmp_path_factory.mktemp("example"), draft=True).index_html.as_uri()
-
-
-@pytest.fixture(scope="session")
 def summary(example_database: Path) -> Frame:
     """The rows of the results table."""
     (source,) = (source for source in discover(tables) if source.name == "summary")
@@ -49,7 +43,7 @@ def shown(page: Any) -> Any:
 def test_the_page_is_never_wider_than_the_screen(open_page: Open, example_page: str, width: int, scheme: str) -> None:
     page = open_page(width, scheme, "", address=example_page)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    pictures = page.locator("figure img")
+    pictures = page.locator("details.card img")
     pictures.first.scroll_into_view_if_needed()
     assert pictures.first.evaluate("image => image.decode().then(() => image.naturalWidth)") > 100
 

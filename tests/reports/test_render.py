@@ -3,7 +3,6 @@
 import base64
 import functools
 import gzip
-import json
 import os
 import re
 import shutil
@@ -22,7 +21,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.reports import drawing, drawn, figures, render, tables
-from exitbench.reports.drawn import note_of
+from exitbench.reports.drawn import PAGE, note_of
 from exitbench.reports.figures.mee import mee_fig1_no_change
 from exitbench.reports.frame import Frame
 from exitbench.reports.material import Material, read_material
@@ -65,6 +64,13 @@ def read(summary: ReportSummary) -> str:
     return summary.index_html.read_text("utf-8")
 
 
+def pictures_of(summary: ReportSummary) -> list[str]:
+    """What the page shows, in its order."""
+    return [
+        (summary.index_html.parent / address).read_text("utf-8") for address in Page(read(summary)).all("img", "src")
+    ]
+
+
 def unpacked(text: str) -> str:
     return gzip.decompress(base64.b64decode(text)).decode("utf-8")
 
@@ -77,6 +83,13 @@ SmallRows = Callable[[ModuleType, str], Frame]
 def report_copy(report: ReportSummary, tmp_path: Path) -> Path:
     """A folder with the report, to write into."""
     return Path(shutil.copytree(report.index_html.parent, tmp_path / "report"))
+
+
+@pytest.fixture(scope="module")
+def single_file(report: ReportSummary, small_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same report as one file."""
+    folder = Path(shutil.copytree(report.index_html.parent, tmp_path_factory.mktemp("single") / "report"))
+    return write_report(small_database, folder, single_file=True).index_html
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +112,7 @@ def test_every_figure_is_written_in_every_kind_with_its_data(report: ReportSumma
         assert (folder / f"{name}.csv").read_text("utf-8") == small_rows(figures, name).csv()
     shown = {path for path in report.index_html.parent.rglob("*.*") if not path.name.startswith(".")}
     assert {*report.files, report.index_html} == shown
+    assert len(list((folder / PAGE).iterdir())) == len(names)
 
 
 def test_the_page_shows_each_query_and_gives_its_data(report: ReportSummary, small_rows: SmallRows) -> None:
@@ -106,12 +120,25 @@ def test_the_page_shows_each_query_and_gives_its_data(report: ReportSummary, sma
     packed = {attrs["download"]: attrs for tag, attrs in page.tags if tag == "a" and "download" in attrs}
     for package, folder in ((figures, "figures"), (tables, "tables")):
         for source in discover(package):
-            assert source.sql in page.texts
-            link = packed[f"{source.name}.csv"]
-            csv = small_rows(package, source.name).csv()
-            assert unpacked(link["data-gzip"] or "") == csv
-            assert link["href"] == f"{folder}/{source.name}.csv", "without its script the page leads to the file"
-            assert (report.index_html.parent / folder / f"{source.name}.csv").read_text("utf-8") == csv
+            rows = small_rows(package, source.name)
+            assert (report.index_html.parent / folder / f"{source.name}.csv").read_text("utf-8") == rows.csv()
+            if rows.rows:
+                assert source.sql in page.texts
+                assert packed[f"{source.name}.csv"]["href"] == f"{folder}/{source.name}.csv"
+                assert "data-gzip" not in packed[f"{source.name}.csv"]
+
+
+def test_a_single_file_holds_its_pictures_and_data(
+    single_file: Path, report: ReportSummary, small_rows: SmallRows
+) -> None:
+    page = Page(single_file.read_text("utf-8"))
+    pictures = [unquote(uri.removeprefix("data:image/svg+xml,")) for uri in page.all("img", "src")]
+    assert pictures == pictures_of(report)
+    packed = {attrs["download"]: attrs for tag, attrs in page.tags if tag == "a" and "download" in attrs}
+    for name in ("frontier", "mee_fig1_no_change"):
+        link = packed[f"{name}.csv"]
+        assert unpacked(link["data-gzip"] or "") == small_rows(figures, name).csv()
+        assert link["href"] == f"figures/{name}.csv", "without its script the page leads to the file"
 
 
 def test_a_caption_begins_with_what_the_rows_show(report: ReportSummary, small_rows: SmallRows) -> None:
@@ -146,16 +173,19 @@ def test_the_finding_of_the_frontier_is_the_fastest_setting_that_keeps_the_quali
 def test_the_page_asks_the_network_for_nothing(report: ReportSummary) -> None:
     page = Page(read(report))
     targets = page.all("img", "src") + page.all("a", "href")
-    assert [target for target in targets if not target.startswith(("data:", "#", "figures/", "tables/"))] == []
+    assert [target for target in targets if not target.startswith(("#", "figures/", "tables/"))] == []
     assert not page.all("script", "src") and "link" not in {tag for tag, _ in page.tags}
-    addresses = re.findall(r"@import|url\((?!%23)|https?:[^'\" ]*", read(report))
+    addresses = re.findall(r"@import|url\((?!#)|https?:[^'\" ]*", "".join([read(report), *pictures_of(report)]))
     assert set(addresses) <= {f"http://www.w3.org/{name}" for name in ("2000/svg", "1999/xlink")}, "namespaces only"
 
 
-def test_the_pages_own_policy_forbids_the_network_and_any_other_script(report: ReportSummary) -> None:
-    (policy,) = (content for content in Page(read(report)).all("meta", "content") if "default-src" in content)
-    assert policy.startswith("default-src 'none'; img-src data:;")
-    assert "unsafe" not in policy
+def test_the_pages_own_policy_forbids_the_network_and_any_other_script(
+    report: ReportSummary, single_file: Path
+) -> None:
+    for path, source in ((report.index_html, "'self'"), (single_file, "data:")):
+        (policy,) = (text for text in Page(path.read_text("utf-8")).all("meta", "content") if "default-src" in text)
+        assert policy.startswith(f"default-src 'none'; img-src {source};")
+        assert "unsafe" not in policy
 
 
 def test_links_within_the_page_and_beside_it_lead_somewhere(report: ReportSummary) -> None:
@@ -169,9 +199,8 @@ def test_links_within_the_page_and_beside_it_lead_somewhere(report: ReportSummar
 
 
 def test_each_picture_is_light_or_dark_as_its_reader_prefers(report: ReportSummary) -> None:
-    pictures = [unquote(uri.partition(",")[2]) for uri in Page(read(report)).all("img", "src")]
-    assert len(pictures) == len(report.figures)
-    for picture in pictures:
+    assert len(pictures_of(report)) == len(report.figures)
+    for picture in pictures_of(report):
         assert ElementTree.fromstring(picture).tag.endswith("svg")
         assert "@media(prefers-color-scheme:dark)" in picture
         drawn = re.sub(r"<style>.*?</style>", "", picture)
@@ -181,8 +210,7 @@ def test_each_picture_is_light_or_dark_as_its_reader_prefers(report: ReportSumma
 def test_text_in_pictures_is_in_ink_or_in_what_its_cell_needs(report: ReportSummary) -> None:
     """Inks of a theme have the contrast that text needs, see `test_style`; colours of series and lines have not."""
     seen = set()
-    for uri in Page(read(report)).all("img", "src"):
-        picture = unquote(uri.partition(",")[2])
+    for picture in pictures_of(report):
         rules = dict(re.findall(r"\.(s\d+){([^}]*)}", picture))
         texts = re.findall(r"<text [^>]*>", picture)
         assert all("class='" in tag for tag in texts)
@@ -351,11 +379,23 @@ def test_other_rows_or_other_code_is_another_figure(small_rows: SmallRows, monke
     assert drawn.digest("frontier", frame) not in digests
 
 
-@pytest.mark.parametrize("image", ["https://example.org/", 'data:image/svg+xml,"><script src=https://example.org/>'])
-def test_a_picture_from_a_note_is_never_an_address_and_never_ends_its_attribute(
-    again: Again, report_copy: Path, image: str
+def test_who_reads_a_page_while_another_is_written_finds_its_own_pictures(
+    again: Again, report_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note = note_of(report_copy / "figures", "frontier")
-    note.write_text(json.dumps({**json.loads(note.read_text()), "image": image}))
-    names, summary = again()
-    assert names == {"frontier"} and "example.org" not in read(summary)
+    def pictures() -> set[Path]:
+        html = (report_copy / "index.html").read_text("utf-8")
+        return {report_copy / address for address in Page(html).all("img", "src")}
+
+    pages = [pictures()]
+    for version in ("b" * 64, "c" * 64):
+        of_rows = lambda name, frame, version=version: version if name == "frontier" else drawn.digest(name, frame)  # noqa: E731
+        monkeypatch.setattr(drawing, "digest", of_rows)
+        assert again()[0] == {"frontier"}
+        pages.append(pictures())
+    (first,), (second,), (third,) = (page - pages[n - 1] for n, page in enumerate(pages))
+    assert second.exists() and third.exists(), "the page before may still be read"
+    assert not first.exists()
+    other = report_copy / "figures" / PAGE / "mine.svg"
+    other.write_text("mine")
+    again()
+    assert other.exists()

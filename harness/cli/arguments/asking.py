@@ -44,6 +44,7 @@ def _add_report(commands: Commands) -> None:
         "  exitbench report\n"
         "  exitbench report --paper natcap\n"
         "  exitbench report --only frontier\n"
+        "  exitbench report --single-file --out to-send\n"
         "  exitbench report --format md --only summary\n"
         "  exitbench report --format latex --paper mee --out tables.tex\n"
         "  exitbench report --database other.duckdb --out other-report --draft"
@@ -54,6 +55,7 @@ def _add_report(commands: Commands) -> None:
     parser.add_argument(
         "--format", choices=("html", "md", "latex"), default="html", help="the page (html), or tables as text"
     )
+    parser.add_argument("--single-file", action="store_true", help="a page that holds its pictures and data, to send")
     about = "figures to draw, by name (`exitbench list figures`), or tables to print as md or latex"
     parser.add_argument("--only", default="*", metavar="GLOB", help=about)
     parser.add_argument("--draft", action="store_true", help="write it even where findings say not to cite it")

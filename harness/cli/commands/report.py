@@ -35,6 +35,7 @@ def report(arguments: Namespace) -> int:
         _folder(arguments),
         paper=arguments.paper,
         draft=arguments.draft,
+        single_file=arguments.single_file,
         workers=available_cores(),
         progress=True,
     )

@@ -20,8 +20,9 @@ from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
 
 MADE_UP = Claim(
-    claim_id="made-up", ledger="mee", kind=CLAIM, paper="MEE", place="nowhere", quotation="It is so.", text="A claim.",
-    conditions="None.", unit="points", direction="at_least", bound=1.0, tolerance=0.1, published=2.0, n_of="runs",
+    claim_id="made-up", ledger="mee", kind=CLAIM, paper="MEE", place="nowhere", shown_in=None, quotation="It is so.",
+    text="A claim.", conditions="None.", unit="points", direction="at_least", bound=1.0, tolerance=0.1, published=2.0,
+    n_of="runs",
     limits=None, simulated=False, exact=False, suite="builtin", then=None, caveat="None.", reason=None,
     evidence_sql="SELECT 1",
 )  # fmt: skip
@@ -366,6 +367,23 @@ def test_a_second_batch_size_changes_no_verdict(pairs_database: Path, tmp_path: 
     for one, two in zip(before, after, strict=True):
         assert (one.verdict, one.n) == (two.verdict, two.n), one.claim.claim_id
         assert (one.value, one.low, one.high) == pytest.approx((two.value, two.low, two.high)), one.claim.claim_id
+
+
+@pytest.mark.parametrize(
+    ("published", "value", "low", "high", "difference"),
+    [
+        (0.5, 0.75, 0.5, 1.0, "+0.25 [+0, +0.5]"),
+        (2.0, 1.0, None, None, "-1"),
+        (None, 1.0, 0.5, 1.5, ""),
+        (2.0, None, None, None, ""),
+    ],
+)
+def test_ours_and_published_differ_by_as_much_as_their_interval_says(
+    published: float | None, value: float | None, low: float | None, high: float | None, difference: str
+) -> None:
+    it = Verdict(replace(MADE_UP, published=published), "undecided", value, low, high, n=3)
+    assert it.difference == difference
+    assert it.evidence == (f"{it.measured} points, n = 3 runs" if value else "measured by `exitbench run builtin`")
 
 
 # ------------------------------------------------------------------------------------------ words

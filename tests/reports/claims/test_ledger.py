@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from exitbench.errors import UserError
+from exitbench.reports import figures, tables
 from exitbench.reports.claims.claim import CLAIM, CONSISTENCY, DIRECTIONS, KINDS, MOST_WORDS
 from exitbench.reports.claims.ledger import LEDGERS, read_claims, read_file
+from exitbench.reports.registry import discover
 
 SUITES = Path(__file__).parents[3] / "harness" / "suites"
 FIVE = {"mee", "prune", "natcap", "heads"}
@@ -53,6 +55,12 @@ def test_every_claim_says_what_it_is_of_and_how_ours_differs() -> None:
         assert claim.suite is None or (SUITES / f"{claim.suite}.toml").exists(), claim.claim_id
         assert (claim.kind == CONSISTENCY) is ("FROM published" in (claim.evidence_sql or "")), claim.claim_id
         assert (claim.kind == CONSISTENCY) is (claim.suite is None and claim.reason is None), claim.claim_id
+
+
+def test_what_shows_a_claim_is_a_figure_or_table_of_the_report() -> None:
+    names = {source.name for package in (figures, tables) for source in discover(package)}
+    shown = {claim.claim_id: claim.shown_in for claim in read_claims() if claim.shown_in}
+    assert set(shown.values()) <= names and len(shown) > 60
 
 
 def test_random_weights_are_never_evidence_and_what_was_not_decoded_is_called_simulated() -> None:
