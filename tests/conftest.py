@@ -67,7 +67,7 @@ def _is_rows_by_table(value: object) -> TypeGuard[dict[str, list[str]]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _garbage_is_looked_for_in_what_is_new() -> None:
-    """Modules and ten thousand tests are two million objects; a collection, which each training asks for, visits them."""
+    """Modules and ten thousand tests are two million objects, which each collection that a training asks for visits."""
     gc.collect()
     gc.freeze()
 

@@ -227,7 +227,7 @@ def _packed_csv(frame: Frame) -> str:
 
 
 def _told(it: DrawnFigure | FilledTable) -> tuple[str, str]:
-    """Return what a card says closed, the finding of a figure or a caption's first sentence, and what it says besides."""
+    """Return what a card says closed, a figure's finding or a caption's first sentence, and what it says besides."""
     if isinstance(it, DrawnFigure) and it.finding:
         return it.finding, it.source.module.CAPTION
     first, *rest = _SENTENCE.split(it.source.module.CAPTION, 1)
