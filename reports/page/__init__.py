@@ -7,6 +7,7 @@
 import base64
 import gzip
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from markupsafe import Markup
 
 from exitbench.reports.claims.words import HEADINGS, by_kind, counted
 from exitbench.reports.drawing import DrawnFigure
-from exitbench.reports.frame import Frame
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.front import cards, findings, title, words
 from exitbench.reports.labels import labels, setting
 from exitbench.reports.material import Material
 from exitbench.reports.plotting.style import series_styles
@@ -25,17 +27,30 @@ from exitbench.reports.registry import PAPERS, SECTIONS
 from exitbench.reports.tables.filled import FilledTable
 
 _HERE: Final = Path(__file__).parent
-_STYLES: Final = ("page.css", "chart.css", "documents.css")
+_STYLES: Final = ("page.css", "front.css", "results.css", "chart.css", "documents.css")
 _SCRIPTS: Final = (
-    *("page.js", "chart.js"),
+    *("address.js", "page.js", "front.js", "results.js", "chart_axes.js", "chart_panel.js", "chart.js"),
     *("documents_data.js", "documents_panel.js", "documents_answer.js", "documents.js"),
 )
 _SHORT: Final = {"ours": "Costs and gains", "explain": "Explanations"}
 _MOST_ROWS: Final = 1000
 """More rows of a table are in its CSV file only: nobody reads them, and they would be most of the page.
 The results are whole: the chart draws their rows."""
+_README_ONLY: Final = "highlights"
 _POINT: Final = (
-    *("value", "ci_low", "ci_high", "full_value", "mean_exit_layer", "mean_blocks_run", "blocks", "speedup"),
+    *(
+        "value",
+        "ci_low",
+        "ci_high",
+        "full_value",
+        "delta",
+        "delta_low",
+        "delta_high",
+        "mean_exit_layer",
+        "mean_blocks_run",
+        "blocks",
+        "speedup",
+    ),
     *("speedup_low", "speedup_high", "aa_low", "aa_high", "speedup_per_token", "tokens_per_request"),
     *("full_tokens_per_request", "is_other_length", "speedup_decode", "ideal_speedup_decode", "ideal_speedup_bytes"),
     *("n", "timed_documents", "timed_rounds"),
@@ -83,9 +98,10 @@ def page(material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[Fill
         whole=material.paper is None,
         most_rows=_MOST_ROWS,
         severe=material.severe,
+        **_front(material),
         claims=[(HEADINGS[kind].capitalize(), some, counted(some)) for kind, some in by_kind(material.claims).items()],
         documents=base64.b64encode(material.documents or b"").decode("ascii"),
-        points=_points(next((frame for source, frame in material.tables if source.name == "summary"), None)),
+        points=_points(material.rows("summary")),
     )
 
 
@@ -96,17 +112,31 @@ def _sections(drawn: Sequence[DrawnFigure], filled: Sequence[FilledTable]) -> tu
             title,
             _SHORT.get(key, key.upper() if key in PAPERS else key.capitalize()),
             tuple(figure for figure in drawn if figure.source.section == key),
-            tuple(table for table in filled if table.source.section == key),
+            tuple(table for table in filled if table.source.section == key and table.source.name != _README_ONLY),
         )
         for key, title in SECTIONS.items()
     )
     return tuple(section for section in sections if section.figures or section.tables)
 
 
-def _points(frame: Frame | None) -> dict[str, Any]:
+def _front(material: Material) -> dict[str, Any]:
+    """Return what the first screen shows: what ran, findings in a line, and what to use."""
+    results = material.rows("summary")
+    names, exports = labels(results), {row["cell_id"]: row for row in material.front.exports}
+    calibrations = material.rows("calibrations")
+    return {
+        "facts": title.facts(material.front.runs, results),
+        "warning": title.warning(material.front.runs),
+        "findings_line": findings.line(material.rows("qc")),
+        "cards": [words.shown(card, names, exports, calibrations) for card in cards.cards(results)],
+        "default_percent": cards.DEFAULT_PERCENT,
+        "most_percent": cards.MOST_PERCENT,
+    }
+
+
+def _points(rows: Sequence[Row]) -> dict[str, Any]:
     """Return what the interactive frontier draws: a point for each row of the results, in their order."""
-    rows = frame.rows if frame else ()
-    names = labels(rows)
+    names, short = labels(rows), labels(rows, brief=True)
     return {
         "styles": {
             name: [style.colour, style.marker] for name, style in series_styles(row["method"] for row in rows).items()
@@ -115,15 +145,24 @@ def _points(frame: Frame | None) -> dict[str, Any]:
             {
                 "row": number,
                 "label": names[setting(row)],
+                "short": short[setting(row)],
                 **{name: row[name] for name in ("method", "model", "task", "metric")},
                 **{name: row[name] for name in _POINT if row[name] is not None},
                 "simulated": row["execution"] == "simulated",
                 "full": row["is_full_depth"],
+                "sweep": _sweep(row),
+                "threshold": json.loads(row["params"]).get("threshold"),
             }
             for number, row in enumerate(rows)
             if not row["random_weights"]
         ],
     }
+
+
+def _sweep(row: Row) -> str:
+    """Return what runs have in common that differ in their threshold alone."""
+    params = {name: value for name, value in json.loads(row["params"]).items() if name != "threshold"}
+    return json.dumps([row["method"], params, row["kv_policy"], row["setting_id"], row["execution"]])
 
 
 def _packed_csv(frame: Frame) -> str:

@@ -1,18 +1,7 @@
 """The README's table: of every method one timed setting, on one model and task, the fastest first."""
 
-from exitbench.reports.frame import Row
-from exitbench.reports.tables.columns import (
-    DECODING_NOTE,
-    LENGTH_NOTE,
-    Cell,
-    Column,
-    method,
-    metric_digits,
-    number,
-    settings,
-    text,
-)
-from exitbench.reports.tables.summary import blocks_run, delta, exit_layer, length, quality, speedup, timed
+from exitbench.reports.tables.columns import DECODING_NOTE, LENGTH_NOTE, Column, method, number, settings, text
+from exitbench.reports.tables.summary import blocks_run, change, exit_layer, length, quality, speedup, timed
 
 SECTION = "results"
 ORDER = 5
@@ -27,15 +16,6 @@ CAPTION = (
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells."
 
 
-def _paired(row: Row) -> Cell:
-    """The difference to full depth, with its interval where that is known."""
-    if row["delta_low"] is None:
-        return delta(row)
-    digits = metric_digits(row)
-    low, high = (f"{row[name]:+.{digits}f}" for name in ("delta_low", "delta_high"))
-    return Cell(f"{delta(row).text} [{low}, {high}]", row["delta"])
-
-
 COLUMNS = (
     text("Model", "model", collapses=True),
     text("Task", "task", collapses=True),
@@ -46,7 +26,7 @@ COLUMNS = (
     method("Method"),
     settings("Parameters"),
     Column("Quality", quality, numeric=True),
-    Column("Δ", _paired, numeric=True),
+    Column("Δ", change, numeric=True),
     Column("Exit layer", exit_layer, numeric=True),
     Column("Blocks run", blocks_run, numeric=True),
     Column("Speed-up", speedup, numeric=True),
