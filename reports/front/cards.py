@@ -12,7 +12,7 @@ from exitbench.reports.frame import Row
 
 DEFAULT_PERCENT: Final = 1.0
 MOST_PERCENT: Final = 20.0
-_BASELINES: Final = ("static", "random", "oracle")
+BASELINES: Final = ("static", "random", "oracle")
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _blocks(row: Row) -> float:
 
 
 def _is_timed_method(row: Row) -> bool:
-    return row["speedup"] is not None and row["method"] not in _BASELINES and not row["is_full_depth"]
+    return row["speedup"] is not None and row["method"] not in BASELINES and not row["is_full_depth"]
 
 
 def _chosen(answer: Answer) -> tuple[str | None, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from exitbench.reports.frame import Row
-from exitbench.reports.front.cards import MOST_PERCENT, Answer, Card, calibrated
+from exitbench.reports.front.cards import BASELINES, MOST_PERCENT, Answer, Card, calibrated
 from exitbench.reports.front.suite_toml import suite_toml
 from exitbench.reports.labels import OTHER_LENGTH, Setting, setting, spoken
 from exitbench.reports.tables.columns import ABSENT, metric_digits, written
@@ -114,6 +114,11 @@ class _Says:
     def name(self, row: Row) -> str:
         return spoken(self.names[setting(row)])
 
+    def short(self, row: Row) -> str:
+        """A baseline's setting where what it is is said before; a method's with its name."""
+        name = self.name(row)
+        return name.partition(" ")[2] if row["method"] in BASELINES else name
+
     def number(self, answer: Answer) -> tuple[str, str]:
         best = answer.shown
         if best is not None and best["speedup"] is not None:
@@ -189,13 +194,13 @@ class _Says:
         lines = []
         static = answer.static or self.card.next_static
         if static is not None and static is not answer.shown:
-            what = "Best static" if answer.static else "Gentlest static"
+            what = "Best static" if answer.static else "Static that loses least"
             lines.append(self.line(what, static))
         elif static is None:
             untimed = [row for row in self.card.rows if row["method"] == "static" and row["delta"] is not None]
             gentle = max(untimed, key=lambda row: (row["delta"], row["cell_id"]), default=None)
             if gentle is not None and gentle is not answer.shown:
-                lines.append(self.line("Gentlest static", gentle))
+                lines.append(self.line("Static that loses least", gentle))
         if answer.method is not None and answer.method is not answer.shown:
             lines.append(self.line("Fastest method", answer.method))
         if answer.random is not None:
@@ -203,13 +208,13 @@ class _Says:
         if (oracle := self.card.oracle) is not None:
             # it runs all blocks to know the first that is right, where a method would stop
             depth = f"exits at {oracle['mean_exit_layer']:.2f}"
-            lines.append(Beside("Oracle, the bound", self.name(oracle), ABSENT, ABSENT, depth))
+            lines.append(Beside("Oracle, the bound", self.short(oracle), ABSENT, ABSENT, depth))
         return lines
 
     def line(self, what: str, row: Row) -> Beside:
         speedup = written(row["speedup"], "{:.2f}×")
         change = ABSENT if row["delta"] is None else _change(row)
-        return Beside(what, self.name(row), speedup, change, written(row["mean_blocks_run"], "{:.2f}"))
+        return Beside(what, self.short(row), speedup, change, written(row["mean_blocks_run"], "{:.2f}"))
 
     def later(self, index: int) -> tuple[float, str] | None:
         now = self.card.answers[index].shown

@@ -36,7 +36,6 @@ _SHORT: Final = {"ours": "Costs and gains", "explain": "Explanations"}
 _MOST_ROWS: Final = 1000
 """More rows of a table are in its CSV file only: nobody reads them, and they would be most of the page.
 The results are whole: the chart draws their rows."""
-_README_ONLY: Final = "highlights"
 _POINT: Final = (
     *(
         "value",
@@ -112,7 +111,7 @@ def _sections(drawn: Sequence[DrawnFigure], filled: Sequence[FilledTable]) -> tu
             title,
             _SHORT.get(key, key.upper() if key in PAPERS else key.capitalize()),
             tuple(figure for figure in drawn if figure.source.section == key),
-            tuple(table for table in filled if table.source.section == key and table.source.name != _README_ONLY),
+            tuple(table for table in filled if table.source.section == key),
         )
         for key, title in SECTIONS.items()
     )

@@ -5,7 +5,7 @@
   if (!tools) return;
   const [slider, output] = [tools.querySelector("input"), tools.querySelector("output b")];
   const usual = slider.value;
-  const answers = [...document.querySelectorAll(".card .answer")];
+  const answers = [...document.querySelectorAll(".advised .option")];
 
   const show = () => {
     const percent = Number(slider.value);
@@ -37,6 +37,8 @@
     });
     button.hidden = false;
   }
+  // without a script the links lead to the answers of whichever run stands there
+  for (const link of document.querySelectorAll("[data-answers]")) link.hash = `doc=&a=${link.dataset.answers}`;
   const asked = Number(address.get("loss") ?? NaN);
   if (asked >= 0) slider.value = asked;
   tools.hidden = false;

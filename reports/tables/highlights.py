@@ -4,8 +4,8 @@ from exitbench.reports.tables.columns import DECODING_NOTE, LENGTH_NOTE, Column,
 from exitbench.reports.tables.summary import blocks_run, change, exit_layer, length, quality, speedup, timed
 
 SECTION = "results"
-ORDER = 5
-TITLE = "At a glance"
+ORDER = 12
+TITLE = "A setting of each method"
 CAPTION = (
     "Of at most ten methods one setting: the fastest that loses at most a point to full depth, or else the one that "
     "loses least; on the model and task where most methods were timed, Δ has an interval and quality differs most. "
