@@ -45,7 +45,7 @@ def suite_toml(row: Row, name: str) -> str | None:
             *(toml_table("[timing]", timing) if timing else []),
             *(toml_table("[fit]", {"documents": fit["limit"]}) if fit and fit.get("limit") else []),
         ]
-    except (KeyError, TypeError):  # somebody else's cell.json, which says it otherwise
+    except (AttributeError, LookupError, TypeError, ValueError):  # somebody else's database, which says it otherwise
         return None
     return "\n".join(lines) + "\n"
 

@@ -149,6 +149,7 @@ def _points(rows: Sequence[Row]) -> dict[str, Any]:
                 **{name: row[name] for name in _POINT if row[name] is not None},
                 "simulated": row["execution"] == "simulated",
                 "full": row["is_full_depth"],
+                "bound": row["method"] in ("random", "oracle"),
                 "sweep": _sweep(row),
                 "threshold": json.loads(row["params"]).get("threshold"),
             }

@@ -33,7 +33,7 @@
       const [first] = table.querySelectorAll(".filter");
       for (const [label, value] of [["Model", model], ["Task", task]]) {
         const select = [...first.querySelectorAll("label")].find((one) => one.firstChild.textContent.trim() === label)?.querySelector("select");
-        if (!select) continue;
+        if (!select || select.parentElement.hidden) continue;
         select.value = select.value === value ? "" : value;
         select.dispatchEvent(new Event("input"));
       }

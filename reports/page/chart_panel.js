@@ -83,10 +83,10 @@ class ChartPanel {
     }
   }
 
-  /** Real points that no other beats both across and up, from the best across on. */
+  /** Real points, oracles and random exits left out, that no other beats both across and up, from the best across on. */
   front() {
     const sign = this.x.less ? 1 : -1;
-    const real = this.points.filter((p) => !p.simulated && !this.faint(p));
+    const real = this.points.filter((p) => !p.simulated && !p.bound && !this.faint(p));
     real.sort((a, b) => sign * (this.x.at(a) - this.x.at(b)) || this.y.at(b) - this.y.at(a));
     let best = -Infinity;
     return real.filter((p) => this.y.at(p) > best && ((best = this.y.at(p)), true));

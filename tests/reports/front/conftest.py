@@ -1,7 +1,6 @@
 """Results of enough documents that a loss is shown to be small."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,12 +9,11 @@ import pytest
 
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame, Row
-from exitbench.results.database.connection import open_database
 
 
 @pytest.fixture(scope="session")
 def front_database(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
-    """One model on two tasks, 60 documents: full depth, a static depth, random exits and three thresholds. Read only."""
+    """One model on two tasks, 60 documents: full depth, static depths, random exits, three thresholds. Read only."""
     return database_of(example.FRONT)
 
 
