@@ -117,12 +117,13 @@ class ChartPanel {
     for (const p of front) {
       const [px, py] = this.at(p);
       const width = 5.6 * p.short.length;
-      const ends = px + 8 + width > this.right;
-      const box = { x: ends ? px - 8 - width : px + 8, y: py - 12, width, height: 13 };
+      const gap = p.is_other_length ? 13 : 8;
+      const ends = px + gap + width > this.right;
+      const box = { x: ends ? px - 8 - width : px + gap, y: py - 12, width, height: 13 };
       const meets = (other) => box.x < other.x + other.width && other.x < box.x + width && box.y < other.y + other.height && other.y < box.y + box.height;
       if (box.x < this.left || taken.some(meets)) continue;
       taken.push(box);
-      chartElement(this.svg, "text", { class: "name", x: ends ? px - 8 : px + 8, y: Math.max(this.top + 10, py - 3), "text-anchor": ends ? "end" : "start" }, p.short);
+      chartElement(this.svg, "text", { class: "name", x: ends ? px - 8 : px + gap, y: Math.max(this.top + 10, py - 3), "text-anchor": ends ? "end" : "start" }, p.short);
     }
   }
 }
