@@ -162,7 +162,7 @@ def _is_timed_method(row: Row) -> bool:
 
 def _chosen(answer: Answer) -> tuple[str | None, ...]:
     rows = (answer.method, answer.static, answer.untimed, answer.random)
-    return tuple(row and row["cell_id"] for row in rows)
+    return tuple(None if row is None else row["cell_id"] for row in rows)
 
 
 def calibrated(card: Card, calibrations: Sequence[Row]) -> tuple[Row, ...]:

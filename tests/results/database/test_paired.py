@@ -97,6 +97,14 @@ def test_the_interval_is_about_the_one_that_comparisons_have() -> None:
         assert moved.mean() - low == pytest.approx(moved.mean() - theirs, rel=0.35)
 
 
+@pytest.mark.parametrize(("n", "losing", "gaining", "by"), [(60, 0.02, 0.0, 100.0), (200, 0.1, 0.05, 50.0)])
+def test_no_more_is_lost_than_the_interval_says(n: int, losing: float, gaining: float, by: float) -> None:
+    """Of 40 lower ends one may lie above the truth; what is lost by few documents is what early exit loses."""
+    rng, truth = np.random.default_rng(0), by * (gaining - losing)
+    drawn = rng.choice([-by, by, 0.0], size=(300, n), p=[losing, gaining, 1 - losing - gaining])
+    assert sum(reference(moved)[0] <= truth for moved in drawn) >= 0.965 * len(drawn)
+
+
 def test_bleu_is_paired_by_what_each_document_moves(example_database: Path, tmp_path: Path) -> None:
     from sacrebleu.metrics import BLEU
 
