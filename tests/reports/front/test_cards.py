@@ -38,7 +38,11 @@ def changed(results: tuple[Row, ...], where: dict[str, Any], **values: Any) -> C
     return card
 
 
-def test_a_card_has_for_every_loss_the_fastest_run_that_is_shown_to_lose_no_more(made: tuple[Card, ...]) -> None:
+@pytest.mark.parametrize("step", [1, -1], ids=["in order", "the other way round"])
+def test_a_card_has_for_every_loss_the_fastest_run_that_is_shown_to_lose_no_more(
+    results: tuple[Row, ...], step: int
+) -> None:
+    made = cards(results[::step])[::step]
     assert [card.full["task"] for card in made] == ["samsum", "squad"]
     found = set()
     for card in made:
@@ -181,6 +185,15 @@ def test_names_that_mean_harm_stay_text_in_a_suite(front_database: Path) -> None
     suite = tomllib.loads(text)
     assert suite["name"] == name and suite["models"] == {name: {"recipe": name}} and set(suite["tasks"]) == {name}
     assert suite["defaults"]["device"] == "cpu"
+    more = {
+        "batch_rows": 50,
+        "engine": "hosted",
+        "model_source": "hub:a/b@c",
+        "fit_data_asked": '{"limit": 9, "files": []}',
+    }
+    suite = tomllib.loads(suite_toml({**row, **more}, "x") or "")
+    assert suite["defaults"]["batch_rows"] == 50 and suite["fit"] == {"documents": 9}
+    assert list(suite["models"].values()) == [{"path": "hub:a/b@c", "engine": "hosted"}]
     for wrong in ("[]", '"x"', '{"source": "builtin"}'):
         assert suite_toml({**row, "data_asked": wrong}, "x") is None
     assert suite_toml({**row, "data_asked": None}, "x") is None
