@@ -179,14 +179,15 @@ def test_the_chart_has_a_panel_a_task_whose_title_leaves_it_alone(open_page: Ope
 
 def test_a_row_leads_to_its_answers_and_has_an_address(open_page: Open, front_page: str) -> None:
     page = open_page(address=front_page, fragment="#summary")
-    row = page.locator("article.results tbody tr", has_text="calm-softmax").first
+    row = page.locator("article.results tbody tr", has_text="exit_layer=5").last
     row.locator("td").first.get_by_role("link").click()
     assert page.url.endswith(f"#{row.get_attribute('id')}")
-    row.get_by_role("link", name="Answers of calm-softmax").click()
-    page.locator('.documents [data-part="app"]').wait_for()
+    row.get_by_role("link", name="Answers of static").click()
+    chosen = page.locator('.documents [data-part="a"]')
     page.wait_for_function(
-        "document.querySelector('[data-part=\"a\"]').selectedOptions[0]?.text.includes('calm-softmax')"
+        "document.querySelector('[data-part=\"a\"]').selectedOptions[0]?.text.includes('exit_layer=5')"
     )
+    assert "exit_layer=5" in chosen.locator("option:checked").inner_text()
 
 
 @pytest.mark.parametrize(("width", "columns"), [(1440, 3), (768, 2), (390, 1)])
