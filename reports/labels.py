@@ -56,6 +56,16 @@ def labels(rows: Iterable[Row], *, brief: bool = False) -> dict[Setting, str]:
     return named
 
 
+def spoken(label: str) -> str:
+    """Return a label as one says it: ``'calm-softmax at 0.9 with decay=code'``."""
+    method, _, params = label.partition(" ")
+    first, _, rest = params.partition(", ")
+    if not first.startswith(f"{_THRESHOLD}="):
+        return label
+    said = f"{method} at {first.removeprefix(f'{_THRESHOLD}=')}"
+    return f"{said} with {rest}" if rest else said
+
+
 def varying_parameters(rows: Iterable[Row]) -> dict[str, frozenset[str]]:
     """Return, for each method, the parameters (its KV policy is one) that do not have one value in all its rows."""
     seen: dict[str, list[dict[str, Any]]] = defaultdict(list)

@@ -12,13 +12,14 @@ from exitbench.reports.answers.documents import documents_payload
 from exitbench.reports.claims import Verdict, check_claims
 from exitbench.reports.claims.ledger import read_claims
 from exitbench.reports.findings import require_final, severe_findings
-from exitbench.reports.frame import Frame, computed_once
+from exitbench.reports.frame import Frame, Row, computed_once
+from exitbench.reports.front import Front, read_front
 from exitbench.reports.registry import SECTIONS, Source, discover
 from exitbench.results.database.connection import Database, open_database
 
 _ALWAYS = ("findings", "results", "provenance")
 # Each is asked by a dozen queries or more; all but the first have a row a run, a metric or a published number.
-_SHARED_VIEWS = ("probe_by_document", "runs", "metric_values", "published", "frontier")
+_SHARED_VIEWS = ("probe_by_document", "runs", "metric_values", "published", "frontier", "paired", "pareto")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Material:
         tables: Every table with its rows, likewise.
         claims: Verdicts on the claims of papers.
         severe: Findings that forbid a final report.
+        front: What the first screen needs besides the tables.
         documents: What the page's document browser shows (`reports.answers.documents`); None where nothing answered.
     """
 
@@ -39,7 +41,12 @@ class Material:
     tables: tuple[tuple[Source, Frame], ...]
     claims: tuple[Verdict, ...]
     severe: tuple[str, ...]
+    front: Front
     documents: bytes | None
+
+    def rows(self, table: str) -> tuple[Row, ...]:
+        """Return the rows of a table; none where the report has no such table."""
+        return next((frame.rows for source, frame in self.tables if source.name == table), ())
 
 
 def read_material(path: Path, paper: str | None = None, draft: bool = True) -> Material:
@@ -64,6 +71,7 @@ def read_material(path: Path, paper: str | None = None, draft: bool = True) -> M
                 _asked(database, wanted[tables]),
                 check_claims(database, [claim for claim in read_claims() if paper in (None, claim.ledger)]),
                 severe,
+                read_front(database),
                 documents_payload(database) if paper is None else None,
             )
 

@@ -13,7 +13,6 @@ from exitbench.reports.labels import natural_key
 
 OURS = "ours"
 SECTIONS = {
-    "findings": "Before you cite",
     "results": "Results",
     OURS: "What early exit costs and gives",
     "mee": "Monotonic Early Exiting (MEE)",
@@ -22,6 +21,7 @@ SECTIONS = {
     "heads": "Self-Supervised Early Exits (HEADS)",
     "explain": "Why published numbers come out as they do",
     "provenance": "Where the numbers are from",
+    "findings": "Before you cite",
 }
 """Sections of the report, in order: by a module's SECTION, else by the prefix of the source's name, else ours."""
 

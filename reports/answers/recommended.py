@@ -5,14 +5,13 @@ from typing import Final
 from exitbench.results.database.connection import Database
 
 _FASTEST: Final = """
-    SELECT attempt_id FROM frontier
-    WHERE execution = 'real' AND NOT is_full_depth AND method NOT IN ('static', 'random', 'oracle')
-        AND conforms IS DISTINCT FROM false AND speedup IS NOT NULL AND value >= 0.99 * full_value
+    SELECT attempt_id FROM pareto
+    WHERE NOT is_static AND loss_high_percent <= 1
     ORDER BY speedup DESC, attempt_id
 """
 
 
 def recommended(database: Database) -> list[str]:
-    """Return attempts of timed settings whose quality is within 1 % of full depth's, the fastest first."""
+    """Return attempts of settings that are shown to lose 1 % of full depth's quality at most, the fastest first."""
     found: list[str] = database.query(_FASTEST)["attempt_id"].to_pylist()
     return found

@@ -1,1 +1,24 @@
 """The first screen of the page: what ran, and what to use."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from exitbench.reports.frame import Frame, Row
+from exitbench.results.database.connection import Database
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Front:
+    """Rows that the first screen needs besides those of the tables: of title.sql and of exports.sql."""
+
+    runs: tuple[Row, ...]
+    exports: tuple[Row, ...]
+
+
+def read_front(database: Database) -> Front:
+    """Ask both."""
+    return Front(
+        *(Frame.query(database, (_HERE / name).read_text("utf-8")).rows for name in ("title.sql", "exports.sql"))
+    )

@@ -11,7 +11,7 @@ WITH timed AS (
 SELECT
     n.cell_id, n.model, n.task, n.task_label, c.method, c.params, c.seed, c.dtype, c.device, c.batch_size,
     (c.identity ->> 'batch_rows')::INTEGER AS batch_rows, coalesce(c.identity ->> 'engine', 'lean') AS engine, c.generation,
-    c.data_asked, c.model_source, t.recipe, f.data_asked AS fit_data_asked, s.timing
+    c.data_asked, c.model_source, c.random_weights, t.recipe, f.data_asked AS fit_data_asked, s.timing
 FROM run_names AS n
 JOIN cell AS c USING (cell_id)
 JOIN model_artifact AS m USING (model_id)
@@ -20,5 +20,5 @@ LEFT JOIN cell AS f ON f.cell_id = c.identity ->> 'fit_cell_id'
 LEFT JOIN timed AS s
     ON s.setting_id = c.setting_id AND s.method = c.method AND s.method_revision = c.method_revision
     AND s.params = c.params::VARCHAR AND s.kv_policy IS NOT DISTINCT FROM c.kv_policy
-WHERE c.kind = 'quality' AND NOT c.random_weights
+WHERE c.kind = 'quality'
 ORDER BY n.cell_id;

@@ -7,7 +7,8 @@ from typing import Any, Final
 from exitbench.reports.frame import Row
 from exitbench.results.files.toml_text import toml_key, toml_table, toml_value
 
-_FOLDER: Final = "the folder of the checkpoint"
+FOLDER: Final = "the folder of the checkpoint"
+"""Stands where a reader writes it: a database does not know folders."""
 _GENERATION: Final = (
     *("max_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
     *("system", "max_prompt_tokens", "truncate", "first_token"),
@@ -44,16 +45,18 @@ def suite_toml(row: Row, name: str) -> str | None:
             *(toml_table("[timing]", timing) if timing else []),
             *(toml_table("[fit]", {"documents": fit["limit"]}) if fit and fit.get("limit") else []),
         ]
-    except (KeyError, TypeError):  # somebody else's cell.json, which says it otherwise
+    except (AttributeError, LookupError, TypeError, ValueError):  # somebody else's database, which says it otherwise
         return None
     return "\n".join(lines) + "\n"
 
 
 def _model(row: Row) -> dict[str, Any]:
-    engine = {} if row["engine"] == "lean" else {"engine": row["engine"]}
+    more = {} if row["engine"] == "lean" else {"engine": row["engine"]}
+    if row["random_weights"]:
+        more["random_weights"] = True
     if row["model_source"]:
-        return {"path": row["model_source"], **engine}
-    return {"recipe": row["recipe"], **engine} if row["recipe"] else {"path": _FOLDER, **engine}
+        return {"path": row["model_source"], **more}
+    return {"recipe": row["recipe"], **more} if row["recipe"] else {"path": FOLDER, **more}
 
 
 def _task(row: Row, asked: Mapping[str, Any], fit: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@
 import base64
 import gzip
 import hashlib
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -22,7 +23,8 @@ from exitbench.reports.claims.claim import CONSISTENCY
 from exitbench.reports.claims.words import HEADINGS, by_kind
 from exitbench.reports.drawing import DrawnFigure
 from exitbench.reports.drawn import PAGE
-from exitbench.reports.frame import Frame
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.front import cards, findings, title, words
 from exitbench.reports.labels import labels, setting
 from exitbench.reports.material import Material
 from exitbench.reports.plotting.style import series_styles
@@ -31,9 +33,12 @@ from exitbench.reports.registry import PAPERS, SECTIONS, Source
 from exitbench.reports.tables.filled import FilledTable
 
 _HERE: Final = Path(__file__).parent
-_STYLES: Final = ("page.css", "gallery.css", "find.css", "claims.css", "chart.css", "documents.css")
+_STYLES: Final = (
+    *("page.css", "front.css", "results.css", "gallery.css", "find.css", "claims.css", "chart.css", "documents.css"),
+)
 _SCRIPTS: Final = (
-    *("page.js", "contents.js", "find.js", "chart.js"),
+    *("address.js", "page.js", "contents.js", "find.js", "front.js", "results.js"),
+    *("chart_axes.js", "chart_panel.js", "chart.js"),
     *("documents_data.js", "documents_events.js", "documents_panel.js", "documents_answer.js", "documents.js"),
 )
 _OPEN: Final = ("findings", "results", "provenance")
@@ -44,7 +49,19 @@ _MOST_ROWS: Final = 200
 """More rows of a table are in its CSV file only: nobody reads them, and they would be most of the page.
 The results are whole: the chart draws their rows."""
 _POINT: Final = (
-    *("value", "ci_low", "ci_high", "full_value", "mean_exit_layer", "mean_blocks_run", "blocks", "speedup"),
+    *(
+        "value",
+        "ci_low",
+        "ci_high",
+        "full_value",
+        "delta",
+        "delta_low",
+        "delta_high",
+        "mean_exit_layer",
+        "mean_blocks_run",
+        "blocks",
+        "speedup",
+    ),
     *("speedup_low", "speedup_high", "aa_low", "aa_high", "speedup_per_token", "tokens_per_request"),
     *("full_tokens_per_request", "is_other_length", "speedup_decode", "ideal_speedup_decode", "ideal_speedup_bytes"),
     *("n", "timed_documents", "timed_rounds"),
@@ -126,13 +143,14 @@ def page(
         whole=material.paper is None,
         most_rows=_MOST_ROWS,
         severe=material.severe,
+        **_front(material),
         claims={HEADINGS[kind]: sorted(some, key=_rank) for kind, some in by_kind(material.claims).items()},
         recomputed=HEADINGS[CONSISTENCY],
         tally=_tally(material.claims),
         most_claims=max(Counter(it.claim.paper for it in material.claims).values(), default=0),
         claims_of=_claims_of(material.claims),
         documents=base64.b64encode(material.documents or b"").decode("ascii"),
-        points=_points(next((frame for source, frame in material.tables if source.name == "summary"), None)),
+        points=_points(material.rows("summary")),
     )
 
 
@@ -198,10 +216,24 @@ def _claims_of(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
     return dict(found)
 
 
-def _points(frame: Frame | None) -> dict[str, Any]:
+def _front(material: Material) -> dict[str, Any]:
+    """Return what the first screen shows: what ran, findings in a line, and what to use."""
+    results = material.rows("summary")
+    names, exports = labels(results), {row["cell_id"]: row for row in material.front.exports}
+    calibrations = material.rows("calibrations")
+    return {
+        "facts": title.facts(material.front.runs, results),
+        "warning": title.warning(material.front.runs),
+        "findings_line": findings.line(material.rows("qc")),
+        "cards": [words.shown(card, names, exports, calibrations) for card in cards.cards(results)],
+        "default_percent": cards.DEFAULT_PERCENT,
+        "most_percent": cards.MOST_PERCENT,
+    }
+
+
+def _points(rows: Sequence[Row]) -> dict[str, Any]:
     """Return what the interactive frontier draws: a point for each row of the results, in their order."""
-    rows = frame.rows if frame else ()
-    names = labels(rows)
+    names, short = labels(rows), labels(rows, brief=True)
     return {
         "styles": {
             name: [style.colour, style.marker] for name, style in series_styles(row["method"] for row in rows).items()
@@ -210,15 +242,25 @@ def _points(frame: Frame | None) -> dict[str, Any]:
             {
                 "row": number,
                 "label": names[setting(row)],
+                "short": short[setting(row)],
                 **{name: row[name] for name in ("method", "model", "task", "metric")},
                 **{name: row[name] for name in _POINT if row[name] is not None},
                 "simulated": row["execution"] == "simulated",
                 "full": row["is_full_depth"],
+                "bound": row["method"] in ("random", "oracle"),
+                "sweep": _sweep(row),
+                "threshold": json.loads(row["params"]).get("threshold"),
             }
             for number, row in enumerate(rows)
             if not row["random_weights"]
         ],
     }
+
+
+def _sweep(row: Row) -> str:
+    """Return what runs have in common that differ in their threshold alone."""
+    params = {name: value for name, value in json.loads(row["params"]).items() if name != "threshold"}
+    return json.dumps([row["method"], params, row["kv_policy"], row["setting_id"], row["execution"]])
 
 
 def _packed_csv(frame: Frame) -> str:

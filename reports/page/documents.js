@@ -57,14 +57,14 @@ class DocumentBrowser {
     numbers.addEventListener("change", () => this.section.classList.toggle("numbered", numbers.checked));
   }
 
-  /** Show what a link names, as far as it is here: #doc=KEY&a=CELL&b=CELL&token=N. */
+  /** Show what a link names, as far as it is here: #doc=KEY&a=CELL&b=CELL&token=N; without a key, a document where something happens. */
   async follow(hash) {
     const asked = new URLSearchParams(hash.slice(1));
     const linked = asked.has("doc");
     if (!linked && this.group) return;
     const begins = (cell, text) => Boolean(text) && cell.startsWith(text);
     const fits = (entry) =>
-      entry.documents.some(([, key]) => key === asked.get("doc")) && (!asked.get("a") || entry.runs.some((run) => begins(run.cell, asked.get("a"))));
+      (!asked.get("doc") || entry.documents.some(([, key]) => key === asked.get("doc"))) && (!asked.get("a") || entry.runs.some((run) => begins(run.cell, asked.get("a"))));
     const found = linked ? this.payload.groups.findIndex(fits) : -1;
     const number = found >= 0 ? found : this.richest();
     this.fillModels(number);
@@ -129,7 +129,8 @@ class DocumentBrowser {
     this.fillRuns(this.parts.a, a);
     this.fillRuns(this.parts.b, place("b"), [new Option("none", -1, false, place("b") < 0)]);
     this.parts.search.value = "";
-    this.fillDocuments(asked ? entry.documents.findIndex(([, key]) => key === asked.get("doc")) : this.group.eventful(a));
+    const wanted = asked?.get("doc");
+    this.fillDocuments(wanted ? entry.documents.findIndex(([, key]) => key === wanted) : this.group.eventful(a));
     this.legend();
     this.parts.random.hidden = !entry.random;
     this.parts["left-out"].textContent = this.leftOut(entry);

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from exitbench.reports.frame import Row
 from exitbench.reports.labels import OTHER_LENGTH, describe, labels, setting
@@ -32,11 +32,13 @@ class Cell:
         text: What the reader sees; not escaped.
         key: What the column sorts by: a number, a text, or None, which sorts last.
         muted: Whether it is drawn grey because it shows nothing (inside the noise floor).
+        tone: Whether the whole interval says that it is better or worse than full depth; nothing where it does not.
     """
 
     text: str
     key: float | str | None
     muted: bool = False
+    tone: Literal["", "better", "worse"] = ""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Column:
         numeric: Whether it is aligned right and sorts by number.
         long: Whether its text may break anywhere and is limited in height.
         collapses: Whether it is only said once, in the caption, when all rows agree.
+        on_demand: Whether the page shows it only where it is asked for.
         among: Makes `cell` for the rows of one table, where a cell depends on the others.
     """
 
@@ -57,17 +60,18 @@ class Column:
     numeric: bool = False
     long: bool = False
     collapses: bool = False
+    on_demand: bool = False
     among: Callable[[Sequence[Row]], Callable[[Row], Cell]] | None = None
 
 
-def text(heading: str, name: str, *, long: bool = False, collapses: bool = False) -> Column:
+def text(heading: str, name: str, *, long: bool = False, collapses: bool = False, on_demand: bool = False) -> Column:
     """Return a column of text."""
 
     def cell(row: Row) -> Cell:
         value = row[name]
         return Cell(ABSENT if value is None else str(value), value if value is None else str(value))
 
-    return Column(heading, cell, long=long, collapses=collapses)
+    return Column(heading, cell, long=long, collapses=collapses, on_demand=on_demand)
 
 
 def method(heading: str) -> Column:
@@ -80,9 +84,9 @@ def marked(row: Row, name: str) -> str:
     return f"{BREAKS} {name}" if row["conforms"] is False else name
 
 
-def number(heading: str, name: str, form: str) -> Column:
+def number(heading: str, name: str, form: str, *, on_demand: bool = False) -> Column:
     """Return a column of numbers, written with the format `form` such as ``{:.2f}``."""
-    return Column(heading, lambda row: Cell(written(row[name], form), row[name]), numeric=True)
+    return Column(heading, lambda row: Cell(written(row[name], form), row[name]), numeric=True, on_demand=on_demand)
 
 
 def parameters(heading: str, name: str) -> Column:

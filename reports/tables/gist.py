@@ -3,7 +3,7 @@
 from typing import Final
 
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import Setting, labels, setting
+from exitbench.reports.labels import Setting, labels, setting, spoken
 from exitbench.results.database.connection import Database
 from exitbench.results.queries import saved_query
 from exitbench.terminal import number_of, visible
@@ -101,9 +101,4 @@ def _work(row: Row) -> str:
 
 def _name(row: Row, names: dict[Setting, str]) -> str:
     """The method and what it is set to; a threshold in words."""
-    method, _, params = (names.get(setting(row)) or str(row["method"])).partition(" ")
-    first, _, rest = params.partition(", ")
-    if first.startswith("threshold="):
-        said = f"{method} at {first.removeprefix('threshold=')}"
-        return visible(f"{said} with {rest}" if rest else said)
-    return visible(f"{method} {params}".rstrip())
+    return visible(spoken(names.get(setting(row)) or str(row["method"])))

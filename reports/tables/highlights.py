@@ -1,22 +1,11 @@
 """The README's table: of every method one timed setting, on one model and task, the fastest first."""
 
-from exitbench.reports.frame import Row
-from exitbench.reports.tables.columns import (
-    DECODING_NOTE,
-    LENGTH_NOTE,
-    Cell,
-    Column,
-    method,
-    metric_digits,
-    number,
-    settings,
-    text,
-)
-from exitbench.reports.tables.summary import blocks_run, delta, exit_layer, length, quality, speedup, timed
+from exitbench.reports.tables.columns import DECODING_NOTE, LENGTH_NOTE, Column, method, number, settings, text
+from exitbench.reports.tables.summary import blocks_run, change, exit_layer, length, quality, speedup, timed
 
 SECTION = "results"
-ORDER = 5
-TITLE = "At a glance"
+ORDER = 12
+TITLE = "A setting of each method"
 CAPTION = (
     "Of at most ten methods one setting: the fastest that loses at most a point to full depth, or else the one that "
     "loses least; on the model and task where most methods were timed, Δ has an interval and quality differs most. "
@@ -25,15 +14,6 @@ CAPTION = (
     "run: executed for them. Tokens = full counts full depth's tokens that the method has at the same position."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells."
-
-
-def _paired(row: Row) -> Cell:
-    """The difference to full depth, with its interval where that is known."""
-    if row["delta_low"] is None:
-        return delta(row)
-    digits = metric_digits(row)
-    low, high = (f"{row[name]:+.{digits}f}" for name in ("delta_low", "delta_high"))
-    return Cell(f"{delta(row).text} [{low}, {high}]", row["delta"])
 
 
 COLUMNS = (
@@ -46,7 +26,7 @@ COLUMNS = (
     method("Method"),
     settings("Parameters"),
     Column("Quality", quality, numeric=True),
-    Column("Δ", _paired, numeric=True),
+    Column("Δ", change, numeric=True),
     Column("Exit layer", exit_layer, numeric=True),
     Column("Blocks run", blocks_run, numeric=True),
     Column("Speed-up", speedup, numeric=True),

@@ -22,13 +22,14 @@ FACETS = {"Task": "task", "Model": "model", "Method": "method", "KV policy": "kv
 ORDER = 10
 TITLE = "Results"
 CAPTION = (
-    "Brackets are 95 % intervals over documents. Δ is the difference to full depth. Exit layer: where tokens leave; "
-    "blocks run: executed for them, more where skipped blocks are run after all. Work saved: full depth's bytes read "
-    "over the method's, of decoding all answers. A speed-up is measured in wall time against full depth in the same "
-    "run, of whole requests; ≈ and grey mean that its interval overlaps the noise floor, full depth timed against "
-    f"itself. {LENGTH_NOTE} {DECODING_NOTE} Realised is the first over the second. Tokens = full counts full depth's "
-    "tokens that the method has at the same position. Simulated rows are replays: they have a cost, never a time. n "
-    "counts documents; timed those that were timed, times rounds."
+    "Brackets are 95 % intervals over documents, of Δ, the difference to full depth, paired by document. Of a model on "
+    "a task those come first that are shown to lose at most 1 % of full depth's quality, the fastest of them first. "
+    "Exit layer: where tokens leave; blocks run: executed for them, more where skipped blocks are run after all. Work "
+    "saved: full depth's bytes read over the method's, of decoding all answers. A speed-up is measured in wall time "
+    "against full depth in the same run, of whole requests; ≈ and grey mean that its interval overlaps the noise "
+    f"floor, full depth timed against itself. {LENGTH_NOTE} {DECODING_NOTE} Realised is the first over the second. "
+    "Tokens = full counts full depth's tokens that the method has at the same position. Simulated rows are replays: "
+    "they have a cost, never a time. n counts documents; timed those that were timed, times rounds."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells."
 
@@ -43,13 +44,25 @@ def delta(row: Row) -> Cell:
     return Cell(written(row["delta"], f"{{:+.{metric_digits(row)}f}}"), row["delta"])
 
 
+def change(row: Row) -> Cell:
+    """Return the difference to full depth with its paired interval, where that is known."""
+    low, high = row["delta_low"], row["delta_high"]
+    if low is None:
+        return delta(row)
+    digits = metric_digits(row)
+    shown = f"{delta(row).text} [{low:+.{digits}f}, {high:+.{digits}f}]"
+    return Cell(shown, row["delta"], muted=low <= 0 <= high, tone="worse" if high < 0 else "better" if low > 0 else "")
+
+
 def speedup(row: Row) -> Cell:
     """Return the measured speed-up with its interval, marked where it is inside the noise floor."""
     if row["is_full_depth"]:
         return Cell("1", 1.0)
-    inside = row["inside_noise_floor"]
-    shown = with_interval(row["speedup"], row["speedup_low"], row["speedup_high"], 2)
-    return Cell(f"≈ {shown}" if inside else shown, row["speedup"], muted=inside)
+    inside, low, high = row["inside_noise_floor"], row["speedup_low"], row["speedup_high"]
+    shown = with_interval(row["speedup"], low, high, 2)
+    if inside or low is None:
+        return Cell(f"≈ {shown}" if inside else shown, row["speedup"], muted=inside)
+    return Cell(shown, row["speedup"], tone="worse" if high < 1 else "better" if low > 1 else "")
 
 
 def exit_layer(row: Row) -> Cell:
@@ -101,26 +114,26 @@ def _kind(row: Row) -> Cell:
 
 
 COLUMNS = (
-    text("Model", "model"),
-    text("Task", "task"),
-    text("Setting", "setting", collapses=True),
     method("Method"),
     settings("Parameters"),
-    text("KV policy", "kv_policy", collapses=True),
-    Column("Kind", _kind, collapses=True),
+    text("Model", "model"),
+    text("Task", "task"),
+    text("Setting", "setting", collapses=True, on_demand=True),
+    text("KV policy", "kv_policy", collapses=True, on_demand=True),
+    Column("Kind", _kind, collapses=True, on_demand=True),
     text("Metric", "metric"),
-    Column("Quality", quality, numeric=True),
-    Column("Δ", delta, numeric=True),
-    Column("Exit layer", exit_layer, numeric=True),
-    Column("Blocks run", blocks_run, numeric=True),
-    number("Work saved", "ideal_speedup_bytes", "{:.2f}×"),
+    Column("Δ", change, numeric=True),
     Column("Speed-up", speedup, numeric=True),
-    Column("Tokens", length, numeric=True),
-    number("Per token", "speedup_per_token", "{:.2f}"),
-    number("Decoding", "speedup_decode", "{:.2f}"),
-    number("Ideal", "ideal_speedup_decode", "{:.2f}"),
-    number("Realised", "realised_fraction", "{:.0%}"),
+    Column("Blocks run", blocks_run, numeric=True),
     number("Tokens = full", "token_match", "{:.1%}"),
     number("n", "n", "{:,}"),
     Column("Timed", timed, numeric=True),
+    Column("Quality", quality, numeric=True, on_demand=True),
+    Column("Exit layer", exit_layer, numeric=True, on_demand=True),
+    number("Work saved", "ideal_speedup_bytes", "{:.2f}×", on_demand=True),
+    Column("Tokens", length, numeric=True, on_demand=True),
+    number("Per token", "speedup_per_token", "{:.2f}", on_demand=True),
+    number("Decoding", "speedup_decode", "{:.2f}", on_demand=True),
+    number("Ideal", "ideal_speedup_decode", "{:.2f}", on_demand=True),
+    number("Realised", "realised_fraction", "{:.0%}", on_demand=True),
 )

@@ -28,7 +28,7 @@ LEFT JOIN pareto AS b USING (attempt_id)
 LEFT JOIN promised AS g
     ON g.model = f.model AND g.task_label = f.task_label AND g.conditions = f.conditions AND g.method = f.method
     AND g.kv_policy IS NOT DISTINCT FROM f.kv_policy AND g.threshold = (f.params ->> 'threshold')::DOUBLE
-    AND g.params = json_merge_patch(f.params, '{"threshold": null}') AND f.execution = 'real'
+    AND json_merge_patch(g.params, '{"threshold": null}') = json_merge_patch(f.params, '{"threshold": null}') AND f.execution = 'real'
 QUALIFY row_number() OVER (PARTITION BY f.attempt_id ORDER BY g.delta, g.epsilon) = 1
 ORDER BY f.model, task, setting, f.metric, f.execution, coalesce(p.loss_high_percent <= 1 OR f.is_full_depth, false) DESC,
          f.speedup DESC NULLS LAST, f.mean_blocks_run, f.method, f.params, f.cell_id;

@@ -8,7 +8,7 @@ and agrees more. `WORLD` is that; a test that wants another says what differs, `
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -192,6 +192,7 @@ def cell_json(
         },
         "task": {**data, "label": task.label, "split": "test", "source": "builtin", "documents": documents},
         **asked,
+        "data": {"source": "builtin", "split": "test", "limit": documents, "seed": 0, "level": 2, "files": []},
         "full_depth_cell_id": full_id,
         "depends_on": list(depends_on),
         "identity": identity,
@@ -649,3 +650,15 @@ def _fixed_clock() -> Iterator[None]:
         patch.object(spool, "_utc_now", lambda: now().isoformat(timespec="microseconds")),
     ):
         yield
+
+
+FRONT = replace(
+    WORLD,
+    models=MODELS[:1],
+    tasks=TASKS[:2],
+    methods=(*METHODS, Method("static", {"exit_layer": 5})),
+    documents=60,
+    n_boot=2,
+    left_out=frozenset({"probe", "scores", "fit", "replay", "failures"}),
+)
+"""Enough documents that a loss is shown to be small, and little else."""

@@ -1,0 +1,268 @@
+"""Cards as they are read: every sentence and number of every answer, so that a script has only to choose."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from exitbench.reports.frame import Row
+from exitbench.reports.front.cards import BASELINES, MOST_PERCENT, Answer, Card, calibrated
+from exitbench.reports.front.suite_toml import suite_toml
+from exitbench.reports.labels import OTHER_LENGTH, Setting, setting, spoken
+from exitbench.reports.tables.columns import ABSENT, metric_digits, written
+from exitbench.terminal import number_of
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What the setting stands beside: a line of a card's small table."""
+
+    what: str
+    name: str
+    speedup: str
+    delta: str
+    blocks: str
+
+
+@dataclass(frozen=True)
+class ShownAnswer:
+    """One answer of a card.
+
+    Attributes:
+        from_percent: Loss allowed, from here on.
+        until_percent: To below this; None: no end.
+        name: What to use.
+        number: The largest figure of the card, with its unit.
+        about: What that is, and its interval.
+        verdict: Whether it beats a static depth, in a sentence.
+        facts: What it costs and does, term by term.
+        beside: What it stands beside.
+        later: A loss at which the answer is faster, rounded up to what the slider has, and what it is then.
+        cell_id: Of the run; None for full depth.
+        toml: A suite that asks for it again.
+    """
+
+    from_percent: float
+    until_percent: float | None
+    name: str
+    number: str
+    about: str
+    verdict: str
+    facts: tuple[tuple[str, str], ...]
+    beside: tuple[Beside, ...]
+    later: tuple[float, str] | None
+    cell_id: str | None
+    toml: str | None
+
+
+@dataclass(frozen=True)
+class ShownCard:
+    """One card: a model on a task, what its numbers are of, and its answers."""
+
+    model: str
+    task: str
+    is_timed: bool
+    footer: str
+    answers: tuple[ShownAnswer, ...]
+
+
+def shown(
+    card: Card, names: Mapping[Setting, str], exports: Mapping[str, Row], calibrations: Sequence[Row]
+) -> ShownCard:
+    """Return a card in words.
+
+    Args:
+        card: The card.
+        names: Labels of settings.
+        exports: Rows of exports.sql, by cell id.
+        calibrations: Rows of the table of calibrated thresholds.
+    """
+    says = _Says(card, names, exports, calibrations)
+    return ShownCard(
+        card.full["model"],
+        card.full["task"],
+        card.timed > 0,
+        says.footer(),
+        tuple(says.answer(index) for index in range(len(card.answers))),
+    )
+
+
+@dataclass(frozen=True)
+class _Says:
+    card: Card
+    names: Mapping[Setting, str]
+    exports: Mapping[str, Row]
+    calibrations: Sequence[Row]
+
+    def answer(self, index: int) -> ShownAnswer:
+        answer = self.card.answers[index]
+        row = answer.shown
+        number, about = self.number(answer)
+        return ShownAnswer(
+            answer.from_percent,
+            answer.until_percent,
+            self.name(row) if row else "full depth",
+            number,
+            about,
+            self.verdict(answer),
+            tuple(self.facts(answer)),
+            tuple(self.beside(answer)),
+            self.later(index),
+            row["cell_id"] if row else None,
+            self.toml(row) if row else None,
+        )
+
+    def name(self, row: Row) -> str:
+        return spoken(self.names[setting(row)])
+
+    def short(self, row: Row) -> str:
+        """A baseline's setting where what it is is said before; a method's with its name."""
+        name = self.name(row)
+        return name.partition(" ")[2] if row["method"] in BASELINES else name
+
+    def number(self, answer: Answer) -> tuple[str, str]:
+        best = answer.shown
+        if best is not None and best["speedup"] is not None:
+            mark = f"{OTHER_LENGTH} " if best["is_other_length"] else ""
+            per_token = written(best["speedup_per_token"], "{:.2f}×")
+            interval = f"[{best['speedup_low']:.2f}, {best['speedup_high']:.2f}]"
+            return f"{best['speedup']:.2f}×", f"{mark}a request {interval}, {per_token} a token"
+        if best is not None:
+            return f"{_blocks(best)}", "blocks run; not timed"
+        return "1×", "nothing is shown to be faster and to lose no more than this"
+
+    def verdict(self, answer: Answer) -> str:
+        method, static = answer.method, answer.static
+        if method is None and static is None:
+            return self.nothing(answer)
+        if method is None:
+            return "No method is shown to be faster than full depth and to lose so little: only this static depth is."
+        if static is None:
+            if self.card.next_static is None:
+                return "No static depth is shown to be faster than full depth here."
+            return "No timed static depth is shown to lose as little."
+        if method["speedup_low"] > static["speedup_high"]:
+            return "It beats the best static depth."
+        if answer.shown is method:
+            return "It is not shown to beat the best static depth: their intervals overlap."
+        if static["speedup_low"] > method["speedup_high"]:
+            return f"No method beats this static depth: the fastest, {self.name(method)}, is slower."
+        return f"No method is shown to beat this static depth: {self.name(method)} is not told apart from it."
+
+    def nothing(self, answer: Answer) -> str:
+        if not self.card.timed:
+            return (
+                "No method was timed here, so that nothing is recommended. This runs fewest blocks."
+                if answer.shown
+                else ("No method was timed here, and none is shown to lose so little.")
+            )
+        return "Nothing beats full depth for a loss this small, as far as these documents show."
+
+    def facts(self, answer: Answer) -> Iterator[tuple[str, str]]:
+        if (row := answer.shown) is not None:
+            digits = metric_digits(row)
+            yield "Quality", f"{row['metric']} {row['value']:.{digits}f}, full depth {row['full_value']:.{digits}f}"
+            yield "Change", f"{_change(row)}: at most {row['loss_high_percent']:.1f} % less"
+            yield "Blocks run", f"{_blocks(row)} a token"
+            if row["token_match"] is not None:
+                yield "Agreement", f"{row['token_match']:.1%} of tokens are full depth's"
+            yield "Guaranteed", self.guarantee(row)
+        if (worth := answer.untimed) is not None and worth is not row:
+            yield "Not timed", f"{self.name(worth)} runs {_blocks(worth)} blocks and is shown to lose no more"
+
+    def guarantee(self, row: Row) -> str:
+        if row["promised_delta"] is not None:
+            return (
+                f"yes: calibrated for an expected loss ({row['promised_consistency']}) of at most "
+                f"{row['promised_delta']:g}, with confidence {1 - row['promised_epsilon']:g}"
+            )
+        many = self.card.timed
+        told = (
+            f"no: the best of {many} timed settings on the very documents it is measured on looks better than it is"
+            if many > 1 and row["speedup"] is not None
+            else "no: chosen on the very documents it is measured on"
+        )
+        chosen = calibrated(self.card, self.calibrations)
+        if not chosen:
+            return told
+        first = chosen[0]
+        return (
+            f"{told}. A calibration chose {first['method']} at {first['threshold']:g} (expected loss at most "
+            f"{first['delta']:g}, confidence {1 - first['epsilon']:g})"
+        )
+
+    def beside(self, answer: Answer) -> list[Beside]:
+        lines = []
+        static = answer.static or self.card.next_static
+        if static is not None and static is not answer.shown:
+            what = "Best static" if answer.static else "Static that loses least"
+            lines.append(self.line(what, static))
+        elif static is None:
+            untimed = [row for row in self.card.rows if row["method"] == "static" and row["delta"] is not None]
+            gentle = max(untimed, key=lambda row: (row["delta"], row["cell_id"]), default=None)
+            if gentle is not None and gentle is not answer.shown:
+                lines.append(self.line("Static that loses least", gentle))
+        if answer.method is not None and answer.method is not answer.shown:
+            lines.append(self.line("Fastest method", answer.method))
+        if answer.random is not None:
+            lines.append(self.line("Random, about as deep", answer.random))
+        if (oracle := self.card.oracle) is not None:
+            # it runs all blocks to know the first that is right, where a method would stop
+            depth = f"exits at {oracle['mean_exit_layer']:.2f}"
+            lines.append(Beside("Oracle, the bound", self.short(oracle), ABSENT, ABSENT, depth))
+        return lines
+
+    def line(self, what: str, row: Row) -> Beside:
+        speedup = written(row["speedup"], "{:.2f}×")
+        change = ABSENT if row["delta"] is None else _change(row)
+        return Beside(what, self.short(row), speedup, change, written(row["mean_blocks_run"], "{:.2f}"))
+
+    def later(self, index: int) -> tuple[float, str] | None:
+        now = self.card.answers[index].shown
+        others = (one for one in self.card.answers[index + 1 :] if one.shown is not None and one.shown is not now)
+        if (other := next(others, None)) is None or other.shown is None:
+            return None
+        percent = ceil(10 * other.from_percent) / 10
+        timed = other.shown["speedup"] is not None
+        gain = f"{other.shown['speedup']:.2f}×" if timed else f"{_blocks(other.shown)} blocks"
+        return (percent, f"{self.name(other.shown)}, {gain}") if percent <= MOST_PERCENT else None
+
+    def toml(self, row: Row) -> str | None:
+        export = self.exports.get(row["cell_id"])
+        return None if export is None else suite_toml(export, f"recommended-{row['model']}-{row['task']}")
+
+    def footer(self) -> str:
+        full, timed = (
+            self.card.full,
+            [row for row in self.card.rows if row["timed_documents"] and not row["is_full_depth"]],
+        )
+        counts = {(row["timed_documents"], row["timed_rounds"]) for row in timed}
+        about = [
+            "generated data" if full["is_generated"] else "real data",
+            f"{size(full['parameters'])} parameters",
+            full["setting"],
+            number_of(full["n"], "document") + (" (a part)" if full["limited"] else ""),
+            *(f"{documents} timed × {rounds}" for documents, rounds in sorted(counts, key=str)),
+        ]
+        return " · ".join(about)
+
+
+def size(parameters: int | None) -> str:
+    """Return a number of parameters in short: ``'1.7 M'``."""
+    if parameters is None:
+        return "an unknown number of"
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if parameters >= unit:
+            return f"{parameters / unit:.3g} {name}"
+    return str(parameters)
+
+
+def _change(row: Row) -> str:
+    digits = metric_digits(row)
+    if row["delta_low"] is None:
+        return f"{row['delta']:+.{digits}f}"
+    interval = f"[{row['delta_low']:+.{digits}f}, {row['delta_high']:+.{digits}f}]"
+    return f"{row['delta']:+.{digits}f} {interval}" + ("" if row["is_paired"] else " (not paired)")
+
+
+def _blocks(row: Row) -> str:
+    return f"{written(row['mean_blocks_run'], '{:.2f}')} of {row['blocks']}"

@@ -1,0 +1,200 @@
+"""What to use by the loss allowed, results and chart: what readers set is shown, and stands in the address."""
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from exitbench.reports import figures, material, tables
+from exitbench.reports.frame import Frame
+from exitbench.reports.front.cards import Card, cards
+from exitbench.reports.front.words import shown
+from exitbench.reports.labels import labels
+from exitbench.reports.registry import discover
+from exitbench.reports.render import write_report
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def front_database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tasks of enough documents that a loss is shown to be small."""
+    folder = tmp_path_factory.mktemp("front")
+    example.FRONT.write(folder / "spool")
+    ingest(folder / "spool", folder / "exitbench.duckdb")
+    return folder / "exitbench.duckdb"
+
+
+@pytest.fixture(scope="session")
+def front_page(front_database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where its report lies; figures are not drawn."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(material, "discover", lambda package: () if package is figures else discover(package))
+        return write_report(front_database, tmp_path_factory.mktemp("front-page"), draft=True).index_html.as_uri()
+
+
+@pytest.fixture(scope="session")
+def made(front_database: Path) -> tuple[Card, ...]:
+    """The cards as Python has them."""
+    (source,) = (source for source in discover(tables) if source.name == "summary")
+    with open_database(front_database) as database:
+        return cards(Frame.query(database, source.sql).rows)
+
+
+def names_at(made: tuple[Card, ...], percent: float) -> list[str]:
+    said = [shown(card, labels(card.rows), {}, ()) for card in made]
+    return [next(one.name for one in reversed(card.answers) if one.from_percent <= percent) for card in said]
+
+
+def names(page: Any) -> list[str]:
+    return [text.strip() for text in page.locator(".advised .use:visible").all_inner_texts()]
+
+
+def test_the_slider_changes_what_to_use_and_stands_in_the_address(
+    open_page: Open, front_page: str, made: tuple[Card, ...]
+) -> None:
+    page = open_page(address=front_page, fragment="#use")
+    assert names(page) == names_at(made, 1)
+    slider = page.get_by_label("Loss of quality allowed")
+    slider.press("End")
+    assert names(page) == names_at(made, 20) != names_at(made, 1)
+    slider.press("ArrowLeft")
+    assert page.locator(".allow output").inner_text() == "19.9 % of full depth's" and "?loss=19.9#use" in page.url
+    again = open_page(address=page.url, fragment="")
+    assert again.locator(".allow output").inner_text() == "19.9 % of full depth's"
+    assert names(again) == names_at(made, 19.9)
+    slider.press("Home")
+    assert names(page) == names_at(made, 0) and "loss=0" in page.url
+
+
+def test_a_card_leads_to_the_loss_at_which_something_is_faster(
+    open_page: Open, front_page: str, made: tuple[Card, ...]
+) -> None:
+    page = open_page(address=front_page, fragment="#use")
+    button = page.locator(".later button:visible").first
+    percent = float(button.inner_text().split()[1])
+    button.click()
+    assert names(page) == names_at(made, percent) != names_at(made, 1)
+    assert page.get_by_label("Loss of quality allowed").input_value() == f"{percent:g}"
+
+
+def test_without_a_script_each_card_has_its_answer_and_the_results_all_columns(
+    chromium: Any, front_page: str, made: tuple[Card, ...]
+) -> None:
+    context = chromium.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(front_page)
+    assert names(page) == names_at(made, 1)
+    assert not page.locator(".allow").is_visible() and not page.locator("#chart").is_visible()
+    assert page.locator("article.results tbody tr:visible").count() == sum(len(card.rows) for card in made)
+    page.locator(".all-columns").check()
+    assert page.locator("article.results th:visible", has_text="Realised").count() == 1
+    context.close()
+
+
+def test_a_setting_is_saved_as_the_suite_that_it_shows(open_page: Open, front_page: str) -> None:
+    page = open_page(address=front_page + "?loss=20", fragment="#use")
+    card = page.locator(".advised").first
+    card.locator("details.suite:visible summary").click()
+    with page.expect_download() as download:
+        card.get_by_role("button", name="Save").click()
+    text = Path(download.value.path()).read_text("utf-8")
+    assert text == card.locator("details.suite:visible code").inner_text()
+    suite = tomllib.loads(text)
+    assert download.value.suggested_filename == "world-t5-samsum.toml"
+    assert suite["sweep"][0]["method"] == "calm-softmax" and suite["tasks"]["samsum"]["limit"] == 60
+
+
+def test_filters_axes_columns_and_order_stand_in_the_address(open_page: Open, front_page: str) -> None:
+    page = open_page(address=front_page, fragment="#summary")
+    results = page.locator("article.results")
+    filters = results.locator(".filter")
+    filters.get_by_label("Task").select_option("squad")
+    filters.get_by_label("Quality").select_option("not shown to be")
+    filters.get_by_label("Search").fill("calm")
+    results.get_by_label("Across").select_option("blocks")
+    results.get_by_label("All columns").check()
+    heading = results.locator("th", has_text="Blocks run").locator("button")
+    heading.click()
+    heading.click()
+    rows = results.locator("tbody tr:visible").all_inner_texts()
+    points = page.locator("#chart .point").count()
+    assert len(rows) == points == 3, "three thresholds, of which none is shown to lose at most 1 %"
+    again = open_page(address=page.url, fragment="")
+    assert again.locator("article.results tbody tr:visible").all_inner_texts() == rows
+    assert again.locator("#chart .point").count() == points
+    assert again.get_by_label("Across").input_value() == "blocks" and again.get_by_label("All columns").is_checked()
+    assert again.locator("th[aria-sort=descending]").inner_text().startswith("Blocks run")
+    again.get_by_label("Loss of quality allowed").press("End")
+    assert again.locator("article.results tbody tr:visible").count() == 1, "of one more than 20 % may be lost"
+
+
+def test_what_an_address_asks_and_is_not_there_is_left_alone(open_page: Open, front_page: str) -> None:
+    asked = "?loss=x&task=%3Cimg%20src=x%20onerror=alert(1)%3E&x=nothing&only=__proto__&sort=99.descending&columns=some"
+    page = open_page(address=front_page + asked, fragment="")
+    assert page.get_by_label("Loss of quality allowed").input_value() == "1"
+    assert page.locator("article.results tbody tr[hidden]").count() == 0
+    assert page.locator("#chart .point.faint").count() == 0 < page.locator("#chart .point").count()
+
+
+def test_a_method_is_seen_alone_by_its_entry_of_the_legend(open_page: Open, front_page: str) -> None:
+    page = open_page(address=front_page, fragment="#summary")
+    legend = page.locator(".methods")
+    assert page.locator("#chart .point.faint").count() == 0
+    legend.get_by_role("button", name="static").click()
+    points = page.locator("#chart .point")
+    colours = {
+        points.nth(n).get_attribute("stroke"): "faint" in str(points.nth(n).get_attribute("class"))
+        for n in range(points.count())
+    }
+    assert list(colours.values()).count(False) == 1 < len(colours)
+    assert page.locator("#chart .point:not(.faint)").count() == 4, "two static depths on two tasks"
+    assert "only=static" in page.url
+    assert "static" in page.evaluate("document.activeElement.textContent"), "the keyboard stays where it was"
+    again = open_page(address=page.url, fragment="")
+    assert again.locator("#chart .point:not(.faint)").count() == 4
+    again.get_by_role("button", name="static").click()
+    assert again.locator("#chart .point.faint").count() == 0 and "only" not in again.url
+
+
+def test_the_chart_has_a_panel_a_task_whose_title_leaves_it_alone(open_page: Open, front_page: str) -> None:
+    page = open_page(address=front_page, fragment="#summary")
+    panels = page.locator("#chart .canvas > div")
+    assert panels.count() == 2
+    for panel in panels.all():
+        assert panel.locator(".pareto").count() == 1 and panel.locator(".sweep").count() == 1
+        assert "calm-softmax" in " ".join(panel.locator(".name").all_text_contents())
+    narrow = panels.first.bounding_box()["width"]
+    panels.first.get_by_role("button").click()
+    assert panels.count() == 1 and panels.first.bounding_box()["width"] > 1.5 * narrow
+    assert "task=samsum" in page.url and "model=world-t5" not in page.url
+    panels.first.get_by_role("button").click()
+    assert panels.count() == 2
+
+
+def test_a_row_leads_to_its_answers_and_has_an_address(open_page: Open, front_page: str) -> None:
+    page = open_page(address=front_page, fragment="#summary")
+    row = page.locator("article.results tbody tr", has_text="exit_layer=5").last
+    row.locator("td").first.get_by_role("link").click()
+    assert page.url.endswith(f"#{row.get_attribute('id')}")
+    row.get_by_role("link", name="Answers of static").click()
+    chosen = page.locator('.documents [data-part="a"]')
+    page.wait_for_function(
+        "document.querySelector('[data-part=\"a\"]').selectedOptions[0]?.text.includes('exit_layer=5')"
+    )
+    assert "exit_layer=5" in chosen.locator("option:checked").inner_text()
+
+
+@pytest.mark.parametrize(("width", "columns"), [(1440, 3), (768, 2), (390, 1)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_cards_fit_every_screen(open_page: Open, front_page: str, width: int, columns: int, scheme: str) -> None:
+    page = open_page(width, scheme, "#use", address=front_page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = [card.bounding_box() for card in page.locator(".advised").all()]
+    assert len({box["y"] for box in boxes}) == (2 if columns == 1 else 1)
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)

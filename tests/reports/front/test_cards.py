@@ -1,0 +1,207 @@
+"""Cards: what to use for every loss, found again run by run, and how it is said."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from exitbench.reports.frame import Row
+from exitbench.reports.front import read_front, title
+from exitbench.reports.front.cards import BASELINES, Card, cards
+from exitbench.reports.front.findings import line
+from exitbench.reports.front.suite_toml import suite_toml
+from exitbench.reports.front.words import ShownCard, shown, size
+from exitbench.reports.labels import labels
+from exitbench.results.database.connection import open_database
+
+
+@pytest.fixture(scope="module")
+def made(results: tuple[Row, ...]) -> tuple[Card, ...]:
+    return cards(results)
+
+
+def worded(card: Card, calibrations: tuple[Row, ...] = ()) -> ShownCard:
+    return shown(card, labels(card.rows), {}, calibrations)
+
+
+def changed(results: tuple[Row, ...], where: dict[str, Any], **values: Any) -> Card:
+    """The first card of results of which some rows are otherwise."""
+    rows = [
+        {**row, **values} if all(row[name] == value for name, value in where.items()) else row
+        for row in results
+        if row["task"] == results[0]["task"]
+    ]
+    (card,) = cards(rows)
+    return card
+
+
+@pytest.mark.parametrize("step", [1, -1], ids=["in order", "the other way round"])
+def test_a_card_has_for_every_loss_the_fastest_run_that_is_shown_to_lose_no_more(
+    results: tuple[Row, ...], step: int
+) -> None:
+    made = cards(results[::step])[::step]
+    assert [card.full["task"] for card in made] == ["samsum", "squad"]
+    found = set()
+    for card in made:
+        untils = [answer.until_percent for answer in card.answers]
+        assert card.answers[0].from_percent == 0
+        assert untils == [*(answer.from_percent for answer in card.answers[1:]), None]
+        for percent in np.arange(0, 20, 0.1).tolist():
+            answer = card.at(percent)
+            for is_static, chosen in ((False, answer.method), (True, answer.static)):
+                allowed = [
+                    row
+                    for row in card.rows
+                    if (row["method"] == "static") == is_static
+                    and row["method"] not in ("random", "oracle", "full")
+                    and row["loss_high_percent"] is not None
+                    and row["loss_high_percent"] <= percent
+                    and row["speedup_low"] > max(1, row["aa_high"] or 1)
+                ]
+                assert chosen is max(allowed, key=lambda row: row["speedup"], default=None)
+            timed = [row for row in (answer.method, answer.static) if row]
+            assert answer.shown is max(timed, key=lambda row: row["speedup"], default=None)
+            found.add(answer.shown and answer.shown["cell_id"])
+    assert len(found) > 3
+
+
+def test_where_nothing_was_timed_what_runs_fewest_blocks_is_told_and_not_recommended(results: tuple[Row, ...]) -> None:
+    untimed = {"speedup": None, "speedup_low": None, "speedup_high": None, "is_static_step": None, "next_percent": None}
+    (card,) = cards([{**row, **untimed} for row in results if row["task"] == "squad"])
+    assert card.timed == 0
+    for percent in (0, 8, 19):
+        allowed = [
+            row
+            for row in card.rows
+            if (row["method"] not in ("random", "oracle"))
+            and row["loss_high_percent"] is not None
+            and row["loss_high_percent"] <= percent
+        ]
+        best = min(allowed, key=lambda row: row["mean_blocks_run"], default=None)
+        assert (card.at(percent).shown, card.at(percent).untimed) == (best, best)
+    said = worded(card).answers
+    assert "so that nothing is recommended" in said[-1].verdict and said[-1].about == "blocks run; not timed"
+    assert "none is shown to lose so little" in said[0].verdict
+
+
+def test_of_several_ways_to_run_a_task_the_one_of_most_documents_has_the_card(results: tuple[Row, ...]) -> None:
+    part = [{**row, "setting_id": "part", "n": 5, "limited": True} for row in results if row["task"] == "squad"]
+    both = sorted([*part, *results], key=lambda row: str(row["task"]))
+    assert {row["setting_id"] for card in cards(both) for row in card.rows}.isdisjoint({"part"})
+    (card,) = cards(part)
+    assert "(a part)" in worded(card).footer
+    assert cards([{**row, "random_weights": True} for row in results]) == ()
+
+
+@pytest.mark.parametrize(
+    ("static_low", "static", "static_high", "words"),
+    [
+        (1.01, 1.02, 1.03, "It beats the best static depth."),
+        (1.01, 1.02, 9.0, "It is not shown to beat the best static depth"),
+        (1.1, 9.0, 9.9, "No method is shown to beat this static depth: calm-softmax at 0.6 is not told apart from it."),
+        (8.0, 9.0, 9.9, "No method beats this static depth: the fastest, calm-softmax at 0.6, is slower."),
+    ],
+)
+def test_a_card_says_whether_a_static_depth_is_beaten(
+    results: tuple[Row, ...], static_low: float, static: float, static_high: float, words: str
+) -> None:
+    speeds = {"speedup_low": static_low, "speedup": static, "speedup_high": static_high}
+    card = changed(results, {"is_static_step": True}, **speeds)
+    method = card.answers[-1].method
+    assert method is not None and method["speedup_low"] > 1.03
+    assert worded(card).answers[-1].verdict.startswith(words)
+
+
+def test_a_card_says_where_nothing_beats_full_depth_and_what_does_for_more(made: tuple[Card, ...]) -> None:
+    first = worded(made[0]).answers[0]
+    assert (first.name, first.number, first.cell_id) == ("full depth", "1×", None)
+    assert first.verdict.startswith("Nothing beats full depth")
+    assert first.later is not None
+    percent, text = first.later
+    now, later = made[0].at(percent - 0.1), made[0].at(percent)
+    assert now.shown is None and later.shown is not None
+    assert text == f"calm-softmax at 0.9, {later.shown['speedup']:.2f}×"
+
+
+def test_a_choice_is_called_optimistic_unless_a_calibration_made_it(
+    made: tuple[Card, ...], results: tuple[Row, ...], calibrations: tuple[Row, ...]
+) -> None:
+    promised = {row["params"] for row in results if row["promised_delta"] is not None}
+    passed = {row["threshold"] for row in calibrations if row["verdict"] != "failed"}
+    assert {f'"threshold":{threshold:g}' in " ".join(promised) for threshold in passed} == {True}
+    said = [answer for answer in worded(made[0]).answers if answer.name.startswith("calm-softmax")]
+    guaranteed = [dict(answer.facts)["Guaranteed"] for answer in said]
+    assert guaranteed and all(
+        text.startswith("yes: calibrated for an expected loss (textual) of at most 0.35") for text in guaranteed
+    )
+    card = changed(results, {}, promised_delta=None)
+    (told,) = {dict(answer.facts)["Guaranteed"] for answer in worded(card).answers if answer.cell_id}
+    assert told == "no: the best of 3 timed settings on the very documents it is measured on looks better than it is"
+    told = dict(worded(card, calibrations).answers[-1].facts)["Guaranteed"]
+    assert "A calibration chose calm-softmax at " in told and "confidence 0.7" in told
+
+
+def test_a_card_stands_beside_random_exits_and_the_oracle_and_says_what_its_numbers_are_of(
+    made: tuple[Card, ...],
+) -> None:
+    card = worded(made[0])
+    beside = {line.what: line for line in card.answers[-1].beside}
+    assert set(beside) == {"Best static", "Random, about as deep", "Oracle, the bound"}
+    assert beside["Oracle, the bound"].blocks.startswith("exits at ")
+    assert beside["Random, about as deep"].name == "mean_exit=2.5"
+    assert card.footer.startswith("generated data · 6 M parameters · float32, cpu, batch 1 · 60 documents")
+
+
+def test_what_ran_is_told_in_a_few_words(front_database: Path, results: tuple[Row, ...]) -> None:
+    with open_database(front_database) as database:
+        front = read_front(database)
+    told = dict(title.facts(front.runs, results))
+    assert told["Models"] == "world-t5 (6 blocks, 6 M parameters)"
+    assert told["Data"] == "samsum, squad (generated)"
+    assert told["Documents"].startswith("60 a task")
+    assert (told["Machine"], told["Commit"], told["Date"]) == ("Test CPU, 2 threads", "0123456789ab", "2026-01-02")
+    assert title.warning(front.runs).startswith("All data are generated, for models of at most 6 M parameters")
+    real = [{**row, "is_generated": False} for row in front.runs]
+    assert title.warning(real) == "" and title.warning([*real, *front.runs]).startswith("Part of the data is")
+    assert title.facts((), ()) == ()
+    assert [size(n) for n in (None, 7, 1_747_584, 2_100_000_000)] == ["an unknown number of", "7", "1.75 M", "2.1 B"]
+
+
+def test_findings_are_one_line_of_counts() -> None:
+    assert line([]) == ("No rule found anything about these runs.", 0)
+    rows = [{"severity": severity} for severity in (3, 2, 2, 1)]
+    assert line(rows) == ("4 findings: 1 × do not cite, 2 × look before you cite, 1 × a remark.", 3)
+
+
+def test_names_that_mean_harm_stay_text_in_a_suite(front_database: Path) -> None:
+    with open_database(front_database) as database:
+        row = read_front(database).exports[0]
+    name = '"]\n[defaults]\ndevice = "cuda"\n# \x7f\u2028'
+    text = suite_toml({**row, "model": name, "task_label": name, "recipe": name}, name)
+    assert text is not None
+    suite = tomllib.loads(text)
+    assert suite["name"] == name and suite["models"] == {name: {"recipe": name}} and set(suite["tasks"]) == {name}
+    assert suite["defaults"]["device"] == "cpu"
+    more = {
+        "batch_rows": 50,
+        "engine": "hosted",
+        "model_source": "hub:a/b@c",
+        "fit_data_asked": '{"limit": 9, "files": []}',
+    }
+    suite = tomllib.loads(suite_toml({**row, **more}, "x") or "")
+    assert suite["defaults"]["batch_rows"] == 50 and suite["fit"] == {"documents": 9}
+    assert list(suite["models"].values()) == [{"path": "hub:a/b@c", "engine": "hosted"}]
+    for wrong in ("[]", '"x"', '{"source": "builtin"}'):
+        assert suite_toml({**row, "data_asked": wrong}, "x") is None
+    assert suite_toml({**row, "data_asked": None}, "x") is None
+
+
+def test_baselines_are_never_called_methods(made: tuple[Card, ...]) -> None:
+    for card in made:
+        without = replace(card, answers=())
+        assert without.timed == sum(
+            row["speedup"] is not None and row["method"] not in (*BASELINES, "full") for row in card.rows
+        )
