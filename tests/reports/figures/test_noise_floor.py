@@ -38,10 +38,13 @@ def test_inside_means_that_the_intervals_overlap(
     sql = next(source.sql for source in discover(package) if source.name == name)
     with open_database(small_database) as database:
         view = database.query("SELECT * FROM frontier WHERE execution = 'real' LIMIT 1")
-        published = database.query("SELECT * FROM published LIMIT 0")
+        beside = ("runs", "cell", "dataset_artifact", "paired", "pareto", "calibrations")
+        tables = {table: database.query(f"SELECT * FROM {table}") for table in beside}
+        tables["published"] = database.query("SELECT * FROM published LIMIT 0")
     connection = duckdb.connect()
     connection.register("view", view)
-    connection.register("published", published)
+    for table, rows in tables.items():
+        connection.register(table, rows)
     connection.execute(
         """CREATE TABLE frontier AS SELECT * REPLACE (
             $low::DOUBLE AS speedup_low, $high::DOUBLE AS speedup_high,
