@@ -53,7 +53,7 @@ COMMENT ON VIEW run_names IS 'The columns that every view begins with, and param
 
 CREATE VIEW parameters AS
 SELECT
-    n.* EXCLUDE (params), n.name, n.params ->> ('$."' || n.name || '"') AS value, try_cast(value AS DOUBLE) AS number, n.params
+    n.* EXCLUDE (params, name), n.name, n.params ->> ('$."' || n.name || '"') AS value, try_cast(value AS DOUBLE) AS number, n.params
 FROM (SELECT *, unnest(json_keys(params)) AS name FROM run_names) AS n;
 COMMENT ON VIEW parameters IS 'One row per run and parameter of its method, but those that others leave without effect.';
 
@@ -80,21 +80,7 @@ JOIN environment AS e USING (env_id)
 JOIN hardware AS h USING (hw_id)
 LEFT JOIN run_names AS f
     ON f.cell_id = coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END);
-COMMENT ON VIEW runs IS 'One row per run, with where and when it ran. kind: quality, timing, probe, scores, replay, fit or calibration;
-split, documents: the data; limited: only a part of the documents; model_kind: seq2seq or causal; blocks: decoder blocks L; encoder_blocks;
-parameters: weights; tokenizer_sha256: as in vocabulary; model_source: where the model came from, such as hub:OWNER/NAME@COMMIT, NULL for a folder of
-one''s own or a recipe; dtype, device; engine: lean (its own forward pass, for few families) or hosted
-(transformers'' own, any), whose times are never compared; batch_size: rows timed together; conditions: these
-in words, the engine where it is hosted; batch_rows: rows that an untimed
-run decoded together, NULL where that was not asked; generation (JSON); seeds (JSON): by axis of
-randomness, how each seed is found; method_distribution, method_version: what brought the method; started_at: UTC; seconds: wall time; peak_rss_bytes; commit, dirty: of
-the code; cpu, gpu, threads; setting_id: equal for cells that differ only in method and kind; comparable_id: setting, software and machine:
-equal where times may be compared; full_depth_cell_id, full_depth_attempt_id: full depth on the same documents (itself for full depth, no
-attempt where it has not run, NULL where nothing is compared with it); is_full_depth: this run is that reference; record (JSON): what a probe
-recorded inside blocks, and of how many documents: it has rows in sublayer_trace and layer_pairs and none in probe_trace; NULL for any other run;
-not_applied (JSON): of the checkpoint''s own generation settings those that the run did not apply, by name, NULL where there are none;
-conforms: whether the method was found to keep its contracts before it ran (what it breaks: cell.conformance), NULL where that was never tried;
-first_token: full where the first token of an answer is read from the prompt''s own pass (decoder-only models, if not asked otherwise), gated where it may exit early.';
+COMMENT ON VIEW runs IS 'One row per run, with where and when it ran.';
 
 CREATE VIEW failures AS
 SELECT
@@ -112,9 +98,8 @@ WHERE a.status <> 'ok' AND a.attempt_id IN (
     SELECT max(attempt_id) FROM attempt JOIN cell USING (cell_id)
     GROUP BY setting_id, kind, method, params, kv_policy, identity -> '$.calibration', identity -> '$.record'
 );
-COMMENT ON VIEW failures IS 'One row per cell whose latest attempt did not succeed; cells that differ only in the version of method or engine, or in what it
-was fitted or replayed on, count as one. kind: of cell; status: failed, oom, timeout, skipped or
-interrupted; reason: in words; started_at: UTC; seconds: until it ended; exit_code, signal: of the process; log_tail: last lines of the log; conforms: as in runs.';
+COMMENT ON VIEW failures IS 'One row per cell whose latest attempt did not succeed; cells that differ only in the version of method or engine, or in what it was
+fitted or replayed on, count as one.';
 
 CREATE VIEW metric_values AS
 SELECT
@@ -123,11 +108,7 @@ SELECT
 FROM metric AS v
 JOIN run_names AS n USING (attempt_id)
 JOIN cell AS c ON c.cell_id = n.cell_id;
-COMMENT ON VIEW metric_values IS 'One row per run and metric. kind: of cell; metric, metric_version; value; ci_low, ci_high: 95% interval, NULL
-where there is none; ci_method: how it was made; n: documents; role: what it is about: headline (the task''s headline metric), task (its
-others), agreement (with full depth), depth (blocks), cost (work, as counted), speed (time, as measured), preparation (of a fit or calibration) or
-data (documents and prompts left out or cut); scored_at: UTC; is_current: of a metric''s versions the one computed last,
-which `frontier` shows.';
+COMMENT ON VIEW metric_values IS 'One row per run, metric and version of the metric.';
 
 CREATE VIEW frontier AS
 WITH current_metric AS (
@@ -224,27 +205,12 @@ LEFT JOIN speed AS s
     AND s.method_revision = c.method_revision AND s.params = c.params AND s.kv_policy IS NOT DISTINCT FROM c.kv_policy
     AND s.fit_cell_id IS NOT DISTINCT FROM (c.identity ->> 'fit_cell_id')
 LEFT JOIN hardware AS h ON h.hw_id = s.hw_id;
-COMMENT ON VIEW frontier IS 'Quality against speed: one row per quality or replay run; of runs that differ only in the version of method or engine, or
-in what it was fitted or replayed on, the newest. limited, dtype, device, batch_size, conditions: as in runs; blocks: L; metric: the task''s headline metric;
-value, ci_low, ci_high: its value and 95% interval, NULL for a replay; full_value: of full depth on the same documents, NULL where it was not scored under the same version of the metric; delta: value -
-full_value; mean_exit_layer: block after which a token is emitted, mean over tokens; mean_blocks_run: blocks executed per token, of which there are more where
-skipped blocks are run after all (exact and verifying KV policies, oracles), NULL for a replay of a KV policy that runs some of them later; speedup, speedup_low, speedup_high: full depth''s time over the method''s, measured in
-the same process over whole requests, prompts included, with 95% interval (1 for full depth itself, NULL where not timed); aa_low, aa_high: the same of
-full depth against itself in that session: the noise floor; tokens_per_request, full_tokens_per_request: of the answers that were timed, and of full
-depth''s; is_other_length: whether these differ by more than 5%: then speedup is not of early exit alone; speedup_per_token: of decoding, ms per token of
-full depth over the method''s; speedup_decode: of decoding whole answers; ideal_speedup_decode: what the work of these answers allows it to be, by bytes
-read at batch size 1, by floating-point operations at larger ones, where rows share the weights that are read; realised_fraction: speedup_decode over
-ideal_speedup_decode, NULL for full depth itself; timed_documents, timed_rounds: what all these are measured on; ideal_speedup_bytes, ideal_speedup_flops:
-full depth''s work over the method''s, of decoding the answers to all documents; token_match: share of full depth''s tokens that the run has at the same position
-(in exit_by_kind: of the run''s own tokens); n: documents of value, depth, ideal_speedup_bytes, ideal_speedup_flops and token_match; is_full_depth: the reference itself; timing_attempt_id: where the speed is from: the latest
-timing of the same weights, data, method, source, fit, parameters, generation, dtype, batch and seed, all of one setting on one machine:
-the one timed last; timing_cpu, timing_gpu: that machine; conforms: whether the method keeps its contracts, NULL where that was never tried.';
+COMMENT ON VIEW frontier IS 'Quality against speed: one row per quality or replay run; of runs that differ only in the version of method or engine, or in
+what it was fitted or replayed on, the newest.';
 
 CREATE VIEW device_readings AS
 SELECT n.* EXCLUDE (params), d.* EXCLUDE (attempt_id), n.params FROM device_sample AS d JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW device_readings IS 'One row per reading of the device around a round of a timing run, never during a decode. round: from 0; moment: start or end of the
-round; device: cpu or cuda; clock_mhz: mean over cores, or of the GPU''s multiprocessors; power_w; temperature_c; throttle: what holds the clock
-down, or none; load_average: of the machine over the last minute; all NULL where the hardware does not tell.';
+COMMENT ON VIEW device_readings IS 'One row per reading of the device around a round of a timing run, never during a decode.';
 
 CREATE VIEW timings AS
 WITH read AS (
@@ -430,14 +396,14 @@ findings AS (
 )
 SELECT n.* EXCLUDE (params), c.kind, f.severity, f.rule, f.message, n.params
 FROM findings AS f JOIN run_names AS n USING (attempt_id) JOIN cell AS c ON c.cell_id = n.cell_id;
-COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should know. kind: of cell; severity: 1 a remark, 2 look before you cite it, 3 do not cite
-it; rule: clocks_disagree, not_repeatable, noise_floor, noise_floor_coverage, few_timed_documents, realised_above_ideal (speedup_decode above 1.05 times ideal_speedup_decode), throttled, slow_clock, trace_incomplete, not_conforming, replay_differs, dirty_commit,
-random_weights, limited, generation_not_applied (the score is not that of a model card), documents_dropped (remark where the suite asks for it) or prompts_truncated;
-message: what was found. noise_floor: full depth against itself differs from 1 by more than twice its interval''s half width, severity 1 up to 5%;
+COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should know. Rules: clocks_disagree; not_repeatable, of severity 1 where the other attempt ran on another
+machine, compares files of one version of their writer only; noise_floor: full depth against itself differs from 1 by more than twice its interval''s half width, severity 1 up to 5%;
 noise_floor_coverage: how many of a suite''s intervals of full depth against itself on one machine lack 1, told once, with the farthest that is not told as
-noise_floor: of 20 intervals of 95% one does by chance, and severity 2 where so many have a chance below 1%; few_timed_documents: fewer than 20, or batches of them; not_repeatable has severity 1 where the other attempt ran on another machine, and compares files of one version of
-their writer only; slow_clock: below 90% of the median over all rounds on that machine; replay_differs: a real decode and a replay of one setting whose mean exit
-layers are more than an eighth of the blocks (at least one) apart and their intervals too: more than keys and values of skipped blocks usually explain.';
+noise_floor: of 20 intervals of 95% one does by chance, and severity 2 where so many have a chance below 1%; few_timed_documents: fewer than 20, or batches of them;
+realised_above_ideal: speedup_decode above 1.05 times ideal_speedup_decode; throttled; slow_clock: below 90% of the median over all rounds on that machine; trace_incomplete;
+not_conforming; replay_differs: a real decode and a replay of one setting whose mean exit layers are more than an eighth of the blocks (at least one) apart and
+their intervals too: more than keys and values of skipped blocks usually explain; dirty_commit; random_weights; limited; generation_not_applied: the score is not that of a model card;
+documents_dropped: a remark where the suite asks for it; prompts_truncated.';
 
 CREATE VIEW answers AS
 -- As they were scored last, by the metric that frontier shows.
@@ -471,10 +437,7 @@ FROM sample AS s
 JOIN run_names AS n ON n.attempt_id = s.attempt_id
 LEFT JOIN headline AS h ON h.attempt_id = s.attempt_id
 LEFT JOIN beside AS b ON b.attempt_id = s.attempt_id AND b.doc_key = s.doc_key;
-COMMENT ON VIEW answers IS 'One row per document of a quality run. doc_key: document; output_text; output_ids: tokens of the answer, end of sequence
-included, none where an export left them out; n_prompt, n_output: tokens of the prompt and of the answer; stop_reason; scores (JSON): of the
-task''s metrics, under the version it had when it ran; statistics (JSON): sums from which metrics of a corpus are made; n_cut: tokens of the
-prompt that were cut off, since it was longer than the suite allows, NULL where nothing is cut.';
+COMMENT ON VIEW answers IS 'One row per document of a quality run.';
 
 CREATE VIEW token_trace AS
 -- What is joined is grouped by what it is joined on: then a query that does not ask for it does not make it.
@@ -501,38 +464,22 @@ LEFT JOIN read_with AS r ON r.attempt_id = t.attempt_id
 LEFT JOIN spelled AS own ON own.tokenizer_sha256 = r.tokenizer_sha256 AND own.token_id = t.token_id
 LEFT JOIN spelled AS its ON its.tokenizer_sha256 = r.tokenizer_sha256 AND its.token_id = t.full_token_id
 LEFT JOIN compared AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key;
-COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run, or probed token of a replay. doc_key: document; position: 1 =
-first generated; token_id; token_kind: kind of word in generated data, as in exit_by_kind; exit_layer: where the token was emitted; blocks_run: blocks executed
-for it (of a replay, which runs none: up to its exit, or all where KV policy or oracle runs all); score: the gate''s confidence there; reason: threshold (the gate said so) or last (no block was left); head_rows: rows of the LM
-head multiplied for it, NULL for a replay and where an older version ran; rejected: drafted tokens thrown away right before it was decided
-(it is the full model''s choice in their place), NULL where nothing is verified; full_token_id: of full depth at this position, NULL behind its end and where an older
-version ran.';
+COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run, or probed token of a replay.';
 
 CREATE VIEW choice_answers AS
 SELECT n.* EXCLUDE (params), a.* EXCLUDE (attempt_id), n.params FROM choice_answer AS a JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW choice_answers IS 'One row per text whose log-likelihood a task asked for, of a quality run or a replay. doc_key: document; choice: 1 = the first that the
-task lists (behind a document''s choices its further requests, such as choices without their context); text, NULL where an export left it out; n_context: tokens of the
-context; n_cut: tokens of it that were cut off, since the model has no positions for them; n_tokens: that were scored; logprob: natural logarithm of its probability
-given the context, each token''s read where it left; full_logprob: at full depth; is_greedy: whether each token is the most probable where it left; full_is_greedy: at full depth;
-is_right: whether the task says so, NULL where it has no right choice; is_chosen: the most probable of the document''s choices; full_is_chosen: at full depth; the three full_ columns
-are NULL where full depth was not scored.';
+COMMENT ON VIEW choice_answers IS 'One row per text whose log-likelihood a task asked for, of a quality run or a replay.';
 
 CREATE VIEW choice_trace AS
 SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), a.is_right, a.is_chosen, a.full_is_chosen, n.params
 FROM choice_token AS t
 JOIN choice_answer AS a USING (attempt_id, doc_key, choice)
 JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW choice_trace IS 'One row per scored token of a choice, of a quality run (forced decode) or a replay. doc_key; choice: as in choice_answers; position: 1 = first behind
-the context; token_id: given, NULL where an export left it out; exit_layer: where its log-probability was read; blocks_run: blocks executed for it (of a replay: up to its exit); head_rows: rows of the LM head multiplied,
-NULL for a replay; score: the gate''s confidence there; reason: threshold (the gate said so) or last (no block was left); logprob: natural logarithm of its probability at the exit;
-full_logprob: at full depth; is_greedy: whether it is the most probable token at the exit; full_is_greedy: at full depth; is_right, is_chosen, full_is_chosen: of its choice, as in
-choice_answers.';
+COMMENT ON VIEW choice_trace IS 'One row per scored token of a choice, of a quality run (forced decode) or a replay.';
 
 CREATE VIEW vocabulary AS
 SELECT tokenizer_sha256, token_id, text, begins_word FROM token_text;
-COMMENT ON VIEW vocabulary IS 'One row per tokenizer and token id; token_trace JOIN runs USING (attempt_id) JOIN vocabulary USING (tokenizer_sha256,
-token_id) spells tokens out. tokenizer_sha256: as in runs; token_id; text: as the tokenizer spells it, with its marks of spaces; begins_word:
-whether it is the first piece of a word (every token, where a tokenizer marks no spaces), NULL for tokens that are no text.';
+COMMENT ON VIEW vocabulary IS 'One row per tokenizer and token id: the texts of token_trace, and of other ids by the tokenizer_sha256 of runs.';
 
 CREATE VIEW plain_probes AS
 SELECT
@@ -545,21 +492,12 @@ FROM run_names AS n JOIN runs AS r USING (attempt_id)
 WHERE r.kind = 'probe' AND r.record IS NULL AND n.attempt_id NOT IN (
     SELECT attempt_id FROM probe_token WHERE choice IS NOT NULL
 );
-COMMENT ON VIEW plain_probes IS 'One row per probe run with tokens: those asked to record what is inside blocks have none. documents, first_token,
-full_depth_cell_id, full_depth_attempt_id: as in runs; is_latest: whether it is the newest of its full depth''s run; is_largest: of those of a model on a task, the one of the most documents, of these the newest.';
+COMMENT ON VIEW plain_probes IS 'One row per probe run with tokens: those asked to record what is inside blocks have none.';
 
 CREATE VIEW probe_trace AS
 SELECT n.* EXCLUDE (params), p.* EXCLUDE (attempt_id, choice, logprob), n.params FROM probe_token AS p JOIN run_names AS n USING (attempt_id)
 WHERE p.choice IS NULL;
-COMMENT ON VIEW probe_trace IS 'One row per probed token; lists have one entry per block 1..L. doc_key; position: 1 = first generated; token_id:
-generated; full_token_id: top-1 at block L; gold_token_id: of the reference; token_kind: kind of word in generated data, as in exit_by_kind; first_match:
-first block whose top-1 is full_token_id; stable_from: first block from which it stays so; monotone_from: block from which p_final falls at no further block; first_similar: first block with
-cosine_last of at least 0.9; similar_blocks: how many of blocks 1..L-1 have that; grows_from: block from which cosine_last grows with each of
-blocks 1..L-1 (these four NULL where an older version ran); nearly_monotone_from, nearly_grows_from: block from which p_final, or cosine_last of blocks
-1..L-1, falls by no more than tolerance below any earlier block since; tolerance; top1_id, top2_id, top3_id, p1, p2, p3: the
-three most probable tokens; rank_final, p_final: rank (1 = top) and probability of full_token_id; entropy; logsumexp: of the logits;
-cosine_previous, cosine_previous_normed: with the block before (the embedding before block 1), raw and final-normed states;
-cosine_last: with block L, final-normed; jsd_previous, jsd_last: Jensen-Shannon divergence to the block before and to block L, nats.';
+COMMENT ON VIEW probe_trace IS 'One row per probed token of full depth''s answers; lists have one entry per block 1..L.';
 
 CREATE VIEW token_probe AS
 WITH compared AS (
@@ -583,30 +521,22 @@ from full depth''s (diverged is true there alone): behind it the probe read anot
 CREATE VIEW score_trace AS
 SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id, choice, logprob), n.params FROM score_token AS t JOIN run_names AS n USING (attempt_id)
 WHERE t.choice IS NULL;
-COMMENT ON VIEW score_trace IS 'One row per probed token of a scores run: the method''s gate asked at every block as if the token had not
-left before; lists have one entry per block 1..L. doc_key; position: 1 = first generated; score: of the gate, NaN where it is not asked and
-at block L; emitted_id: token that would be emitted there, -1 where the gate is not asked.';
+COMMENT ON VIEW score_trace IS 'One row per probed token of a scores run: the method''s gate asked at every block as if the token had not left before; lists
+have one entry per block 1..L.';
 
 CREATE VIEW sublayer_trace AS
 SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), n.params FROM sublayer_token AS t JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW sublayer_trace IS 'One row per probed token, block and read-out, of probes asked to record sublayers (a run of its own beside the plain probe, of
-few documents). doc_key; position: 1 = first generated; token_id: generated; block: 1..L; read_out: what the final norm and the LM head are applied to:
-self-attention, cross-attention (encoder-decoder only) or feed-forward: what that sub-layer alone adds to the residual stream; after-self-attention
-(encoder-decoder only): the stream once self-attention is added; after-attention: the stream once all attention of the block is added (self-attention, and
-cross-attention where there is one): what the feed-forward''s output is added to; block: the stream after the block; top_ids, top_p: the ten most probable
-tokens and their probabilities, falling; entropy: of the whole distribution, nats.';
+few documents).';
 
 CREATE VIEW layer_pairs AS
 SELECT n.* EXCLUDE (params), p.* EXCLUDE (attempt_id), n.params FROM layer_pair AS p JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW layer_pairs IS 'One row per document and pair of blocks, both ways round and with itself, of probes asked to record layer-pairs (a run of its own beside
-the plain probe, of few documents). doc_key; block_a, block_b: 1..L; cosine: of the final-normed states after the two blocks; jsd: Jensen-Shannon divergence of
-their read-outs, nats, 0 to ln 2; both means over the document''s probed tokens; n: tokens.';
+the plain probe, of few documents).';
 
 CREATE VIEW token_tags AS
 SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), n.params FROM token_tag AS t JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW token_tags IS 'One row per token of full depth''s answers that belongs to a word, and tagger: `exitbench annotate upos` makes them. doc_key; position: 1 = first
-generated, as in token_trace of the same attempt_id, and in probe_trace of the probe whose setting_id (see runs) is the same; upos: universal part of speech of
-the word, which all its pieces have; tagger: library, model and versions.';
+COMMENT ON VIEW token_tags IS 'One row per token of full depth''s answers that belongs to a word, and tagger: `exitbench annotate upos` makes them.';
 
 CREATE VIEW choice_probe_trace AS
 SELECT n.* EXCLUDE (params), p.* EXCLUDE (attempt_id, gold_token_id, token_kind), a.is_right, a.is_chosen AS full_is_chosen, n.params
@@ -616,10 +546,7 @@ JOIN runs AS r USING (attempt_id)
 LEFT JOIN choice_answer AS a
     ON a.attempt_id = r.full_depth_attempt_id AND a.doc_key = p.doc_key AND a.choice = p.choice
 WHERE p.choice IS NOT NULL;
-COMMENT ON VIEW choice_probe_trace IS 'One row per token of a choice of a probe run: probe_trace for given texts, at full depth. doc_key; choice, position: as in choice_trace; token_id: given;
-full_token_id: most probable at full depth; logprob: log-probability of token_id at every block 1..L, natural logarithm; is_right, full_is_chosen: of the choice, as in choice_answers; first_match, stable_from, monotone_from, first_similar,
-similar_blocks, grows_from, nearly_monotone_from, nearly_grows_from, tolerance, top1_id, top2_id, top3_id, p1, p2, p3, rank_final, p_final, entropy, logsumexp, cosine_previous,
-cosine_previous_normed, cosine_last, jsd_previous, jsd_last: as in probe_trace, of full_token_id.';
+COMMENT ON VIEW choice_probe_trace IS 'One row per token of a choice of a probe run: probe_trace for given texts, at full depth; lists have one entry per block 1..L.';
 
 CREATE VIEW layer_trace AS
 SELECT
@@ -632,9 +559,7 @@ SELECT
     p.jsd_previous[p.block] AS jsd_previous, p.jsd_last[p.block] AS jsd_last, n.params
 FROM (SELECT *, unnest(range(1, len(p1) + 1))::SMALLINT AS block FROM probe_token WHERE choice IS NULL) AS p
 JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW layer_trace IS 'One row per probed token and block. block: 1..L; doc_key, position, token_id, full_token_id, token_kind,
-first_match, stable_from: of the token; top1_id, top2_id, top3_id, p1, p2, p3, p_final, rank_final, entropy, logsumexp, cosine_previous,
-cosine_previous_normed, cosine_last, jsd_previous, jsd_last: at this block, as in probe_trace.';
+COMMENT ON VIEW layer_trace IS 'One row per probed token and block: probe_trace without lists.';
 
 CREATE VIEW exit_histogram AS
 SELECT n.* EXCLUDE (params), t.exit_layer, t.tokens, t.tokens / sum(t.tokens) OVER (PARTITION BY t.attempt_id) AS share, n.params
@@ -644,8 +569,7 @@ FROM (
     GROUP BY ALL
 ) AS t
 JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW exit_histogram IS 'One row per quality or replay run and exit layer that occurred. exit_layer; tokens: how many exited there, generated or scored;
-share: of all tokens of the run.';
+COMMENT ON VIEW exit_histogram IS 'One row per quality or replay run and exit layer that occurred.';
 
 CREATE OR REPLACE MACRO t_quantile(n) AS
     CASE WHEN n > 1 THEN coalesce(
@@ -801,12 +725,10 @@ SELECT
         AS loss_high_percent,
     e.gained, e.lost, e.n, n.params
 FROM ends AS e JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW paired IS 'One row per real run of frontier that is not full depth, beside full depth of the same checkpoint on the same documents. metric: headline;
-full_value: full depth''s; delta: the run''s value - full_value; delta_low, delta_high: its 95% interval; is_paired: whether that is of the documents'' own
-differences: what they gain and what they lose, each a share of the scale with share_end, joined by squares with their correlation (Newcombe, 1998, method 10; Student''s t of the
+COMMENT ON VIEW paired IS 'One row per real run of frontier that is not full depth, beside full depth of the same checkpoint on the same documents. The interval of a paired delta is
+of what the documents gain and what they lose, each a share of the scale with share_end, joined by squares with their correlation (Newcombe, 1998, method 10; Student''s t of the
 differences where the metric has no scale; of BLEU what each document moves, by leaving it out). Of other metrics that are no mean of their documents the intervals of the two runs
-are joined by squares as if they were independent, which is too wide rather than too narrow. All NULL where there is no interval; loss_high_percent: what may be lost at most, -delta_low as
-a percentage of full_value, 0 where nothing, NULL where the metric has no scale; gained, lost: documents with a better and with a worse score; n: documents of both runs.';
+are joined by squares as if they were independent, which is too wide rather than too narrow.';
 
 CREATE VIEW pareto AS
 WITH candidates AS (
@@ -832,10 +754,9 @@ SELECT
     params
 FROM better;
 COMMENT ON VIEW pareto IS 'What to use, by the loss of quality that is allowed: one row per real run that no other of its setting beats both in speed and in what may be lost,
-of runs that are shown to be faster than full depth (speedup_low is above 1 and above aa_high), are scored on a scale, keep their contracts and have trained weights. Random exits and oracles are left out;
-is_static: static depths, which are compared with each other only. Under a loss of at most x percent of full depth''s quality the recommended run is the
-one with loss_high_percent <= x < next_percent (NULL: no end). setting_id: as in runs; metric, delta, delta_low, delta_high, is_paired, loss_high_percent: as in paired;
-speedup, speedup_low, speedup_high: as in frontier. The best of several on the same documents looks better than it is: only a calibration bounds what is lost of other documents.';
+of runs that are shown to be faster than full depth (speedup_low is above 1 and above aa_high), are scored on a scale, keep their contracts and have trained weights. Random exits and oracles
+are left out. Under a loss of at most x percent of full depth''s quality the recommended run is the one with loss_high_percent <= x < next_percent (NULL: no end). The best of several on
+the same documents looks better than it is: only a calibration bounds what is lost of other documents.';
 
 CREATE VIEW probe_by_document AS
 SELECT n.* EXCLUDE (params), d.* EXCLUDE (attempt_id), n.params
@@ -861,10 +782,8 @@ FROM (
     GROUP BY ALL
 ) AS d
 JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW probe_by_document IS 'One row per probe run, document and block; everything but n is a count or a sum over the document''s probed tokens, so that
-sum(p1) / sum(n) over grouped rows is a mean and half_width(p1, n) half its 95% interval. doc_key; block: 1..L; n: tokens; first_matches: tokens whose first_match is
-this block; settled: tokens with stable_from <= block; monotone: tokens with monotone_from <= block, NULL where an older version ran; nearly_monotone: tokens with nearly_monotone_from <= block, by tolerance; equal_full: tokens whose top-1 here is full depth''s; p1; gap: p1 - p2; p_final; p_final_squared: sum of
-squares; entropy; cosine_previous; cosine_last; jsd_last: as in probe_trace. The last digits of sums depend on the order in which threads add.';
+COMMENT ON VIEW probe_by_document IS 'One row per probe run, document and block; everything but n and tolerance is a count or a sum over the document''s probed tokens, so that
+sum(p1) / sum(n) over grouped rows is a mean and half_width(p1, n) half its 95% interval. The last digits of sums depend on the order in which threads add.';
 
 CREATE VIEW no_change AS
 WITH settled AS (
@@ -882,8 +801,7 @@ running AS (
     FROM grid LEFT JOIN settled USING (attempt_id, block)
 )
 SELECT n.* EXCLUDE (params), g.block, g.tokens / g.n AS share, g.n, n.params FROM running AS g JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW no_change IS 'One row per probe run and block. block: 1..L; share: of the probed tokens whose top-1 no longer changes after this block
-(stable_from <= block); n: probed tokens.';
+COMMENT ON VIEW no_change IS 'One row per probe run and block.';
 
 CREATE VIEW token_kinds AS
 FROM (VALUES
@@ -926,18 +844,11 @@ decoded AS (
 )
 SELECT n.* EXCLUDE (params), k.* EXCLUDE (attempt_id), n.params
 FROM (FROM probed UNION ALL BY NAME FROM decoded) AS k JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW exit_by_kind IS 'One row per run and kind of word in generated data. kind: of cell, probe, quality or replay; token_kind: what decides the word:
-frame (the pattern of the sentence: frequent words), end (a full stop, and the end of the answer), copy (one source word, carried over or translated one to
-one), agreement (gender and number of a word of the same phrase), lexical (another word, which decides among near-synonyms), distance (gender and number,
-past another noun or sentence), state1, state2, state3 (so many statements, one changing what the other said), hop1, hop2, hop3, hop4, hop5 (so many facts,
-each found by what the one before says); n: tokens; mean_exit_layer: where tokens were emitted (quality, replay); mean_first_match, mean_stable_from: where full depth''s token first and finally
-is top-1 (probe); share_equal_full: of the run''s own n tokens of this kind, those equal to full depth''s at the same position (frontier''s token_match is
-of full depth''s tokens).';
+COMMENT ON VIEW exit_by_kind IS 'One row per run and kind of word in generated data.';
 
 CREATE VIEW fit_curves AS
 SELECT n.* EXCLUDE (params), f.* EXCLUDE (attempt_id), n.params FROM fit_curve AS f JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW fit_curves IS 'One row per fit run and epoch. epoch: in the order trained; train_loss: on the documents that the method was
-fitted on; held_out_loss, held_out_accuracy: on documents kept out of it.';
+COMMENT ON VIEW fit_curves IS 'One row per fit run and epoch.';
 
 CREATE VIEW calibrations AS
 SELECT
@@ -956,12 +867,7 @@ LEFT JOIN (
         max(n) FILTER (metric = 'held_out_loss') AS held_out_documents
     FROM metric GROUP BY attempt_id
 ) AS h ON h.attempt_id = s.attempt_id;
-COMMENT ON VIEW calibrations IS 'The p-path: one row per calibration run and level tried. rule: how a level is judged; consistency: what is
-lost, textual (against full depth''s output) or risk (in score against the reference); delta: loss that is tolerated; epsilon: tolerated
-probability of more; step: 1 is the most conservative level; threshold: the level, a value of the method''s own parameter; mean_loss: over
-the calibration documents, 0..1; p_value: of a loss above delta, NULL under a rule that tests nothing; passed: the walk went on;
-mean_exit_layer: block after which a token is emitted there, mean over tokens; n: documents; chosen: the last level that passed, no row where the first failed (full depth is
-used then).';
+COMMENT ON VIEW calibrations IS 'The p-path: one row per calibration run and level tried.';
 
 CREATE VIEW trainings AS
 SELECT
@@ -972,17 +878,13 @@ SELECT
     (r.card -> 'wall_seconds')::DOUBLE AS seconds, r.card, r.weights_sha256
 FROM training_run AS r
 LEFT JOIN (SELECT weights_sha256, max(name) AS name FROM model_artifact GROUP BY weights_sha256) AS m USING (weights_sha256);
-COMMENT ON VIEW trainings IS 'One row per trained model. model: its name in a suite, else the recipe''s; recipe; loss: what was minimised;
-steps; parameters; final_loss_nats: mean of the last steps; token_accuracy: of every decoder block on validation documents, teacher-forced;
-seconds: wall time; card (JSON): all that is known; weights_sha256: as in model_artifact.';
+COMMENT ON VIEW trainings IS 'One row per trained model.';
 
 CREATE VIEW training_curves AS
 SELECT t.model, t.recipe, l.step, l.block, l.metric, l.value, t.weights_sha256
 FROM training_log AS l
 JOIN trainings AS t USING (weights_sha256);
-COMMENT ON VIEW training_curves IS 'One row per step, block and metric of a training''s log, each a mean over the steps since the one before. model,
-recipe, weights_sha256: as in trainings; block: NULL for the whole model; metric and its value: loss_nats, learning_rate, block_loss_nats, distillation_loss, exit_head_loss, exit_head_accuracy (agreement with the
-frozen model) or exit_head_entropy_nats.';
+COMMENT ON VIEW training_curves IS 'One row per step, block and metric of a training''s log, each a mean over the steps since the one before.';
 
 CREATE VIEW published AS
 WITH candidate AS (
@@ -1062,15 +964,7 @@ SELECT
     CASE WHEN measured IS NULL THEN coalesce(not_comparable, 'Not measured here.') END AS reason, attempt_id
 FROM worded
 ORDER BY ordinal;
-COMMENT ON VIEW published IS 'One row per value that a paper or its authors'' files printed, beside a run of ours where one compares.
-published_id: digest of the row; source, figure_or_table: where it is printed; model, dataset, split, method, setting, metric, value, std,
-unit: as printed; note: caveats of the reading; comparable: same setting (model, data, method and parameters are the same), same
-method, task and model, same method and task, other model, or same method, generated data, other model; NULL where nothing compares:
-reason says why; our_value, our_ci_low, our_ci_high: our run''s metric and its 95% interval in the unit of value, a depth as the same share of
-their model''s blocks; our_n: documents; depth_share, our_depth_share: a depth as a share of the blocks of the model it is of, NULL for other metrics;
-min_exit_share, our_min_exit_share: the earliest exit as such a share, ours of the block nearest to theirs, NULL where a setting has none;
-our_model; our_task, our_method, our_params (JSON; a run may have more), our_metric: what a run of ours must be to compare, NULL where
-none could; differences: in words, all that is known to differ; attempt_id: our run: the one that differs least, then the latest.';
+COMMENT ON VIEW published IS 'One row per value that a paper or its authors'' files printed, beside a run of ours where one compares.';
 
 CREATE VIEW perf AS
 SELECT
@@ -1081,9 +975,4 @@ SELECT
     machine ->> '$.environment.python' AS python, machine -> '$.environment.packages' AS packages,
     sha256(coalesce(machine -> '$.hardware', machine)::VARCHAR) AS machine_id, perf_run_id, benchmark AS test_id
 FROM perf_sample;
-COMMENT ON VIEW perf IS 'One row per benchmark of a run of `nox -s perf`, or of another run of pytest-benchmark that was imported. benchmark: file and
-test, without what all have in common; measured_at: UTC; commit, dirty: of the code, dirty where it differed from the commit; median_s: of the
-rounds; rounds: how many; round_s: seconds of each, where kept; extra (JSON): what else was measured: measured and its unit, its goal as
-at_least or at_most, and more; params (JSON): of the test; cpu, cores, gpu, threads (of torch), python, packages (JSON): what it ran on,
-NULL where an imported file does not say so; machine_id: equal where hardware and threads are, and only then may times be compared;
-perf_run_id: digest of the file; test_id: as pytest names it.';
+COMMENT ON VIEW perf IS 'One row per benchmark of a run of `nox -s perf`, or of another run of pytest-benchmark that was imported.';
