@@ -15,19 +15,21 @@ WITH asked AS (
     FROM (SELECT DISTINCT method, used_params(params, unused_params) AS params FROM cell)
 ),
 named AS (
-    SELECT *, unnest(json_keys(params)) AS name FROM asked
+    SELECT *, unnest(coalesce(nullif(json_keys(params), []), [NULL])) AS name FROM asked
 ),
 valued AS (
     SELECT
         method, params, is_only, name,
         regexp_replace(params ->> ('$."' || name || '"'), '^(-?[0-9]+)[.]0$', '\1') AS value,
         2 * count(*) OVER (PARTITION BY method, name, value) > count(*) OVER (PARTITION BY method, name) AS is_usual,
-        count(*) OVER (PARTITION BY method, params) <= 2 AS are_few
-    FROM named WHERE name <> 'kv_policy'
+        count(*) FILTER (name <> 'kv_policy') OVER (PARTITION BY method, params) <= 2 AS are_few
+    FROM named
 )
 SELECT
     method, params, coalesce(string_agg(name || '=' || value, ', ' ORDER BY name <> 'threshold', name) FILTER (
-        name = 'threshold' OR NOT is_usual OR (is_only AND are_few AND value NOT IN ('0', 'none', 'false', '[]'))
+        name = 'threshold' OR (
+            name <> 'kv_policy' AND (NOT is_usual OR (is_only AND are_few AND value NOT IN ('0', 'none', 'false', '[]')))
+        )
     ), '') AS label
 FROM valued
 GROUP BY method, params;
