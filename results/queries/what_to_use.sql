@@ -50,7 +50,7 @@ random_exits AS (
     GROUP BY b.cell_id
 )
 SELECT
-    t.task_label, t.metric, t.n, t.candidates, b.model, b.method, b.params, b.kv_policy, b.value, b.full_value, b.delta,
+    t.task_label, t.metric, t.n, t.candidates, b.model, b.method, b.label, b.kv_policy, b.value, b.full_value, b.delta,
     b.delta_low, b.delta_high, b.loss_is_shown,
     b.mean_blocks_run, b.blocks, b.speedup, b.speedup_low, b.speedup_high, b.ideal_speedup_bytes,
     CASE WHEN b.cell_id IS NOT NULL THEN coalesce(s.block::INTEGER, b.blocks) END AS static_block,
@@ -63,7 +63,7 @@ SELECT
         WHEN b.speedup_high < s.speedup_low THEN 'slower'
         ELSE 'not to be told apart'
     END AS verdict,
-    r.is_as_good AS random_is_as_good
+    r.is_as_good AS random_is_as_good, b.params
 FROM tasks AS t
 LEFT JOIN best AS b USING (task_label)
 LEFT JOIN static AS s ON s.cell_id = b.cell_id

@@ -28,11 +28,13 @@ def add_commands(commands: Commands) -> None:
     _add_check(commands)
     _add_claims(commands)
     _add_show(commands)
+    _add_ask(commands)
     _add_sql(commands)
     _add_compare(commands)
     _add_replay(commands)
     _add_status(commands)
     _add_env(commands)
+    _add_doctor(commands)
     _add_verify(commands)
     _add_inspect(commands)
     _add_list(commands)
@@ -113,6 +115,13 @@ def _add_show(commands: Commands) -> None:
         "--token", type=up_to(_MOST_TOKENS), metavar="N", help="also what every block read out at token N"
     )
     add_database(parser)
+
+
+def _add_ask(commands: Commands) -> None:
+    examples = "  exitbench ask\n  exitbench ask near ties\n  exitbench ask speed\n  exitbench sql @near_ties"
+    about = "List the questions that saved queries answer, by topic; with words, those that have them, in full."
+    parser = command(commands, "ask", "ask:ask", about, examples)
+    parser.add_argument("words", nargs="*", metavar="WORD", help="only questions with all of these words")
 
 
 def _add_sql(commands: Commands) -> None:
@@ -223,6 +232,12 @@ def _add_env(commands: Commands) -> None:
     naming = "beginning of the id of an attempt, cell (its latest attempt), environment or machine; now: this machine"
     parser.add_argument("of", nargs="+", metavar="A", help=naming)
     add_database(parser)
+
+
+def _add_doctor(commands: Commands) -> None:
+    about = "Show versions, machine, disk, network and database, and what would stop a run; exit status 1 if anything."
+    parser = command(commands, "doctor", "doctor:doctor", about, "  exitbench doctor\n  exitbench doctor --runs other")
+    add_runs(parser)
 
 
 def _add_verify(commands: Commands) -> None:

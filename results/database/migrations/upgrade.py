@@ -13,6 +13,7 @@ from exitbench.results.database import migrations
 from exitbench.results.database.catalogue import SCHEMA_VERSION, VIEW_SOURCE
 from exitbench.results.database.earlier import complete
 from exitbench.results.database.foreign import read_version
+from exitbench.results.database.migrations.column_comments import comment_on_columns
 from exitbench.results.database.migrations.current import find, views_are_current, views_digest, views_script
 from exitbench.results.database.published.rows import refresh as refresh_publications
 from exitbench.results.database.tables import Catalogue, quoted, require_tables, spelled
@@ -71,4 +72,5 @@ def _drop_views(connection: sa.Connection, found: Catalogue) -> None:
 
 def _create_views(connection: sa.Connection) -> None:
     connection.exec_driver_sql(views_script())
+    comment_on_columns(driver_connection(connection))
     connection.execute(VIEW_SOURCE.insert().values(sha256=views_digest()))

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -26,9 +27,9 @@ import pytest
 from exitbench.results.beside.trainings import record_training
 from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.database.cookbook import SECTIONS, cookbook_markdown
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.queries import query_names, saved_query
+from exitbench.results.queries.cookbook import SECTIONS, cookbook_markdown
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
 
@@ -210,10 +211,25 @@ def _text(params: Row) -> str:
     return json.dumps(params, sort_keys=True)
 
 
-def _answer(database: Database, name: str, **parameters: Any) -> list[dict[str, Any]]:
+def _rows(database: Database, name: str, **parameters: Any) -> list[dict[str, Any]]:
     query = saved_query(name)
     rows: list[dict[str, Any]] = database.query(query.sql, {**query.defaults, **parameters} or None).to_pylist()
     return rows
+
+
+def _answer(database: Database, name: str, **parameters: Any) -> list[dict[str, Any]]:
+    """Rows of a saved query, with the parameters that their labels are short for."""
+    rows = _rows(database, name, **parameters)
+    return [row | {"params": _params(database)[row["method"], row["label"]]} if "label" in row else row for row in rows]
+
+
+@cache
+def _params(database: Database) -> Mapping[tuple[str, str], str]:
+    """What labels are short for."""
+    rows = database.query("SELECT method, label, params FROM settings").to_pylist()
+    told = {(row["method"], row["label"]): row["params"] for row in rows}
+    assert len(told) == len(rows)
+    return told
 
 
 def _told(row: Row) -> str:
@@ -257,7 +273,7 @@ def test_a_query_is_explained_and_answers_here_and_as_it_stands_in_the_document(
     assert query.reading.endswith(".")
     assert set(re.findall(r"\$(\w+)", query.sql)) == set(query.defaults)
     with open_database(choice_database) if query.section == "Choices" else nullcontext(database) as asked:
-        rows = _answer(asked, name)
+        rows = _rows(asked, name)
         assert rows
         told = [_told(row) for row in rows]
         assert len(told) == len(set(told)), "a row that occurs twice"
@@ -273,6 +289,19 @@ def test_the_document_has_every_query_below_its_section() -> None:
         assert f"exitbench sql @{name}" in chapter and query.with_defaults().strip() in chapter
         before = document.partition(f'<a id="{name}"></a>')[0]
         assert re.findall(r"^## (.+)$", before, re.MULTILINE)[-1] == query.section
+
+
+def test_tokens_are_spelled_out(database: Database) -> None:
+    rows = database.query(
+        "SELECT token_id, text, full_token_id, full_text, tokenizer_sha256 FROM token_trace "
+        "JOIN runs USING (attempt_id)"
+    ).to_pylist()
+    spelled = [row for row in rows if row["text"] is not None]
+    assert {row["tokenizer_sha256"] for row in spelled} == {row["tokenizer_sha256"] for row in rows}
+    assert all(row["text"] == _spelling(row["token_id"]) for row in spelled) and len(spelled) == len(rows)
+    assert all(
+        row["full_text"] == _spelling(row["full_token_id"]) for row in spelled if row["full_token_id"] is not None
+    )
 
 
 def test_pieces_of_words_are_told_by_their_spelling(database: Database, cells: list[Cell]) -> None:
