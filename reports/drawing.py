@@ -42,6 +42,11 @@ class DrawnFigure:
     error: str
     files: tuple[Path, ...]
 
+    @property
+    def caption(self) -> str:
+        """The finding, then how to read the figure; names out of the data are in it."""
+        return f"{self.finding} {self.source.module.CAPTION}".lstrip()
+
 
 def draw_all(
     material: Sequence[tuple[Source, Frame]], folder: Path, workers: int, progress: bool

@@ -79,7 +79,7 @@ def _draw_figures(arguments: Namespace) -> int:
         workers=available_cores(),
     )
     for figure in drawn:
-        if figure.image:
+        if figure.picture:
             print(f"Figure  {figure.files[0].with_suffix('.pdf')}  (svg, png and csv beside it)\n{figure.caption}\n")
         else:
             tell(f"{figure.source.name} could not be drawn: {figure.error}" if figure.error else _without_data(figure))
