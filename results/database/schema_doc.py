@@ -13,6 +13,8 @@ from exitbench.results.database.connection import open_database
 from exitbench.results.database.migrations import migration_scripts
 
 _PACKAGE: Final = "exitbench.results.database"
+_SHARED: Final = "run_names"
+"""The view whose columns most others have."""
 _VIEW: Final = re.compile(r"^CREATE VIEW (\w+) AS\n.*?;$(?=\nCOMMENT)", re.MULTILINE | re.DOTALL)
 _MACRO: Final = re.compile(
     r"^CREATE OR REPLACE MACRO (\w+\(.*?\)) AS\n.*?^COMMENT ON MACRO \w+ IS '(.*?[^'])';$", re.MULTILINE | re.DOTALL
@@ -43,7 +45,9 @@ _ABOUT: Final = {
     "training_log": "One row per step, block (NULL: the whole model) and metric of a training.",
 }
 _COLUMNS: Final = """
-    SELECT c.column_name, c.data_type, c.is_nullable, list_contains(k.constraint_column_names, c.column_name) AS is_key
+    SELECT
+        c.column_name, c.data_type, c.is_nullable, list_contains(k.constraint_column_names, c.column_name) AS is_key,
+        coalesce(c.comment, '') AS comment
     FROM duckdb_columns() AS c
     LEFT JOIN duckdb_constraints() AS k ON k.table_name = c.table_name AND k.constraint_type = 'PRIMARY KEY'
     WHERE c.table_name = ? ORDER BY c.column_index
@@ -59,12 +63,14 @@ class Column:
         type: DuckDB's type.
         nullable: Whether it may be NULL; of a view it is not known and said to be.
         key: Whether it is part of the primary key.
+        comment: What a view's column is; empty for a table's.
     """
 
     name: str
     type: str
     nullable: bool
     key: bool
+    comment: str
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ class Relation:
 
     Attributes:
         name: Its name.
-        comment: What it holds and what its columns mean.
+        comment: What it holds.
         columns: In order.
         sql: What created a view; empty for a table.
     """
@@ -116,7 +122,7 @@ def described_tables() -> tuple[Relation, ...]:
 def schema_markdown() -> str:
     """Return a document on all of it: a picture, every view, every table."""
     views, tables = described_views(), described_tables()
-    shared = [column.name for column in views[0].columns]
+    shared = [column.name for column in next(view for view in views if view.name == _SHARED).columns]
     parts = [
         "# The result database",
         "Made by `exitbench sql --schema`; do not edit. Ask the views: a view's name and columns stay, tables may\n"
@@ -154,14 +160,15 @@ def _chapter(relation: Relation, shared: Sequence[str]) -> str:
     """Return the text on a table or view; columns that most views begin with are told once."""
     columns = relation.columns
     names = [column.name for column in columns]
-    inherits = bool(shared) and names != list(shared) and names[: len(shared)] == list(shared)
+    # `params` is the last of every view.
+    inherits = relation.name != _SHARED and bool(shared) and [*names[: len(shared) - 1], names[-1]] == list(shared)
     lines = [f"### {relation.name}", "", " ".join(relation.comment.split()), ""]
     if inherits:
-        lines += ["First the columns of `run_names`, then:", ""]
+        lines += [f"Beside the columns of `{_SHARED}`:", ""]
     lines += ["| column | type | |", "|---|---|---|"]
-    for column in columns[len(shared) if inherits else 0 :]:
+    for column in columns[len(shared) - 1 : -1] if inherits else columns:
         mark = "key" if column.key else "" if column.nullable or relation.sql else "never NULL"
-        lines.append(f"| {column.name} | {column.type} | {mark} |")
+        lines.append(f"| {column.name} | {column.type} | {column.comment or mark} |")
     return "\n".join(lines)
 
 

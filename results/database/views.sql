@@ -9,25 +9,59 @@ CREATE OR REPLACE MACRO used_params(params, unused) AS
 COMMENT ON MACRO used_params IS 'Parameters (JSON) without those that others leave without effect, such as a threshold where the rule does
 not look at it.';
 
+CREATE VIEW settings AS
+WITH asked AS (
+    SELECT *, count(*) OVER (PARTITION BY method) = 1 AS is_only
+    FROM (SELECT DISTINCT method, used_params(params, unused_params) AS params FROM cell)
+),
+named AS (
+    SELECT *, unnest(coalesce(nullif(json_keys(params), []), [NULL])) AS name FROM asked
+),
+valued AS (
+    SELECT
+        method, params, is_only, name,
+        regexp_replace(params ->> ('$."' || name || '"'), '^(-?[0-9]+)[.]0$', '\1') AS value,
+        2 * count(*) OVER (PARTITION BY method, name, value) > count(*) OVER (PARTITION BY method, name) AS is_usual,
+        count(*) FILTER (name <> 'kv_policy') OVER (PARTITION BY method, params) <= 2 AS are_few
+    FROM named
+)
+SELECT
+    method, params, coalesce(string_agg(name || '=' || value, ', ' ORDER BY name <> 'threshold', name) FILTER (
+        name = 'threshold' OR (
+            name <> 'kv_policy' AND (NOT is_usual OR (is_only AND are_few AND value NOT IN ('0', 'none', 'false', '[]')))
+        )
+    ), '') AS label
+FROM valued
+GROUP BY method, params;
+COMMENT ON VIEW settings IS 'One row per method and parameters that the database has: what it is called in a row. In the order of their names, the threshold
+first, the label has the parameters whose value most settings of the method do not have; of a method with one setting all that are switched on, where they are one or two.';
+
 CREATE VIEW run_names AS
 SELECT
-    m.name AS model, d.task, d.label AS task_label, c.method, used_params(c.params, c.unused_params) AS params, c.kv_policy,
-    c.seed, c.execution, c.random_weights, c.suite, a.cell_id, a.attempt_id
+    m.name AS model, d.task, d.label AS task_label, c.method, coalesce(s.label, '') AS label,
+    try_cast(used_params(c.params, c.unused_params) ->> '$.threshold' AS DOUBLE) AS threshold, c.kv_policy,
+    c.seed, c.execution, c.random_weights, c.suite, a.cell_id, a.attempt_id,
+    used_params(c.params, c.unused_params) AS params
 FROM (
     SELECT cell_id, max(attempt_id) AS attempt_id FROM attempt WHERE status = 'ok' GROUP BY cell_id
 ) AS a
 JOIN cell AS c USING (cell_id)
 JOIN model_artifact AS m USING (model_id)
-JOIN dataset_artifact AS d USING (data_id);
-COMMENT ON VIEW run_names IS 'The columns that every view begins with, one row per run (latest successful attempt at a cell).
-model, task: names; task_label: what the suite calls the task and its data; method, params (JSON), kv_policy, seed: what was run,
-without parameters that others leave without effect (a threshold that the rule ignores; all as asked: cell.params);
-execution: real (the model ran) or simulated (an exit rule was applied to a probe); random_weights: the model was never trained,
-so its quality means nothing; suite: who asked; cell_id: what was asked; attempt_id: the attempt, which sorts by time.';
+JOIN dataset_artifact AS d USING (data_id)
+-- Grouped by what is joined on: then a query that does not ask for labels does not make them.
+LEFT JOIN (SELECT method, params, any_value(label) AS label FROM settings GROUP BY method, params) AS s
+    ON s.method = c.method AND s.params = used_params(c.params, c.unused_params);
+COMMENT ON VIEW run_names IS 'The columns that every view begins with, and params with which it ends: one row per run (latest successful attempt at a cell).';
+
+CREATE VIEW parameters AS
+SELECT
+    n.* EXCLUDE (params, name), n.name, n.params ->> ('$."' || n.name || '"') AS value, try_cast(value AS DOUBLE) AS number, n.params
+FROM (SELECT *, unnest(json_keys(params)) AS name FROM run_names) AS n;
+COMMENT ON VIEW parameters IS 'One row per run and parameter of its method, but those that others leave without effect.';
 
 CREATE VIEW runs AS
 SELECT
-    n.*, c.kind, d.split, d.documents, c.limited, m.kind AS model_kind, m.blocks, m.encoder_blocks, m.parameters,
+    n.* EXCLUDE (params), c.kind, d.split, d.documents, c.limited, m.kind AS model_kind, m.blocks, m.encoder_blocks, m.parameters,
     m.tokenizer_sha256, c.model_source, c.dtype, c.device, coalesce(c.identity ->> 'engine', 'lean') AS engine, c.batch_size,
     concat_ws(', ', c.dtype, c.device, 'batch ' || c.batch_size, nullif(coalesce(c.identity ->> 'engine', 'lean'), 'lean')) AS conditions,
     (c.identity ->> 'batch_rows')::INTEGER AS batch_rows, c.generation, c.seeds, c.method_distribution, c.method_version,
@@ -36,8 +70,9 @@ SELECT
     coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END) AS full_depth_cell_id,
     f.attempt_id AS full_depth_attempt_id,
     c.full_depth_cell_id IS NULL AND c.kind = 'quality' AS is_full_depth, c.identity -> 'record' AS record,
-    c.not_applied, c.conformance ->> 'verdict' = 'conforms' AS conforms,
-    CASE WHEN m.kind = 'seq2seq' THEN 'gated' ELSE coalesce(c.generation ->> 'first_token', 'full') END AS first_token
+    c.not_applied, (c.conformance ->> 'verdict') = 'conforms' AS conforms,
+    CASE WHEN m.kind = 'seq2seq' THEN 'gated' ELSE coalesce(c.generation ->> 'first_token', 'full') END AS first_token,
+    n.params
 FROM run_names AS n
 JOIN attempt AS a USING (attempt_id)
 JOIN cell AS c ON c.cell_id = n.cell_id
@@ -47,52 +82,35 @@ JOIN environment AS e USING (env_id)
 JOIN hardware AS h USING (hw_id)
 LEFT JOIN run_names AS f
     ON f.cell_id = coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END);
-COMMENT ON VIEW runs IS 'One row per run, with where and when it ran. kind: quality, timing, probe, scores, replay, fit or calibration;
-split, documents: the data; limited: only a part of the documents; model_kind: seq2seq or causal; blocks: decoder blocks L; encoder_blocks;
-parameters: weights; tokenizer_sha256: as in vocabulary; model_source: where the model came from, such as hub:OWNER/NAME@COMMIT, NULL for a folder of
-one''s own or a recipe; dtype, device; engine: lean (its own forward pass, for few families) or hosted
-(transformers'' own, any), whose times are never compared; batch_size: rows timed together; conditions: these
-in words, the engine where it is hosted; batch_rows: rows that an untimed
-run decoded together, NULL where that was not asked; generation (JSON); seeds (JSON): by axis of
-randomness, how each seed is found; method_distribution, method_version: what brought the method; started_at: UTC; seconds: wall time; peak_rss_bytes; commit, dirty: of
-the code; cpu, gpu, threads; setting_id: equal for cells that differ only in method and kind; comparable_id: setting, software and machine:
-equal where times may be compared; full_depth_cell_id, full_depth_attempt_id: full depth on the same documents (itself for full depth, no
-attempt where it has not run, NULL where nothing is compared with it); is_full_depth: this run is that reference; record (JSON): what a probe
-recorded inside blocks, and of how many documents: it has rows in sublayer_trace and layer_pairs and none in probe_trace; NULL for any other run;
-not_applied (JSON): of the checkpoint''s own generation settings those that the run did not apply, by name, NULL where there are none;
-conforms: whether the method was found to keep its contracts before it ran (what it breaks: cell.conformance), NULL where that was never tried;
-first_token: full where the first token of an answer is read from the prompt''s own pass (decoder-only models, if not asked otherwise), gated where it may exit early.';
+COMMENT ON VIEW runs IS 'One row per run, with where and when it ran.';
 
 CREATE VIEW failures AS
 SELECT
-    m.name AS model, d.task, d.label AS task_label, c.method, used_params(c.params, c.unused_params) AS params, c.kv_policy,
-    c.seed, c.execution, c.random_weights, c.suite, a.cell_id, a.attempt_id, c.kind, a.status, a.reason, a.started_at,
+    m.name AS model, d.task, d.label AS task_label, c.method, coalesce(s.label, '') AS label,
+    try_cast(used_params(c.params, c.unused_params) ->> '$.threshold' AS DOUBLE) AS threshold, c.kv_policy, c.seed, c.execution,
+    c.random_weights, c.suite, a.cell_id, a.attempt_id, c.kind, a.status, a.reason, a.started_at,
     epoch(a.ended_at) - epoch(a.started_at) AS seconds, a.exit_code, a.signal, a.log_tail,
-    c.conformance ->> 'verdict' = 'conforms' AS conforms
+    (c.conformance ->> 'verdict') = 'conforms' AS conforms, used_params(c.params, c.unused_params) AS params
 FROM attempt AS a
 JOIN cell AS c USING (cell_id)
 JOIN model_artifact AS m USING (model_id)
 JOIN dataset_artifact AS d USING (data_id)
+LEFT JOIN settings AS s ON s.method = c.method AND s.params = used_params(c.params, c.unused_params)
 WHERE a.status <> 'ok' AND a.attempt_id IN (
     SELECT max(attempt_id) FROM attempt JOIN cell USING (cell_id)
-    GROUP BY setting_id, kind, method, params, kv_policy, identity -> 'calibration', identity -> 'record'
+    GROUP BY setting_id, kind, method, params, kv_policy, identity -> '$.calibration', identity -> '$.record'
 );
-COMMENT ON VIEW failures IS 'One row per cell whose latest attempt did not succeed; cells that differ only in the version of method or engine, or in what it
-was fitted or replayed on, count as one. kind: of cell; status: failed, oom, timeout, skipped or
-interrupted; reason: in words; started_at: UTC; seconds: until it ended; exit_code, signal: of the process; log_tail: last lines of the log; conforms: as in runs.';
+COMMENT ON VIEW failures IS 'One row per cell whose latest attempt did not succeed; cells that differ only in the version of method or engine, or in what it was
+fitted or replayed on, count as one.';
 
 CREATE VIEW metric_values AS
 SELECT
-    n.*, c.kind, v.metric, v.metric_version, v.value, v.ci_low, v.ci_high, v.ci_method, v.n, v.role, v.scored_at,
-    v.scored_at = max(v.scored_at) OVER (PARTITION BY v.attempt_id, v.metric) AS is_current
+    n.* EXCLUDE (params), c.kind, v.metric, v.metric_version, v.value, v.ci_low, v.ci_high, v.ci_method, v.n, v.role, v.scored_at,
+    v.scored_at = max(v.scored_at) OVER (PARTITION BY v.attempt_id, v.metric) AS is_current, n.params
 FROM metric AS v
 JOIN run_names AS n USING (attempt_id)
 JOIN cell AS c ON c.cell_id = n.cell_id;
-COMMENT ON VIEW metric_values IS 'One row per run and metric. kind: of cell; metric, metric_version; value; ci_low, ci_high: 95% interval, NULL
-where there is none; ci_method: how it was made; n: documents; role: what it is about: headline (the task''s headline metric), task (its
-others), agreement (with full depth), depth (blocks), cost (work, as counted), speed (time, as measured), preparation (of a fit or calibration) or
-data (documents and prompts left out or cut); scored_at: UTC; is_current: of a metric''s versions the one computed last,
-which `frontier` shows.';
+COMMENT ON VIEW metric_values IS 'One row per run, metric and version of the metric.';
 
 CREATE VIEW frontier AS
 WITH current_metric AS (
@@ -160,7 +178,7 @@ speed AS (
     GROUP BY ALL
 )
 SELECT
-    n.*, r.limited, r.dtype, r.device, r.batch_size, r.conditions, r.blocks, coalesce(v.metric, full_headline.metric) AS metric,
+    n.* EXCLUDE (params), r.limited, r.dtype, r.device, r.batch_size, r.conditions, r.blocks, coalesce(v.metric, full_headline.metric) AS metric,
     v.value, v.ci_low, v.ci_high, f.value AS full_value, v.value - f.value AS delta, shared.mean_exit_layer,
     shared.mean_blocks_run,
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup END AS speedup,
@@ -173,7 +191,7 @@ SELECT
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.ideal_speedup_decode END AS ideal_speedup_decode,
     CASE WHEN NOT r.is_full_depth THEN s.speedup_decode / s.ideal_speedup_decode END AS realised_fraction,
     s.timed_documents, s.timed_rounds, shared.ideal_speedup_bytes, shared.ideal_speedup_flops, shared.token_match,
-    coalesce(v.n, shared.n) AS n, r.is_full_depth, s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu, r.conforms
+    coalesce(v.n, shared.n) AS n, r.is_full_depth, s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu, r.conforms, n.params
 FROM run_names AS n
 JOIN newest USING (attempt_id)
 JOIN runs AS r USING (attempt_id)
@@ -189,27 +207,29 @@ LEFT JOIN speed AS s
     AND s.method_revision = c.method_revision AND s.params = c.params AND s.kv_policy IS NOT DISTINCT FROM c.kv_policy
     AND s.fit_cell_id IS NOT DISTINCT FROM (c.identity ->> 'fit_cell_id')
 LEFT JOIN hardware AS h ON h.hw_id = s.hw_id;
-COMMENT ON VIEW frontier IS 'Quality against speed: one row per quality or replay run; of runs that differ only in the version of method or engine, or
-in what it was fitted or replayed on, the newest. limited, dtype, device, batch_size, conditions: as in runs; blocks: L; metric: the task''s headline metric;
-value, ci_low, ci_high: its value and 95% interval, NULL for a replay; full_value: of full depth on the same documents, NULL where it was not scored under the same version of the metric; delta: value -
-full_value; mean_exit_layer: block after which a token is emitted, mean over tokens; mean_blocks_run: blocks executed per token, of which there are more where
-skipped blocks are run after all (exact and verifying KV policies, oracles), NULL for a replay of a KV policy that runs some of them later; speedup, speedup_low, speedup_high: full depth''s time over the method''s, measured in
-the same process over whole requests, prompts included, with 95% interval (1 for full depth itself, NULL where not timed); aa_low, aa_high: the same of
-full depth against itself in that session: the noise floor; tokens_per_request, full_tokens_per_request: of the answers that were timed, and of full
-depth''s; is_other_length: whether these differ by more than 5%: then speedup is not of early exit alone; speedup_per_token: of decoding, ms per token of
-full depth over the method''s; speedup_decode: of decoding whole answers; ideal_speedup_decode: what the work of these answers allows it to be, by bytes
-read at batch size 1, by floating-point operations at larger ones, where rows share the weights that are read; realised_fraction: speedup_decode over
-ideal_speedup_decode, NULL for full depth itself; timed_documents, timed_rounds: what all these are measured on; ideal_speedup_bytes, ideal_speedup_flops:
-full depth''s work over the method''s, of decoding the answers to all documents; token_match: share of full depth''s tokens that the run has at the same position
-(in exit_by_kind: of the run''s own tokens); n: documents of value, depth, ideal_speedup_bytes, ideal_speedup_flops and token_match; is_full_depth: the reference itself; timing_attempt_id: where the speed is from: the latest
-timing of the same weights, data, method, source, fit, parameters, generation, dtype, batch and seed, all of one setting on one machine:
-the one timed last; timing_cpu, timing_gpu: that machine; conforms: whether the method keeps its contracts, NULL where that was never tried.';
+COMMENT ON VIEW frontier IS 'Quality against speed: one row per quality or replay run; of runs that differ only in the version of method or engine, or in
+what it was fitted or replayed on, the newest.';
 
 CREATE VIEW device_readings AS
-SELECT n.*, d.* EXCLUDE (attempt_id) FROM device_sample AS d JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW device_readings IS 'One row per reading of the device around a round of a timing run, never during a decode. round: from 0; moment: start or end of the
-round; device: cpu or cuda; clock_mhz: mean over cores, or of the GPU''s multiprocessors; power_w; temperature_c; throttle: what holds the clock
-down, or none; load_average: of the machine over the last minute; all NULL where the hardware does not tell.';
+SELECT n.* EXCLUDE (params), d.* EXCLUDE (attempt_id), n.params FROM device_sample AS d JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW device_readings IS 'One row per reading of the device around a round of a timing run, never during a decode.';
+
+CREATE VIEW timings AS
+WITH read AS (
+    SELECT
+        attempt_id, doc_key, CASE WHEN twin THEN 'twin' ELSE arm END AS arm, phase, avg(n_tokens) AS tokens, avg(wall_ns) / 1e6 AS ms,
+        stddev_samp(wall_ns) / 1e6 AS ms_std, count(*) AS readings
+    FROM timing_sample GROUP BY ALL
+)
+SELECT
+    n.* EXCLUDE (params), r.doc_key, r.arm, r.phase, r.tokens, r.ms, r.ms_std, r.readings, r.ms / r.tokens AS ms_per_token,
+    f.ms AS full_ms, f.ms / r.ms AS speedup, n.params
+FROM read AS r
+JOIN run_names AS n ON n.attempt_id = r.attempt_id
+LEFT JOIN read AS f
+    ON f.attempt_id = r.attempt_id AND f.doc_key = r.doc_key AND f.phase = r.phase AND f.arm = 'full';
+COMMENT ON VIEW timings IS 'One row per timing run, document (or batch of them, by its first), arm and phase: what the clock said. Over a run''s documents
+sum(full_ms) / sum(ms) of the arm method and the phase total is frontier''s speedup.';
 
 CREATE VIEW qc AS
 WITH clocks AS (
@@ -376,152 +396,182 @@ findings AS (
         ELSE '%.0f of %d documents are left out: prompt and answer do not fit the model''s positions' END, value, n)
     FROM shortened
 )
-SELECT n.*, c.kind, f.severity, f.rule, f.message
+SELECT n.* EXCLUDE (params), c.kind, f.severity, f.rule, f.message, n.params
 FROM findings AS f JOIN run_names AS n USING (attempt_id) JOIN cell AS c ON c.cell_id = n.cell_id;
-COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should know. kind: of cell; severity: 1 a remark, 2 look before you cite it, 3 do not cite
-it; rule: clocks_disagree, not_repeatable, noise_floor, noise_floor_coverage, few_timed_documents, realised_above_ideal (speedup_decode above 1.05 times ideal_speedup_decode), throttled, slow_clock, trace_incomplete, not_conforming, replay_differs, dirty_commit,
-random_weights, limited, generation_not_applied (the score is not that of a model card), documents_dropped (remark where the suite asks for it) or prompts_truncated;
-message: what was found. noise_floor: full depth against itself differs from 1 by more than twice its interval''s half width, severity 1 up to 5%;
+COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should know. Rules: clocks_disagree; not_repeatable, of severity 1 where the other attempt ran on another
+machine, compares files of one version of their writer only; noise_floor: full depth against itself differs from 1 by more than twice its interval''s half width, severity 1 up to 5%;
 noise_floor_coverage: how many of a suite''s intervals of full depth against itself on one machine lack 1, told once, with the farthest that is not told as
-noise_floor: of 20 intervals of 95% one does by chance, and severity 2 where so many have a chance below 1%; few_timed_documents: fewer than 20, or batches of them; not_repeatable has severity 1 where the other attempt ran on another machine, and compares files of one version of
-their writer only; slow_clock: below 90% of the median over all rounds on that machine; replay_differs: a real decode and a replay of one setting whose mean exit
-layers are more than an eighth of the blocks (at least one) apart and their intervals too: more than keys and values of skipped blocks usually explain.';
+noise_floor: of 20 intervals of 95% one does by chance, and severity 2 where so many have a chance below 1%; few_timed_documents: fewer than 20, or batches of them;
+realised_above_ideal: speedup_decode above 1.05 times ideal_speedup_decode; throttled; slow_clock: below 90% of the median over all rounds on that machine; trace_incomplete;
+not_conforming; replay_differs: a real decode and a replay of one setting whose mean exit layers are more than an eighth of the blocks (at least one) apart and
+their intervals too: more than keys and values of skipped blocks usually explain; dirty_commit; random_weights; limited; generation_not_applied: the score is not that of a model card;
+documents_dropped: a remark where the suite asks for it; prompts_truncated.';
 
 CREATE VIEW answers AS
-SELECT n.*, s.* EXCLUDE (attempt_id) FROM sample AS s JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW answers IS 'One row per document of a quality run. doc_key: document; output_text; output_ids: tokens of the answer, end of sequence
-included, none where an export left them out; n_prompt, n_output: tokens of the prompt and of the answer; stop_reason; scores (JSON): of the
-task''s metrics, under the version it had when it ran; statistics (JSON): sums from which metrics of a corpus are made; n_cut: tokens of the
-prompt that were cut off, since it was longer than the suite allows, NULL where nothing is cut.';
+-- As they were scored last, by the metric that frontier shows.
+WITH scored AS (
+    SELECT s.attempt_id, s.doc_key, coalesce(r.scores, s.scores) AS scores, s.output_ids, len(s.output_ids) = s.n_output AS has_ids
+    FROM sample AS s
+    LEFT JOIN (
+        SELECT attempt_id, doc_key, arg_max(scores, scored_at) AS scores FROM sample_rescore GROUP BY attempt_id, doc_key
+    ) AS r ON r.attempt_id = s.attempt_id AND r.doc_key = s.doc_key
+),
+headline AS (
+    SELECT attempt_id, arg_max(metric, (scored_at, -ordinal)) AS metric FROM metric WHERE role = 'headline' GROUP BY attempt_id
+),
+beside AS (
+    SELECT
+        s.attempt_id, s.doc_key, any_value(s.scores) AS scores, any_value(f.scores) AS full_scores,
+        any_value(CASE WHEN s.has_ids AND f.has_ids THEN list_transform(
+            list_zip(s.output_ids, f.output_ids), lambda pair: pair[1] IS DISTINCT FROM pair[2]
+        ) END) AS differs
+    FROM scored AS s
+    JOIN runs AS r ON r.attempt_id = s.attempt_id
+    LEFT JOIN scored AS f ON f.attempt_id = r.full_depth_attempt_id AND f.doc_key = s.doc_key
+    GROUP BY s.attempt_id, s.doc_key
+)
+SELECT
+    n.* EXCLUDE (params), s.* EXCLUDE (attempt_id), h.metric, (b.scores ->> h.metric)::DOUBLE AS score,
+    (b.full_scores ->> h.metric)::DOUBLE AS full_score, score - full_score AS delta,
+    len(list_filter(b.differs, lambda differs: NOT differs)) AS equal_tokens,
+    list_position(b.differs, true) AS first_divergence, n.params
+FROM sample AS s
+JOIN run_names AS n ON n.attempt_id = s.attempt_id
+LEFT JOIN headline AS h ON h.attempt_id = s.attempt_id
+LEFT JOIN beside AS b ON b.attempt_id = s.attempt_id AND b.doc_key = s.doc_key;
+COMMENT ON VIEW answers IS 'One row per document of a quality run.';
 
 CREATE VIEW token_trace AS
-SELECT n.*, t.* EXCLUDE (attempt_id) FROM token_exit AS t JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run, or probed token of a replay. doc_key: document; position: 1 =
-first generated; token_id; token_kind: kind of word in generated data, as in exit_by_kind; exit_layer: where the token was emitted; blocks_run: blocks executed
-for it (of a replay, which runs none: up to its exit, or all where KV policy or oracle runs all); score: the gate''s confidence there; reason: threshold (the gate said so) or last (no block was left); head_rows: rows of the LM
-head multiplied for it, NULL for a replay and where an older version ran; rejected: drafted tokens thrown away right before it was decided
-(it is the full model''s choice in their place), NULL where nothing is verified; full_token_id: of full depth at this position, NULL behind its end and where an older
-version ran.';
+-- What is joined is grouped by what it is joined on: then a query that does not ask for it does not make it.
+WITH read_with AS (
+    SELECT a.attempt_id, any_value(m.tokenizer_sha256) AS tokenizer_sha256
+    FROM attempt AS a JOIN cell AS c USING (cell_id) JOIN model_artifact AS m USING (model_id)
+    GROUP BY a.attempt_id
+),
+spelled AS (
+    SELECT tokenizer_sha256, token_id, any_value(text) AS text FROM token_text GROUP BY tokenizer_sha256, token_id
+),
+-- Traces of older versions do not say what full depth emitted.
+compared AS (
+    SELECT attempt_id, doc_key, min(position) FILTER (token_id IS DISTINCT FROM full_token_id) AS first_divergence, true AS is_known
+    FROM token_exit GROUP BY attempt_id, doc_key HAVING count(full_token_id) > 0
+)
+SELECT
+    n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), own.text, its.text AS full_text,
+    CASE WHEN c.is_known THEN coalesce(t.token_id = t.full_token_id, false) END AS equal_full,
+    CASE WHEN c.is_known THEN coalesce(t.position >= c.first_divergence, false) END AS diverged, n.params
+FROM token_exit AS t
+JOIN run_names AS n ON n.attempt_id = t.attempt_id
+LEFT JOIN read_with AS r ON r.attempt_id = t.attempt_id
+LEFT JOIN spelled AS own ON own.tokenizer_sha256 = r.tokenizer_sha256 AND own.token_id = t.token_id
+LEFT JOIN spelled AS its ON its.tokenizer_sha256 = r.tokenizer_sha256 AND its.token_id = t.full_token_id
+LEFT JOIN compared AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key;
+COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run, or probed token of a replay.';
 
 CREATE VIEW choice_answers AS
-SELECT n.*, a.* EXCLUDE (attempt_id) FROM choice_answer AS a JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW choice_answers IS 'One row per text whose log-likelihood a task asked for, of a quality run or a replay. doc_key: document; choice: 1 = the first that the
-task lists (behind a document''s choices its further requests, such as choices without their context); text, NULL where an export left it out; n_context: tokens of the
-context; n_cut: tokens of it that were cut off, since the model has no positions for them; n_tokens: that were scored; logprob: natural logarithm of its probability
-given the context, each token''s read where it left; full_logprob: at full depth; is_greedy: whether each token is the most probable where it left; full_is_greedy: at full depth;
-is_right: whether the task says so, NULL where it has no right choice; is_chosen: the most probable of the document''s choices; full_is_chosen: at full depth; the three full_ columns
-are NULL where full depth was not scored.';
+SELECT n.* EXCLUDE (params), a.* EXCLUDE (attempt_id), n.params FROM choice_answer AS a JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW choice_answers IS 'One row per text whose log-likelihood a task asked for, of a quality run or a replay.';
 
 CREATE VIEW choice_trace AS
-SELECT n.*, t.* EXCLUDE (attempt_id), a.is_right, a.is_chosen, a.full_is_chosen
+SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), a.is_right, a.is_chosen, a.full_is_chosen, n.params
 FROM choice_token AS t
 JOIN choice_answer AS a USING (attempt_id, doc_key, choice)
 JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW choice_trace IS 'One row per scored token of a choice, of a quality run (forced decode) or a replay. doc_key; choice: as in choice_answers; position: 1 = first behind
-the context; token_id: given, NULL where an export left it out; exit_layer: where its log-probability was read; blocks_run: blocks executed for it (of a replay: up to its exit); head_rows: rows of the LM head multiplied,
-NULL for a replay; score: the gate''s confidence there; reason: threshold (the gate said so) or last (no block was left); logprob: natural logarithm of its probability at the exit;
-full_logprob: at full depth; is_greedy: whether it is the most probable token at the exit; full_is_greedy: at full depth; is_right, is_chosen, full_is_chosen: of its choice, as in
-choice_answers.';
+COMMENT ON VIEW choice_trace IS 'One row per scored token of a choice, of a quality run (forced decode) or a replay.';
 
 CREATE VIEW vocabulary AS
 SELECT tokenizer_sha256, token_id, text, begins_word FROM token_text;
-COMMENT ON VIEW vocabulary IS 'One row per tokenizer and token id; token_trace JOIN runs USING (attempt_id) JOIN vocabulary USING (tokenizer_sha256,
-token_id) spells tokens out. tokenizer_sha256: as in runs; token_id; text: as the tokenizer spells it, with its marks of spaces; begins_word:
-whether it is the first piece of a word (every token, where a tokenizer marks no spaces), NULL for tokens that are no text.';
+COMMENT ON VIEW vocabulary IS 'One row per tokenizer and token id: the texts of token_trace, and of other ids by the tokenizer_sha256 of runs.';
 
 CREATE VIEW plain_probes AS
 SELECT
-    n.*, r.documents, r.first_token, r.full_depth_cell_id, r.full_depth_attempt_id,
+    n.* EXCLUDE (params), r.documents, r.first_token, r.full_depth_cell_id, r.full_depth_attempt_id,
     row_number() OVER (PARTITION BY r.full_depth_cell_id ORDER BY n.attempt_id DESC) = 1 AS is_latest,
     row_number() OVER (
         PARTITION BY n.model, n.task_label, n.random_weights ORDER BY r.documents DESC, n.attempt_id DESC
-    ) = 1 AS is_largest
+    ) = 1 AS is_largest, n.params
 FROM run_names AS n JOIN runs AS r USING (attempt_id)
 WHERE r.kind = 'probe' AND r.record IS NULL AND n.attempt_id NOT IN (
     SELECT attempt_id FROM probe_token WHERE choice IS NOT NULL
 );
-COMMENT ON VIEW plain_probes IS 'One row per probe run with tokens: those asked to record what is inside blocks have none. documents, first_token,
-full_depth_cell_id, full_depth_attempt_id: as in runs; is_latest: whether it is the newest of its full depth''s run; is_largest: of those of a model on a task, the one of the most documents, of these the newest.';
+COMMENT ON VIEW plain_probes IS 'One row per probe run with tokens: those asked to record what is inside blocks have none.';
 
 CREATE VIEW probe_trace AS
-SELECT n.*, p.* EXCLUDE (attempt_id, choice, logprob) FROM probe_token AS p JOIN run_names AS n USING (attempt_id)
+SELECT n.* EXCLUDE (params), p.* EXCLUDE (attempt_id, choice, logprob), n.params FROM probe_token AS p JOIN run_names AS n USING (attempt_id)
 WHERE p.choice IS NULL;
-COMMENT ON VIEW probe_trace IS 'One row per probed token; lists have one entry per block 1..L. doc_key; position: 1 = first generated; token_id:
-generated; full_token_id: top-1 at block L; gold_token_id: of the reference; token_kind: kind of word in generated data, as in exit_by_kind; first_match:
-first block whose top-1 is full_token_id; stable_from: first block from which it stays so; monotone_from: block from which p_final falls at no further block; first_similar: first block with
-cosine_last of at least 0.9; similar_blocks: how many of blocks 1..L-1 have that; grows_from: block from which cosine_last grows with each of
-blocks 1..L-1 (these four NULL where an older version ran); nearly_monotone_from, nearly_grows_from: block from which p_final, or cosine_last of blocks
-1..L-1, falls by no more than tolerance below any earlier block since; tolerance; top1_id, top2_id, top3_id, p1, p2, p3: the
-three most probable tokens; rank_final, p_final: rank (1 = top) and probability of full_token_id; entropy; logsumexp: of the logits;
-cosine_previous, cosine_previous_normed: with the block before (the embedding before block 1), raw and final-normed states;
-cosine_last: with block L, final-normed; jsd_previous, jsd_last: Jensen-Shannon divergence to the block before and to block L, nats.';
+COMMENT ON VIEW probe_trace IS 'One row per probed token of full depth''s answers; lists have one entry per block 1..L.';
+
+CREATE VIEW token_probe AS
+WITH compared AS (
+    SELECT attempt_id, doc_key, min(position) FILTER (token_id IS DISTINCT FROM full_token_id) AS first_divergence
+    FROM token_exit GROUP BY attempt_id, doc_key HAVING count(full_token_id) > 0
+)
+SELECT
+    t.* EXCLUDE (params), b.attempt_id AS probe_attempt_id, p.gold_token_id, p.first_match, p.stable_from,
+    p.rank_final[t.exit_layer] AS rank_final, p.p_final[t.exit_layer]::DOUBLE AS p_final, p.p1[t.exit_layer]::DOUBLE AS p1,
+    (p.p1[t.exit_layer] - p.p2[t.exit_layer])::DOUBLE AS gap, p.p1[-1]::DOUBLE AS full_p1,
+    (p.p1[-1] - p.p2[-1])::DOUBLE AS full_gap, t.params
+FROM token_trace AS t
+JOIN runs AS r ON r.attempt_id = t.attempt_id
+JOIN compared AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
+JOIN plain_probes AS b ON b.full_depth_cell_id = r.full_depth_cell_id AND b.is_latest
+JOIN probe_token AS p ON p.attempt_id = b.attempt_id AND p.doc_key = t.doc_key AND p.position = t.position
+WHERE p.choice IS NULL AND t.position <= coalesce(c.first_divergence, t.position);
+COMMENT ON VIEW token_probe IS 'token_trace beside the newest probe of full depth''s answers: one row per token of a quality or replay run up to the first that differs
+from full depth''s (diverged is true there alone): behind it the probe read another text.';
 
 CREATE VIEW score_trace AS
-SELECT n.*, t.* EXCLUDE (attempt_id, choice, logprob) FROM score_token AS t JOIN run_names AS n USING (attempt_id)
+SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id, choice, logprob), n.params FROM score_token AS t JOIN run_names AS n USING (attempt_id)
 WHERE t.choice IS NULL;
-COMMENT ON VIEW score_trace IS 'One row per probed token of a scores run: the method''s gate asked at every block as if the token had not
-left before; lists have one entry per block 1..L. doc_key; position: 1 = first generated; score: of the gate, NaN where it is not asked and
-at block L; emitted_id: token that would be emitted there, -1 where the gate is not asked.';
+COMMENT ON VIEW score_trace IS 'One row per probed token of a scores run: the method''s gate asked at every block as if the token had not left before; lists
+have one entry per block 1..L.';
 
 CREATE VIEW sublayer_trace AS
-SELECT n.*, t.* EXCLUDE (attempt_id) FROM sublayer_token AS t JOIN run_names AS n USING (attempt_id);
+SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), n.params FROM sublayer_token AS t JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW sublayer_trace IS 'One row per probed token, block and read-out, of probes asked to record sublayers (a run of its own beside the plain probe, of
-few documents). doc_key; position: 1 = first generated; token_id: generated; block: 1..L; read_out: what the final norm and the LM head are applied to:
-self-attention, cross-attention (encoder-decoder only) or feed-forward: what that sub-layer alone adds to the residual stream; after-self-attention
-(encoder-decoder only): the stream once self-attention is added; after-attention: the stream once all attention of the block is added (self-attention, and
-cross-attention where there is one): what the feed-forward''s output is added to; block: the stream after the block; top_ids, top_p: the ten most probable
-tokens and their probabilities, falling; entropy: of the whole distribution, nats.';
+few documents).';
 
 CREATE VIEW layer_pairs AS
-SELECT n.*, p.* EXCLUDE (attempt_id) FROM layer_pair AS p JOIN run_names AS n USING (attempt_id);
+SELECT n.* EXCLUDE (params), p.* EXCLUDE (attempt_id), n.params FROM layer_pair AS p JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW layer_pairs IS 'One row per document and pair of blocks, both ways round and with itself, of probes asked to record layer-pairs (a run of its own beside
-the plain probe, of few documents). doc_key; block_a, block_b: 1..L; cosine: of the final-normed states after the two blocks; jsd: Jensen-Shannon divergence of
-their read-outs, nats, 0 to ln 2; both means over the document''s probed tokens; n: tokens.';
+the plain probe, of few documents).';
 
 CREATE VIEW token_tags AS
-SELECT n.*, t.* EXCLUDE (attempt_id) FROM token_tag AS t JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW token_tags IS 'One row per token of full depth''s answers that belongs to a word, and tagger: `exitbench annotate upos` makes them. doc_key; position: 1 = first
-generated, as in token_trace of the same attempt_id, and in probe_trace of the probe whose setting_id (see runs) is the same; upos: universal part of speech of
-the word, which all its pieces have; tagger: library, model and versions.';
+SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), n.params FROM token_tag AS t JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW token_tags IS 'One row per token of full depth''s answers that belongs to a word, and tagger: `exitbench annotate upos` makes them.';
 
 CREATE VIEW choice_probe_trace AS
-SELECT n.*, p.* EXCLUDE (attempt_id, gold_token_id, token_kind), a.is_right, a.is_chosen AS full_is_chosen
+SELECT n.* EXCLUDE (params), p.* EXCLUDE (attempt_id, gold_token_id, token_kind), a.is_right, a.is_chosen AS full_is_chosen, n.params
 FROM probe_token AS p
 JOIN run_names AS n USING (attempt_id)
 JOIN runs AS r USING (attempt_id)
 LEFT JOIN choice_answer AS a
     ON a.attempt_id = r.full_depth_attempt_id AND a.doc_key = p.doc_key AND a.choice = p.choice
 WHERE p.choice IS NOT NULL;
-COMMENT ON VIEW choice_probe_trace IS 'One row per token of a choice of a probe run: probe_trace for given texts, at full depth. doc_key; choice, position: as in choice_trace; token_id: given;
-full_token_id: most probable at full depth; logprob: log-probability of token_id at every block 1..L, natural logarithm; is_right, full_is_chosen: of the choice, as in choice_answers; first_match, stable_from, monotone_from, first_similar,
-similar_blocks, grows_from, nearly_monotone_from, nearly_grows_from, tolerance, top1_id, top2_id, top3_id, p1, p2, p3, rank_final, p_final, entropy, logsumexp, cosine_previous,
-cosine_previous_normed, cosine_last, jsd_previous, jsd_last: as in probe_trace, of full_token_id.';
+COMMENT ON VIEW choice_probe_trace IS 'One row per token of a choice of a probe run: probe_trace for given texts, at full depth; lists have one entry per block 1..L.';
 
 CREATE VIEW layer_trace AS
 SELECT
-    n.*, p.doc_key, p.position, p.token_id, p.full_token_id, p.token_kind, p.first_match, p.stable_from, p.block,
+    n.* EXCLUDE (params), p.doc_key, p.position, p.token_id, p.full_token_id, p.token_kind, p.first_match, p.stable_from, p.block,
     -- Lists are read by place and not unnested: then those that nobody asks for are not read at all.
     p.top1_id[p.block] AS top1_id, p.top2_id[p.block] AS top2_id, p.top3_id[p.block] AS top3_id, p.p1[p.block] AS p1,
     p.p2[p.block] AS p2, p.p3[p.block] AS p3, p.p_final[p.block] AS p_final, p.rank_final[p.block] AS rank_final,
     p.entropy[p.block] AS entropy, p.logsumexp[p.block] AS logsumexp, p.cosine_previous[p.block] AS cosine_previous,
     p.cosine_previous_normed[p.block] AS cosine_previous_normed, p.cosine_last[p.block] AS cosine_last,
-    p.jsd_previous[p.block] AS jsd_previous, p.jsd_last[p.block] AS jsd_last
+    p.jsd_previous[p.block] AS jsd_previous, p.jsd_last[p.block] AS jsd_last, n.params
 FROM (SELECT *, unnest(range(1, len(p1) + 1))::SMALLINT AS block FROM probe_token WHERE choice IS NULL) AS p
 JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW layer_trace IS 'One row per probed token and block. block: 1..L; doc_key, position, token_id, full_token_id, token_kind,
-first_match, stable_from: of the token; top1_id, top2_id, top3_id, p1, p2, p3, p_final, rank_final, entropy, logsumexp, cosine_previous,
-cosine_previous_normed, cosine_last, jsd_previous, jsd_last: at this block, as in probe_trace.';
+COMMENT ON VIEW layer_trace IS 'One row per probed token and block: probe_trace without lists.';
 
 CREATE VIEW exit_histogram AS
-SELECT n.*, t.exit_layer, t.tokens, t.tokens / sum(t.tokens) OVER (PARTITION BY t.attempt_id) AS share
+SELECT n.* EXCLUDE (params), t.exit_layer, t.tokens, t.tokens / sum(t.tokens) OVER (PARTITION BY t.attempt_id) AS share, n.params
 FROM (
     SELECT attempt_id, exit_layer, count(*) AS tokens
     FROM (SELECT attempt_id, exit_layer FROM token_exit UNION ALL SELECT attempt_id, exit_layer FROM choice_token)
     GROUP BY ALL
 ) AS t
 JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW exit_histogram IS 'One row per quality or replay run and exit layer that occurred. exit_layer; tokens: how many exited there, generated or scored;
-share: of all tokens of the run.';
+COMMENT ON VIEW exit_histogram IS 'One row per quality or replay run and exit layer that occurred.';
 
 CREATE OR REPLACE MACRO t_quantile(n) AS
     CASE WHEN n > 1 THEN coalesce(
@@ -672,17 +722,15 @@ ends AS (
     FROM points AS p LEFT JOIN reaches AS d USING (attempt_id)
 )
 SELECT
-    n.*, e.metric, e.full_value, e.delta, e.delta - e.down AS delta_low, e.delta + e.up AS delta_high, e.is_paired,
+    n.* EXCLUDE (params), e.metric, e.full_value, e.delta, e.delta - e.down AS delta_low, e.delta + e.up AS delta_high, e.is_paired,
     CASE WHEN e.full_value > 0 AND NOT e.has_no_scale THEN greatest(0, 100 * (e.down - e.delta) / e.full_value) END
         AS loss_high_percent,
-    e.gained, e.lost, e.n
+    e.gained, e.lost, e.n, n.params
 FROM ends AS e JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW paired IS 'One row per real run of frontier that is not full depth, beside full depth of the same checkpoint on the same documents. metric: headline;
-full_value: full depth''s; delta: the run''s value - full_value; delta_low, delta_high: its 95% interval; is_paired: whether that is of the documents'' own
-differences: what they gain and what they lose, each a share of the scale with share_end, joined by squares with their correlation (Newcombe, 1998, method 10; Student''s t of the
+COMMENT ON VIEW paired IS 'One row per real run of frontier that is not full depth, beside full depth of the same checkpoint on the same documents. The interval of a paired delta is
+of what the documents gain and what they lose, each a share of the scale with share_end, joined by squares with their correlation (Newcombe, 1998, method 10; Student''s t of the
 differences where the metric has no scale; of BLEU what each document moves, by leaving it out). Of other metrics that are no mean of their documents the intervals of the two runs
-are joined by squares as if they were independent, which is too wide rather than too narrow. All NULL where there is no interval; loss_high_percent: what may be lost at most, -delta_low as
-a percentage of full_value, 0 where nothing, NULL where the metric has no scale; gained, lost: documents with a better and with a worse score; n: documents of both runs.';
+are joined by squares as if they were independent, which is too wide rather than too narrow.';
 
 CREATE VIEW pareto AS
 WITH candidates AS (
@@ -703,16 +751,17 @@ better AS (
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
     ), 1)
 )
-SELECT *, lead(loss_high_percent) OVER (PARTITION BY setting_id, is_static ORDER BY loss_high_percent) AS next_percent
+SELECT
+    * EXCLUDE (params), lead(loss_high_percent) OVER (PARTITION BY setting_id, is_static ORDER BY loss_high_percent) AS next_percent,
+    params
 FROM better;
 COMMENT ON VIEW pareto IS 'What to use, by the loss of quality that is allowed: one row per real run that no other of its setting beats both in speed and in what may be lost,
-of runs that are shown to be faster than full depth (speedup_low is above 1 and above aa_high), are scored on a scale, keep their contracts and have trained weights. Random exits and oracles are left out;
-is_static: static depths, which are compared with each other only. Under a loss of at most x percent of full depth''s quality the recommended run is the
-one with loss_high_percent <= x < next_percent (NULL: no end). setting_id: as in runs; metric, delta, delta_low, delta_high, is_paired, loss_high_percent: as in paired;
-speedup, speedup_low, speedup_high: as in frontier. The best of several on the same documents looks better than it is: only a calibration bounds what is lost of other documents.';
+of runs that are shown to be faster than full depth (speedup_low is above 1 and above aa_high), are scored on a scale, keep their contracts and have trained weights. Random exits and oracles
+are left out. Under a loss of at most x percent of full depth''s quality the recommended run is the one with loss_high_percent <= x < next_percent (NULL: no end). The best of several on
+the same documents looks better than it is: only a calibration bounds what is lost of other documents.';
 
 CREATE VIEW probe_by_document AS
-SELECT n.*, d.* EXCLUDE (attempt_id)
+SELECT n.* EXCLUDE (params), d.* EXCLUDE (attempt_id), n.params
 FROM (
     SELECT
         attempt_id, doc_key, block, count(*) AS n,
@@ -735,10 +784,8 @@ FROM (
     GROUP BY ALL
 ) AS d
 JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW probe_by_document IS 'One row per probe run, document and block; everything but n is a count or a sum over the document''s probed tokens, so that
-sum(p1) / sum(n) over grouped rows is a mean and half_width(p1, n) half its 95% interval. doc_key; block: 1..L; n: tokens; first_matches: tokens whose first_match is
-this block; settled: tokens with stable_from <= block; monotone: tokens with monotone_from <= block, NULL where an older version ran; nearly_monotone: tokens with nearly_monotone_from <= block, by tolerance; equal_full: tokens whose top-1 here is full depth''s; p1; gap: p1 - p2; p_final; p_final_squared: sum of
-squares; entropy; cosine_previous; cosine_last; jsd_last: as in probe_trace. The last digits of sums depend on the order in which threads add.';
+COMMENT ON VIEW probe_by_document IS 'One row per probe run, document and block; everything but n and tolerance is a count or a sum over the document''s probed tokens, so that
+sum(p1) / sum(n) over grouped rows is a mean and half_width(p1, n) half its 95% interval. The last digits of sums depend on the order in which threads add.';
 
 CREATE VIEW no_change AS
 WITH settled AS (
@@ -755,9 +802,27 @@ running AS (
         sum(coalesce(tokens, 0)) OVER (PARTITION BY attempt_id)::BIGINT AS n
     FROM grid LEFT JOIN settled USING (attempt_id, block)
 )
-SELECT n.*, g.block, g.tokens / g.n AS share, g.n FROM running AS g JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW no_change IS 'One row per probe run and block. block: 1..L; share: of the probed tokens whose top-1 no longer changes after this block
-(stable_from <= block); n: probed tokens.';
+SELECT n.* EXCLUDE (params), g.block, g.tokens / g.n AS share, g.n, n.params FROM running AS g JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW no_change IS 'One row per probe run and block.';
+
+CREATE VIEW token_kinds AS
+FROM (VALUES
+    ('frame', 'the pattern of the sentence: frequent words'),
+    ('end', 'a full stop, and the end of the answer'),
+    ('copy', 'one source word, carried over or translated one to one'),
+    ('agreement', 'gender and number of a word of the same phrase'),
+    ('lexical', 'another word, which decides among near-synonyms'),
+    ('distance', 'gender and number, past another noun or sentence'),
+    ('state1', 'one statement'),
+    ('state2', 'two statements, one changing what the other said'),
+    ('state3', 'three statements, each changing what another said'),
+    ('hop1', 'one fact'),
+    ('hop2', 'two facts, one found by what the other says'),
+    ('hop3', 'three facts, each found by what the one before says'),
+    ('hop4', 'four facts, each found by what the one before says'),
+    ('hop5', 'five facts, each found by what the one before says')
+) AS kinds(token_kind, decided_by);
+COMMENT ON VIEW token_kinds IS 'One row per kind of word in generated data: what decides the word, and so how much there is to compute for it.';
 
 CREATE VIEW exit_by_kind AS
 WITH probed AS (
@@ -779,36 +844,32 @@ decoded AS (
     ) AS t
     JOIN (SELECT attempt_id, kind FROM attempt JOIN cell USING (cell_id)) AS r USING (attempt_id)
 )
-SELECT n.*, k.* EXCLUDE (attempt_id)
+SELECT n.* EXCLUDE (params), k.* EXCLUDE (attempt_id), n.params
 FROM (FROM probed UNION ALL BY NAME FROM decoded) AS k JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW exit_by_kind IS 'One row per run and kind of word in generated data. kind: of cell, probe, quality or replay; token_kind: what decides the word:
-frame (the pattern of the sentence: frequent words), end (a full stop, and the end of the answer), copy (one source word, carried over or translated one to
-one), agreement (gender and number of a word of the same phrase), lexical (another word, which decides among near-synonyms), distance (gender and number,
-past another noun or sentence), state1, state2, state3 (so many statements, one changing what the other said), hop1, hop2, hop3, hop4, hop5 (so many facts,
-each found by what the one before says); n: tokens; mean_exit_layer: where tokens were emitted (quality, replay); mean_first_match, mean_stable_from: where full depth''s token first and finally
-is top-1 (probe); share_equal_full: of the run''s own n tokens of this kind, those equal to full depth''s at the same position (frontier''s token_match is
-of full depth''s tokens).';
+COMMENT ON VIEW exit_by_kind IS 'One row per run and kind of word in generated data.';
 
 CREATE VIEW fit_curves AS
-SELECT n.*, f.* EXCLUDE (attempt_id) FROM fit_curve AS f JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW fit_curves IS 'One row per fit run and epoch. epoch: in the order trained; train_loss: on the documents that the method was
-fitted on; held_out_loss, held_out_accuracy: on documents kept out of it.';
+SELECT n.* EXCLUDE (params), f.* EXCLUDE (attempt_id), n.params FROM fit_curve AS f JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW fit_curves IS 'One row per fit run and epoch.';
 
 CREATE VIEW calibrations AS
 SELECT
-    n.*, c.identity -> 'calibration' ->> 'rule' AS rule, c.identity -> 'calibration' ->> 'consistency' AS consistency,
-    (c.identity -> 'calibration' ->> 'delta')::DOUBLE AS delta,
-    (c.identity -> 'calibration' ->> 'epsilon')::DOUBLE AS epsilon, s.* EXCLUDE (attempt_id),
-    s.passed AND s.step = max(s.step) FILTER (s.passed) OVER (PARTITION BY s.attempt_id) AS chosen
+    n.* EXCLUDE (params, threshold), c.identity ->> '$.calibration.rule' AS rule,
+    c.identity ->> '$.calibration.consistency' AS consistency, (c.identity ->> '$.calibration.delta')::DOUBLE AS delta,
+    (c.identity ->> '$.calibration.epsilon')::DOUBLE AS epsilon, s.* EXCLUDE (attempt_id),
+    s.passed AND s.step = max(s.step) FILTER (s.passed) OVER (PARTITION BY s.attempt_id) AS chosen,
+    h.held_out_loss, h.held_out_mean_exit_layer, h.held_out_documents, n.params
 FROM calibration_step AS s
 JOIN run_names AS n USING (attempt_id)
-JOIN cell AS c ON c.cell_id = n.cell_id;
-COMMENT ON VIEW calibrations IS 'The p-path: one row per calibration run and level tried. rule: how a level is judged; consistency: what is
-lost, textual (against full depth''s output) or risk (in score against the reference); delta: loss that is tolerated; epsilon: tolerated
-probability of more; step: 1 is the most conservative level; threshold: the level, a value of the method''s own parameter; mean_loss: over
-the calibration documents, 0..1; p_value: of a loss above delta, NULL under a rule that tests nothing; passed: the walk went on;
-mean_exit_layer: block after which a token is emitted there, mean over tokens; n: documents; chosen: the last level that passed, no row where the first failed (full depth is
-used then).';
+JOIN cell AS c ON c.cell_id = n.cell_id
+LEFT JOIN (
+    SELECT
+        attempt_id, max(value) FILTER (metric = 'held_out_loss') AS held_out_loss,
+        max(value) FILTER (metric = 'held_out_mean_exit_layer') AS held_out_mean_exit_layer,
+        max(n) FILTER (metric = 'held_out_loss') AS held_out_documents
+    FROM metric GROUP BY attempt_id
+) AS h ON h.attempt_id = s.attempt_id;
+COMMENT ON VIEW calibrations IS 'The p-path: one row per calibration run and level tried.';
 
 CREATE VIEW trainings AS
 SELECT
@@ -819,17 +880,13 @@ SELECT
     (r.card -> 'wall_seconds')::DOUBLE AS seconds, r.card, r.weights_sha256
 FROM training_run AS r
 LEFT JOIN (SELECT weights_sha256, max(name) AS name FROM model_artifact GROUP BY weights_sha256) AS m USING (weights_sha256);
-COMMENT ON VIEW trainings IS 'One row per trained model. model: its name in a suite, else the recipe''s; recipe; loss: what was minimised;
-steps; parameters; final_loss_nats: mean of the last steps; token_accuracy: of every decoder block on validation documents, teacher-forced;
-seconds: wall time; card (JSON): all that is known; weights_sha256: as in model_artifact.';
+COMMENT ON VIEW trainings IS 'One row per trained model.';
 
 CREATE VIEW training_curves AS
 SELECT t.model, t.recipe, l.step, l.block, l.metric, l.value, t.weights_sha256
 FROM training_log AS l
 JOIN trainings AS t USING (weights_sha256);
-COMMENT ON VIEW training_curves IS 'One row per step, block and metric of a training''s log, each a mean over the steps since the one before. model,
-recipe, weights_sha256: as in trainings; block: NULL for the whole model; metric and its value: loss_nats, learning_rate, block_loss_nats, distillation_loss, exit_head_loss, exit_head_accuracy (agreement with the
-frozen model) or exit_head_entropy_nats.';
+COMMENT ON VIEW training_curves IS 'One row per step, block and metric of a training''s log, each a mean over the steps since the one before.';
 
 CREATE VIEW published AS
 WITH candidate AS (
@@ -909,15 +966,7 @@ SELECT
     CASE WHEN measured IS NULL THEN coalesce(not_comparable, 'Not measured here.') END AS reason, attempt_id
 FROM worded
 ORDER BY ordinal;
-COMMENT ON VIEW published IS 'One row per value that a paper or its authors'' files printed, beside a run of ours where one compares.
-published_id: digest of the row; source, figure_or_table: where it is printed; model, dataset, split, method, setting, metric, value, std,
-unit: as printed; note: caveats of the reading; comparable: same setting (model, data, method and parameters are the same), same
-method, task and model, same method and task, other model, or same method, generated data, other model; NULL where nothing compares:
-reason says why; our_value, our_ci_low, our_ci_high: our run''s metric and its 95% interval in the unit of value, a depth as the same share of
-their model''s blocks; our_n: documents; depth_share, our_depth_share: a depth as a share of the blocks of the model it is of, NULL for other metrics;
-min_exit_share, our_min_exit_share: the earliest exit as such a share, ours of the block nearest to theirs, NULL where a setting has none;
-our_model; our_task, our_method, our_params (JSON; a run may have more), our_metric: what a run of ours must be to compare, NULL where
-none could; differences: in words, all that is known to differ; attempt_id: our run: the one that differs least, then the latest.';
+COMMENT ON VIEW published IS 'One row per value that a paper or its authors'' files printed, beside a run of ours where one compares.';
 
 CREATE VIEW perf AS
 SELECT
@@ -928,9 +977,4 @@ SELECT
     machine ->> '$.environment.python' AS python, machine -> '$.environment.packages' AS packages,
     sha256(coalesce(machine -> '$.hardware', machine)::VARCHAR) AS machine_id, perf_run_id, benchmark AS test_id
 FROM perf_sample;
-COMMENT ON VIEW perf IS 'One row per benchmark of a run of `nox -s perf`, or of another run of pytest-benchmark that was imported. benchmark: file and
-test, without what all have in common; measured_at: UTC; commit, dirty: of the code, dirty where it differed from the commit; median_s: of the
-rounds; rounds: how many; round_s: seconds of each, where kept; extra (JSON): what else was measured: measured and its unit, its goal as
-at_least or at_most, and more; params (JSON): of the test; cpu, cores, gpu, threads (of torch), python, packages (JSON): what it ran on,
-NULL where an imported file does not say so; machine_id: equal where hardware and threads are, and only then may times be compared;
-perf_run_id: digest of the file; test_id: as pytest names it.';
+COMMENT ON VIEW perf IS 'One row per benchmark of a run of `nox -s perf`, or of another run of pytest-benchmark that was imported.';

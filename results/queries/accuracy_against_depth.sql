@@ -18,10 +18,10 @@ depth AS (
     SELECT attempt_id, avg(exit_layer) AS mean_exit_layer FROM choice_trace WHERE is_chosen IS NOT NULL GROUP BY ALL
 )
 SELECT
-    r.model, r.task_label, r.method, r.params, r.kv_policy, r.execution, r.random_weights, d.mean_exit_layer, r.blocks,
+    r.model, r.task_label, r.method, r.label, r.kv_policy, r.execution, r.random_weights, d.mean_exit_layer, r.blocks,
     a.accuracy, a.half_width, a.same_choice, f.speedup, a.n
 FROM accuracy AS a
 JOIN depth AS d USING (attempt_id)
 JOIN runs AS r USING (attempt_id)
 LEFT JOIN frontier AS f USING (attempt_id)
-ORDER BY r.model, r.task_label, d.mean_exit_layer, r.method, r.params, r.kv_policy, r.cell_id;
+ORDER BY r.model, r.task_label, d.mean_exit_layer, r.method, r.label, r.kv_policy, r.cell_id;

@@ -52,7 +52,7 @@ placed AS (
     ) = 1
 )
 SELECT
-    model, task_label, method, params, kv_policy, seed, mean_exit_layer, shallower, oracle_exit_layer, token_match,
+    model, task_label, method, label, kv_policy, seed, mean_exit_layer, shallower, oracle_exit_layer, token_match,
     random_match, oracle_match, (token_match - random_match) / nullif(oracle_match - random_match, 0) AS share_of_gap
 FROM placed
-ORDER BY model, task_label, method, params, kv_policy, seed, cell_id;
+ORDER BY model, task_label, method, label, kv_policy, seed, cell_id;

@@ -4,9 +4,9 @@
 -- launches, gates and fills cost what the blocks save; above 1: the cost model leaves something out, such as caches that
 -- hold a small model.
 SELECT
-    model, task_label, method, params, kv_policy, seed, device, dtype, batch_size,
+    model, task_label, method, label, kv_policy, seed, device, dtype, batch_size,
     mean_blocks_run / blocks AS share_of_blocks, ideal_speedup_decode, speedup_decode, realised_fraction AS realised,
     timed_documents, timed_rounds
 FROM frontier
 WHERE speedup_decode IS NOT NULL AND NOT is_full_depth
-ORDER BY model, task_label, method, params, kv_policy, seed, cell_id;
+ORDER BY model, task_label, method, label, kv_policy, seed, cell_id;

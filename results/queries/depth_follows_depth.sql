@@ -19,12 +19,12 @@ pairs AS (
     FROM token_trace AS t JOIN chosen AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
 )
 SELECT
-    model, task_label, method, params, kv_policy, seed,
+    model, task_label, method, label, kv_policy, seed,
     CASE
         WHEN stddev_pop(exit_layer) > 0 AND stddev_pop(exit_layer_before) > 0 THEN corr(exit_layer, exit_layer_before)
     END AS correlation,
     avg((exit_layer = blocks)::INTEGER) FILTER (exit_layer_before < blocks) AS full_after_early, count(*) AS pairs
 FROM pairs
 WHERE exit_layer_before IS NOT NULL
-GROUP BY model, task_label, method, params, kv_policy, seed, cell_id
-ORDER BY model, task_label, method, params, kv_policy, seed, cell_id;
+GROUP BY model, task_label, method, label, kv_policy, seed, cell_id
+ORDER BY model, task_label, method, label, kv_policy, seed, cell_id;

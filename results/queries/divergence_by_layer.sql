@@ -21,10 +21,10 @@ tokens AS (
     QUALIFY count(t.full_token_id) OVER document > 0
 )
 SELECT
-    model, task_label, method, params, kv_policy, seed, exit_layer, count(*) AS tokens,
+    model, task_label, method, label, kv_policy, seed, exit_layer, count(*) AS tokens,
     count(*) FILTER (position = differs_at) AS departures,
     count(*) FILTER (position = differs_at) / count(*) AS share_departing
 FROM tokens JOIN run_names USING (attempt_id)
 WHERE coalesce(position <= differs_at, true)
-GROUP BY model, task_label, method, params, kv_policy, seed, cell_id, exit_layer
-ORDER BY model, task_label, method, params, kv_policy, seed, cell_id, exit_layer;
+GROUP BY model, task_label, method, label, kv_policy, seed, cell_id, exit_layer
+ORDER BY model, task_label, method, label, kv_policy, seed, cell_id, exit_layer;

@@ -22,10 +22,10 @@ tokens AS (
     QUALIFY row_number() OVER (PARTITION BY t.attempt_id ORDER BY mean_exit_layer, n DESC, t.token_id) <= $rows
 )
 SELECT
-    r.model, r.task_label, r.method, r.params, r.kv_policy, r.seed, t.token_id, v.text, t.mean_exit_layer,
+    r.model, r.task_label, r.method, r.label, r.kv_policy, r.seed, t.token_id, v.text, t.mean_exit_layer,
     t.share_equal_full, t.n
 FROM tokens AS t
 JOIN runs AS r USING (attempt_id)
 LEFT JOIN vocabulary AS v ON v.tokenizer_sha256 = r.tokenizer_sha256 AND v.token_id = t.token_id
 ORDER BY
-    r.model, r.task_label, r.method, r.params, r.kv_policy, r.seed, r.cell_id, t.mean_exit_layer, t.n DESC, t.token_id;
+    r.model, r.task_label, r.method, r.label, r.kv_policy, r.seed, r.cell_id, t.mean_exit_layer, t.n DESC, t.token_id;

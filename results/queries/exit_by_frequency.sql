@@ -19,12 +19,12 @@ counted AS (
     GROUP BY ALL
 )
 SELECT
-    model, task_label, method, params, kv_policy, seed,
+    model, task_label, method, label, kv_policy, seed,
     CASE
         WHEN times = 1 THEN '1' WHEN times < 10 THEN '2..9' WHEN times < 100 THEN '10..99' ELSE '100..'
     END AS frequency,
     sum(depth) / sum(times) AS mean_exit_layer, sum(equal) / sum(times) AS share_equal_full,
     count(*) AS different_tokens, sum(times)::BIGINT AS n
 FROM counted JOIN run_names USING (attempt_id)
-GROUP BY model, task_label, method, params, kv_policy, seed, cell_id, frequency
-ORDER BY model, task_label, method, params, kv_policy, seed, cell_id, min(times);
+GROUP BY model, task_label, method, label, kv_policy, seed, cell_id, frequency
+ORDER BY model, task_label, method, label, kv_policy, seed, cell_id, min(times);

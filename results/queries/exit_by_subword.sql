@@ -33,8 +33,8 @@ pieces AS (
     LEFT JOIN spelled AS v ON v.tokenizer_sha256 = c.tokenizer_sha256 AND v.token_id = t.token_id
 )
 SELECT
-    model, task_label, method, params, kv_policy, seed, piece, avg(exit_layer) AS mean_exit_layer,
+    model, task_label, method, label, kv_policy, seed, piece, avg(exit_layer) AS mean_exit_layer,
     count_if(token_id = full_token_id) / count(*) AS share_equal_full, count(*) AS n
 FROM pieces
-GROUP BY model, task_label, method, params, kv_policy, seed, cell_id, piece
-ORDER BY model, task_label, method, params, kv_policy, seed, cell_id, piece;
+GROUP BY model, task_label, method, label, kv_policy, seed, cell_id, piece
+ORDER BY model, task_label, method, label, kv_policy, seed, cell_id, piece;

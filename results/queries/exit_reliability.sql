@@ -28,8 +28,8 @@ grouped AS (
     QUALIFY min(score) OVER run < max(score) OVER run
 )
 SELECT
-    model, task_label, method, params, kv_policy, seed, tenth, min(score) AS score_from, max(score) AS score_to,
+    model, task_label, method, label, kv_policy, seed, tenth, min(score) AS score_from, max(score) AS score_to,
     count_if(token_id = full_token_id) / count(*) AS agreement, avg(exit_layer) AS mean_exit_layer, count(*) AS n
 FROM grouped JOIN run_names USING (attempt_id)
-GROUP BY model, task_label, method, params, kv_policy, seed, cell_id, tenth
-ORDER BY model, task_label, method, params, kv_policy, seed, cell_id, tenth;
+GROUP BY model, task_label, method, label, kv_policy, seed, cell_id, tenth
+ORDER BY model, task_label, method, label, kv_policy, seed, cell_id, tenth;

@@ -2,7 +2,7 @@
 -- The latest attempt at each: how it ended, in words, its exit code or signal, and the last line of its log. The
 -- status skipped is no fault: the reason says what the method cannot do.
 SELECT
-    status, kind, model, task_label, method, params, kv_policy, seed, reason, exit_code, signal, seconds,
+    status, kind, model, task_label, method, label, kv_policy, seed, reason, exit_code, signal, seconds,
     string_split(rtrim(log_tail, chr(10)), chr(10))[-1] AS last_line, started_at, attempt_id
 FROM failures
-ORDER BY status, kind, model, task_label, method, params, kv_policy, seed, attempt_id;
+ORDER BY status, kind, model, task_label, method, label, kv_policy, seed, attempt_id;

@@ -5,7 +5,7 @@
 -- 5% shorter or longer than full depth's owes its speed-up to that too; per token it has speedup_per_token.
 -- $loss = 1: points of the task's headline metric
 SELECT
-    model, task_label, method, params, kv_policy, seed, metric, value, ci_low, full_value, delta, mean_blocks_run,
+    model, task_label, method, label, kv_policy, seed, metric, value, ci_low, full_value, delta, mean_blocks_run,
     token_match, speedup, speedup_low, speedup_per_token, is_other_length, timed_documents, timed_rounds
 FROM frontier
 WHERE execution = 'real' AND speedup IS NOT NULL AND delta >= -$loss

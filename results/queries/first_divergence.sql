@@ -18,8 +18,8 @@ compared AS (
     FROM pairs
 )
 SELECT
-    model, task_label, method, params, kv_policy, seed, avg((first_difference IS NULL)::INT) AS share_identical,
+    model, task_label, method, label, kv_policy, seed, avg((first_difference IS NULL)::INT) AS share_identical,
     avg(first_difference) AS mean_first_difference, count(*) AS documents
 FROM compared
-GROUP BY model, task_label, method, params, kv_policy, seed, cell_id
-ORDER BY model, task_label, method, params, kv_policy, seed, cell_id;
+GROUP BY model, task_label, method, label, kv_policy, seed, cell_id
+ORDER BY model, task_label, method, label, kv_policy, seed, cell_id;

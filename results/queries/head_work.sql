@@ -7,7 +7,7 @@ WITH work AS (
     FROM token_trace WHERE head_rows IS NOT NULL GROUP BY attempt_id
 )
 SELECT
-    r.model, r.task_label, r.method, r.params, r.kv_policy, r.seed,
+    r.model, r.task_label, r.method, r.label, r.kv_policy, r.seed,
     w.head_rows / full_depth.head_rows AS heads_per_token,
     w.blocks_run AS blocks_per_token, r.blocks, r.blocks / w.blocks_run AS speedup_blocks_alone,
     f.ideal_speedup_flops, w.n
@@ -15,4 +15,4 @@ FROM work AS w
 JOIN runs AS r USING (attempt_id)
 JOIN work AS full_depth ON full_depth.attempt_id = r.full_depth_attempt_id
 LEFT JOIN frontier AS f ON f.attempt_id = w.attempt_id
-ORDER BY r.model, r.task_label, r.method, r.params, r.kv_policy, r.seed, r.cell_id;
+ORDER BY r.model, r.task_label, r.method, r.label, r.kv_policy, r.seed, r.cell_id;

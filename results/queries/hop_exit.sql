@@ -2,8 +2,8 @@
 -- Words of the generated data that need 1 to 5 look-ups. From probes: the block from which full depth's token is
 -- top-1 for good. From real decodes: where the method exits, and the share of its tokens that still is full depth's.
 SELECT
-    model, task_label, kind, method, params, kv_policy, seed, token_kind, mean_stable_from,
+    model, task_label, kind, method, label, kv_policy, seed, token_kind, mean_stable_from,
     mean_exit_layer, share_equal_full, n
 FROM exit_by_kind
 WHERE starts_with(token_kind, 'hop') AND execution = 'real'
-ORDER BY model, task_label, kind DESC, method, params, kv_policy, seed, cell_id, token_kind;
+ORDER BY model, task_label, kind DESC, method, label, kv_policy, seed, cell_id, token_kind;

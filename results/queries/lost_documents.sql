@@ -8,7 +8,7 @@
 -- $rows = 100: documents to list
 WITH lost AS (
     SELECT
-        r.model, r.task_label, r.method, r.params, r.kv_policy, r.seed, r.cell_id, r.attempt_id, r.blocks, s.doc_key,
+        r.model, r.task_label, r.method, r.label, r.kv_policy, r.seed, r.cell_id, r.attempt_id, r.blocks, s.doc_key,
         f.metric,
         (s.scores ->> f.metric)::DOUBLE AS score, (o.scores ->> f.metric)::DOUBLE AS full_score
     FROM frontier AS f
@@ -38,7 +38,7 @@ errors AS (
     FROM tokens GROUP BY ALL
 )
 SELECT
-    l.model, l.task_label, l.method, l.params, l.kv_policy, l.seed, l.doc_key, l.metric, l.full_score, l.score,
+    l.model, l.task_label, l.method, l.label, l.kv_policy, l.seed, l.doc_key, l.metric, l.full_score, l.score,
     l.full_score - l.score AS loss, e.differs_at, e.exit_layer, e.tokens_since_exit
 FROM lost AS l LEFT JOIN errors AS e USING (attempt_id, doc_key)
 ORDER BY loss DESC, l.cell_id, l.doc_key;

@@ -31,12 +31,12 @@ probed AS (
         ON f.probe_id = probe_trace.attempt_id AND f.doc_key = probe_trace.doc_key AND f.position = probe_trace.position
 )
 SELECT
-    r.model, r.task_label, r.method, r.params, r.kv_policy, r.seed, count(*) AS divergences,
+    r.model, r.task_label, r.method, r.label, r.kv_policy, r.seed, count(*) AS divergences,
     count(*) FILTER (p.margin < $margin) / count(*) AS share_near_tie,
     count(*) FILTER (p.second_id = f.token_id) / count(*) AS share_said_second, median(p.margin) AS median_margin,
     count_if(p.margin IS NULL) / count(*) AS share_behind_end
 FROM first_difference AS f
 JOIN runs AS r USING (attempt_id)
 LEFT JOIN probed AS p ON p.attempt_id = f.probe_id AND p.doc_key = f.doc_key AND p.position = f.position
-GROUP BY r.model, r.task_label, r.method, r.params, r.kv_policy, r.seed, r.cell_id
-ORDER BY r.model, r.task_label, r.method, r.params, r.kv_policy, r.seed, r.cell_id;
+GROUP BY r.model, r.task_label, r.method, r.label, r.kv_policy, r.seed, r.cell_id
+ORDER BY r.model, r.task_label, r.method, r.label, r.kv_policy, r.seed, r.cell_id;

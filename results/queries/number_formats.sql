@@ -35,7 +35,7 @@ documents AS (
     GROUP BY p.attempt_id
 )
 SELECT
-    p.model, p.task_label, p.method, p.params, p.kv_policy, p.seed, d.documents, d.share_identical, p.metric,
+    p.model, p.task_label, p.method, p.label, p.kv_policy, p.seed, d.documents, d.share_identical, p.metric,
     w.value AS reference_value, p.value, p.value - w.value AS value_more,
     -- Of all metrics only a mean is the mean of its scores of documents, in both runs.
     CASE WHEN abs(d.mean_score - p.value) < 1e-6 AND abs(d.other_mean_score - w.value) < 1e-6
@@ -47,4 +47,4 @@ JOIN documents AS d USING (attempt_id)
 LEFT JOIN metric_values AS v ON v.attempt_id = p.attempt_id AND v.metric = p.metric AND v.is_current
 LEFT JOIN metric_values AS w
     ON w.attempt_id = p.other_attempt_id AND w.metric = v.metric AND w.metric_version = v.metric_version
-ORDER BY p.model, p.task_label, p.method, p.params, p.kv_policy, p.seed, p.cell_id;
+ORDER BY p.model, p.task_label, p.method, p.label, p.kv_policy, p.seed, p.cell_id;

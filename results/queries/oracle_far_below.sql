@@ -27,7 +27,7 @@ emitted AS (
     QUALIFY count(t.full_token_id) OVER document > 0
 )
 SELECT
-    r.model, r.task_label, r.method, r.params, r.kv_policy, r.seed, e.doc_key, e.position, e.token_id, v.text,
+    r.model, r.task_label, r.method, r.label, r.kv_policy, r.seed, e.doc_key, e.position, e.token_id, v.text,
     e.token_kind, e.exit_layer, p.first_match AS oracle_layer, p.stable_from AS settled_at,
     e.exit_layer - p.first_match AS blocks_too_many
 FROM emitted AS e
@@ -37,6 +37,6 @@ LEFT JOIN vocabulary AS v ON v.tokenizer_sha256 = e.tokenizer_sha256 AND v.token
 WHERE coalesce(e.position < e.differs_at, true) AND e.exit_layer - p.first_match >= $blocks
     AND NOT (e.position = 1 AND e.first_token = 'full')  -- read from the prompt's own pass, it could not leave
 ORDER BY
-    blocks_too_many DESC, r.model, r.task_label, r.method, r.params, r.kv_policy, r.seed, r.cell_id, e.doc_key,
+    blocks_too_many DESC, r.model, r.task_label, r.method, r.label, r.kv_policy, r.seed, r.cell_id, e.doc_key,
     e.position
 LIMIT $rows;

@@ -2,7 +2,7 @@
 -- A replay (simulated) does not see that an early exit changes later keys, values and tokens. One row a method that
 -- has both, over the same full depth: real minus simulated. A replay can be trusted for what it is off by little.
 SELECT
-    q.model, q.task_label, q.method, q.params, q.kv_policy, q.seed, q.mean_exit_layer,
+    q.model, q.task_label, q.method, q.label, q.kv_policy, q.seed, q.mean_exit_layer,
     s.mean_exit_layer AS simulated_exit_layer, q.mean_exit_layer - s.mean_exit_layer AS exit_layer_off, q.token_match,
     s.token_match AS simulated_match, q.token_match - s.token_match AS match_off
 FROM frontier AS q
@@ -12,4 +12,4 @@ JOIN runs AS simulated
     AND simulated.method = r.method AND simulated.params = r.params
 JOIN frontier AS s ON s.attempt_id = simulated.attempt_id
 WHERE q.execution = 'real'
-ORDER BY q.model, q.task_label, q.method, q.params, q.kv_policy, q.seed, q.cell_id, s.cell_id;
+ORDER BY q.model, q.task_label, q.method, q.label, q.kv_policy, q.seed, q.cell_id, s.cell_id;

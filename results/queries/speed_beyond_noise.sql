@@ -3,11 +3,11 @@
 -- method is faster or slower if its own 95% interval lies outside of that. is_other_length: its answers are more than 5%
 -- shorter or longer than full depth's.
 SELECT
-    model, task_label, method, params, kv_policy, seed, speedup, speedup_low, speedup_high, aa_low, aa_high,
+    model, task_label, method, label, kv_policy, seed, speedup, speedup_low, speedup_high, aa_low, aa_high,
     CASE
         WHEN speedup_low > aa_high THEN 'faster' WHEN speedup_high < aa_low THEN 'slower' ELSE 'not to be told apart'
     END AS verdict,
     is_other_length, timed_documents, timed_rounds
 FROM frontier
 WHERE aa_low IS NOT NULL AND NOT is_full_depth
-ORDER BY model, task_label, verdict, speedup DESC, method, params, kv_policy, seed, cell_id;
+ORDER BY model, task_label, verdict, speedup DESC, method, label, kv_policy, seed, cell_id;

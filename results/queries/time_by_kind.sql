@@ -11,4 +11,4 @@ FROM attempt AS a
 JOIN cell AS c USING (cell_id)
 JOIN model_artifact AS m USING (model_id)
 GROUP BY m.name, c.kind, a.status
-ORDER BY hours DESC, model, kind, status;
+ORDER BY hours DESC, m.name, c.kind, a.status;

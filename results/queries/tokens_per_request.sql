@@ -4,7 +4,7 @@
 -- request has the prompt in it too). Answers that differ most in length come first.
 WITH timed AS (
     SELECT
-        model, task_label, method, params, kv_policy, seed, cell_id,
+        model, task_label, method, label, kv_policy, seed, cell_id,
         max(value) FILTER (metric = 'tokens_per_request') AS tokens_per_request,
         max(value) FILTER (metric = 'full_tokens_per_request') AS full_tokens_per_request,
         max(value) FILTER (metric = 'full_ms_per_request') / max(value) FILTER (metric = 'ms_per_request')
@@ -18,8 +18,8 @@ WITH timed AS (
     GROUP BY ALL
 )
 SELECT
-    model, task_label, method, params, kv_policy, seed, tokens_per_request, full_tokens_per_request,
+    model, task_label, method, label, kv_policy, seed, tokens_per_request, full_tokens_per_request,
     tokens_per_request / full_tokens_per_request AS length_ratio, speedup_per_request, speedup_per_token,
     timed_documents::BIGINT AS timed_documents, timed_rounds::BIGINT AS timed_rounds
 FROM timed
-ORDER BY abs(ln(length_ratio)) DESC, model, task_label, method, params, kv_policy, seed, cell_id;
+ORDER BY abs(ln(length_ratio)) DESC, model, task_label, method, label, kv_policy, seed, cell_id;

@@ -50,7 +50,7 @@ random_exits AS (
     GROUP BY b.cell_id
 )
 SELECT
-    t.task_label, t.metric, t.n, t.candidates, b.model, b.method, b.params, b.kv_policy, b.value, b.full_value, b.delta,
+    t.task_label, t.metric, t.n, t.candidates, b.model, b.method, b.label, b.kv_policy, b.value, b.full_value, b.delta,
     b.delta_low, b.delta_high, b.loss_is_shown,
     b.mean_blocks_run, b.blocks, b.speedup, b.speedup_low, b.speedup_high, b.ideal_speedup_bytes,
     CASE WHEN b.cell_id IS NOT NULL THEN coalesce(s.block::INTEGER, b.blocks) END AS static_block,

@@ -200,7 +200,8 @@ def _explained(name: str) -> str:
         raise UserError(f"There is no view {name!r}.{suggestion(name, views)}")
     view = views[name]
     width = max(len(column.name) for column in view.columns)
-    columns = "\n".join(f"  {column.name:{width}}  {column.type}" for column in view.columns)
+    types = max(len(column.type) for column in view.columns)
+    columns = "\n".join(f"  {column.name:{width}}  {column.type:{types}}  {column.comment}" for column in view.columns)
     return f"{view.comment}\n\n{columns}\n\n{view.sql}"
 
 

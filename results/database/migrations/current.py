@@ -6,6 +6,7 @@ from importlib.resources import files
 import duckdb
 
 from exitbench.results.database import migrations
+from exitbench.results.database.column_comments import comments_script
 from exitbench.results.database.foreign import read_version
 from exitbench.results.database.published import digest as publications_digest
 from exitbench.results.database.tables import Catalogue, catalogue_with, read_catalogue, schema_version
@@ -59,10 +60,10 @@ def views_script() -> str:
 
 
 def views_digest() -> str:
-    """Return what the table `view_source` says where the views are this version's."""
-    return hashlib.sha256(views_script().encode()).hexdigest()
+    """Return what the table `view_source` says where the views and their comments are this version's."""
+    return hashlib.sha256((views_script() + comments_script()).encode()).hexdigest()
 
 
 def version() -> str:
     """Return a digest of all that makes tables, views, and the rows of publications."""
-    return content_id([*migrations.migration_scripts(), views_script(), publications_digest()])
+    return content_id([*migrations.migration_scripts(), views_script(), comments_script(), publications_digest()])

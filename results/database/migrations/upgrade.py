@@ -11,6 +11,7 @@ from exitbench import __version__
 from exitbench.errors import UserError
 from exitbench.results.database import migrations
 from exitbench.results.database.catalogue import SCHEMA_VERSION, VIEW_SOURCE
+from exitbench.results.database.column_comments import comment_on_columns
 from exitbench.results.database.earlier import complete
 from exitbench.results.database.foreign import read_version
 from exitbench.results.database.migrations.current import find, views_are_current, views_digest, views_script
@@ -71,4 +72,5 @@ def _drop_views(connection: sa.Connection, found: Catalogue) -> None:
 
 def _create_views(connection: sa.Connection) -> None:
     connection.exec_driver_sql(views_script())
+    comment_on_columns(driver_connection(connection))
     connection.execute(VIEW_SOURCE.insert().values(sha256=views_digest()))

@@ -60,7 +60,7 @@ def test_exits_of_scored_tokens_are_counted(choice_spool: Path, choice_database:
 def test_accuracy_depth_and_agreement_are_those_of_plain_loops(choice_spool: Path, choice_database: Path) -> None:
     cells = _cells(choice_spool)
     found = {
-        json.dumps(json.loads(row["params"]).get("threshold")): row
+        row["label"].removeprefix("threshold=") or "null": row
         for row in _answer(choice_database, saved_query("accuracy_against_depth").with_defaults())
     }
     assert found.keys() == cells.keys()
@@ -90,9 +90,7 @@ def test_exits_are_told_apart_by_what_is_right_and_chosen(choice_spool: Path, ch
             if threshold != "null":
                 expected[threshold, *told[row["doc_key"], row["choice"]]].append(row["exit_layer"])
     rows = _answer(choice_database, saved_query("exits_of_choices").with_defaults())
-    found = {
-        (json.dumps(json.loads(row["params"])["threshold"]), row["is_right"], row["is_chosen"]): row for row in rows
-    }
+    found = {(row["label"].removeprefix("threshold="), row["is_right"], row["is_chosen"]): row for row in rows}
     assert found.keys() == expected.keys()
     for key, layers in expected.items():
         assert (found[key]["mean_exit_layer"], found[key]["n"]) == (pytest.approx(mean(layers)), len(layers))

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -210,10 +211,25 @@ def _text(params: Row) -> str:
     return json.dumps(params, sort_keys=True)
 
 
-def _answer(database: Database, name: str, **parameters: Any) -> list[dict[str, Any]]:
+def _rows(database: Database, name: str, **parameters: Any) -> list[dict[str, Any]]:
     query = saved_query(name)
     rows: list[dict[str, Any]] = database.query(query.sql, {**query.defaults, **parameters} or None).to_pylist()
     return rows
+
+
+def _answer(database: Database, name: str, **parameters: Any) -> list[dict[str, Any]]:
+    """Rows of a saved query, with the parameters that their labels are short for."""
+    rows = _rows(database, name, **parameters)
+    return [row | {"params": _params(database)[row["method"], row["label"]]} if "label" in row else row for row in rows]
+
+
+@cache
+def _params(database: Database) -> Mapping[tuple[str, str], str]:
+    """What labels are short for."""
+    rows = database.query("SELECT method, label, params FROM settings").to_pylist()
+    told = {(row["method"], row["label"]): row["params"] for row in rows}
+    assert len(told) == len(rows)
+    return told
 
 
 def _told(row: Row) -> str:
@@ -257,7 +273,7 @@ def test_a_query_is_explained_and_answers_here_and_as_it_stands_in_the_document(
     assert query.reading.endswith(".")
     assert set(re.findall(r"\$(\w+)", query.sql)) == set(query.defaults)
     with open_database(choice_database) if query.section == "Choices" else nullcontext(database) as asked:
-        rows = _answer(asked, name)
+        rows = _rows(asked, name)
         assert rows
         told = [_told(row) for row in rows]
         assert len(told) == len(set(told)), "a row that occurs twice"

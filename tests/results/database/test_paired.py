@@ -208,7 +208,7 @@ def test_what_to_use_is_the_fastest_run_whose_loss_is_shown_to_be_allowed(made_u
     database.executemany(f"INSERT INTO given VALUES ({', '.join('?' * 12)})", [list(row.values()) for row in made_up])
     database.execute("CREATE VIEW frontier AS SELECT *, 'f1' AS metric FROM given")
     database.execute("CREATE VIEW runs AS SELECT attempt_id, setting_id FROM given")
-    database.execute("CREATE VIEW run_names AS SELECT attempt_id, cell_id, method FROM given")
+    database.execute("CREATE VIEW run_names AS SELECT attempt_id, cell_id, method, NULL AS params FROM given")
     database.execute(
         "CREATE VIEW paired AS SELECT attempt_id, delta, delta AS delta_low, delta AS delta_high, true AS is_paired, "
         "loss_high_percent FROM given"

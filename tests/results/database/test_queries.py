@@ -186,7 +186,7 @@ def _check_choice(row: dict[str, Any], own: list[dict[str, Any]], loss: float) -
         if one["loss_high_percent"] <= loss and one["speedup_low"] > max(1, one["aa_high"] or 1) and one["speedup"] > 1
     ]
     assert row["speedup"] == max(one["speedup"] for one in shown or timed)
-    chosen = next(one for one in timed if (one["model"], one["params"]) == (row["model"], row["params"]))
+    chosen = next(one for one in timed if (one["model"], one["label"]) == (row["model"], row["label"]))
     static = [
         one
         for one in own
