@@ -16,6 +16,7 @@ nox -s perf -- -k replay              benchmarks; their times go into the databa
 nox -s perf -- --against HEAD~1 -k replay     how fast the work tree is beside another commit
 nox -s slurm                      the cluster's executor against a real Slurm on this machine; root, slurm-wlm and munge
 nox -s parity -- --free DIR --mee DIR --pruning DIR       decoding against published code, token for token
+nox -s engines                        every view and saved query in DuckDB 1.4 LTS and 1.5, command line and library
 nox -s models                         every family of transformers on the hosted engine; writes docs/models.md
 nox -s lock                       hashes.txt anew, after a change to constraints.txt
 """
@@ -33,6 +34,8 @@ nox.options.sessions = ["lint", "types", "tests"]
 PROJECT = nox.project.load_toml("pyproject.toml")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 PUBLISHED_CODE = ("transformers", "torch", "numpy", "scipy", "matplotlib", "seaborn", "einops", "safetensors")
+DUCKDB_VERSIONS = ("1.4.4", "1.5.6")
+"""Beside the pinned one: the long-term release, and what its command line is of."""
 PAPERS = ("mee", "prune", "natcap", "heads")
 UV = "uv==0.13.9"
 # torch's CPU build for CPython 3.11 on x86-64 Linux, which the package index does not have.
@@ -66,6 +69,20 @@ def train(session: nox.Session) -> None:
     """Train the models of a suite (default: builtin, from scratch) into runs/models."""
     install(session)
     session.run("exitbench", "train", *(session.posargs or ["builtin"]), env=OFFLINE)
+
+
+@nox.session
+def engines(session: nox.Session) -> None:
+    """Ask every view and saved query with other versions of DuckDB, none of which is pinned by hash."""
+    install(session, "test")
+    found = []
+    for version in DUCKDB_VERSIONS:
+        for package in ("duckdb", "duckdb-cli"):
+            folder = Path(session.create_tmp()) / f"{package}-{version}"
+            session.install("--quiet", "--no-deps", "--upgrade", "--target", str(folder), f"{package}~={version}")
+            found.append(folder if package == "duckdb" else folder / "bin" / "duckdb")
+    tests = ["tests/results/database/test_command_line.py", *session.posargs]
+    session.run("pytest", "-n", "0", *tests, env={"EXITBENCH_ENGINES": os.pathsep.join(map(str, found))})
 
 
 @nox.session
