@@ -20,7 +20,7 @@ from exitbench.methods import registry
 from exitbench.reports import readme
 from exitbench.results.database.connection import open_database
 from exitbench.results.database.cookbook import cookbook_markdown
-from exitbench.results.database.schema_doc import schema_markdown
+from exitbench.results.database.schema_doc import described_views, schema_markdown
 from exitbench.tasks.builtin.words import Kind
 
 ROOT = Path(__file__).parents[1]
@@ -103,8 +103,8 @@ def test_the_document_on_the_schema_is_up_to_date() -> None:
 
 def test_every_kind_of_word_is_defined_where_sql_is_asked_and_where_measuring_is_told() -> None:
     kinds = {*get_args(Kind), "end"}
-    (comment,) = re.findall(r"### exit_by_kind\n\n.*token_kind: (.*?); n:", schema_markdown())
-    assert kinds <= set(re.findall(r"\w+", re.sub(r"\(.*?\)", "", comment)))
+    (view,) = (view.sql for view in described_views() if view.name == "token_kinds")
+    assert kinds == set(re.findall(r"\('(\w+)', '", view))
     section = (ROOT / "docs" / "measuring.md").read_text().partition("## Kinds of word\n")[2].partition("\n## ")[0]
     assert kinds <= {kind for names in re.findall(r"^\| (.*?) \|", section, re.MULTILINE) for kind in names.split(", ")}
 

@@ -25,7 +25,7 @@ _START = """\
 start here:
   exitbench plan builtin              what the built-in suite would run
   exitbench run builtin --limit 20    20 documents a task: table, report, database
-  exitbench sql --queries             what can be asked of the results
+  exitbench ask                       what can be asked of the results
   exitbench inspect builtin-weighted  what a model is, and what methods cost on it
 
 A suite is a TOML file; `exitbench list suites` names those that come along.

@@ -63,7 +63,7 @@ SELECT
         WHEN b.speedup_high < s.speedup_low THEN 'slower'
         ELSE 'not to be told apart'
     END AS verdict,
-    r.is_as_good AS random_is_as_good
+    r.is_as_good AS random_is_as_good, b.params
 FROM tasks AS t
 LEFT JOIN best AS b USING (task_label)
 LEFT JOIN static AS s ON s.cell_id = b.cell_id

@@ -27,6 +27,7 @@ def add_commands(commands: Commands) -> None:
     _add_check(commands)
     _add_claims(commands)
     _add_show(commands)
+    _add_ask(commands)
     _add_sql(commands)
     _add_compare(commands)
     _add_replay(commands)
@@ -108,6 +109,13 @@ def _add_show(commands: Commands) -> None:
         "--token", type=up_to(_MOST_TOKENS), metavar="N", help="also what every block read out at token N"
     )
     add_database(parser)
+
+
+def _add_ask(commands: Commands) -> None:
+    examples = "  exitbench ask\n  exitbench ask near ties\n  exitbench ask speed\n  exitbench sql @near_ties"
+    about = "List the questions that saved queries answer, by topic; with words, those that have them, in full."
+    parser = command(commands, "ask", "ask:ask", about, examples)
+    parser.add_argument("words", nargs="*", metavar="WORD", help="only questions with all of these words")
 
 
 def _add_sql(commands: Commands) -> None:

@@ -3,20 +3,21 @@
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from itertools import groupby, islice, pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import duckdb
 
 from exitbench.errors import UserError, suggestion
+from exitbench.harness.cli.commands.ask import listed, saved_queries
 from exitbench.harness.cli.commands.folders import existing_database
 from exitbench.harness.cli.commands.rows import FORMATS, save
 from exitbench.results.database.answers import Answer, answer
 from exitbench.results.database.connection import WAIT_S, Database, DatabaseInUse, open_database
-from exitbench.results.database.cookbook import SECTIONS, cookbook_markdown
+from exitbench.results.database.cookbook import cookbook_markdown
 from exitbench.results.database.schema_doc import described_views, schema_markdown
-from exitbench.results.queries import parameter_text, parameter_value, query_names, saved_query
+from exitbench.results.queries import parameter_value, saved_query
 
 SHOWN_ROWS: Final = 200
 """Rows of a table on the screen, unless all are asked for."""
@@ -42,7 +43,7 @@ def sql(arguments: Namespace) -> int:
     """
     _require_used(arguments)
     if arguments.queries:
-        print(_saved_queries())
+        print(listed(saved_queries(), in_full=True))
     elif arguments.views:
         print("\n".join(f"{view.name:18} {_first_sentence(view.comment)}" for view in described_views()))
     elif arguments.explain_view is not None:
@@ -177,21 +178,6 @@ def _within(query: str) -> str | None:
     if plain[0] == "EXPLAIN":
         return next((word for word in plain[1:] if word in _WRITING), None)
     return next((word for before, word in pairwise(plain) if before.endswith("(") and word in _WRITING), None)
-
-
-def _saved_queries() -> str:
-    lines = []
-    queries = sorted(map(saved_query, query_names()), key=lambda query: SECTIONS.index(query.section))
-    for section, members in groupby(queries, key=lambda query: query.section):
-        lines.append(f"{section}\n")
-        for query in members:
-            lines.append(f"{_SAVED}{query.name}\n    {query.question} {query.reading}")
-            lines += [
-                f"    --set {name}={parameter_text(value)}: {query.meanings[name]}"
-                for name, value in query.defaults.items()
-            ]
-        lines.append("")
-    return "\n".join(lines[:-1])
 
 
 def _explained(name: str) -> str:

@@ -291,6 +291,19 @@ def test_the_document_has_every_query_below_its_section() -> None:
         assert re.findall(r"^## (.+)$", before, re.MULTILINE)[-1] == query.section
 
 
+def test_tokens_are_spelled_out(database: Database) -> None:
+    rows = database.query(
+        "SELECT token_id, text, full_token_id, full_text, tokenizer_sha256 FROM token_trace "
+        "JOIN runs USING (attempt_id)"
+    ).to_pylist()
+    spelled = [row for row in rows if row["text"] is not None]
+    assert {row["tokenizer_sha256"] for row in spelled} == {row["tokenizer_sha256"] for row in rows}
+    assert all(row["text"] == _spelling(row["token_id"]) for row in spelled) and len(spelled) == len(rows)
+    assert all(
+        row["full_text"] == _spelling(row["full_token_id"]) for row in spelled if row["full_token_id"] is not None
+    )
+
+
 def test_pieces_of_words_are_told_by_their_spelling(database: Database, cells: list[Cell]) -> None:
     def piece(row: Row) -> str:
         token_id = row["token_id"]

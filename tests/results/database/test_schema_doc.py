@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from exitbench.results.database.column_comments import SHARED, told_columns
 from exitbench.results.database.connection import open_database
 from exitbench.results.database.schema_doc import described_macros, described_tables, described_views, schema_markdown
 
@@ -45,3 +46,17 @@ def test_every_macro_is_described(tmp_path: Path) -> None:
         macros = opened.query("SELECT function_name FROM duckdb_functions() WHERE NOT internal")["function_name"]
     assert {name.partition("(")[0] for name in described_macros()} == set(macros.to_pylist())
     assert all(f"`{name}`: {comment}" in schema_markdown() for name, comment in described_macros().items())
+
+
+def test_every_column_of_a_view_is_explained_and_nothing_else_is() -> None:
+    views = {view.name: {column.name: column.comment for column in view.columns} for view in described_views()}
+    assert not [(name, column) for name, columns in views.items() for column, told in columns.items() if not told]
+    told = dict(told_columns())
+    shared = told.pop(SHARED)
+    everywhere = {column for columns in views.values() for column in columns}
+    assert not shared.keys() - everywhere
+    assert not [(view, column) for view, columns in told.items() for column in columns if column not in views[view]]
+    assert not [
+        (view, column) for view, columns in told.items() for column in columns if columns[column] == shared.get(column)
+    ]
+    assert "| speedup | DOUBLE | full depth's time over the method's" in schema_markdown()

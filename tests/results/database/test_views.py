@@ -544,3 +544,45 @@ def test_half_width_of_few_documents_is_as_wide_as_students_t(database: Database
     assert halves / errors == pytest.approx(np.full(trials, t), rel=0.002)
     assert [row["of_mean"] for row in rows] == pytest.approx(halves)
     assert np.mean(np.abs(sums.mean(axis=1) / tokens - 4) <= halves) == pytest.approx(0.95, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("settings", "labels"),
+    [
+        # One setting shows what is switched on where that is little, else its threshold alone.
+        ([{"exit_layer": 2, "kv_policy": "exact", "rollback": 0.0}], ["exit_layer=2"]),
+        ([{"a": 1, "b": 2, "threshold": 0.5}], ["threshold=0.5"]),
+        ([{"a": 1, "b": 2, "c": 3}], [""]),
+        ([{}], [""]),
+        # Of several, what most have goes without saying; where there is no majority all are told.
+        ([{"t": 2.0, "b": 1}, {"t": 2.0, "b": 2}, {"t": 4.5, "b": 3}], ["b=1", "b=2", "b=3, t=4.5"]),
+        # A threshold that the rule ignores is none of them.
+        (
+            [{"rule": "x", "threshold": 0.3}, {"rule": "x", "threshold": 0.4}, {"rule": "epsilon", "threshold": 0.3}],
+            ["threshold=0.3", "threshold=0.4", "rule=epsilon"],
+        ),
+    ],
+)
+def test_a_label_has_what_tells_a_setting_from_others(settings: list[Json], labels: list[str], tmp_path: Path) -> None:
+    with open_database(tmp_path / "exitbench.duckdb", read_only=False) as opened:
+        columns = opened.query(
+            "SELECT column_name, data_type, is_nullable FROM duckdb_columns() WHERE table_name = 'cell'"
+        )
+        for number, params in enumerate(settings):
+            row = {
+                row["column_name"]: None if row["is_nullable"] else _anything(row["data_type"])
+                for row in columns.to_pylist()
+            }
+            row |= {"cell_id": str(number), "method": "m", "params": json.dumps(params)}
+            row["unused_params"] = ["threshold"] if params.get("rule") == "epsilon" else []
+            names = ", ".join(row)
+            opened.duck.execute(f"INSERT INTO cell ({names}) VALUES ({', '.join('?' * len(row))})", list(row.values()))
+        found = opened.query("SELECT label FROM settings")["label"].to_pylist()
+    assert sorted(found) == sorted(labels)
+
+
+def _anything(data_type: str) -> Any:
+    """A value of a column that must have one."""
+    if data_type.endswith("[]"):
+        return []
+    return {"VARCHAR": "x", "JSON": "{}", "BOOLEAN": False}.get(data_type, 1)

@@ -1,0 +1,31 @@
+"""`exitbench ask`: every saved query below its topic, and those that words pick out in full."""
+
+import pytest
+
+from exitbench.harness.cli.main import main
+from exitbench.results.database.cookbook import SECTIONS
+from exitbench.results.queries import query_names, saved_query
+
+
+def test_every_question_stands_below_its_topic(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ask"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    topic, found = "", {}
+    for line in lines:
+        if line in SECTIONS:
+            topic = line
+        elif line.startswith("  @"):
+            name, _, question = line.strip().partition(" ")
+            found[name.removeprefix("@")] = (topic, question.strip())
+    assert found == {name: (saved_query(name).section, saved_query(name).question) for name in query_names()}
+
+
+def test_words_pick_questions_out_and_tell_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ask", "NEAR-TIES", "agreement"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("@") == 1 and "@near_ties" in told and "--set margin=0.1" in told
+
+
+def test_words_that_no_question_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ask", "xyzzy", "ties"]) == 2
+    assert "No question has 'xyzzy' and 'ties'" in capsys.readouterr().err

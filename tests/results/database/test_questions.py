@@ -1,0 +1,835 @@
+"""Questions of people who study early exit: a few lines of SQL over the views each, against plain loops over the spool.
+
+SQL that begins with @ is a saved query, asked with its defaults. None needs an operator of JSON.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median, pstdev
+from typing import Any, Final
+
+import pytest
+
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.queries import saved_query
+from exitbench.results.spool.attempts import AttemptRecord, read_attempt, scan_spool
+
+Row = dict[str, Any]
+Rows = list[Row]
+MOST_LINES: Final = 8
+
+
+class Told:
+    """What the spool says, read without the database: tables of rows, each with the names of its run."""
+
+    def __init__(self, root: Path) -> None:
+        latest: dict[str, AttemptRecord] = {}
+        for attempt in sorted(scan_spool(root), key=lambda attempt: attempt.attempt_id):
+            record = read_attempt(attempt.path)
+            if record.status["status"] == "ok":
+                latest[attempt.cell_id] = record
+        self.runs: Rows = []
+        self._rows: dict[str, Rows] = defaultdict(list)
+        for record in latest.values():
+            run = _named(record)
+            self.runs.append(run)
+            for table in record.tables:
+                rows = [row for batch in record.batches(table) for row in batch.to_pylist()]
+                self._rows[table] += [run | row for row in rows]
+        self.tokens = self._rows["tokens"]
+        self.probed = {_place(row): row for row in self._rows["probe"]}
+        self.timings = [row for row in self._rows["timings"] if not row["twin"]]
+        self.steps = self._rows["calibration"]
+        self.metrics = self._rows["metrics"]
+        self.samples = [row | {"scores": json.loads(row["scores"])} for row in self._rows["samples"]]
+        full = {_place(row): row["token_id"] for row in self.tokens if row["method"] == "full"}
+        for document in grouped(self.tokens, "attempt", "doc_key").values():
+            diverged = False
+            for row in sorted(document, key=lambda row: int(row["position"])):
+                row["equal"] = row["token_id"] == full[_place(row)]
+                row["first_error"] = not row["equal"] and not diverged
+                row["diverged"] = diverged = diverged or not row["equal"]
+
+    @property
+    def real(self) -> Rows:
+        """Tokens that were decoded."""
+        return [row for row in self.tokens if row["kind"] == "quality"]
+
+    def early(self) -> Rows:
+        """Of these, those of methods that exit."""
+        return [row for row in self.real if row["method"] != "full"]
+
+    def metric(self, name: str, kind: str = "quality") -> dict[str, float]:
+        """Values of a metric by run."""
+        return {row["attempt"]: row["value"] for row in self.metrics if (row["metric"], row["kind"]) == (name, kind)}
+
+    def of(self, kind: str) -> Rows:
+        """Runs of a kind."""
+        return [run for run in self.runs if run["kind"] == kind]
+
+
+def _named(record: AttemptRecord) -> Row:
+    cell, params = record.cell, dict(record.cell["method"]["params"])
+    shown = {name: value for name, value in params.items() if name not in ("kv_policy", "seed", "min_exit", "decay")}
+    return {
+        "attempt": record.attempt.attempt_id,
+        "kind": cell["kind"],
+        "model": cell["model"]["name"],
+        "blocks": cell["model"]["blocks"],
+        "task": cell["task"]["label"],
+        "method": cell["method"]["name"],
+        "label": ", ".join(
+            f"{name}={shown[name]}" for name in sorted(shown, key=lambda name: (name != "threshold", name))
+        ),
+        "threshold": params.get("threshold"),
+    }
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("model", "task", "doc_key", "position"))
+
+
+def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], Rows]:
+    groups: dict[tuple[Any, ...], Rows] = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[name] for name in names)].append(row)
+    return groups
+
+
+def means(rows: Iterable[Row], names: str, value: Callable[[Row], float]) -> list[tuple[Any, ...]]:
+    return [(*key, mean(map(value, members))) for key, members in grouped(rows, *names.split()).items()]
+
+
+def correlation(a: list[float], b: list[float]) -> float | None:
+    if pstdev(a) == 0 or pstdev(b) == 0:
+        return None
+    return sum((x - mean(a)) * (y - mean(b)) for x, y in zip(a, b, strict=True)) / len(a) / pstdev(a) / pstdev(b)
+
+
+def before_and_at(told: Told) -> Rows:
+    """Tokens up to the first that differs from full depth's, with what the probe says of their places."""
+    return [
+        row | {"probe": told.probed[_place(row)]} for row in told.tokens if not row["diverged"] or row["first_error"]
+    ]
+
+
+def two_methods(told: Told) -> Iterator[tuple[Row, Row]]:
+    other = grouped(told.real, "model", "task", "doc_key", "position")
+    for row in told.real:
+        if row["method"].startswith("calm-"):
+            yield from ((row, at) for at in other[_place(row)] if at["method"] != row["method"])
+
+
+def overlap(told: Told) -> Iterator[tuple[Any, ...]]:
+    pairs = defaultdict(list)
+    for a, b in two_methods(told):
+        names = (a["model"], a["task"], a["method"], a["label"], "state-copy", 7, b["method"], b["label"], "state-copy")
+        pairs[names].append((a, b))
+    for key, both in pairs.items():
+        a, b = ([float(pair[side]["exit_layer"]) for pair in both] for side in (0, 1))
+        same = mean(x == y for x, y in zip(a, b, strict=True))
+        yield (*key, same, correlation(a, b), mean(x["equal"] and y["equal"] for x, y in both), len(both))
+
+
+def documents(told: Told) -> Rows:
+    """Answers beside full depth's: scores by the headline metric, equal tokens, the first that differs."""
+    headline = {"squad": "f1", "samsum": "rougeL", "wmt-en-fr": "bleu"}
+    full = {(row["model"], row["task"], row["doc_key"]): row for row in told.samples if row["method"] == "full"}
+    rows = []
+    for row in told.samples:
+        other, metric = full[row["model"], row["task"], row["doc_key"]], headline[row["task"]]
+        differs = [a != b for a, b in zip(row["output_ids"], other["output_ids"], strict=True)]
+        score, full_score = row["scores"][metric], other["scores"][metric]
+        at = differs.index(True) + 1 if any(differs) else None
+        rows.append(row | {"score": score, "full": full_score, "equal": differs.count(False), "at": at})
+    return rows
+
+
+def spoken(told: Told, phase: str, arm: str = "method") -> dict[tuple[Any, ...], float]:
+    """Mean ms of a phase by run and document."""
+    rows = [row for row in told.timings if row["phase"] == phase and row["arm"] == arm]
+    return {key: mean(row["wall_ns"] for row in of) / 1e6 for key, of in grouped(rows, "attempt", "doc_key").items()}
+
+
+def faster(told: Told) -> dict[str, float]:
+    """Speed-up of whole requests by run: sums over all readings."""
+    arms = {
+        arm: grouped([r for r in told.timings if (r["phase"], r["arm"]) == ("total", arm)], "attempt")
+        for arm in ("full", "method")
+    }
+    return {
+        key[0]: sum(r["wall_ns"] for r in arms["full"][key]) / sum(r["wall_ns"] for r in rows)
+        for key, rows in arms["method"].items()
+    }
+
+
+def setting_of(run: Row) -> tuple[Any, ...]:
+    return (run["model"], run["task"], run["method"], run["label"])
+
+
+def speed_of_setting(told: Told) -> dict[tuple[Any, ...], float]:
+    speed = faster(told)
+    return {setting_of(run): speed[run["attempt"]] for run in told.of("timing")}
+
+
+def that_agree(told: Told) -> Iterator[tuple[Any, ...]]:
+    match, depth, speed = told.metric("token_match"), told.metric("mean_blocks_run"), speed_of_setting(told)
+    runs = [run for run in told.of("quality") if run["method"] != "full" and match[run["attempt"]] >= 0.99]
+    for of in grouped(runs, "model", "task", "method").values():
+        run = min(of, key=lambda run: (depth[run["attempt"]], -match[run["attempt"]]))
+        at = run["attempt"]
+        yield (*setting_of(run), "state-copy", 7, match[at], depth[at], run["blocks"], speed.get(setting_of(run)))
+
+
+def by_document_speed(told: Told) -> Iterator[tuple[Any, ...]]:
+    full, own, decode = spoken(told, "total", "full"), spoken(told, "total"), spoken(told, "decode")
+    for run in told.of("timing"):
+        docs = [doc for attempt, doc in own if attempt == run["attempt"]]
+        times = [[told_ms[run["attempt"], doc] for doc in docs] for told_ms in (full, own, decode)]
+        yield (*setting_of(run), "state-copy", 7, 5, sum(times[0]) / sum(times[1]), mean(times[2]) / 5, len(docs))
+
+
+def kept(told: Told) -> Iterator[tuple[Any, ...]]:
+    loss, depth = (told.metric(f"held_out_{name}", "calibration") for name in ("loss", "mean_exit_layer"))
+    for (attempt,), steps in grouped(told.steps, "attempt").items():
+        chosen = [step for step in steps if step["passed"]][-1]
+        name = (
+            chosen["model"],
+            chosen["task"],
+            chosen["method"],
+            chosen["label"],
+            "textual",
+            chosen["threshold"],
+            0.35,
+            0.3,
+        )
+        yield (*name, chosen["mean_loss"], loss[attempt], loss[attempt] <= 0.35, depth[attempt], 8)
+
+
+def whole_answers(told: Told) -> Iterator[tuple[Any, ...]]:
+    """Shares of answers that are full depth's to the last token."""
+    whole = {
+        key: all(row["equal"] for row in rows) for key, rows in grouped(told.early(), "attempt", "doc_key").items()
+    }
+    for run in told.of("quality"):
+        if run["method"] != "full":
+            yield (*setting_of(run), mean(same for (attempt, _), same in whole.items() if attempt == run["attempt"]))
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, the SQL that answers it, and the answer by plain loops: rows in any order."""
+
+    asked: str
+    sql: str
+    slow: Callable[[Told], Iterable[tuple[Any, ...]]]
+
+
+SETTING: Final = "model task method label"
+AUDIT: Final = (
+    Question(
+        "Which kinds of tokens exit early?",
+        """
+        SELECT token_kind, avg(exit_layer)
+        FROM token_trace WHERE execution = 'real' AND method <> 'full' GROUP BY ALL
+        """,
+        lambda told: means(told.early(), "token_kind", lambda row: row["exit_layer"]),
+    ),
+    Question(
+        "Do tokens exit earlier as the answer goes on?",
+        """
+        SELECT method, label, position, avg(exit_layer) FROM token_trace
+        WHERE execution = 'real' GROUP BY ALL
+        """,
+        lambda told: means(told.real, "method label position", lambda row: row["exit_layer"]),
+    ),
+    Question(
+        "Do errors cascade behind the first?",
+        "@after_the_first_error",
+        lambda told: [
+            (
+                *key[:4],
+                "state-copy",
+                7,
+                key[4],
+                mean(r["equal"] for r in of),
+                mean(r["exit_layer"] for r in of),
+                len(of),
+            )
+            for key, of in grouped(told.early(), *SETTING.split(), "diverged").items()
+        ],
+    ),
+    Question("Which threshold agrees to 99 %?", "@settings_that_agree", that_agree),
+    Question(
+        "Is the margin reliable, block by block?",
+        """
+        SELECT block, round(p1 - p2, 1) AS margin, avg((rank_final = 1)::INT), count(*) FROM layer_trace GROUP BY ALL
+        """,
+        lambda told: [
+            (*key, mean(row["right"] for row in of), len(of))
+            for key, of in grouped(
+                (
+                    {"block": k + 1, "margin": round(p1 - p2, 1), "right": rank == 1}
+                    for row in told.probed.values()
+                    for k, (p1, p2, rank) in enumerate(zip(row["p1"], row["p2"], row["rank_final"], strict=True))
+                ),
+                "block",
+                "margin",
+            ).items()
+        ],
+    ),
+    Question("Are long answers sped up as much as short ones?", "@speed_by_length", by_document_speed),
+    Question(
+        "How many blocks are wasted beside an oracle?",
+        "@wasted_blocks",
+        lambda told: [
+            (
+                *key,
+                "state-copy",
+                7,
+                mean(max(row["exit_layer"] - row["probe"]["first_match"], 0) for row in of),
+                mean(row["exit_layer"] < row["probe"]["first_match"] for row in of),
+                mean(row["exit_layer"] == row["probe"]["first_match"] for row in of),
+                len(of),
+            )
+            for key, of in grouped(
+                (
+                    row
+                    for row in before_and_at(told)
+                    if not row["diverged"] and row["kind"] == "quality" and row["method"] != "full"
+                ),
+                *SETTING.split(),
+            ).items()
+        ],
+    ),
+    Question(
+        "Wrong, but right some blocks deeper: how many?",
+        "@deeper_was_right",
+        lambda told: [
+            (
+                *key,
+                "state-copy",
+                7,
+                mean(row["probe"]["first_match"] - row["exit_layer"] for row in of),
+                mean(row["probe"]["first_match"] - row["exit_layer"] == 1 for row in of),
+                mean(row["score"] for row in of) if of[0]["score"] is not None else None,
+                len(of),
+            )
+            for key, of in grouped(
+                (
+                    row
+                    for row in before_and_at(told)
+                    if row["first_error"]
+                    and row["exit_layer"] < row["probe"]["first_match"]
+                    and row["kind"] == "quality"
+                ),
+                *SETTING.split(),
+            ).items()
+        ],
+    ),
+    Question("Do two methods let the same tokens go?", "@overlap_of_methods", overlap),
+    Question(
+        "Which settings does none beat in quality and speed?",
+        """
+        SELECT model, task_label, method, label, speedup FROM frontier AS a
+        WHERE execution = 'real' AND NOT is_full_depth AND NOT EXISTS (
+            FROM frontier AS b WHERE b.model = a.model AND b.task_label = a.task_label
+                AND b.execution = 'real' AND NOT b.is_full_depth AND b.value >= a.value AND b.speedup > a.speedup)
+        """,
+        lambda told: [
+            (*setting_of(run), speed)
+            for value, speeds in [
+                (told.metric("f1") | told.metric("rougeL") | told.metric("bleu"), speed_of_setting(told))
+            ]
+            for run in told.of("quality")
+            if (speed := speeds.get(setting_of(run))) is not None
+            and not any(
+                value[other["attempt"]] >= value[run["attempt"]] and speeds[setting_of(other)] > speed
+                for other in told.of("quality")
+                if other["method"] != "full" and (other["model"], other["task"]) == (run["model"], run["task"])
+            )
+        ],
+    ),
+    Question(
+        "How much does the seed matter?",
+        "SELECT method, label, count(DISTINCT seed), avg(value) FROM frontier WHERE execution = 'real' GROUP BY ALL",
+        lambda told: [
+            (*key, 1, mean(value[run["attempt"]] for run in of))
+            for value in [told.metric("f1") | told.metric("rougeL") | told.metric("bleu")]
+            for key, of in grouped(told.of("quality"), "method", "label").items()
+        ],
+    ),
+    Question(
+        "Where do answers first differ from full depth's?",
+        """
+        SELECT model, task_label, method, label, avg(first_divergence), avg((first_divergence IS NULL)::INT)
+        FROM answers GROUP BY ALL
+        """,
+        lambda told: [
+            (*key, mean(found) if found else None, mean(row["at"] is None for row in of))
+            for key, of in grouped(documents(told), *SETTING.split()).items()
+            for found in [[row["at"] for row in of if row["at"]]]
+        ],
+    ),
+    Question(
+        "How many first errors are near-ties?",
+        """
+        SELECT method, label, avg((full_gap < 0.5)::INT), count(*) FROM token_probe
+        WHERE diverged AND execution = 'real' GROUP BY ALL
+        """,
+        lambda told: [
+            (*key, mean(row["probe"]["p1"][-1] - row["probe"]["p2"][-1] < 0.5 for row in of), len(of))
+            for key, of in grouped(
+                (row for row in before_and_at(told) if row["first_error"] and row["kind"] == "quality"),
+                "method",
+                "label",
+            ).items()
+        ],
+    ),
+    Question(
+        "What does a KV policy cost?",
+        "SELECT method, label, kv_policy, avg(delta) FROM frontier WHERE execution = 'real' GROUP BY ALL",
+        lambda told: [
+            (*key, "state-copy", mean(row["score"] - row["full"] for row in of))
+            for key, of in grouped(documents(told), "method", "label").items()
+        ],
+    ),
+    Question(
+        "Where does one token leave?",
+        """
+        SELECT model, method, label, avg(exit_layer), count(*) FROM token_trace
+        WHERE token_id = 67 AND execution = 'real' GROUP BY ALL
+        """,
+        lambda told: [
+            (*key, mean(row["exit_layer"] for row in of), len(of))
+            for key, of in grouped((r for r in told.real if r["token_id"] == 67), "model", "method", "label").items()
+        ],
+    ),
+    Question(
+        "How many rows of the LM head does a token cost?",
+        "SELECT method, label, avg(head_rows) FROM token_trace WHERE execution = 'real' GROUP BY ALL",
+        lambda told: means(told.real, "method label", lambda row: row["head_rows"]),
+    ),
+    Question(
+        "Does the batch change answers?",
+        "SELECT conditions, count(*), avg(token_match) FROM frontier WHERE execution = 'real' GROUP BY ALL",
+        lambda told: [("float32, cpu, batch 1", len(told.of("quality")), mean(told.metric("token_match").values()))],
+    ),
+    Question(
+        "Does confidence fall from block to block?",
+        "SELECT model, avg((monotone_from = 1)::INT) FROM probe_trace GROUP BY ALL",
+        lambda told: means(told.probed.values(), "model", lambda row: row["monotone_from"] == 1),
+    ),
+    Question(
+        "Does time follow depth, document by document?",
+        """
+        SELECT t.method, t.label, t.threshold, regr_slope(t.ms, d.blocks) FROM timings AS t JOIN (
+            SELECT model, task_label, method, label, doc_key, sum(blocks_run) AS blocks FROM token_trace
+            WHERE execution = 'real' GROUP BY ALL) AS d USING (model, task_label, method, label, doc_key)
+        WHERE t.arm = 'method' AND t.phase = 'decode' AND t.method IN ('oracle', 'calm-softmax') GROUP BY ALL
+        """,
+        lambda told: [
+            (*key, slope(of))
+            for key, of in grouped(
+                (row for row in decoded(told) if row["method"] in ("oracle", "calm-softmax")),
+                "method",
+                "label",
+                "threshold",
+            ).items()
+        ],
+    ),
+    Question(
+        "Which documents flip from right to worse?",
+        """
+        SELECT model, task_label, doc_key, count(*) FILTER (delta < 0), min(delta) FROM answers
+        WHERE method <> 'full' GROUP BY ALL
+        """,
+        lambda told: [
+            (*key, sum(d < 0 for d in deltas), min(deltas))
+            for key, of in grouped(
+                (row for row in documents(told) if row["method"] != "full"), "model", "task", "doc_key"
+            ).items()
+            for deltas in [[row["score"] - row["full"] for row in of]]
+        ],
+    ),
+    Question("Did calibrations keep their promise?", "@calibrations_kept", kept),
+    Question(
+        "Where do methods leave that run equally many blocks?",
+        """
+        SELECT h.method, h.label, h.exit_layer, h.share FROM exit_histogram AS h JOIN frontier AS f USING (attempt_id)
+        WHERE f.model = 'world-t5' AND f.task_label = 'squad' AND f.execution = 'real'
+            AND f.mean_blocks_run BETWEEN 2 AND 4
+        """,
+        lambda told: [
+            (*key, len([row for row in of if row["exit_layer"] == layer]) / len(of))
+            for names, of in grouped(
+                (row for row in told.real if (row["model"], row["task"]) == ("world-t5", "squad")), "method", "label"
+            ).items()
+            if 2 <= mean(row["exit_layer"] for row in of) <= 4
+            for layer in {row["exit_layer"] for row in of}
+            for key in [(*names, layer)]
+        ],
+    ),
+    Question(
+        "Do frequent tokens leave earlier?",
+        """
+        SELECT method, label, corr(n, depth) FROM (
+            SELECT method, label, token_id, count(*) AS n, avg(exit_layer) AS depth
+            FROM token_trace WHERE execution = 'real' AND method IN ('random', 'oracle') GROUP BY ALL) GROUP BY ALL
+        """,
+        lambda told: [
+            (*key, correlation([float(len(m)) for m in tokens], [mean(r["exit_layer"] for r in m) for m in tokens]))
+            for key, of in grouped(
+                (r for r in told.real if r["method"] in ("random", "oracle")), "method", "label"
+            ).items()
+            for tokens in [list(grouped(of, "token_id").values())]
+        ],
+    ),
+    Question(
+        "How much of the saved work becomes time, by machine?",
+        """
+        SELECT timing_cpu, avg(realised_fraction), count(*)
+        FROM frontier WHERE realised_fraction IS NOT NULL GROUP BY ALL
+        """,
+        lambda told: [
+            ("Test CPU", mean(found.values()), len(found)) for found in [told.metric("realised_fraction", "timing")]
+        ],
+    ),
+    Question(
+        "What does every method say at one token?",
+        "@methods_at_one_token",
+        lambda told: [
+            (
+                row["model"],
+                row["task"],
+                row["doc_key"],
+                1,
+                row["method"],
+                row["label"],
+                "state-copy",
+                7,
+                "real" if row["kind"] == "quality" else "simulated",
+                row["exit_layer"],
+                row["token_id"],
+                None,
+                None,
+                row["equal"],
+                row["diverged"],
+                row["score"],
+            )
+            for row in told.tokens
+            if row["position"] == 1
+            and row["doc_key"]
+            == min(r["doc_key"] for r in told.tokens if (r["model"], r["task"]) == (row["model"], row["task"]))
+        ],
+    ),
+)
+
+
+def decoded(told: Told) -> Iterator[Row]:
+    """Blocks and ms of every timed answer."""
+    blocks = {
+        key: sum(r["exit_layer"] for r in of) for key, of in grouped(told.real, *SETTING.split(), "doc_key").items()
+    }
+    ms = spoken(told, "decode")
+    for run in told.of("timing"):
+        for attempt, doc in ms:
+            if attempt == run["attempt"]:
+                yield run | {"ms": ms[attempt, doc], "work": float(blocks[(*setting_of(run), doc)])}
+
+
+def slope(rows: Rows) -> float:
+    work, ms = [row["work"] for row in rows], [row["ms"] for row in rows]
+    return sum((x - mean(work)) * (y - mean(ms)) for x, y in zip(work, ms, strict=True)) / sum(
+        (x - mean(work)) ** 2 for x in work
+    )
+
+
+OURS: Final = (
+    Question(
+        "How many settings of each method were run?",
+        "SELECT method, count(DISTINCT label) FROM frontier WHERE execution = 'real' GROUP BY ALL",
+        lambda told: [
+            (key[0], len({run["label"] for run in of})) for key, of in grouped(told.of("quality"), "method").items()
+        ],
+    ),
+    Question(
+        "Which thresholds were asked, and of which methods?",
+        "SELECT DISTINCT method, threshold FROM frontier WHERE threshold IS NOT NULL",
+        lambda told: {(run["method"], run["threshold"]) for run in told.of("quality") if run["threshold"] is not None},
+    ),
+    Question(
+        "Which values did a parameter take?",
+        "SELECT DISTINCT method, name, number FROM parameters WHERE name = 'exit_layer'",
+        lambda told: [("static", "exit_layer", 2.0)],
+    ),
+    Question(
+        "How does quality go with the threshold?",
+        "SELECT model, task_label, threshold, value FROM frontier WHERE method = 'calm-softmax' AND execution = 'real'",
+        lambda told: [
+            (run["model"], run["task"], run["threshold"], value[run["attempt"]])
+            for value in [told.metric("f1") | told.metric("rougeL") | told.metric("bleu")]
+            for run in told.of("quality")
+            if run["method"] == "calm-softmax"
+        ],
+    ),
+    Question(
+        "What share of tokens leaves in the first half of the blocks?",
+        """
+        SELECT model, method, label, avg((exit_layer <= blocks / 2)::INT) FROM token_trace JOIN (
+            SELECT attempt_id, blocks FROM runs) USING (attempt_id) WHERE execution = 'real' GROUP BY ALL
+        """,
+        lambda told: means(told.real, "model method label", lambda row: row["exit_layer"] <= row["blocks"] / 2),
+    ),
+    Question(
+        "How many answers are full depth's to the last token?",
+        """
+        SELECT model, task_label, method, label, avg((first_divergence IS NULL)::INT) FROM answers
+        WHERE method <> 'full' GROUP BY ALL
+        """,
+        whole_answers,
+    ),
+    Question(
+        "How many tokens of an answer are full depth's?",
+        "SELECT method, label, avg(equal_tokens / n_output) FROM answers GROUP BY ALL",
+        lambda told: means(documents(told), "method label", lambda row: row["equal"] / 5),
+    ),
+    Question(
+        "Which documents lose most with one method?",
+        """
+        SELECT model, task_label, doc_key, delta FROM answers WHERE method = 'static'
+        QUALIFY row_number() OVER (PARTITION BY model, task_label ORDER BY delta, doc_key) = 1
+        """,
+        lambda told: [
+            (*key, worst["doc_key"], worst["score"] - worst["full"])
+            for key, of in grouped((r for r in documents(told) if r["method"] == "static"), "model", "task").items()
+            for worst in [min(of, key=lambda row: (row["score"] - row["full"], row["doc_key"]))]
+        ],
+    ),
+    Question(
+        "How early in answers are first errors?",
+        "SELECT method, label, median(first_divergence) FROM answers WHERE first_divergence IS NOT NULL GROUP BY ALL",
+        lambda told: [
+            (*key, float(median(row["at"] for row in of)))
+            for key, of in grouped((r for r in documents(told) if r["at"]), "method", "label").items()
+        ],
+    ),
+    Question(
+        "How sure is a gate where it errs, and where it does not?",
+        """
+        SELECT threshold, equal_full, avg(score) FROM token_trace
+        WHERE method = 'calm-softmax' AND execution = 'real' GROUP BY ALL
+        """,
+        lambda told: means(
+            (row for row in told.real if row["method"] == "calm-softmax"), "threshold equal", lambda row: row["score"]
+        ),
+    ),
+    Question(
+        "How many tokens does the gate never let go?",
+        "SELECT method, label, avg((reason = 'last')::INT) FROM token_trace WHERE execution = 'real' GROUP BY ALL",
+        lambda told: means(told.real, "method label", lambda row: row["reason"] == "last"),
+    ),
+    Question(
+        "What did full depth say where a method errs?",
+        """
+        SELECT method, label, full_token_id, token_id, count(*) FROM token_trace
+        WHERE NOT equal_full AND execution = 'real' AND method = 'static' GROUP BY ALL
+        """,
+        lambda told: [
+            (*key, len(of))
+            for key, of in grouped(
+                (
+                    row | {"full": told.probed[_place(row)]["token_id"]}
+                    for row in told.real
+                    if not row["equal"] and row["method"] == "static"
+                ),
+                "method",
+                "label",
+                "full",
+                "token_id",
+            ).items()
+        ],
+    ),
+    Question(
+        "How early could each kind of word leave?",
+        "SELECT token_kind, avg(first_match), avg(stable_from) FROM probe_trace GROUP BY ALL",
+        lambda told: [
+            (*key, mean(r["first_match"] for r in of), mean(r["stable_from"] for r in of))
+            for key, of in grouped(told.probed.values(), "token_kind").items()
+        ],
+    ),
+    Question(
+        "How deep do words go that need two look-ups, and what are they?",
+        """
+        SELECT token_kind, decided_by, avg(exit_layer) FROM token_trace JOIN token_kinds USING (token_kind)
+        WHERE token_kind = 'hop2' AND execution = 'real' GROUP BY ALL
+        """,
+        lambda told: [
+            (*key, "two facts, one found by what the other says", mean(row["exit_layer"] for row in of))
+            for key, of in grouped((r for r in told.real if r["token_kind"] == "hop2"), "token_kind").items()
+        ],
+    ),
+    Question(
+        "How probable was full depth's token where a method left?",
+        "SELECT method, label, avg(p_final) FROM token_probe WHERE NOT diverged AND execution = 'real' GROUP BY ALL",
+        lambda told: means(
+            (r for r in before_and_at(told) if not r["diverged"] and r["kind"] == "quality"),
+            "method label",
+            lambda row: row["probe"]["p_final"][row["exit_layer"] - 1],
+        ),
+    ),
+    Question(
+        "Which rank had full depth's token where a method erred?",
+        """
+        SELECT method, label, max(rank_final), count(*)
+        FROM token_probe WHERE diverged AND execution = 'real' GROUP BY ALL
+        """,
+        lambda told: [
+            (*key, max(r["probe"]["rank_final"][r["exit_layer"] - 1] for r in of), len(of))
+            for key, of in grouped(
+                (r for r in before_and_at(told) if r["first_error"] and r["kind"] == "quality"), "method", "label"
+            ).items()
+        ],
+    ),
+    Question(
+        "How far are replays from real decodes?",
+        """
+        SELECT a.model, a.task_label, a.threshold, a.mean_exit_layer - b.mean_exit_layer
+        FROM frontier AS a JOIN frontier AS b USING (model, task_label, method, label)
+        WHERE a.execution = 'simulated' AND b.execution = 'real'
+        """,
+        lambda told: [
+            (run["model"], run["task"], run["threshold"], simulated[run["attempt"]] - real[setting_of(run)])
+            for simulated in [told.metric("mean_exit_layer", "replay")]
+            for real in [{setting_of(r): told.metric("mean_exit_layer")[r["attempt"]] for r in told.of("quality")}]
+            for run in told.of("replay")
+        ],
+    ),
+    Question(
+        "How much faster is each phase?",
+        "SELECT method, label, phase, sum(full_ms) / sum(ms) FROM timings WHERE arm = 'method' GROUP BY ALL",
+        lambda told: [
+            (
+                *key,
+                phase,
+                sum(full[run["attempt"], d] for run in of for a, d in own if a == run["attempt"])
+                / sum(own[run["attempt"], d] for run in of for a, d in own if a == run["attempt"]),
+            )
+            for phase in ("prefill", "decode", "total")
+            for full, own in [(spoken(told, phase, "full"), spoken(told, phase))]
+            for key, of in grouped(told.of("timing"), "method", "label").items()
+        ],
+    ),
+    Question(
+        "How many ms does a token of full depth take?",
+        "SELECT model, avg(ms_per_token) FROM timings WHERE arm = 'full' AND phase = 'decode' GROUP BY ALL",
+        lambda told: [
+            (model, mean(own[key] / 5 for key in own if key[0] in {run["attempt"] for run in of}))
+            for own in [spoken(told, "decode", "full")]
+            for (model,), of in grouped(told.of("timing"), "model").items()
+        ],
+    ),
+    Question(
+        "How often was each document timed?",
+        "SELECT arm, phase, min(readings), count(*) FROM timings WHERE arm <> 'twin' GROUP BY ALL",
+        lambda told: [
+            (
+                *key,
+                min(len(m) for m in grouped(of, "attempt", "doc_key").values()),
+                len(grouped(of, "attempt", "doc_key")),
+            )
+            for key, of in grouped(told.timings, "arm", "phase").items()
+        ],
+    ),
+    Question(
+        "Which speed-up has the fastest setting of each model?",
+        "SELECT model, max(speedup) FROM frontier WHERE execution = 'real' GROUP BY ALL",
+        lambda told: [
+            (model, max(speed[run["attempt"]] for run in of))
+            for speed in [faster(told)]
+            for (model,), of in grouped(told.of("timing"), "model").items()
+        ],
+    ),
+    Question(
+        "How many levels did calibrations try?",
+        """
+        SELECT model, task_label, count(*), count(*) FILTER (passed), max(held_out_documents)
+        FROM calibrations GROUP BY ALL
+        """,
+        lambda told: [
+            (*key, len(of), sum(step["passed"] for step in of), 8)
+            for key, of in grouped(told.steps, "model", "task").items()
+        ],
+    ),
+    Question(
+        "How long are answers and prompts?",
+        "SELECT model, task_label, avg(n_prompt), avg(n_output) FROM answers WHERE method = 'full' GROUP BY ALL",
+        lambda told: [
+            (*key, mean(row["n_prompt"] for row in of), mean(row["n_output"] for row in of))
+            for key, of in grouped((r for r in told.samples if r["method"] == "full"), "model", "task").items()
+        ],
+    ),
+    Question(
+        "How settled are tokens after each block?",
+        "SELECT model, task_label, block, share FROM no_change",
+        lambda told: [
+            (*key, block, mean(row["stable_from"] <= block for row in of))
+            for key, of in grouped(told.probed.values(), "model", "task").items()
+            for block in range(1, of[0]["blocks"] + 1)
+        ],
+    ),
+    Question(
+        "How sure is each block?",
+        "SELECT model, block, sum(p1) / sum(n) FROM probe_by_document GROUP BY ALL",
+        lambda told: [
+            (model, block, mean(row["p1"][block - 1] for row in of))
+            for (model,), of in grouped(told.probed.values(), "model").items()
+            for block in range(1, of[0]["blocks"] + 1)
+        ],
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def told(example_spool: Path) -> Told:
+    return Told(example_spool)
+
+
+@pytest.fixture(scope="module")
+def database(example_database: Path) -> Iterator[Database]:
+    with open_database(example_database) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("question", [*AUDIT, *OURS], ids=lambda question: question.asked)
+def test_a_few_lines_answer_what_plain_loops_do(question: Question, database: Database, told: Told) -> None:
+    saved = question.sql.startswith("@")
+    sql = saved_query(question.sql[1:]).with_defaults() if saved else question.sql
+    assert len(sql.strip().splitlines()) <= MOST_LINES
+    assert not [operator for operator in ("->", "json", "params") if operator in sql.lower()]
+    found = database.duck.execute(sql).fetchall()
+    assert found
+    expected = sorted(map(_rounded, question.slow(told)), key=_sortable)
+    assert sorted(map(_rounded, found), key=_sortable) == expected
+
+
+def test_there_are_fifty() -> None:
+    assert len(AUDIT) == len(OURS) == 25 and len({question.asked for question in (*AUDIT, *OURS)}) == 50
+
+
+def _rounded(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Numbers as far as floats of 32 bits and other orders of adding agree."""
+    return tuple(
+        float(f"{value:.4g}") + 0.0
+        if isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
+        else value
+        for value in row
+    )
+
+
+def _sortable(row: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(map(str, row))
