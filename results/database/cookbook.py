@@ -22,9 +22,15 @@ Made by `exitbench sql --cookbook`; do not edit. Every query here is a saved one
 
     exitbench sql @near_ties --set margin=0.01 --set 'method=calm-*'
 
+`exitbench ask` lists the questions, `exitbench ask near ties` those with these words. `label` has the parameters that
+tell a run from others of its method; filter by `threshold`, or by `name` and `value` of the view `parameters`.
+
 Below parameters stand with their default values, so that a query can be pasted into anything that reads DuckDB files:
 
     duckdb -readonly runs/exitbench.duckdb < query.sql
+
+DuckDB 1.4 and newer reads the file, and so do DBeaver and others through its drivers. SQLAlchemy reflects views and
+tables through `create_engine("duckdb+exitbench:///runs/exitbench.duckdb")`, which opens the file for reading.
 
 Patterns are globs: `*` anything, `?` a letter, `[ab]` one of these. Queries that walk over tokens take the first
 documents of each run by key, the same of every run; raise `documents` for tighter numbers. `docs/schema.md` explains

@@ -33,6 +33,7 @@ def add_commands(commands: Commands) -> None:
     _add_replay(commands)
     _add_status(commands)
     _add_env(commands)
+    _add_doctor(commands)
     _add_verify(commands)
     _add_inspect(commands)
     _add_list(commands)
@@ -226,6 +227,12 @@ def _add_env(commands: Commands) -> None:
     naming = "beginning of the id of an attempt, cell (its latest attempt), environment or machine; now: this machine"
     parser.add_argument("of", nargs="+", metavar="A", help=naming)
     add_database(parser)
+
+
+def _add_doctor(commands: Commands) -> None:
+    about = "Show versions, machine, disk, network and database, and what would stop a run; exit status 1 if anything."
+    parser = command(commands, "doctor", "doctor:doctor", about, "  exitbench doctor\n  exitbench doctor --runs other")
+    add_runs(parser)
 
 
 def _add_verify(commands: Commands) -> None:
