@@ -19,8 +19,8 @@ from exitbench.harness.planning.suite import load_suite
 from exitbench.methods import registry
 from exitbench.reports import readme
 from exitbench.results.database.connection import open_database
-from exitbench.results.database.cookbook import cookbook_markdown
 from exitbench.results.database.schema_doc import described_views, schema_markdown
+from exitbench.results.queries.cookbook import cookbook_markdown
 from exitbench.tasks.builtin.words import Kind
 
 ROOT = Path(__file__).parents[1]

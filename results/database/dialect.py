@@ -11,7 +11,7 @@ import duckdb_engine
 import sqlalchemy as sa
 from sqlalchemy.engine.reflection import ReflectionDefaults
 
-_TYPES: Final = {
+_TYPES: Final[dict[str, type[sa.types.TypeEngine[Any]]]] = {
     "VARCHAR": sa.Text,
     "JSON": sa.JSON,
     "BOOLEAN": sa.Boolean,

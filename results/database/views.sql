@@ -854,9 +854,9 @@ COMMENT ON VIEW fit_curves IS 'One row per fit run and epoch.';
 
 CREATE VIEW calibrations AS
 SELECT
-    n.* EXCLUDE (params, threshold), c.identity ->> '$.calibration.rule' AS rule,
+    n.* EXCLUDE (params) REPLACE (s.threshold AS threshold), c.identity ->> '$.calibration.rule' AS rule,
     c.identity ->> '$.calibration.consistency' AS consistency, (c.identity ->> '$.calibration.delta')::DOUBLE AS delta,
-    (c.identity ->> '$.calibration.epsilon')::DOUBLE AS epsilon, s.* EXCLUDE (attempt_id),
+    (c.identity ->> '$.calibration.epsilon')::DOUBLE AS epsilon, s.* EXCLUDE (attempt_id, threshold),
     s.passed AND s.step = max(s.step) FILTER (s.passed) OVER (PARTITION BY s.attempt_id) AS chosen,
     h.held_out_loss, h.held_out_mean_exit_layer, h.held_out_documents, n.params
 FROM calibration_step AS s

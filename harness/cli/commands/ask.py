@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from exitbench.errors import UserError
-from exitbench.results.database.cookbook import SECTIONS
 from exitbench.results.queries import SavedQuery, parameter_text, query_names, saved_query
+from exitbench.results.queries.cookbook import SECTIONS
 
 
 def ask(arguments: Namespace) -> int:

@@ -15,9 +15,9 @@ from exitbench.harness.cli.commands.folders import existing_database
 from exitbench.harness.cli.commands.rows import FORMATS, save
 from exitbench.results.database.answers import Answer, answer
 from exitbench.results.database.connection import WAIT_S, Database, DatabaseInUse, open_database
-from exitbench.results.database.cookbook import cookbook_markdown
 from exitbench.results.database.schema_doc import described_views, schema_markdown
 from exitbench.results.queries import parameter_value, saved_query
+from exitbench.results.queries.cookbook import cookbook_markdown
 
 SHOWN_ROWS: Final = 200
 """Rows of a table on the screen, unless all are asked for."""

@@ -6,8 +6,8 @@ from importlib.resources import files
 import duckdb
 
 from exitbench.results.database import migrations
-from exitbench.results.database.column_comments import comments_script
 from exitbench.results.database.foreign import read_version
+from exitbench.results.database.migrations.column_comments import comments_script
 from exitbench.results.database.published import digest as publications_digest
 from exitbench.results.database.tables import Catalogue, catalogue_with, read_catalogue, schema_version
 from exitbench.results.files.canonical import content_id

@@ -11,9 +11,9 @@ from exitbench import __version__
 from exitbench.errors import UserError
 from exitbench.results.database import migrations
 from exitbench.results.database.catalogue import SCHEMA_VERSION, VIEW_SOURCE
-from exitbench.results.database.column_comments import comment_on_columns
 from exitbench.results.database.earlier import complete
 from exitbench.results.database.foreign import read_version
+from exitbench.results.database.migrations.column_comments import comment_on_columns
 from exitbench.results.database.migrations.current import find, views_are_current, views_digest, views_script
 from exitbench.results.database.published.rows import refresh as refresh_publications
 from exitbench.results.database.tables import Catalogue, quoted, require_tables, spelled

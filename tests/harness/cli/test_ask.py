@@ -3,8 +3,8 @@
 import pytest
 
 from exitbench.harness.cli.main import main
-from exitbench.results.database.cookbook import SECTIONS
 from exitbench.results.queries import query_names, saved_query
+from exitbench.results.queries.cookbook import SECTIONS
 
 
 def test_every_question_stands_below_its_topic(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,9 +27,9 @@ import pytest
 from exitbench.results.beside.trainings import record_training
 from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.database.cookbook import SECTIONS, cookbook_markdown
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.queries import query_names, saved_query
+from exitbench.results.queries.cookbook import SECTIONS, cookbook_markdown
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from exitbench.results.database.column_comments import SHARED, told_columns
 from exitbench.results.database.connection import open_database
+from exitbench.results.database.migrations.column_comments import SHARED, told_columns
 from exitbench.results.database.schema_doc import described_macros, described_tables, described_views, schema_markdown
 
 

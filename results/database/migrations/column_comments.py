@@ -22,7 +22,7 @@ _COLUMNS: Final = """
 
 def comments_script() -> str:
     """Return the text that comments are made of."""
-    return (files(__package__) / "columns.toml").read_text(encoding="utf-8")
+    return (files("exitbench.results.database") / "columns.toml").read_text(encoding="utf-8")
 
 
 @cache
