@@ -34,8 +34,8 @@ nox.options.sessions = ["lint", "types", "tests"]
 PROJECT = nox.project.load_toml("pyproject.toml")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 PUBLISHED_CODE = ("transformers", "torch", "numpy", "scipy", "matplotlib", "seaborn", "einops", "safetensors")
-DUCKDB_VERSIONS = ("1.4.4", "1.5.6")
-"""Beside the pinned one: the long-term release, and what its command line is of."""
+DUCKDB_ENGINES = ("duckdb~=1.4.4", "duckdb-cli~=1.4.4", "duckdb~=1.5.6")
+"""Beside the pinned library (2.0) and command line (1.5): the long-term release, and the library before ours."""
 PAPERS = ("mee", "prune", "natcap", "heads")
 UV = "uv==0.13.9"
 # torch's CPU build for CPython 3.11 on x86-64 Linux, which the package index does not have.
@@ -76,11 +76,10 @@ def engines(session: nox.Session) -> None:
     """Ask every view and saved query with other versions of DuckDB, none of which is pinned by hash."""
     install(session, "test")
     found = []
-    for version in DUCKDB_VERSIONS:
-        for package in ("duckdb", "duckdb-cli"):
-            folder = Path(session.create_tmp()) / f"{package}-{version}"
-            session.install("--quiet", "--no-deps", "--upgrade", "--target", str(folder), f"{package}~={version}")
-            found.append(folder if package == "duckdb" else folder / "bin" / "duckdb")
+    for engine in DUCKDB_ENGINES:
+        folder = Path(session.create_tmp()) / engine
+        session.install("--quiet", "--no-deps", "--upgrade", "--target", str(folder), engine)
+        found.append(folder / "bin" / "duckdb" if engine.startswith("duckdb-cli") else folder)
     tests = ["tests/results/database/test_command_line.py", *session.posargs]
     session.run("pytest", "-n", "0", *tests, env={"EXITBENCH_ENGINES": os.pathsep.join(map(str, found))})
 

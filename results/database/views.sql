@@ -48,8 +48,7 @@ FROM (
 JOIN cell AS c USING (cell_id)
 JOIN model_artifact AS m USING (model_id)
 JOIN dataset_artifact AS d USING (data_id)
--- Grouped by what is joined on: then a query that does not ask for labels does not make them.
-LEFT JOIN (SELECT method, params, any_value(label) AS label FROM settings GROUP BY method, params) AS s
+LEFT JOIN settings AS s
     ON s.method = c.method AND s.params = used_params(c.params, c.unused_params);
 COMMENT ON VIEW run_names IS 'The columns that every view begins with, and params with which it ends: one row per run (latest successful attempt at a cell).';
 
@@ -442,30 +441,24 @@ LEFT JOIN beside AS b ON b.attempt_id = s.attempt_id AND b.doc_key = s.doc_key;
 COMMENT ON VIEW answers IS 'One row per document of a quality run.';
 
 CREATE VIEW token_trace AS
--- What is joined is grouped by what it is joined on: then a query that does not ask for it does not make it.
-WITH read_with AS (
-    SELECT a.attempt_id, any_value(m.tokenizer_sha256) AS tokenizer_sha256
-    FROM attempt AS a JOIN cell AS c USING (cell_id) JOIN model_artifact AS m USING (model_id)
-    GROUP BY a.attempt_id
-),
-spelled AS (
-    SELECT tokenizer_sha256, token_id, any_value(text) AS text FROM token_text GROUP BY tokenizer_sha256, token_id
-),
--- Traces of older versions do not say what full depth emitted.
-compared AS (
-    SELECT attempt_id, doc_key, min(position) FILTER (token_id IS DISTINCT FROM full_token_id) AS first_divergence, true AS is_known
-    FROM token_exit GROUP BY attempt_id, doc_key HAVING count(full_token_id) > 0
-)
 SELECT
     n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), own.text, its.text AS full_text,
-    CASE WHEN c.is_known THEN coalesce(t.token_id = t.full_token_id, false) END AS equal_full,
-    CASE WHEN c.is_known THEN coalesce(t.position >= c.first_divergence, false) END AS diverged, n.params
+    -- Traces of older versions do not say what full depth emitted.
+    CASE WHEN d.is_known THEN coalesce(t.token_id = t.full_token_id, false) END AS equal_full,
+    CASE WHEN d.is_known THEN coalesce(t.position >= d.first_divergence, false) END AS diverged, n.params
 FROM token_exit AS t
 JOIN run_names AS n ON n.attempt_id = t.attempt_id
-LEFT JOIN read_with AS r ON r.attempt_id = t.attempt_id
-LEFT JOIN spelled AS own ON own.tokenizer_sha256 = r.tokenizer_sha256 AND own.token_id = t.token_id
-LEFT JOIN spelled AS its ON its.tokenizer_sha256 = r.tokenizer_sha256 AND its.token_id = t.full_token_id
-LEFT JOIN compared AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key;
+JOIN cell AS c ON c.cell_id = n.cell_id
+JOIN model_artifact AS m ON m.model_id = c.model_id
+LEFT JOIN token_text AS own ON own.tokenizer_sha256 = m.tokenizer_sha256 AND own.token_id = t.token_id
+LEFT JOIN token_text AS its ON its.tokenizer_sha256 = m.tokenizer_sha256 AND its.token_id = t.full_token_id
+-- The last, and grouped by what it is joined on: then a query that does not ask for it does not make it.
+LEFT JOIN (
+    SELECT
+        attempt_id, doc_key, count(full_token_id) > 0 AS is_known,
+        min(position) FILTER (token_id IS DISTINCT FROM full_token_id) AS first_divergence
+    FROM token_exit GROUP BY attempt_id, doc_key
+) AS d ON d.attempt_id = t.attempt_id AND d.doc_key = t.doc_key;
 COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run, or probed token of a replay.';
 
 CREATE VIEW choice_answers AS
