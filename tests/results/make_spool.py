@@ -192,7 +192,10 @@ def cell_json(
         },
         "task": {**data, "label": task.label, "split": "test", "source": "builtin", "documents": documents},
         **asked,
-        "data": {"source": "builtin", "split": "test", "limit": documents, "seed": 0, "level": 2, "files": []},
+        "data": {
+            **{"task": data["name"], "source": "builtin", "split": "test", "limit": documents},
+            **{"seed": 0, "level": 2, "files": []},
+        },
         "full_depth_cell_id": full_id,
         "depends_on": list(depends_on),
         "identity": identity,

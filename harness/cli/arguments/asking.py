@@ -82,7 +82,7 @@ def _add_claims(commands: Commands) -> None:
         "  exitbench claims --kind claim --verdict 'fails here' --format md\n"
         "  exitbench claims mee-measures-are-slower-than-full-depth"
     )
-    about = "Hold what papers claim and print, and what we ask, against the database: a verdict with evidence each."
+    about = "Hold what papers claim against the database: a verdict with evidence each, and what we ask besides."
     parser = command(commands, "claims", "claims:claims", about, examples)
     parser.add_argument("claim", nargs="?", metavar="CLAIM", help="show this one in full, with its query")
     add_database(parser)
@@ -103,7 +103,7 @@ def _add_show(commands: Commands) -> None:
         "  exitbench show 20260102T0304 --doc 0014f2e1 --against 'builtin-free/squad/full'\n"
         "  exitbench show bb965132 --doc 3 --token 5"
     )
-    about = "Print an answer token by token, each in the colour of the block it left after; beside another run's."
+    about = "Print an answer token by token: each in the colour of the block it left after, beside another run's."
     parser = command(commands, "show", "show:show", about, examples)
     naming = "attempt or cell id, or its beginning, or a glob over MODEL/TASK/METHOD"
     parser.add_argument("run", metavar="RUN", help=f"the run: {naming}")
@@ -235,7 +235,7 @@ def _add_env(commands: Commands) -> None:
 
 
 def _add_doctor(commands: Commands) -> None:
-    about = "Show versions, machine, disk, network and database, and what would stop a run; exit status 1 if anything."
+    about = "Say what would stop a run: versions, machine, disk, network and database; exit code 1 if anything."
     parser = command(commands, "doctor", "doctor:doctor", about, "  exitbench doctor\n  exitbench doctor --runs other")
     add_runs(parser)
 
@@ -246,7 +246,7 @@ def _add_verify(commands: Commands) -> None:
         "  exitbench verify 'builtin-vanilla/squad/full'\n"
         "  exitbench verify 3f9a12c4 --model checkpoints/mine --data-dir ../data"
     )
-    about = "Run a stored cell again, aside, and compare every answer and token (exit code 1: they differ)."
+    about = "Run a stored cell again and compare every token (exit code 1: they differ). Nothing is stored."
     parser = command(commands, "verify", "verify:verify_run", about, examples)
     parser.add_argument(
         "run", metavar="RUN", help="attempt or cell id or its beginning, or a glob of MODEL/TASK/METHOD"

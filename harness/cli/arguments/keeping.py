@@ -92,7 +92,7 @@ def _add_annotate(commands: Commands) -> None:
 
 def _add_carry_over(commands: Commands) -> None:
     examples = "  exitbench carry-over\n  exitbench carry-over --sample 5 --data-dir ../data"
-    about = "Give results of the version before today's ids, where repeating a sample of them gives the same."
+    about = "Give results of the version before today's ids: where repeating a sample of them gives the same."
     parser = command(commands, "carry-over", "carry_over:carry_over", about, examples)
     about = "results to repeat for each method and model (2)"
     parser.add_argument("--sample", type=up_to(_MOST_REPEATED), default=2, metavar="N", help=about)

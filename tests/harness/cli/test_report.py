@@ -21,8 +21,10 @@ def test_one_figure_is_drawn_and_nothing_else(runs: Path, capsys: pytest.Capture
     page.parent.mkdir()
     page.write_text("as it was")
     assert main(["report", "--runs", str(runs), "--only", CHOSEN, "--draft"]) == 0
-    names = {path.name for path in (runs / "report").rglob("*") if path.is_file()}
+    names = {path.name for path in (runs / "report").rglob("*") if path.is_file() and path.parent.name != "page"}
     assert names == {"index.html", f".{CHOSEN}.drawn", *(f"{CHOSEN}.{kind}" for kind in ("svg", "pdf", "png", "csv"))}
+    (for_the_page,) = (runs / "report" / "figures" / "page").iterdir()
+    assert for_the_page.name.startswith(f"{CHOSEN}.")
     assert page.read_text() == "as it was"
     printed = capsys.readouterr().out
     assert f"{CHOSEN}.pdf" in printed and "Halfway through the blocks" in printed

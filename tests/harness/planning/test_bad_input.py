@@ -160,7 +160,7 @@ def test_device_cuda_needs_a_gpu_to_run_here(
 
 LONG = "a" * 5000
 OF_ARGUMENTS = {
-    "rnu": (["rnu"], "there is no command 'rnu'. Did you mean 'run'? Allowed: annotate, calibrate, carry-over"),
+    "rnu": (["rnu"], "there is no command 'rnu'. Did you mean 'run'? Allowed: annotate, ask, calibrate, carry-over"),
     "RUN": (["RUN"], "there is no command 'RUN'"),
     "nothing": ([], "the following arguments are required: COMMAND"),
     "option": (["--verbose"], "See `exitbench --help`"),
@@ -201,8 +201,11 @@ OF_ARGUMENTS = {
     "sql saved": (["sql", "@hop_exti"], "There is no saved query 'hop_exti'. Did you mean 'hop_exit'?"),
     "sql force": (["sql", "SELECT 1", "--force"], "--force: only goes with --out"),
     "report paper": (["report", "--paper", "mme"], "No paper is called 'mme'. Did you mean 'mee'?"),
-    "report only": (["report", "--only", "sumary"], "No table is called 'sumary'. Did you mean 'summary'?"),
-    "report only of a page": (["report", "--only", "summary"], "give --format md or --format latex with it"),
+    "report only": (["report", "--only", "sumary"], "No figure is called 'sumary'. Allowed: agreement"),
+    "report only of a page": (
+        ["report", "--only", "summary"],
+        "tables are printed by --format md or latex, figures by html",
+    ),
     "report format": (["report", "--format", "pdf"], "--format: invalid choice: 'pdf'"),
     "check severity": (["check", "--severity", "9"], "--severity: invalid choice: 9"),
     "claims paper": (["claims", "--paper", "mme"], "there is no such paper"),
