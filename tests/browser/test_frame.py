@@ -145,7 +145,7 @@ def test_nothing_jumps_while_the_page_is_read(chromium: Any, example_page: str, 
     page.evaluate("window.scrollTo({ top: 0, behavior: 'instant' })")
     page.wait_for_timeout(200)
     page.evaluate("document.querySelector('main').prepend(document.createElement('textarea'))")
-    page.evaluate("document.querySelector('textarea').rows = 20")
+    page.evaluate("document.querySelector('textarea').rows = 40")
     wait_until(page, "window.shift > 0.1")  # what does jump is seen
     context.close()
 
