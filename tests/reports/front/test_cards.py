@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from exitbench.reports.answers.recommended import recommended
 from exitbench.reports.frame import Row
 from exitbench.reports.front import read_front, title
 from exitbench.reports.front.cards import BASELINES, Card, cards
@@ -205,3 +206,18 @@ def test_baselines_are_never_called_methods(made: tuple[Card, ...]) -> None:
         assert without.timed == sum(
             row["speedup"] is not None and row["method"] not in (*BASELINES, "full") for row in card.rows
         )
+
+
+@pytest.mark.parametrize("percent", [0, 2, 5, 10, 20])
+def test_the_answers_open_on_what_the_cards_recommend(
+    front_database: Path, made: tuple[Card, ...], percent: int
+) -> None:
+    with open_database(front_database) as database:
+        attempts = database.query("SELECT attempt_id, cell_id FROM frontier").to_pylist()
+        cells = {row["attempt_id"]: row["cell_id"] for row in attempts}
+        best = [cells[attempt_id] for attempt_id in recommended(database, percent)]
+    told = [card.at(percent).method for card in made]
+    assert any(told) or percent < 20
+    for card, method in zip(made, told, strict=True):
+        own = {row["cell_id"] for row in card.rows}
+        assert next((cell for cell in best if cell in own), None) == (method and method["cell_id"])
