@@ -112,6 +112,12 @@ def baseline_method() -> type[Method]:
     return next(cls for cls in _methods.values() if cls.is_baseline)
 
 
+def fixed_depth_method() -> tuple[type[Method], str]:
+    """The control whose tokens all leave after the same block, and the parameter that says after which."""
+    _discover()
+    return next((cls, cls.fixed_depth) for cls in _methods.values() if cls.fixed_depth is not None)
+
+
 @functools.cache
 def distribution(cls: type[Method]) -> tuple[str | None, str | None]:
     """Return name and version of the distribution that brought a method; (None, None) where none did."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,6 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from exitbench.errors import UserError
+from exitbench.methods.base import Method
 from exitbench.methods.registry import get_method
 from exitbench.results.analysis.replay import Sweep, sweep, thresholds_by_position
 from exitbench.results.database.connection import Database
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 _SHOWN: Final = 12
 _PROBES: Final = """
     SELECT
-        a.attempt_id, m.name AS model, d.label AS task_label, m.blocks, m.encoder_blocks = 0 AS is_causal,
+        a.attempt_id, a.cell_id, m.name AS model, d.label AS task_label, m.blocks, m.encoder_blocks = 0 AS is_causal,
         (c.generation ->> 'max_new_tokens')::INTEGER AS max_new_tokens, c.generation ->> 'first_token' AS first_token
     FROM attempt AS a
     JOIN cell AS c USING (cell_id)
@@ -32,6 +34,17 @@ _PROBES: Final = """
     JOIN dataset_artifact AS d USING (data_id)
     WHERE a.status = 'ok' AND c.kind = 'probe' AND (c.identity -> 'record') IS NULL
     QUALIFY row_number() OVER (PARTITION BY model, task_label ORDER BY a.attempt_id DESC) = 1
+"""
+_SCORES: Final = """
+    SELECT a.attempt_id, c.params::VARCHAR AS params FROM attempt AS a JOIN cell AS c USING (cell_id)
+    WHERE a.status = 'ok' AND c.kind = 'scores' AND c.identity ->> 'probe_cell_id' = ? AND c.method = ?
+    ORDER BY a.attempt_id DESC
+"""
+_SCORED: Final = """
+    SELECT p.*, s.score, s.emitted_id
+    FROM probe_token AS p JOIN score_token AS s USING (doc_key, position)
+    WHERE p.attempt_id = ? AND s.attempt_id = ?
+    ORDER BY doc_key, position
 """
 
 
@@ -44,12 +57,15 @@ class Probe:
         n_blocks: Decoder blocks of the model.
         max_new_tokens: The longest answer allowed.
         is_causal: Whether the first token is read from the prompt's own pass, and so never leaves early.
+        scored_by: Method whose gate was asked of every token: ``score`` and ``emitted_id`` of the table are its. None:
+            no gate was, and only methods whose score the other columns tell can be replayed.
     """
 
     table: pa.Table
     n_blocks: int
     max_new_tokens: int
     is_causal: bool
+    scored_by: str | None = None
 
     def to_pandas(self) -> pd.DataFrame:
         """The table as a data frame."""
@@ -62,7 +78,7 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
 
     Args:
         probe: From `probe`.
-        method: A method whose score the probe's columns tell, such as ``calm-softmax``.
+        method: A method whose score the probe's columns tell, such as ``calm-softmax``, or that scored them.
         thresholds: Any number of them.
         **params: Its other parameters.
 
@@ -91,13 +107,16 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
         raise UserError(f"method {method!r} does not look at its threshold with {given}; there is nothing to sweep.")
     settings[0].check(probe.n_blocks)
     all_parts = [setting.parts(probe.n_blocks) for setting in settings]
-    score_sql = all_parts[0].score_sql(probe.n_blocks)
+    score_sql, emitted_sql = all_parts[0].score_sql(probe.n_blocks), "top1_id[l]"
+    if score_sql is None and probe.scored_by == method:
+        score_sql, emitted_sql = "score[l]", "emitted_id[l]"
     if score_sql is None:
         raise UserError(f"method {method!r}: a probe does not tell its score. Run it in a suite, as a replay cell.")
     rules = [parts.threshold.sql(probe.max_new_tokens) for parts in all_parts]
     with in_memory() as connection:
         connection.register("probe", probe.table)
-        swept = _swept(connection, probe, score_sql, all_parts[0].asked(probe.n_blocks), rules)
+        told = (score_sql, emitted_sql)
+        swept = _swept(connection, probe, told, all_parts[0].asked(probe.n_blocks), rules)
     return pa.table(
         {
             "threshold": pa.array(thresholds, pa.float64()),
@@ -107,12 +126,14 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
     )
 
 
-def stored_probe(database: Database, name: str) -> Probe:
+def stored_probe(database: Database, name: str, method: Method | None = None) -> Probe:
     """Return the newest probe of a model on a task from the database.
 
     Args:
         database: An open database.
         name: Glob over MODEL/TASK that fits one.
+        method: What is to be replayed: where a probe does not tell its score, what its gate said is read too, if a
+            suite asked for that (cells of kind ``scores``).
 
     Raises:
         UserError: It fits none, or several; says which there are.
@@ -124,12 +145,28 @@ def stored_probe(database: Database, name: str) -> Probe:
         names = ", ".join(sorted(known)[:_SHOWN]) or "none; suites ask for them by kinds = ['probe']"
         raise UserError(f"{name!r} {fits}. One is needed, as MODEL/TASK. There are: {names}.")
     row = known[found[0]]
-    table = database.query("FROM probe_token WHERE attempt_id = ? ORDER BY doc_key, position", [row["attempt_id"]])
-    return Probe(table, row["blocks"], row["max_new_tokens"], row["first_token"] != "gated" and row["is_causal"])
+    is_causal = row["first_token"] != "gated" and row["is_causal"]
+    scores = None if method is None or method.probe_tells_score() else _scores(database, row["cell_id"], method)
+    if method is None or scores is None:
+        table = database.query("FROM probe_token WHERE attempt_id = ? ORDER BY doc_key, position", [row["attempt_id"]])
+        return Probe(table, row["blocks"], row["max_new_tokens"], is_causal)
+    table = database.query(_SCORED, [row["attempt_id"], scores])
+    return Probe(table, row["blocks"], row["max_new_tokens"], is_causal, method.name)
+
+
+def _scores(database: Database, probe_cell_id: str, method: Method) -> str | None:
+    """The newest attempt at asking the method's gate of a probe's tokens."""
+    asked = json.loads(json.dumps(method.score_params()))
+    rows = database.query(_SCORES, [probe_cell_id, method.name]).to_pylist()
+    return next((row["attempt_id"] for row in rows if json.loads(row["params"]) == asked), None)
 
 
 def _swept(
-    connection: duckdb.DuckDBPyConnection, probe: Probe, score_sql: str, asked: Sequence[int], rules: Sequence[str]
+    connection: duckdb.DuckDBPyConnection,
+    probe: Probe,
+    told: tuple[str, str],
+    asked: Sequence[int],
+    rules: Sequence[str],
 ) -> Sweep:
     longest = max(probe.table.column("position").to_pylist())
     first = 2 if probe.is_causal else 1
@@ -137,4 +174,4 @@ def _swept(
         table = thresholds_by_position(connection, rules, longest)
     except duckdb.Error as error:
         raise UserError("replay: thresholds that differ by block cannot be swept together.") from error
-    return sweep(connection, "probe", score_sql, "top1_id[l]", asked, probe.n_blocks, table, first_position=first)
+    return sweep(connection, "probe", *told, asked, probe.n_blocks, table, first_position=first)

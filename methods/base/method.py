@@ -79,6 +79,8 @@ class Method(ABC):
     """Where the method is defined: paper section or equation."""
     is_baseline: ClassVar[bool] = False
     """True for the one method that every other is compared with."""
+    fixed_depth: ClassVar[str | None] = None
+    """Of the control that gives every token the same exit layer: the parameter that says which."""
     needs_exit_heads: ClassVar[bool] = False
     """Whether the checkpoint must have trained exit heads."""
 

@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
-from exitbench.reports.frame import Row
+from exitbench.reports.frame import Frame, Row
+from exitbench.results.database.connection import Database
 from exitbench.results.files.toml_text import toml_key, toml_table, toml_value
 
+EXPORTS: Final = Path(__file__).with_name("exports.sql")
 FOLDER: Final = "the folder of the checkpoint"
 """Stands where a reader writes it: a database does not know folders."""
 _GENERATION: Final = (
@@ -48,6 +51,24 @@ def suite_toml(row: Row, name: str) -> str | None:
     except (AttributeError, LookupError, TypeError, ValueError):  # somebody else's database, which says it otherwise
         return None
     return "\n".join(lines) + "\n"
+
+
+def stored_suite(database: Database, cell_id: str, name: str, folder: Path | None = None) -> str | None:
+    """Return a suite that asks for a stored run again.
+
+    Args:
+        database: An open database.
+        cell_id: Of its quality.
+        name: Of the suite.
+        folder: Of its checkpoint, where that is not of a recipe or the hub.
+
+    Returns:
+        See `suite_toml`; None too where there is no such run.
+    """
+    for row in Frame.query(database, EXPORTS.read_text("utf-8")).rows:
+        if row["cell_id"] == cell_id:
+            return suite_toml({**row, "model_source": row["model_source"] or (folder and str(folder.resolve()))}, name)
+    return None
 
 
 def _model(row: Row) -> dict[str, Any]:

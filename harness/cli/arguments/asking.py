@@ -1,6 +1,8 @@
 """Commands that show what there is: report, show, check, sql, compare, status, inspect, list and others."""
 
 from argparse import ArgumentTypeError
+from decimal import Decimal, InvalidOperation
+from math import isfinite
 from pathlib import Path
 from typing import Final, get_args
 
@@ -175,6 +177,7 @@ def _add_status(commands: Commands) -> None:
 def _add_replay(commands: Commands) -> None:
     examples = (
         "  exitbench replay weighted/squad calm-softmax\n"
+        "  exitbench replay weighted/squad calm-softmax --thresholds 0:1:0.01 --figure sweep.pdf\n"
         "  exitbench replay weighted/squad calm-softmax --thresholds 0.5,0.9,0.99 --param decay=code\n"
         "  exitbench replay '*/wmt*' max-prob --format csv > sweep.csv"
     )
@@ -183,23 +186,35 @@ def _add_replay(commands: Commands) -> None:
     parser.add_argument("probe", metavar="MODEL/TASK", help="whose newest probe; a glob that fits one")
     parser.add_argument("method", metavar="METHOD", help="a method with a threshold whose score a probe tells")
     levels = [level / 20 for level in range(21)]
-    about = "thresholds, separated by commas (0, 0.05 .. 1)"
+    about = "thresholds, separated by commas, or FROM:TO:STEP (0:1:0.05)"
     parser.add_argument("--thresholds", type=_numbers, default=levels, metavar="T,..", help=about)
     about = "another parameter of the method; may be repeated"
     parser.add_argument("--param", action="append", default=[], metavar="NAME=VALUE", help=about)
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="how rows are written")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the sweep too: a pdf, png or svg")
     add_database(parser)
 
 
 def _numbers(text: str) -> list[float]:
     try:
-        numbers = [float(word) for word in text.split(",")]
-    except ValueError:
-        numbers = [float("nan")]
-    if any(number != number for number in numbers) or len(numbers) > _MOST_THRESHOLDS:
+        numbers = _stepped(text) if ":" in text else [float(word) for word in text.split(",")]
+    except (ValueError, InvalidOperation):
+        numbers = []
+    if not all(map(isfinite, numbers)) or not 1 <= len(numbers) <= _MOST_THRESHOLDS:
         shown = text if len(text) < 100 else f"{text[:100]}…"
-        raise ArgumentTypeError(f"{shown!r} are not at most {_MOST_THRESHOLDS:,} numbers separated by commas")
+        raise ArgumentTypeError(
+            f"{shown!r} are not at most {_MOST_THRESHOLDS:,} numbers separated by commas, nor FROM:TO:STEP with a STEP "
+            "above 0"
+        )
     return numbers
+
+
+def _stepped(text: str) -> list[float]:
+    """Numbers from one to another, both included, as they would be written."""
+    low, high, step = map(Decimal, text.split(":"))
+    if not (low <= high and step > 0 and (high - low) / step < _MOST_THRESHOLDS):
+        return []
+    return [float(low + index * step) for index in range(int((high - low) / step) + 1)]
 
 
 def _add_compare(commands: Commands) -> None:

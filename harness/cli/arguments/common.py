@@ -12,7 +12,7 @@ from exitbench.harness.planning.retry import RETRIED
 
 HIDDEN: Final = "_"
 """What begins so is for other programs: it works, but is not listed."""
-_MOST_DOCUMENTS: Final = 10**9
+MOST_DOCUMENTS: Final = 10**9
 _MOST_THREADS: Final = 4096
 
 
@@ -63,7 +63,7 @@ def add_selection(parser: Parser, kinds: tuple[str, ...] | None = None) -> None:
         "--only", metavar="GLOB", help="cells whose name MODEL/TASK/METHOD/KIND matches, and what they need"
     )
     parser.add_argument(
-        "--limit", type=up_to(_MOST_DOCUMENTS), metavar="N", help="at most N documents a task (other cells, labelled)"
+        "--limit", type=up_to(MOST_DOCUMENTS), metavar="N", help="at most N documents a task (other cells, labelled)"
     )
     if kinds is None:
         about = f"only these kinds of cells: {', '.join(KINDS)}"

@@ -1,17 +1,21 @@
 """Commands that plan and run: plan, run, train, fit, calibrate, _cell."""
 
+import argparse
 from pathlib import Path
 
 from exitbench.harness.cli.arguments.common import (
+    MOST_DOCUMENTS,
     Commands,
     Parser,
     add_data_dir,
     add_executor,
+    add_plugins,
     add_runs,
     add_selection,
     add_threads,
     add_unsafe_code,
     command,
+    up_to,
 )
 
 
@@ -22,6 +26,7 @@ def add_commands(commands: Commands) -> None:
     _add_train(commands)
     _add_fit(commands)
     _add_calibrate(commands)
+    _add_tune(commands)
     _add_lm_eval(commands)
     _add_cell(commands)
 
@@ -48,14 +53,18 @@ def _add_run(commands: Commands) -> None:
 
 
 def _add_what_runs(parser: Parser) -> None:
+    _add_where(parser)
+    parser.add_argument("--no-report", action="store_true", help="draw no report; `exitbench report` does it later")
+    parser.add_argument("--table", action="store_true", help="print every setting, not only the best of each task")
+
+
+def _add_where(parser: Parser) -> None:
     add_executor(parser)
     add_threads(parser)
     parser.add_argument(
         "--hub", action="store_true", help="fetch models hub:OWNER/NAME; else only what is cached is read"
     )
     add_unsafe_code(parser)
-    parser.add_argument("--no-report", action="store_true", help="draw no report; `exitbench report` does it later")
-    parser.add_argument("--table", action="store_true", help="print every setting, not only the best of each task")
 
 
 def _add_train(commands: Commands) -> None:
@@ -87,6 +96,66 @@ def _add_calibrate(commands: Commands) -> None:
     parser = command(commands, "calibrate", "run:run", about, examples)
     add_selection(parser, kinds=("calibration",))
     _add_what_runs(parser)
+
+
+def _add_tune(commands: Commands) -> None:
+    examples = (
+        "  exitbench tune weighted squad --max-loss 1%\n"
+        "  exitbench tune weighted wmt-en-fr --methods calm-softmax,max-prob --documents 400\n"
+        "  exitbench tune weighted squad --max-loss 2% --guarantee 0.1 --documents 400\n"
+        "  exitbench tune mine news --suite my-suite.toml --data-dir data --out tuned.toml"
+    )
+    about = (
+        "Choose a method and its threshold: search by replay, confirm by decoding, time what is left, recommend one "
+        "setting. Thresholds are chosen on documents of another split than those it is reported on."
+    )
+    parser = command(commands, "tune", "tune:tune", about, examples)
+    parser.add_argument("model", metavar="MODEL", help="a model of the suite")
+    parser.add_argument("task", metavar="TASK", help="a task of the suite")
+    parser.add_argument("--suite", default="builtin", metavar="SUITE", help="whose model and task (builtin)")
+    about = "of full depth's quality, in percent: what may be lost (1%%)"
+    parser.add_argument("--max-loss", type=_percent, default=1.0, metavar="P%", help=about)
+    about = "methods with a threshold (those whose score a probe tells and that need nothing trained)"
+    parser.add_argument("--methods", type=_names, default=(), metavar="NAME,..", help=about)
+    about = "documents that thresholds are chosen on (200)"
+    parser.add_argument("--documents", type=up_to(MOST_DOCUMENTS), default=200, metavar="N", help=about)
+    about = "methods that are timed at the end (3)"
+    parser.add_argument("--finalists", type=up_to(100), default=3, metavar="N", help=about)
+    about = "keep the bound on other documents too, but for this chance, by a calibration (Learn then Test)"
+    parser.add_argument("--guarantee", type=_chance, metavar="EPSILON", help=about)
+    about = "at most N documents of the task at the end"
+    parser.add_argument("--limit", type=up_to(MOST_DOCUMENTS), metavar="N", help=about)
+    about = "write the suite that repeats the choice here (RUNS/tuned/MODEL-TASK.toml)"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=about)
+    add_data_dir(parser, "that tasks and recipes name")
+    add_plugins(parser)
+    add_runs(parser)
+    _add_where(parser)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _percent(text: str) -> float:
+    number = _number(text.removesuffix("%"))
+    if not 0 < number < 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage above 0 and below 100, such as 1%")
+    return number
+
+
+def _chance(text: str) -> float:
+    number = _number(text)
+    if not 0 < number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a chance between 0 and 1, such as 0.1")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
 
 
 def _add_lm_eval(commands: Commands) -> None:

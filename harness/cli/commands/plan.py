@@ -11,21 +11,21 @@ from exitbench.harness.planning.estimate import estimate_plan, of_group
 from exitbench.harness.planning.memory import shortages
 from exitbench.harness.planning.plan import Group, Plan, make_plan
 from exitbench.harness.planning.retry import Retry
-from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.planning.suite import Suite, load_suite
 from exitbench.harness.training.store import SHIPPED
 from exitbench.results.analysis.history import Estimate, total
 from exitbench.terminal import number_of, tell
 
 
-def planned(arguments: Namespace) -> Plan:
-    """Make the plan that the arguments ask for.
+def planned(arguments: Namespace, suite: Suite | None = None) -> Plan:
+    """Make the plan that the arguments ask for, of the suite that they name or of this one.
 
     Raises:
         UserError: The suite, its data or its models are not usable.
     """
     runs = Runs(arguments.runs)
     return make_plan(
-        load_suite(arguments.suite),
+        load_suite(arguments.suite) if suite is None else suite,
         runs.spool,
         runs.models,
         arguments.data_dir,

@@ -2,13 +2,18 @@
 
 import tomllib
 from argparse import Namespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from exitbench.errors import UserError
 from exitbench.harness.cli.commands.folders import existing_database
 from exitbench.harness.cli.commands.rows import FORMATS
 from exitbench.results.database.connection import open_database
 from exitbench.terminal import tell
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_PICTURES: Final = (".pdf", ".png", ".svg")
 
 
 def replay(arguments: Namespace) -> int:
@@ -18,13 +23,33 @@ def replay(arguments: Namespace) -> int:
         UserError: The name fits no probe or several, a parameter is unknown, or a probe does not tell the score.
     """
     from exitbench.harness.afterwards import replaying  # loads torch
+    from exitbench.methods.registry import get_method
 
+    params = _params(arguments.param)
+    if arguments.figure is not None and arguments.figure.suffix not in _PICTURES:
+        raise UserError(f"--figure {arguments.figure}: its name must end in {', '.join(_PICTURES)}.")
+    method = get_method(arguments.method).from_params(params)
     with open_database(existing_database(arguments)) as database:
-        probe = replaying.stored_probe(database, arguments.probe)
-    found = replaying.replay(probe, arguments.method, arguments.thresholds, **_params(arguments.param))
+        probe = replaying.stored_probe(database, arguments.probe, method)
+    found = replaying.replay(probe, arguments.method, arguments.thresholds, **params)
     tell(f"simulated: {found.num_rows} thresholds over {probe.table.num_rows} tokens of full depth's answers")
+    if arguments.figure is not None:
+        _draw(arguments, found, probe.n_blocks)
     FORMATS[arguments.format](found.column_names, [list(row.values()) for row in found.to_pylist()])
     return 0
+
+
+def _draw(arguments: Namespace, found: "pa.Table", n_blocks: int) -> None:
+    from exitbench.reports.plotting.sweep import sweep_picture
+    from exitbench.results.files.whole_file import write_whole_file
+
+    thresholds, depths, matches = (found[name].to_pylist() for name in ("threshold", "mean_exit_layer", "token_match"))
+    title, kind = f"{arguments.method} on {arguments.probe}", arguments.figure.suffix.removeprefix(".")
+    picture = sweep_picture(title, thresholds, depths, matches, n_blocks, kind)
+    try:
+        write_whole_file(arguments.figure, picture)
+    except OSError as error:
+        raise UserError(f"--figure {arguments.figure}: {error.strerror}.") from None
 
 
 def _params(given: list[str]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from exitbench.errors import UserError
@@ -18,6 +19,7 @@ from exitbench.harness.planning.contracts import failing, with_verdicts
 from exitbench.harness.planning.memory import ROOM, shortages
 from exitbench.harness.planning.plan import Group, Plan, resolve_device
 from exitbench.harness.planning.retry import Retry
+from exitbench.harness.planning.suite import Suite
 from exitbench.harness.running.environment import available_cores
 from exitbench.harness.running.executors.base import Executor
 from exitbench.harness.running.executors.gpus import visible_gpus
@@ -37,6 +39,20 @@ _NO_GIST = "No method's quality was measured on trained weights: nothing to reco
 FAILURES_QUERY = "SELECT model, task_label, method, params, kind, status, reason FROM failures"
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What is known once the cells of a plan have run.
+
+    Attributes:
+        statuses: How each cell that ran ended, by its id.
+        left_out: What no database takes, and why.
+    """
+
+    plan: Plan
+    statuses: Mapping[str, str]
+    left_out: tuple[str, ...]
+
+
 def run(arguments: Namespace) -> int:
     """Run a suite; returns 0 if every cell that ran ended ok and is in the database, else 1.
 
@@ -45,9 +61,31 @@ def run(arguments: Namespace) -> int:
         KeyboardInterrupt: The user interrupted; finished cells are in the spool and in the database.
     """
     runs = Runs(arguments.runs)
+    measured = measure(arguments)
+    _print_results(runs, measured.plan.suite.name, whole=arguments.table)
+    if not arguments.no_report:
+        _print_report(runs)
+    print(f"Database  {runs.database}")
+    print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')
+    verdict = _verdict(measured.statuses, measured.plan, runs, arguments.retry)
+    return 1 if measured.left_out else verdict
+
+
+def measure(arguments: Namespace, suite: Suite | None = None) -> Measured:
+    """Train what is missing, run the cells that are not done and fill the database.
+
+    Args:
+        arguments: Of `run`.
+        suite: What to run; None: the one that the arguments name.
+
+    Raises:
+        UserError: Anything that can be known before work begins, or data that turns out damaged.
+        KeyboardInterrupt: The user interrupted; finished cells are in the spool and in the database.
+    """
+    runs = Runs(arguments.runs)
     # Before the plan: what jobs left undone while nobody looked becomes rows, which the plan then finds.
     slurm = _slurm(arguments, runs)
-    plan = planned(arguments)
+    plan = planned(arguments, suite)
     if slurm is not None and plan.suite.device == "auto":
         raise UserError(
             '--executor slurm: device = "auto" of the suite means this machine; name "cuda" or "cpu" there.'
@@ -61,13 +99,13 @@ def run(arguments: Namespace) -> int:
     runs.require_writable()
     keep(runs.root)
     if _ingest(runs):  # what is damaged has left the spool: those cells are to be run again
-        plan = planned(arguments)
+        plan = planned(arguments, suite)
     if plan.unfetched or arguments.hub:
         plan = _with_fetched(plan, arguments)
     if plan.untrained:
         cores = arguments.threads or available_cores()
         ensure_all_trained(plan.untrained, runs.models, arguments.data_dir, cores)
-        plan = planned(arguments)
+        plan = planned(arguments, suite)
     for remark in plan.remarks:
         tell(remark)
     for group in plan.groups:
@@ -88,13 +126,7 @@ def run(arguments: Namespace) -> int:
         print("Interrupted. What is finished is kept; the same command goes on from there.", file=sys.stderr)
         raise
     left_out += _ingest(runs)
-    _print_results(runs, plan.suite.name, whole=arguments.table)
-    if not arguments.no_report:
-        _print_report(runs)
-    print(f"Database  {runs.database}")
-    print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')
-    verdict = _verdict(statuses, plan, runs, arguments.retry)
-    return 1 if left_out else verdict
+    return Measured(plan, statuses, tuple(left_out))
 
 
 def unsafe_tasks(plan: Plan) -> list[str]:
@@ -114,7 +146,7 @@ def _with_fetched(plan: Plan, arguments: Namespace) -> Plan:
     for group in plan.groups:
         if group.model.hub is not None:
             fetch(group.model.hub, tell)
-    return planned(arguments)
+    return planned(arguments, plan.suite)
 
 
 def _say_tried(number: int) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,31 @@ def test_every_threshold_is_a_row(
     assert swept["mean_exit_layer"].to_pylist() == pytest.approx(depths)
 
 
+def test_thresholds_may_be_a_range_and_the_sweep_a_picture(
+    example_database: Path, probed: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("/".join(probed), "calm-softmax", "--thresholds=0:0.3:0.1", "--format", "csv")
+    code, printed, _ = asked(capsys, example_database, *words, "--figure", str(tmp_path / "sweep.svg"))
+    assert code == 0
+    assert [row["threshold"] for row in csv.DictReader(io.StringIO(printed))] == ["0.0", "0.1", "0.2", "0.3"]
+    drawn = ElementTree.parse(tmp_path / "sweep.svg").getroot()
+    assert drawn.tag.endswith("svg") and len(list(drawn.iter())) > 50
+
+
+@pytest.mark.parametrize("thresholds", ["0:1:0", "1:0:0.1", "0:1", "0:1:a", "0:1:0.00001", "0:inf:1", "nan:1:0.1", ""])
+def test_a_range_that_is_none_is_refused(
+    thresholds: str, example_database: Path, probed: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("/".join(probed), "calm-softmax", f"--thresholds={thresholds}")
+    code, _, said = asked(capsys, example_database, *words)
+    assert (code, "nor FROM:TO:STEP with a STEP above 0" in said) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (("{probe}", "calm-softmax", "--figure", "sweep.gif"), "its name must end in .pdf, .png, .svg"),
+        (("{probe}", "calm-softmax", "--figure", "no/such/folder.svg"), "No such file or directory"),
         (("no/such", "calm-softmax"), "'no/such' fits no probe. One is needed, as MODEL/TASK. There are: "),
         (("*", "calm-softmax"), "One is needed"),
         (("{probe}", "calm-sofmax"), "Did you mean 'calm-softmax'"),

@@ -1,0 +1,265 @@
+"""``exitbench tune``: one recommended method and threshold for a model and a task, and a suite that repeats it."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from exitbench.errors import UserError, suggestion
+from exitbench.harness.afterwards.tuning import (
+    Candidate,
+    Choice,
+    Guarantee,
+    Row,
+    Tuning,
+    certified,
+    choose,
+    find_candidates,
+    require_tunable,
+    results_of,
+    tunable_methods,
+)
+from exitbench.harness.cli.commands.failures import failure_lines
+from exitbench.harness.cli.commands.folders import Runs
+from exitbench.harness.cli.commands.run import measure
+from exitbench.harness.planning.suite import Point, Suite, load_suite
+from exitbench.methods.registry import fixed_depth_method
+from exitbench.results.database.connection import open_database
+from exitbench.results.files.whole_file import write_whole_file
+from exitbench.terminal import number_of, tell, visible
+
+_PROMISED: Final = "with probability {share:.0%} over draws of {documents}"
+
+
+class _Failed(Exception):
+    """Cells of a stage did not end well; what there is to say has been said."""
+
+
+def tune(arguments: Namespace) -> int:
+    """Search thresholds by replay, confirm the best by decoding, time what is left, and recommend one setting.
+
+    Returns:
+        0: there is an answer, which may be that nothing beats full depth; 1: cells failed.
+
+    Raises:
+        UserError: Names, methods or documents are not usable; nothing has been measured then.
+        KeyboardInterrupt: What is finished is kept; the same command goes on.
+    """
+    tuning, runs = _tuning(arguments), Runs(arguments.runs)
+    try:
+        return _tune(tuning, runs, arguments)
+    except _Failed:
+        return 1
+
+
+def _tuning(arguments: Namespace) -> Tuning:
+    suite = load_suite(arguments.suite)
+    models, tasks = {model.name: model for model in suite.models}, {task.label: task for task in suite.tasks}
+    for word, known, what in ((arguments.model, models, "model"), (arguments.task, tasks, "task")):
+        if word not in known:
+            raise UserError(f"suite {suite.name!r} has no {what} {word!r}.{suggestion(word, known)}")
+    task = tasks[arguments.task]
+    if task.is_likelihood:
+        raise UserError(f"{task.where}: {arguments.task!r} scores given texts; thresholds are tuned for answers only.")
+    for name in arguments.methods:
+        require_tunable(name)
+    guarantee = None if arguments.guarantee is None else Guarantee(arguments.guarantee)
+    tuning = Tuning(
+        suite=suite,
+        model=models[arguments.model],
+        task=task,
+        methods=tuple(arguments.methods) or tunable_methods(),
+        max_loss_percent=arguments.max_loss,
+        documents=arguments.documents,
+        finalists=arguments.finalists,
+        guarantee=guarantee,
+    )
+    tuning.require_enough_documents()
+    return tuning
+
+
+def _tune(tuning: Tuning, runs: Runs, arguments: Namespace) -> int:
+    _stage(f"1. Probing full depth on {number_of(tuning.documents, 'document')} it is not reported on")
+    _measured(tuning.search(), runs, arguments)
+    with open_database(runs.database) as database:
+        candidates = find_candidates(database, tuning)
+    _stage(f"2. Decoding {number_of(len(candidates), 'candidate')} of {number_of(len(tuning.methods), 'method')}")
+    choice = choose(tuning, _decoded(tuning.confirm(candidates), candidates, runs, arguments))
+    _say_confirmed(tuning, choice)
+    if not choice.kept:
+        print(f"Nothing to recommend: no method loses as little as {tuning.max_loss_percent:g} % here.")
+        return 0
+    finalists = choice.kept
+    if tuning.guarantee is not None:
+        _stage("3. Calibrating the finalists on documents that nothing was chosen on")
+        full_value = float(choice.rows[0][1]["full_value"])
+        finalists = _certified(tuning, finalists, candidates, full_value, runs, arguments)
+        if not finalists:
+            print(
+                "Nothing to recommend: no threshold passed its calibration. More --documents, or a larger --max-loss."
+            )
+            return 0
+    timed = [*finalists, *([choice.depth] if choice.depth is not None else [])]
+    _stage(f"{4 if tuning.guarantee else 3}. Timing {number_of(len(timed), 'setting')} on the task's own documents")
+    results = _decoded(tuning.final(timed), timed, runs, arguments, limit=arguments.limit)
+    best = _fastest(results)
+    print()
+    if best is None:
+        print("Nothing to recommend: no setting is shown to be faster than full depth.")
+        _say_timed(results)
+        return 0
+    _say_recommended(tuning, choice, best, results)
+    _write_suite(tuning, best[1]["cell_id"], runs, arguments.out)
+    return 0
+
+
+def _stage(text: str) -> None:
+    tell(f"\n{text}")
+
+
+def _measured(suite: Suite, runs: Runs, arguments: Namespace, limit: int | None = None) -> dict[str, str]:
+    """Run a stage; returns the label of every cell by its id.
+
+    Raises:
+        _Failed: A cell did not end well.
+    """
+    asked = {**vars(arguments), "only": None, "kinds": None, "retry": "failed", "limit": limit}
+    measured = measure(Namespace(**asked), suite)
+    bad = [cell_id for cell_id, status in measured.statuses.items() if status != "ok"]
+    if bad or measured.left_out:
+        for line in failure_lines(runs.database, bad):
+            tell(f"  {line}")
+        raise _Failed
+    cells = [planned.item for group in measured.plan.groups for planned in group.cells]
+    return {item.cell.cell_id: item.label for item in cells}
+
+
+def _decoded(
+    suite: Suite, candidates: Sequence[Candidate], runs: Runs, arguments: Namespace, limit: int | None = None
+) -> list[tuple[Candidate, Row]]:
+    """Run a stage that decodes candidates; returns what was measured of each."""
+    (task,) = suite.tasks
+    labels = {f"{suite.models[0].name}/{task.label}/{_label(one.point)}/quality": one for one in candidates}
+    cells = _measured(suite, runs, arguments, limit)
+    with open_database(runs.database) as database:
+        return results_of(database, {cell: labels[label] for cell, label in cells.items() if label in labels})
+
+
+def _label(point: Point) -> str:
+    return point.label(point.method.name)
+
+
+def _certified(
+    tuning: Tuning,
+    finalists: Sequence[Candidate],
+    candidates: Sequence[Candidate],
+    full_value: float,
+    runs: Runs,
+    arguments: Namespace,
+) -> tuple[Candidate, ...]:
+    cells = _measured(tuning.certify(finalists, candidates, full_value), runs, arguments)
+    with open_database(runs.database) as database:
+        thresholds = certified(database, list(cells))
+    return tuple(
+        one
+        for one in candidates
+        if any(one.point.method.name == finalist.point.method.name for finalist in finalists)
+        and dict(one.point.params)["threshold"] == thresholds.get(one.point.method.name)
+    )
+
+
+def _fastest(results: Sequence[tuple[Candidate, Row]]) -> tuple[Candidate, Row] | None:
+    """The fastest of the methods that are shown to be faster than full depth."""
+    shown = [(one, row) for one, row in _methods(results) if _is_faster(row)]
+    return max(shown, key=lambda pair: pair[1]["speedup"], default=None)
+
+
+def _is_faster(row: Row) -> bool:
+    return row["speedup"] is not None and row["speedup_low"] > max(1, row["aa_high"] or 1)
+
+
+def _methods(results: Sequence[tuple[Candidate, Row]]) -> list[tuple[Candidate, Row]]:
+    fixed = fixed_depth_method()[0].name
+    return [(one, row) for one, row in results if one.point.method.name != fixed]
+
+
+def _say_confirmed(tuning: Tuning, choice: Choice) -> None:
+    for one, row in choice.rows:
+        mark = "*" if one in (*choice.kept, choice.depth) else " "
+        bound = "" if row["loss_high_percent"] is None else f", may lose {row['loss_high_percent']:.1f} %"
+        depth = f"{row['mean_blocks_run']:.2f} of {row['blocks']} blocks"
+        tell(f"  {mark} {_label(one.point)}: {depth}, {_delta(row)}{bound}")
+    if choice.kept and not choice.is_shown:
+        tell(
+            f"  None is shown to lose at most {tuning.max_loss_percent:g} % by its interval on "
+            f"{number_of(tuning.documents, 'document')}; * do on these. More --documents make intervals narrower."
+        )
+
+
+def _say_timed(results: Sequence[tuple[Candidate, Row]]) -> None:
+    for one, row in sorted(results, key=lambda pair: -(pair[1]["speedup"] or 0)):
+        print(f"  {_label(one.point)}: {_speedup(row)}, {_delta(row)}")
+
+
+def _say_recommended(
+    tuning: Tuning, choice: Choice, best: tuple[Candidate, Row], results: Sequence[tuple[Candidate, Row]]
+) -> None:
+    one, row = best
+    print(f"{visible(tuning.model.name)} on {visible(tuning.task.label)}: {_label(one.point)}")
+    print(f"  speed    {_speedup(row)} as fast as full depth; {_beside(choice, results)}")
+    scored = f"{row['value']:.1f} {visible(row['metric'])}, full depth {row['full_value']:.1f}"
+    print(f"  quality  {scored}: {_delta(row)} {_kept(tuning, row)}")
+    print(f"  depth    {row['mean_blocks_run']:.2f} of {row['blocks']} blocks a token")
+    if tuning.guarantee is not None:
+        share = 1 - tuning.guarantee.epsilon
+        drawn = _PROMISED.format(share=share, documents=number_of(tuning.documents, "calibration document"))
+        print(f"  bound    loses at most {tuning.max_loss_percent:g} % on average, {drawn} (Learn then Test)")
+    print("  timed")
+    _say_timed(results)
+
+
+def _kept(tuning: Tuning, row: Row) -> str:
+    on = f"on {number_of(row['n'], 'document')} that it was not chosen on"
+    bound = row["loss_high_percent"]
+    if bound is None:
+        return on
+    is_kept = bound <= tuning.max_loss_percent
+    return f"{on}: {'at most' if is_kept else 'may be'} {bound:.1f} % less{'' if is_kept else ', not shown to be kept'}"
+
+
+def _beside(choice: Choice, results: Sequence[tuple[Candidate, Row]]) -> str:
+    if choice.depth is None:
+        return "no static depth loses as little"
+    row = next(row for one, row in results if one == choice.depth)
+    depth = next(iter(dict(choice.depth.point.params).values()))
+    return f"the best static depth (block {depth}) {_speedup(row)}"
+
+
+def _speedup(row: Row) -> str:
+    if row["speedup"] is None:
+        return "not timed"
+    return f"{row['speedup']:.2f}x [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
+
+
+def _delta(row: Row) -> str:
+    if row["delta"] is None:
+        return "not compared"
+    interval = "" if row["delta_low"] is None else f" [{row['delta_low']:+.1f}, {row['delta_high']:+.1f}]"
+    return f"{row['delta']:+.1f}{interval} {visible(row['metric'])}"
+
+
+def _write_suite(tuning: Tuning, cell_id: str, runs: Runs, out: Path | None) -> None:
+    from exitbench.reports.front.suite_toml import stored_suite
+
+    with open_database(runs.database) as database:
+        text = stored_suite(database, cell_id, f"tuned-{tuning.model.name}-{tuning.task.label}", tuning.model.path)
+    if text is None:
+        tell("The database does not say which documents these were: there is no suite that repeats it.")
+        return
+    path = out or runs.root / "tuned" / f"{tuning.model.name}-{tuning.task.label}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole_file(path, text)
+    print(f"\nSuite     {path}\n          exitbench run {path} --runs {runs.root}")
+    print(f"Database  {runs.database}")

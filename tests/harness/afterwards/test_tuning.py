@@ -1,0 +1,117 @@
+"""Choosing a setting: candidates keep their share of tokens, finalists the loss; a promise has enough documents."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.afterwards.tuning import Candidate, Guarantee, Tuning, choose, threshold_grid, tunable_methods
+from exitbench.harness.planning.suite import Point, load_suite
+from exitbench.methods.registry import get_method
+
+
+@pytest.fixture(scope="module")
+def tuning() -> Tuning:
+    suite = load_suite("builtin")
+    return Tuning(suite, suite.models[0], suite.task("squad"), ("calm-softmax", "max-prob"), 1.0, documents=100)
+
+
+def decoded(method: str, parameter: str, value: float, **row: Any) -> tuple[Candidate, dict[str, Any]]:
+    point = Point(((parameter, value),), get_method(method).from_params({parameter: value}))
+    default = {"full_value": 80.0, "delta": 0.0, "ideal_speedup_bytes": 2.0, "mean_blocks_run": 3.0}
+    return Candidate(point, 3.0, 0.99), {**default, "loss_high_percent": None, **row}
+
+
+def names(candidates: tuple[Candidate, ...]) -> list[str]:
+    return [one.point.label(one.point.method.name) for one in candidates]
+
+
+def test_the_finalists_are_the_cheapest_of_each_method_that_are_shown_to_keep_the_loss(tuning: Tuning) -> None:
+    choice = choose(
+        tuning,
+        [
+            decoded("calm-softmax", "threshold", 0.3, loss_high_percent=3.0, ideal_speedup_bytes=4.0),
+            decoded("calm-softmax", "threshold", 0.5, loss_high_percent=0.9, ideal_speedup_bytes=2.5),
+            decoded("calm-softmax", "threshold", 0.9, loss_high_percent=0.1, ideal_speedup_bytes=1.5),
+            decoded("max-prob", "threshold", 0.5, loss_high_percent=1.0, ideal_speedup_bytes=3.0),
+            decoded("static", "exit_layer", 4, loss_high_percent=0.5, ideal_speedup_bytes=1.8),
+            decoded("static", "exit_layer", 6, loss_high_percent=0.2, ideal_speedup_bytes=1.2),
+        ],
+    )
+    assert choice.is_shown
+    assert names(choice.kept) == ["max-prob:threshold=0.5", "calm-softmax:threshold=0.5"]
+    assert choice.depth is not None and names((choice.depth,)) == ["static:exit_layer=4"]
+
+
+def test_where_none_is_shown_to_keep_it_those_that_keep_it_here_are_taken_the_safest_first(tuning: Tuning) -> None:
+    choice = choose(
+        tuning,
+        [
+            decoded("calm-softmax", "threshold", 0.5, delta=-0.5, loss_high_percent=4.0, ideal_speedup_bytes=3.0),
+            decoded("calm-softmax", "threshold", 0.9, delta=-0.7, loss_high_percent=2.0, ideal_speedup_bytes=1.5),
+            decoded("max-prob", "threshold", 0.9, delta=-0.81, loss_high_percent=1.1),  # 1 % of 80 is 0.8
+            decoded("static", "exit_layer", 6, delta=0.0, loss_high_percent=0.5),
+        ],
+    )
+    assert not choice.is_shown
+    assert names(choice.kept) == ["calm-softmax:threshold=0.9"]
+    assert choice.depth is not None
+
+
+def test_no_more_finalists_than_asked_for(tuning: Tuning) -> None:
+    results = [
+        decoded(name, "threshold", 0.5, loss_high_percent=0.0) for name in ("calm-softmax", "max-prob", "entropy")
+    ]
+    assert len(choose(dataclasses.replace(tuning, finalists=2), results).kept) == 2
+
+
+def test_a_method_whose_metric_has_no_scale_is_never_shown_to_keep_a_loss(tuning: Tuning) -> None:
+    choice = choose(tuning, [decoded("max-prob", "threshold", 0.5, delta=0.0)])
+    assert (choice.is_shown, len(choice.kept)) == (False, 1)
+
+
+def test_thresholds_are_searched_between_their_bounds_or_in_equal_ratios() -> None:
+    bounded, open_ended = threshold_grid(get_method("calm-softmax")), threshold_grid(get_method("entropy"))
+    assert (bounded[0], bounded[-1], bounded == sorted(set(bounded))) == (0.0, 1.0, True)
+    assert open_ended[0] > 0 and open_ended == sorted(set(open_ended))
+
+
+def test_methods_that_need_something_trained_are_not_tuned_unasked() -> None:
+    quick = tunable_methods()
+    assert {"calm-softmax", "max-prob", "entropy"} <= set(quick)
+    assert not {"calm-classifier", "heads", "static", "full", "self-speculation"} & set(quick)
+
+
+def test_what_is_searched_is_no_part_of_what_is_reported_or_calibrated(tuning: Tuning) -> None:
+    promised = dataclasses.replace(tuning, guarantee=Guarantee(0.1), documents=20)
+    (entry,) = promised.certify([decoded("max-prob", "threshold", 0.5)[0]], [], full_value=80.0).calibrations
+    task = tuning.task
+    reported = {task.data.task_object.likeness(one) for one in task.data.load(None)}
+    searched, tested = promised.searched.data.load(None), task.other_split("calibration", 20, "a test").load(None)
+    assert entry.documents == len(searched) == len(tested) == 20
+    likeness = task.data.task_object.likeness
+    assert not {likeness(one) for one in searched} & {likeness(one) for one in tested}
+    assert not {likeness(one) for one in searched} & reported
+
+
+def test_the_chance_of_a_wrong_promise_is_shared_by_the_finalists(tuning: Tuning) -> None:
+    promised = dataclasses.replace(tuning, guarantee=Guarantee(0.1))
+    finalists = [decoded(name, "threshold", 0.5)[0] for name in ("max-prob", "calm-softmax")]
+    others = [decoded("max-prob", "threshold", level)[0] for level in (0.2, 0.9)]
+    first, second = promised.certify(finalists, [*finalists, *others], full_value=80.0).calibrations
+    assert first.settings.epsilon == second.settings.epsilon == 0.05
+    assert first.settings.delta == pytest.approx(0.008)
+    assert first.settings.levels == (0.9, 0.5, 0.2)
+
+
+@pytest.mark.parametrize(("documents", "enough"), [(338, False), (339, True)])
+def test_a_promise_that_no_outcome_could_keep_is_refused_before_anything_runs(
+    tuning: Tuning, documents: int, enough: bool
+) -> None:
+    promised = dataclasses.replace(tuning, guarantee=Guarantee(0.1), documents=documents)
+    if enough:
+        promised.require_enough_documents()
+        return
+    with pytest.raises(UserError, match="takes 339 documents or more"):
+        promised.require_enough_documents()

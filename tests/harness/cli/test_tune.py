@@ -1,0 +1,123 @@
+"""`exitbench tune`: from a model and a task to one recommended setting and a suite that repeats it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import exitbench as eb
+from exitbench.harness.afterwards.tuning import SHARES, threshold_grid
+from exitbench.harness.cli.main import main
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.methods.registry import get_method
+from exitbench.reports.front.suite_toml import stored_suite
+from exitbench.results.database.connection import open_database
+
+METHODS = "max-prob,contrastive-reweighted"
+WORDS = ("tune", "weighted", "wmt-en-fr", f"--methods={METHODS}", "--documents=6", "--limit=6", "--max-loss=5%")
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished choice."""
+    runs = tmp_path_factory.mktemp("tuned")
+    assert main([*WORDS, "--runs", str(runs)]) == 0
+    return runs
+
+
+TOLD: dict[str, tuple[str, str]] = {
+    "max-prob": ("p1", "top1_id"),  # by the probe
+    "contrastive-reweighted": ("score", "emitted_id"),  # by the gate itself, in a cell of its own
+}
+
+
+@pytest.mark.parametrize("method", TOLD)
+def test_candidates_are_the_shallowest_that_keep_a_share_of_full_depths_tokens(method: str, tuned: Path) -> None:
+    score, token = TOLD[method]
+    with eb.open_results(tuned) as results:
+        rows = results.sql(
+            "SELECT p.*, s.score, s.emitted_id FROM probe_token AS p JOIN score_token AS s USING (doc_key, position)"
+        ).to_pylist()
+        decoded = results.sql(
+            f"SELECT DISTINCT threshold FROM runs WHERE method = '{method}' AND kind = 'quality' "
+            "AND task_label = 'wmt-en-fr-calibration'"
+        )["threshold"].to_pylist()
+    assert rows
+
+    def outcome(threshold: float) -> tuple[float, float]:
+        exits = [next((block for block in range(1, 8) if row[score][block - 1] > threshold), 8) for row in rows]
+        same = [row[token][at - 1] == row["full_token_id"] for row, at in zip(rows, exits, strict=True)]
+        return sum(exits) / len(rows), sum(same) / len(rows)
+
+    outcomes = {level: outcome(level) for level in threshold_grid(get_method(method))}
+    expected = set()
+    for share in SHARES:
+        kept = [pair for pair in outcomes.values() if pair[1] >= 1 - share * 0.05 and pair[0] < 8]
+        expected |= {min(kept, key=lambda pair: (pair[0], -pair[1]))} if kept else set()
+    assert {outcomes[level] for level in decoded} == expected
+
+
+def final_cells(runs: Path) -> list[dict[str, Any]]:
+    """What was timed on the task's own documents."""
+    with eb.open_results(runs) as results:
+        found: list[dict[str, Any]] = results.sql(
+            "SELECT cell_id, method, label, speedup, speedup_low > greatest(1, aa_high) AS is_faster FROM frontier "
+            "WHERE task_label = 'wmt-en-fr' AND method IN ('max-prob', 'contrastive-reweighted') ORDER BY ALL"
+        ).to_pylist()
+    return found
+
+
+def test_the_suite_that_repeats_the_choice_has_nothing_left_to_run(tuned: Path, tmp_path: Path) -> None:
+    cell = final_cells(tuned)[0]
+    with open_database(tuned / "exitbench.duckdb") as database:
+        text = stored_suite(database, str(cell["cell_id"]), "again")
+    assert text is not None
+    (tmp_path / "again.toml").write_text(text)
+    plan = make_plan(load_suite(tmp_path / "again.toml"), tuned / "spool", tuned / "models", None)
+    labels = [planned.item.label for group in plan.groups for planned in group.cells]
+    assert any(f"/{cell['method']}:" in label and label.endswith("/timing") for label in labels)
+    assert set(plan.states().elements()) == {"done"}
+
+
+def test_the_choice_goes_on_where_it_stopped(tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def attempts() -> int:
+        with eb.open_results(tuned) as results:
+            return int(results.sql("SELECT count(*) AS n FROM attempt")["n"][0].as_py())
+
+    before = attempts()
+    assert main([*WORDS, "--runs", str(tuned)]) == 0
+    assert attempts() == before
+    printed = capsys.readouterr().out
+    cells = final_cells(tuned)
+    assert all(f"{cell['method']}:{cell['label']}: " in printed for cell in cells)
+    faster = [cell for cell in cells if cell["is_faster"]]  # how fast six documents seem is up to the machine
+    if faster:
+        best = max(faster, key=lambda cell: cell["speedup"])
+        assert f"weighted on wmt-en-fr: {best['method']}:{best['label']}" in printed
+        assert "on 6 documents that it was not chosen on" in printed
+        assert (tuned / "tuned" / "weighted-wmt-en-fr.toml").is_file()
+    else:
+        assert "Nothing to recommend: no setting is shown to be faster than full depth." in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("weightd", "squad"), "suite 'builtin' has no model 'weightd'. Did you mean 'weighted'?"),
+        (("weighted", "squat"), "suite 'builtin' has no task 'squat'. Did you mean 'squad'?"),
+        (("weighted", "squad", "--methods", "static"), "method 'static' has no threshold that a replay could search."),
+        (("weighted", "squad", "--methods", "max-prb"), "unknown method 'max-prb'. Did you mean 'max-prob'?"),
+        (("weighted", "squad", "--max-loss", "0%"), "'0%' is not a percentage above 0 and below 100"),
+        (("weighted", "squad", "--max-loss", "much"), "'much' is not a percentage"),
+        (("weighted", "squad", "--guarantee", "1"), "'1' is not a chance between 0 and 1"),
+        (("weighted", "squad", "--guarantee", "0.1"), "takes 339 documents or more"),
+        (("weighted", "squad", "--suite", "nowhere.toml"), "no suite 'nowhere.toml'"),
+    ],
+)
+def test_bad_input_is_told_before_anything_runs(
+    words: tuple[str, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", *words, "--runs", str(tmp_path / "runs")]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
