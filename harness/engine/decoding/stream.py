@@ -77,6 +77,10 @@ class Stream:
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
 
+    def made(self, prompt: int) -> list[Generation]:
+        """What a prompt has got, one a threshold."""
+        return [answer for answer in self.answers[prompt] if answer is not None]
+
     def _fits(self) -> bool:
         """Answer what waits; False where there was no memory for several rows. Their tensors are gone by then."""
         try:
