@@ -82,6 +82,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         known: What need not be decoded, because another cell has.
         beside: Cells to decode for as well.
         shared_rows: Rows decoded together, at most, where there are such cells; no fewer than ``rows``.
+        on_giving_up: Told that these are not decoded for after all.
         answers: What each document got that was to be gone on from, by its key.
         scored: The texts of each document that were to be scored, in the order of its requests, by its key.
     """
@@ -109,6 +110,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         self.known: Known = {}
         self.beside: Sequence[Beside] = ()
         self.shared_rows = rows
+        self.on_giving_up: Callable[[], None] = lambda: None
 
     @property
     def eot_token_id(self) -> int:
@@ -211,6 +213,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
             except Exception as error:
                 print(f"Cells that share a pass run one by one: {type(error).__name__}: {error}", file=sys.stderr)
                 self.beside = ()
+                self.on_giving_up()
                 left = [(key, prompt) for key, prompt in left if key not in self.answers]
         self._decode(left, asked, ())
 

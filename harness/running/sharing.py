@@ -76,26 +76,33 @@ class Passes:
     """Which cells share a pass, and answers that wait for their turn.
 
     Attributes:
-        cells: How many cells share the pass of each cell that has begun one or waits for its answers, by cell id.
+        cells: How many cells share the pass of a cell that has not ended, by cell id; 1 after a pass that failed.
     """
 
     cells: dict[str, int] = field(default_factory=dict)
-    _beside: dict[str, tuple[Beside, ...]] = field(default_factory=dict)
+    _beside: dict[str, dict[str, Beside]] = field(default_factory=dict)
     _known: dict[str, Known] = field(default_factory=dict)
 
     def begin(self, cell_id: str, others: Mapping[str, Threshold]) -> None:
         """Have a cell decode for others too: their thresholds, by cell id."""
         self._known |= {other: {} for other in others}
-        self._beside[cell_id] = tuple(Beside(threshold, self._known[other]) for other, threshold in others.items())
+        self._beside[cell_id] = {other: Beside(rule, self._known[other]) for other, rule in others.items()}
         self.cells |= dict.fromkeys((cell_id, *others), 1 + len(others))
 
     def beside(self, cell_id: str) -> Sequence[Beside]:
         """For whom a cell decodes besides itself."""
-        return self._beside.get(cell_id, ())
+        return tuple(self._beside.get(cell_id, {}).values())
 
     def known(self, cell_id: str) -> Known:
         """Answers that wait for a cell."""
         return self._known.get(cell_id, {})
+
+    def give_up(self, cell_id: str) -> None:
+        """Have each cell of a pass decode for itself, all of it."""
+        others = self._beside.pop(cell_id)
+        for other in others.values():
+            other.known.clear()
+        self.cells |= dict.fromkeys((cell_id, *others), 1)
 
     def end(self, cell_id: str) -> None:
         """Forget a cell, which has ended."""

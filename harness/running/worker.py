@@ -179,7 +179,8 @@ def _attempt(session: Session, item: CellJob, env: dict[str, Any], emit: Emit) -
                 writer.log_path.write_text(traceback.format_exc(), encoding="utf-8")
                 raise
             peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            writer.finish("ok", peak_rss_bytes=peak_rss_bytes)
+            cells = session.passes.cells.get(item.cell.cell_id, 1)
+            writer.finish("ok", peak_rss_bytes=peak_rss_bytes, pass_cells=cells if cells > 1 else None)
             return "ok"
     except KeyboardInterrupt:
         raise

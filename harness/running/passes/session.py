@@ -323,6 +323,7 @@ class Session:
         lm = EarlyExitLM(self.checkpoint, prompts, parts, item.cell.rows, seed_of, on_progress)
         cell_id = item.cell.cell_id
         lm.known, lm.beside, lm.shared_rows = self.passes.known(cell_id), self.passes.beside(cell_id), PASS_ROWS
+        lm.on_giving_up = functools.partial(self.passes.give_up, cell_id)
         if item.data.settings is not None:
             places = {(one.fields["task"], one.fields["doc_id"]): one.key for one in self.documents(item.data)}
             lm.encoding, lm.key_of = self.encoding, lambda request: places[request.task_name, request.doc_id]
