@@ -73,7 +73,7 @@ class Bars:
 
     def start(self, label: str, documents: int) -> None:
         """Show a bar for the cell, if there is room."""
-        if len(self._running) < MAX_BARS:
+        if len(self._running) < MAX_BARS and label not in self._running:
             self._running[label] = self._bars.add_task(visible(label), total=documents)
 
     def documents_done(self, label: str, done: int) -> None:

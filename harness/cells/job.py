@@ -173,6 +173,7 @@ class WorkerSpec:
         inputs: Spool of the cells that these depend on; None: ``spool``.
         plugins: Folder whose Python files the user trusts; None: none.
         confirm_run_unsafe_code: Scoring may run what a model wrote, of tasks that score so.
+        shares: Cells may be answered in one pass (`harness.running.sharing`).
     """
 
     cells: tuple[CellJob, ...]
@@ -184,6 +185,7 @@ class WorkerSpec:
     inputs: Path | None = None
     plugins: Path | None = None
     confirm_run_unsafe_code: bool = False
+    shares: bool = True
 
     def to_json(self) -> str:
         """Return the text of SPEC.json."""
@@ -196,6 +198,7 @@ class WorkerSpec:
             "threads": self.threads,
             "plugins": None if self.plugins is None else str(self.plugins),
             "confirm_run_unsafe_code": self.confirm_run_unsafe_code,
+            "shares": self.shares,
         }
         return json.dumps(record, ensure_ascii=False, indent=1)
 
@@ -213,4 +216,5 @@ class WorkerSpec:
             threads=record["threads"],
             plugins=None if plugins is None else Path(plugins),
             confirm_run_unsafe_code=record.get("confirm_run_unsafe_code", False),
+            shares=record.get("shares", True),
         )

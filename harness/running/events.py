@@ -4,7 +4,7 @@
 
     {"event": "wait", "cell": cell_id, "holder": str}             # another process runs the cell
     {"event": "held", "cell": cell_id}                            # that one has let go of it
-    {"event": "start", "cell": cell_id, "label": str, "documents": int}
+    {"event": "start", "cell": cell_id, "label": str, "documents": int, "cells": int}     # for so many it decodes
     {"event": "progress", "cell": cell_id, "done": int}           # documents finished so far
     {"event": "end", "cell": cell_id, "status": "ok" | "failed" | ...}
     {"event": "no_room", "cell": cell_id, "path": str, "why": str}    # the spool cannot be written; the worker ends
@@ -21,7 +21,7 @@ from exitbench.results.spool.schema import STATUSES
 _KEYS: Final[dict[str, dict[str, type]]] = {
     "wait": {"holder": str},
     "held": {},
-    "start": {"label": str, "documents": int},
+    "start": {"label": str, "documents": int, "cells": int},
     "progress": {"done": int},
     "end": {"status": str},
     "no_room": {"path": str, "why": str},
@@ -47,4 +47,5 @@ def read_event(line: str, cell_ids: Collection[str]) -> dict[str, Any] | None:
     if not isinstance(event["cell"], str) or any(type(event[key]) is not kind for key, kind in keys.items()):
         return None
     is_known = event["cell"] in cell_ids and event.get("status", "ok") in STATUSES
-    return event if is_known and event.get("documents", 0) >= 0 and event.get("done", 0) >= 0 else None
+    counts = (event.get("documents", 0), event.get("done", 0), event.get("cells", 1) - 1)
+    return event if is_known and min(counts) >= 0 else None

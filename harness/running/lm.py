@@ -7,6 +7,7 @@ Budgets count new decoder tokens; stop strings are looked for in new tokens only
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +19,11 @@ from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_tex
 from exitbench.errors import UserError
 from exitbench.harness.cells.prompts import Prompt, Prompts, render_turns
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
-from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
-from exitbench.harness.running.batches import in_batches
+from exitbench.harness.engine.decoding.stream import Stream
 from exitbench.harness.running.encoding import Encoding
 from exitbench.harness.running.scored_texts import ScoredText, TextRequest, score_texts
-from exitbench.methods.base import Parts
+from exitbench.methods.base import Parts, Threshold
 
 # It warns about every task whose records we hand over ourselves.
 logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -42,6 +42,28 @@ class Answer:
     n_cut: int | None = None
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What an answer depends on beside model, method and settings that cells of a pass have in common."""
+
+    key: str
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    stop: tuple[str, ...]
+
+
+Known = dict[Asked, Answer]
+"""Answers by what was asked."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Another cell of a pass: its threshold, and where its answers are put."""
+
+    threshold: Threshold
+    known: Known
+
+
 class EarlyExitLM(TemplateLM):  # type: ignore[misc]
     """A checkpoint with a method, as lm-eval sees it.
 
@@ -57,6 +79,10 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         key_of: Key of the document that a request is of.
 
     Attributes:
+        known: What need not be decoded, because another cell has.
+        beside: Cells to decode for as well.
+        shared_rows: Rows decoded together, at most, where there are such cells; no fewer than ``rows``.
+        on_giving_up: Told that these are not decoded for after all.
         answers: What each document got that was to be gone on from, by its key.
         scored: The texts of each document that were to be scored, in the order of its requests, by its key.
     """
@@ -81,6 +107,10 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         self.encoding, self.key_of = encoding, key_of
         self.answers: dict[str, Answer] = {}
         self.scored: dict[str, list[ScoredText]] = {}
+        self.known: Known = {}
+        self.beside: Sequence[Beside] = ()
+        self.shared_rows = rows
+        self.on_giving_up: Callable[[], None] = lambda: None
 
     @property
     def eot_token_id(self) -> int:
@@ -170,24 +200,55 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         self._answer_all(list(prompts.items()), asked.max_new_tokens, asked.stop)
 
     def _answer_all(self, items: list[tuple[str, Prompt]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
-        items.sort(key=lambda item: (len(item[1].ids), item[0]))
+        """Answer prompts, and for the cells beside with their thresholds; if that fails, for this cell alone."""
+        asked = {key: Asked(key, tuple(prompt.ids), max_new_tokens, stop) for key, prompt in items}
+        self.answers |= {key: self.known[asked[key]] for key, _ in items if asked[key] in self.known}
+        left = [(key, prompt) for key, prompt in items if asked[key] not in self.known]
+        if len(left) < len(items):
+            self.on_answers(len(self.answers))
+        if self.beside:
+            try:
+                self._decode(left, asked, self.beside)
+                return
+            except Exception as error:
+                print(f"Cells that share a pass run one by one: {type(error).__name__}: {error}", file=sys.stderr)
+                self.beside = ()
+                self.on_giving_up()
+                left = [(key, prompt) for key, prompt in left if key not in self.answers]
+        self._decode(left, asked, ())
 
-        def answer(batch: Sequence[tuple[str, Prompt]]) -> None:
-            self._answer(batch, max_new_tokens, stop)
+    def _decode(
+        self, items: Sequence[tuple[str, Prompt]], asked: Mapping[str, Asked], beside: Sequence[Beside]
+    ) -> None:
+        if not items:
+            return
+        max_new_tokens, stop = asked[items[0][0]].max_new_tokens, asked[items[0][0]].stop
+        thresholds = [self.parts.threshold, *(other.threshold for other in beside)]
 
-        in_batches(items, self.rows, answer, lambda done: self.on_answers(len(self.answers)))
+        def on_done(place: int) -> None:
+            key, prompt = items[place]
+            own, *others = (self._answer(prompt, made, stop) for made in stream.made(place))
+            self.answers[key] = own
+            for other, answer in zip(beside, others, strict=True):
+                other.known[asked[key]] = answer
+            self.on_answers(len(self.answers))
 
-    def _answer(self, items: Sequence[tuple[str, Prompt]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
-        requests = [Request(prompt.ids, self.seed_of(key)) for key, prompt in items]
-        asked = self.prompts.generation
-        gates_first = asked.gates_first_token
-        batch = prefill(self.checkpoint.model, requests, max_new_tokens, gates_first_token=gates_first)
-        is_stopped = stops(self.tokenizer, stop, reads_special=self.encoding is not None)
-        generations = decode(self.checkpoint, batch, self.parts, is_stopped, asked)
-        for (key, prompt), generation in zip(items, generations, strict=True):
-            text = self.tokenizer.decode(generation.token_ids, skip_special_tokens=True)
-            cut_text = postprocess_generated_text(text, list(stop), None)
-            self.answers[key] = Answer(len(prompt.ids), generation, cut_text, prompt.n_cut)
+        stream = Stream(
+            self.checkpoint,
+            [Request(prompt.ids, self.seed_of(key)) for key, prompt in items],
+            self.parts,
+            thresholds,
+            max_new_tokens,
+            max(self.rows, min(self.rows * len(thresholds), self.shared_rows)),
+            stops(self.tokenizer, stop, reads_special=self.encoding is not None),
+            self.prompts.generation,
+            on_done,
+        )
+        stream.run()
+
+    def _answer(self, prompt: Prompt, generation: Generation, stop: tuple[str, ...]) -> Answer:
+        text = self.tokenizer.decode(generation.token_ids, skip_special_tokens=True)
+        return Answer(len(prompt.ids), generation, postprocess_generated_text(text, list(stop), None), prompt.n_cut)
 
     def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False, **kwargs: Any) -> list[Any]:
         raise NotImplementedError("texts are scored by document: loglikelihood")

@@ -6,6 +6,7 @@ in `events`. A cell that fails is a row and the next one runs; only a dead proce
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import resource
@@ -24,6 +25,7 @@ from exitbench.harness.running.cell_lock import hold, holder, outcome
 from exitbench.harness.running.environment import environment_and_hardware
 from exitbench.harness.running.passes import PASSES, Session, Skip
 from exitbench.harness.running.passes.session import write_prompt_counts
+from exitbench.methods.base import Threshold
 from exitbench.plugins import use_plugins
 from exitbench.results.spool.attempts import AttemptWriter, status_of
 
@@ -71,6 +73,8 @@ def run(spec: WorkerSpec, emit: Emit, session: Session | None = None) -> int:
         return INTERRUPTED
     except _NoRoom:
         return NO_ROOM
+    finally:
+        work.let_go()
     return 0
 
 
@@ -84,6 +88,8 @@ class _Work:
     def __init__(self, spec: WorkerSpec, emit: Emit, session: Session | None) -> None:
         self._spec, self._emit, self._loaded = spec, emit, session
         self._env = environment_and_hardware(spec.threads)
+        self._ended: set[str] = set()
+        self._claimed: dict[str, contextlib.ExitStack] = {}  # locks of cells whose answers another decodes
 
     @functools.cached_property
     def _session(self) -> Session:
@@ -93,11 +99,11 @@ class _Work:
         """See to it that a cell has ended; False if another process holds it and `wait` is not asked for."""
         spool, cell_id = self._spec.spool, item.cell.cell_id
         try:
-            with hold(spool, cell_id, wait=False) as held:
+            with self._claimed.pop(cell_id, None) or hold(spool, cell_id, wait=False) as held:
                 if held:
                     self._end(item)
             if held or not wait:
-                return held
+                return bool(held)
             self._emit({"event": "wait", "cell": cell_id, "holder": holder(spool, cell_id)})
             with hold(spool, cell_id, wait=True):
                 self._emit({"event": "held", "cell": cell_id})
@@ -111,18 +117,46 @@ class _Work:
             self._emit({"event": "no_room", "cell": cell_id, "path": path, "why": why})
             raise _NoRoom from error
 
+    def let_go(self) -> None:
+        """Let go of the cells that were claimed and not run."""
+        for claim in self._claimed.values():
+            claim.close()
+
     def _end(self, item: CellJob) -> None:
         status = outcome(self._spec.spool, item) or self._run(item)
+        self._ended.add(item.cell.cell_id)
         self._emit({"event": "end", "cell": item.cell.cell_id, "status": status})
+
+    def _claim(self, item: CellJob) -> None:
+        """Take the cells that one pass answers with this one, of those that nobody else runs or has ended."""
+        session, spool, cell_id = self._session, self._spec.spool, item.cell.cell_id
+        if not self._spec.shares or cell_id in session.passes.cells:
+            return
+        taken = {cell_id, *self._ended, *self._claimed}
+        free = [other for other in self._spec.cells if other.cell.cell_id not in taken]
+        others: dict[str, Threshold] = {}
+        for other, threshold in session.sharing(item, free):
+            claim = contextlib.ExitStack()
+            if claim.enter_context(hold(spool, other.cell.cell_id, wait=False)) and outcome(spool, other) is None:
+                self._claimed[other.cell.cell_id] = claim
+                others[other.cell.cell_id] = threshold
+            else:
+                claim.close()
+        if others:
+            session.passes.begin(cell_id, others)
 
     def _run(self, item: CellJob) -> str:
         session, cell_id = self._session, item.cell.cell_id
-        self._emit({"event": "start", "cell": cell_id, "label": item.label, "documents": session.units(item)})
+        self._claim(item)
+        start = {"event": "start", "cell": cell_id, "label": item.label, "documents": session.units(item)}
+        self._emit({**start, "cells": 1 + len(session.passes.beside(cell_id))})
         try:
             return _attempt(session, item, self._env, self._emit)
         except KeyboardInterrupt:
             self._emit({"event": "end", "cell": cell_id, "status": "interrupted"})
             raise
+        finally:
+            session.passes.end(cell_id)
 
 
 def _attempt(session: Session, item: CellJob, env: dict[str, Any], emit: Emit) -> str:
@@ -145,7 +179,8 @@ def _attempt(session: Session, item: CellJob, env: dict[str, Any], emit: Emit) -
                 writer.log_path.write_text(traceback.format_exc(), encoding="utf-8")
                 raise
             peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            writer.finish("ok", peak_rss_bytes=peak_rss_bytes)
+            cells = session.passes.cells.get(item.cell.cell_id, 1)
+            writer.finish("ok", peak_rss_bytes=peak_rss_bytes, pass_cells=cells if cells > 1 else None)
             return "ok"
     except KeyboardInterrupt:
         raise

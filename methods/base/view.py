@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from exitbench.methods.base.parts import Head
+    from exitbench.methods.base.parts import Head, Threshold
     from exitbench.methods.base.protocols import Model
 
 
@@ -28,6 +28,7 @@ class ActiveRows:
         waiting_A: Earlier tokens of each row whose skipped blocks wait (`KVPolicy.deferred`).
         rows: Where they stand in the batch, ascending.
         rows_A: The same on the device; None means every row of the batch, which needs no index anywhere.
+        thresholds_A: Threshold rule of each row, where settings of a method decode together; () means the method's.
     """
 
     positions_A: tuple[int, ...]
@@ -35,6 +36,7 @@ class ActiveRows:
     waiting_A: tuple[int, ...] = ()
     rows: Sequence[int] = ()
     rows_A: Tensor | None = None
+    thresholds_A: tuple[Threshold, ...] = ()
 
     def take(self, index: Sequence[int], index_A: Tensor) -> ActiveRows:
         """Select rows by index, which ``index_A`` is on the device."""
@@ -44,6 +46,7 @@ class ActiveRows:
             tuple(self.waiting_A[at] for at in index),
             [self.rows[at] for at in index],
             index_A if self.rows_A is None else self.rows_A.index_select(0, index_A),
+            tuple(self.thresholds_A[at] for at in index) if self.thresholds_A else (),
         )
 
     @classmethod
@@ -56,6 +59,7 @@ class ActiveRows:
             tuple(one_after_another(group.waiting_A for group in groups)),
             tuple(one_after_another(group.rows for group in groups)),
             torch.cat([group.rows_A for group in groups if group.rows_A is not None]),
+            tuple(one_after_another(group.thresholds_A for group in groups)),
         )
 
 

@@ -197,6 +197,7 @@ class AttemptWriter:
         exit_code: int | None = None,
         signal: int | None = None,
         peak_rss_bytes: int | None = None,
+        pass_cells: int | None = None,
     ) -> None:
         """Close the files, write status.json, then DONE.
 
@@ -221,6 +222,7 @@ class AttemptWriter:
                 "exit_code": exit_code,
                 "signal": signal,
                 "peak_rss_bytes": peak_rss_bytes,
+                "pass_cells": pass_cells,
                 "log_tail": _log_tail(self.log_path),
             },
         )

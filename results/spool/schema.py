@@ -402,6 +402,7 @@ STATUS_KEYS: Final[Keys] = {
         "exit_code": optional(whole(-INT32 - 1, INT32)),
         "signal": optional(COUNT),
         "peak_rss_bytes": optional(LONG),
+        "pass_cells": optional(COUNT),
         "log_tail": optional(TEXT),
     },
 }

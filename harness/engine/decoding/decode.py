@@ -1,7 +1,8 @@
 """The decode loop: one for all methods, batched, each row exits on its own.
 
 `prefill` runs once a prompt, `decode` generates, `decode_step` makes one token for every row. Skipped blocks
-are not computed; rows that have finished leave the batch.
+are not computed; rows that have finished leave the batch. Where nothing is timed, `Decoding` also takes rows in
+(`engine.decoding.stream`), and rows may have thresholds of their own (`spread`).
 
 Shape suffixes: B rows of the batch, A rows still running at a block, D model width, L blocks.
 """
@@ -18,7 +19,7 @@ from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.block_runner import BlockRunner, RunnerFactory
 from exitbench.harness.engine.decoding.generation import Generation, Request
-from exitbench.harness.engine.decoding.logit_rules import Applied, LogitRules
+from exitbench.harness.engine.decoding.logit_rules import LogitRules
 from exitbench.harness.engine.decoding.speculation import verify_drafts
 from exitbench.harness.engine.decoding.trace import Observer, Trace
 from exitbench.harness.engine.model.cache import DecodingCache
@@ -27,6 +28,9 @@ from exitbench.methods.base import ActiveRows, BlockView, Gate, Parts, Threshold
 
 Choose = Callable[[BlockView], Tensor]
 """What a step makes of a view of rows that leave: a token for each, [A]."""
+
+IsStopped = Callable[[list[int]], bool]
+"""Whether new tokens spell a string at which an answer ends."""
 
 
 class Step:
@@ -57,6 +61,7 @@ class Batch:
         prompt_state_BD: State after the last prompt token, from which the first token is read; None where that one
             goes through the decode loop too.
         fed_B: What the decode loop is fed first; None: the start token of an encoder-decoder.
+        thresholds: Rule of each row, where settings of a method decode together; () means the method's.
     """
 
     requests: Sequence[Request]
@@ -64,6 +69,7 @@ class Batch:
     cache: DecodingCache
     prompt_state_BD: Tensor | None
     fed_B: Tensor | None = None
+    thresholds: tuple[Threshold, ...] = ()
 
 
 @torch.inference_mode()
@@ -86,26 +92,39 @@ def prefill(
 
 
 @torch.inference_mode()
+def spread(batch: Batch, thresholds: Sequence[Sequence[Threshold]]) -> Batch:
+    """Give each prompt as many rows as it is answered with thresholds; what prefill made of it is made once.
+
+    Args:
+        batch: Prompts after `prefill`; used up by this call.
+        thresholds: Of each prompt.
+    """
+    rows = [row for row, own in enumerate(thresholds) for _ in own]
+    batch.cache.spread(rows)
+    rows_B = torch.tensor(rows, device=batch.cache.device)
+    state_BD, fed_B = batch.prompt_state_BD, batch.fed_B
+    return Batch(
+        [batch.requests[row] for row in rows],
+        batch.max_new_tokens,
+        batch.cache,
+        None if state_BD is None else state_BD.index_select(0, rows_B),
+        None if fed_B is None else fed_B.index_select(0, rows_B),
+        tuple(rule for own in thresholds for rule in own),
+    )
+
+
+@torch.inference_mode()
 def decode(
     checkpoint: Checkpoint,
     batch: Batch,
     parts: Parts,
-    is_stopped: Callable[[list[int]], bool] | None = None,
+    is_stopped: IsStopped | None = None,
     asked: GenerationSettings | None = None,
     *,
     traced: bool = True,
     runner_of: RunnerFactory = BlockRunner,
 ) -> list[Generation]:
-    """Generate until every row has ended.
-
-    Args:
-        checkpoint: The model and its special tokens.
-        batch: Prompts after `prefill`; used up by this call.
-        parts: The method.
-        is_stopped: Told the new tokens of a row after each token; True ends the row (stop strings).
-        asked: Whose rules change logits before tokens are chosen from them.
-        traced: Record exits and check that all numbers are finite. The tokens are the same without.
-        runner_of: Makes what runs the blocks.
+    """Generate until every row has ended; the arguments are those of `Decoding`.
 
     Returns:
         One generation a request, in their order.
@@ -113,60 +132,148 @@ def decode(
     Raises:
         ArithmeticError: Traced, and a logit or a score is not finite.
     """
-    model, requests = checkpoint.model, batch.requests
-    runner = runner_of(model, batch.cache, parts)
-    observer = Trace(model) if traced else Observer()
-    generations = [Generation() for _ in requests]
-    alive = list(range(len(requests)))  # the request behind each row of the cache
-    token_B = batch.fed_B
-    rules = None
-    if asked is not None and asked.logit_rules:
-        rules = LogitRules(asked, checkpoint, [request.prompt_ids for request in requests])
+    decoding = Decoding(checkpoint, batch, parts, is_stopped, asked, traced=traced, runner_of=runner_of)
+    generations = [row.generation for row in decoding.rows]
+    while decoding.rows:
+        decoding.step()
+    return generations
 
-    def stop_reason(generation: Generation) -> str | None:
-        if generation.token_ids[-1] in checkpoint.eos_ids:
-            return "eos"
-        if is_stopped is not None and is_stopped(generation.token_ids):
-            return "stop_string"
-        return "length" if len(generation.token_ids) == batch.max_new_tokens else None
 
-    while alive:
-        rows = [generations[row] for row in alive]
-        seeds_B = tuple(requests[row].seed for row in alive)
-        choose = parts.gate.choose if rules is None else _under(rules.applied(alive), parts.gate)
-        if token_B is not None or batch.prompt_state_BD is None:
-            if token_B is None:
-                token_B = torch.full((len(alive),), checkpoint.start_id or 0, device=model.device)
-            positions_B = tuple(len(generation.token_ids) + 1 for generation in rows)
-            step = decode_step(runner, token_B, positions_B, batch.max_new_tokens, seeds_B, choose, observer)
+@dataclass(eq=False)
+class Row:
+    """A row being decoded: what is answered, and the answer so far."""
+
+    request: Request
+    generation: Generation
+
+
+class Decoding:
+    """A batch being decoded: rows leave it as they end, and those of other batches may join.
+
+    Args:
+        checkpoint: The model and its special tokens.
+        batch: Prompts after `prefill`; used up.
+        parts: The method.
+        is_stopped: Told the new tokens of a row after each token; True ends the row (stop strings).
+        asked: Whose rules change logits before tokens are chosen from them.
+        traced: Record exits and check that all numbers are finite. The tokens are the same without.
+        runner_of: Makes what runs the blocks.
+
+    Attributes:
+        rows: Those that have not ended, as they stand in the cache.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        batch: Batch,
+        parts: Parts,
+        is_stopped: IsStopped | None = None,
+        asked: GenerationSettings | None = None,
+        *,
+        traced: bool = True,
+        runner_of: RunnerFactory = BlockRunner,
+    ) -> None:
+        self.rows = [Row(request, Generation()) for request in batch.requests]
+        self._checkpoint, self._parts, self._is_stopped = checkpoint, parts, is_stopped
+        self._max_new_tokens, self._cache, self._thresholds = batch.max_new_tokens, batch.cache, batch.thresholds
+        self._runner = runner_of(checkpoint.model, batch.cache, parts)
+        self._observer = Trace(checkpoint.model) if traced else Observer()
+        self._prompt_state_BD = batch.prompt_state_BD if batch.fed_B is None else None
+        self._token_B = batch.fed_B
+        if batch.fed_B is None and batch.prompt_state_BD is None:
+            self._token_B = torch.full((len(self.rows),), checkpoint.start_id or 0, device=checkpoint.model.device)
+        self._rules: LogitRules | None = None
+        if asked is not None and asked.logit_rules:
+            self._rules = LogitRules(asked, checkpoint, [request.prompt_ids for request in batch.requests])
+
+    @torch.inference_mode()
+    def step(self) -> list[Row]:
+        """Add a token to every row; return the rows that have ended with it."""
+        rows, parts, rules = self.rows, self._parts, self._rules
+        generations = [row.generation for row in rows]
+        seeds_B = tuple(row.request.seed for row in rows)
+        choose = parts.gate.choose if rules is None else _under(rules, parts.gate)
+        if self._token_B is not None:
+            step = decode_step(
+                self._runner,
+                self._token_B,
+                tuple(len(generation.token_ids) + 1 for generation in generations),
+                self._max_new_tokens,
+                seeds_B,
+                choose,
+                self._observer,
+                self._thresholds,
+            )
         else:  # the prompt itself ran at full depth and already holds the first token
-            state_BD = batch.prompt_state_BD
-            step = prompt_step(model, state_BD, parts, batch.max_new_tokens, seeds_B, choose, observer)
+            model, state_BD = self._checkpoint.model, self._prompt_state_BD
+            assert state_BD is not None, "what is fed first is known, or the state that it is read from"
+            step = prompt_step(model, state_BD, parts, self._max_new_tokens, seeds_B, choose, self._observer)
         token_B = step.token_B
         token_ids = token_B.tolist()
-        for generation, token_id in zip(rows, token_ids, strict=True):
+        for generation, token_id in zip(generations, token_ids, strict=True):
             generation.token_ids.append(token_id)
-        observer.emitted(rows)
+        self._observer.emitted(generations)
         if rules is not None:
-            rules.note(alive, token_ids)
-        reasons = [stop_reason(generation) for generation in rows]
+            rules.note(token_ids)
+        reasons = [self._stop_reason(generation) for generation in generations]
         if parts.kv_policy.verifies:
-            cut = verify_drafts(runner, rows, [reason is not None for reason in reasons], observer)
+            ends = [reason is not None for reason in reasons]
+            cut = verify_drafts(self._runner, generations, ends, self._observer)
             for row in cut:
-                reasons[row] = stop_reason(rows[row])
+                reasons[row] = self._stop_reason(generations[row])
             if cut:
-                token_B = torch.tensor([generation.token_ids[-1] for generation in rows], device=model.device)
-        for generation, reason in zip(rows, reasons, strict=True):
+                last = [generation.token_ids[-1] for generation in generations]
+                token_B = torch.tensor(last, device=token_B.device)
+        for generation, reason in zip(generations, reasons, strict=True):
             generation.stop_reason = reason or generation.stop_reason
-        going = [row for row, reason in enumerate(reasons) if reason is None]
+        self._token_B = token_B
+        self._keep([row for row, reason in enumerate(reasons) if reason is None])
+        return [row for row, reason in zip(rows, reasons, strict=True) if reason is not None]
+
+    def _stop_reason(self, generation: Generation) -> str | None:
+        if generation.token_ids[-1] in self._checkpoint.eos_ids:
+            return "eos"
+        if self._is_stopped is not None and self._is_stopped(generation.token_ids):
+            return "stop_string"
+        return "length" if len(generation.token_ids) == self._max_new_tokens else None
+
+    def _keep(self, going: Sequence[int]) -> None:
+        """Keep only these rows; of the last ones nothing is dropped but their names."""
+        if len(going) == len(self.rows):
+            return
+        self.rows = [self.rows[row] for row in going]
         if not going:
-            break
-        if len(going) < len(alive):
-            kept = torch.tensor(going, device=model.device)
-            batch.cache.keep(kept)
-            token_B = token_B[kept]
-            alive = [alive[row] for row in going]
-    return generations
+            return
+        assert self._token_B is not None, "a token was chosen"
+        kept_B = torch.tensor(going, device=self._token_B.device)
+        self._cache.keep(kept_B)
+        self._token_B = self._token_B[kept_B]
+        if self._thresholds:
+            self._thresholds = tuple(self._thresholds[row] for row in going)
+        if self._rules is not None:
+            self._rules.keep(going)
+
+    @property
+    def holds_first_token(self) -> bool:
+        """Whether the first token is read from the prompt's own pass and has not been: nobody can be joined before."""
+        return self._token_B is None
+
+    @property
+    def can_be_joined(self) -> bool:
+        """Whether the rows of another batch can be taken in."""
+        return self._cache.joins
+
+    @torch.inference_mode()
+    def join(self, other: Decoding) -> None:
+        """Take in the rows of another batch with the same settings; it is used up by this call."""
+        assert self._token_B is not None and other._token_B is not None, "first tokens were read"
+        self._cache.join(other._cache, self._max_new_tokens)
+        self.rows = self.rows + other.rows
+        self._token_B = torch.cat((self._token_B, other._token_B))
+        self._thresholds += other._thresholds
+        if self._rules is not None and other._rules is not None:
+            self._rules.join(other._rules)
 
 
 def decode_step(
@@ -177,6 +284,7 @@ def decode_step(
     seeds_B: tuple[int, ...],
     choose: Choose | None = None,
     observer: Observer | None = None,
+    thresholds_B: tuple[Threshold, ...] = (),
 ) -> Step:
     """Feed one token a row through as many blocks as the method wants, and choose the next ones.
 
@@ -188,13 +296,15 @@ def decode_step(
         seeds_B: One seed a row.
         choose: What becomes of the rows that leave; None: the method's gate chooses their tokens.
         observer: Told of scores, exits and read-outs; None: nobody is.
+        thresholds_B: What each row's scores are compared with; () means the method's own rule.
     """
     model, parts = runner.model, runner.parts
     step = Step(model, len(token_B), choose or parts.gate.choose, observer or Observer())
     hidden_AD = runner.begin(token_B)
     earlier = [hidden_AD] if parts.gate.needs_history else []  # states after blocks 0..block-1
     ahead_LAD = _all_states(runner, hidden_AD) if parts.gate.looks_ahead else None
-    active = ActiveRows(positions_B, seeds_B, tuple(map(len, runner.cache.waiting)), range(len(token_B)))
+    waiting_B = tuple(map(len, runner.cache.waiting))
+    active = ActiveRows(positions_B, seeds_B, waiting_B, range(len(token_B)), thresholds_A=thresholds_B)
     memory: dict[str, Tensor] = {}
     previous_score_A: Tensor | None = None
     for block in range(1, model.n_blocks + 1):
@@ -240,12 +350,12 @@ def decode_step(
 
 
 def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Tensor:
-    """The threshold of the rows' positions: one number, or [A] where they differ."""
-    first, *others = view.positions_A
-    if all(position == first for position in others):
-        return threshold.value(view.block, first, view.max_new_tokens)
-    levels = [threshold.value(view.block, position, view.max_new_tokens) for position in view.positions_A]
-    return score_A.new_tensor(levels)
+    """What the rows' scores are compared with: one number, or [A] where rules or positions differ."""
+    rules_A = view.active.thresholds_A or (threshold,) * len(view.positions_A)
+    first, *others = asked_A = list(zip(rules_A, view.positions_A, strict=True))
+    if all(other == first for other in others):
+        return first[0].value(view.block, first[1], view.max_new_tokens)
+    return score_A.new_tensor([rule.value(view.block, position, view.max_new_tokens) for rule, position in asked_A])
 
 
 def _leave(step: Step, runner: BlockRunner, view: BlockView) -> None:
@@ -327,6 +437,6 @@ def prompt_step(
     return step
 
 
-def _under(rules: Applied, gate: Gate) -> Choose:
+def _under(rules: LogitRules, gate: Gate) -> Choose:
     """The gate's choice from changed logits."""
-    return lambda view: gate.choose(rules(view))
+    return lambda view: gate.choose(rules.applied(view))

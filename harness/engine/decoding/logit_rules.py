@@ -2,12 +2,12 @@
 
 Only the choice of the token sees them. A gate's confidence is of the head's own logits (docs/measuring.md).
 
-Shape suffixes: A rows that leave a block, R rows of the batch as it began, V vocabulary.
+Shape suffixes: A rows that leave a block, B rows of the batch, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,12 +21,9 @@ from exitbench.methods.base import BlockView, Head, Parts, Reading
 if TYPE_CHECKING:
     from exitbench.harness.engine.checkpoints.loading import Checkpoint
 
-Applied = Callable[[BlockView], BlockView]
-"""Given a view: the view from which tokens are chosen."""
-
 
 class LogitRules:
-    """The rules of one batch, and what each of its rows has seen.
+    """The rules of a batch, and what each of its rows has seen; rows leave and join as in its cache.
 
     That is what one call of transformers' ``generate`` without padding hands its processors: the prompt and the answer
     of a decoder-only model, the start token and the answer of an encoder-decoder.
@@ -47,28 +44,36 @@ class LogitRules:
             raise UserError(f"forced_bos_token_id is {forced}; the vocabulary has tokens 0 to {vocab_size - 1}.")
         self._eos = checkpoint.eos_ids
         self._histories = [list(prompt) if start is None else [start] for prompt in prompts]
-        self._seen_RV = torch.zeros(len(prompts), vocab_size, dtype=torch.bool, device=self._device)
+        self._seen_BV = torch.zeros(len(prompts), vocab_size, dtype=torch.bool, device=self._device)
         self._ngrams: list[dict[tuple[int, ...], set[int]]] = [{} for _ in prompts]
         for row, history in enumerate(self._histories):
-            self._seen_RV[row, torch.tensor(history, device=self._device)] = True
+            self._seen_BV[row, torch.tensor(history, device=self._device)] = True
             for end in range(1, len(history) + 1):
                 self._note_ngram(row, end)
 
-    def applied(self, rows: Sequence[int]) -> Applied:
-        """Return what the rows that still run, by their places in the batch as it began, choose their tokens from."""
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only these rows."""
+        self._histories = [self._histories[row] for row in rows]
+        self._ngrams = [self._ngrams[row] for row in rows]
+        self._seen_BV = self._seen_BV[list(rows)]
 
-        def apply(view: BlockView) -> BlockView:
-            if view.ids_AK is not None:
-                raise UserError(f"{', '.join(self._asked.logit_rules)}: the head must read the whole vocabulary.")
-            return _with_logits(view, self(view.logits_AK, [rows[place] for place in view.active.rows]))
+    def join(self, other: LogitRules) -> None:
+        """Take in the rows of another batch behind these."""
+        self._histories += other._histories
+        self._ngrams += other._ngrams
+        self._seen_BV = torch.cat((self._seen_BV, other._seen_BV))
 
-        return apply
+    def applied(self, view: BlockView) -> BlockView:
+        """Return what the rows of a view choose their tokens from."""
+        if view.ids_AK is not None:
+            raise UserError(f"{', '.join(self._asked.logit_rules)}: the head must read the whole vocabulary.")
+        return _with_logits(view, self(view.logits_AK, view.active.rows))
 
     def __call__(self, logits_AV: Tensor, rows: Sequence[int]) -> Tensor:
-        """Return changed logits [A, V], float32; rows are places in the batch as it began."""
+        """Return changed logits [A, V], float32, of rows of the batch."""
         asked, logits_AV = self._asked, logits_AV.float()
         if asked.repetition_penalty is not None:
-            penalty, seen_AV = asked.repetition_penalty, self._seen_RV[list(rows)]
+            penalty, seen_AV = asked.repetition_penalty, self._seen_BV[list(rows)]
             punished_AV = torch.where(logits_AV < 0, logits_AV * penalty, logits_AV / penalty)
             logits_AV = torch.where(seen_AV, punished_AV, logits_AV)
         banned = [(i, token) for i, row in enumerate(rows) for token in self._banned(row)]
@@ -83,11 +88,10 @@ class LogitRules:
             logits_AV[first, forced] = 0.0
         return logits_AV
 
-    def note(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
+    def note(self, token_ids: Sequence[int]) -> None:
         """Add the token that each row has got."""
-        self._seen_RV[list(rows), list(token_ids)] = True
-        for row, token_id in zip(rows, token_ids, strict=True):
-            history = self._histories[row]
+        self._seen_BV[list(range(len(token_ids))), list(token_ids)] = True
+        for row, (history, token_id) in enumerate(zip(self._histories, token_ids, strict=True)):
             history.append(token_id)
             self._note_ngram(row, len(history))
 

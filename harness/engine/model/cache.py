@@ -7,12 +7,14 @@ positions, D model width, G key/value heads, K head size, L decoder blocks.
 from __future__ import annotations
 
 import copy
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from exitbench.harness.engine.model.positions import relative_bias
@@ -47,6 +49,24 @@ class DeferredToken:
     embedding_D: Tensor
 
 
+class SharedSources:
+    """Rows that share keys and values of a source: to attention they are more queries of one row.
+
+    Attributes:
+        sources_B: Which source each row has, ascending from 0, none left out.
+        most: Rows of a source, at most.
+        slots_B: Place of each row among the queries, of which there are ``most`` a source.
+        n_sources: How many sources there are.
+    """
+
+    def __init__(self, sources_B: Sequence[int], device: torch.device) -> None:
+        self.sources_B = list(sources_B)
+        rows_of = [list(rows) for _, rows in itertools.groupby(range(len(sources_B)), sources_B.__getitem__)]
+        self.n_sources, self.most = len(rows_of), max(map(len, rows_of))
+        slots = [source * self.most + slot for source, rows in enumerate(rows_of) for slot in range(len(rows))]
+        self.slots_B = torch.tensor(slots, device=device)
+
+
 class DecodingCache(ABC):
     """A batch being decoded: its rows stand at the same position, and tokens whose skipped blocks are put off wait.
 
@@ -57,6 +77,9 @@ class DecodingCache(ABC):
         padding_B: Left padding of each row; None without.
         waiting: Of each row, the tokens whose skipped blocks are put off.
     """
+
+    joins: ClassVar[bool] = False
+    """Whether rows of another cache can be taken in (`join`)."""
 
     length: int
     padding_B: Tensor | None
@@ -99,6 +122,20 @@ class DecodingCache(ABC):
         else:  # nothing to look up, so the rows need not be known on the host
             self.waiting = [[] for _ in range(len(rows))]
 
+    def spread(self, rows: Sequence[int]) -> None:
+        """Become a batch of copies of these rows, in which nothing waits; a row may be named more than once."""
+        assert not any(self.waiting), "what waits belongs to one row"
+        self.keep(torch.tensor(rows, device=self.device))
+
+    def join(self, other: Self, new_tokens: int) -> None:
+        """Take in the rows of another cache behind one's own; all end at the same position then.
+
+        Args:
+            other: Of the same model; not to be used any more.
+            new_tokens: Positions to leave space for.
+        """
+        raise NotImplementedError("this cache cannot take in rows")
+
     def copied(self, rows: Tensor) -> Self:
         """Return a cache with copies of these rows, in which nothing waits; a row may be named more than once."""
         assert not any(self.waiting), "what waits belongs to one row"
@@ -134,22 +171,33 @@ class DecodingCache(ABC):
 
 
 class Cache(DecodingCache):
-    """Keys and values of one batch being decoded, preallocated for ``room`` decoder positions."""
+    """Keys and values of one batch being decoded, preallocated for ``room`` decoder positions.
+
+    Attributes:
+        shared: Which rows share a source; None where each has its own.
+    """
+
+    joins: ClassVar[bool] = True
 
     def __init__(self, model: Transformer, n_rows: int, room: int) -> None:
         arch = model.arch
+        self._model = model
         self.length = 0
         shape = (arch.n_blocks, n_rows, 2 * arch.n_kv_heads, room, arch.head_dim)
         self.self_kv = torch.empty(shape, dtype=model.dtype, device=model.device)  # a row's keys, then its values
-        self.cross_kv: Tensor | None = None  # the same of the source, [L, B, 2G, S, K]
+        self.cross_kv: Tensor | None = None  # the same of the source, [L, B, 2G, S, K]; B sources where rows share some
+        self.shared: SharedSources | None = None
         self._by_block: dict[str, tuple[Tensor, list[KV]]] = {}  # views of the two, made once
         self.source_mask: Tensor | None = None  # [B, 1, 1, S], additive; None without padding
         self.padding_B = None
         self.waiting = [[] for _ in range(n_rows)]
         self.reversed_relative: Tensor | None = None  # [1, H, 1, room]: bias of distances room-1..0
-        if (table := model.weights.relative_bias) is not None:
-            keys = torch.arange(room, device=model.device)
-            self.reversed_relative = relative_bias(arch, table, keys[-1:], keys)
+        self._set_distances(room)
+
+    def _set_distances(self, room: int) -> None:
+        if (table := self._model.weights.relative_bias) is not None:
+            keys = torch.arange(room, device=self.device)
+            self.reversed_relative = relative_bias(self._model.arch, table, keys[-1:], keys)
 
     @property
     def n_rows(self) -> int:
@@ -210,10 +258,86 @@ class Cache(DecodingCache):
     def _select(self, rows: Tensor) -> None:
         self._by_block.clear()
         self.self_kv = self.self_kv.index_select(1, rows)
+        if self.shared is not None:
+            self._keep_sources([self.shared.sources_B[row] for row in rows.tolist()])
+            return
         if self.cross_kv is not None:
             self.cross_kv = self.cross_kv.index_select(1, rows)
         if self.source_mask is not None:
             self.source_mask = self.source_mask.index_select(0, rows)
+
+    def _keep_sources(self, sources_B: Sequence[int]) -> None:
+        """Have rows with these sources, and no source that none of them has."""
+        assert self.cross_kv is not None, "there is an encoder"
+        used = sorted(set(sources_B))
+        if len(used) < self.cross_kv.shape[1]:
+            used_P = torch.tensor(used, device=self.device)
+            self.cross_kv = self.cross_kv.index_select(1, used_P)
+            if self.source_mask is not None:
+                self.source_mask = self.source_mask.index_select(0, used_P)
+        places = {source: place for place, source in enumerate(used)}
+        self.shared = SharedSources([places[source] for source in sources_B], self.device)
+
+    def spread(self, rows: Sequence[int]) -> None:
+        """Become a batch of copies of these rows, ascending, those of one prompt with one source."""
+        if self.cross_kv is None:
+            return super().spread(rows)
+        self._by_block.clear()
+        assert self.length == 0, "a decoder that has an encoder begins with nothing"
+        self.self_kv = self.self_kv.new_empty((self.self_kv.shape[0], len(rows), *self.self_kv.shape[2:]))
+        self.waiting = [[] for _ in rows]
+        self._keep_sources(rows)
+
+    def join(self, other: Cache, new_tokens: int) -> None:
+        """Take in the rows of another cache; padding that all share goes."""
+        caches, n_rows = (self, other), [self.n_rows, other.n_rows]
+        lengths = [cache.length - cache._spare() for cache in caches]
+        length = max(lengths)
+        room = length + new_tokens
+        n_blocks, _, heads, _, size = self.self_kv.shape
+        # Zeros, because what stands where a row is padded counts nothing in attention only if it is a number.
+        self_kv = self.self_kv.new_zeros((n_blocks, sum(n_rows), heads, room, size))
+        first, padding = 0, []
+        for cache, own, n in zip(caches, lengths, n_rows, strict=True):
+            spare = cache.length - own
+            self_kv[:, first : first + n, :, length - own : length] = cache.self_kv[..., spare : cache.length, :]
+            own_padding = torch.zeros(n, dtype=torch.long, device=self.device)
+            padding.append((own_padding if cache.padding_B is None else cache.padding_B - spare) + length - own)
+            for token in (token for tokens in cache.waiting for token in tokens):
+                token.place += length - own - spare
+            first += n
+        self._join_sources(other, n_rows)
+        self.self_kv, self.length, self.padding_B = self_kv, length, torch.cat(padding)
+        self.waiting = self.waiting + other.waiting
+        self._set_distances(room)
+        self._by_block.clear()
+
+    def _spare(self) -> int:
+        """Padding that all rows share."""
+        return 0 if self.padding_B is None else int(self.padding_B.min())
+
+    def _join_sources(self, other: Cache, n_rows: Sequence[int]) -> None:
+        if self.cross_kv is None or other.cross_kv is None:
+            return
+        shared = [cache.shared for cache in (self, other)]
+        n_sources = self.cross_kv.shape[1]
+        longest = max(self.cross_kv.shape[3], other.cross_kv.shape[3])
+        masks = [cache._mask_of(longest) for cache in (self, other)]
+        padded = [F.pad(cache.cross_kv, (0, 0, 0, longest - cache.cross_kv.shape[3])) for cache in (self, other)]
+        self.cross_kv = torch.cat(padded, dim=1)
+        self.source_mask = torch.cat(masks)
+        if any(shared):
+            own, others = (range(n) if one is None else one.sources_B for one, n in zip(shared, n_rows, strict=True))
+            self.shared = SharedSources([*own, *(n_sources + source for source in others)], self.device)
+
+    def _mask_of(self, longest: int) -> Tensor:
+        """The mask of the sources, padded to another length."""
+        assert self.cross_kv is not None, "there is an encoder"
+        n_sources, n_source = self.cross_kv.shape[1], self.cross_kv.shape[3]
+        mask = self.source_mask
+        if mask is None:
+            mask = self.cross_kv.new_zeros((n_sources, 1, 1, n_source))
+        return F.pad(mask, (0, longest - n_source), value=torch.finfo(mask.dtype).min)
 
     def _move(self, rows: int | slice, source: slice, target: slice) -> None:
         self.self_kv[:, rows, ..., target, :] = self.self_kv[:, rows, ..., source, :].clone()

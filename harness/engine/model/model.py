@@ -23,7 +23,7 @@ from torch import Tensor
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import EngineName
-from exitbench.harness.engine.model.cache import KV, Cache, halves
+from exitbench.harness.engine.model.cache import KV, Cache, SharedSources, halves
 from exitbench.harness.engine.model.cost import TokenPlace, block_cost
 from exitbench.harness.engine.model.engine import Skipped
 from exitbench.harness.engine.model.exit_heads import ExitHeads
@@ -181,7 +181,7 @@ class Transformer(Headed):
         if (groups := k.shape[1]) < n_heads and not is_causal:
             # Query heads that share a key head become more query positions of one head: no copy of keys or values.
             q = q.transpose(1, 2).reshape(n_rows, groups, -1, size)
-            bias = bias.repeat(1, 1, n_heads // groups, 1) if bias is not None and n_new > 1 else bias
+            bias = bias.repeat(1, 1, n_heads // groups, 1) if bias is not None and bias.shape[2] > 1 else bias
             mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=scale).reshape(n_rows, n_heads, n_new, size)
         else:
             mixed = F.scaled_dot_product_attention(
@@ -198,6 +198,21 @@ class Transformer(Headed):
             own_bias = bias if bias is None or len(bias) == 1 else bias[rows]
             pieces.append(self._attend(q[running], halves(kv[rows]), own_bias))
         return torch.cat(pieces)
+
+    def _attend_shared(
+        self, q: Tensor, block: int, cache: Cache, shared: SharedSources, rows_A: Tensor | None
+    ) -> Tensor:
+        """Cross-attention of running rows q [A, T, H, K], of which some share a source: [N, H*K].
+
+        Rows of a source become more query positions, so that its keys and values are kept and read once.
+        """
+        n_rows, n_new, n_heads, size = q.shape
+        slots_A = rows_of(shared.slots_B, rows_A)
+        queries = q.new_zeros(shared.n_sources * shared.most, n_new, n_heads, size).index_copy_(0, slots_A, q)
+        queries = queries.view(shared.n_sources, -1, n_heads, size)
+        mixed = self._attend(queries, cache.source_keys_and_values(block), cache.source_mask)
+        mixed = mixed.view(-1, n_new * n_heads * size).index_select(0, slots_A)
+        return mixed.view(n_rows * n_new, n_heads * size)
 
     # --------------------------------------------------------------- encoder
 
@@ -387,6 +402,8 @@ class Transformer(Headed):
         assert weights.cross_q is not None and cache.cross_kv is not None, "there is an encoder"
         n_rows = cache.n_rows if rows_A is None else len(rows_A)
         q = weights.cross_q(self.block_input(hidden_ND)).view(n_rows, -1, self.arch.n_heads, self.arch.head_dim)
+        if cache.shared is not None:
+            return self._attend_shared(q, block, cache, cache.shared, rows_A)
         if rows_A is None:
             return self._attend(q, cache.source_keys_and_values(block), cache.source_mask)
         return self._attend_rows(q, cache.cross_kv[block - 1], cache.source_mask, context, rows_A)

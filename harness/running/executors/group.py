@@ -1,7 +1,8 @@
 """One model group on this machine: a worker process, and a row for every way it can end.
 
 A worker that dies, or takes too long over a cell, loses only that cell: the parent writes its attempt (exit code,
-signal, last log lines) and starts a worker for the rest.
+signal, last log lines) and starts a worker for the rest. Where the cell decoded for others too, nobody knows which it
+was: all of them are run again, each for itself.
 """
 
 import contextlib
@@ -45,6 +46,7 @@ class _Watch:
     def __init__(self, items: Sequence[CellJob], progress: Progress) -> None:
         self.statuses: dict[str, str] = {}
         self.current: str | None = None
+        self.cells = 1  # for which the current one decodes
         self.full: str | None = None
         self._items = {item.cell.cell_id: item for item in items}
         self._progress = progress
@@ -57,9 +59,13 @@ class _Watch:
 
     @property
     def limit_s(self) -> float | None:
-        """How long the current cell may take; while there is none, loading may take as long as any cell."""
+        """How long the current cell may take; while there is none, loading may take as long as any cell.
+
+        One that decodes for others may take as long as all of them.
+        """
         if self.current is not None:
-            return self._items[self.current].timeout_s
+            limit_s = self._items[self.current].timeout_s
+            return None if limit_s is None else limit_s * self.cells
         limits = [item.timeout_s for item in self._items.values()]
         return None if None in limits else max(filter(None, limits), default=None)
 
@@ -80,7 +86,7 @@ class _Watch:
             return True
         self._since_s, self._waits = time.monotonic(), word == "wait"
         if word == "start":
-            self.current = cell_id
+            self.current, self.cells = cell_id, event["cells"]
             self._progress.start(label, event["documents"])
         elif word == "end":
             self.end(cell_id, event["status"])
@@ -156,6 +162,7 @@ class GroupRun:
         self._spec, self._logs, self._worker = spec, logs, tuple(worker)
         self._watch = _Watch(spec.cells, progress)
         self._process: WorkerProcess | None = None
+        self._shares = spec.shares
         self._starting = threading.Lock()
 
     def run(self, variables: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -173,10 +180,12 @@ class GroupRun:
         watch = self._watch
         while not self.interrupted and (remaining := self._remaining()):
             before = len(watch.statuses)
-            death = self._run_worker(replace(self._spec, cells=remaining), variables or {})
+            death = self._run_worker(replace(self._spec, cells=remaining, shares=self._shares), variables or {})
             if watch.full is not None:
                 raise UserError(f"{watch.full}. What is finished is kept; the same command goes on.")
-            if watch.current is not None:
+            if watch.current is not None and watch.cells > 1 and not death.interrupted:
+                lost, self._shares = [], False  # whichever it was: each for itself
+            elif watch.current is not None:
                 lost = [item for item in remaining if item.cell.cell_id == watch.current]
             elif len(watch.statuses) == before and not death.interrupted:
                 lost = list(remaining)  # nothing started: the next worker would not do better

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,14 @@ from exitbench.harness.running.encoding import Encoding, reads_up_to
 from exitbench.harness.running.lm import Answer, EarlyExitLM
 from exitbench.harness.running.scored_texts import ScoredText, TextRequest
 from exitbench.harness.running.scoring import Metric, metric_table
-from exitbench.methods.base import NOTHING_FITTED, Cost, Method, Parts
+from exitbench.harness.running.sharing import (
+    PASS_ROWS,
+    Passes,
+    cells_of_a_pass,
+    could_share,
+    differ_in_threshold_alone,
+)
+from exitbench.methods.base import NOTHING_FITTED, Cost, Method, Parts, Threshold
 from exitbench.methods.registry import baseline_method, get_method
 from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.files.atomic_folder import SpoolError
@@ -89,6 +97,7 @@ class Session:
         self._prompted, self._texts = functools.cache(self._lm_eval_prompts), functools.cache(self._lm_eval_texts)
         self.prompts = functools.cache(self._prompts)
         self._checked = functools.cache(read_attempt)  # many cells compute from one
+        self.passes = Passes()
 
     def _record_vocabulary(self, tokenizer_sha256: str) -> None:
         texts = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
@@ -208,6 +217,26 @@ class Session:
             raise Skip(why_not)
         return parts
 
+    def sharing(self, item: CellJob, others: Iterable[CellJob]) -> Iterator[tuple[CellJob, Threshold]]:
+        """Yield cells that one pass could answer with a cell, and their thresholds; no more than may share one."""
+        candidates = [other for other in others if could_share(item, other)]
+        if not candidates:
+            return
+        try:
+            parts, most = self.parts(item), cells_of_a_pass(self.units(item), item.cell.generation.max_new_tokens)
+            if self.checkpoint.model.why_not(parts, PASS_ROWS) is not None:
+                return
+        except Exception:  # its own pass says what is wrong
+            return
+        for other in candidates:
+            if most == 1:
+                return
+            with contextlib.suppress(Exception):  # likewise
+                other_parts = self.parts(other)
+                if differ_in_threshold_alone(parts, other_parts):
+                    most -= 1
+                    yield other, other_parts.threshold
+
     def scoring(self, item: CellJob, parts: Parts) -> Parts:
         """The parts, if log-likelihoods can be had of them.
 
@@ -292,6 +321,9 @@ class Session:
         seed_of = functools.partial(seed_for, "decode", item.cell.seed)
         prompts = self.prompts(item.cell.generation)
         lm = EarlyExitLM(self.checkpoint, prompts, parts, item.cell.rows, seed_of, on_progress)
+        cell_id = item.cell.cell_id
+        lm.known, lm.beside, lm.shared_rows = self.passes.known(cell_id), self.passes.beside(cell_id), PASS_ROWS
+        lm.on_giving_up = functools.partial(self.passes.give_up, cell_id)
         if item.data.settings is not None:
             places = {(one.fields["task"], one.fields["doc_id"]): one.key for one in self.documents(item.data)}
             lm.encoding, lm.key_of = self.encoding, lambda request: places[request.task_name, request.doc_id]

@@ -43,7 +43,7 @@ def tell(line):
     os.write(int(sys.argv[2]), line.encode() + b"\\n")
 
 def run(item):
-    say("start", item, label=item.label, documents=2)
+    say("start", item, label=item.label, documents=2, cells=1)
     with AttemptWriter(spec.spool, item.cell.to_json(), ENV) as writer:
         if HOW[0] in (item.label, "*"):
             HOW[1]()

@@ -73,7 +73,7 @@ OWN = "item.cell.cell_id"
         '{"event": "progress", "cell": CELL, "done": "2"}',
         '{"event": "progress", "cell": CELL, "done": true}',
         '{"event": "progress", "cell": CELL, "done": -1}',
-        '{"event": "start", "cell": CELL, "label": "one", "documents": 2.5}',
+        '{"event": "start", "cell": CELL, "label": "one", "documents": 2.5, "cells": 1}',
         '{"event": "wait", "cell": CELL, "holder": null}',
         "[" * 100_000,
     ],

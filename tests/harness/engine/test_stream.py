@@ -1,0 +1,212 @@
+"""Continuous batches: prompts follow each other, thresholds share a prompt, and every answer is as if decoded alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from exitbench.harness.cells.cell import GenerationSettings
+from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
+from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
+from exitbench.harness.engine.decoding import stream
+from exitbench.harness.engine.decoding.decode import Decoding, decode, prefill, spread
+from exitbench.harness.engine.decoding.generation import Generation, Request
+from exitbench.harness.engine.decoding.stream import Stream
+from exitbench.harness.training.store import SHIPPED
+from exitbench.methods.base import Parts
+from exitbench.methods.registry import get_method
+from exitbench.tasks import builtin
+from exitbench.tasks.registry import get_task
+
+THRESHOLDS = (0.1, 0.5, 0.9)
+NEW_TOKENS = 12
+MODELS = {"builtin-weighted": "seq2seq", "builtin-exit-heads": "causal"}
+RULES = GenerationSettings(NEW_TOKENS, repetition_penalty=1.3, no_repeat_ngram_size=2)
+
+
+@cache
+def loaded(name: str, engine: Any = "lean") -> Checkpoint:
+    (config,) = SHIPPED.glob(f"{name}-????????/config.json")
+    return load_checkpoint(config.parent, torch.float32, engine=engine)
+
+
+@cache
+def requests(name: str) -> tuple[Request, ...]:
+    """Prompts of two tasks, of uneven length; each with a seed of its own."""
+    (config,) = SHIPPED.glob(f"{name}-????????/config.json")
+    tokenizer, kind = load_tokenizer(config.parent), MODELS[name]
+    texts = [
+        get_task(task).prompt_for(document, kind)
+        for task in ("squad", "wmt-en-fr")
+        for document in builtin.documents(task, "test", 4)
+    ]
+    return tuple(Request(list(tokenizer(text)["input_ids"]), seed) for seed, text in enumerate(texts))
+
+
+def parts_of(name: str, method: str, **params: Any) -> Parts:
+    model = loaded(name).model
+    return get_method(method).from_params(params).bound_to(model.exit_blocks).parts(model.n_blocks)
+
+
+def swept(name: str, method: str = "calm-softmax", **params: Any) -> list[Parts]:
+    return [parts_of(name, method, threshold=threshold, **params) for threshold in THRESHOLDS]
+
+
+def alone(name: str, parts: Parts, asked: GenerationSettings | None = None) -> list[Generation]:
+    """Each prompt in a batch of its own."""
+    checkpoint = loaded(name)
+    batches = [prefill(checkpoint.model, [request], NEW_TOKENS) for request in requests(name)]
+    return [decode(checkpoint, batch, parts, asked=asked)[0] for batch in batches]
+
+
+def streamed(
+    name: str,
+    settings: Sequence[Parts],
+    rows: int,
+    asked: GenerationSettings | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> Stream:
+    rules = [parts.threshold for parts in settings]
+    made = Stream(checkpoint or loaded(name), requests(name), settings[0], rules, NEW_TOKENS, rows, asked=asked)
+    made.run()
+    return made
+
+
+def told(generations: Sequence[Generation]) -> list[Any]:
+    """Everything but scores, whose last digits may differ."""
+    return [{**vars(made), "scores": len(made.scores)} for made in generations]
+
+
+class Batches:
+    """Notes how many prompts each prefill had, and how many rows ran beside them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.prompts: list[int] = []
+        self.joined: list[int] = []
+        run, join = stream.prefill, Decoding.join
+
+        def counted(model: Any, asked: Sequence[Request], *rest: Any, **more: Any) -> Any:
+            self.prompts.append(len(asked))
+            return run(model, asked, *rest, **more)
+
+        def joined(decoding: Decoding, other: Decoding) -> None:
+            self.joined.append(len(decoding.rows))
+            join(decoding, other)
+
+        monkeypatch.setattr(stream, "prefill", counted)
+        monkeypatch.setattr(Decoding, "join", joined)
+
+
+@pytest.mark.parametrize("rows", [64, 7, 2])
+@pytest.mark.parametrize("policy", ["state-copy", "sync-parallel", "state-copy-lazy", "recompute-backlog"])
+@pytest.mark.parametrize("name", MODELS)
+def test_thresholds_in_one_pass_answer_as_each_alone(name: str, policy: str, rows: int) -> None:
+    settings = swept(name, kv_policy=policy)
+    made = streamed(name, settings, rows)
+    for number, parts in enumerate(settings):
+        expected = alone(name, parts)
+        answers = [made.made(prompt)[number] for prompt in range(len(expected))]
+        assert told(answers) == told(expected)
+        for one, other in zip(answers, expected, strict=True):
+            assert one.scores == pytest.approx(other.scores, abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["self-speculation", "free"])
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_whose_drafts_are_cut_join_and_are_joined(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stand at positions of their own."""
+    params = {"exit_layer": 2, "drafts": 3} if method == "self-speculation" else {"kv_policy": "sync-parallel-rollback"}
+    parts, batches = parts_of(name, method, **params), Batches(monkeypatch)
+    made = streamed(name, [parts], 3)
+    assert batches.joined
+    assert told([made.made(prompt)[0] for prompt in range(len(requests(name)))]) == told(alone(name, parts))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_row_has_seen_goes_with_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, batches = swept(name), Batches(monkeypatch)
+    made = streamed(name, settings, 4, RULES)
+    assert batches.joined
+    for number, parts in enumerate(settings):
+        assert told([made.made(prompt)[number] for prompt in range(len(requests(name)))]) == told(
+            alone(name, parts, RULES)
+        )
+
+
+def test_a_prompt_is_prefilled_once_for_all_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = Batches(monkeypatch)
+    streamed("builtin-weighted", swept("builtin-weighted"), 8)
+    assert sum(batches.prompts) == len(requests("builtin-weighted"))
+
+
+def test_rows_of_a_prompt_share_the_keys_and_values_of_its_source() -> None:
+    checkpoint, asked = loaded("builtin-weighted"), requests("builtin-weighted")[:3]
+    batch = prefill(checkpoint.model, asked, NEW_TOKENS)
+    rules = [parts.threshold for parts in swept("builtin-weighted")]
+    cache = spread(batch, [rules, rules[:1], rules]).cache
+    assert (cache.n_rows, cache.cross_kv.shape[1]) == (7, 3)  # type: ignore[attr-defined]
+    cache.keep(torch.tensor([0, 2, 4, 6]))
+    assert (cache.n_rows, cache.cross_kv.shape[1]) == (4, 2)  # type: ignore[attr-defined]
+
+
+def test_one_long_answer_does_not_hold_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first runs to its full length, others of two tokens come and go."""
+    name, known = "builtin-weighted", loaded("builtin-weighted")
+    endless, batches = Checkpoint(known.model, frozenset(), known.start_id), Batches(monkeypatch)
+    first: list[list[int]] = []
+
+    def stops(token_ids: list[int]) -> bool:
+        first.extend([] if first else [token_ids])
+        return len(token_ids) == 2 and token_ids is not first[0]
+
+    rules = [parts_of(name, "full").threshold]
+    made = Stream(endless, requests(name), parts_of(name, "full"), rules, NEW_TOKENS, 2, stops)
+    made.run()
+    lengths = sorted(len(made.made(prompt)[0].token_ids) for prompt in range(len(requests(name))))
+    assert lengths == [*[2] * (len(lengths) - 1), NEW_TOKENS]
+    assert batches.joined == [1] * 5, "the long one alone was left each time"
+
+
+def test_where_memory_is_out_what_is_left_goes_on_with_half_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, step, most = "builtin-weighted", Decoding.step, [0]
+
+    def limited(decoding: Decoding) -> Any:
+        if len(decoding.rows) > 3:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.")
+        most[0] = max(most[0], len(decoding.rows))
+        return step(decoding)
+
+    monkeypatch.setattr(Decoding, "step", limited)
+    settings = swept(name)
+    made = streamed(name, settings, 12)
+    assert (made.rows, most[0]) == (3, 3)
+    monkeypatch.undo()
+    for number, parts in enumerate(settings):
+        assert told([made.made(prompt)[number] for prompt in range(len(requests(name)))]) == told(alone(name, parts))
+
+
+def test_a_single_row_without_memory_fails_and_so_does_any_other_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(error: Exception) -> Any:
+        def step(decoding: Decoding) -> Any:
+            raise error
+
+        return step
+
+    for error in (MemoryError(), ValueError("shapes differ")):
+        monkeypatch.setattr(Decoding, "step", failing(error))
+        with pytest.raises(type(error)):
+            streamed("builtin-weighted", swept("builtin-weighted"), 4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_hosted_engine_decodes_thresholds_of_a_prompt_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caches take no rows in: a batch is decoded to its end."""
+    settings, batches, hosted = swept(name), Batches(monkeypatch), loaded(name, "hosted")
+    made = streamed(name, settings, 6, checkpoint=hosted)
+    assert batches.joined == []
+    for number, parts in enumerate(settings):
+        assert told([made.made(prompt)[number] for prompt in range(len(requests(name)))]) == told(alone(name, parts))
