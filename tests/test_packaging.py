@@ -173,7 +173,7 @@ STOREYS = {
     "exitbench.harness.engine": ("model", "hosted", "checkpoints", "decoding", "static"),
     "exitbench.results": (
         *("files", "statistics", "spool", "queries", "database", "beside"),
-        *("ingest", "analysis", "maintenance"),
+        *("ingest", "lake", "analysis", "maintenance"),
     ),
 }
 """Rooms of a package, from the lowest up: each imports those before it."""

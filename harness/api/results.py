@@ -14,6 +14,7 @@ from exitbench.errors import UserError
 from exitbench.results.analysis.comparison import compare
 from exitbench.results.analysis.traces import named, traced_runs
 from exitbench.results.database.connection import Database, open_database
+from exitbench.results.lake.layout import is_lake
 from exitbench.results.statistics.intervals import Aggregate
 
 if TYPE_CHECKING:
@@ -97,10 +98,14 @@ class Results:
 
 
 def open_results(path: str | Path = "runs") -> Results:
-    """Open a folder of runs, or a database file, for reading.
+    """Open a folder of runs, a database file or a lake for reading.
+
+    Args:
+        path: The folder or the file; or a lake: the folder that `exitbench export lake` filled, or s3://BUCKET/PREFIX,
+            for which s3fs finds the credentials.
 
     Raises:
-        UserError: There is no database there, or it cannot be opened.
+        UserError: There is no database and no lake there, or it cannot be opened.
 
     Example:
         >>> import exitbench as eb
@@ -109,10 +114,16 @@ def open_results(path: str | Path = "runs") -> Results:
         >>> sorted(set(frame["method"]))
         ['full', 'static']
     """
+    if is_lake(str(path)):
+        from exitbench.results.lake.reading import open_lake
+
+        return Results(open_lake(str(path)))
     path = Path(path)
     file = path / "exitbench.duckdb" if path.is_dir() else path
     if not file.is_file():
-        raise UserError(f"{path}: there is no database. Allowed: a folder of runs, or a DuckDB file of ExitBench.")
+        raise UserError(
+            f"{path}: there is no database. Allowed: a folder of runs, a DuckDB file of ExitBench, or a lake."
+        )
     return Results(open_database(file))
 
 

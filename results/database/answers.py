@@ -56,10 +56,10 @@ def answer(database: Database, sql: str, parameters: Mapping[str, Any]) -> Itera
         KeyboardInterrupt: At once, however long the query would have taken.
     """
     duck = database.duck
-    reader = _run(duck, lambda: duck.sql(sql, params=dict(parameters)).to_arrow_reader(BATCH_ROWS))
+    reader = _run(database, lambda: duck.sql(sql, params=dict(parameters)).to_arrow_reader(BATCH_ROWS))
     try:
         schema = pa.schema(map(pa.Field.with_name, reader.schema, _distinct(reader.schema.names)))
-        yield Answer(schema, _batches(duck, reader, schema))
+        yield Answer(schema, _batches(database, reader, schema))
     finally:
         reader.close()
 
@@ -73,20 +73,18 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return distinct
 
 
-def _batches(
-    duck: duckdb.DuckDBPyConnection, reader: pa.RecordBatchReader, schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
+def _batches(database: Database, reader: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     def following() -> pa.RecordBatch | None:
         try:
             return reader.read_next_batch()
         except StopIteration:
             return None
 
-    while (batch := _run(duck, following)) is not None:
+    while (batch := _run(database, following)) is not None:
         yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
-def _run(duck: duckdb.DuckDBPyConnection, call: Callable[[], Result]) -> Result:
+def _run(database: Database, call: Callable[[], Result]) -> Result:
     """Return what `call` returns. DuckDB does not look for signals, so it runs beside the thread that gets them."""
     future: Future[Result] = Future()
 
@@ -100,10 +98,10 @@ def _run(duck: duckdb.DuckDBPyConnection, call: Callable[[], Result]) -> Result:
         Thread(target=work, daemon=True).start()
         return future.result()
     except (duckdb.Error, pa.ArrowException, OSError) as error:
-        raise UserError(f"The query failed: {error}") from error
+        raise UserError(f"The query failed: {database.fault(error)}") from error
     except KeyboardInterrupt:
         deadline = time.monotonic() + _GRACE_S
         while not future.done() and time.monotonic() < deadline:
-            duck.interrupt()  # again and again: before the query has begun there is nothing to interrupt
+            database.duck.interrupt()  # again and again: before the query has begun there is nothing to interrupt
             wait([future], _POLL_S)
         raise

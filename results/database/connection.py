@@ -83,6 +83,7 @@ class Database:
         lock: Released when the database is closed.
         copy: Folder of the copy that is read in its place, if one is.
         is_ours: Whether tables and views are known to be this version's.
+        fault: What to say of an error of DuckDB's.
     """
 
     path: Path
@@ -90,6 +91,7 @@ class Database:
     lock: AccessLock
     copy: TemporaryDirectory[str] | None = None
     is_ours: bool = False
+    fault: Callable[[BaseException], str] = str
 
     @cached_property
     def engine(self) -> sa.Engine:
@@ -111,7 +113,7 @@ class Database:
         try:
             return self.duck.sql(sql, params=parameters).to_arrow_table()
         except duckdb.Error as error:
-            raise UserError(f"The query failed: {error}") from error
+            raise UserError(f"The query failed: {self.fault(error)}") from error
 
     def has_waiters(self) -> bool:
         """Return whether another process waits for this one to close the database."""

@@ -109,6 +109,14 @@ class Folder:
                 raise NotRegular(self.path / name) from error
             raise
 
+    def open(self, name: str) -> BufferedReader:
+        """Open a file of this folder for reading.
+
+        Raises:
+            OSError: As `open_regular`.
+        """
+        return open_regular(self.path / name, self._descriptor)
+
     def copy(self, name: str, target: Path, limit: int) -> None:
         """Copy a file of this folder to `target`, which must not exist.
 
@@ -117,7 +125,7 @@ class Folder:
             TooLarge: It has more than `limit` bytes.
             OSError: It cannot be read, or the copy cannot be written.
         """
-        with open_regular(self.path / name, self._descriptor) as source, target.open("xb") as copy:
+        with self.open(name) as source, target.open("xb") as copy:
             if os.fstat(source.fileno()).st_size > limit:
                 raise TooLarge(self.path / name, limit)
             left = limit

@@ -222,11 +222,11 @@ def _attached(engine: sa.Engine, path: Path) -> Iterator[None]:
 def _write_tables(engine: sa.Engine, folder: Path, redistributable: Collection[str] | None) -> None:
     with engine.connect() as connection:
         duck = driver_connection(connection)
-        licensed = _licensed(duck, redistributable)
+        licensed = licensed_labels(duck, redistributable)
         tables = {}
         for name in sorted(tables_of(schema_version())):
             path = folder / f"{name}.parquet"
-            rows = _write_table(duck, _select(name, licensed), path, _NAMES_PATHS.get(name, ()))
+            rows = _write_table(duck, select_rows(name, licensed), path, _NAMES_PATHS.get(name, ()))
             tables[name] = {"rows": rows, "sha256": sha256(path)}
     manifest = {
         "format": FORMAT,
@@ -239,15 +239,21 @@ def _write_tables(engine: sa.Engine, folder: Path, redistributable: Collection[s
     write_json(folder / MANIFEST, manifest)
 
 
-def _licensed(duck: Any, redistributable: Collection[str] | None) -> frozenset[str]:
-    """Labels of the data sets that texts are left out of."""
+def licensed_labels(duck: Any, redistributable: Collection[str] | None) -> frozenset[str]:
+    """Return the labels of the data sets that texts are left out of.
+
+    Args:
+        duck: DuckDB's connection to an up-to-date database.
+        redistributable: Tasks whose records may be handed on; None leaves nothing out.
+    """
     if redistributable is None:
         return frozenset()
     rows = duck.execute("SELECT DISTINCT label, task FROM dataset_artifact WHERE source <> 'builtin'").fetchall()
     return frozenset(label for label, task in rows if task not in redistributable)
 
 
-def _select(table: str, licensed: Collection[str]) -> str:
+def select_rows(table: str, licensed: Collection[str]) -> str:
+    """Return SQL that selects a table's rows, without what quotes records of data sets with these labels."""
     columns, replaced = tables_of(schema_version())[table], _QUOTING.get(table, {})
     if not licensed or not replaced:
         nothing = "WHERE false" if licensed and table == _SPELLING else ""
@@ -264,6 +270,12 @@ def _select(table: str, licensed: Collection[str]) -> str:
         for name in columns
     )
     return f"SELECT {kept} FROM {quoted(table)}"
+
+
+def without_paths(table: str, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of a table without homes in the columns that may say where files lie on somebody's machine."""
+    texts = {name: row[name] and without_home(row[name]) for name in _NAMES_PATHS.get(table, ())}
+    return {**row, **texts}
 
 
 def _write_table(duck: Any, query: str, path: Path, names_paths: Sequence[str]) -> int:

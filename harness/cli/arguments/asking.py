@@ -11,6 +11,7 @@ from exitbench.harness.cli.arguments.common import (
     Commands,
     add_data_dir,
     add_database,
+    add_lake,
     add_plugins,
     add_runs,
     add_threads,
@@ -134,6 +135,7 @@ def _add_sql(commands: Commands) -> None:
         "  exitbench sql @near_ties --set margin=0.01 --set 'method=calm-*'\n"
         "  exitbench sql @threshold_for_agreement --set agreement=0.95\n"
         "  exitbench sql --explain-view frontier\n"
+        "  exitbench sql @best_settings --lake s3://BUCKET/study\n"
         "  exitbench sql - < query.sql"
     )
     parser = command(commands, "sql", "sql:sql", "Ask the database one read-only SQL query.", examples)
@@ -141,6 +143,7 @@ def _add_sql(commands: Commands) -> None:
         "query", nargs="?", metavar="QUERY", help="one DuckDB SELECT; @NAME: a saved one; -: from standard input"
     )
     add_database(parser)
+    add_lake(parser, "ask a lake in place of a database: a folder, or s3://BUCKET/PREFIX (`exitbench export lake`)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="value of the query's parameter $NAME"
     )
@@ -165,12 +168,13 @@ def _add_sql(commands: Commands) -> None:
 
 
 def _add_status(commands: Commands) -> None:
-    examples = "  exitbench status\n  exitbench status builtin --watch"
+    examples = "  exitbench status\n  exitbench status builtin --watch\n  exitbench status my-suite.toml --lake s3://BUCKET/study"
     about = "Show what is running, done, failed and left: from the spool, while the database is busy or absent."
     parser = command(commands, "status", "status:status", about, examples)
     parser.add_argument("suite", nargs="?", metavar="SUITE", help="only its cells, and the time left for all of them")
     add_data_dir(parser, "that the suite names")
     add_runs(parser)
+    add_lake(parser, "what a lake has of it, whoever ran it: a folder, or s3://BUCKET/PREFIX")
     parser.add_argument("--watch", action="store_true", help="refresh until Ctrl-C")
 
 

@@ -120,6 +120,11 @@ def add_database(parser: Parser) -> None:
     parser.add_argument("--database", type=Path, metavar="FILE", help="result database (RUNS/exitbench.duckdb)")
 
 
+def add_lake(parser: Parser, help_text: str) -> None:
+    """Add a lake, of which the command tells in place of what lies on this machine."""
+    parser.add_argument("--lake", metavar="DIR|URL", help=help_text)
+
+
 def add_threads(parser: Parser, default: str = "all available cores") -> None:
     """Add the number of threads."""
     about = f"threads of torch (default: {default})"

@@ -104,11 +104,15 @@ def _add_export(commands: Commands) -> None:
     examples = (
         "  exitbench export results-2026-03\n"
         "  exitbench export to-colleagues --with-texts\n"
-        "  exitbench export records --format every-eval-ever --organization 'Example University'"
+        "  exitbench export records --format every-eval-ever --organization 'Example University'\n"
+        "  exitbench export lake /shared/study\n"
+        "  exitbench export lake s3://BUCKET/study --with-texts"
     )
-    about = "Write the results into a new folder: Parquet with checksums, or records that other tools read."
+    about = "Write the results into a new folder (Parquet, or records that other tools read), or add them to a lake."
     parser = command(commands, "export", "export:export", about, examples)
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder to write; must not exist")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder to write, which must not exist; or: lake")
+    about = "of a lake: a folder, or s3://BUCKET/PREFIX, to which attempts that it lacks are added"
+    parser.add_argument("lake", nargs="?", metavar="DIR|URL", help=about)
     parser.add_argument(
         "--format",
         choices=("parquet", "every-eval-ever"),

@@ -71,11 +71,8 @@ def _require_used(arguments: Namespace) -> None:
 
 def _ask(arguments: Namespace) -> None:
     query, parameters = _query(arguments.query, arguments.set)
-    path = existing_database(arguments)
     form = _format(arguments.format, arguments.out)
-    if arguments.out is not None and arguments.out.resolve() == path.resolve():
-        raise UserError(f"--out {arguments.out} is the database itself. Name another file.")
-    with _opened(path) as database, answer(database, query, parameters) as found:
+    with _asked(arguments) as database, answer(database, query, parameters) as found:
         if arguments.out is not None:
             rows = save(found, arguments.out, form, arguments.force)
             print(f"{arguments.out}: {rows} row{'' if rows == 1 else 's'}", file=sys.stderr)
@@ -83,6 +80,20 @@ def _ask(arguments: Namespace) -> None:
             _print_beginning(found)
         else:
             FORMATS[form](found.schema.names, found.rows())
+
+
+def _asked(arguments: Namespace) -> Database:
+    """Open what is asked: the database, or a lake."""
+    if arguments.lake is None:
+        path = existing_database(arguments)
+        if arguments.out is not None and arguments.out.resolve() == path.resolve():
+            raise UserError(f"--out {arguments.out} is the database itself. Name another file.")
+        return _opened(path)
+    if arguments.database is not None:
+        raise UserError("--lake: is asked in place of a database; leave out --database.")
+    from exitbench.results.lake.reading import open_lake
+
+    return open_lake(arguments.lake)
 
 
 def _opened(path: Path) -> Database:
