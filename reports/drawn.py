@@ -76,7 +76,7 @@ def remember_drawn(folder: Path, drawing: Drawing, drawn_from: str, kinds: Colle
 
 
 def drawn_before(folder: Path, name: str, drawn_from: str, kinds: Collection[str]) -> Drawing | None:
-    """Return a figure as it was drawn in these kinds; nothing where it is to be drawn, or its files are not as noted."""
+    """Return a figure as it was drawn; nothing where it is to be drawn, or a file of these kinds is not as noted."""
     try:
         note = json.loads(note_of(folder, name).read_bytes())
         finding = note["finding"]

@@ -9,7 +9,7 @@ from typing import Final
 
 from exitbench.errors import UserError
 from exitbench.reports import figures
-from exitbench.reports.drawing import DrawnFigure, Drawings
+from exitbench.reports.drawing import Drawings, DrawnFigure
 from exitbench.reports.drawn import KINDS, PAGE
 from exitbench.reports.material import read_material, read_only
 from exitbench.reports.page import page
