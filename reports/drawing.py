@@ -1,17 +1,29 @@
-"""Draws figures and writes their files, several at a time where there are cores."""
+"""Draws figures and writes their files, in processes of their own where there are cores, while more rows are read."""
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
 
 from exitbench.errors import UserError
 from exitbench.progress import counting
 from exitbench.reports import figures
-from exitbench.reports.drawn import KINDS, Drawing, digest, drawn_before, files_of, note_of, remember_drawn
+from exitbench.reports.drawn import (
+    KINDS,
+    Drawing,
+    digest,
+    drawn_before,
+    file_of,
+    kinds_to_keep,
+    note_of,
+    picture_of,
+    remember_drawn,
+)
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting import style
 from exitbench.reports.plotting.svg import themed
@@ -19,7 +31,8 @@ from exitbench.reports.registry import Source, discover
 from exitbench.results.files.whole_file import write_whole_file
 from exitbench.terminal import visible
 
-_A_WORKER = 2  # figures: to start a process takes as long as to draw one
+_WORTH_A_PROCESS: Final = 2
+"""Figures: to start a process takes as long as to draw one."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +45,7 @@ class DrawnFigure:
         picture: What the page shows; None when there was nothing to draw, or it could not be drawn.
         finding: What it shows of these rows, in one sentence; empty without a picture.
         error: Why it could not be drawn, else empty.
-        files: What was written beside the page: SVG, PDF and PNG (light theme) and the frame as CSV.
+        files: What lies beside the page: files for papers (light theme), and the frame as CSV.
     """
 
     source: Source
@@ -48,45 +61,119 @@ class DrawnFigure:
         return f"{self.finding} {self.source.module.CAPTION}".lstrip()
 
 
-def draw_all(
-    material: Sequence[tuple[Source, Frame]], folder: Path, workers: int, progress: bool
-) -> tuple[DrawnFigure, ...]:
-    """Write every figure as SVG, PDF, PNG and CSV into `folder`; without rows only the CSV, and remove old pictures.
+@dataclass(frozen=True)
+class _Task:
+    """A figure that is to be drawn."""
 
-    One whose rows and code are those that it was drawn from before, and whose files are as they were, stays.
+    name: str
+    frame: Frame
+    drawn_from: str
+    kinds: tuple[str, ...]
 
-    Args:
-        material: Figures with their rows.
-        folder: Where to write.
-        workers: Processes that draw; 1 draws in this one.
-        progress: Whether to show a bar, where there is a terminal.
+
+class Drawings:
+    """Figures in a folder: of each a picture for the page, its rows as CSV, and files for papers where asked for.
+
+    One whose rows and code are those that it was drawn from before, and whose files are as they were, stays. Files for
+    papers that are there are drawn with the picture: whatever lies beside a page is of the page's rows.
     """
-    filled = [(source.name, frame) for source, frame in material if frame.rows]
-    digests = {name: digest(name, frame) for name, frame in filled}
-    drawings = {
-        name: drawing for name, own in digests.items() if (drawing := drawn_before(folder, name, own)) is not None
-    }
-    filled = [(name, frame) for name, frame in filled if name not in drawings]
-    left = len(filled)
-    with counting("figures") if progress else nullcontext(lambda done, total: None) as on_drawing:
-        for drawing in _drawn(filled, folder, workers):
-            drawings[drawing.name] = drawing
-            left -= 1
-            on_drawing(len(filled) - left, len(filled))
-            if drawing.picture:
-                remember_drawn(folder, drawing, digests[drawing.name])
-    return tuple(
-        _finished(source, frame, drawings.get(source.name, Drawing(source.name)), folder) for source, frame in material
-    )
+
+    def __init__(self, folder: Path, workers: int, kinds: Collection[str] = ()) -> None:
+        """Write nothing yet.
+
+        Args:
+            folder: Where to write.
+            workers: Processes that draw; 1 draws in this one, at the end.
+            kinds: Of files for papers, some of `KINDS`.
+        """
+        self._folder, self._workers, self._kinds = folder, workers, kinds
+        self._material: list[tuple[Source, Frame]] = []
+        self._drawings: dict[str, Drawing] = {}
+        self._tasks: dict[str, _Task] = {}
+        self._begun: list[Future[Drawing]] = []
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def add(self, source: Source, frame: Frame) -> None:
+        """Take a figure; a process begins to draw it where there is one."""
+        self._material.append((source, frame))
+        if not frame.rows:
+            return
+        name, drawn_from = source.name, digest(source.name, frame)
+        kinds = kinds_to_keep(self._folder, name, self._kinds)
+        if (before := drawn_before(self._folder, name, drawn_from, kinds)) is not None:
+            self._drawings[name] = before
+            return
+        self._tasks[name] = _Task(name, frame, drawn_from, kinds)
+        if self._workers > 1 and len(self._tasks) >= _WORTH_A_PROCESS:
+            self._begin()
+
+    def finish(self, progress: bool = False) -> tuple[DrawnFigure, ...]:
+        """Return all figures, in the order in which they were added, when the last is drawn.
+
+        Args:
+            progress: Whether to show a bar, where there is a terminal.
+
+        Raises:
+            OSError: A file cannot be written.
+            UserError: A process that draws was killed.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with counting("figures") if progress else nullcontext(lambda done, total: None) as on_drawing:
+            for done, drawing in enumerate(self._drawn(), start=1):
+                self._drawings[drawing.name] = drawing
+                on_drawing(done, len(self._tasks))
+                if drawing.picture:
+                    task = self._tasks[drawing.name]
+                    remember_drawn(self._folder, drawing, task.drawn_from, task.kinds)
+        return tuple(self._finished(source, frame) for source, frame in self._material)
+
+    def _begin(self) -> None:
+        """Hand out what no process has yet."""
+        if self._pool is None:  # DuckDB's threads must not be forked
+            self._pool = ProcessPoolExecutor(self._workers, mp_context=get_context("spawn"))
+        for task in list(self._tasks.values())[len(self._begun) :]:
+            self._begun.append(self._pool.submit(draw, task.name, task.frame, self._folder, task.kinds))
+
+    def _drawn(self) -> Iterator[Drawing]:
+        if self._pool is None:
+            yield from (draw(task.name, task.frame, self._folder, task.kinds) for task in self._tasks.values())
+            return
+        try:
+            yield from (future.result() for future in as_completed(self._begun))
+        except BrokenProcessPool as error:
+            raise UserError(
+                "A process that draws was killed, for its memory perhaps. Fewer cores need less."
+            ) from error
+
+    def _finished(self, source: Source, frame: Frame) -> DrawnFigure:
+        drawing = self._drawings.get(source.name, Drawing(source.name))
+        data = self._folder / f"{source.name}.csv"
+        write_whole_file(data, frame.csv())
+        files = tuple(file_of(self._folder, source.name, kind) for kind in KINDS)
+        if not drawing.picture:
+            for old in (*files, note_of(self._folder, source.name)):
+                old.unlink(missing_ok=True)
+        written = tuple(file for file in files if file.exists())
+        return DrawnFigure(source, frame, drawing.picture, drawing.finding, drawing.error, (*written, data))
 
 
-def draw(name: str, frame: Frame, folder: Path) -> Drawing:
-    """Write one figure in every kind. One that cannot be drawn says so and spoils no other.
+def draw(name: str, frame: Frame, folder: Path, kinds: Collection[str] = KINDS) -> Drawing:
+    """Write one figure for the page and in some kinds of files. One that cannot be drawn says so and spoils no other.
 
     Args:
         name: Of the figure, which a process can be sent, unlike its module.
         frame: At least one row.
         folder: Where to write.
+        kinds: Of files for papers, beside the page's picture.
 
     Raises:
         OSError: A file cannot be written.
@@ -98,15 +185,15 @@ def draw(name: str, frame: Frame, folder: Path) -> Drawing:
             finding = source.module.finding(drawable)
             figure = source.module.plot(drawable)
             style.lay_out(figure)
-            pictures: dict[str, bytes | str] = {kind: style.save(figure, kind) for kind in KINDS}
-            pictures["page"] = themed(style.save(figure, "svg", letters="none"))
+            picture = themed(style.save(figure, "svg", letters="none"))
+            files = {file_of(folder, name, kind): style.save(figure, kind) for kind in kinds}
     except Exception as error:
         return Drawing(name, error=f"{type(error).__name__}: {error}")
-    files = files_of(folder, name, digest(name, frame))
-    files["page"].parent.mkdir(exist_ok=True)
-    for kind, content in pictures.items():
-        write_whole_file(files[kind], content)
-    return Drawing(name, files["page"], finding)
+    shown = picture_of(folder, name, digest(name, frame))
+    shown.parent.mkdir(parents=True, exist_ok=True)
+    for file, content in ({shown: picture} | files).items():
+        write_whole_file(file, content)
+    return Drawing(name, shown, finding)
 
 
 def _drawable(frame: Frame) -> Frame:
@@ -118,35 +205,3 @@ def _drawable(frame: Frame) -> Frame:
             for row in frame.rows
         ),
     )
-
-
-def _drawn(filled: Sequence[tuple[str, Frame]], folder: Path, workers: int) -> Iterator[Drawing]:
-    workers = min(workers, len(filled) // _A_WORKER)
-    if workers <= 1:
-        yield from (draw(name, frame, folder) for name, frame in filled)
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:  # DuckDB's threads must not be forked
-        # the largest first, so that no process is left with it at the end
-        tasks = [
-            pool.submit(draw, name, frame, folder) for name, frame in sorted(filled, key=lambda one: -len(one[1].rows))
-        ]
-        try:
-            yield from (task.result() for task in as_completed(tasks))
-        except BrokenProcessPool as error:
-            raise UserError(
-                "A process that draws was killed, for its memory perhaps. Fewer cores need less."
-            ) from error
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def _finished(source: Source, frame: Frame, drawing: Drawing, folder: Path) -> DrawnFigure:
-    data = folder / f"{source.name}.csv"
-    write_whole_file(data, frame.csv())
-    pictures = tuple(folder / f"{source.name}.{kind}" for kind in KINDS)
-    if not drawing.picture:
-        for old in (*pictures, note_of(folder, source.name)):
-            old.unlink(missing_ok=True)
-    files = (*(pictures if drawing.picture else ()), data)
-    return DrawnFigure(source, frame, drawing.picture, drawing.finding, drawing.error, files)

@@ -1,6 +1,6 @@
-"""Reads all that a report is made from in one go, so that the database is free again before anything is drawn."""
+"""Reads all that a report is made from in one go; whoever draws can begin with the first figure's rows."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,8 +28,7 @@ class Material:
 
     Attributes:
         paper: The only paper that it is of; None for everything.
-        figures: Every figure with its rows, in the order of the page.
-        tables: Every table with its rows, likewise.
+        tables: Every table with its rows, in the order of the page.
         claims: Verdicts on the claims of papers.
         severe: Findings that forbid a final report.
         front: What the first screen needs besides the tables.
@@ -37,7 +36,6 @@ class Material:
     """
 
     paper: str | None
-    figures: tuple[tuple[Source, Frame], ...]
     tables: tuple[tuple[Source, Frame], ...]
     claims: tuple[Verdict, ...]
     severe: tuple[str, ...]
@@ -49,13 +47,14 @@ class Material:
         return next((frame.rows for source, frame in self.tables if source.name == table), ())
 
 
-def read_material(path: Path, paper: str | None = None, draft: bool = True) -> Material:
+def read_material(path: Path, paper: str | None, draft: bool, on_figure: Callable[[Source, Frame], None]) -> Material:
     """Run the query of every figure, table and claim.
 
     Args:
         path: The result database, opened read-only.
         paper: Only figures, tables and claims of this paper, beside results and where they are from.
         draft: Whether to run them although findings say not to cite what they find.
+        on_figure: Called with every figure and its rows, in the order of the page, before the next is read.
 
     Raises:
         UserError: The database cannot be opened, DuckDB refuses a query, or findings forbid it.
@@ -65,9 +64,10 @@ def read_material(path: Path, paper: str | None = None, draft: bool = True) -> M
         require_final(severe, path, draft)
         wanted = {package: _wanted(package, paper) for package in (figures, tables)}
         with computed_once(database, _SHARED_VIEWS):
+            for source in wanted[figures]:
+                on_figure(source, _ask(database, source))
             return Material(
                 paper,
-                _asked(database, wanted[figures]),
                 _asked(database, wanted[tables]),
                 check_claims(database, [claim for claim in read_claims() if paper in (None, claim.ledger)]),
                 severe,

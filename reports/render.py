@@ -1,4 +1,4 @@
-"""Writes the whole report: a page, and every figure and table as files beside it; or one page that holds them."""
+"""Writes the whole report: a page, its pictures and the data of every figure and table; or one page that holds them."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -9,8 +9,8 @@ from typing import Final
 
 from exitbench.errors import UserError
 from exitbench.reports import figures
-from exitbench.reports.drawing import DrawnFigure, draw_all
-from exitbench.reports.drawn import PAGE
+from exitbench.reports.drawing import Drawings, DrawnFigure
+from exitbench.reports.drawn import KINDS, PAGE
 from exitbench.reports.material import read_material, read_only
 from exitbench.reports.page import page
 from exitbench.reports.tables.filled import FilledTable, fill
@@ -26,7 +26,7 @@ class ReportSummary:
 
     Attributes:
         index_html: The page; its folder can be moved, and as a single file it can be sent alone.
-        files: Every other file, under figures/ and tables/ beside the page.
+        files: Every other file of the report, under figures/ and tables/ beside the page.
         figures: Names of the figures drawn.
         empty: Names of the figures and tables that the database has no rows for.
         broken: Figures that could not be drawn, and why.
@@ -53,8 +53,10 @@ def write_report(
 ) -> ReportSummary:
     """Regenerate the report of `database` in the folder `out`; one database always gives the same bytes.
 
+    PDF and other files for papers are `write_figures`'; those that are there are drawn anew with the page.
+
     Args:
-        database: The result database, opened read-only and closed before anything is drawn.
+        database: The result database, opened read-only.
         out: Folder for index.html, figures/ and tables/; made where it does not exist, its other files are left alone.
         paper: One of `sources.PAPERS`: only its figures, tables and claims, beside results and where they are from.
         draft: Whether to write it all the same where findings say not to cite it.
@@ -68,39 +70,50 @@ def write_report(
     Raises:
         UserError: If the database cannot be opened, its findings forbid a final report, or `out` cannot be written.
     """
-    material = read_material(database, paper, draft)
-    with _told_where(out):
-        folders = {name: _folder(out / name) for name in ("figures", "tables")}
-        drawn = draw_all(material.figures, folders["figures"], workers, progress)
+    folder = out / "figures"
+    with _told_where(out), Drawings(folder, workers) as drawings:
+        material = read_material(database, paper, draft, drawings.add)
+        drawn = drawings.finish(progress)
         filled = tuple(fill(source, frame) for source, frame in material.tables)
-        tables = tuple(_write_table(table, folders["tables"]) for table in filled)
+        tables = _write_tables(filled, out / "tables")
         index = out / "index.html"
         last = _pictures_of(index)
         write_whole_file(index, page(material, drawn, filled, single_file))
-        _forget_pictures(folders["figures"] / PAGE, {*last, *(it.picture.name for it in drawn if it.picture)})
+        _forget_pictures(folder / PAGE, {*last, *(it.picture.name for it in drawn if it.picture)})
     broken = {figure.source.name: figure.error for figure in drawn if figure.error}
     return ReportSummary(index, _files(drawn) + tables, *_names(drawn, filled), broken, bool(material.severe))
 
 
 def write_figures(
-    database: Path, out: Path, only: str, *, paper: str | None = None, draft: bool = False, workers: int = 1
+    database: Path,
+    out: Path,
+    only: str = "*",
+    *,
+    kinds: Collection[str] = KINDS,
+    paper: str | None = None,
+    draft: bool = False,
+    workers: int = 1,
+    progress: bool = False,
 ) -> tuple[DrawnFigure, ...]:
-    """Draw some figures into `out`/figures, as a whole report would, and leave all else there as it is.
+    """Draw some figures into `out`/figures as files for papers, and leave all else there as it is.
 
     Args:
         database: As for `write_report`.
         out: Likewise.
         only: Glob that their names match.
+        kinds: Of files, some of `KINDS`.
         paper: As for `write_report`.
         draft: Likewise.
         workers: Likewise.
+        progress: Likewise.
 
     Raises:
         UserError: As `write_report`, or no figure has such a name.
     """
-    material = read_only(database, figures, only, paper=paper, draft=draft)
-    with _told_where(out):
-        return draw_all(material, _folder(out / "figures"), workers, progress=False)
+    with _told_where(out), Drawings(out / "figures", workers, kinds) as drawings:
+        for source, frame in read_only(database, figures, only, paper=paper, draft=draft):
+            drawings.add(source, frame)
+        return drawings.finish(progress)
 
 
 @contextmanager
@@ -122,15 +135,12 @@ def _forget_pictures(folder: Path, kept: Collection[str]) -> None:
             picture.unlink(missing_ok=True)
 
 
-def _folder(path: Path) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-def _write_table(table: FilledTable, folder: Path) -> Path:
-    file = folder / f"{table.source.name}.csv"
-    write_whole_file(file, table.frame.csv())
-    return file
+def _write_tables(filled: tuple[FilledTable, ...], folder: Path) -> tuple[Path, ...]:
+    folder.mkdir(parents=True, exist_ok=True)
+    files = tuple(folder / f"{table.source.name}.csv" for table in filled)
+    for table, file in zip(filled, files, strict=True):
+        write_whole_file(file, table.frame.csv())
+    return files
 
 
 def _files(drawn: tuple[DrawnFigure, ...]) -> tuple[Path, ...]:

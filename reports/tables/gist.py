@@ -14,7 +14,6 @@ _REAL: Final = {
     "faster": "the difference is real",
     "slower": "the static depth is faster, and that is real",
     "not to be told apart": "the difference may be chance",
-    "noise": "the difference may be chance, for full depth against itself varies as much",
 }
 
 
@@ -52,10 +51,11 @@ def _sentence(row: Row, names: dict[Setting, str]) -> str:
     if not row["candidates"]:
         return "only full depth and baselines were run; nothing to recommend."
     if row["method"] is None:
-        return "no method loses as little as 1 % of full depth's quality; full depth it is."
+        return "no method is shown to be faster than full depth and to lose little; full depth it is."
     name = f"{_name(row, names)} (model {visible(row['model'])})"
     cost = _loss(row)
-    more = "" if row["loss_is_shown"] else " On other documents it may lose more than 1 %."
+    least = f" It may lose {row['loss_high_percent']:.1f} %: none is shown to lose 1 % at most."
+    more = "" if row["loss_is_shown"] else least
     if row["speedup"] is None:
         return f"{name} {_work(row)} than full depth {cost}; it was not timed.{more}"
     said = f"{name} runs {row['speedup']:.2g}x as fast as full depth {cost}; {_static(row)}.{more}"
@@ -64,9 +64,9 @@ def _sentence(row: Row, names: dict[Setting, str]) -> str:
 
 def _static(row: Row) -> str:
     if row["static_delta"] is None:
-        return f"no timed static depth loses as little: {_REAL[row['verdict']]}"
-    what = f"the best static depth that loses no more (block {row['static_block']}) runs {row['static_speedup']:.2g}x"
-    return f"{what}: {_REAL[row['verdict']]}"
+        return f"no static depth is shown to lose as little: {_REAL[row['verdict']]}"
+    what = f"the fastest static depth that may lose as much (block {row['static_block']})"
+    return f"{what} runs {row['static_speedup']:.2g}x: {_REAL[row['verdict']]}"
 
 
 def _loss(row: Row) -> str:

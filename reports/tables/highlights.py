@@ -7,8 +7,9 @@ SECTION = "results"
 ORDER = 12
 TITLE = "A setting of each method"
 CAPTION = (
-    "Of at most ten methods one setting: the fastest that loses at most a point to full depth, or else the one that "
-    "loses least; on the model and task where most methods were timed, Δ has an interval and quality differs most. "
+    "Of at most ten methods one setting: the fastest that is shown to lose at most 1 % of full depth's quality, or "
+    "else the one that loses least; on the model and task where most methods were timed, Δ has an interval and quality "
+    "differs most. "
     "Brackets are 95 % intervals, of Δ paired by document; ≈ means that full depth timed against itself differs as "
     f"much. The speed-up is of whole requests. {LENGTH_NOTE} {DECODING_NOTE} Exit layer: where tokens leave; blocks "
     "run: executed for them. Tokens = full counts full depth's tokens that the method has at the same position."

@@ -1,13 +1,14 @@
 -- Ten timed settings on one model and task: where most methods were timed; of those where Δ has an interval, and quality
 -- differs most.
--- Of each method the fastest that loses at most a point to full depth; if all lose more, the one that loses least.
+-- Of each method the fastest that is shown to lose at most 1 % of full depth's quality, as the view pareto has it; of a
+-- method of which none is, the one that loses least.
 WITH timed AS (
     SELECT
         f.*, f.conditions AS setting, p.delta_low, p.delta_high,
         printf(
             '%s, a model of %.1f million parameters', CASE WHEN d.source = 'builtin' THEN 'generated' ELSE 'real' END, r.parameters / 1e6
         ) AS data,
-        f.delta >= CASE WHEN greatest(f.value, f.full_value) > 1 THEN -1 ELSE -0.01 END AS is_close
+        coalesce(p.loss_high_percent <= 1, f.is_full_depth) AS is_close, f.speedup_low > greatest(1, coalesce(f.aa_high, 1)) AS is_faster
     FROM frontier AS f JOIN runs AS r USING (attempt_id) JOIN cell AS c ON c.cell_id = f.cell_id
         JOIN dataset_artifact AS d USING (data_id) LEFT JOIN paired AS p USING (attempt_id)
     WHERE f.execution = 'real' AND NOT f.random_weights AND NOT f.limited AND f.speedup IS NOT NULL
@@ -22,7 +23,8 @@ chosen AS (
 shown AS (
     SELECT * FROM timed SEMI JOIN chosen USING (model, task_label, setting)
     QUALIFY row_number() OVER (
-        PARTITION BY method ORDER BY is_close DESC, CASE WHEN is_close THEN speedup END DESC, delta DESC, cell_id
+        PARTITION BY method
+        ORDER BY is_close DESC, CASE WHEN is_close THEN is_faster END DESC, CASE WHEN is_close THEN speedup END DESC, delta DESC, cell_id
     ) = 1
     ORDER BY is_full_depth DESC, method = 'static' DESC, speedup DESC, cell_id
     LIMIT 10

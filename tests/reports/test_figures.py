@@ -69,6 +69,7 @@ POINT: dict[str, Any] = {
     "depth": 3 / 8,
     "is_full_depth": False,
     "attainable": True,
+    "is_recommended": False,
 }
 
 
@@ -135,7 +136,7 @@ def test_each_point_has_its_own_noise_floor() -> None:
 
 def test_answers_of_another_length_are_marked_and_lead_to_the_speed_up_per_token() -> None:
     short = {"params": '{"threshold": 0.1}', "quality": 0.995, "speedup": 3.5, "is_other_length": True}
-    drawn = frontier.plot(frame({}, {**short, "speedup_per_token": 1.43}))
+    drawn = frontier.plot(frame({}, {**short, "speedup_per_token": 1.43, "is_recommended": True}))
     assert [text.get_text() for text in drawn.axes[1].texts] == ["†"]
     ways = [line for line in drawn.axes[1].lines if line.get_linestyle() == ":"]
     assert ([3.5, 1.43], [0.995, 0.995]) in [(list(line.get_xdata()), list(line.get_ydata())) for line in ways]
@@ -168,10 +169,15 @@ def test_published_points_are_relative_to_their_own_full_depth(small_database: P
     )
 
 
-def test_the_ring_is_round_the_fastest_setting_that_keeps_the_quality() -> None:
-    settings = ((1.5, 1.0), (2.0, 0.991), (3.0, 0.9))
+def test_the_ring_is_round_the_recommended_setting() -> None:
+    settings = ((1.5, 1.0, False), (2.0, 0.991, True), (3.0, 0.995, False))
     drawn = frontier.plot(
-        frame(*({"params": f'{{"threshold": {x}}}', "speedup": x, "quality": y} for x, y in settings))
+        frame(
+            *(
+                {"params": f'{{"threshold": {x}}}', "speedup": x, "quality": y, "is_recommended": best}
+                for x, y, best in settings
+            )
+        )
     )
     (ring,) = (line for line in drawn.axes[1].lines if line.get_markersize() == 11)
     assert (*ring.get_xdata(), *ring.get_ydata()) == (2.0, 0.991)

@@ -48,7 +48,8 @@ def _add_report(commands: Commands) -> None:
     examples = (
         "  exitbench report\n"
         "  exitbench report --paper natcap\n"
-        "  exitbench report --only frontier\n"
+        "  exitbench report --format pdf\n"
+        "  exitbench report --format png --only frontier\n"
         "  exitbench report --single-file --out to-send\n"
         "  exitbench report --format md --only summary\n"
         "  exitbench report --format latex --paper mee --out tables.tex\n"
@@ -58,10 +59,13 @@ def _add_report(commands: Commands) -> None:
     add_database(parser)
     parser.add_argument("--paper", metavar="NAME", help="only what is of this paper: mee, prune, natcap or heads")
     parser.add_argument(
-        "--format", choices=("html", "md", "latex"), default="html", help="the page (html), or tables as text"
+        "--format",
+        choices=("html", "pdf", "svg", "png", "md", "latex"),
+        default="html",
+        help="the page (html), figures for papers (pdf, svg, png), or tables as text (md, latex)",
     )
     parser.add_argument("--single-file", action="store_true", help="a page that holds its pictures and data, to send")
-    about = "figures to draw, by name (`exitbench list figures`), or tables to print as md or latex"
+    about = "figures to draw, by name (`exitbench list figures`), or tables to print; html: as pdf, svg and png"
     parser.add_argument("--only", default="*", metavar="GLOB", help=about)
     parser.add_argument("--draft", action="store_true", help="write it even where findings say not to cite it")
     parser.add_argument(

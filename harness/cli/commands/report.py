@@ -24,9 +24,9 @@ def report(arguments: Namespace) -> int:
 
     if arguments.paper not in (None, *PAPERS):
         raise UserError(f"No paper is called {arguments.paper!r}.{suggestion(arguments.paper, PAPERS)}")
-    if arguments.format != "html":
+    if arguments.format in ("md", "latex"):
         return _print_tables(arguments)
-    if arguments.only != "*":
+    if arguments.format != "html" or arguments.only != "*":
         return _draw_figures(arguments)
     from exitbench.reports.render import write_report
 
@@ -39,7 +39,7 @@ def report(arguments: Namespace) -> int:
         workers=available_cores(),
         progress=True,
     )
-    print(f"Report  {summary.index_html}")
+    print(f"Report  {summary.index_html}  (figures as PDF: exitbench report --format pdf)")
     if summary.is_draft:
         print("A draft: see `exitbench check`.")
     if summary.empty:
@@ -66,6 +66,7 @@ def _folder(arguments: Namespace) -> Path:
 def _draw_figures(arguments: Namespace) -> int:
     """Draw the figures that are asked for, and say where each lies and what it shows."""
     from exitbench.reports import figures
+    from exitbench.reports.drawn import KINDS
     from exitbench.reports.material import require_named
     from exitbench.reports.render import write_figures
 
@@ -74,13 +75,17 @@ def _draw_figures(arguments: Namespace) -> int:
         existing_database(arguments),
         _folder(arguments),
         arguments.only,
+        kinds=KINDS if arguments.format == "html" else (arguments.format,),
         paper=arguments.paper,
         draft=arguments.draft,
         workers=available_cores(),
+        progress=True,
     )
     for figure in drawn:
         if figure.picture:
-            print(f"Figure  {figure.files[0].with_suffix('.pdf')}  (svg, png and csv beside it)\n{figure.caption}\n")
+            first, *others = figure.files
+            beside = ", ".join(file.suffix[1:] for file in others)
+            print(f"Figure  {first}  ({beside} beside it)\n{figure.caption}\n")
         else:
             tell(f"{figure.source.name} could not be drawn: {figure.error}" if figure.error else _without_data(figure))
     return 1 if any(figure.error for figure in drawn) else 0

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 from matplotlib.transforms import offset_copy
 
-from exitbench.reports.figures.ours.frontier_parts import KEPT, envelope, fastest_within, series_of
+from exitbench.reports.figures.ours.frontier_parts import envelope, recommended, series_of
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import OTHER_LENGTH, Setting, count, labels, setting
 from exitbench.reports.plotting.panels import (
@@ -43,9 +43,10 @@ CAPTION = (
     "Right: the settings that were timed, against the measured speed-up of whole requests, a ratio of wall times to "
     f"full depth in the same run. {LENGTH_NOTE} Bars are 95 % intervals over documents (of the metric, with full "
     "depth's taken as it is), cut where the panel ends; lines join the settings of which no other is both better and "
-    "shallower, or both better and faster. A ring marks the fastest setting with at least 99 % of full depth's "
-    "quality, by the points alone (the best of many that differ by chance too; ≈: inside the noise floor). No line "
-    "goes through oracles, which know full depth's answer. "
+    "shallower, or both better and faster. A ring marks the setting to use where a loss of 1 % is allowed: the "
+    "fastest method whose paired interval says that it loses no more, of those shown to be faster than full depth (the "
+    "best of many on the same documents looks better than it is). No line goes through oracles, which know full "
+    "depth's answer. "
     f"{FLOOR_NOTE}; points whose interval touches theirs are grey: no speed-up was shown. "
     "Crosses are published mean exit layers (MEE's log and PRUNE's figures 6, 7, 10 and 11; "
     "T5-large, other data and machines), each relative to full depth there; they have no time that compares. Left "
@@ -64,26 +65,19 @@ _LINE_POINTS = 8.8
 
 
 def finding(frame: Frame) -> str:
-    """Return the fastest setting of each task that keeps the quality, by its interval beyond the noise floor."""
+    """Return what to use on each task where a loss of 1 % is allowed."""
     names = labels([row for row in frame.rows if row["origin"] == "ours"], brief=True)
     told = []
     for (task,), rows in frame.groups("task"):
-        timed = [row for row in rows.rows if row["speedup"] is not None and row["attainable"]]
-        kept = [row for row in timed if row["quality"] >= KEPT and not row["is_full_depth"]]
-        best = max((row for row in kept if not row["inside_noise_floor"]), key=_by_speed, default=None)
-        if best is not None and best["speedup"] > 1:
+        if chosen := recommended(rows):
+            best = max(chosen.values(), key=lambda row: row["speedup"])
             fast = times(best["speedup"], best["speedup_low"], best["speedup_high"])
             told.append(f"on {called(task)} {label_of(names, best)} ({called(best['model'])}) at {fast}")
-        elif kept:
-            told.append(f"on {called(task)} nothing beyond the noise")
+        elif any(row["speedup"] is not None and not row["is_full_depth"] for row in rows.rows):
+            told.append(f"on {called(task)} none is shown")
     if not told:
-        return "Quality against depth; no setting that keeps 99 % of full depth's quality was timed."
-    return f"Fastest with at least 99 % of full depth's quality: {listed(told[:_NAMED])}."
-
-
-def _by_speed(row: Row) -> float:
-    speed: float = row["speedup"]
-    return speed
+        return "Quality against depth; no setting was timed."
+    return f"Fastest of those shown to lose at most 1 % of full depth's quality: {listed(told[:_NAMED])}."
 
 
 def plot(frame: Frame) -> Figure:
@@ -147,13 +141,12 @@ def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by
         front = envelope([(row["speedup"], row["quality"]) for row in rows.rows])
         axes.plot([x for x, _ in front], [y for _, y in front], color=styles[series].colour, linewidth=0.9)
     axes.axhline(1, color=MUTED, linestyle=":", linewidth=1)
-    axes.axhline(KEPT, color=MUTED, linestyle="--", linewidth=0.6)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_xlabel("measured speed-up over full depth")
     # One interval of a disturbed measurement would make one point of all others.
     shown = [x for name in ("speedup", "speedup_per_token") for x in timed.values(name) if x is not None]
     axes.set_xlim(0.9 * min(1, *shown), 1.15 * max(1, *shown))
-    for row in fastest_within(timed).values():
+    for row in recommended(timed).values():
         ink = mpl.rcParams["text.color"]
         x, y = row["speedup"], row["quality"]
         axes.plot(x, y, "o", markersize=11, markerfacecolor="none", markeredgecolor=ink, zorder=4)
@@ -162,17 +155,17 @@ def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by
 def _fastest(
     axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str, names: Mapping[Setting, str]
 ) -> None:
-    """Name what the rings mark: for each model its fastest setting that keeps the quality."""
+    """Name what the rings mark: for each model the setting to use."""
     axes.axis("off")
     timed = Frame(frame.columns, tuple(row for row in frame.rows if row["speedup"] is not None))
     if all(row["is_full_depth"] for row in timed.rows):
         return
-    fastest = sorted(fastest_within(timed).items(), key=lambda item: -item[1]["speedup"])
-    faster = [(model, row) for model, row in fastest if not row["is_full_depth"]][:_NAMED]
-    slower = ", ".join(model for model, row in fastest if row["is_full_depth"])
-    told: list[tuple[Row | None, list[str]]] = [(None, ["fastest at 99 % quality"])]
+    fastest = recommended(timed)
+    faster = sorted(fastest.items(), key=lambda item: -item[1]["speedup"])[:_NAMED]
+    others = ", ".join(model for model in timed.distinct("model") if model not in fastest)
+    told: list[tuple[Row | None, list[str]]] = [(None, ["fastest that loses 1 % at most"])]
     told += [(row, [f"{model}: {_speed(row)}", *_wrapped(names[setting(row)])]) for model, row in faster]
-    told += [(None, _wrapped(f"nothing faster: {slower}"))] if slower else []
+    told += [(None, _wrapped(f"none is shown: {others}"))] if others else []
     below = 0.0
     for row, lines in told:
         at = offset_copy(axes.transAxes, axes.get_figure(root=True), x=8, y=-below, units="points")
@@ -189,11 +182,9 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _speed(row: Row) -> str:
-    if row["is_full_depth"]:
-        return "nothing faster"
     interval = "" if row["speedup_low"] is None else f" [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
     per_token = f" {OTHER_LENGTH} {row['speedup_per_token']:.2f}× a token" if row["is_other_length"] else ""
-    return f"{'≈ ' * row['inside_noise_floor']}{row['speedup']:.2f}×{interval}{per_token}"
+    return f"{row['speedup']:.2f}×{interval}{per_token}"
 
 
 def _entries(frame: Frame) -> list[Line2D]:
@@ -201,7 +192,7 @@ def _entries(frame: Frame) -> list[Line2D]:
     entries = [
         Line2D([], [], color=MUTED, linestyle=":", label="quality of full depth"),
         floor_entry(),
-        Line2D([], [], linestyle="none", label="fastest at 99 % quality", **ring),
+        Line2D([], [], linestyle="none", label="fastest that loses 1 % at most", **ring),
     ]
     if any(frame.values("is_other_length")):
         entries.append(length_entry())

@@ -1,9 +1,14 @@
 -- Quality, as a share of full depth's, against blocks run (depth) and measured speed-up: one row a setting of a method, and one a
 -- published value that has both. A speed-up is inside the noise floor when its interval overlaps that of full depth
--- timed against itself (A/A). Shares of nothing are left out: where full depth scores 0.
+-- timed against itself (A/A). Recommended: shown to be faster, and to lose at most 1 %, and the fastest of its setting
+-- (pareto). Shares of nothing are left out: where full depth scores 0.
 WITH ours AS (
-    SELECT *, task_label || if(count(DISTINCT metric) OVER (PARTITION BY task_label) > 1, ' · ' || metric, '') AS name
-    FROM frontier
+    SELECT
+        f.*, task_label || if(count(DISTINCT f.metric) OVER (PARTITION BY task_label) > 1, ' · ' || f.metric, '') AS name,
+        coalesce(NOT p.is_static AND p.loss_high_percent <= 1 AND coalesce(p.next_percent > 1, true), false) AS is_recommended
+    FROM frontier AS f LEFT JOIN (
+        SELECT attempt_id, is_static, loss_high_percent, next_percent FROM pareto
+    ) AS p USING (attempt_id)
     WHERE NOT random_weights AND value IS NOT NULL AND full_value > 0
 ),
 published_full AS (
@@ -31,12 +36,12 @@ SELECT 'ours' AS origin, name AS task, model, conditions AS setting,
        value / full_value AS quality, ci_low / full_value AS quality_low, ci_high / full_value AS quality_high,
        mean_blocks_run / blocks AS depth, speedup, speedup_low, speedup_high, aa_low, aa_high,
        coalesce(NOT is_full_depth AND speedup_low <= aa_high AND speedup_high >= aa_low, false) AS inside_noise_floor,
-       is_full_depth, method <> 'oracle' AS attainable, n, speedup_per_token, tokens_per_request, full_tokens_per_request,
+       is_full_depth, method <> 'oracle' AS attainable, is_recommended, n, speedup_per_token, tokens_per_request, full_tokens_per_request,
        is_other_length, timed_documents, timed_rounds, cell_id
 FROM ours
 UNION ALL
 SELECT 'published', o.name, t.model, o.setting, t.method, json_object('setting', t.setting), NULL, 'published', t.metric,
-       t.quality, NULL, NULL, t.depth, NULL, NULL, NULL, NULL, NULL, false, false, true, NULL, NULL,
+       t.quality, NULL, NULL, t.depth, NULL, NULL, NULL, NULL, NULL, false, false, true, false, NULL, NULL,
        NULL, NULL, NULL, NULL, NULL, NULL
 FROM theirs AS t
 JOIN (

@@ -1,10 +1,8 @@
-"""What makes a frontier: settings that no other beats in both, and the fastest that keeps the quality."""
+"""What makes a frontier: settings that no other beats in both, and which one is recommended."""
 
 from collections.abc import Sequence
 
 from exitbench.reports.frame import Frame, Row
-
-KEPT = 0.99  # of full depth's quality
 
 
 def series_of(frame: Frame) -> str:
@@ -21,10 +19,7 @@ def envelope(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
     return front[::-1]
 
 
-def fastest_within(frame: Frame) -> dict[str, Row]:
-    """Return the fastest row of each model among those that keep the quality, if there is one."""
-    kept = [row for row in frame.rows if row["quality"] >= KEPT and row["attainable"]]
-    return {
-        model: max(rows.rows, key=lambda row: row["speedup"])
-        for (model,), rows in Frame(frame.columns, tuple(kept)).groups("model")
-    }
+def recommended(frame: Frame) -> dict[str, Row]:
+    """Return of each model what the cards name where a loss of 1 % is allowed, if they name a method."""
+    chosen = Frame(frame.columns, tuple(row for row in frame.rows if row["is_recommended"]))
+    return {model: max(rows.rows, key=lambda row: row["speedup"]) for (model,), rows in chosen.groups("model")}

@@ -30,6 +30,15 @@ def test_one_figure_is_drawn_and_nothing_else(runs: Path, capsys: pytest.Capture
     assert f"{CHOSEN}.pdf" in printed and "Halfway through the blocks" in printed
 
 
+def test_figures_are_drawn_in_one_kind_of_file(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--runs", str(runs), "--only", CHOSEN, "--format", "pdf", "--draft"]) == 0
+    assert {path.name for path in (runs / "report" / "figures").glob(f"{CHOSEN}.*")} == {
+        f"{CHOSEN}.pdf",
+        f"{CHOSEN}.csv",
+    }
+    assert f"{CHOSEN}.pdf  (csv beside it)" in capsys.readouterr().out
+
+
 def test_a_figure_without_data_says_which_command_fills_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--runs", str(runs), "--only", "heads_fig1_training", "--draft"]) == 0
     captured = capsys.readouterr()

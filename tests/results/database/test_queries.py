@@ -164,36 +164,35 @@ def test_what_to_use_is_the_fastest_that_loses_next_to_nothing_beside_the_best_s
 
 
 def _check_choice(row: dict[str, Any], own: list[dict[str, Any]], loss: float) -> None:
-    candidates = [
-        one
-        for one in own
-        if not one["is_full_depth"]
-        and one["method"] not in ("static", "random", "oracle")
-        and (one["delta"] >= -loss / 100 * one["full_value"] or one["loss_high_percent"] <= loss)
-    ]
-    assert row["candidates"] >= len(candidates)
-    if not candidates:
-        assert (row["method"], row["verdict"]) == (None, "nothing")
+    baselines = ("static", "random", "oracle")
+    methods = [one for one in own if not one["is_full_depth"] and one["method"] not in baselines]
+    assert row["candidates"] == len(methods)
+    bounded = [one for one in methods if one["loss_high_percent"] is not None]
+    faster = [one for one in own if one["speedup"] and one["speedup_low"] > max(1, one["aa_high"] or 1)]
+    shown = [one for one in bounded if one in faster and one["loss_high_percent"] <= loss]
+    timed = {one["setting_id"] for one in methods if one["speedup"] is not None}
+    untimed = [one for one in bounded if one["setting_id"] not in timed and one["loss_high_percent"] <= loss]
+    least = [one for one in bounded if one in faster and loss < one["loss_high_percent"] <= 20]
+    if row["method"] is None:
+        assert not (shown or least or [one for one in untimed if one["mean_blocks_run"] < one["blocks"]])
+        assert row["verdict"] == "nothing"
         return
-    timed = [one for one in candidates if one["speedup"] is not None]
-    if not timed:
+    assert row["loss_is_shown"] == bool(shown or untimed)
+    if not shown and untimed:
         assert (row["speedup"], row["verdict"]) == (None, "not timed")
-        assert row["ideal_speedup_bytes"] == max(one["ideal_speedup_bytes"] for one in candidates)
+        share = min(one["mean_blocks_run"] / one["blocks"] for one in untimed)
+        assert row["mean_blocks_run"] / row["blocks"] == share
         return
-    shown = [
-        one
-        for one in timed
-        if one["loss_high_percent"] <= loss and one["speedup_low"] > max(1, one["aa_high"] or 1) and one["speedup"] > 1
-    ]
-    assert row["speedup"] == max(one["speedup"] for one in shown or timed)
-    chosen = next(one for one in timed if (one["model"], one["label"]) == (row["model"], row["label"]))
+    if shown:
+        assert row["speedup"] == max(one["speedup"] for one in shown)
+    else:
+        assert row["loss_high_percent"] == min(one["loss_high_percent"] for one in least)
+    chosen = next(one for one in shown or least if (one["model"], one["label"]) == (row["model"], row["label"]))
+    bound = max(loss, chosen["loss_high_percent"])
     static = [
         one
-        for one in own
-        if one["setting_id"] == chosen["setting_id"]
-        and one["method"] == "static"
-        and one["speedup"] is not None
-        and min(one["delta"], 0) >= min(chosen["delta"], 0)
+        for one in faster
+        if (one["setting_id"], one["method"]) == (chosen["setting_id"], "static") and one["loss_high_percent"] <= bound
     ]
     assert row["static_speedup"] == max((one["speedup"] for one in static), default=1.0)
     if not static:
