@@ -7,7 +7,7 @@ the versions that engine, method and metric declare of what they compute. How th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -41,6 +41,9 @@ ENGINES: tuple[EngineChoice, ...] = get_args(EngineChoice)
 
 FirstToken = Literal["full", "gated"]
 FIRST_TOKENS: tuple[FirstToken, ...] = get_args(FirstToken)
+
+DeviceMap = tuple[tuple[str, int], ...]
+"""Devices, each with how many decoder blocks it has, the first blocks first."""
 
 Scope = Literal["token", "context"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -241,6 +244,7 @@ class Cell:
         probe_cell_id: What a scores or replay cell reads.
         scores_cell_id: What a replay reads besides, where the probe cannot tell the method's score.
         fit_cell_id: Where the method was fitted; None for methods that fit nothing.
+        device_map: Where the blocks of a model are that is on several devices; None where all is on ``device``.
     """
 
     suite: str
@@ -266,6 +270,7 @@ class Cell:
     fit_cell_id: str | None = None
     batch_rows: int | None = None
     engine: EngineName = "lean"
+    device_map: DeviceMap | None = None
 
     @property
     def rows(self) -> int:
@@ -328,6 +333,8 @@ class Cell:
             asked["record"] = {**asdict(self.record), "what": list(self.record.what)}
         if self.engine != "lean":  # that there is a choice changes no id of before
             asked["engine"] = self.engine
+        if self.device_map is not None:
+            asked["device_map"] = [list(share) for share in self.device_map]
         for name in ("batch_rows", *INPUTS):
             if (value := getattr(self, name)) is not None:
                 asked[name] = value
@@ -348,6 +355,9 @@ class Cell:
             record["calibration"]["levels"] = list(self.calibration.levels)
         if self.record is not None:
             record["record"]["what"] = list(self.record.what)
+        record.pop("device_map")
+        if self.device_map is not None:  # that there is a choice changes no file of before
+            record["device_map"] = [list(share) for share in self.device_map]
         return {
             "cell_id": self.cell_id,
             "id_version": ID_VERSION,
@@ -387,4 +397,9 @@ class Cell:
             **{name: record[name] for name in INPUTS},
             batch_rows=record.get("batch_rows"),  # likewise
             engine=cast(EngineName, record.get("engine", "lean")),  # likewise
+            device_map=_device_map(record.get("device_map")),  # likewise
         )
+
+
+def _device_map(stored: Sequence[Sequence[Any]] | None) -> DeviceMap | None:
+    return None if stored is None else tuple((str(device), int(blocks)) for device, blocks in stored)

@@ -35,7 +35,8 @@ def shortages(plan: Plan, retry: Retry) -> Iterator[str]:
         cells = [item.cell for item in group.to_run(retry) if item.cell.kind != "replay"]  # those load nothing
         if not cells or group.folder is None:
             continue
-        available = available_bytes(plan.device)
+        devices = tuple(dict(cells[0].device_map or ((plan.device, 0),)))
+        available = available_bytes(*devices)
         if available is None:
             continue
         weights, (cache, largest) = _weights_bytes(group.folder, cells[0].dtype), _largest_cache(group.folder, cells)
@@ -44,7 +45,7 @@ def shortages(plan: Plan, retry: Retry) -> Iterator[str]:
                 f"model {group.model.name!r} ({group.folder}) does not fit: its weights take {gib(weights)} in "
                 f"{cells[0].dtype}, keys and values of {number_of(largest.rows, 'row')} of "
                 f"{number_of(_positions(largest), 'token')} {gib(cache)}, and "
-                f"{gib(available)} are available on {plan.device}."
+                f"{gib(available)} are available on {', '.join(devices)}."
             )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import (
     Cell,
+    DeviceMap,
     GenerationSettings,
     Kind,
     MethodRef,
@@ -28,6 +29,7 @@ from exitbench.harness.engine.checkpoints.digest import Description, inspect_che
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
 from exitbench.harness.engine.checkpoints.hub import HubName, Located, find
 from exitbench.harness.planning.apart import require_apart
+from exitbench.harness.planning.device_maps import resolve_device_map, spelled
 from exitbench.harness.planning.expand import CellTemplate, expand, select
 from exitbench.harness.planning.generation_checks import remarks, resolve
 from exitbench.harness.planning.levels import require_learned
@@ -176,10 +178,15 @@ def make_plan(
             tasks = {draft.task.label: draft.task for draft in templates}
             asked = {label: resolve(task, folder, description) for label, task in tasks.items()}
             dtype = resolve_dtype(suite.dtype, folder)
-            items = builder.build(templates, description, asked, dtype)
+            device_map = entry.device_map and resolve_device_map(
+                entry.where, entry.device_map, device, folder, dtype, description.model.blocks
+            )
+            items = builder.build(templates, description, asked, dtype, device_map)
             remarked = (*located.remarks, *description.remarks, *remarks(list(tasks.values()), folder, asked))
             if dtype != suite.dtype:
                 remarked = (*remarked, f'dtype = "auto" is {dtype}: what its weights are stored in')
+            if device_map is not None:
+                remarked = (*remarked, spelled(device_map))
         cells = tuple(_planned(item, statuses, predecessors) for item in items)
         groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in templates), cells, remarked))
     return Plan(suite, device, tuple(groups))
@@ -278,12 +285,13 @@ class _Builder:
         described: Description,
         asked: Mapping[str, GenerationSettings],
         dtype: str,
+        device_map: DeviceMap | None,
     ) -> list[CellJob]:
         """Return the cells of one model, of which tasks ask this; two drafts that ask the same give one."""
         ids: dict[str, str] = {}
         items: dict[str, CellJob] = {}
         for draft in drafts:
-            cell = self._cell(draft, described, asked[draft.task.label], dtype, ids)
+            cell = replace(self._cell(draft, described, asked[draft.task.label], dtype, ids), device_map=device_map)
             ids[draft.label] = cell.cell_id
             held_out = None if draft.calibration is None else draft.task.data
             item = CellJob(cell, draft.label, draft.data, held_out, timeout_s=self.suite.cell_timeout_s)

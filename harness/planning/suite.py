@@ -28,6 +28,7 @@ from exitbench.harness.cells.cell import (
     TimingSettings,
 )
 from exitbench.harness.engine.checkpoints.hub import HubName, read_name
+from exitbench.harness.planning.device_maps import AskedMap, read_device_map
 from exitbench.harness.planning.task_entry import MAX_BATCH, TaskEntry, read_task
 from exitbench.harness.reading.toml import MAX_COUNT, Table
 from exitbench.results.statistics.risk_control import RULES, Rule
@@ -62,6 +63,7 @@ class ModelEntry:
         where: File, line and key, for messages that come later than reading.
         random_weights: The weights were never trained; results are labelled and kept out of figures.
         engine: What runs its blocks; ``auto`` is the lean engine where that has the family.
+        device_map: Where its blocks go, on the hosted engine; None: all to the suite's device.
     """
 
     name: str
@@ -71,6 +73,7 @@ class ModelEntry:
     random_weights: bool
     engine: EngineChoice = "auto"
     hub: HubName | None = None
+    device_map: AskedMap | None = None
 
 
 @dataclass(frozen=True)
@@ -251,7 +254,7 @@ def _entries(top: Table, key: str, read: Callable[[str, Table], Any]) -> tuple[A
 
 
 def _model(name: str, table: Table) -> ModelEntry:
-    table.allow("recipe", "path", "random_weights", "engine")
+    table.allow("recipe", "path", "random_weights", "engine", "device_map")
     recipe, written = table.optional("recipe", str), table.optional("path", str)
     if (recipe is None) == (written is None):
         raise table.error(
@@ -266,8 +269,12 @@ def _model(name: str, table: Table) -> ModelEntry:
     if path is not None and not (path / "config.json").is_file():
         raise table.error("path", f"{path} is not a checkpoint's folder: it has no config.json.")
     engine = table.choose("engine", table.get("engine", str, "auto"), ENGINES, "engine")
+    device_map = read_device_map(table)
+    if device_map is not None and engine == "lean":
+        raise table.error("device_map", 'the lean engine runs on one device; allowed: engine = "hosted" or "auto".')
+    engine = engine if device_map is None else "hosted"
     random_weights = table.get("random_weights", bool, False)
-    return ModelEntry(name, table.where(), recipe, path, random_weights, cast(EngineChoice, engine), hub)
+    return ModelEntry(name, table.where(), recipe, path, random_weights, cast(EngineChoice, engine), hub, device_map)
 
 
 def _hub_name(table: Table, written: str) -> HubName | None:

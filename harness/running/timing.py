@@ -275,6 +275,8 @@ class Clock:
     def mark(self) -> None:
         """Wait for the device, and read the time."""
         if self.on_device:
+            for index in range(torch.cuda.device_count()):  # a worker sees its own alone: one, or those of its model
+                torch.cuda.synchronize(index)
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
             event.synchronize()

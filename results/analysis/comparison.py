@@ -28,7 +28,10 @@ Aggregates = Callable[[str, str], Aggregate]
 
 _SHOWN_KEYS: Final = 10
 # What quality may hang on besides the method: differences are told, since nothing says which of them made a delta.
-_SETTINGS: Final = ("engine", "batch_size", "batch_rows", "dtype", "device", "generation", "seed", "random_weights")
+_SETTINGS: Final = (
+    *("engine", "batch_size", "batch_rows", "dtype", "device", "device_map", "generation", "seed"),
+    "random_weights",
+)
 
 _RUNS: Final = """
     SELECT
@@ -37,6 +40,7 @@ _RUNS: Final = """
         c.identity ->> 'fit_cell_id' AS fit_cell_id, c.setting_id, c.full_depth_cell_id IS NULL AS is_full_depth,
         c.batch_size, c.identity ->> 'batch_rows' AS batch_rows, c.dtype, c.device, c.generation, c.seed,
         c.random_weights, coalesce(c.identity ->> 'engine', 'lean') AS engine,
+        c.identity ->> 'device_map' AS device_map,
         c.conformance ->> 'verdict' = 'conforms' AS conforms,
         row_number() OVER (
             PARTITION BY c.setting_id, c.method, c.params, c.kv_policy ORDER BY a.attempt_id DESC

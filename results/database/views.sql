@@ -62,13 +62,16 @@ CREATE VIEW runs AS
 SELECT
     n.* EXCLUDE (params), c.kind, d.split, d.documents, c.limited, m.kind AS model_kind, m.blocks, m.encoder_blocks, m.parameters,
     m.tokenizer_sha256, c.model_source, c.dtype, c.device, coalesce(c.identity ->> 'engine', 'lean') AS engine, c.batch_size,
-    concat_ws(', ', c.dtype, c.device, 'batch ' || c.batch_size, nullif(coalesce(c.identity ->> 'engine', 'lean'), 'lean')) AS conditions,
+    concat_ws(', ', c.dtype, c.device, 'batch ' || c.batch_size, nullif(coalesce(c.identity ->> 'engine', 'lean'), 'lean'),
+        array_to_string(list_transform(
+            from_json(c.identity -> 'device_map', '[["VARCHAR"]]'), lambda share: share[2] || ' blocks on ' || share[1]
+        ), ', ')) AS conditions,
     (c.identity ->> 'batch_rows')::INTEGER AS batch_rows, c.generation, c.seeds, c.method_distribution, c.method_version,
     a.started_at, epoch(a.ended_at) - epoch(a.started_at) AS seconds, a.peak_rss_bytes, e.git_commit AS commit,
     e.git_dirty AS dirty, h.cpu, h.gpu, h.threads, c.setting_id, a.comparable_id,
     coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END) AS full_depth_cell_id,
     f.attempt_id AS full_depth_attempt_id,
-    c.full_depth_cell_id IS NULL AND c.kind = 'quality' AS is_full_depth, c.identity -> 'record' AS record,
+    c.full_depth_cell_id IS NULL AND c.kind = 'quality' AS is_full_depth, c.identity -> 'record' AS record, c.identity -> 'device_map' AS device_map,
     c.not_applied, (c.conformance ->> 'verdict') = 'conforms' AS conforms,
     CASE WHEN m.kind = 'seq2seq' THEN 'gated' ELSE coalesce(c.generation ->> 'first_token', 'full') END AS first_token,
     n.params

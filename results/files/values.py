@@ -67,6 +67,7 @@ def _is_time(value: Any) -> bool:
 INT32: Final = 2**31 - 1
 INT64: Final = 2**63 - 1
 TEXT: Final = Value("text", lambda v: isinstance(v, str))
+LISTS: Final = Value("a list of lists", lambda v: isinstance(v, list) and all(isinstance(one, list) for one in v))
 TEXTS: Final = Value("a list of texts", lambda v: isinstance(v, list) and all(isinstance(one, str) for one in v))
 FLAG: Final = Value("true or false", lambda v: isinstance(v, bool))
 OBJECT: Final = Value("an object", lambda v: isinstance(v, dict))

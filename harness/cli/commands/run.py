@@ -16,6 +16,7 @@ from exitbench.harness.cli.commands.plan import planned
 from exitbench.harness.cli.commands.report import print_broken
 from exitbench.harness.engine.checkpoints.hub import fetch, not_here
 from exitbench.harness.planning.contracts import failing, with_verdicts
+from exitbench.harness.planning.device_maps import require_gpus
 from exitbench.harness.planning.memory import ROOM, shortages
 from exitbench.harness.planning.plan import Group, Plan, resolve_device
 from exitbench.harness.planning.retry import Retry
@@ -171,7 +172,11 @@ def _local(plan: Plan, runs: Runs) -> Executor:
             f'{plan.suite.path}: [defaults] device is "cuda", but torch sees no GPU here. Allowed: "cpu", or "auto", '
             "which takes a GPU where there is one."
         )
-    return LocalExecutor(runs.logs, visible_gpus() if plan.device == "cuda" else ())
+    gpus = visible_gpus() if plan.device == "cuda" else ()
+    for group in plan.groups:
+        for device_map in {cell.item.cell.device_map for cell in group.cells} - {None}:
+            require_gpus(group.model.where, device_map, len(gpus))
+    return LocalExecutor(runs.logs, gpus)
 
 
 def _run_groups(

@@ -91,8 +91,10 @@ def _lacks(option: str, value: Any, allowed: Sequence[str]) -> str:
     return f'{option} is {shortened(value)}; allowed with engine = "lean": {", ".join(allowed)}'
 
 
-def _read_t5(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
-    """T5: v1.0 (tied, ReLU) and v1.1/Flan (untied, gated GELU); mT5, whose states are not scaled before the head."""
+def _read_t5(config: Any, tensors: Tensors, *, biases_each_block: bool = False) -> tuple[Architecture, Weights]:
+    """T5: v1.0 (tied, ReLU) and v1.1/Flan (untied, gated GELU); mT5, whose states are not scaled before the head; umT5,
+    whose are, and of which every block has position biases of its own.
+    """
     width, inner, heads = config.d_model, config.num_heads * config.d_kv, config.num_heads
     arch = Architecture(
         vocab_size=config.vocab_size,
@@ -109,7 +111,7 @@ def _read_t5(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
         activation=_activation(config.dense_act_fn, tensors.config),
         gated=config.is_gated_act,
         attention_scale=1.0,  # T5 folds the scale into its initialisation
-        logit_scale=width**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0,
+        logit_scale=width**-0.5 if getattr(config, "scale_decoder_outputs", biases_each_block) else 1.0,
         relative_buckets=config.relative_attention_num_buckets,
         relative_max_distance=config.relative_attention_max_distance,
     )
@@ -143,7 +145,14 @@ def _read_t5(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
     for stack in ("encoder", "decoder"):
         tensors.is_copy(f"{stack}.embed_tokens.weight", of=shared_name)  # one that differs is left, and so refused
     head = _head(tensors, shared_name, shared, config.vocab_size, tied=True)  # transformers says every T5 is
-    bias = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+
+    def bias(stack: str, n_blocks: int) -> Tensor:
+        names = [
+            f"{stack}.block.{block}.layer.0.SelfAttention.relative_attention_bias.weight" for block in range(n_blocks)
+        ]
+        tables = [tensors(name, arch.relative_buckets, heads) for name in (names if biases_each_block else names[:1])]
+        return torch.cat(tables, dim=1)
+
     source_norm = tensors.norm("encoder.final_layer_norm", width)
     return arch, Weights(
         token_embedding_VD=shared,
@@ -151,8 +160,8 @@ def _read_t5(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
         final_norm=tensors.norm("decoder.final_layer_norm", width),
         blocks=tuple(block("decoder", index, source_norm) for index in range(arch.n_blocks)),
         encoder_blocks=tuple(block("encoder", index, None) for index in range(arch.encoder_blocks)),
-        relative_bias=tensors(f"decoder.{bias}", arch.relative_buckets, heads),
-        encoder_relative_bias=tensors(f"encoder.{bias}", arch.relative_buckets, heads),
+        relative_bias=bias("decoder", arch.n_blocks),
+        encoder_relative_bias=bias("encoder", arch.encoder_blocks),
     )
 
 
@@ -476,6 +485,7 @@ FAMILIES: dict[str, Family] = {
         _T5_HARMLESS,
     ),
     "mt5": Family(_read_t5, _why_not_t5, _T5_VALUES, _T5_STACKS, _T5_HARMLESS),
+    "umt5": Family(partial(_read_t5, biases_each_block=True), _why_not_t5, _T5_VALUES, _T5_STACKS, ()),
     "llama": _like_llama(_BIASES),
     "qwen2": _like_llama(_WINDOWS, _Variant(qkv_bias=True)),
     "qwen3": _like_llama({**_WINDOWS, "attention_bias": _FLAG}, _Variant(head_norm="each")),

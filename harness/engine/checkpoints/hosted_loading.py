@@ -16,10 +16,12 @@ from typing import Any
 import torch
 
 from exitbench.errors import UserError, told
+from exitbench.harness.cells.cell import DeviceMap
 from exitbench.harness.engine.checkpoints.configuration import completed
 from exitbench.harness.engine.checkpoints.files import CONFIG, listed
 from exitbench.harness.engine.checkpoints.tensor_files import Tensors, Unread
 from exitbench.harness.engine.hosted.model import HostedTransformer
+from exitbench.harness.engine.hosted.placement import hand_over_whole_blocks, modules_on
 from exitbench.harness.engine.hosted.proof import prove, tried
 from exitbench.harness.engine.hosted.stack import find_stack
 from exitbench.harness.reading.config_values import shortened
@@ -54,7 +56,9 @@ def text_models(family: str) -> dict[str, str]:
     return {kind: names if isinstance(names, str) else names[0] for kind, names in found.items()}
 
 
-def load_hosted(folder: Path, raw: dict[str, Any], dtype: torch.dtype, device: str) -> tuple[HostedTransformer, Any]:
+def load_hosted(
+    folder: Path, raw: dict[str, Any], dtype: torch.dtype, device: str, device_map: DeviceMap | None = None
+) -> tuple[HostedTransformer, Any]:
     """Load a checkpoint and prove that the hosted engine computes what it does.
 
     Args:
@@ -62,6 +66,7 @@ def load_hosted(folder: Path, raw: dict[str, Any], dtype: torch.dtype, device: s
         raw: Its config.json.
         dtype: Number format.
         device: Of torch; on ``meta`` nothing is computed, and so nothing proved.
+        device_map: Where the blocks go; None: all to ``device``.
 
     Returns:
         The model and its configuration.
@@ -75,12 +80,28 @@ def load_hosted(folder: Path, raw: dict[str, Any], dtype: torch.dtype, device: s
     attention = "sdpa" if getattr(cls, "_supports_sdpa", False) else "eager"
     tensors = Tensors(folder, None, "meta" if device == "meta" else "cpu")
     unread = {name: tensors.unread(name) for name in tensors.files if not _is_mask(name, cls, tensors)}
-    lm = _filled(folder, cls, config, unread, dtype, attention, device).eval().requires_grad_(False)
+    places = {"": device} if device_map is None else _places(folder, raw, device_map)
+    lm = _filled(folder, cls, config, unread, dtype, attention, places).eval().requires_grad_(False)
     with tried(raw["model_type"]):
-        model = HostedTransformer(find_stack(lm))
+        stack = find_stack(lm)
+        hand_over_whole_blocks(stack.blocks)
+        model = HostedTransformer(stack)
         if device != "meta":
             prove(model)
     return model, config
+
+
+def _places(folder: Path, raw: dict[str, Any], device_map: DeviceMap) -> dict[str, str]:
+    """The device of every module.
+
+    Raises:
+        UserError: The map has more blocks than the model, or fewer.
+    """
+    lm = skeleton(folder, raw)
+    blocks = find_stack(lm).blocks
+    if (mapped := sum(count for _, count in device_map)) != len(blocks):
+        raise UserError(f"{folder}: device_map has {mapped} blocks; allowed: {len(blocks)}, those of the model.")
+    return modules_on(lm, blocks, device_map)
 
 
 def read_hosted_config(path: Path, raw: dict[str, Any]) -> Any:
@@ -137,7 +158,7 @@ def _filled(
     unread: dict[str, Unread],
     dtype: torch.dtype,
     attention: str,
-    device: str,
+    places: dict[str, str],
 ) -> Any:
     """The model with these tensors, each read, converted and put in its place before the next."""
     try:
@@ -150,7 +171,7 @@ def _filled(
                 attn_implementation=attention,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
-                device_map={"": device},
+                device_map=places,
             )
     except Exception as error:  # whatever the family's own code raises for values that do not fit together
         raise UserError(

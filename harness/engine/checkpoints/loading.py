@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.cell import EngineChoice, EngineName
+from exitbench.harness.cells.cell import DeviceMap, EngineChoice, EngineName
 from exitbench.harness.engine.checkpoints.configuration import completed
 from exitbench.harness.engine.checkpoints.exit_head_files import load_exit_heads
 from exitbench.harness.engine.checkpoints.families import FAMILIES, Family
@@ -145,18 +145,29 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(
-    folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", engine: EngineChoice = "auto"
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    engine: EngineChoice = "auto",
+    device_map: DeviceMap | None = None,
 ) -> Checkpoint:
     """Load a checkpoint folder, tensor by tensor: beside the model's weights never more than a block's are in memory.
+
+    Args:
+        folder: The checkpoint's.
+        dtype: Number format.
+        device: Of torch.
+        engine: What is to run the blocks.
+        device_map: Where the blocks go, which the hosted engine alone can tell apart; None: all to ``device``.
 
     Raises:
         UserError: Anything in it that the engine cannot read, or that it would not compute with; names the file and
             what was expected. The weights do not fit into what the device has left.
     """
     raw = read_config(folder)
-    require_room(folder, dtype, device)
-    if engine_for(folder / CONFIG, raw, engine) == "hosted":
-        return _load_hosted(folder, raw, dtype, device)
+    require_room(folder, dtype, *([device] if device_map is None else dict(device_map)))
+    if device_map is not None or engine_for(folder / CONFIG, raw, engine) == "hosted":
+        return _load_hosted(folder, raw, dtype, device, device_map)
     family = FAMILIES[raw["model_type"]]
     values = checked(folder / CONFIG, raw, family.values)
     tensors = Tensors(folder, dtype, device)
@@ -169,14 +180,17 @@ def load_checkpoint(
     return Checkpoint(Transformer(arch, weights, heads), eos_ids, start)
 
 
-def _load_hosted(folder: Path, raw: dict[str, Any], dtype: torch.dtype, device: str) -> Checkpoint:
+def _load_hosted(
+    folder: Path, raw: dict[str, Any], dtype: torch.dtype, device: str, device_map: DeviceMap | None
+) -> Checkpoint:
     from exitbench.harness.engine.checkpoints.hosted_loading import load_hosted
 
-    model, config = load_hosted(folder, raw, dtype, device)
+    model, config = load_hosted(folder, raw, dtype, device, device_map)
+    home = device if device_map is None else device_map[0][0]
     is_seq2seq = model.stack.encoder is not None
     of_family = {key: value for key in TOKEN_IDS if (value := getattr(config, key, None)) is not None}
     eos_ids, start = _ends_and_start(folder, {**of_family, **raw}, config, model.vocab_size, is_seq2seq=is_seq2seq)
-    model.exit_heads = load_exit_heads(folder, model.n_blocks, model.d_model, model.vocab_size, dtype, device)
+    model.exit_heads = load_exit_heads(folder, model.n_blocks, model.d_model, model.vocab_size, dtype, home)
     return Checkpoint(model, eos_ids, start)
 
 

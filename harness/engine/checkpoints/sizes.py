@@ -74,23 +74,28 @@ def weights_bytes(folder: Path, dtype: torch.dtype) -> int:
     return sum(numel for _, numel in stored_tensors(paths)) * dtype.itemsize
 
 
-def require_room(folder: Path, dtype: torch.dtype, device: str) -> None:
-    """Check that a checkpoint's weights fit into the memory that a device has left; nothing is loaded on ``meta``.
+def require_room(folder: Path, dtype: torch.dtype, *devices: str) -> None:
+    """Check that a checkpoint's weights fit into the memory that devices have left; nothing is loaded on ``meta``.
 
     Raises:
         UserError: They do not; has the numbers.
     """
-    available = available_bytes(device)
+    available = available_bytes(*devices)
     if available is not None and (needed := weights_bytes(folder, dtype)) > available:
         name = str(dtype).removeprefix("torch.")
         raise UserError(
             f"{folder}: does not fit: its weights take {gib(needed)} in {name}, and {gib(available)} are available on "
-            f"{device}. Nothing was loaded."
+            f"{', '.join(devices)}. Nothing was loaded."
         )
 
 
-def available_bytes(device: str) -> int | None:
-    """Return the memory that a device has left, of this process's control group on a CPU; None where nobody says."""
+def available_bytes(*devices: str) -> int | None:
+    """Return the memory that devices have left, of this process's control group on a CPU; None where nobody says."""
+    each = [_available_bytes(device) for device in devices]
+    return None if None in each else sum(n_bytes for n_bytes in each if n_bytes is not None)
+
+
+def _available_bytes(device: str) -> int | None:
     kind = torch.device(device).type
     if kind == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else None

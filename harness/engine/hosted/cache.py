@@ -49,6 +49,10 @@ class Now:
     places: Places | None = None
     only_stores: bool = False
 
+    def rows_on(self, device: torch.device) -> Tensor | None:
+        """``rows_A`` where a block's keys and values are."""
+        return self.rows_A if self.rows_A is None else self.rows_A.to(device)
+
 
 class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one block, preallocated for all rows and positions when it first runs."""
@@ -83,13 +87,16 @@ class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.now.only_stores:
             raise Stored
         keys, values = (buffer[:, :, : self.length] for buffer in self.kv)
-        rows_A = self.now.rows_A
+        rows_A = self.now.rows_on(keys.device)
         return (keys, values) if rows_A is None else (keys.index_select(0, rows_A), values.index_select(0, rows_A))
 
     def _write(self, buffer: Tensor, new: Tensor, start: int) -> None:
-        rows_A, places = self.now.rows_A, self.now.places
+        rows_A, places = self.now.rows_on(buffer.device), self.now.places
         if places is not None:
-            buffer[places.rows_N, :, places.places_N] = new[places.running_N, :, places.places_N - start]
+            rows_N, running_N, places_N = (
+                index.to(buffer.device) for index in (places.rows_N, places.running_N, places.places_N)
+            )
+            buffer[rows_N, :, places_N] = new[running_N, :, places_N - start]
         elif rows_A is None:
             buffer[:, :, start : self.length] = new
         else:
@@ -130,7 +137,8 @@ class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
     def _of_running(self, which: int) -> Tensor | None:
         if not self.kv:
             return None
-        return self.kv[which] if self.now.rows_A is None else self.kv[which].index_select(0, self.now.rows_A)
+        rows_A = self.now.rows_on(self.kv[which].device)
+        return self.kv[which] if rows_A is None else self.kv[which].index_select(0, rows_A)
 
     @property
     def keys(self) -> Tensor | None:
@@ -230,9 +238,10 @@ class HostedCache(DecodingCache):
         self.windows.clear()
         self.fed_BS = self.fed_BS.index_select(0, rows)
         for layer in self.layers:
-            layer.n_rows, layer.kv = len(rows), [buffer.index_select(0, rows) for buffer in layer.kv]
+            layer.n_rows = len(rows)
+            layer.kv = [buffer.index_select(0, rows.to(buffer.device)) for buffer in layer.kv]
         for source in self.source_layers:
-            source.kv = [buffer.index_select(0, rows) for buffer in source.kv]
+            source.kv = [buffer.index_select(0, rows.to(buffer.device)) for buffer in source.kv]
         if self.source_BSD is not None and self.source_mask_BS is not None:
             self.source_BSD = self.source_BSD.index_select(0, rows)
             self.source_mask_BS = self.source_mask_BS.index_select(0, rows)

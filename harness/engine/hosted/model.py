@@ -124,7 +124,7 @@ class HostedTransformer(Headed):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Where the weights are; of a model on several devices, where all but blocks is."""
         device: torch.device = self.stack.head.weight.device
         return device
 
@@ -285,7 +285,7 @@ class HostedTransformer(Headed):
             assert first_BTD is not None, "recorded"
             return (first_BTD if rows_A is None else first_BTD.index_select(0, rows_A)).reshape(hidden.shape)
         hidden_ATD = hidden if hidden.dim() == 3 else hidden[:, None]
-        return self._run(block, hidden_ATD, context, rows_A).reshape(hidden.shape)
+        return self._run(block, hidden_ATD, context, rows_A).reshape(hidden.shape).to(self.device)
 
     def _run(
         self,
@@ -307,7 +307,7 @@ class HostedTransformer(Headed):
     def _at_places(self, block: int, hidden_ATD: Tensor, rows_A: Tensor | None, places: HostedPlaces) -> Tensor:
         index_ATD = places.slots_AT[..., None].expand_as(hidden_ATD)
         window_ATD = self._windowed(hidden_ATD, index_ATD, places.step)
-        ran_ATD = self._run(block, window_ATD, places.step, rows_A, places.writing)
+        ran_ATD = self._run(block, window_ATD, places.step, rows_A, places.writing).to(self.device)
         return ran_ATD.gather(1, index_ATD)
 
     def _windowed(self, hidden_ATD: Tensor, index_ATD: Tensor, step: HostedStep) -> Tensor:

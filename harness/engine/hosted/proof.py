@@ -92,7 +92,8 @@ def _same(what: str, ours: Tensor, theirs: Tensor) -> None:
     if ours.shape != theirs.shape:
         raise Differs(f"{what} has shape {list(ours.shape)}, not {list(theirs.shape)}")
     digits = torch.finfo(ours.dtype).eps ** 0.5
-    difference, largest = float((ours.float() - theirs.float()).abs().max()), float(theirs.abs().max())
+    difference = float((ours.float() - theirs.to(ours.device).float()).abs().max())
+    largest = float(theirs.abs().max())
     if not difference <= digits * max(largest, 1e-6):
         raise Differs(
             f"{what} differs by {difference:.3g} from the plain forward pass, where the largest is {largest:.3g}"
@@ -125,7 +126,7 @@ def _plain(model: HostedTransformer, row: Sequence[int]) -> tuple[list[Tensor], 
         if not isinstance(state, Tensor) or state.shape != (1, len(row), model.d_model):
             shape = list(state.shape) if isinstance(state, Tensor) else type(state).__name__
             raise Differs(f"the state after block {number} is {shape}, not [1, {len(row)}, {model.d_model}]")
-    return states, logits
+    return [state.to(model.device) for state in states], logits
 
 
 def _start(model: HostedTransformer, rows: Sequence[Sequence[int]], fed: int) -> HostedCache:

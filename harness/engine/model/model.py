@@ -32,6 +32,7 @@ from exitbench.harness.engine.model.positions import (
     Places,
     Rotary,
     additive,
+    of_block,
     padded,
     relative_bias,
     rotary_angles,
@@ -229,14 +230,17 @@ class Transformer(Headed):
         n_rows, n_source = tokens_BS.shape
         hidden_ND = self.weights.token_embedding_VD[tokens_BS.flatten()]
         bias = None if mask_BS is None else additive(mask_BS, self.dtype)[:, None, None, :]
-        if (table := self.weights.encoder_relative_bias) is not None:
-            places = torch.arange(n_source, device=self.device)
-            relative = relative_bias(self.arch, table, places, places, bidirectional=True)
-            bias = relative if bias is None else relative + bias
-        for block in self.weights.encoder_blocks:
+        places, masked = torch.arange(n_source, device=self.device), bias
+        for number, block in enumerate(self.weights.encoder_blocks):
+            if (table := self.weights.encoder_relative_bias) is not None:
+                n_tables = table.shape[1] // self.arch.n_heads
+                if number < n_tables:  # the first block's, or each its own: not all at once, which is large
+                    own = table.chunk(n_tables, dim=1)[number]
+                    relative = relative_bias(self.arch, own, places, places, bidirectional=True)
+                    masked = relative if bias is None else relative + bias
             heads = block.qkv(self.normalise(hidden_ND)).view(n_rows, n_source, -1, self.arch.head_dim)
             q, k, v = heads.chunk(3, dim=2)
-            mixed_ND = self._attend(q, (k.transpose(1, 2), v.transpose(1, 2)), bias)
+            mixed_ND = self._attend(q, (k.transpose(1, 2), v.transpose(1, 2)), masked)
             hidden_ND = block.attention_out.onto(hidden_ND, mixed_ND)
             hidden_ND = block.down.onto(hidden_ND, self.feed_forward(block, hidden_ND))
         return self.normalise(hidden_ND)
@@ -384,15 +388,17 @@ class Transformer(Headed):
             rows = torch.arange(cache.n_rows, device=self.device) if rows_A is None else rows_A
             cache.self_kv[block - 1][rows[:, None], :, places.places_AT] = new_kv
             k, v = cache.keys_and_values(block, places.bias.shape[-1])
-            return self._attend(q, (k, v) if rows_A is None else (k[rows_A], v[rows_A]), places.bias)
+            own_bias = of_block(block, n_heads, places.bias)
+            return self._attend(q, (k, v) if rows_A is None else (k[rows_A], v[rows_A]), own_bias)
         end = cache.length + heads.shape[1]
+        bias = None if context.bias is None else of_block(block, n_heads, context.bias)
         if rows_A is None:
             cache.self_kv[block - 1][:, :, cache.length : end] = new_kv.transpose(1, 2)
             kv = cache.keys_and_values(block, end)
-            return self._attend(q, kv, context.bias, is_causal=context.is_causal)
+            return self._attend(q, kv, bias, is_causal=context.is_causal)
         of_batch = cache.self_kv[block - 1].narrow(2, 0, end)
         of_batch[rows_A, :, cache.length :] = new_kv.transpose(1, 2)
-        return self._attend_rows(q, of_batch, context.bias, context, rows_A)
+        return self._attend_rows(q, of_batch, bias, context, rows_A)
 
     def cross_attention(
         self, block: int, hidden_ND: Tensor, context: StepContext, rows_A: Tensor | None = None

@@ -31,7 +31,10 @@ class Places:
 def relative_bias(
     arch: Architecture, table: Tensor, queries_T: Tensor, keys_S: Tensor, *, bidirectional: bool = False
 ) -> Tensor:
-    """Bias of bucketed distances (Raffel et al. 2020, section 2.1), from its table [buckets, H]: [1, H, T, S]."""
+    """Bias of bucketed distances (Raffel et al. 2020, section 2.1), from its table [buckets, H]: [1, H, T, S].
+
+    Of blocks that have tables of their own, side by side in one, `of_block` takes its heads.
+    """
     distance = keys_S[None, :] - queries_T[:, None]
     buckets = arch.relative_buckets
     offset = torch.zeros_like(distance)
@@ -45,6 +48,13 @@ def relative_bias(
     far = torch.log(distance.float().clamp(min=1) / exact) / math.log(arch.relative_max_distance / exact)
     far = (exact + (far * (buckets - exact)).long()).clamp(max=buckets - 1)
     return table[offset + torch.where(distance < exact, distance, far)].permute(2, 0, 1)[None]
+
+
+def of_block(block: int, n_heads: int, by_head: Tensor) -> Tensor:
+    """The heads of block ``block`` (1..L) where a bias [..., heads, T, S] has those of all blocks; else the bias."""
+    if by_head.shape[-3] <= n_heads:
+        return by_head
+    return by_head.narrow(-3, (block - 1) * n_heads, n_heads)
 
 
 def rotary_angles(places_AT: Tensor, inverse_frequencies: Tensor, scale: float, dtype: torch.dtype) -> Rotary:

@@ -152,7 +152,7 @@ class Weights:
     blocks: tuple[BlockWeights, ...]
     encoder_blocks: tuple[BlockWeights, ...] = ()
     position_embedding_PD: Tensor | None = None
-    relative_bias: Tensor | None = None  # [buckets, H]
+    relative_bias: Tensor | None = None  # [buckets, H]; [buckets, L*H] where every block has its own
     encoder_relative_bias: Tensor | None = None
     inverse_frequencies: Tensor | None = None
     rotary_scale: float = 1.0

@@ -71,23 +71,29 @@ def _is_private(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def free_gpu(gpus: Sequence[Gpu], locks: Path, stopped: Callable[[], bool]) -> Iterator[Mapping[str, str] | None]:
-    """Hold a GPU that nobody else holds while the context lasts; waits for one.
+def free_gpu(
+    gpus: Sequence[Gpu], locks: Path, stopped: Callable[[], bool], needed: Sequence[int] = ()
+) -> Iterator[Mapping[str, str] | None]:
+    """Hold a GPU that nobody else holds while the context lasts, or all that one model needs; waits for them.
 
     Args:
         gpus: Those to choose from.
         locks: Folder of their locks.
         stopped: Whether to give up waiting.
+        needed: Which of them, by place, a model spread over several has to have; empty: any one.
 
     Yields:
         Environment variables of a process that is to use it; None after giving up.
     """
     while not stopped():
-        for gpu in gpus:
-            with locked(locks / f"{gpu.uuid}.lock", wait=False) as held:
-                if held:
-                    # A machine's only GPU needs no name, so that runs there have the same environment.
-                    yield {"CUDA_VISIBLE_DEVICES": gpu.visible_as} if len(gpus) > 1 else {}
+        for chosen in ([gpus[place] for place in needed],) if needed else [[gpu] for gpu in gpus]:
+            with contextlib.ExitStack() as held:
+                # All or none: who held one while it waited for another could wait for ever.
+                if all(held.enter_context(locked(locks / f"{gpu.uuid}.lock", wait=False)) for gpu in chosen):
+                    # A machine's only GPU needs no name, so that runs there have the same environment; and a map
+                    # names GPUs by their place among all.
+                    one = not needed and len(gpus) > 1
+                    yield {"CUDA_VISIBLE_DEVICES": chosen[0].visible_as} if one else {}
                     return
         time.sleep(POLL_S)
     yield None

@@ -159,7 +159,7 @@ class GroupRun:
             worker: Command that is given the path of a SPEC.json and two descriptors (`worker_process`).
         """
         self.interrupted: str | None = None
-        self._spec, self._logs, self._worker = spec, logs, tuple(worker)
+        self.spec, self._logs, self._worker = spec, logs, tuple(worker)
         self._watch = _Watch(spec.cells, progress)
         self._process: WorkerProcess | None = None
         self._shares = spec.shares
@@ -180,7 +180,7 @@ class GroupRun:
         watch = self._watch
         while not self.interrupted and (remaining := self._remaining()):
             before = len(watch.statuses)
-            death = self._run_worker(replace(self._spec, cells=remaining, shares=self._shares), variables or {})
+            death = self._run_worker(replace(self.spec, cells=remaining, shares=self._shares), variables or {})
             if watch.full is not None:
                 raise UserError(f"{watch.full}. What is finished is kept; the same command goes on.")
             if watch.current is not None and watch.cells > 1 and not death.interrupted:
@@ -192,7 +192,7 @@ class GroupRun:
             else:
                 lost = []
             for item in lost:
-                _record(self._spec, item, death)
+                _record(self.spec, item, death)
                 watch.end(item.cell.cell_id, death.status)
         return watch.statuses
 
@@ -213,7 +213,7 @@ class GroupRun:
             process.kill()
 
     def _remaining(self) -> tuple[CellJob, ...]:
-        return tuple(item for item in self._spec.cells if item.cell.cell_id not in self._watch.statuses)
+        return tuple(item for item in self.spec.cells if item.cell.cell_id not in self._watch.statuses)
 
     def _run_worker(self, spec: WorkerSpec, variables: Mapping[str, str]) -> _Death:
         """Run one process to its end, however it ends; specification and log stay in ``logs``."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.planning.device_maps import gpu_index
 from exitbench.harness.running.environment import available_cores
 from exitbench.harness.running.executors.gpus import Gpu, free_gpu, lock_folder
 from exitbench.harness.running.executors.group import WORKER, GroupRun
@@ -88,10 +89,12 @@ class LocalExecutor:
         return statuses
 
     def _run(self, group: GroupRun) -> dict[str, str]:
-        with self._place() as variables:
+        with self._place(group.spec) as variables:
             return {} if variables is None else group.run(variables)
 
-    def _place(self) -> contextlib.AbstractContextManager[Mapping[str, str] | None]:
+    def _place(self, spec: WorkerSpec) -> contextlib.AbstractContextManager[Mapping[str, str] | None]:
         if not self._gpus:
             return contextlib.nullcontext({})
-        return free_gpu(self._gpus, self._gpu_locks or lock_folder(), self._stop.is_set)
+        device_map = spec.cells[0].cell.device_map
+        needed = [] if device_map is None else [gpu_index(device) for device in dict(device_map)]
+        return free_gpu(self._gpus, self._gpu_locks or lock_folder(), self._stop.is_set, needed)

@@ -83,13 +83,15 @@ class Session:
     """
 
     def __init__(self, spec: WorkerSpec, loaded: Checkpoint | None = None) -> None:
-        asked = {(item.cell.dtype, item.cell.engine) for item in spec.cells}
+        asked = {(item.cell.dtype, item.cell.engine, item.cell.device_map) for item in spec.cells}
         if len(asked) != 1:
-            raise ValueError(f"one worker loads one number format and one engine, not {sorted(asked)}")
-        ((dtype, engine),) = asked
+            raise ValueError(f"one worker loads one number format, engine and device map, not {asked}")
+        ((dtype, engine, device_map),) = asked
         self.spool, self.inputs, self.data_dir = spec.spool, spec.inputs or spec.spool, spec.data_dir
         self.model_path = spec.model_path
-        self.checkpoint = loaded or load_checkpoint(spec.model_path, getattr(torch, dtype), spec.device, engine)
+        self.checkpoint = loaded or load_checkpoint(
+            spec.model_path, getattr(torch, dtype), spec.device, engine, device_map
+        )
         self.tokenizer: Any = load_tokenizer(spec.model_path)
         self._record_vocabulary(spec.cells[0].cell.model.tokenizer_sha256)
         self.confirms_unsafe_code = spec.confirm_run_unsafe_code

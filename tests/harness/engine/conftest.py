@@ -54,9 +54,10 @@ def _t5(**options: Any) -> Any:
     return transformers.T5ForConditionalGeneration(transformers.T5Config(**{**T5, **options}))
 
 
-def _untied(reference: Any) -> Any:
+def _untied(reference: Any, *, is_said: bool = True) -> Any:
     """An encoder-decoder with a head of its own."""
-    reference.config.tie_word_embeddings = False  # the constructor only stops scaling
+    if is_said:
+        reference.config.tie_word_embeddings = False  # the constructor only stops scaling
     reference.lm_head.weight = torch.nn.Parameter(torch.empty_like(reference.shared.weight))
     return reference
 
@@ -96,17 +97,22 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         transformers.SmolLM3Config(**LLAMA, no_rope_layers=[1, 0, 1, 1, 0], tie_word_embeddings=False)
     ),
     "olmo2": lambda: transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**LLAMA)),
+    # umT5 scales where the configuration says tied, which its class always does.
+    "umt5": lambda: _untied(transformers.UMT5ForConditionalGeneration(transformers.UMT5Config(**T5)), is_said=False),
 }
 
 
 def randomise(reference: Any, seed: int) -> None:
     """Give every parameter, norms and biases included, a value that matters to the logits."""
     generator = torch.Generator().manual_seed(seed)
+    embeds = ["shared", "embed_tokens", "wte"]
+    if reference.config.model_type == "umt5":
+        embeds.append("lm_head")  # of states that are scaled as for a tied one
     for name, parameter in reference.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.dim() == 1:  # norms and biases
             parameter.data = 0.3 * noise + (1.0 if name.endswith("weight") else 0.0)
-        elif "shared" in name or "embed_tokens" in name or "wte" in name:
+        elif any(part in name for part in embeds):
             parameter.data = noise
         else:
             parameter.data = noise * parameter.shape[-1] ** -0.5

@@ -93,6 +93,7 @@ MODELS: dict[str, Model] = {
     "mt5 relu": lambda: transformers.MT5ForConditionalGeneration(
         transformers.MT5Config(**T5, num_decoder_layers=2, feed_forward_proj="relu")
     ),
+    "umt5": lambda: transformers.UMT5ForConditionalGeneration(transformers.UMT5Config(**T5, num_decoder_layers=2)),
     "phi3": like_llama("Phi3"),
     "phi3 three quarters rotated": like_llama("Phi3", rope_parameters={**DEFAULT, "partial_rotary_factor": 0.75}),
     "smollm3": like_llama("SmolLM3", no_rope_layer_interval=2),
@@ -128,7 +129,7 @@ def answers(folder: Path, engine: EngineChoice = "lean") -> list[list[int]]:
 
 def reference_answers(folder: Path) -> list[list[int]]:
     """What transformers answers from the same folder."""
-    is_t5 = json.loads((folder / "config.json").read_text())["model_type"] in ("t5", "mt5")
+    is_t5 = json.loads((folder / "config.json").read_text())["model_type"] in ("t5", "mt5", "umt5")
     auto = transformers.AutoModelForSeq2SeqLM if is_t5 else transformers.AutoModelForCausalLM
     model = auto.from_pretrained(folder, dtype=torch.float32).eval()
     rows = []

@@ -109,7 +109,7 @@ def test_a_pruned_head_is_skipped_where_logits_are_more_than_the_heads(made: Any
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gpt2", "t5", "mistral", "qwen3", "mt5", "phi3-partly-rotated", "smollm3", "olmo2"]
+    "name", ["llama", "gpt2", "t5", "mistral", "qwen3", "mt5", "umt5", "phi3-partly-rotated", "smollm3", "olmo2"]
 )
 def test_both_engines_answer_and_cost_the_same(twin: Any, prompts: Any, name: str) -> None:
     """What the one computes analytically the other counts."""

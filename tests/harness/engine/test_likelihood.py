@@ -349,10 +349,10 @@ def test_contexts_that_fit_apart_are_not_refused_together(twin: Any) -> None:
 
 @pytest.fixture(scope="module")
 def hosted(twin: Any) -> dict[str, Checkpoint]:
-    return {name: load_checkpoint(twin(name).folder, engine="hosted") for name in ("llama", "gpt2", "t5")}
+    return {name: load_checkpoint(twin(name).folder, engine="hosted") for name in ("llama", "gpt2", "t5", "umt5")}
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5", "umt5"])
 @pytest.mark.parametrize("scope", ["token", "context"])
 def test_both_engines_score_the_same(twin: Any, hosted: Any, prompts: Any, name: str, scope: Any) -> None:
     asked = contexts(prompts, 6)

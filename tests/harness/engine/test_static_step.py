@@ -147,7 +147,10 @@ def assert_same(ours: list[Generation], ordinary: list[Generation]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "rows"),
-    [("t5", 1), *((name, 4) for name in ("t5", "llama", "gpt2", "qwen3", "phi3-partly-rotated", "smollm3", "olmo2"))],
+    [
+        ("t5", 1),
+        *((name, 4) for name in ("t5", "umt5", "llama", "gpt2", "qwen3", "phi3-partly-rotated", "smollm3", "olmo2")),
+    ],
 )
 def test_answers_are_those_of_the_ordinary_way(
     name: str, rows: int, twin: Any, prompts: Any, used: Counter[str]

@@ -8,7 +8,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.harness.processes.locks import locked
-from exitbench.harness.running.executors.gpus import lock_folder
+from exitbench.harness.running.executors.gpus import Gpu, free_gpu, lock_folder
 
 
 @pytest.fixture
@@ -77,3 +77,16 @@ def test_a_lock_is_never_taken_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a link"), locked(tmp_path / "lock", wait=True):
         pass
     assert (tmp_path / "target").read_text() == "theirs"
+
+
+def test_a_model_on_several_gpus_holds_all_of_them_or_none(tmp_path: Path) -> None:
+    gpus = [Gpu(f"GPU-{place}", str(place)) for place in range(3)]
+    with free_gpu(gpus, tmp_path, lambda: False, needed=(0, 2)) as variables:
+        assert variables == {}, "a map names GPUs by their place among all"
+        with free_gpu(gpus, tmp_path, lambda: False) as other:
+            assert other == {"CUDA_VISIBLE_DEVICES": "1"}
+        looks = iter([False, True])
+        with free_gpu(gpus, tmp_path, lambda: next(looks), needed=(1, 2)) as nothing:
+            assert nothing is None
+        with locked(tmp_path / "GPU-1.lock", wait=False) as is_free:
+            assert is_free, "the one that was free is not kept while waiting for the other"

@@ -1,0 +1,108 @@
+"""Where the blocks of a model go that is spread over several GPUs: ``device_map`` of ``[models.NAME]``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import DeviceMap
+from exitbench.harness.reading.toml import MAX_COUNT, Table
+
+AskedMap = DeviceMap | Literal["auto"]
+
+_DEVICE = re.compile(r"cpu|cuda:[0-9]{1,3}")
+_ALLOWED = '"auto", or a table such as { "cuda:0" = 12, "cuda:1" = 20 }: how many decoder blocks each device has'
+_SHARE = 0.9
+"""Of a GPU's memory that a map fills at most in proportion: the rest is for keys, values and what is computed."""
+
+
+def read_device_map(table: Table) -> AskedMap | None:
+    """Read ``device_map`` of a model; None where there is none.
+
+    Raises:
+        UserError: It is neither ``auto`` nor a table of devices with numbers of blocks.
+    """
+    asked = table.values.get("device_map")
+    if asked is None or asked == "auto":
+        return asked
+    if not isinstance(asked, dict) or not asked:
+        raise table.error("device_map", f"allowed: {_ALLOWED}.")
+    for device, blocks in asked.items():
+        is_count = isinstance(blocks, int) and not isinstance(blocks, bool) and 0 < blocks <= MAX_COUNT
+        if not (_DEVICE.fullmatch(device) and is_count):
+            raise table.error("device_map", f"{device!r} = {blocks!r}; allowed: {_ALLOWED}.")
+    return tuple(asked.items())
+
+
+def resolve_device_map(where: str, asked: AskedMap, device: str, folder: Path, dtype: str, n_blocks: int) -> DeviceMap:
+    """Say where each block goes, by what GPUs this machine has and how large the model is.
+
+    Args:
+        where: File, line and key of the model, for messages.
+        asked: As the suite says it.
+        device: Of the whole suite, ``cpu`` or ``cuda``.
+        folder: The checkpoint.
+        dtype: Number format.
+        n_blocks: Decoder blocks, L.
+
+    Raises:
+        UserError: The map does not fit the model, the suite's device or this machine.
+    """
+    if asked == "auto":
+        return _shared_out(where, device, folder, dtype)
+    if others := [name for name, _ in asked if name.partition(":")[0] != device]:
+        raise UserError(f"{where}: device_map names {others[0]}, and the suite's device is {device}; allowed: its own.")
+    if (mapped := sum(blocks for _, blocks in asked)) != n_blocks:
+        raise UserError(f"{where}: device_map has {mapped} blocks; allowed: {n_blocks}, those of the model.")
+    return asked
+
+
+def require_gpus(where: str, device_map: DeviceMap, count: int) -> None:
+    """Check that this machine has the GPUs of a map.
+
+    Raises:
+        UserError: It does not.
+    """
+    if missing := [name for name in dict(device_map) if name != "cpu" and gpu_index(name) >= count]:
+        raise UserError(f"{where}: device_map names {missing[0]}; torch sees {count} GPUs here, from cuda:0 on.")
+
+
+def gpu_index(device: str) -> int:
+    """The number in ``cuda:N``."""
+    return int(device.partition(":")[2])
+
+
+def spelled(device_map: DeviceMap) -> str:
+    """``blocks 1-12 on cuda:0, 13-32 on cuda:1``, with where all else is."""
+    shares, first = [], 1
+    for device, count in device_map:
+        shares.append(f"{first}-{first + count - 1} on {device}")
+        first += count
+    return f"blocks {', '.join(shares)}; embeddings, final norm, LM head and gates on {device_map[0][0]}"
+
+
+def _shared_out(where: str, device: str, folder: Path, dtype: str) -> DeviceMap:
+    import torch
+
+    from exitbench.harness.engine.checkpoints.hosted_loading import skeleton
+    from exitbench.harness.engine.checkpoints.loading import read_config
+    from exitbench.harness.engine.hosted.placement import shared_out
+    from exitbench.harness.engine.hosted.stack import find_stack
+
+    count = torch.cuda.device_count() if device == "cuda" else 0
+    if not count:
+        raise UserError(
+            f'{where}: device_map = "auto" shares blocks among GPUs; the suite\'s device is {device}, and torch sees '
+            f"{torch.cuda.device_count()} GPUs here."
+        )
+    # All of its memory, not what is free at the moment: what is asked on a machine is the same tomorrow.
+    room = {
+        f"cuda:{index}": int(_SHARE * torch.cuda.get_device_properties(index).total_memory) for index in range(count)
+    }
+    lm = skeleton(folder, read_config(folder))
+    blocks = find_stack(lm).blocks
+    numel = sum(weight.numel() for weight in lm.parameters())
+    rest = numel - sum(weight.numel() for block in blocks for weight in block.parameters())
+    return shared_out(len(blocks), rest * getattr(torch, dtype).itemsize, room)

@@ -1,0 +1,61 @@
+"""Blocks of a model on several devices: what goes where, and that nothing is lost or mixed on the way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.engine.hosted.placement import modules_on, shared_out
+
+GIB = 2**30
+TWO_DEVICES = Path(__file__).with_name("two_devices.py")
+
+
+def test_two_devices_decode_what_one_does_and_never_mix(twin: Any) -> None:
+    """On devices that are made up (see the script), with every gate's and KV policy's way of skipping blocks."""
+    folders = [twin(name).folder for name in ("llama", "t5")]
+    ran = subprocess.run([sys.executable, TWO_DEVICES, *folders], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    told = [line.split() for line in ran.stdout.splitlines()]
+    assert [name for name, *_ in told] == [folder.name for folder in folders]
+    assert all({"full", "saturation", "state-copy", "recompute-backlog", "scored"} <= set(ways) for _, *ways in told)
+
+
+def test_all_but_the_later_blocks_is_on_the_first_device(twin: Any) -> None:
+    stack = load_checkpoint(twin("t5").folder, engine="hosted").model.stack  # type: ignore[attr-defined]
+    places = modules_on(stack.lm, stack.blocks, (("cuda:0", 2), ("cuda:1", 3)))
+    assert {name for name, device in places.items() if device == "cuda:1"} == {f"decoder.block.{n}" for n in (2, 3, 4)}
+    assert {places[name] for name in ("encoder", "decoder.block.0", "decoder.final_layer_norm", "lm_head")} == {
+        "cuda:0"
+    }
+    covered = [name for name, _ in stack.lm.named_parameters() if any(name.startswith(place) for place in places)]
+    assert covered == [name for name, _ in stack.lm.named_parameters()]
+
+
+@pytest.mark.parametrize(
+    ("rest", "room", "expected"),
+    [
+        (0, {"cuda:0": GIB, "cuda:1": GIB}, (("cuda:0", 16), ("cuda:1", 16))),
+        (GIB // 2, {"cuda:0": GIB, "cuda:1": GIB}, (("cuda:0", 11), ("cuda:1", 21))),
+        (0, {"cuda:0": GIB}, (("cuda:0", 32),)),
+        (GIB, {"cuda:0": GIB, "cuda:1": GIB}, (("cuda:0", 1), ("cuda:1", 31))),
+        (0, {"cuda:0": 3 * GIB, "cuda:1": GIB, "cuda:2": 4 * GIB}, (("cuda:0", 12), ("cuda:1", 4), ("cuda:2", 16))),
+    ],
+)
+def test_blocks_are_shared_by_the_room_that_is_left(rest: int, room: dict[str, int], expected: Any) -> None:
+    assert shared_out(32, rest, room) == expected
+
+
+def test_one_block_is_at_home_whatever_is_there() -> None:
+    assert shared_out(2, 2 * GIB, {"cuda:0": GIB, "cuda:1": GIB}) == (("cuda:0", 1), ("cuda:1", 1))
+
+
+def test_a_map_of_another_depth_is_refused(twin: Any) -> None:
+    with pytest.raises(UserError, match="device_map has 4 blocks; allowed: 5, those of the model"):
+        load_checkpoint(twin("llama").folder, device_map=(("cpu", 4),))

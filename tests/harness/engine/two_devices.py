@@ -1,0 +1,144 @@
+"""Decodes with blocks on two devices that are made up: memory of the CPU, marked, and not to be mixed.
+
+    python two_devices.py CHECKPOINT...
+
+torch knows a type of device ``twin`` here, whose tensors hold one of the CPU's. Every operation looks at the marks of
+what it is given: two devices, or a device and the CPU, are an error, as on GPUs. Moving is marking anew. Prints a line
+a checkpoint; raises where anything mixes, lies elsewhere, or differs from the same on one device. A process of its own:
+torch believes in an accelerator once it has heard of one.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.engine.decoding.branches import Context
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
+from exitbench.harness.engine.decoding.likelihood import score
+from exitbench.harness.engine.decoding.probe import states_of
+from exitbench.methods.base import Parts, blocks_from
+from exitbench.methods.gates import Scheduled
+from exitbench.methods.heads import LMHead
+from exitbench.methods.kv_policies import KV_POLICIES
+from exitbench.methods.registry import baseline_method, get_method
+from exitbench.methods.thresholds import Constant
+
+HOME, AWAY = "twin:0", "twin:1"
+
+
+class Marked(torch.Tensor):
+    """A tensor of the CPU that says it is elsewhere."""
+
+    raw: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, raw: torch.Tensor, device: torch.device) -> Marked:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, raw.shape, strides=raw.stride(), storage_offset=raw.storage_offset(), dtype=raw.dtype, device=device
+        )
+        made.raw = raw
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run(func, args, kwargs or {})
+
+    def tolist(self) -> Any:
+        """A copy on the CPU, as of any device."""
+        return self.raw.tolist()
+
+    def data_ptr(self) -> int:
+        """By which accelerate knows weights that are tied."""
+        return self.raw.data_ptr()
+
+
+class Devices(TorchDispatchMode):
+    """While entered, there are such devices."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run(func, args, kwargs or {})
+
+
+def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Do an operation on the CPU, if it may be done."""
+    if func.overloadpacket is torch.ops.aten.to:
+        with Devices():
+            return func.decompose(*args, **kwargs)
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    name, moves = func.overloadpacket.__name__, ("_to_copy", "copy_")
+    # As on GPUs, a number of the CPU goes anywhere.
+    on = {tensor.device for tensor in tensors if isinstance(tensor, Marked) or tensor.dim()}
+    if len(on) > 1 and name not in moves:
+        raise RuntimeError(f"{func}: tensors of {sorted(map(str, on))} mix")
+    device = tensors[0].device if name in moves else next(iter(on), torch.device("cpu"))
+    if kwargs.get("device") is not None:
+        device = torch.device(kwargs["device"])
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    args, kwargs = (tree_map_only(Marked, lambda tensor: tensor.raw, each) for each in (args, kwargs))
+    known = {id(tensor.raw): tensor for tensor in tensors if isinstance(tensor, Marked)}
+    made = func(*args, **kwargs)
+    if device.type != "twin":
+        return made
+
+    def marked(raw: torch.Tensor) -> torch.Tensor:
+        return known[id(raw)] if id(raw) in known else Marked(raw, device)
+
+    return tree_map_only(torch.Tensor, marked, made)
+
+
+def methods(n_rows: int, n_blocks: int) -> dict[str, Parts]:
+    """Full depth, gates, and rows that leave after different blocks under every KV policy that any engine runs."""
+    every = blocks_from(1, n_blocks)
+    found = {"full": baseline_method()().parts(n_blocks)}
+    found["saturation"] = get_method("calm-saturation").from_params({"threshold": 0.9}).parts(n_blocks)
+    for name, policy in KV_POLICIES.items():
+        exits = {row: [1 + (row + step) % n_blocks for step in range(4)] for row in range(n_rows)}
+        found[name] = Parts(Scheduled(exits), Constant(0.5), LMHead(), policy, every)
+    return found
+
+
+def answers(checkpoint: Any) -> dict[str, Any]:
+    """What every method decodes, what is scored and probed."""
+    draw = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(3, 90, (7 - row,), generator=draw).tolist() for row in range(3)]
+    requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
+    found: dict[str, Any] = {}
+    for name, parts in methods(len(prompts), checkpoint.model.n_blocks).items():
+        decoded = decode(checkpoint, prefill(checkpoint.model, requests, 4), parts)
+        found[name] = [(made.token_ids, made.exit_layers) for made in decoded]
+    contexts = [Context(prompts[0], [[5, 6, 7], [8, 9]])]
+    scored = score(checkpoint, contexts, methods(1, checkpoint.model.n_blocks)["saturation"])
+    found["scored"] = [round(one.total_logprob, 3) for of_context in scored for one in of_context]
+    found["probed"] = states_of(checkpoint, [prompts[0]], [[5, 6, 7]]).cpu()
+    return found
+
+
+def main() -> None:
+    """Compare each checkpoint on two devices with itself on one."""
+    _setup_privateuseone_for_python_backend("twin")
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=...) makes it on the CPU, then moves it
+    for folder in map(Path, sys.argv[1:]):
+        alone = answers(load_checkpoint(folder, engine="hosted"))
+        with Devices():
+            n_blocks = len(alone["probed"]) - 1
+            checkpoint = load_checkpoint(folder, device_map=((HOME, 2), (AWAY, n_blocks - 2)))
+            where = [{str(weight.device) for weight in block.parameters()} for block in checkpoint.model.stack.blocks]
+            assert where == [{HOME}] * 2 + [{AWAY}] * (n_blocks - 2), where
+            assert str(checkpoint.model.device) == HOME
+            spread = answers(checkpoint)
+        torch.testing.assert_close(spread.pop("probed"), alone.pop("probed"))
+        assert spread == alone, [(name, spread[name], alone[name]) for name in alone if spread[name] != alone[name]]
+        print(folder.name, *sorted(spread))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""``device_map`` in a suite: what is read, planned, asked and stored of a model that is spread over devices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import Cell
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.planning.device_maps import require_gpus
+from exitbench.harness.planning.plan import Plan, make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
+
+SUITE = """
+schema = 1
+name = "spread"
+seed = 3
+[defaults]
+device = "DEVICE"
+[models.usual]
+path = "MODEL"
+random_weights = true
+engine = "hosted"
+[models.spread]
+path = "MODEL"
+random_weights = true
+OPTIONS
+[tasks]
+squad = { source = "builtin", limit = 2, max_new_tokens = 3 }
+[[sweep]]
+method = "static"
+grid = { exit_layer = [1] }
+kinds = ["quality"]
+"""
+
+Planned = Callable[..., Plan]
+
+
+@pytest.fixture
+def planned(worded_model: Path, tmp_path: Path) -> Planned:
+    """The plan of the suite with such options of its second model."""
+
+    def plan(options: str, device: str = "cpu") -> Plan:
+        path = tmp_path / "suite.toml"
+        suite = SUITE.replace("MODEL", str(worded_model)).replace("OPTIONS", options).replace("DEVICE", device)
+        path.write_text(suite)
+        return make_plan(load_suite(path), tmp_path / "spool", tmp_path / "models", None)
+
+    return plan
+
+
+def depth(plan: Plan) -> int:
+    return plan.groups[0].cells[0].item.cell.model.blocks
+
+
+def cells(plan: Plan) -> list[Cell]:
+    return [group.cells[0].item.cell for group in plan.groups]
+
+
+def test_a_map_is_planned_said_and_asked(planned: Planned) -> None:
+    first = depth(planned("")) - 1
+    plan = planned(f'device_map = {{ "cuda:0" = {first}, "cuda:1" = 1 }}', "cuda")
+    usual, spread = cells(plan)
+    assert plan.groups[1].remarks[-1] == (
+        f"blocks 1-{first} on cuda:0, {first + 1}-{first + 1} on cuda:1; embeddings, final norm, LM head and gates on "
+        "cuda:0"
+    )
+    assert spread.engine == "hosted", "the lean engine has one device"
+    assert spread.identity == {**usual.identity, "device_map": [["cuda:0", first], ["cuda:1", 1]]}
+    assert "device_map" not in usual.to_json()
+    assert Cell.from_json(json.loads(json.dumps(spread.to_json()))) == spread
+
+
+def test_auto_shares_by_the_gpus_memory(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: type("Gpu", (), {"total_memory": (1 + index) * 2**33})
+    )
+    plan = planned('device_map = "auto"', "cuda")
+    device_map = cells(plan)[1].device_map
+    assert device_map is not None and [device for device, _ in device_map] == ["cuda:0", "cuda:1"]
+    (_, first), (_, second) = device_map
+    assert first + second == depth(plan) and first < second
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ('device_map = "balanced"', 'device_map: allowed: "auto", or a table'),
+        ("device_map = {}", 'device_map: allowed: "auto", or a table'),
+        ('device_map = { "cuda:0" = 0 }', "'cuda:0' = 0; allowed: "),
+        ('device_map = { "cuda:0" = true }', "'cuda:0' = True; allowed: "),
+        ('device_map = { "disk" = 1 }', "'disk' = 1; allowed: "),
+        ("device_map = { cpu = 99 }", "device_map has 99 blocks; allowed: "),
+        ('device_map = { "cuda:0" = 99 }', "device_map names cuda:0, and the suite's device is cpu"),
+        ('device_map = { cpu = 1 }\nengine = "lean"', "the lean engine runs on one device"),
+        ('device_map = "auto"', "shares blocks among GPUs; the suite's device is cpu"),
+    ],
+)
+def test_what_cannot_be_is_refused(planned: Planned, options: str, message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        planned(options)
+    assert message in str(raised.value) and "suite.toml" in str(raised.value)
+
+
+def test_a_gpu_that_is_not_there_is_told_before_anything_runs() -> None:
+    require_gpus("suite.toml:5", (("cuda:0", 1), ("cuda:1", 1)), 2)
+    with pytest.raises(UserError, match="names cuda:1; torch sees 1 GPUs here"):
+        require_gpus("suite.toml:5", (("cuda:0", 1), ("cuda:1", 1)), 1)
+
+
+def test_a_run_says_where_its_blocks_were(planned: Planned, tmp_path: Path) -> None:
+    plan = planned(f"device_map = {{ cpu = {depth(planned(''))} }}")
+    group = plan.groups[1]
+    assert group.folder is not None
+    spool = tmp_path / "spool"
+    spec = WorkerSpec(group.to_run("stale"), group.folder, None, spool, "cpu", 1)
+    assert worker.run(spec, lambda event: None) == 0
+    ingest(spool, tmp_path / "exitbench.duckdb")
+    told = open_database(tmp_path / "exitbench.duckdb").query("SELECT DISTINCT device_map, conditions FROM runs")
+    assert told.to_pylist() == [
+        {
+            "device_map": f'[["cpu",{depth(plan)}]]',
+            "conditions": f"float32, cpu, batch 1, hosted, {depth(plan)} blocks on cpu",
+        }
+    ]
