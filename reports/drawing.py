@@ -92,12 +92,9 @@ def draw(name: str, frame: Frame, folder: Path) -> Drawing:
         OSError: A file cannot be written.
     """
     (source,) = (source for source in discover(figures) if source.name == name)
-    drawable = _drawable(frame)
     try:
+        figure, finding = plotted(source, frame)
         with style.theme(style.LIGHT):
-            finding = source.module.finding(drawable)
-            figure = source.module.plot(drawable)
-            style.lay_out(figure)
             pictures: dict[str, bytes | str] = {kind: style.save(figure, kind) for kind in KINDS}
             pictures["page"] = themed(style.save(figure, "svg", letters="none"))
     except Exception as error:
@@ -107,6 +104,21 @@ def draw(name: str, frame: Frame, folder: Path) -> Drawing:
     for kind, content in pictures.items():
         write_whole_file(files[kind], content)
     return Drawing(name, files["page"], finding)
+
+
+def plotted(source: Source, frame: Frame) -> tuple[style.ReportFigure, str]:
+    """Return a figure, laid out, and its finding.
+
+    Args:
+        source: Which.
+        frame: At least one row.
+    """
+    drawable = _drawable(frame)
+    with style.theme(style.LIGHT):
+        finding: str = source.module.finding(drawable)
+        figure: style.ReportFigure = source.module.plot(drawable)
+        style.lay_out(figure)
+    return figure, finding
 
 
 def _drawable(frame: Frame) -> Frame:

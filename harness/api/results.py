@@ -18,6 +18,7 @@ from exitbench.results.statistics.intervals import Aggregate
 
 if TYPE_CHECKING:
     from exitbench.harness.afterwards.replaying import Probe
+    from exitbench.reports.plotting.style import ReportFigure
 
 _TOKENS = """
     SELECT * FROM token_trace WHERE attempt_id IN (SELECT unnest($attempts::VARCHAR[]))
@@ -29,7 +30,7 @@ _TOKENS = """
 class Results:
     """An open result database, only read; `open_results` makes one. Close it, or use it as a context manager.
 
-    Every method returns an Arrow table: ``.to_pandas()`` makes it a data frame.
+    What has rows is an Arrow table: ``.to_pandas()`` makes it a data frame.
     """
 
     database: Database
@@ -69,6 +70,22 @@ class Results:
             UserError: A name fits no run or too many, or the runs are of different documents.
         """
         return pa.Table.from_pylist([asdict(one) for one in compare(self.database, run_a, run_b, _aggregate).contrasts])
+
+    def figure(self, name: str, *, draft: bool = False) -> ReportFigure:
+        """Draw one figure of the report as a matplotlib figure: a notebook shows it, ``.savefig(path)`` writes it.
+
+        What it shows, and how to read it, is its ``.caption``.
+
+        Args:
+            name: One of ``exitbench list figures``.
+            draft: Whether to draw it where findings say not to cite runs of this database (``exitbench check``).
+
+        Raises:
+            UserError: No figure has that name, the database has no rows for it, or findings forbid it.
+        """
+        from exitbench.reports.one_figure import one_figure  # loads matplotlib
+
+        return one_figure(self.database, name, draft=draft)
 
     def probe(self, name: str) -> Probe:
         """Return the newest probe of a model on a task, for `exitbench.replay`.
