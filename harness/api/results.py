@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from exitbench.errors import UserError
+from exitbench.errors import UserError, suggestion
 from exitbench.results.analysis.comparison import compare
 from exitbench.results.analysis.traces import named, traced_runs
 from exitbench.results.database.connection import Database, open_database
+from exitbench.results.queries import saved_query
 from exitbench.results.statistics.intervals import Aggregate
 
 if TYPE_CHECKING:
@@ -58,6 +59,22 @@ class Results:
             UserError: DuckDB refuses the query.
         """
         return self.database.query(query, parameters)
+
+    def ask(self, name: str, **parameters: Any) -> pa.Table:
+        """Ask a saved query, as ``exitbench sql @NAME --set margin=0.01`` does: ``results.ask(NAME, margin=0.01)``.
+
+        Args:
+            name: One of ``exitbench ask``.
+            **parameters: Those of the query that shall not have their default.
+
+        Raises:
+            UserError: No query has that name, or the query has no such parameter.
+        """
+        saved = saved_query(name.removeprefix("@"))
+        for parameter in parameters.keys() - saved.defaults.keys():
+            allowed = suggestion(parameter, saved.defaults) if saved.defaults else " It has no parameters."
+            raise UserError(f"Saved query {saved.name} has no parameter {parameter!r}.{allowed}")
+        return self.database.query(saved.sql, {**saved.defaults, **parameters})
 
     def compare(self, run_a: str, run_b: str) -> pa.Table:
         """Contrast runs over the same documents, with paired intervals and tests: a row a metric and a run B.
