@@ -179,12 +179,9 @@ def draw(name: str, frame: Frame, folder: Path, kinds: Collection[str] = KINDS) 
         OSError: A file cannot be written.
     """
     (source,) = (source for source in discover(figures) if source.name == name)
-    drawable = _drawable(frame)
     try:
+        figure, finding = plotted(source, frame)
         with style.theme(style.LIGHT):
-            finding = source.module.finding(drawable)
-            figure = source.module.plot(drawable)
-            style.lay_out(figure)
             picture = themed(style.save(figure, "svg", letters="none"))
             files = {file_of(folder, name, kind): style.save(figure, kind) for kind in kinds}
     except Exception as error:
@@ -194,6 +191,21 @@ def draw(name: str, frame: Frame, folder: Path, kinds: Collection[str] = KINDS) 
     for file, content in ({shown: picture} | files).items():
         write_whole_file(file, content)
     return Drawing(name, shown, finding)
+
+
+def plotted(source: Source, frame: Frame) -> tuple[style.ReportFigure, str]:
+    """Return a figure, laid out, and its finding.
+
+    Args:
+        source: Which.
+        frame: At least one row.
+    """
+    drawable = _drawable(frame)
+    with style.theme(style.LIGHT):
+        finding: str = source.module.finding(drawable)
+        figure: style.ReportFigure = source.module.plot(drawable)
+        style.lay_out(figure)
+    return figure, finding
 
 
 def _drawable(frame: Frame) -> Frame:

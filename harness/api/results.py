@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from exitbench.errors import UserError
+from exitbench.errors import UserError, suggestion
 from exitbench.results.analysis.comparison import compare
 from exitbench.results.analysis.traces import named, traced_runs
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.lake.layout import is_lake
+from exitbench.results.queries import saved_query
 from exitbench.results.statistics.intervals import Aggregate
 
 if TYPE_CHECKING:
     from exitbench.harness.afterwards.replaying import Probe
+    from exitbench.reports.plotting.style import ReportFigure
 
 _TOKENS = """
     SELECT * FROM token_trace WHERE attempt_id IN (SELECT unnest($attempts::VARCHAR[]))
@@ -30,7 +32,7 @@ _TOKENS = """
 class Results:
     """An open result database, only read; `open_results` makes one. Close it, or use it as a context manager.
 
-    Every method returns an Arrow table: ``.to_pandas()`` makes it a data frame.
+    What has rows is an Arrow table: ``.to_pandas()`` makes it a data frame.
     """
 
     database: Database
@@ -59,6 +61,22 @@ class Results:
         """
         return self.database.query(query, parameters)
 
+    def ask(self, name: str, **parameters: Any) -> pa.Table:
+        """Ask a saved query, as ``exitbench sql @NAME --set margin=0.01`` does: ``results.ask(NAME, margin=0.01)``.
+
+        Args:
+            name: One of ``exitbench ask``.
+            **parameters: Those of the query that shall not have their default.
+
+        Raises:
+            UserError: No query has that name, or the query has no such parameter.
+        """
+        saved = saved_query(name.removeprefix("@"))
+        for parameter in parameters.keys() - saved.defaults.keys():
+            allowed = suggestion(parameter, saved.defaults) if saved.defaults else " It has no parameters."
+            raise UserError(f"Saved query {saved.name} has no parameter {parameter!r}.{allowed}")
+        return self.database.query(saved.sql, {**saved.defaults, **parameters})
+
     def compare(self, run_a: str, run_b: str) -> pa.Table:
         """Contrast runs over the same documents, with paired intervals and tests: a row a metric and a run B.
 
@@ -70,6 +88,22 @@ class Results:
             UserError: A name fits no run or too many, or the runs are of different documents.
         """
         return pa.Table.from_pylist([asdict(one) for one in compare(self.database, run_a, run_b, _aggregate).contrasts])
+
+    def figure(self, name: str, *, draft: bool = False) -> ReportFigure:
+        """Draw one figure of the report as a matplotlib figure: a notebook shows it, ``.savefig(path)`` writes it.
+
+        What it shows, and how to read it, is its ``.caption``.
+
+        Args:
+            name: One of ``exitbench list figures``.
+            draft: Whether to draw it where findings say not to cite runs of this database (``exitbench check``).
+
+        Raises:
+            UserError: No figure has that name, the database has no rows for it, or findings forbid it.
+        """
+        from exitbench.reports.one_figure import one_figure  # loads matplotlib
+
+        return one_figure(self.database, name, draft=draft)
 
     def probe(self, name: str) -> Probe:
         """Return the newest probe of a model on a task, for `exitbench.replay`.

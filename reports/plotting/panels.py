@@ -20,6 +20,7 @@ from exitbench.reports.plotting.style import (
     SINGLE_INCHES,
     SMALL_POINTS,
     TALLEST_INCHES,
+    ReportFigure,
     SeriesStyle,
 )
 from exitbench.terminal import told_apart
@@ -67,7 +68,7 @@ def grid_of_panels(count: int, columns: int | None = None, *, wide: bool = False
     rows = ceil(shown / columns)
     width = SINGLE_INCHES if columns == 1 and not wide else DOUBLE_INCHES
     height = rows * min(_PANEL_INCHES, _PANEL_ROOM / rows)
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = ReportFigure(figsize=(width, height), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for spare in panels[shown:]:
         spare.remove()
@@ -78,7 +79,7 @@ def grid_of_panels(count: int, columns: int | None = None, *, wide: bool = False
 
 def figure_of(height_inches: float, width_inches: float = DOUBLE_INCHES) -> Figure:
     """Return a figure of one of the two widths, no higher than leaves room for a legend on a page."""
-    return Figure(figsize=(width_inches, min(height_inches, _PANEL_ROOM)), layout="constrained")
+    return ReportFigure(figsize=(width_inches, min(height_inches, _PANEL_ROOM)), layout="constrained")
 
 
 def label_y(axes: Axes, label: str) -> None:

@@ -20,6 +20,7 @@ TALLEST_INCHES: Final = 9.0
 SMALL_POINTS: Final = 7.0
 """The smallest text."""
 _DPI = 300
+_SCREEN_DPI = 110
 MUTED = "#8a8a8a"
 """For lines and areas that stand back: 3:1 on white and on near-black. Text needs more, see `quiet`."""
 LETTERS = ("#131517", "#fdfdfd")
@@ -65,6 +66,26 @@ def theme(which: Theme) -> AbstractContextManager[None]:
 def quiet() -> str:
     """Return the colour of text that stands back, in the theme that is set."""
     return (DARK if mpl.rcParams["axes.facecolor"] == DARK.paper else LIGHT).quiet
+
+
+class ReportFigure(Figure):
+    """A figure that is saved as the report saves it, and that a notebook shows without any set-up.
+
+    Attributes:
+        caption: What it shows of its rows, and how to read it; empty until it is known.
+    """
+
+    caption: str = ""
+
+    def savefig(self, fname: Any, **options: Any) -> None:
+        """Save it in the report's fonts; options are matplotlib's."""
+        with theme(LIGHT):
+            super().savefig(fname, **({"dpi": _DPI} | options))
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        """What Jupyter shows, and how large."""
+        with theme(LIGHT):
+            return save(self, "png"), {"width": round(_SCREEN_DPI * self.get_figwidth())}
 
 
 def series_styles(names: Iterable[str]) -> dict[str, SeriesStyle]:

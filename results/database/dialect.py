@@ -1,7 +1,11 @@
 """SQLAlchemy over a result database, with reflection: ``create_engine("duckdb+exitbench:///runs/exitbench.duckdb")``.
 
-The dialect of duckdb-engine asks for columns as PostgreSQL has them, in a catalogue table that DuckDB lacks. This one
-asks DuckDB itself, and so has the comments of columns too. It opens files for reading unless asked otherwise.
+The dialect of duckdb-engine (0.17) inherits how PostgreSQL's tables are reflected. With SQLAlchemy 2.1 that asks for
+pg_catalog.pg_collation (columns), the type REGCLASS (keys) and pg_catalog.pg_inherits (options), which DuckDB lacks.
+This one asks DuckDB itself, and so has the comments of columns too. It opens files for reading unless asked otherwise.
+
+It has a name of its own: of two distributions that both offer `duckdb` chance would choose, and importing ExitBench
+would change how other programs open their databases.
 """
 
 from collections.abc import Callable, Collection, Iterator

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 import exitbench as eb
+from exitbench.results.queries import saved_query
 
 
 def test_views_tokens_and_comparisons_are_tables(example_database: Path) -> None:
@@ -23,3 +26,15 @@ def test_views_tokens_and_comparisons_are_tables(example_database: Path) -> None
 def test_a_folder_of_runs_is_opened_by_its_name(few_database: Path) -> None:
     with eb.open_results(few_database.parent) as results:
         assert results.database.path == few_database
+
+
+def test_parameters_of_a_saved_query_are_named(example_database: Path) -> None:
+    with eb.open_results(example_database) as results:
+        everything, some = results.ask("near_ties"), results.ask("@near_ties", method="static")
+        assert everything.equals(results.sql(saved_query("near_ties").with_defaults()))
+        assert 0 < some.num_rows < everything.num_rows
+        assert set(some["method"].to_pylist()) == {"static"}
+        with pytest.raises(eb.UserError, match=r"near_ties has no parameter 'methd'\. Did you mean 'method'"):
+            results.ask("near_ties", methd="static")
+        with pytest.raises(eb.UserError, match=r"There is no saved query 'near_tie'\. Did you mean"):
+            results.ask("near_tie")

@@ -29,6 +29,7 @@ ENGINES: Final = (
 ASK_ALL = """
 import csv, duckdb, sys
 database = duckdb.connect(sys.argv[1], read_only=True)
+database.execute("SET enable_progress_bar = false")  # it prints among the rows where a query takes two seconds
 out = csv.writer(sys.stdout, lineterminator="\\n")
 for statement in sys.stdin.read().split(";\\n"):
     if statement.strip():

@@ -1,0 +1,60 @@
+"""A figure in a notebook is the report's: the same rows, picture and caption, and the same rules."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+
+import exitbench as eb
+from exitbench.reports.render import write_figures
+
+
+def test_it_is_saved_and_shown_as_the_report_writes_it(small_database: Path, tmp_path: Path) -> None:
+    with eb.open_results(small_database) as results:
+        figure = results.figure("exit_histogram")
+    (drawn,) = write_figures(small_database, tmp_path, "exit_histogram")
+    assert figure.caption == drawn.caption
+    written = (tmp_path / "figures" / "exit_histogram.png").read_bytes()
+    shown, size = figure._repr_png_()  # what IPython asks objects for
+    assert shown == written
+    assert size == {"width": round(110 * figure.get_figwidth())}
+    figure.savefig(tmp_path / "figure.pdf")
+    assert b"/Type3" not in (tmp_path / "figure.pdf").read_bytes()
+
+
+def test_it_loads_no_torch(small_database: Path) -> None:
+    code = (
+        "import sys, exitbench as eb\n"
+        f"with eb.open_results({str(small_database)!r}) as results:\n"
+        "    results.figure('exit_histogram')\n"
+        "print(sorted({'torch', 'transformers', 'matplotlib.pyplot'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fronteir", r"No figure is called 'fronteir'\. Did you mean 'frontier'"),
+        ("choice_*", r"'choice_\*' names 3 figures: choice_accuracy, .* Name one\."),
+        ("choice_exits", r"Figure choice_exits has no rows here\. No data yet: run "),
+    ],
+)
+def test_what_cannot_be_drawn_is_told(small_database: Path, name: str, message: str) -> None:
+    with eb.open_results(small_database) as results, pytest.raises(eb.UserError, match=message):
+        results.figure(name)
+
+
+def test_where_findings_say_not_to_cite_only_a_draft_is_drawn(small_database: Path, tmp_path: Path) -> None:
+    path = tmp_path / "exitbench.duckdb"
+    shutil.copy(small_database, path)
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("DELETE FROM token_exit WHERE position = 1")
+    with eb.open_results(path) as results:
+        with pytest.raises(eb.UserError, match="say not to cite"):
+            results.figure("exit_histogram")
+        assert results.figure("exit_histogram", draft=True).caption
