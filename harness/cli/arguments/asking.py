@@ -189,6 +189,7 @@ def _add_replay(commands: Commands) -> None:
     parser.add_argument("--param", action="append", default=[], metavar="NAME=VALUE", help=about)
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="how rows are written")
     add_database(parser)
+    add_plugins(parser)
 
 
 def _numbers(text: str) -> list[float]:
