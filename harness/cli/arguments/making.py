@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from exitbench.harness.cli.arguments.common import Commands, Parser, command
+from exitbench.harness.cli.arguments.common import Commands, Parser, add_data_dir, add_plugins, add_runs, command
 
 
 def add_commands(commands: Commands) -> None:
@@ -16,6 +16,7 @@ def add_commands(commands: Commands) -> None:
     kinds = command(commands, "new", "new:new", about, examples).add_subparsers(required=True, metavar="KIND")
     _add_method(kinds)
     _add_task(kinds)
+    _add_suite(kinds)
 
 
 def _add_method(kinds: Commands) -> None:
@@ -32,6 +33,29 @@ def _add_task(kinds: Commands) -> None:
     _add_name(parser)
     about = "as a class in a plug-in, which may score as it likes, instead of a TOML file"
     parser.add_argument("--python", action="store_true", help=about)
+
+
+def _add_suite(kinds: Commands) -> None:
+    examples = (
+        "  exitbench new suite my-suite --model ../models/mine\n"
+        "  exitbench new suite my-suite --model hub:OWNER/NAME --hub\n"
+        "  exitbench new suite my-suite --model ../models/mine --task squad --task samsum\n"
+        "  exitbench new suite my-suite --model ../models/mine --task tasks/my-task.toml \\\n"
+        "      --set 'files={data=\"my-task.jsonl\"}' --data-dir data"
+    )
+    about = "Write a suite for a model: methods that it runs and that need nothing trained, tasks for its kind."
+    parser = command(kinds, "suite", "new:new_suite", about, examples)
+    _add_name(parser)
+    naming = "folder of a checkpoint, hub:OWNER/NAME@REVISION, or name of a recipe"
+    parser.add_argument("--model", required=True, metavar="MODEL", help=naming)
+    parser.add_argument("--hub", action="store_true", help="fetch hub:OWNER/NAME; else only what is cached is read")
+    about = "name of a task or path of its TOML file; may be repeated (generated data for its kind of model)"
+    parser.add_argument("--task", action="append", default=[], metavar="TASK", help=about)
+    about = "of a single --task: a key of [tasks.LABEL] of a suite, as TOML has it; may be repeated"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=about)
+    add_data_dir(parser, "that the task names, for the commands told")
+    add_plugins(parser)
+    add_runs(parser)
 
 
 def _add_name(parser: Parser) -> None:
