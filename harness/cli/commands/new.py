@@ -86,26 +86,27 @@ def new_suite(arguments: Namespace) -> int:
     options = [] if arguments.data_dir is None else ["--data-dir", arguments.data_dir]
     options += [] if arguments.plugins is None else ["--plugins", arguments.plugins]
     plan, run = (("exitbench", command, to / f"{name}.toml", *options) for command in ("plan", "run"))
-    tasks = _tasks(arguments, label_of)
-    asked = Asked(name, f"{key} = {toml_value(value)}", label_of(stem), folder, tasks, _spelled(plan))
+    tasks, is_likelihood = _tasks(arguments, label_of)
+    asked = Asked(name, f"{key} = {toml_value(value)}", label_of(stem), folder, tasks, is_likelihood, _spelled(plan))
     first = "--limit", "2", "--no-report"
     _write(to, {f"{name}.toml": suite_text(asked)}, (plan, (*run, *first), run))
     return 0
 
 
-def _tasks(arguments: Namespace, label_of: Callable[[str], str]) -> dict[str, dict[str, Any]]:
-    """Return what the suite says of the tasks that are named, each checked as a suite's is."""
+def _tasks(arguments: Namespace, label_of: Callable[[str], str]) -> tuple[dict[str, dict[str, Any]], bool]:
+    """What the suite says of the tasks that are named, each checked; and whether one asks for log-likelihoods."""
     settings = task_settings(arguments.set)
     if arguments.set and len(arguments.task) != 1:
         raise UserError(f"--set {arguments.set[0]}: goes with one --task, whose settings they are.")
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
+    is_likelihood = False
     for task in arguments.task:
-        entry_as_given(task, settings)
+        is_likelihood |= entry_as_given(task, settings).is_likelihood
         label = label_of(Path(task.rpartition(":")[2]).stem)
         if label in found:
             raise UserError(f"--task {task}: another one has the label {label!r}.")
         found[label] = {"task": _from(arguments.to, task) if task.endswith(".toml") else task, **settings}
-    return found
+    return found, is_likelihood
 
 
 def _from(to: Path, path: str) -> str:
