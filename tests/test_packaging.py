@@ -88,7 +88,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel: set[str]) -> None:
 def test_the_wheel_holds_no_dataset_and_no_checkpoint_but_those_that_come_along(wheel: set[str]) -> None:
     ours = {name for name in wheel if ".dist-info/" not in name and "/harness/checkpoints/" not in name}
     kinds = {Path(name).suffix for name in ours}
-    assert kinds <= {".py", ".typed", ".sql", ".csv", ".toml", ".html", ".css", ".js", ".yaml"}
+    assert kinds <= {".py", ".typed", ".sql", ".csv", ".toml", ".html", ".css", ".js", ".yaml", ".tmpl"}
 
 
 # ------------------------------------------------------------------------------------------ what is pinned
@@ -169,7 +169,7 @@ def test_imports_within_the_project_go_one_way(folder: str) -> None:
 STOREYS = {
     "exitbench.harness": (
         *("reading", "processes", "cells", "engine", "conformance"),
-        *("training", "planning", "inspecting", "running", "afterwards", "cli", "api"),
+        *("training", "planning", "inspecting", "scaffolds", "running", "afterwards", "cli", "api"),
     ),
     "exitbench.harness.engine": ("model", "hosted", "checkpoints", "decoding", "static"),
     "exitbench.results": (

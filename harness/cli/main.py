@@ -117,7 +117,7 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
         UserError: They are not a command's.
     """
     # Imported here, where an interrupt is taken care of.
-    from exitbench.harness.cli.arguments import asking, keeping, running
+    from exitbench.harness.cli.arguments import asking, keeping, making, running
     from exitbench.harness.cli.arguments.common import HIDDEN, Parser
 
     parser = Parser(
@@ -131,7 +131,7 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
         return argparse.Namespace(command="lm_eval:lm_eval", arguments=list(given[1:]))
     parser.add_argument("--version", action="version", version=f"exitbench {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for group in (running, asking, keeping):
+    for group in (running, making, asking, keeping):
         group.add_commands(commands)
     if given and not given[0].startswith("-") and given[0] not in commands.choices:
         listed = [name for name in commands.choices if not name.startswith(HIDDEN)]

@@ -201,6 +201,7 @@ def _add_replay(commands: Commands) -> None:
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="how rows are written")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the sweep too: a pdf, png or svg")
     add_database(parser)
+    add_plugins(parser)
 
 
 def _numbers(text: str) -> list[float]:

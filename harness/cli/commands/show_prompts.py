@@ -49,11 +49,25 @@ def _entry(arguments: Namespace) -> TaskEntry:
         if not found:
             raise UserError(f"suite {suite.name} has no task {arguments.task!r}. Allowed: {', '.join(labels)}.")
         return found[0]
-    values = {"task": arguments.task, **_settings(arguments.set)}
-    return read_task(Path(arguments.task).stem, Table(Path("--set"), "", ("tasks", arguments.task), values))
+    return entry_as_given(arguments.task, task_settings(arguments.set))
 
 
-def _settings(given: Sequence[str]) -> dict[str, Any]:
+def entry_as_given(task: str, settings: Mapping[str, Any]) -> TaskEntry:
+    """Read a task as the command line names it, paths from the current folder.
+
+    Raises:
+        UserError: There is no such task, or a setting is not what is allowed.
+    """
+    values = {"task": task, **settings}
+    return read_task(Path(task).stem, Table(Path("--set"), "", ("tasks", task), values))
+
+
+def task_settings(given: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of a task that ``--set KEY=VALUE`` gives, as a suite's ``[tasks.LABEL]`` has them.
+
+    Raises:
+        UserError: One is not of this form.
+    """
     values: dict[str, Any] = {}
     for one in given:
         try:

@@ -1,0 +1,229 @@
+"""`exitbench new`: what it writes runs as it is, down to a row of the report; what it cannot write it tells."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.harness.cli.main import main, parsed
+from exitbench.harness.scaffolds.files import method_files, python_task_files, task_files
+from exitbench.harness.scaffolds.names import MOST_CHARACTERS
+from exitbench.results.database.connection import open_database
+
+ROOT = Path(__file__).parents[3]
+MAIN = "import sys; from exitbench.harness.cli.main import main; sys.exit(main(sys.argv[1:]))"
+METHOD, TASK, PYTHON_TASK = "my-gate", "my-task", "my-other-task"
+LIMIT = 4
+
+
+def _do(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """A command as it is printed, in a process of its own, by this Python and on one core."""
+    program = {"python": [sys.executable], "exitbench": [sys.executable, "-c", MAIN]}[command[0]]
+    given = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    done = subprocess.run([*program, *command[1:]], cwd=folder, env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
+    return done
+
+
+def _next(told: str) -> list[list[str]]:
+    """The commands that `exitbench new` says come next."""
+    return [shlex.split(line) for line in told.partition("next:\n")[2].splitlines()]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a method, a task and a task in Python, each tried as its next steps say. Read only."""
+    folder = tmp_path_factory.mktemp("made")
+    kinds = (("method", METHOD), ("task", TASK), ("task", PYTHON_TASK, "--python"))
+    steps = [_next(_do(folder, ["exitbench", "new", *arguments]).stdout) for arguments in kinds]
+    tests, commands = [], []
+    for step in (step for several in steps for step in several):
+        (tests if step[0] == "python" else commands).append(step)
+    _do(folder, [*tests[0], *(test[-1] for test in tests[1:]), "-p", "no:cacheprovider"])
+    for command in commands:
+        # Of timing, whose place is a quiet machine, nothing; and one report of all at the end.
+        few = ("--kinds", "quality,probe", "--limit", str(LIMIT), "--no-report") if command[1] == "run" else ()
+        (folder / f"{command[1]}-{len(list(folder.glob('*.out')))}.out").write_text(
+            _do(folder, [*command, *few]).stdout
+        )
+    return folder
+
+
+def rows(folder: Path, sql: str) -> list[dict[str, Any]]:
+    with open_database(folder / "runs" / "exitbench.duckdb") as database:
+        return database.query(sql).to_pylist()
+
+
+def test_the_files_of_each_kind_are_beside_one_another(made: Path) -> None:
+    files = {
+        str(path.relative_to(made))
+        for name in ("plugins", "tests", "tasks", "data")
+        for path in made.glob(f"{name}/*.*")
+    }
+    assert files == {
+        *("plugins/my_gate.py", "tests/test_my_gate.py"),
+        *("tasks/my-task.toml", "data/my-task.jsonl", "tests/test_my_task.py"),
+        *("plugins/my_other_task.py", "data/my-other-task.jsonl", "tests/test_my_other_task.py"),
+    }
+    assert {path.stem for path in made.glob("*.toml")} == {METHOD, TASK, PYTHON_TASK}
+
+
+def test_the_method_is_in_the_database_beside_others_and_conforms(made: Path) -> None:
+    found = rows(made, f"SELECT * FROM runs WHERE suite = '{METHOD}' AND kind = 'quality' AND status = 'ok'")
+    assert {row["method"] for row in found} == {"full", "static", "max-prob", METHOD}
+    assert {row["conforms"] for row in found} == {True}
+
+
+def test_as_it_is_the_gate_is_that_of_max_prob(made: Path) -> None:
+    sql = "SELECT threshold, value, mean_exit_layer FROM frontier WHERE method = $1 AND suite = $2 ORDER BY ALL"
+    with open_database(made / "runs" / "exitbench.duckdb") as database:
+        mine, theirs = (database.query(sql, [name, METHOD]).to_pylist() for name in (METHOD, "max-prob"))
+    assert len(mine) == 2 and mine == theirs
+
+
+def test_thresholds_of_the_method_are_replayed(made: Path) -> None:
+    (told,) = (path.read_text() for path in made.glob("replay-*.out"))
+    depths = [float(line.split()[1]) for line in told.splitlines()[2:]]
+    assert len(depths) == 21 and depths == sorted(depths) and depths[0] < depths[-1]
+
+
+def test_the_tasks_are_in_the_database_with_their_metrics(made: Path) -> None:
+    found = rows(made, "SELECT DISTINCT task, metric, suite FROM frontier WHERE task_label LIKE 'my-%' ORDER BY ALL")
+    assert [tuple(row.values()) for row in found] == [
+        (PYTHON_TASK, "words_in_place", PYTHON_TASK),
+        (f"toml:{TASK}", "chrf", TASK),
+    ]
+
+
+def test_all_of_it_is_in_the_reports_table(made: Path) -> None:
+    told = _do(made, ["exitbench", "report", "--format", "md", "--only", "summary", "--draft"]).stdout
+    assert METHOD in told and TASK in told and PYTHON_TASK in told
+
+
+def test_what_a_model_reads_is_shown(made: Path) -> None:
+    for path in made.glob("show-prompts-*.out"):
+        assert "translate English to French: Anna likes the ducks ." in path.read_text()
+
+
+# ------------------------------------------------------------------------------------------------ the text of the files
+
+LONGEST = "-".join(["x" * 9] * 4) + "y"
+
+
+@pytest.mark.parametrize("name", ["a", "my-method", LONGEST])
+def test_the_python_is_as_ruff_wants_it(name: str, tmp_path: Path) -> None:
+    assert len(LONGEST) == MOST_CHARACTERS
+    paths = []
+    for number, files in enumerate((method_files(name), task_files(name, "run"), python_task_files(name, "run"))):
+        for path, text in files.items():
+            if path.endswith(".py"):
+                paths.append(tmp_path / str(number) / path)
+                paths[-1].parent.mkdir(parents=True, exist_ok=True)
+                paths[-1].write_text(text, encoding="utf-8")
+                compile(text, path, "exec")
+    if shutil.which("ruff") is None:
+        pytest.skip("ruff is not here: that it is Python is all that was tried")
+    ours = ["--config", str(ROOT / "pyproject.toml"), "--config", "lint.isort.known-first-party=[]"]
+    for options in (ours, ["--isolated"]):
+        done = subprocess.run(
+            ["ruff", "check", "--no-cache", "--extend-per-file-ignores", "test_*.py:D", *options, *paths],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        done = subprocess.run(
+            ["ruff", "format", "--diff", "--no-cache", *options, *paths], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_method_is_about_forty_lines() -> None:
+    assert len(method_files(METHOD)["plugins/my_gate.py"].splitlines()) <= 45
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def found(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("method My-Gate", "'My-Gate' cannot be a name. Allowed: lower-case"),
+        ("task ../mine", "'../mine' cannot be a name"),
+        ("method max-prob", "there is a method named 'max-prob'"),
+        ("task squad --python", "there is a task named 'squad'"),
+        ("suite builtin --model builtin-free", "there is a suite named 'builtin'"),
+        ("method mine --to file", "file/plugins/mine.py: cannot be written (Not a directory)"),
+        ("suite mine", "required: --model"),
+        ("suite mine --model nowhere", "there is no folder 'nowhere' and no recipe of that name"),
+        ("suite mine --model empty", "empty: not a Hugging Face checkpoint folder (no config.json)"),
+        ("suite mine --model damaged", "damaged/config.json, line 1: not valid JSON"),
+        ("suite mine --model encoder", "is an encoder only; allowed: models that generate text"),
+        ("suite mine --model unweighted", "unweighted: no model.safetensors"),
+        ("suite mine --model hub:me", "'hub:me' is not the name of a model; allowed: hub:OWNER/NAME"),
+        ("suite mine --model hub:me/small", "hub:me/small@main is not on this machine"),
+        ("suite mine --model builtin-free --task squat", "unknown task 'squat'. Did you mean 'squad'?"),
+        ("suite mine --model builtin-free --task no.toml", "no.toml: cannot be read: No such file"),
+        ("suite mine --model builtin-free --task squad --set levl=1", "unknown key. Did you mean 'level'?"),
+        ("suite mine --model builtin-free --set level=1", "goes with one --task"),
+        ("suite mine --model builtin-free --task squad --task squad", "another one has the label 'squad'"),
+        ("thing mine", "invalid choice: 'thing' (choose from 'method', 'task', 'suite')"),
+        ("", "required: KIND"),
+    ],
+)
+def test_what_cannot_be_made_is_told_on_a_screen_and_nothing_is_left(
+    arguments: str, says: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "file").touch()
+    for name in ("empty", "damaged", "encoder", "unweighted"):
+        (here / name).mkdir()
+    (here / "damaged" / "config.json").write_text("{")
+    (here / "encoder" / "config.json").write_text('{"model_type": "t5", "architectures": ["T5EncoderModel"]}')
+    (here / "unweighted" / "config.json").write_text('{"model_type": "gpt2", "n_layer": 2}')
+    before = found(here)
+    assert main(["new", *arguments.split()]) == 2
+    told = capsys.readouterr()
+    assert says in told.err and told.out == ""
+    assert len(told.err.splitlines()) <= 20 and "Traceback" not in told.err
+    assert found(here) == before
+
+
+@pytest.mark.parametrize("there", ["plugins/mine.py", "tests/test_mine.py", "mine.toml"])
+def test_nothing_is_written_over(there: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / there).parent.mkdir(exist_ok=True)
+    (here / there).write_text("mine")
+    before = found(here)
+    assert main(["new", "method", "mine"]) == 2
+    assert f"{there}: is there already. Nothing was written." in capsys.readouterr().err
+    assert found(here) == before and (here / there).read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["method", "task", "suite"])
+def test_every_kind_explains_itself_with_examples_that_are_commands(
+    kind: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "data").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        main(["new", kind, "--help"])
+    assert ended.value.code == 0
+    examples = re.findall(r"^  exitbench (new .*)$", capsys.readouterr().out.replace("\\\n", ""), re.MULTILINE)
+    assert examples
+    for example in examples:
+        assert parsed(shlex.split(example)).name.startswith("my-")

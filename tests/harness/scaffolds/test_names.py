@@ -1,0 +1,38 @@
+"""Names of what users add, and the names that Python gives them."""
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.scaffolds.names import MOST_CHARACTERS, check_new_name, class_name, module_name
+
+
+@pytest.mark.parametrize("name", ["mine", "top-3", "a", "class", "x" * MOST_CHARACTERS])
+def test_words_and_digits_joined_by_hyphens_are_a_name(name: str) -> None:
+    check_new_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "Mine", "my_method", "my method", "-mine", "mine-", "my--method", "3-top", "méthode", "mine.toml"),
+        *("../mine", "mine\n", "x" * (MOST_CHARACTERS + 1)),
+    ],
+)
+def test_what_is_no_name_is_told_with_what_is(name: str) -> None:
+    with pytest.raises(UserError, match=r"cannot be a name\. Allowed: lower-case letters a to z") as told:
+        check_new_name(name)
+    assert len(str(told.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("max-prob", "method"), ("squad", "task"), ("wmt16-en-ro", "task"), ("builtin", "suite")],
+)
+def test_a_name_that_something_has_is_told(name: str, kind: str) -> None:
+    with pytest.raises(UserError, match=f"there is a {kind} named '{name}'"):
+        check_new_name(name)
+
+
+def test_python_spells_it_as_a_module_and_a_class() -> None:
+    assert module_name("my-top-3") == "my_top_3"
+    assert class_name("my-top-3") == "MyTop3"
