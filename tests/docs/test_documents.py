@@ -23,7 +23,7 @@ from exitbench.results.database.schema_doc import described_views, schema_markdo
 from exitbench.results.queries.cookbook import cookbook_markdown
 from exitbench.tasks.builtin.words import Kind
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_contributing_guides_method_is_a_whole_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
