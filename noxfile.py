@@ -12,6 +12,7 @@ nox -s tests -- tests/methods -k oracle
 nox -s tests -- -m fast               in about a minute: what tests/slow.txt does not name
 nox -s tests -- -n 0 --pdb            in one process
 nox -s notebook                       the notebook executed: runs/notebooks has the copy with its pictures
+nox -s docs                           the documentation as a site, for a browser without network: runs/site/index.html
 nox -s perf -- -k replay              benchmarks; their times go into the database of runs (--runs DIR for another)
 nox -s perf -- --against HEAD~1 -k replay     how fast the work tree is beside another commit
 nox -s slurm                      the cluster's executor against a real Slurm on this machine; root, slurm-wlm and munge
@@ -155,6 +156,16 @@ def notebook(session: nox.Session) -> None:
     executed = shutil.copytree("docs/notebooks", "runs/notebooks", dirs_exist_ok=True)
     for path in sorted(Path(executed).glob("*.ipynb")):
         session.run("jupyter-execute", "--inplace", str(path), env=OFFLINE | {"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the site of the documentation into runs/site; a broken link fails. Its pictures are of a small run."""
+    install(session, "docs")
+    small = ("--only", "weighted/squad/*", "--kinds", "quality,probe,replay", "--limit", "20")
+    session.run("exitbench", "run", "builtin", *small, "--no-report", "--runs", "runs/docs", env=OFFLINE)
+    session.run("exitbench", "report", "--only", "?*", "--draft", "--runs", "runs/docs", env=OFFLINE)
+    session.run("mkdocs", *(session.posargs or ["build"]), env=OFFLINE | {"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session

@@ -89,7 +89,7 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
         UserError: The method has no threshold or does not look at it, parameters do not fit the model, or a probe does
             not tell its score.
 
-    Example:
+    Examples:
         >>> import exitbench as eb
         >>> probe = eb.probe(eb.load_model("builtin-weighted"), ["translate English to French: the key is lost ."])
         >>> eb.replay(probe, "calm-softmax", [0.0, 1.0]).column("mean_exit_layer").to_pylist()

@@ -119,7 +119,7 @@ def load_model(name: str | Path, dtype: str = "float32", device: str = "cpu", *,
     Raises:
         UserError: There is no such folder or model, or the engine cannot read it.
 
-    Example:
+    Examples:
         >>> import exitbench as eb
         >>> eb.load_model("builtin-weighted").n_blocks
         8
@@ -169,7 +169,7 @@ def decode(
     Raises:
         UserError: The method or a parameter is unknown, does not suit the model, or must be fitted first.
 
-    Example:
+    Examples:
         >>> import exitbench as eb
         >>> model = eb.load_model("builtin-weighted")
         >>> answers = eb.decode(model, ["translate English to French: the key is lost ."], "static", exit_layer=2)
@@ -197,7 +197,7 @@ def probe(model: Model, prompts: Sequence[str], *, max_new_tokens: int = 64) -> 
     Raises:
         UserError: There are no prompts.
 
-    Example:
+    Examples:
         >>> import exitbench as eb
         >>> probe = eb.probe(eb.load_model("builtin-weighted"), ["translate English to French: the key is lost ."])
         >>> len(probe.table.column("p1")[0])

@@ -141,7 +141,7 @@ def open_results(path: str | Path = "runs") -> Results:
     Raises:
         UserError: There is no database and no lake there, or it cannot be opened.
 
-    Example:
+    Examples:
         >>> import exitbench as eb
         >>> with eb.open_results("runs") as results:
         ...     frame = results.frontier().to_pandas()

@@ -57,7 +57,7 @@ def run(
         UserError: Bad input, as the command tells it.
         KeyboardInterrupt: What is finished is kept.
 
-    Example:
+    Examples:
         >>> import exitbench as eb
         >>> report = eb.run("builtin", only="weighted/squad/static*", kinds=["quality"], limit=2, report=False)
         ... # doctest: +ELLIPSIS

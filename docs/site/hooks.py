@@ -1,0 +1,67 @@
+"""What mkdocs calls while it builds: pages that lie elsewhere or are generated, and where docstrings are read."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from exitbench.reports.gallery import drawn, gallery
+
+ROOT = Path(__file__).parents[2]
+BESIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PAGES = {**BESIDE, "README.md": "index.md"}
+"""Documents beside docs/, and the pages that have them, or take their place."""
+_LOADED = re.compile(r'<(?:script|img|iframe|link(?! rel="canonical"))\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]*)"')
+_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+
+
+@event_priority(100)  # before mkdocstrings looks for it
+def on_config(config: MkDocsConfig) -> None:
+    """Lay the package out as it is imported, for docstrings to be read without importing it."""
+    package = ROOT / "runs" / "docs" / "package" / "exitbench"
+    package.mkdir(parents=True, exist_ok=True)
+    rooms = [ROOT / name for name in ("harness", "methods", "tasks", "results", "reports")]
+    for target in (*rooms, *(ROOT / "harness" / "_root").glob("*.py")):
+        link = package / target.name
+        if not link.is_symlink():
+            link.symlink_to(target, target_is_directory=target.is_dir())
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Add the documents beside docs/, and the gallery with its pictures."""
+    for name in BESIDE:
+        text = (ROOT / name).read_text("utf-8").replace("](docs/", "](")
+        files.append(File.generated(config, BESIDE[name], content=text))
+    pictures = ROOT / "runs" / "docs" / "report" / "figures"
+    files.append(File.generated(config, "gallery.md", content=gallery(pictures, "figures")))
+    for name, picture in drawn(pictures).items():
+        files.append(File.generated(config, f"figures/{name}.svg", abs_src_path=str(picture)))
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Keep links in the site: to a document beside docs/ where its page is, to a source file as plain text."""
+    folder = "" if page.file.src_uri in BESIDE.values() else f"docs/{posixpath.dirname(page.file.src_uri)}"
+    up = "../" * page.file.src_uri.count("/")
+
+    def kept(found: re.Match[str]) -> str:
+        text, path, anchor = found.groups()
+        name = posixpath.normpath(posixpath.join(folder, path))
+        if name in PAGES:
+            return f"[{text}]({up}{PAGES[name]}{anchor or ''})"
+        is_source = not name.startswith(("docs/", "..")) and (ROOT / name).exists()
+        return text if is_source and not files.get_file_from_path(name) else found[0]
+
+    return _LINK.sub(kept, markdown)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> None:
+    """Refuse a page that would fetch anything: the site is read without a network."""
+    if fetched := _LOADED.findall(output):
+        raise PluginError(f"{page.file.src_uri}: loads {', '.join(fetched)}")

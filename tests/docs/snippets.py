@@ -1,0 +1,255 @@
+"""Runs what a page of docs/guide shows, top to bottom, in a folder of its own: commands, Python, SQL and files.
+
+    ```console             `$ COMMAND` is run, without a shell; a trailing backslash continues it. What stands below
+                           is its whole output, stderr included: a line `...` stands for any lines. Where nothing
+                           stands below, nothing is asked. `# exit code 2` as the first line below says so; otherwise
+                           a command ends with 0.
+    ```python              run, in one namespace a page; a ```text block right after it is what it prints
+    ```sql                 asked of runs/exitbench.duckdb by `exitbench sql`; has rows; a ```text block right after it
+                           is what is printed
+    ```toml title="a/b"    written to that path, whatever the language
+    <!-- not run: WHY -->  before a block: shown only. WHY begins with one of `REASONS`.
+    <!-- numbers vary -->  before a block: its numbers, and the widths of its columns, are another machine's
+
+Times, sizes, speed-ups (1.5x), digests, dates and absolute paths are any machine's everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REASONS = (
+    "a cluster",
+    "a GPU",
+    "the hub",
+    "the network",
+    "another program",
+    "takes minutes",
+    "an excerpt",
+    "a message",
+)
+"""What a block may be shown for that is not run; more may follow behind it in brackets."""
+
+_FENCE = re.compile(r"```(\w*)(?: title=\"([^\"]+)\")?\s*")
+_REMARK = re.compile(r"<!--\s*(.*?)\s*-->\s*")
+_SHELL = {"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1"}
+_VARIES = (
+    (re.compile(r"\b[0-9a-f]{8,64}\b"), "DIGEST"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?)?"), "DATE"),
+    (re.compile(r"\b\d[\d.,]*\s?(ns|µs|ms|s|min|minutes|h|kB|MB|GB|MiB|GiB)\b"), "AMOUNT"),
+    (re.compile(r"\b\d[\d.]*x\b"), "RATIO"),
+    (re.compile(r"(?<![\w.*'])(/[\w.+-]+){2,}"), "PATH"),
+)
+_NUMBER = re.compile(r"(≈ ?)?[-+]?\d+(\.\d+)?")
+_ENVIRONMENT = {
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    "COLUMNS": "100",
+    "MPLBACKEND": "Agg",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+_PYTHON = """
+import contextlib, io, json, os, sys, traceback
+replies = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what workers print is no reply
+names = {"__name__": "__main__"}
+for line in sys.stdin:
+    code, where = json.loads(line)
+    printed, error = io.StringIO(), None
+    with contextlib.redirect_stdout(printed):
+        try:
+            exec(compile(code, where, "exec"), names)
+        except BaseException:
+            error = traceback.format_exc()
+    print(json.dumps([printed.getvalue(), error]), file=replies, flush=True)
+"""
+
+
+class Wrong(AssertionError):
+    """A page says what is not so; the message begins with its place."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where it begins, what it is, and what the comments right before it say."""
+
+    place: str
+    language: str
+    title: str | None
+    text: str
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def not_run(self) -> str | None:
+        """Why the block is only shown; None where it is run."""
+        return next((remark[9:].strip() for remark in self.remarks if remark.startswith("not run:")), None)
+
+    @property
+    def varies(self) -> bool:
+        """Whether its numbers are another machine's."""
+        return "numbers vary" in self.remarks
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    found: list[Block] = []
+    remarks: list[str] = []
+    lines = enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
+    for number, line in lines:
+        if remark := _REMARK.fullmatch(line):
+            remarks.append(remark[1])
+        elif line.lstrip().startswith(("```", "~~~")):
+            place = f"{page.name}:{number}"
+            if not (fence := _FENCE.fullmatch(line)):
+                raise Wrong(
+                    f'{place}: a block begins at the line\'s start with ```LANGUAGE or ```LANGUAGE title="PATH"'
+                )
+            body: list[str] = []
+            while (text := next(lines, (0, None))[1]) is not None and text.rstrip() != "```":
+                body.append(text)
+            if text is None:
+                raise Wrong(f"{place}: the block does not end")
+            found.append(Block(place, fence[1], fence[2], "\n".join(body), tuple(remarks)))
+            remarks = []
+        elif line.strip():
+            remarks = []
+    return found
+
+
+def begins_with(page: Path) -> list[str]:
+    """What the page's folder has in it at the beginning, as `<!-- begins with: A, B -->` says."""
+    said = re.search(r"^<!-- begins with: (.*?) -->$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return said[1].split(", ") if said else []
+
+
+@dataclass
+class Page:
+    """A page that runs in a folder: `run` does all of it, or raises `Wrong` at the first thing that is not so."""
+
+    path: Path
+    folder: Path
+    not_run: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Run every block in order."""
+        python = None
+        printed: str | None = None  # by the block before
+        try:
+            for block in blocks(self.path):
+                before, printed = printed, None
+                if block.not_run is not None:
+                    if not block.not_run.startswith(REASONS):
+                        raise Wrong(f"{block.place}: not run: {block.not_run!r} is none of {', '.join(REASONS)}")
+                    self.not_run.append(f"{block.place}: {block.not_run}")
+                elif block.title is not None:
+                    self._write(block)
+                elif block.language == "console":
+                    self._commands(block)
+                elif block.language == "python":
+                    python = python or _start([sys.executable, "-c", _PYTHON], self.folder, subprocess.DEVNULL)
+                    printed = _said(python, block)
+                elif block.language == "sql":
+                    printed = self._rows(block)
+                elif block.language == "text" and before is not None:
+                    _require(block.place, block.text.splitlines(), before, block.varies)
+                else:
+                    raise Wrong(f"{block.place}: a block {block.language!r} here is neither run nor `not run: WHY`")
+        finally:
+            if python is not None:
+                python.communicate()
+
+    def _write(self, block: Block) -> None:
+        path = self.folder / str(block.title)
+        if not path.resolve().is_relative_to(self.folder.resolve()):
+            raise Wrong(f"{block.place}: {block.title} lies outside the page's folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.text + "\n", encoding="utf-8")
+
+    def _commands(self, block: Block) -> None:
+        start, *asked = re.split(r"(?m)^\$ ", block.text.replace("\\\n", " "))
+        if start.strip() or not asked:
+            raise Wrong(f"{block.place}: a console block begins with `$ COMMAND`")
+        for one in asked:
+            command, *shown = one.rstrip().split("\n")
+            code = re.fullmatch(r"# exit code (\d+)", shown[0]) if shown else None
+            words = shlex.split(command, comments=True)
+            output = output_of(self.folder, words, block.place, int(code[1]) if code else 0)
+            if shown[bool(code) :]:
+                _require(f"{block.place}: {command}", shown[bool(code) :], output, block.varies)
+
+    def _rows(self, block: Block) -> str:
+        output = output_of(self.folder, ["exitbench", "sql", block.text], block.place)
+        if len(output.splitlines()) < 3:  # names of columns, a rule, rows
+            raise Wrong(f"{block.place}: the query has no rows:\n{output}")
+        return output
+
+
+def output_of(folder: Path, words: list[str], place: str, code: int = 0) -> str:
+    """What a command says in a folder, stderr included; it ends with `code`, or `Wrong` is raised."""
+    if shell := _SHELL.intersection(words):
+        raise Wrong(f"{place}: {' '.join(sorted(shell))} needs a shell; commands run without one")
+    try:
+        process = _start(words, folder, subprocess.STDOUT)
+    except FileNotFoundError:
+        raise Wrong(f"{place}: there is no program {words[0]}") from None
+    output = process.communicate()[0]
+    if process.returncode != code:
+        raise Wrong(f"{place}: {shlex.join(words)} ends with {process.returncode}, not {code}:\n{output}")
+    return output
+
+
+def _start(words: list[str], folder: Path, errors: int) -> subprocess.Popen[str]:
+    environment, pipe = os.environ | _ENVIRONMENT, subprocess.PIPE
+    return subprocess.Popen(
+        words, cwd=folder, env=environment, stdin=pipe, stdout=pipe, stderr=errors, text=True, encoding="utf-8"
+    )
+
+
+def _said(python: subprocess.Popen[str], block: Block) -> str:
+    """Have the page's Python run a block; returns what it printed."""
+    assert python.stdin is not None and python.stdout is not None
+    print(json.dumps([block.text, block.place]), file=python.stdin, flush=True)
+    answer = python.stdout.readline()
+    printed, error = json.loads(answer) if answer else ("", "the interpreter has ended")
+    if error:
+        raise Wrong(f"{block.place}: {error}")
+    return str(printed)
+
+
+def _require(place: str, shown: list[str], output: str, varies: bool) -> None:
+    """Raise `Wrong` unless the lines shown are the output, where a line `...` stands for any number of lines."""
+    wanted = [_masked(line, varies) for line in shown]
+    there = [_masked(line, varies) for line in output.rstrip().splitlines()]
+    parts: list[list[str]] = [[]]
+    for line in wanted:
+        if line == "...":
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    at, last = 0, len(parts) - 1
+    for number, part in enumerate(parts):
+        first, end = at, len(there) - len(part) + 1
+        places = [0] if number == 0 else [len(there) - len(part)] if number == last else range(first, end)
+        found = next((one for one in places if one >= first and there[one : one + len(part)] == part), None)
+        if found is None or (number == last and found + len(part) != len(there)):
+            lines = "\n".join(part)
+            raise Wrong(f"{place}: shown, but not so:\n{lines}\n--- it is\n{output}")
+        at = found + len(part)
+
+
+def _masked(line: str, varies: bool) -> str:
+    line = line.rstrip()
+    for pattern, word in _VARIES:
+        line = pattern.sub(word, line)
+    if not varies:
+        return line
+    return re.sub(r"\s+", " ", re.sub(r"([-─])\1+", r"\1", _NUMBER.sub("#", line)))

@@ -1,0 +1,56 @@
+"""The messages that docs/guide/troubleshooting.md quotes are those of the code, word for word."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from snippets import blocks
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "guide" / "troubleshooting.md"
+ANYTHING = "\0"
+
+
+def texts(code: str) -> Iterator[str]:
+    """Every string of a source, with `ANYTHING` where an f-string puts in a value."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else ANYTHING for part in node.values)
+            yield "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def is_of(message: str, text: str) -> bool:
+    """Whether a message as quoted, … standing for what differs, is a text or a part of it."""
+    parts = [part.strip() for part in message.strip("… .").split("…") if part.strip()]
+    return re.search(f" ?{ANYTHING}.*? ?".join(map(re.escape, parts)), text, re.DOTALL) is not None
+
+
+def test_every_message_that_is_quoted_is_one() -> None:
+    rooms = (
+        path for room in ("harness", "methods", "tasks", "results", "reports") for path in (ROOT / room).rglob("*.py")
+    )
+    known = {text for path in rooms for text in texts(path.read_text(encoding="utf-8"))}
+    quoted = [block for block in blocks(PAGE) if block.not_run == "a message"]
+    assert len(quoted) > 30
+    assert [block for block in quoted if not any(is_of(block.text, text) for text in known)] == []
+
+
+def test_a_message_that_differs_in_a_word_is_none() -> None:
+    (text,) = (
+        {text for text in texts('f"{model}: tensor {name} is missing from {place}."')}
+        - {": tensor "}
+        - {
+            " is missing from ",
+            ".",
+        }
+    )
+    assert is_of("…: tensor … is missing from ….", text)
+    assert is_of("is missing from", text)
+    assert not is_of("…: tensor … is absent from ….", text)
+    assert not is_of("tensor is missing from", text)
+    assert not is_of("is missing from … tensor", text)
