@@ -9,28 +9,21 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from exitbench import __version__
 from exitbench.errors import UserError, no_room, suggestion
 from exitbench.harness.processes.interrupts import Interruptible
 from exitbench.terminal import one_screen, tell, without_middle
 
+if TYPE_CHECKING:
+    from exitbench.harness.cli.arguments.overview import Overview
+
 INTERRUPTED = 130
 HANDED_OVER = "lm-eval"
 """The command whose arguments another program reads."""
 _SHOWN = 200
 """Characters of a path that is too long."""
-_START = """\
-start here:
-  exitbench plan builtin              what the built-in suite would run
-  exitbench run builtin --limit 20    20 documents a task: table, report, database
-  exitbench ask                       what can be asked of the results
-  exitbench inspect builtin-weighted  what a model is, and what methods cost on it
-
-A suite is a TOML file; `exitbench list suites` names those that come along.
-Each command explains itself, with examples: exitbench COMMAND --help
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,27 +109,29 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: They are not a command's.
     """
-    # Imported here, where an interrupt is taken care of.
-    from exitbench.harness.cli.arguments import asking, keeping, making, running
-    from exitbench.harness.cli.arguments.common import HIDDEN, Parser
-
-    parser = Parser(
-        "exitbench",
-        description="Benchmark early-exit methods and ask the results in SQL.",
-        epilog=_START,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
     if len(given) > 1 and given[0] == HANDED_OVER and given[1] not in ("-h", "--help"):
         # Every other argument is lm-eval's; argparse would take those that look like options for its own.
         return argparse.Namespace(command="lm_eval:lm_eval", arguments=list(given[1:]))
+    program, listed = whole_parser()
+    if given and not given[0].startswith("-") and given[0] not in program.commands:
+        raise UserError(f"there is no command {given[0]!r}.{suggestion(given[0], listed)}")
+    return program.parse_args(given)
+
+
+def whole_parser() -> "tuple[Overview, list[str]]":
+    """Return what reads the arguments of every command, and the commands that people type."""
+    # Imported here, where an interrupt is taken care of.
+    from exitbench.harness.cli.arguments import asking, keeping, making, running
+    from exitbench.harness.cli.arguments.common import HIDDEN, Parser
+    from exitbench.harness.cli.arguments.overview import Overview
+
+    parser = Overview("exitbench")
     parser.add_argument("--version", action="version", version=f"exitbench {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
     for group in (running, making, asking, keeping):
         group.add_commands(commands)
-    if given and not given[0].startswith("-") and given[0] not in commands.choices:
-        listed = [name for name in commands.choices if not name.startswith(HIDDEN)]
-        raise UserError(f"there is no command {given[0]!r}.{suggestion(given[0], listed)}")
-    return parser.parse_args(given)
+    parser.commands = commands.choices
+    return parser, [name for name in parser.commands if not name.startswith(HIDDEN)]
 
 
 if __name__ == "__main__":

@@ -55,7 +55,8 @@ def _add_report(commands: Commands) -> None:
         "  exitbench report --format latex --paper mee --out tables.tex\n"
         "  exitbench report --database other.duckdb --out other-report --draft"
     )
-    parser = command(commands, "report", "report:report", "Write every figure and table from the database.", examples)
+    about = "Write a page with every figure and table: drawn from the database, no model is loaded."
+    parser = command(commands, "report", "report:report", about, examples)
     add_database(parser)
     parser.add_argument("--paper", metavar="NAME", help="only what is of this paper: mee, prune, natcap or heads")
     parser.add_argument(
@@ -75,7 +76,7 @@ def _add_report(commands: Commands) -> None:
 
 def _add_check(commands: Commands) -> None:
     examples = "  exitbench check\n  exitbench check --severity 2 && exitbench report"
-    about = "Show what to know of the runs before citing them; exit status 1 where a final report is refused."
+    about = "Show what to know before citing the results: findings by severity. Exit code 1 where a report is refused."
     parser = command(commands, "check", "check:check", about, examples)
     add_database(parser)
     parser.add_argument(
@@ -89,7 +90,7 @@ def _add_claims(commands: Commands) -> None:
         "  exitbench claims --kind claim --verdict 'fails here' --format md\n"
         "  exitbench claims mee-measures-are-slower-than-full-depth"
     )
-    about = "Hold what papers claim against the database: a verdict with evidence each, and what we ask besides."
+    about = "Test what papers claim on your results: a verdict with evidence for each claim."
     parser = command(commands, "claims", "claims:claims", about, examples)
     parser.add_argument("claim", nargs="?", metavar="CLAIM", help="show this one in full, with its query")
     add_database(parser)
@@ -106,11 +107,11 @@ def _add_claims(commands: Commands) -> None:
 
 def _add_show(commands: Commands) -> None:
     examples = (
-        "  exitbench show 'builtin-free/squad/free*0.9*' --doc 3\n"
-        "  exitbench show 20260102T0304 --doc 0014f2e1 --against 'builtin-free/squad/full'\n"
+        "  exitbench show 'free/squad/free' --doc 3\n"
+        "  exitbench show 'weighted/squad/calm-softmax*0.9' --doc 3 --against 'weighted/squad/full'\n"
         "  exitbench show bb965132 --doc 3 --token 5"
     )
-    about = "Print an answer token by token: each in the colour of the block it left after, beside another run's."
+    about = "Print an answer token by token, in the colours of exit layers: alone or beside another run's answer."
     parser = command(commands, "show", "show:show", about, examples)
     naming = "attempt or cell id, or its beginning, or a glob over MODEL/TASK/METHOD"
     parser.add_argument("run", metavar="RUN", help=f"the run: {naming}")
@@ -126,7 +127,7 @@ def _add_show(commands: Commands) -> None:
 
 def _add_ask(commands: Commands) -> None:
     examples = "  exitbench ask\n  exitbench ask near ties\n  exitbench ask speed\n  exitbench sql @near_ties"
-    about = "List the questions that saved queries answer, by topic; with words, those that have them, in full."
+    about = "List questions that saved SQL queries answer: by topic, or those with all WORDs in full."
     parser = command(commands, "ask", "ask:ask", about, examples)
     parser.add_argument("words", nargs="*", metavar="WORD", help="only questions with all of these words")
 
@@ -142,7 +143,7 @@ def _add_sql(commands: Commands) -> None:
         "  exitbench sql @best_settings --lake s3://BUCKET/study\n"
         "  exitbench sql - < query.sql"
     )
-    parser = command(commands, "sql", "sql:sql", "Ask the database one read-only SQL query.", examples)
+    parser = command(commands, "sql", "sql:sql", "Ask the database in SQL: one query, which only reads.", examples)
     parser.add_argument(
         "query", nargs="?", metavar="QUERY", help="one DuckDB SELECT; @NAME: a saved one; -: from standard input"
     )
@@ -172,8 +173,11 @@ def _add_sql(commands: Commands) -> None:
 
 
 def _add_status(commands: Commands) -> None:
-    examples = "  exitbench status\n  exitbench status builtin --watch\n  exitbench status my-suite.toml --lake s3://BUCKET/study"
-    about = "Show what is running, done, failed and left: from the spool, while the database is busy or absent."
+    examples = (
+        "  exitbench status\n  exitbench status builtin --watch\n"
+        "  exitbench status my-suite.toml --lake s3://BUCKET/study"
+    )
+    about = "Show what is running, done, failed and left: read from the spool, so a busy database is no obstacle."
     parser = command(commands, "status", "status:status", about, examples)
     parser.add_argument("suite", nargs="?", metavar="SUITE", help="only its cells, and the time left for all of them")
     add_data_dir(parser, "that the suite names")
@@ -187,9 +191,9 @@ def _add_replay(commands: Commands) -> None:
         "  exitbench replay weighted/squad calm-softmax\n"
         "  exitbench replay weighted/squad calm-softmax --thresholds 0:1:0.01 --figure sweep.pdf\n"
         "  exitbench replay weighted/squad calm-softmax --thresholds 0.5,0.9,0.99 --param decay=code\n"
-        "  exitbench replay '*/wmt*' max-prob --format csv > sweep.csv"
+        "  exitbench replay 'weighted/wmt*' max-prob --format csv > sweep.csv"
     )
-    about = "Apply an exit rule to a stored probe at many thresholds (simulated, nothing decodes)."
+    about = "Try many thresholds on a stored probe: simulated exits, nothing is decoded."
     parser = command(commands, "replay", "replay:replay", about, examples)
     parser.add_argument("probe", metavar="MODEL/TASK", help="whose newest probe; a glob that fits one")
     parser.add_argument("method", metavar="METHOD", help="a method with a threshold whose score a probe tells")
@@ -228,11 +232,11 @@ def _stepped(text: str) -> list[float]:
 
 def _add_compare(commands: Commands) -> None:
     examples = (
-        "  exitbench compare 'builtin-free/squad/full' 'builtin-free/squad/static:exit_layer=2'\n"
+        "  exitbench compare 'weighted/squad/full' 'weighted/squad/static:exit_layer=4'\n"
         "  exitbench compare 20260102T0304 bb965132 --format json\n"
-        "  exitbench compare 'builtin-free/squad/full' 'builtin-free/squad/calm-*' --format csv > calm.csv"
+        "  exitbench compare 'weighted/squad/full' 'weighted/squad/calm-*' --format csv > calm.csv"
     )
-    about = "Compare runs over the same documents: delta with interval, exact test, detectable effect, speed, tokens."
+    about = "Compare runs on the same documents: interval, exact test, detectable effect, speed, tokens."
     parser = command(commands, "compare", "compare:compare_runs", about, examples)
     naming = "attempt or cell id, or its beginning, or a glob over MODEL/TASK/METHOD"
     parser.add_argument("a", metavar="A", help=f"the run to compare with: {naming}")
@@ -250,7 +254,7 @@ def _add_env(commands: Commands) -> None:
         "  exitbench env diff 3f9a now\n"
         "  exitbench env show 20260101T120000"
     )
-    about = "Compare software and machine of two attempts (exit code 1 if they differ), or show those of one."
+    about = "Compare software and machine of two runs (exit code 1 if they differ), or show those of one."
     parser = command(commands, "env", "env:env", about, examples)
     parser.add_argument("action", choices=("diff", "show"))
     naming = "beginning of the id of an attempt, cell (its latest attempt), environment or machine; now: this machine"
@@ -259,7 +263,7 @@ def _add_env(commands: Commands) -> None:
 
 
 def _add_doctor(commands: Commands) -> None:
-    about = "Say what would stop a run: versions, machine, disk, network and database; exit code 1 if anything."
+    about = "Find what would stop a run on this machine: versions, disk, network, database. Exit code 1 if any does."
     parser = command(commands, "doctor", "doctor:doctor", about, "  exitbench doctor\n  exitbench doctor --runs other")
     add_runs(parser)
 
@@ -267,10 +271,10 @@ def _add_doctor(commands: Commands) -> None:
 def _add_verify(commands: Commands) -> None:
     examples = (
         "  exitbench verify 20260101T120000\n"
-        "  exitbench verify 'builtin-vanilla/squad/full'\n"
+        "  exitbench verify 'vanilla/squad/full'\n"
         "  exitbench verify 3f9a12c4 --model checkpoints/mine --data-dir ../data"
     )
-    about = "Run a stored cell again and compare every token (exit code 1: they differ). Nothing is stored."
+    about = "Run a stored cell again and compare every token (exit code 1 if any differs). The database stays as it is."
     parser = command(commands, "verify", "verify:verify_run", about, examples)
     parser.add_argument(
         "run", metavar="RUN", help="attempt or cell id or its beginning, or a glob of MODEL/TASK/METHOD"
@@ -291,7 +295,7 @@ def _add_inspect(commands: Commands) -> None:
         "  exitbench inspect checkpoints/mine --engine hosted --context 4000\n"
         "  exitbench inspect checkpoints/mine --format json"
     )
-    about = "Tell what a model is, what runs it, what methods cost on it; exit status 1 where it cannot run as it is."
+    about = "Say what a model is, what runs it, what methods cost on it. Exit code 1 where it cannot run as it is."
     parser = command(commands, "inspect", "inspect:inspect", about, examples)
     parser.add_argument("model", metavar="MODEL", help="folder of a checkpoint, hub:OWNER/NAME, or a recipe")
     parser.add_argument("--hub", action="store_true", help="fetch hub:OWNER/NAME; else only what is cached is read")
@@ -306,7 +310,11 @@ def _add_inspect(commands: Commands) -> None:
 def _add_list(commands: Commands) -> None:
     examples = "  exitbench list methods\n  exitbench list tasks\n  exitbench list tasks 'mmlu*'"
     parser = command(
-        commands, "list", "listing:listing", "List what can be named in a suite or on the command line.", examples
+        commands,
+        "list",
+        "listing:listing",
+        "List methods, tasks, models, suites or figures: what suites and commands can name.",
+        examples,
     )
     parser.add_argument("what", choices=tuple(LISTS))
     about = "tasks: only names of this form, those of the installed lm-eval too, such as 'mmlu*'"
@@ -321,7 +329,7 @@ def _add_show_prompts(commands: Commands) -> None:
         "  exitbench show-prompts my-task.toml --set 'files={data=\"my.jsonl\"}' --data-dir ../data\n"
         "  exitbench show-prompts lm-eval:hellaswag --set num_fewshot=2"
     )
-    about = "Show what models read on a task: prompts, targets, the number of documents; no model is loaded."
+    about = "Show the prompts that models read on a task: with targets and the number of documents. No model is loaded."
     parser = command(commands, "show-prompts", "show_prompts:show_prompts", about, examples)
     naming = "name of a task, path of its TOML file, lm-eval:NAME, or with --suite a label of that suite"
     parser.add_argument("task", metavar="TASK", help=naming)

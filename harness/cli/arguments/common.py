@@ -4,7 +4,7 @@ import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import KINDS
@@ -38,19 +38,22 @@ def command(commands: Commands, name: str, function: str, about: str, examples: 
         commands: The commands so far.
         name: What the user types.
         function: What runs, as `module:function` within `harness.cli.commands`.
-        about: One sentence.
+        about: What it does; its beginning, up to a bracket, colon or full stop, stands on the first screen.
         examples: Lines to copy, each indented by two spaces.
     """
-    listed: dict[str, Any] = {} if name.startswith(HIDDEN) else {"help": re.split(r" \(|[:;.] |\.$", about)[0]}
     parser = commands.add_parser(
         name,
-        **listed,
         description=about,
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=function)
     return parser
+
+
+def brief(about: str) -> str:
+    """Return the beginning of what a command is about, for a line of a list."""
+    return re.split(r" \(|[:;.] |\.$", about)[0]
 
 
 def add_selection(parser: Parser, kinds: tuple[str, ...] | None = None) -> None:
@@ -100,7 +103,7 @@ def add_executor(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a long option of sbatch, e.g. partition=gpu; may be repeated (docs/cluster.md)",
+        help="a long option of sbatch, e.g. partition=gpu; may be repeated (docs/guide/cluster.md)",
     )
 
 

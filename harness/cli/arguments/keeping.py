@@ -30,7 +30,7 @@ def add_commands(commands: Commands) -> None:
 
 def _add_db(commands: Commands) -> None:
     examples = "  exitbench db check\n  exitbench db rebuild\n  exitbench db rebuild --runs other-runs"
-    about = "Look after the database: check every file and row, or rebuild it from the spool."
+    about = "Check the database row by row, or rebuild it from the spool."
     parser = command(commands, "db", "db:db", about, examples)
     actions = (
         "check: compare every file with its digest and every row with its file; "
@@ -43,7 +43,7 @@ def _add_db(commands: Commands) -> None:
 
 def _add_gc(commands: Commands) -> None:
     examples = "  exitbench gc\n  exitbench gc --yes\n  exitbench gc --superseded --spool --yes"
-    about = "Say what can be freed (killed and quarantined attempts, half-written folders), and free it with --yes."
+    about = "Show what can be deleted, and delete it with --yes: killed and quarantined attempts, half-written folders."
     parser = command(commands, "gc", "gc:gc", about, examples)
     superseded = "also attempts that a later one, whole in spool and database, replaced at their cell, and their rows"
     parser.add_argument("--superseded", action="store_true", help=superseded)
@@ -62,7 +62,7 @@ def _add_rescore(commands: Commands) -> None:
         "  exitbench rescore builtin\n"
         "  exitbench rescore 'multi30k-free/multi30k/*' --data-dir ../data"
     )
-    about = "Score stored answers under the tasks' current metric versions: no model is loaded, old scores stay."
+    about = "Score stored answers again with today's metrics: no model is loaded, old scores stay."
     parser = command(commands, "rescore", "rescore:rescore_runs", about, examples)
     naming = "suites (name or TOML file), attempt or cell ids, or globs over MODEL/TASK/METHOD; everything without any"
     parser.add_argument("names", nargs="*", metavar="RUN|SUITE", help=naming)
@@ -79,7 +79,7 @@ def _add_annotate(commands: Commands) -> None:
         "  exitbench annotate upos 'vanilla/wmt-en-fr/*' --model fr_core_news_sm\n"
         "  exitbench annotate upos --tagger stanza --model en"
     )
-    about = "Tag words of stored answers by spaCy or Stanza; full depth's, no model is run."
+    about = "Tag the words of stored answers with parts of speech: by spaCy or Stanza, full depth's answers only."
     parser = command(commands, "annotate", "annotate:annotate_runs", about, examples)
     parser.add_argument("what", choices=("upos",), help="universal parts of speech, one a token (view token_tags)")
     naming = "attempt or cell ids, or globs over MODEL/TASK/METHOD; every run at full depth without any"
@@ -92,7 +92,7 @@ def _add_annotate(commands: Commands) -> None:
 
 def _add_carry_over(commands: Commands) -> None:
     examples = "  exitbench carry-over\n  exitbench carry-over --sample 5 --data-dir ../data"
-    about = "Give results of the version before today's ids: where repeating a sample of them gives the same."
+    about = "Keep results of an older version, where a repeated sample agrees: they get today's ids."
     parser = command(commands, "carry-over", "carry_over:carry_over", about, examples)
     about = "results to repeat for each method and model (2)"
     parser.add_argument("--sample", type=up_to(_MOST_REPEATED), default=2, metavar="N", help=about)
@@ -108,7 +108,9 @@ def _add_export(commands: Commands) -> None:
         "  exitbench export lake /shared/study\n"
         "  exitbench export lake s3://BUCKET/study --with-texts"
     )
-    about = "Write the results into a new folder (Parquet, or records that other tools read), or add them to a lake."
+    about = (
+        "Write the results into a folder to share (Parquet, or records that other tools read), or add them to a lake."
+    )
     parser = command(commands, "export", "export:export", about, examples)
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder to write, which must not exist; or: lake")
     about = "of a lake: a folder, or s3://BUCKET/PREFIX, to which attempts that it lacks are added"

@@ -33,7 +33,7 @@ def add_commands(commands: Commands) -> None:
 
 def _add_plan(commands: Commands) -> None:
     examples = "  exitbench plan builtin\n  exitbench plan builtin --only '*/squad/*' --limit 10"
-    about = "Show every cell of a suite: new, done, stale (and why) or failed; and models that do not fit into memory."
+    about = "Show what a suite would run: every cell is new, done, stale (with the reason) or failed. Nothing is run."
     parser = command(commands, "plan", "plan:plan", about, examples)
     add_selection(parser)
 
@@ -46,7 +46,7 @@ def _add_run(commands: Commands) -> None:
         "  exitbench run my-suite.toml --hub\n"
         "  exitbench run builtin --executor slurm --slurm partition=gpu --slurm gpus-per-node=1 --slurm time=8:00:00"
     )
-    about = "Run a suite: train missing models, run cells that are not done, fill the database, report."
+    about = "Run what a suite has not run yet: train missing models, run cells, fill the database, write the report."
     parser = command(commands, "run", "run:run", about, examples)
     add_selection(parser)
     _add_what_runs(parser)
@@ -84,7 +84,7 @@ def _add_train(commands: Commands) -> None:
 
 def _add_fit(commands: Commands) -> None:
     examples = "  exitbench fit builtin\n  exitbench fit multi30k-en-fr --data-dir ../data --only '*/mee-lstm*'"
-    about = "Fit what the methods of a suite train (classifiers, thresholds by block): its fit cells only."
+    about = "Fit what methods learn on a frozen model (classifiers, thresholds by block): a suite's fit cells only."
     parser = command(commands, "fit", "run:run", about, examples)
     add_selection(parser, kinds=("fit",))
     _add_what_runs(parser)
@@ -92,7 +92,7 @@ def _add_fit(commands: Commands) -> None:
 
 def _add_calibrate(commands: Commands) -> None:
     examples = "  exitbench calibrate builtin\n  exitbench calibrate my-suite.toml --data-dir ../data"
-    about = "Choose thresholds with a guarantee by real decodes (Learn then Test): a suite's calibration cells only."
+    about = "Choose thresholds with a statistical guarantee (Learn then Test): a suite's calibration cells only."
     parser = command(commands, "calibrate", "run:run", about, examples)
     add_selection(parser, kinds=("calibration",))
     _add_what_runs(parser)
@@ -165,10 +165,10 @@ def _add_lm_eval(commands: Commands) -> None:
         "  exitbench lm-eval run --help\n"
         "  exitbench lm-eval ls tasks"
     )
-    about = "Run lm-eval's own command line with our models: every argument is its (docs/lm-eval.md)."
+    about = "Run lm-eval's own command line with early exits: it reads all arguments (docs/lm-eval.md)."
     parser = command(commands, "lm-eval", "lm_eval:lm_eval", about, examples)
     parser.set_defaults(arguments=[])
-    parser.add_argument("ARGS", nargs="*", help="what lm-eval takes")
+    parser.add_argument("ARGS", nargs="*", help="arguments of lm-eval")
 
 
 def _add_cell(commands: Commands) -> None:

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +16,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from exitbench.harness.cli.main import main
+from exitbench.harness.cli.arguments.overview import PURPOSES
+from exitbench.harness.cli.main import main, parsed, whole_parser
 from exitbench.harness.engine.checkpoints.digest import inspect_checkpoint
 from exitbench.harness.planning import plan
 from exitbench.results.database.connection import open_database
@@ -26,6 +29,8 @@ grid = { exit_layer = [1, 2] }
 kinds = ["quality"]
 """
 NEWER_THAN_ANY = 10_000
+SCREEN_LINES, SCREEN_WIDTH = 50, 80
+COMMANDS = sorted(whole_parser()[1])
 
 
 @dataclass(frozen=True)
@@ -83,11 +88,32 @@ def test_help_loads_nothing_heavy() -> None:
     assert run.stdout.splitlines()[-1] == "set()"
 
 
-@pytest.mark.parametrize("command", ["plan", "run", "train", "report", "sql", "status", "env", "verify", "list"])
-def test_every_command_explains_itself_with_examples(command: str, exitbench: Command) -> None:
+def test_help_lists_every_command_once_by_purpose_and_fits_a_screen(exitbench: Command) -> None:
+    done = exitbench("--help")
+    lines = done.stdout.splitlines()
+    assert (done.returncode, len(lines) <= SCREEN_LINES, max(map(len, lines)) <= SCREEN_WIDTH) == (0, True, True)
+    assert lines.index("Start here:") < min(lines.index(f"{heading}:") for heading in PURPOSES)
+    assert sorted(name for names in PURPOSES.values() for name in names) == COMMANDS
+    assert "_cell" not in done.stdout  # for other programs
+    assert sorted(re.findall("^  ([a-z-]+)  +[A-Z]", done.stdout, re.MULTILINE)) == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_examples_that_are_commands(
+    command: str, tmp_path: Path, exitbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = exitbench(command, "--help")
     assert done.returncode == 0
-    assert f"examples:\n  exitbench {command}" in done.stdout
+    examples = done.stdout.partition("examples:\n")[2].replace("\\\n", " ").splitlines()
+    assert examples and all(example.startswith("  exitbench ") for example in examples)
+    assert any(example.startswith(f"  exitbench {command}") for example in examples)
+    for folder in ("data", "here"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for example in examples:
+        for part in example.split(" && "):
+            words = shlex.split(re.split(" [<>] ", part)[0])
+            assert words[0] == "exitbench" and parsed(words[1:]), example
 
 
 def test_a_suite_from_plan_to_query(suite: Path, tmp_path: Path, exitbench: Command) -> None:

@@ -226,11 +226,3 @@ def test_a_mistake_in_arguments(refused: Refused, arguments: list[str], says: st
     message = refused(*arguments)
     assert says in message
     assert "'_cell'" not in message and "usage:" not in message
-
-
-def test_help_names_no_command_of_other_programs_and_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    help_text = capsys.readouterr().out
-    assert "_cell" not in help_text and "start here:" in help_text
-    assert len(help_text.splitlines()) <= 50
