@@ -21,7 +21,6 @@ Benchmark early-exit methods of language models, and ask the results in SQL.
 Start here:
   exitbench run builtin --limit 20    small models, generated data: a first run
   exitbench ask                       questions that the results answer
-  exitbench inspect builtin-weighted  a model, and what methods cost on it
 """
 _END: Final = """\
 A suite is a TOML file, or the name of one that comes along (list suites).

@@ -103,7 +103,7 @@ def _add_tune(commands: Commands) -> None:
         "  exitbench tune weighted squad --max-loss 1%\n"
         "  exitbench tune weighted wmt-en-fr --methods calm-softmax,max-prob --documents 400\n"
         "  exitbench tune weighted squad --max-loss 2% --guarantee 0.1 --documents 400\n"
-        "  exitbench tune mine news --suite my-suite.toml --data-dir data --out tuned.toml"
+        "  exitbench tune mine news --suite my-suite.toml --data-dir ../data --out tuned.toml"
     )
     about = (
         "Choose a method and its threshold: search by replay, confirm by decoding, time what is left, recommend one "
