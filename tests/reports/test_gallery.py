@@ -21,13 +21,18 @@ def parts(page: str) -> dict[str, str]:
     return dict(zip(found[::2], found[1::2], strict=True))
 
 
-def test_every_figure_is_there_once_and_in_the_order_of_the_report(tmp_path: Path) -> None:
-    assert list(parts(gallery(tmp_path / "none", "figures"))) == [source.name for source in SOURCES]
+@pytest.fixture(scope="module")
+def without_pictures() -> dict[str, str]:
+    return parts(gallery(Path("no such folder"), "figures"))
+
+
+def test_every_figure_is_there_once_and_in_the_order_of_the_report(without_pictures: dict[str, str]) -> None:
+    assert list(without_pictures) == [source.name for source in SOURCES]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_a_figure_has_its_command_and_its_whole_query(source: Source, tmp_path: Path) -> None:
-    said = parts(gallery(tmp_path / "none", "figures"))[source.name]
+def test_a_figure_has_its_command_and_its_whole_query(source: Source, without_pictures: dict[str, str]) -> None:
+    said = without_pictures[source.name]
     assert f"$ exitbench report --only {source.name}\n" in said
     query = said.partition("    ```sql\n")[2].partition("\n    ```")[0]
     assert [line.removeprefix("    ") for line in query.splitlines()] == source.sql.rstrip().splitlines()
