@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
+import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from exitbench.errors import UserError
 from exitbench.harness.cli import main as cli
 from exitbench.harness.conformance import examine
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
-from exitbench.methods import registry
 from exitbench.reports import readme
 from exitbench.results.database.connection import open_database
 from exitbench.results.database.schema_doc import described_views, schema_markdown
@@ -26,22 +28,51 @@ from exitbench.tasks.builtin.words import Kind
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_contributing_guides_method_is_a_whole_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert registry.method_names()  # found once, so that they do not go with the patch
-    monkeypatch.setattr(registry, "_methods", dict(registry._methods))
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
-    path = tmp_path / "my_max_prob.py"
-    path.write_text(example)
-    spec = importlib.util.spec_from_file_location("my_max_prob", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "my_max_prob", module)
-    spec.loader.exec_module(module)
-    method = registry.get_method("my-max-prob").from_params({"threshold": 0.5, "min_exit": 2})
-    parts = method.parts(6)
-    assert parts.blocks == {2, 3, 4, 5}
-    assert parts.score_sql(6) == "p1[l]"
+def contributing_block(language: str) -> str:
+    (block,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), flags=re.DOTALL)
+    return str(block)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which pip has installed the contributing guide's distribution, built from its two blocks."""
+    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    (source / "sharp_exits").mkdir()
+    (source / "sharp_exits" / "__init__.py").touch()
+    (source / "sharp_exits" / "sharp_max_prob.py").write_text(contributing_block("python"), "utf-8")
+    (source / "pyproject.toml").write_text(contributing_block("toml"), "utf-8")
+    alone = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet")
+    command = [sys.executable, "-m", "pip", "install", *alone, "--target", site, source]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "No module named pip" in done.stderr:
+        pytest.skip("pip is not installed here")
+    assert done.returncode == 0, done.stderr
+    return site
+
+
+def test_the_contributing_guides_distribution_brings_a_method_that_conforms(installed: Path) -> None:
+    run = "import sys; from exitbench.harness.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    environment = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", run, "list", "methods"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.partition("sharp-max-prob ")[2].splitlines()
+    assert told[0].strip() == "Exit when the most probable token is probable enough."
+    assert "  conformance: conforms" in told[:5]
+    assert "  sharpness = 2.0: what logits are multiplied by [0.1 .. 10.0]" in told
+
+
+def test_the_contributing_guides_method_has_what_its_bases_bring(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(installed))
+    cls = importlib.import_module("sharp_exits.sharp_max_prob").SharpMaxProb
+    method = cls.from_params({"threshold": 0.5, "min_exit": 2, "sharpness": 1.0})
+    assert method.parts(6).blocks == {2, 3, 4, 5}
+    assert (method.parts(6).score_sql(6), cls().parts(6).score_sql(6)) == ("p1[l]", None)
     assert examine(method).conforms
+    with pytest.raises(UserError, match=r"allowed: between 0\.1 and 10\.0"):
+        cls.from_params({"sharpness": 11})
 
 
 def readme_blocks(language: str) -> list[str]:
