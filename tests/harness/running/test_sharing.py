@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -26,7 +27,8 @@ from exitbench.harness.running.sharing import cells_of_a_pass, could_share, diff
 from exitbench.methods.base import BlockView, Gate
 from exitbench.methods.registry import get_method
 from exitbench.methods.thresholds import Constant
-from exitbench.results.spool.attempts import latest_status, scan_spool
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import latest_status, read_attempt, scan_spool
 
 THRESHOLDS = [0.001, 0.002, 0.004, 0.5]
 SUITE = """
@@ -111,6 +113,15 @@ def test_each_cell_of_a_pass_is_stored_as_if_run_for_itself(
     assert stored(spec) == expected
 
 
+def test_runs_say_how_many_cells_a_pass_answered(spec: WorkerSpec, tmp_path: Path) -> None:
+    """The seconds of the first are those of all."""
+    Run(spec)
+    ingest(spec.spool, tmp_path / "x.duckdb")
+    with duckdb.connect(str(tmp_path / "x.duckdb"), read_only=True) as connection:
+        told = dict(connection.execute("SELECT cell_id, pass_cells FROM runs").fetchall())
+    assert told == {item.cell.cell_id: 4 if item in swept(spec) else None for item in spec.cells}
+
+
 def test_what_has_ended_and_what_another_runs_is_left_out(spec: WorkerSpec, expected: dict[str, Any]) -> None:
     first, done, elsewhere, last = swept(spec)
     full = next(item for item in spec.cells if item.cell.method.name == "full")
@@ -139,6 +150,7 @@ def test_a_cell_that_cannot_be_decoded_fails_alone(
     failed = swept(spec)[1]
     assert ran.statuses == {item.label: "failed" if item is failed else "ok" for item in spec.cells}
     assert stored(spec) == {cell_id: tables for cell_id, tables in expected.items() if cell_id != failed.cell.cell_id}
+    assert {read_attempt(one.path).status["pass_cells"] for one in scan_spool(spec.spool)} == {None}
 
 
 def test_scores_that_are_not_finite_fail_one_cell_and_not_those_beside(
