@@ -23,7 +23,7 @@ from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import sharing, worker
 from exitbench.harness.running.cell_lock import hold
-from exitbench.harness.running.sharing import cells_of_a_pass, could_share, differ_in_threshold_alone
+from exitbench.harness.running.sharing import asking_the_same, cells_of_a_pass, differ_in_threshold_alone
 from exitbench.methods.base import BlockView, Gate
 from exitbench.methods.registry import get_method
 from exitbench.methods.thresholds import Constant
@@ -215,18 +215,18 @@ def test_an_interrupt_lets_go_of_cells_that_were_to_follow(spec: WorkerSpec) -> 
 
 def test_cells_of_other_documents_kinds_seeds_or_methods_never_share(spec: WorkerSpec) -> None:
     one, other = swept(spec)[:2]
-    assert could_share(one, other)
+    assert asking_the_same(one, [other]) == [other]
     full = next(item for item in spec.cells if item.cell.method.name == "full")
     cell = other.cell
-    for changed in (
+    others = [
         full,
         replace(other, data=replace(other.data, limit=3)),
         *(replace(other, cell=replace(cell, **change)) for change in CHANGES),
         replace(other, cell=replace(cell, generation=replace(cell.generation, min_length=2))),
-    ):
-        assert not could_share(one, changed)
+    ]
+    assert asking_the_same(one, others) == []
     timed = replace(one, cell=replace(one.cell, kind="timing"))
-    assert not could_share(timed, replace(other, cell=replace(cell, kind="timing")))
+    assert asking_the_same(timed, [replace(other, cell=replace(cell, kind="timing"))]) == []
 
 
 CHANGES: list[dict[str, Any]] = [
