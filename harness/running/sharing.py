@@ -10,7 +10,7 @@ failed or another process ran it, decodes for itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,15 +28,17 @@ KEPT_TOKENS: Final = 2**22
 """Tokens of answers that wait for their cells, at most: 100 bytes each or so."""
 
 
-def could_share(one: CellJob, other: CellJob) -> bool:
-    """Whether two cells ask the same of the same documents, of one method with other parameters."""
-    if one.cell.kind != "quality" or one.data.task_object.output_type != "generate_until":
-        return False
-    return one.data == other.data and one.cell.method.name == other.cell.method.name and _asked(one) == _asked(other)
+def asking_the_same(item: CellJob, others: Iterable[CellJob]) -> list[CellJob]:
+    """Return the cells that ask the same of the same documents, of the same method with other parameters."""
+    if item.cell.kind != "quality" or item.data.task_object.output_type != "generate_until":
+        return []
+    asked = _asked(item)
+    return [other for other in others if other.data == item.data and _asked(other) == asked]
 
 
 def _asked(item: CellJob) -> dict[str, Any]:
-    return {name: value for name, value in item.cell.identity.items() if name not in ("method", "fit_cell_id")}
+    asked = {name: value for name, value in item.cell.identity.items() if name not in ("method", "fit_cell_id")}
+    return {**asked, "method": item.cell.method.name}
 
 
 def differ_in_threshold_alone(one: Parts, other: Parts) -> bool:

@@ -142,6 +142,7 @@ ATTEMPT: Final = sa.Table(
     sa.Column("peak_rss_bytes", sa.BigInteger),
     _text("log_tail", required=False),
     _text("spool_sha256"),
+    sa.Column("pass_cells", sa.Integer),
 )
 
 SAMPLE: Final = sa.Table(

@@ -67,8 +67,8 @@ SELECT
             from_json(c.identity -> 'device_map', '[["VARCHAR"]]'), lambda share: share[2] || ' blocks on ' || share[1]
         ), ', ')) AS conditions,
     (c.identity ->> 'batch_rows')::INTEGER AS batch_rows, c.generation, c.seeds, c.method_distribution, c.method_version,
-    a.started_at, epoch(a.ended_at) - epoch(a.started_at) AS seconds, a.peak_rss_bytes, e.git_commit AS commit,
-    e.git_dirty AS dirty, h.cpu, h.gpu, h.threads, c.setting_id, a.comparable_id,
+    a.started_at, epoch(a.ended_at) - epoch(a.started_at) AS seconds, a.pass_cells, a.peak_rss_bytes,
+    e.git_commit AS commit, e.git_dirty AS dirty, h.cpu, h.gpu, h.threads, c.setting_id, a.comparable_id,
     coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END) AS full_depth_cell_id,
     f.attempt_id AS full_depth_attempt_id,
     c.full_depth_cell_id IS NULL AND c.kind = 'quality' AS is_full_depth, c.identity -> 'record' AS record, c.identity -> 'device_map' AS device_map,

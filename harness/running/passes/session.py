@@ -34,8 +34,8 @@ from exitbench.harness.running.scoring import Metric, metric_table
 from exitbench.harness.running.sharing import (
     PASS_ROWS,
     Passes,
+    asking_the_same,
     cells_of_a_pass,
-    could_share,
     differ_in_threshold_alone,
 )
 from exitbench.methods.base import NOTHING_FITTED, Cost, Method, Parts, Threshold
@@ -221,7 +221,7 @@ class Session:
 
     def sharing(self, item: CellJob, others: Iterable[CellJob]) -> Iterator[tuple[CellJob, Threshold]]:
         """Yield cells that one pass could answer with a cell, and their thresholds; no more than may share one."""
-        candidates = [other for other in others if could_share(item, other)]
+        candidates = asking_the_same(item, others)
         if not candidates:
             return
         try:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -22,11 +23,12 @@ from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import sharing, worker
 from exitbench.harness.running.cell_lock import hold
-from exitbench.harness.running.sharing import cells_of_a_pass, could_share, differ_in_threshold_alone
+from exitbench.harness.running.sharing import asking_the_same, cells_of_a_pass, differ_in_threshold_alone
 from exitbench.methods.base import BlockView, Gate
 from exitbench.methods.registry import get_method
 from exitbench.methods.thresholds import Constant
-from exitbench.results.spool.attempts import latest_status, scan_spool
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import latest_status, read_attempt, scan_spool
 
 THRESHOLDS = [0.001, 0.002, 0.004, 0.5]
 SUITE = """
@@ -111,6 +113,15 @@ def test_each_cell_of_a_pass_is_stored_as_if_run_for_itself(
     assert stored(spec) == expected
 
 
+def test_runs_say_how_many_cells_a_pass_answered(spec: WorkerSpec, tmp_path: Path) -> None:
+    """The seconds of the first are those of all."""
+    Run(spec)
+    ingest(spec.spool, tmp_path / "x.duckdb")
+    with duckdb.connect(str(tmp_path / "x.duckdb"), read_only=True) as connection:
+        told = dict(connection.execute("SELECT cell_id, pass_cells FROM runs").fetchall())
+    assert told == {item.cell.cell_id: 4 if item in swept(spec) else None for item in spec.cells}
+
+
 def test_what_has_ended_and_what_another_runs_is_left_out(spec: WorkerSpec, expected: dict[str, Any]) -> None:
     first, done, elsewhere, last = swept(spec)
     full = next(item for item in spec.cells if item.cell.method.name == "full")
@@ -139,6 +150,7 @@ def test_a_cell_that_cannot_be_decoded_fails_alone(
     failed = swept(spec)[1]
     assert ran.statuses == {item.label: "failed" if item is failed else "ok" for item in spec.cells}
     assert stored(spec) == {cell_id: tables for cell_id, tables in expected.items() if cell_id != failed.cell.cell_id}
+    assert {read_attempt(one.path).status["pass_cells"] for one in scan_spool(spec.spool)} == {None}
 
 
 def test_scores_that_are_not_finite_fail_one_cell_and_not_those_beside(
@@ -203,18 +215,18 @@ def test_an_interrupt_lets_go_of_cells_that_were_to_follow(spec: WorkerSpec) -> 
 
 def test_cells_of_other_documents_kinds_seeds_or_methods_never_share(spec: WorkerSpec) -> None:
     one, other = swept(spec)[:2]
-    assert could_share(one, other)
+    assert asking_the_same(one, [other]) == [other]
     full = next(item for item in spec.cells if item.cell.method.name == "full")
     cell = other.cell
-    for changed in (
+    others = [
         full,
         replace(other, data=replace(other.data, limit=3)),
         *(replace(other, cell=replace(cell, **change)) for change in CHANGES),
         replace(other, cell=replace(cell, generation=replace(cell.generation, min_length=2))),
-    ):
-        assert not could_share(one, changed)
+    ]
+    assert asking_the_same(one, others) == []
     timed = replace(one, cell=replace(one.cell, kind="timing"))
-    assert not could_share(timed, replace(other, cell=replace(cell, kind="timing")))
+    assert asking_the_same(timed, [replace(other, cell=replace(cell, kind="timing"))]) == []
 
 
 CHANGES: list[dict[str, Any]] = [

@@ -52,6 +52,16 @@ def test_equal_attempts_are_equal_in_any_order_of_rows(attempt: Callable[..., Pa
     assert compared.equal
 
 
+@pytest.mark.parametrize(("score", "equal"), [(0.50004, True), (0.5002, False), (None, False)])
+def test_scores_of_exits_may_differ_in_their_last_digits(
+    score: float | None, equal: bool, attempt: Callable[..., Path]
+) -> None:
+    """Who shares a pass changes the order in which products add up."""
+    now = [token(1, score=score), *THREE[1:]]
+    (compared,) = compare_attempts(attempt({"tokens": THREE}), attempt({"tokens": now}))
+    assert compared.equal is equal
+
+
 @pytest.mark.parametrize(
     ("now", "expected"),
     [

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from exitbench.harness.cells.job import CellJob, WorkerSpec
-from exitbench.harness.running.executors import process
+from exitbench.harness.running.executors import group, process
 from exitbench.harness.running.executors.local import LocalExecutor
 from exitbench.progress import Lines
 from exitbench.results.spool.attempts import latest_status, read_attempt
@@ -93,6 +93,34 @@ def test_a_cell_that_has_ended_is_not_ended_again(worker: Worker, run: Callable[
 
 
 # ------------------------------------------------------------------------------------------ ends
+
+SHARES = "say('start', spec.cells[0], label='one', documents=2, cells=3)"
+
+
+def test_a_worker_that_dies_decoding_for_several_cells_has_them_run_one_by_one(
+    spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]]
+) -> None:
+    assert run(worker("one", f"spec.shares and ({SHARES}, die(9, 'gone'))")) == ["ok", "ok", "ok"]
+    assert len(list(spec.spool.glob("*/*/*/DONE"))) == 3
+
+
+def test_one_that_dies_again_by_itself_is_a_row(
+    spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]]
+) -> None:
+    assert run(worker("one", f"(spec.shares and {SHARES}, die(9, 'gone'))")) == ["failed", "ok", "ok"]
+    assert "gone" in record(spec, 0)["reason"]
+
+
+@pytest.mark.parametrize(("limit_s", "expected"), [(10.0, 30.0), (None, None)])
+def test_a_pass_of_several_cells_may_take_as_long_as_all_of_them(
+    limit_s: float | None, expected: float | None, spec: WorkerSpec
+) -> None:
+    items = with_timeouts(spec, [limit_s] * 3)
+    with Lines(3, io.StringIO()) as progress:
+        watch = group._Watch(items, progress)
+        start = {"event": "start", "cell": items[0].cell.cell_id, "label": "one", "documents": 2, "cells": 3}
+        assert watch.take(json.dumps(start))
+    assert watch.limit_s == expected
 
 
 def test_a_worker_killed_by_a_signal_without_a_name_is_a_row(
