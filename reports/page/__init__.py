@@ -27,7 +27,7 @@ from exitbench.reports.frame import Frame, Row
 from exitbench.reports.front import cards, findings, title, words
 from exitbench.reports.labels import labels, setting
 from exitbench.reports.material import Material
-from exitbench.reports.plotting.style import series_styles
+from exitbench.reports.plotting.style import DOUBLE_INCHES, SINGLE_INCHES, series_styles
 from exitbench.reports.plotting.svg import data_uri, size_of
 from exitbench.reports.registry import PAPERS, SECTIONS, Source
 from exitbench.reports.tables.filled import FilledTable
@@ -45,6 +45,7 @@ _OPEN: Final = ("findings", "results", "provenance")
 _COMMAND: Final = re.compile(r"`((?:nox|exitbench) .+?)`")
 _SENTENCE: Final = re.compile(r"(?<=[.?!])\s+(?=\S)")
 _SHORT: Final = {"ours": "Costs and gains", "explain": "Explanations"}
+_POINTS_AN_INCH: Final = 72
 _MOST_ROWS: Final = 200
 """More rows of a table are in its CSV file only: nobody reads them, and they would be most of the page.
 The results are whole: the chart draws their rows."""
@@ -167,6 +168,11 @@ class Picture:
     address: str
     width: int
     height: int
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is as wide as one column of a paper."""
+        return self.width < (SINGLE_INCHES + DOUBLE_INCHES) / 2 * _POINTS_AN_INCH
 
 
 def _picture(path: Path, single_file: bool) -> Picture:

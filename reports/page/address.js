@@ -9,4 +9,17 @@ const address = {
     const search = asked.size ? `?${asked}` : location.pathname;
     history.replaceState(history.state, "", search + location.hash);
   },
+  // Filters of a table: each has what the address says, and tells it what a reader sets. Of several tables each has a prefix.
+  keep(fields, prefix = "") {
+    for (const field of fields) {
+      const label = field.closest("label").firstChild.textContent.trim();
+      const name = prefix + label.toLowerCase().replace(/\W+/g, "-");
+      field.addEventListener("input", () => address.set(name, field.value));
+      const asked = address.get(name);
+      if (asked === null) continue;
+      field.value = asked;
+      if (field.value !== asked) field.value = "";
+      else field.dispatchEvent(new Event("input"));
+    }
+  },
 };

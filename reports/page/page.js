@@ -29,6 +29,7 @@ for (const article of document.querySelectorAll(".table:has(table)")) {
   for (const element of [input, ...selects]) element.addEventListener("input", filter);
   article.rowsInOrder = [...rows];
   filter();
+  if (article.dataset.address) address.keep([...selects, input], `${article.dataset.address}-`);
 
   article.querySelectorAll("th").forEach((heading, index) => {
     const button = document.createElement("button");

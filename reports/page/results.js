@@ -4,10 +4,7 @@
   const article = document.querySelector("article.results");
   if (!article?.rowsInOrder) return;
   const tools = article.querySelector(".filter");
-  const fields = [...tools.querySelectorAll("select, input")];
   const quality = [...tools.querySelectorAll("select")].at(-1);
-  const name = (field) => field.closest("label").firstChild.textContent.trim().toLowerCase().replace(/\W+/g, "-");
-  const changed = (field) => field.dispatchEvent(new Event("input"));
 
   const [within, beyond] = ["within the loss allowed", "not shown to be"];
   const judge = (percent) => {
@@ -20,17 +17,10 @@
   judge(Number(document.querySelector(".allow input")?.value ?? 1));
   document.addEventListener("allowed", ({ detail }) => {
     judge(detail);
-    if (quality.value) changed(quality);
+    if (quality.value) quality.dispatchEvent(new Event("input"));
   });
 
-  for (const field of fields) {
-    field.addEventListener("input", () => address.set(name(field), field.value));
-    const asked = address.get(name(field));
-    if (asked === null) continue;
-    field.value = asked;
-    if (field.value !== asked) field.value = "";
-    else changed(field);
-  }
+  address.keep(tools.querySelectorAll("select, input"));
 
   const columns = article.querySelector(".all-columns");
   columns.checked = address.get("columns") === "all";

@@ -134,6 +134,35 @@ def test_data_comes_with_the_page_and_sql_is_copied(open_page: Open, example_pag
         assert page.evaluate("navigator.clipboard.readText()") == results(page).locator("pre code").inner_text()
 
 
+def test_filters_of_claims_stand_in_the_address_and_each_kind_has_its_own(open_page: Open, example_page: str) -> None:
+    page = open_page(fragment="#claims", address=example_page)
+    kinds = page.locator("article:has(table.claims)")
+    everything = [kinds.nth(n).locator("tbody tr").count() for n in range(3)]
+    kinds.first.get_by_label("Verdict").select_option("not comparable")
+    kinds.nth(1).get_by_label("Search").fill("no such words")
+    link = page.evaluate("location.href")
+    assert "claim-verdict=not+comparable" in link and link.endswith("#claims")
+    again = open_page(fragment="", address=link)
+    kinds = again.locator("article:has(table.claims)")
+    left = [kinds.nth(n).locator("tbody tr:visible").count() for n in range(3)]
+    assert 0 < left[0] < everything[0] and left[1] == 0 and left[2] == everything[2] > 0
+    assert kinds.first.get_by_label("Verdict").input_value() == "not comparable"
+    kinds.first.get_by_label("Verdict").select_option("all")
+    assert "claim-verdict" not in again.evaluate("location.href")
+
+
+def test_a_picture_is_whole_on_its_closed_card_and_open_as_large_as_others(open_page: Open, example_page: str) -> None:
+    page = open_page(1280, fragment="", address=example_page)
+    cards = page.locator("details.card:has(img)")
+    scales = set()
+    for index in range(cards.count()):
+        image = cards.nth(index).locator("img")
+        assert image.evaluate("image => getComputedStyle(image).objectFit") == "contain"
+        cards.nth(index).evaluate("card => { card.open = true; }")
+        scales.add(round(image.evaluate("image => image.clientWidth / image.getAttribute('width')"), 1))
+    assert len(scales) == 1
+
+
 def test_claims_are_filtered_by_verdict(open_page: Open, example_page: str) -> None:
     page = open_page(fragment="#claims", address=example_page)
     assert page.locator("table.claims tbody tr").count() >= 40 and page.locator("table.claims").count() == 3

@@ -380,17 +380,23 @@ def test_a_picture_that_was_changed_or_lost_is_drawn_anew(again: Again, report_c
     assert again()[0] == set()
 
 
-def test_a_changed_row_draws_what_shows_it_and_nothing_else(again: Again, given: Read, report_copy: Path) -> None:
-    place = next(n for n, (source, _) in enumerate(given.figures) if source.name == "mee_fig1_no_change")
+def change_a_number(given: Read, name: str) -> Frame:
+    """Halve a number of a figure's last row; returns its rows then."""
+    place = next(n for n, (source, _) in enumerate(given.figures) if source.name == name)
     source, frame = given.figures[place]
-    column = next(name for name, value in frame.rows[-1].items() if isinstance(value, float))
-    changed = {**frame.rows[-1], column: frame.rows[-1][column] / 2}
-    given.figures[place] = (source, Frame(frame.columns, (*frame.rows[:-1], changed)))
+    last = frame.rows[-1]
+    column = next(column for column, value in last.items() if isinstance(value, float))
+    given.figures[place] = (source, Frame(frame.columns, (*frame.rows[:-1], {**last, column: last[column] / 2})))
+    return given.figures[place][1]
+
+
+def test_a_changed_row_draws_what_shows_it_and_nothing_else(again: Again, given: Read, report_copy: Path) -> None:
+    frame = change_a_number(given, "mee_fig1_no_change")
     before = {path: path.read_bytes() for path in report_copy.glob(f"figures/{PAGE}/*")}
     assert again()[0] == {"mee_fig1_no_change"}
     written = {path: path.read_bytes() for path in report_copy.glob(f"figures/{PAGE}/*")}
     assert {path.name.partition(".")[0] for path, _ in written.items() ^ before.items()} == {"mee_fig1_no_change"}
-    assert (report_copy / "figures" / "mee_fig1_no_change.csv").read_text("utf-8") == given.figures[place][1].csv()
+    assert (report_copy / "figures" / "mee_fig1_no_change.csv").read_text("utf-8") == frame.csv()
 
 
 def test_files_for_papers_are_drawn_where_asked_for_and_then_stay_those_of_the_page(
@@ -406,9 +412,7 @@ def test_files_for_papers_are_drawn_where_asked_for_and_then_stay_those_of_the_p
     begins = {file.suffix: file.read_bytes()[:4] for file in figure.files}
     assert begins[".png"] == b"\x89PNG" and begins[".svg"].startswith(b"<?xm") and begins[".pdf"] == b"%PDF"
     before = pdf.read_bytes()
-    place = next(n for n, (source, _) in enumerate(given.figures) if source.name == name)
-    source, frame = given.figures[place]
-    given.figures[place] = (source, Frame(frame.columns, frame.rows[: len(frame.rows) // 2]))
+    change_a_number(given, name)
     drawn, summary = again()
     assert drawn == {name} and pdf in summary.files and pdf.read_bytes() != before
     pdf.write_bytes(b"of other rows")
