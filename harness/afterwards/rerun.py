@@ -104,8 +104,14 @@ def verify(
 
     Raises:
         UserError: What is here is not what was asked then: weights, documents, version of engine, method or metric.
+            What the model wrote would be run, and nobody has confirmed that.
     """
     item = _item(stored, repetitions, folder, data_dir, across_versions)
+    if not confirm_run_unsafe_code and getattr(item.data.task_object, "is_unsafe", False):
+        raise UserError(
+            f"{item.label}: scoring runs what the model wrote. Allowed with --confirm-run-unsafe-code, which runs it "
+            "in a process with limits and without a network."
+        )
     spec = WorkerSpec(
         (item,),
         folder.resolve(),

@@ -53,5 +53,5 @@ FROM frontier AS f
 JOIN summed AS s USING (attempt_id)
 LEFT JOIN ties AS t USING (attempt_id)
 LEFT JOIN metric_values AS m ON m.attempt_id = f.attempt_id AND m.metric = 'token_match' AND m.is_current
-WHERE f.execution = 'real'
+WHERE f.execution = 'real' AND f.token_match IS NOT NULL  -- of choices no token is chosen
 ORDER BY f.model, task, f.method, f.params, f.kv_policy, f.cell_id;

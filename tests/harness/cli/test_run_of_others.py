@@ -291,6 +291,17 @@ def test_without_being_confirmed_nothing_is_run(runs: Path, capsys: pytest.Captu
     assert not Path("other").exists()
 
 
+def test_a_run_that_scores_by_code_is_repeated_where_that_is_confirmed(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["verify", "*/mbpp/full", "--data-dir", ".", "--runs", str(runs)]
+    assert main(asked) == 2
+    assert "mbpp/full/quality: scoring runs what the model wrote" in capsys.readouterr().err
+    assert not (runs / "repetitions").exists()
+    assert main([*asked, UNSAFE]) == 0
+    assert "equal" in capsys.readouterr().out.splitlines()
+
+
 def test_tasks_of_every_kind_are_in_the_database(finished: Path) -> None:
     sql = "SELECT DISTINCT task, task_label, metric FROM metric_values WHERE role = 'headline' ORDER BY task_label"
     assert ask(finished / "runs", sql) == [

@@ -71,6 +71,11 @@ def answers(database: Path) -> dict[tuple[Any, ...], Found]:
     return by_setting
 
 
+def test_choices_have_no_tokens_that_could_be_faithful(choice_database: Path, rows_of: Rows) -> None:
+    assert asked(choice_database, "SELECT * FROM answers JOIN runs USING (attempt_id) WHERE NOT is_full_depth")
+    assert rows_of(choice_database, figures, "faithfulness").rows == ()
+
+
 def test_faithfulness_finds_the_first_difference_and_whether_it_is_a_near_tie(
     small_database: Path, rows_of: Rows
 ) -> None:
