@@ -9,9 +9,10 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from io import BytesIO, RawIOBase
+from contextlib import closing, contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 
 from exitbench.errors import UserError, told
@@ -31,6 +32,18 @@ _UNFINISHED: Final = ".unfinished"
 """Folder of what a local exporter is writing; nobody reads there."""
 
 
+class Parts(Protocol):
+    """An open file of so many bytes, of which any thread may ask for any part."""
+
+    size: int
+
+    def at(self, start: int, stop: int) -> bytes:
+        """Return the bytes from one place to another."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
 class Place(Protocol):
     """Files by name; `where` is how a person names the place."""
 
@@ -42,7 +55,7 @@ class Place(Protocol):
     def read(self, name: str, limit: int) -> bytes:
         """Return a file of at most `limit` bytes."""
 
-    def open(self, name: str, size: int) -> BinaryIO:
+    def parts(self, name: str, size: int) -> Parts:
         """Open a file that should have `size` bytes, to read parts of it."""
 
     def add(self, name: str, content: bytes | Path) -> None:
@@ -99,17 +112,17 @@ class FolderPlace:
 
     def read(self, name: str, limit: int) -> bytes:
         """Return a regular file's bytes."""
-        with self.open(name, limit) as file:
-            content = file.read(limit + 1)
-        if len(content) > limit:
-            raise UserError(f"{self.where}/{name}: {TooLarge(Path(name), limit).strerror}.")
-        return content
+        with closing(self.parts(name, limit)) as file:
+            if file.size > limit:
+                raise _too_large(f"{self.where}/{name}", limit)
+            return file.at(0, file.size)
 
-    def open(self, name: str, size: int) -> BinaryIO:
+    def parts(self, name: str, size: int) -> Parts:
         """Open a regular file in regular folders."""
         *folders, last = name.split("/")
-        with _explained(f"{self.where}/{name}"), opened(self._root, *folders) as folder:
-            return folder.open(last)
+        where = f"{self.where}/{name}"
+        with _explained(where), opened(self._root, *folders) as folder:
+            return _FileParts(folder.open(last), where)
 
     def add(self, name: str, content: bytes | Path) -> None:
         """Write beside, then link into place: who comes second finds it there."""
@@ -150,8 +163,6 @@ class BucketPlace:
         """Return the bytes of every object."""
         with _explained(self.where):
             found: Mapping[str, Any] = self._store.find(self._key(folder), detail=True)
-            if not found:  # or no such bucket
-                self._store.ls(self._root.partition("/")[0], refresh=True)
         start = len(self._root) + 1
         return {key[start:]: about["size"] for key, about in found.items()}
 
@@ -160,12 +171,12 @@ class BucketPlace:
         with _explained(f"{self.where}/{name}"):
             content: bytes = self._store.cat_file(self._key(name), start=0, end=limit + 1)
         if len(content) > limit:
-            raise UserError(f"{self.where}/{name}: {TooLarge(Path(name), limit).strerror}.")
+            raise _too_large(f"{self.where}/{name}", limit)
         return content
 
-    def open(self, name: str, size: int) -> BinaryIO:
-        """Return what fetches parts of an object as they are read."""
-        return _Parts(self._store, self._key(name), size, f"{self.where}/{name}")  # type: ignore[return-value]
+    def parts(self, name: str, size: int) -> Parts:
+        """Return what fetches parts of an object."""
+        return _ObjectParts(self._store, self._key(name), size, f"{self.where}/{name}")
 
     def add(self, name: str, content: bytes | Path) -> None:
         """Write an object; the store itself refuses a second one of the name where it can."""
@@ -180,46 +191,52 @@ class BucketPlace:
         return f"{self._root}/{name}".rstrip("/")
 
 
-class _Parts(RawIOBase):
-    """An object of a store, read in parts of at least `_READ_AHEAD_BYTES`."""
+class _FileParts:
+    """An open file, read by several threads."""
+
+    def __init__(self, file: BinaryIO, where: str) -> None:
+        self._file, self._where = file, where
+        self._lock = Lock()
+        self.size = file.seek(0, os.SEEK_END)
+
+    def at(self, start: int, stop: int) -> bytes:
+        """Return the bytes from one place to another."""
+        with self._lock, _explained(self._where):
+            self._file.seek(start)
+            return self._file.read(stop - start)
+
+    def close(self) -> None:
+        """Close it."""
+        self._file.close()
+
+
+class _ObjectParts:
+    """An object of a store, fetched in parts of at least `_READ_AHEAD_BYTES`."""
 
     def __init__(self, store: "AbstractFileSystem", key: str, size: int, where: str) -> None:
         self._store, self._key, self._where = store, key, where
         self.size = size
-        self._at = 0
-        self._start, self._held = 0, b""
+        self._held = (0, b"")
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size}[whence]
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        """Return the place."""
-        return self._at
-
-    def seekable(self) -> bool:
-        """Return that one can."""
-        return True
-
-    def readable(self) -> bool:
-        """Return that one can."""
-        return True
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return the next bytes, fewer at the end."""
-        end = self.size if size < 0 else min(self._at + size, self.size)
-        if not self._start <= self._at <= end <= self._start + len(self._held):
-            # the end of a file is where its table of contents is: one request for all of it
-            start = min(self._at, max(0, self.size - _READ_AHEAD_BYTES))
-            stop = min(max(end, start + _READ_AHEAD_BYTES), self.size)
+    def at(self, start: int, stop: int) -> bytes:
+        """Return the bytes from one place to another; those after them are kept for the next call."""
+        begin, held = self._held
+        if not begin <= start <= stop <= begin + len(held):
+            # The end of a file is where its table of contents is: one request for all of it.
+            begin = min(start, max(0, self.size - _READ_AHEAD_BYTES))
             with _explained(self._where):
-                self._held = self._store.cat_file(self._key, start=start, end=stop)
-            self._start = start
-        content = self._held[self._at - self._start : end - self._start]
-        self._at += len(content)
-        return content
+                held = self._store.cat_file(
+                    self._key, start=begin, end=min(max(stop, begin + _READ_AHEAD_BYTES), self.size)
+                )
+            self._held = begin, held
+        return held[start - begin : stop - begin]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _too_large(where: str, limit: int) -> UserError:
+    return UserError(f"{where}: {TooLarge(Path(where), limit).strerror}.")
 
 
 def _s3() -> "AbstractFileSystem":

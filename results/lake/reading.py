@@ -24,6 +24,11 @@ from exitbench.results.lake.manifest import LARGEST_BYTES, LakeFile, Manifest, R
 from exitbench.results.lake.places import Place, place_of, read_all
 from exitbench.results.lake.served import PROTOCOL, Served, all_files
 
+_PLANNING: Final = ("disabled_optimizers = 'join_order'", "dynamic_or_filter_threshold = 100000")
+"""Views join what runs are called to their rows, in this order: then only files of the attempts that are left are opened.
+
+DuckDB knows too little of files to find a better one, and leaves out files for up to 50 attempts unless told otherwise.
+"""
 _NAMED_BY: Final = {
     "environment": "env_id",
     "hardware": "hw_id",
@@ -177,6 +182,7 @@ def _connection(path: Path, served: Served) -> duckdb.DuckDBPyConnection:
             f"allowed_directories = ['{PROTOCOL}://']",
             f"allowed_paths = [{', '.join(quoted_text(f'{path}{end}') for end in ('', '.wal'))}]",
             "enable_external_access = false",
+            *_PLANNING,
         ):
             duck.execute(f"SET {setting}")
         duck.execute(f"ATTACH {quoted_text(str(path))} AS results (READ_ONLY, TYPE duckdb)")

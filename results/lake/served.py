@@ -6,11 +6,12 @@ table by one pattern, and can open nothing else.
 
 import hashlib
 import io
+import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from threading import Lock
-from typing import Any, BinaryIO, Final
+from threading import Lock, local
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +20,7 @@ from fsspec import AbstractFileSystem
 from exitbench.errors import UserError, told
 from exitbench.results.database.tables import spelled
 from exitbench.results.lake.manifest import LakeFile
-from exitbench.results.lake.places import Place
+from exitbench.results.lake.places import Parts, Place
 
 PROTOCOL: Final = "exitbench-lake"
 _URL: Final = f"{PROTOCOL}://"
@@ -32,6 +33,67 @@ _UNCHANGING: Final = datetime(2000, 1, 1, tzinfo=UTC)
 def all_files(table: str) -> str:
     """Return the pattern that stands for every file of a table."""
     return f"{_URL}{table}/*"
+
+
+class _Whole:
+    """A small file, which is in memory."""
+
+    def __init__(self, content: bytes) -> None:
+        self.size = len(content)
+        self._content = content
+
+    def at(self, start: int, stop: int) -> bytes:
+        """Return the bytes from one place to another."""
+        return self._content[start:stop]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Handle(io.RawIOBase):
+    """A file as DuckDB reads it: its threads share one, and each goes to a place and reads there."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.size = parts.size
+        self._parts = parts
+        self._place = local()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a place, as seen by this thread."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.tell(), os.SEEK_END: self.size}[whence]
+        self._place.at = base + offset
+        return base + offset
+
+    def tell(self) -> int:
+        """Return this thread's place."""
+        return getattr(self._place, "at", 0)
+
+    def seekable(self) -> bool:
+        """Return that one can."""
+        return True
+
+    def readable(self) -> bool:
+        """Return that one can."""
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next bytes, fewer at the end."""
+        start = self.tell()
+        content = self._parts.at(start, self.size if size < 0 else min(start + size, self.size))
+        self._place.at = start + len(content)
+        return content
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._parts.close()
+        super().close()
+
+
+class _Footer(Handle):
+    """A file of which somebody else reads the end and closes it; it stays open."""
+
+    def close(self) -> None:
+        """Leave it open."""
 
 
 class Served(AbstractFileSystem):
@@ -74,7 +136,7 @@ class Served(AbstractFileSystem):
         """Return one moment, since no file changes."""
         return _UNCHANGING
 
-    def open(self, path: str, mode: str = "rb", **_: Any) -> BinaryIO:
+    def open(self, path: str, mode: str = "rb", **_: Any) -> Handle:
         """Open a file for reading.
 
         Raises:
@@ -97,15 +159,15 @@ class Served(AbstractFileSystem):
             raise FileNotFoundError(f"{path}: no manifest names it")
         return file
 
-    def _opened(self, file: LakeFile) -> BinaryIO:
-        if file.bytes <= _WHOLE_BYTES:
-            content = self._content(file)
-            self._require_good(file, io.BytesIO(content))
-            return io.BytesIO(content)
-        handle = self._place.open(file.name, file.bytes)
-        self._require_good(file, handle)
-        handle.seek(0)
-        return handle
+    def _opened(self, file: LakeFile) -> Handle:
+        small = file.bytes <= _WHOLE_BYTES
+        parts = _Whole(self._content(file)) if small else self._place.parts(file.name, file.bytes)
+        try:
+            self._require_good(file, parts)
+        except BaseException:
+            parts.close()
+            raise
+        return Handle(parts)
 
     def _content(self, file: LakeFile) -> bytes:
         """Return the bytes of a small file; one that is asked for again soon was kept."""
@@ -122,7 +184,7 @@ class Served(AbstractFileSystem):
                 self._kept.popitem(last=False)
         return content
 
-    def _require_good(self, file: LakeFile, handle: BinaryIO) -> None:
+    def _require_good(self, file: LakeFile, parts: Parts) -> None:
         """Check size, columns, types and rows of a file that is opened for the first time.
 
         Raises:
@@ -130,10 +192,10 @@ class Served(AbstractFileSystem):
         """
         if file.name in self._found_good:
             return
-        if (size := handle.seek(0, io.SEEK_END)) != file.bytes:
-            raise self._torn(file, f"it has {size} bytes, not {file.bytes}")
+        if parts.size != file.bytes:
+            raise self._torn(file, f"it has {parts.size} bytes, not {file.bytes}")
         try:
-            metadata = pq.read_metadata(handle)
+            metadata = pq.read_metadata(_Footer(parts))
             found = metadata.schema.to_arrow_schema()
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._torn(file, f"it cannot be read as Parquet: {told(error)}") from None

@@ -9,11 +9,13 @@ from typing import Final, NoReturn, TypeAlias
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import KINDS
 from exitbench.harness.planning.retry import RETRIED
+from exitbench.harness.planning.shard import Shard
 
 HIDDEN: Final = "_"
 """What begins so is for other programs: it works, but is not listed."""
 MOST_DOCUMENTS: Final = 10**9
 _MOST_THREADS: Final = 4096
+_SHARD_DIGITS: Final = 4
 
 
 class Parser(argparse.ArgumentParser):
@@ -68,6 +70,8 @@ def add_selection(parser: Parser, kinds: tuple[str, ...] | None = None) -> None:
     parser.add_argument(
         "--limit", type=up_to(MOST_DOCUMENTS), metavar="N", help="at most N documents a task (other cells, labelled)"
     )
+    about = "only part K of N of it: for a suite split over N machines by hand (docs/guide/many-machines.md)"
+    parser.add_argument("--shard", type=_shard, action="append", default=[], metavar="K/N", help=about)
     if kinds is None:
         about = f"only these kinds of cells: {', '.join(KINDS)}"
         parser.add_argument("--kinds", type=_kinds, metavar="KIND,..", help=about)
@@ -144,6 +148,16 @@ def up_to(most: int) -> Callable[[str], int]:
         raise argparse.ArgumentTypeError(f"{_quoted(text)} is not a whole number from 1 to {most}")
 
     return read
+
+
+def _shard(text: str) -> Shard:
+    words = text.split("/")
+    if len(words) != 2 or not all(word.isascii() and word.isdigit() and len(word) <= _SHARD_DIGITS for word in words):
+        raise argparse.ArgumentTypeError(f"{_quoted(text)} is not K/N, such as 2/5")
+    number, of = map(int, words)
+    if not 1 <= number <= of:
+        raise argparse.ArgumentTypeError(f"{_quoted(text)}: K is a number from 1 to N")
+    return Shard(number, of)
 
 
 def _folder(text: str) -> Path:

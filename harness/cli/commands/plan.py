@@ -11,6 +11,7 @@ from exitbench.harness.planning.estimate import estimate_plan, of_group
 from exitbench.harness.planning.memory import shortages
 from exitbench.harness.planning.plan import Group, Plan, make_plan
 from exitbench.harness.planning.retry import Retry
+from exitbench.harness.planning.shard import part, require_apart
 from exitbench.harness.planning.suite import Suite, load_suite
 from exitbench.harness.training.store import SHIPPED
 from exitbench.results.analysis.history import Estimate, total
@@ -24,7 +25,8 @@ def planned(arguments: Namespace, suite: Suite | None = None) -> Plan:
         UserError: The suite, its data or its models are not usable.
     """
     runs = Runs(arguments.runs)
-    return make_plan(
+    require_apart(arguments.shard)
+    whole = make_plan(
         load_suite(arguments.suite) if suite is None else suite,
         runs.spool,
         runs.models,
@@ -33,6 +35,7 @@ def planned(arguments: Namespace, suite: Suite | None = None) -> Plan:
         limit=arguments.limit,
         kinds=arguments.kinds,
     )
+    return part(whole, arguments.shard)
 
 
 def plan(arguments: Namespace) -> int:

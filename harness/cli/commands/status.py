@@ -1,4 +1,4 @@
-"""``exitbench status``: what the spool says at this moment; the database is not opened."""
+"""``exitbench status``: what the spool, or a lake, says at this moment; the database is not opened."""
 
 import sys
 import time
@@ -6,7 +6,8 @@ from argparse import Namespace
 from collections.abc import Iterator, Set
 from typing import Any
 
-from exitbench.harness.cli.commands.folders import existing_runs
+from exitbench.errors import UserError
+from exitbench.harness.cli.commands.folders import Runs, existing_runs
 from exitbench.harness.cli.commands.words import data_size, duration
 from exitbench.reports.labels import describe, shorten
 from exitbench.results.analysis.status import Running, SpoolStatus, spool_status
@@ -18,11 +19,13 @@ _CLEAR = "\033[2J\033[H"
 
 
 def status(arguments: Namespace) -> int:
-    """Print counts, running attempts, the last failures, the time left and the size.
+    """Print counts, running attempts, the last failures, the time left and the size; or what a lake has.
 
     Raises:
-        UserError: The spool cannot be listed, or the suite is not usable.
+        UserError: The spool or the lake cannot be listed, or the suite is not usable.
     """
+    if arguments.lake is not None:
+        return _status_of_lake(arguments)
     suite = None if arguments.suite is None else _Suite(arguments)
     runs = existing_runs(arguments.runs)
 
@@ -47,6 +50,34 @@ def status(arguments: Namespace) -> int:
             time.sleep(REFRESH_S)
     except KeyboardInterrupt:
         return 0
+
+
+def _status_of_lake(arguments: Namespace) -> int:
+    """Print what a lake has, of a suite or at all."""
+    from exitbench.results.lake.places import place_of
+    from exitbench.results.lake.standing import lake_lines
+
+    if arguments.watch:
+        raise UserError("--watch: follows the spool of this machine; a lake is looked at once.")
+    labels = None if arguments.suite is None else _labels(arguments)
+    tell("\n".join(lake_lines(place_of(arguments.lake), labels)), sys.stdout)
+    return 0
+
+
+def _labels(arguments: Namespace) -> dict[str, str]:
+    """Names of a suite's cells, by id.
+
+    Raises:
+        UserError: A model is not on this machine, so that its cells have no ids here.
+    """
+    from exitbench.harness.planning.plan import make_plan
+    from exitbench.harness.planning.suite import load_suite
+
+    runs = Runs(arguments.runs)
+    plan = make_plan(load_suite(arguments.suite), runs.spool, runs.models, arguments.data_dir)
+    if absent := [group.model.name for group in plan.groups if group.folder is None]:
+        raise UserError(f"{', '.join(absent)}: not on this machine, so that its cells are not known. Copy it to RUNS.")
+    return {cell.item.cell.cell_id: cell.item.label for group in plan.groups for cell in group.cells}
 
 
 class _Suite:

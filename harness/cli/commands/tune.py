@@ -125,7 +125,7 @@ def _measured(suite: Suite, runs: Runs, arguments: Namespace, limit: int | None 
     Raises:
         _Failed: A cell did not end well.
     """
-    asked = {**vars(arguments), "only": None, "kinds": None, "retry": "failed", "limit": limit}
+    asked = {**vars(arguments), "only": None, "kinds": None, "shard": [], "retry": "failed", "limit": limit}
     measured = measure(Namespace(**asked), suite)
     bad = [cell_id for cell_id, status in measured.statuses.items() if status != "ok"]
     if bad or measured.left_out:

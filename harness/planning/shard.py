@@ -1,0 +1,79 @@
+"""Shards: which part of a suite a machine runs, where a suite is split over several by hand.
+
+What is dealt out is a model on a task, with everything that runs there: what cells depend on runs once and where it is
+needed, no machine waits for another, and timings that are compared are of one machine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from exitbench.errors import UserError
+from exitbench.terminal import number_of
+
+if TYPE_CHECKING:  # a plan needs torch, and the command line reads shards before it is known to need any
+    from exitbench.harness.planning.plan import Plan
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part `number` of `of`, counted from 1."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+def require_apart(shards: Sequence[Shard]) -> None:
+    """Check that parts are of one split, and each named once.
+
+    Raises:
+        UserError: They are not.
+    """
+    for before, shard in pairwise(shards):
+        if shard.of != before.of:
+            raise UserError(f"--shard {before} and {shard}: overlap, as parts of two splits. Name parts of one.")
+    if len(set(shards)) < len(shards):
+        raise UserError(f"--shard {' '.join(map(str, shards))}: overlap; name each part once.")
+
+
+def part(plan: "Plan", shards: Sequence[Shard]) -> "Plan":
+    """Return the part of a plan that some shards of it are; all of it without any.
+
+    Pairs of a model and a task are dealt out in the suite's order, one to each shard in turn: that depends on the suite
+    and the selection alone, which every machine is given alike.
+
+    Raises:
+        UserError: The shards overlap, there are more than pairs, or a model is still to be trained.
+    """
+    if not shards:
+        return plan
+    require_apart(shards)
+    if plan.untrained:
+        # trained on each machine its weights would differ in their last bits, and with them every cell's id
+        names = ", ".join(recipe.name for recipe in plan.untrained)
+        raise UserError(
+            f"--shard: to be trained first: {names}. `exitbench train` on one machine, then copy RUNS/models to all."
+        )
+    pairs = list(dict.fromkeys(_pair(group.model.name, label) for group in plan.groups for label in group.labels))
+    if shards[0].of > len(pairs):
+        raise UserError(
+            f"--shard {shards[0]}: a model on a task is run by one machine, and this selection has "
+            f"{number_of(len(pairs), 'such pair')}. Allowed: K/N with N up to {len(pairs)}."
+        )
+    ours = {pair for shard in shards for pair in pairs[shard.number - 1 :: shard.of]}
+    groups = []
+    for group in plan.groups:
+        labels = tuple(label for label in group.labels if _pair(group.model.name, label) in ours)
+        cells = tuple(cell for cell in group.cells if _pair(group.model.name, cell.item.label) in ours)
+        if labels:
+            groups.append(replace(group, labels=labels, cells=cells))
+    return replace(plan, groups=tuple(groups))
+
+
+def _pair(model: str, label: str) -> tuple[str, str]:
+    """The model, and the task of a cell's label MODEL/TASK/METHOD/KIND."""
+    return model, label.removeprefix(f"{model}/").partition("/")[0]
