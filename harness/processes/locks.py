@@ -19,7 +19,7 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
     """Hold a lock while the context lasts; the context is given whether it is held.
 
     The file is there only as long as somebody holds it or waits for it. Where a file system has no locks, the lock
-    counts as held: whoever relies on it there has been told so (docs/cluster.md).
+    counts as held: whoever relies on it there has been told so (docs/guide/cluster.md).
 
     Args:
         path: The file; its folder is made when missing.

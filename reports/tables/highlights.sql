@@ -35,7 +35,6 @@ SELECT
     s.delta_low, s.delta_high,
     s.token_match, s.mean_exit_layer, s.mean_blocks_run, s.is_full_depth, s.speedup, s.speedup_low, s.speedup_high,
     coalesce(NOT s.is_full_depth AND s.speedup_low <= s.aa_high AND s.speedup_high >= s.aa_low, false) AS inside_noise_floor,
-    s.speedup_per_token, s.tokens_per_request, s.full_tokens_per_request, s.is_other_length, s.speedup_decode, s.ideal_speedup_decode, s.n,
-    s.timed_documents, s.timed_rounds, s.conforms, s.cell_id
+    s.is_other_length, s.n, s.timed_documents, s.timed_rounds, s.conforms, s.cell_id
 FROM shown AS s
 ORDER BY s.is_full_depth DESC, s.speedup DESC, s.method, s.params, s.cell_id;

@@ -19,6 +19,7 @@ from exitbench.reports.material import read_only
 from exitbench.reports.registry import discover
 from exitbench.reports.tables.columns import Cell, Column, number, parameters, text, with_interval
 from exitbench.reports.tables.filled import FilledTable, fill
+from exitbench.reports.tables.highlights import marked_speedup
 from exitbench.reports.tables.summary import (
     blocks_run,
     delta,
@@ -202,11 +203,14 @@ def test_answers_of_another_length_are_marked_where_their_speed_up_is_told() -> 
 
 def test_exit_layer_and_blocks_run_are_two_columns() -> None:
     assert (exit_layer(ROW).text, blocks_run(ROW).text) == ("3.46 of 8", "8.00 of 8")
-    for name in ("summary", "highlights"):
+    for name, others in (("summary", {"Per token", "Tokens", "Decoding", "Ideal"}), ("highlights", {"Tokens = full"})):
         (source,) = (source for source in discover(tables) if source.name == name)
-        assert {"Exit layer", "Blocks run", "Per token", "Tokens", "Decoding", "Ideal"} <= {
-            column.heading for column in source.module.COLUMNS
-        }
+        assert {"Exit layer", "Blocks run", *others} <= {column.heading for column in source.module.COLUMNS}
+
+
+def test_the_readmes_speedups_are_marked_where_answers_have_another_length() -> None:
+    assert marked_speedup(ROW).text == "† 1.46 [1.40, 1.50]"
+    assert marked_speedup(ROW | {"is_other_length": False}).text == "1.46 [1.40, 1.50]"
 
 
 def test_the_path_of_every_calibration_is_told_in_the_terminal(example_database: Path) -> None:
