@@ -7,7 +7,7 @@ nox -s train                      the models of the built-in suite, from scratch
 nox -s report
 nox -s paper -- mee                   the suite behind a paper's figures, then its report: mee, prune, natcap or heads
 nox -s check                          what to know before citing the results
-nox -s browser                        the report's page in a real Chromium
+nox -s browser                        the report's page and the documentation in a real Chromium
 nox -s tests -- tests/methods -k oracle
 nox -s tests -- -m fast               in about a minute: what tests/slow.txt does not name
 nox -s tests -- -n 0 --pdb            in one process
@@ -136,8 +136,8 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def browser(session: nox.Session) -> None:
-    """Open the report's page in headless Chromium (Debian: apt-get install chromium) and use it."""
-    install(session, "test", "browser")
+    """Open the report's page and the site in headless Chromium (Debian: apt-get install chromium) and use it."""
+    install(session, "test", "browser", "docs")
     session.run("pytest", "tests/browser", *session.posargs, env=OFFLINE)
 
 

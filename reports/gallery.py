@@ -9,7 +9,7 @@ from typing import Final
 
 from exitbench.reports import figures
 from exitbench.reports.drawn import note_of
-from exitbench.reports.registry import SECTIONS, Source, discover
+from exitbench.reports.registry import PAPERS, SECTIONS, Source, discover
 
 _MARKS: Final = re.compile(r"([\\*_\[\]])")
 _START: Final = """\
@@ -33,6 +33,10 @@ def gallery(pictures: Path, address: str) -> str:
     parts = [_START]
     for section, sources in groupby(discover(figures), key=lambda source: source.section):
         parts.append(f"## {_text(SECTIONS[section])}\n")
+        if section in PAPERS:
+            parts.append(
+                f"[The paper](references.md#{section}), and all that its figures need: `exitbench run {section}`.\n"
+            )
         parts += [_figure(source, pictures, address) for source in sources]
     return "\n".join(parts)
 

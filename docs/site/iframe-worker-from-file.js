@@ -1,4 +1,5 @@
-// A page that was opened as a file may not start a worker, and the search is one: there it runs in a hidden frame.
+// A page that was opened as a file may not start a worker, and material's search is one: there it runs in a hidden
+// frame. After another version of material, search in a page that was opened as a file.
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(url) {

@@ -38,7 +38,8 @@ def words_of(sentence: str) -> int:
 
 
 def _paragraphs(text: str) -> Iterator[tuple[int, list[str]]]:
-    begun, paragraph, fenced = 0, [], False
+    begun, fenced = 0, False
+    paragraph: list[str] = []
     for number, line in enumerate([*text.splitlines(), ""], 1):
         fence = bool(_FENCE.match(line))
         item = bool(_ITEM.match(line)) and not fenced

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from exitbench.harness.planning.suite import load_suite
 from exitbench.reports import figures
 from exitbench.reports.drawn import Drawing, note_of, remember_drawn
 from exitbench.reports.gallery import drawn, gallery
-from exitbench.reports.registry import Source, discover
+from exitbench.reports.registry import PAPERS, Source, discover
 
 SOURCES = discover(figures)
 
@@ -36,6 +37,15 @@ def test_a_figure_has_its_command_and_its_whole_query(source: Source, without_pi
     assert f"$ exitbench report --only {source.name}\n" in said
     query = said.partition("    ```sql\n")[2].partition("\n    ```")[0]
     assert [line.removeprefix("    ") for line in query.splitlines()] == source.sql.rstrip().splitlines()
+
+
+def test_a_papers_section_names_the_paper_and_its_suite() -> None:
+    page = gallery(Path("no such folder"), "figures")
+    references = (Path(__file__).parents[2] / "docs" / "references.md").read_text("utf-8")
+    for paper in PAPERS:
+        assert f"[The paper](references.md#{paper}), and all that its figures need: `exitbench run {paper}`." in page
+        assert f"\n### {paper.upper()}\n" in references
+        assert load_suite(paper)
 
 
 def test_what_was_drawn_is_shown_with_its_finding_and_the_rest_says_what_fills_it(tmp_path: Path) -> None:
