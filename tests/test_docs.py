@@ -45,7 +45,7 @@ def test_the_contributing_guides_method_is_a_whole_method(tmp_path: Path, monkey
 
 
 def test_every_path_a_document_names_exists() -> None:
-    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for name in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / name).exists(), f"{document.name} links to {name}"
 
