@@ -13,8 +13,8 @@ TITLE = "A setting of each method"
 CAPTION = (
     "Of each method the fastest setting that is shown to lose at most 1 % of full depth's quality, or else the one "
     "that loses least. Brackets are 95 % intervals; those of Δ, the difference to full depth, are paired by document. "
-    f"≈: full depth timed against itself varies as much; {OTHER_LENGTH}: answers are more than 5 % shorter or longer "
-    "than full depth's. "
+    "The speed-up is of whole requests (≈: full depth timed against itself varies as much; "
+    f"{OTHER_LENGTH}: answers are more than 5 % shorter or longer than full depth's). "
     "Tokens = full: the share of full depth's tokens that the method has at the same position."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells."

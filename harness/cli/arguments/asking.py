@@ -195,8 +195,12 @@ def _add_replay(commands: Commands) -> None:
     )
     about = "Try many thresholds on a stored probe: simulated exits, nothing is decoded."
     parser = command(commands, "replay", "replay:replay", about, examples)
-    parser.add_argument("probe", metavar="MODEL/TASK", help="whose newest probe; a glob that fits one")
-    parser.add_argument("method", metavar="METHOD", help="a method with a threshold whose score a probe tells")
+    parser.add_argument(
+        "probe", metavar="MODEL/TASK", help="the model and task whose newest probe is used; a glob that fits one"
+    )
+    parser.add_argument(
+        "method", metavar="METHOD", help="a method with a threshold whose score can be computed from a probe"
+    )
     levels = [level / 20 for level in range(21)]
     about = "thresholds, separated by commas, or FROM:TO:STEP (0:1:0.05)"
     parser.add_argument("--thresholds", type=_numbers, default=levels, metavar="T,..", help=about)
@@ -298,10 +302,14 @@ def _add_inspect(commands: Commands) -> None:
     about = "Say what a model is, what runs it, what methods cost on it. Exit code 1 where it cannot run as it is."
     parser = command(commands, "inspect", "inspect:inspect", about, examples)
     parser.add_argument("model", metavar="MODEL", help="folder of a checkpoint, hub:OWNER/NAME, or a recipe")
-    parser.add_argument("--hub", action="store_true", help="fetch hub:OWNER/NAME; else only what is cached is read")
-    about = "what is to run it, as a suite says it (auto); what is loaded is proved"
+    parser.add_argument(
+        "--hub",
+        action="store_true",
+        help="allow the download of hub:OWNER/NAME; without it only the cache on this machine is read",
+    )
+    about = "what runs its blocks; auto: as a suite chooses"
     parser.add_argument("--engine", choices=get_args(EngineChoice), default="auto", help=about)
-    about = "tokens before the one whose cost is told (1000, or as many as the model has positions)"
+    about = "tokens of context for which costs are counted (1000, or as many as the model has positions)"
     parser.add_argument("--context", type=up_to(_MOST_TOKENS), metavar="N", help=about)
     parser.add_argument("--format", choices=("text", "json"), default="text", help="one screen of text, or all as JSON")
     add_runs(parser)

@@ -60,15 +60,18 @@ def brief(about: str) -> str:
 
 def add_selection(parser: Parser, kinds: tuple[str, ...] | None = None) -> None:
     """Add a suite and which of its cells; `kinds` fixes the kinds that may otherwise be chosen."""
-    parser.add_argument("suite", metavar="SUITE", help="name of a shipped suite, or path of a TOML file")
+    parser.add_argument("suite", metavar="SUITE", help="name of a suite that comes along, or path of a TOML file")
     add_data_dir(parser, "that tasks and recipes name")
     add_plugins(parser)
     add_runs(parser)
     parser.add_argument(
-        "--only", metavar="GLOB", help="cells whose name MODEL/TASK/METHOD/KIND matches, and what they need"
+        "--only", metavar="GLOB", help="only cells whose name MODEL/TASK/METHOD/KIND matches, with what they need"
     )
     parser.add_argument(
-        "--limit", type=up_to(MOST_DOCUMENTS), metavar="N", help="at most N documents a task (other cells, labelled)"
+        "--limit",
+        type=up_to(MOST_DOCUMENTS),
+        metavar="N",
+        help="at most N documents of each task: cells of their own, labelled as limited",
     )
     about = "only part K of N of it: for a suite split over N machines by hand (docs/guide/many-machines.md)"
     parser.add_argument("--shard", type=_shard, action="append", default=[], metavar="K/N", help=about)
@@ -81,19 +84,19 @@ def add_selection(parser: Parser, kinds: tuple[str, ...] | None = None) -> None:
         "--retry",
         choices=tuple(RETRIED),
         default="failed",
-        help="beside new cells, run stale ones (stale), also failed ones (failed, the default), or all again (all)",
+        help="what to run besides new cells: stale ones (stale), those and failed ones (failed, the default), or all again",
     )
 
 
 def add_plugins(parser: Parser) -> None:
     """Add the folder of trusted code."""
-    about = "folder of tasks and methods of others: its Python files run with your rights, so trust who wrote them"
+    about = "folder of Python files with tasks and methods: they run with your rights, so trust who wrote them"
     parser.add_argument("--plugins", type=Path, metavar="DIR", help=about)
 
 
 def add_unsafe_code(parser: Parser) -> None:
     """Add the word that what a model wrote may be run."""
-    about = "run what a model wrote, of tasks that score so (MBPP): in a process with limits and no network"
+    about = "let tasks such as MBPP run the code that a model wrote: in a process with limits and no network"
     parser.add_argument("--confirm-run-unsafe-code", action="store_true", help=about)
 
 
@@ -118,13 +121,17 @@ def add_data_dir(parser: Parser, which: str) -> None:
 
 def add_runs(parser: Parser) -> None:
     """Add the folder in which everything lies."""
-    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of all run data (runs)")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of all results (default: runs)"
+    )
 
 
 def add_database(parser: Parser) -> None:
     """Add the folder in which everything lies, and a way to name another database."""
     add_runs(parser)
-    parser.add_argument("--database", type=Path, metavar="FILE", help="result database (RUNS/exitbench.duckdb)")
+    parser.add_argument(
+        "--database", type=Path, metavar="FILE", help="result database (default: RUNS/exitbench.duckdb)"
+    )
 
 
 def add_lake(parser: Parser, help_text: str) -> None:

@@ -45,14 +45,16 @@ def _add_gc(commands: Commands) -> None:
     examples = "  exitbench gc\n  exitbench gc --yes\n  exitbench gc --superseded --spool --yes"
     about = "Show what can be deleted, and delete it with --yes: killed and quarantined attempts, half-written folders."
     parser = command(commands, "gc", "gc:gc", about, examples)
-    superseded = "also attempts that a later one, whole in spool and database, replaced at their cell, and their rows"
+    superseded = (
+        "also attempts that a later attempt at their cell replaced (whole in spool and database), and their rows"
+    )
     parser.add_argument("--superseded", action="store_true", help=superseded)
     traces = (
         "also the spool's traces (tokens, probes, scores, timings) of which the database has every row: it cannot "
         "be rebuilt then, and cells that compute from them need them run again"
     )
     parser.add_argument("--spool", action="store_true", help=traces)
-    parser.add_argument("--yes", action="store_true", help="do it")
+    parser.add_argument("--yes", action="store_true", help="delete it")
     add_database(parser)
 
 
@@ -119,18 +121,18 @@ def _add_export(commands: Commands) -> None:
         "--format",
         choices=("parquet", "every-eval-ever"),
         default="parquet",
-        help="a Parquet file a table (parquet), or a JSON record a run in a schema that frameworks share",
+        help="one Parquet file a table (parquet), or one JSON record a run in the schema Every Eval Ever",
     )
     parser.add_argument(
         "--with-texts",
         action="store_true",
         help="keep outputs and references of data sets that may be licensed, and what tokens are spelled",
     )
-    parser.add_argument("--organization", metavar="NAME", help="records: who hands them on (unknown)")
+    parser.add_argument("--organization", metavar="NAME", help="of records: who publishes them (default: unknown)")
     parser.add_argument(
         "--relationship",
         choices=("first_party", "third_party", "collaborative", "other"),
-        help="records: of who evaluated to who made the models (other)",
+        help="of records: how who evaluated relates to who made the models (default: other)",
     )
     add_database(parser)
 
@@ -144,5 +146,7 @@ def _add_import(commands: Commands) -> None:
     )
     about = "Add results from elsewhere: a spool, a database, a folder written by export, or pytest-benchmark's JSON."
     parser = command(commands, "import", "merge:import_results", about, examples)
-    parser.add_argument("source", type=Path, metavar="SOURCE", help="what it is, is seen from its content")
+    parser.add_argument(
+        "source", type=Path, metavar="SOURCE", help="file or folder; what it is, is recognised by its content"
+    )
     add_database(parser)

@@ -62,7 +62,9 @@ def _add_where(parser: Parser) -> None:
     add_executor(parser)
     add_threads(parser)
     parser.add_argument(
-        "--hub", action="store_true", help="fetch models hub:OWNER/NAME; else only what is cached is read"
+        "--hub",
+        action="store_true",
+        help="allow downloads of hub:OWNER/NAME; without it only the cache on this machine is read",
     )
     add_unsafe_code(parser)
 
@@ -78,7 +80,7 @@ def _add_train(commands: Commands) -> None:
     parser.add_argument("what", metavar="SUITE", help="name or TOML file of a suite, or of a recipe")
     add_data_dir(parser, "that recipes name")
     add_runs(parser)
-    parser.add_argument("--models-dir", type=Path, metavar="DIR", help="folder of the models (RUNS/models)")
+    parser.add_argument("--models-dir", type=Path, metavar="DIR", help="folder of the models (default: RUNS/models)")
     add_threads(parser)
 
 
@@ -165,7 +167,7 @@ def _add_lm_eval(commands: Commands) -> None:
         "  exitbench lm-eval run --help\n"
         "  exitbench lm-eval ls tasks"
     )
-    about = "Run lm-eval's own command line with early exits: it reads all arguments (docs/lm-eval.md)."
+    about = "Run lm-eval's own command line with early exits: all arguments are lm-eval's (docs/lm-eval.md)."
     parser = command(commands, "lm-eval", "lm_eval:lm_eval", about, examples)
     parser.set_defaults(arguments=[])
     parser.add_argument("ARGS", nargs="*", help="arguments of lm-eval")
