@@ -94,6 +94,7 @@ def decode(
     asked: GenerationSettings | None = None,
     *,
     traced: bool = True,
+    observer: Observer | None = None,
     runner_of: RunnerFactory = BlockRunner,
 ) -> list[Generation]:
     """Generate until every row has ended.
@@ -105,6 +106,7 @@ def decode(
         is_stopped: Told the new tokens of a row after each token; True ends the row (stop strings).
         asked: Whose rules change logits before tokens are chosen from them.
         traced: Record exits and check that all numbers are finite. The tokens are the same without.
+        observer: Untraced: told of what happens in place of nobody.
         runner_of: Makes what runs the blocks.
 
     Returns:
@@ -115,7 +117,7 @@ def decode(
     """
     model, requests = checkpoint.model, batch.requests
     runner = runner_of(model, batch.cache, parts)
-    observer = Trace(model) if traced else Observer()
+    observer = Trace(model) if traced else observer or Observer()
     generations = [Generation() for _ in requests]
     alive = list(range(len(requests)))  # the request behind each row of the cache
     token_B = batch.fed_B
