@@ -28,8 +28,10 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 Consistency = Literal["textual", "risk"]
 CONSISTENCIES: tuple[Consistency, ...] = get_args(Consistency)
 
-Record = Literal["sublayers", "layer-pairs"]
+Record = Literal["sublayers", "layer-pairs", "prompt-ids", "token-times"]
 RECORDS: tuple[Record, ...] = get_args(Record)
+TIMED_RECORDS: tuple[Record, ...] = ("token-times",)
+"""What timing cells record; probes record the others."""
 
 Truncate = Literal["left", "right", "drop"]
 TRUNCATIONS: tuple[Truncate, ...] = get_args(Truncate)
@@ -210,7 +212,10 @@ class CalibrationSettings:
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """What a probe records of the inside of blocks, in place of every block's signals (`engine.decoding.sublayers`).
+    """What a probe or a timing records in place of what it usually does, in a cell of its own.
+
+    Of probes: the inside of blocks (`engine.decoding.sublayers`), and the ids of prompts. Of timings: when each token
+    is there (`running.passes.token_times`).
 
     Attributes:
         what: Names of `RECORDS`, in their order.
@@ -239,7 +244,7 @@ class Cell:
             between tokens that are tied but for rounding.
         timing: Only for timing cells; part of what was asked.
         calibration: Only for calibration cells; likewise.
-        record: Only for probe cells that record the inside of blocks; likewise.
+        record: Only for probe and timing cells that record what others do not; likewise.
         full_depth_cell_id: Quality cell of full depth on the same model and documents; None for itself.
         probe_cell_id: What a scores or replay cell reads.
         scores_cell_id: What a replay reads besides, where the probe cannot tell the method's score.

@@ -119,17 +119,28 @@ def _of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator[CellT
         yield pair.full(sweep.where)
         if "probe" in sweep.kinds:
             yield pair.probe(sweep.where)
-        if sweep.record is not None:
-            yield pair.recording(sweep.where, sweep.record)
+        if "probe" in sweep.records:
+            yield _recording(pair.probe(sweep.where), sweep.records["probe"])
         for point in sweep.points:
             for kind in sweep.kinds:
                 if kind == "timing" and task.label not in sweep.timed_tasks:
                     continue
-                yield from pair.cells(sweep.where, point.method, point.label(sweep.method), kind)
+                for cell in pair.cells(sweep.where, point.method, point.label(sweep.method), kind):
+                    yield cell
+                    if kind == "timing" == cell.kind and kind in sweep.records:
+                        yield _recording(cell, sweep.records[kind])
     for entry in suite.calibrations:
         if model.name in entry.models and task.label in entry.tasks:
             for point in entry.points:
                 yield from pair.calibration(entry, point.method, point.label(entry.method))
+
+
+def _recording(cell: CellTemplate, record: RecordSettings) -> CellTemplate:
+    """A probe or timing that records what others do not; the plain one stays, and is what others compute from."""
+    name, _, kind = cell.label.rpartition("/")
+    joint = "," if ":" in name.rpartition("/")[2] else ":"
+    about = f"record={';'.join(record.what)},documents={record.documents}"
+    return replace(cell, label=f"{name}{joint}{about}/{kind}", record=record)
 
 
 @dataclass(frozen=True)
@@ -165,12 +176,6 @@ class _Pair:
         full = self.full(where)
         self.check_rules(where, "probe", full.method)
         return replace(full, label=self.label(full.method.name, "probe"), kind="probe", baseline=full.label)
-
-    def recording(self, where: str, record: RecordSettings) -> CellTemplate:
-        """A probe that records the inside of blocks; the plain one stays what others compute from."""
-        probe = self.probe(where)
-        about = f"{probe.method.name}:record={';'.join(record.what)},documents={record.documents}"
-        return replace(probe, label=self.label(about, "probe"), record=record)
 
     def fit(self, where: str, method: Method) -> CellTemplate:
         """What the method is fitted to: the same for all settings that do not change it."""

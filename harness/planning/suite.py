@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,10 +20,12 @@ from exitbench.harness.cells.cell import (
     ENGINES,
     KINDS,
     RECORDS,
+    TIMED_RECORDS,
     CalibrationSettings,
     Consistency,
     EngineChoice,
     Kind,
+    Record,
     RecordSettings,
     TimingSettings,
 )
@@ -92,8 +94,8 @@ class Point:
 class Sweep:
     """``[[sweep]]``: models x tasks x grid x query, query innermost, without what ``exclude`` matches.
 
-    ``timed_tasks``: where cells of kind ``timing`` run. ``record``: what probes record of the inside of blocks besides,
-    in a cell of its own.
+    ``timed_tasks``: where cells of kind ``timing`` run. ``records``: what probes and timings record besides, in cells
+    of their own.
     """
 
     where: str
@@ -103,7 +105,7 @@ class Sweep:
     points: tuple[Point, ...]
     kinds: tuple[Kind, ...]
     timed_tasks: tuple[str, ...]
-    record: RecordSettings | None = None
+    records: Mapping[Kind, RecordSettings] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -346,22 +348,28 @@ def _sweep(table: Table, models: list[str], tasks: list[str], kinds: tuple[Kind,
         points=tuple(_points(table, method)),
         kinds=own_kinds,
         timed_tasks=_chosen(table, "timed_tasks", list(own_tasks)),
-        record=_record(table, own_kinds),
+        records=_records(table, own_kinds),
     )
 
 
-def _record(table: Table, kinds: tuple[Kind, ...]) -> RecordSettings | None:
+def _records(table: Table, kinds: tuple[Kind, ...]) -> dict[Kind, RecordSettings]:
+    """What is recorded, by the kind of cell that does."""
     words = table.strings("record", ())
     for word in words:
         table.choose("record", word, RECORDS, "record")
-    if words and "probe" not in kinds:
-        raise table.error("record", f"is what probes record, but 'kinds' has no \"probe\": {', '.join(kinds)}.")
-    if not words:
-        if "record_documents" in table.values:
-            raise table.error("record_documents", "goes with 'record', which is empty.")
-        return None
-    what = tuple(record for record in RECORDS if record in words)
-    return RecordSettings(what, table.positive("record_documents", RECORD_DOCUMENTS))
+    if not words and "record_documents" in table.values:
+        raise table.error("record_documents", "goes with 'record', which is empty.")
+    wanted: dict[Kind, list[Record]] = {}
+    for word in RECORDS:
+        kind: Kind = "timing" if word in TIMED_RECORDS else "probe"
+        if word in words:
+            if kind not in kinds:
+                raise table.error(
+                    "record", f"{word!r} is what {kind}s record, but 'kinds' has no \"{kind}\": {', '.join(kinds)}."
+                )
+            wanted.setdefault(kind, []).append(word)
+    documents = table.positive("record_documents", RECORD_DOCUMENTS)
+    return {kind: RecordSettings(tuple(what), documents) for kind, what in wanted.items()}
 
 
 def _calibration(table: Table, models: list[str], tasks: list[str]) -> CalibrationEntry:

@@ -3,7 +3,7 @@ WITH timed AS (
     SELECT
         c.setting_id, c.method, c.method_revision, c.params::VARCHAR AS params, c.kv_policy, c.identity -> 'timing' AS timing
     FROM run_names AS n JOIN cell AS c USING (cell_id)
-    WHERE c.kind = 'timing'
+    WHERE c.kind = 'timing' AND (c.identity -> 'record') IS NULL
     QUALIFY row_number() OVER (
         PARTITION BY c.setting_id, c.method, c.method_revision, c.params::VARCHAR, c.kv_policy ORDER BY n.attempt_id DESC
     ) = 1

@@ -69,7 +69,7 @@ _TIMINGS: Final = """
     WHERE a.status = 'ok' AND c.kind = 'timing' AND c.setting_id = $setting_id AND c.method = $method
         AND c.method_revision = $method_revision AND c.params::JSON = $params::JSON
         AND c.kv_policy IS NOT DISTINCT FROM $kv_policy
-        AND (c.identity ->> 'fit_cell_id') IS NOT DISTINCT FROM $fit_cell_id
+        AND (c.identity ->> 'fit_cell_id') IS NOT DISTINCT FROM $fit_cell_id AND (c.identity -> 'record') IS NULL
     ORDER BY a.attempt_id DESC
 """
 _TIMES: Final = """

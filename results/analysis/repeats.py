@@ -19,6 +19,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "probe": ("doc_key", "position"),
     "sublayers": ("doc_key", "position", "block", "read_out"),
     "layer_pairs": ("doc_key", "block_a", "block_b"),
+    "prompts": ("doc_key", "position"),
     "scores": ("doc_key", "position"),
     "fit_curve": ("epoch",),
     "calibration": ("step",),

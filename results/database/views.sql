@@ -19,22 +19,39 @@ named AS (
 ),
 valued AS (
     SELECT
-        method, params, is_only, name,
-        regexp_replace(params ->> ('$."' || name || '"'), '^(-?[0-9]+)[.]0$', '\1') AS value,
+        method, params, is_only, name, coalesce(params ->> ('$."' || name || '"'), 'null') AS spelled,
+        regexp_replace(spelled, '^(-?[0-9]+)[.]0$', '\1') AS value,
         2 * count(*) OVER (PARTITION BY method, name, value) > count(*) OVER (PARTITION BY method, name) AS is_usual,
         count(*) FILTER (name <> 'kv_policy') OVER (PARTITION BY method, params) <= 2 AS are_few
     FROM named
+),
+shortened AS (
+    SELECT
+        method, params, name, spelled, 1 / count(*) OVER (PARTITION BY method, params) AS part,
+        coalesce(string_agg(name || '=' || value, ', ' ORDER BY name <> 'threshold', name) FILTER (
+            name = 'threshold' OR (name <> 'kv_policy' AND (
+                NOT is_usual OR (is_only AND are_few AND value NOT IN ('0', 'none', 'false', 'null', '[]'))
+            ))
+        ) OVER (PARTITION BY method, params), '') AS short
+    FROM valued
+),
+-- What tells apart those that would be called alike: other values, or that some have none.
+compared AS (
+    SELECT
+        *, min(spelled) OVER alike <> max(spelled) OVER alike
+            OR count(*) OVER alike < round(sum(part) OVER (PARTITION BY method, short)) AS differs
+    FROM shortened
+    WINDOW alike AS (PARTITION BY method, short, name)
 )
 SELECT
-    method, params, coalesce(string_agg(name || '=' || value, ', ' ORDER BY name <> 'threshold', name) FILTER (
-        name = 'threshold' OR (
-            name <> 'kv_policy' AND (NOT is_usual OR (is_only AND are_few AND value NOT IN ('0', 'none', 'false', '[]')))
-        )
-    ), '') AS label
-FROM valued
-GROUP BY method, params;
+    method, params, coalesce(nullif(concat_ws(
+        ', ', nullif(short, ''), string_agg(name || '=' || spelled, ', ' ORDER BY name) FILTER (differs)
+    ), ''), 'usual') AS label
+FROM compared
+GROUP BY method, params, short;
 COMMENT ON VIEW settings IS 'One row per method and parameters that the database has: what it is called in a row. In the order of their names, the threshold
-first, the label has the parameters whose value most settings of the method do not have; of a method with one setting all that are switched on, where they are one or two.';
+first, the label has the parameters whose value most settings of the method do not have; of a method with one setting all that are switched on, where they are one or two;
+where several settings would be called alike, also those in which they differ. It is usual where there is nothing to tell. No two settings of a method have one label.';
 
 CREATE VIEW run_names AS
 SELECT
@@ -82,8 +99,9 @@ JOIN model_artifact AS m USING (model_id)
 JOIN dataset_artifact AS d USING (data_id)
 JOIN environment AS e USING (env_id)
 JOIN hardware AS h USING (hw_id)
-LEFT JOIN run_names AS f
-    ON f.cell_id = coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END);
+LEFT JOIN (
+    SELECT cell_id, max(attempt_id) AS attempt_id FROM attempt WHERE status = 'ok' GROUP BY cell_id
+) AS f ON f.cell_id = coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END);
 COMMENT ON VIEW runs IS 'One row per run, with where and when it ran.';
 
 CREATE VIEW failures AS
@@ -137,19 +155,17 @@ shared AS (
     FROM current_metric GROUP BY attempt_id
 ),
 newest AS (
-    SELECT n.attempt_id
-    FROM run_names AS n JOIN cell AS c USING (cell_id)
-    WHERE c.kind IN ('quality', 'replay')
-    QUALIFY row_number() OVER (
-        PARTITION BY c.setting_id, c.kind, c.method, c.params, c.kv_policy ORDER BY n.attempt_id DESC
-    ) = 1
+    SELECT max(a.attempt_id) AS attempt_id
+    FROM attempt AS a JOIN cell AS c USING (cell_id)
+    WHERE a.status = 'ok' AND c.kind IN ('quality', 'replay')
+    GROUP BY c.setting_id, c.kind, c.method, c.params, c.kv_policy
 ),
 timed AS (
     SELECT
         c.setting_id, c.method, c.method_revision, c.params, c.kv_policy, c.identity ->> 'fit_cell_id' AS fit_cell_id,
         a.hw_id, a.attempt_id
     FROM attempt AS a JOIN cell AS c USING (cell_id)
-    WHERE a.status = 'ok' AND c.kind = 'timing'
+    WHERE a.status = 'ok' AND c.kind = 'timing' AND (c.identity -> 'record') IS NULL
 ),
 latest_timed AS (
     SELECT t.*
@@ -180,7 +196,8 @@ speed AS (
     GROUP BY ALL
 )
 SELECT
-    n.* EXCLUDE (params), r.limited, r.dtype, r.device, r.batch_size, r.conditions, r.blocks, coalesce(v.metric, full_headline.metric) AS metric,
+    r.model, r.task, r.task_label, r.method, r.label, r.threshold, r.kv_policy, r.seed, r.execution, r.random_weights, r.suite, r.cell_id,
+    r.attempt_id, r.limited, r.dtype, r.device, r.batch_size, r.conditions, r.blocks, coalesce(v.metric, full_headline.metric) AS metric,
     v.value, v.ci_low, v.ci_high, f.value AS full_value, v.value - f.value AS delta, shared.mean_exit_layer,
     shared.mean_blocks_run,
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup END AS speedup,
@@ -193,13 +210,12 @@ SELECT
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.ideal_speedup_decode END AS ideal_speedup_decode,
     CASE WHEN NOT r.is_full_depth THEN s.speedup_decode / s.ideal_speedup_decode END AS realised_fraction,
     s.timed_documents, s.timed_rounds, shared.ideal_speedup_bytes, shared.ideal_speedup_flops, shared.token_match,
-    coalesce(v.n, shared.n) AS n, r.is_full_depth, s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu, r.conforms, n.params
-FROM run_names AS n
-JOIN newest USING (attempt_id)
-JOIN runs AS r USING (attempt_id)
-JOIN cell AS c ON c.cell_id = n.cell_id
-LEFT JOIN shared ON shared.attempt_id = n.attempt_id
-LEFT JOIN headline AS v ON v.attempt_id = n.attempt_id
+    coalesce(v.n, shared.n) AS n, r.is_full_depth, s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu, r.conforms, r.params
+FROM runs AS r
+JOIN newest ON newest.attempt_id = r.attempt_id
+JOIN cell AS c ON c.cell_id = r.cell_id
+LEFT JOIN shared ON shared.attempt_id = r.attempt_id
+LEFT JOIN headline AS v ON v.attempt_id = r.attempt_id
 LEFT JOIN headline AS full_headline ON full_headline.attempt_id = r.full_depth_attempt_id
 LEFT JOIN task_metric AS f
     ON f.attempt_id = r.full_depth_attempt_id AND f.metric = coalesce(v.metric, full_headline.metric)
@@ -532,6 +548,26 @@ SELECT n.* EXCLUDE (params), p.* EXCLUDE (attempt_id), n.params FROM layer_pair 
 COMMENT ON VIEW layer_pairs IS 'One row per document and pair of blocks, both ways round and with itself, of probes asked to record layer-pairs (a run of its own beside
 the plain probe, of few documents).';
 
+CREATE VIEW prompt_tokens AS
+SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), own.text, n.params
+FROM prompt_token AS t
+JOIN run_names AS n ON n.attempt_id = t.attempt_id
+JOIN cell AS c ON c.cell_id = n.cell_id
+JOIN model_artifact AS m ON m.model_id = c.model_id
+LEFT JOIN token_text AS own ON own.tokenizer_sha256 = m.tokenizer_sha256 AND own.token_id = t.token_id;
+COMMENT ON VIEW prompt_tokens IS 'One row per token of a prompt as it was fed, of probes asked to record prompt-ids (a run of its own beside the plain probe, of the first
+documents). Its setting_id (see runs) is that of all methods on the same prompts.';
+
+CREATE VIEW token_timings AS
+SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id, wall_ns), own.text, t.wall_ns / 1e6 AS ms, n.params
+FROM token_time AS t
+JOIN run_names AS n ON n.attempt_id = t.attempt_id
+JOIN cell AS c ON c.cell_id = n.cell_id
+JOIN model_artifact AS m ON m.model_id = c.model_id
+LEFT JOIN token_text AS own ON own.tokenizer_sha256 = m.tokenizer_sha256 AND own.token_id = t.token_id;
+COMMENT ON VIEW token_timings IS 'One row per token, round and arm of timings asked to record token-times (a run of its own beside the plain timing, of the first documents): untraced
+decodes of one document at a time whose clock is read after every token. That reading is in the times; speed-ups are measured without, see timings and frontier.';
+
 CREATE VIEW token_tags AS
 SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), n.params FROM token_tag AS t JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW token_tags IS 'One row per token of full depth''s answers that belongs to a word, and tagger: `exitbench annotate upos` makes them.';
@@ -635,13 +671,13 @@ COMMENT ON MACRO joined IS 'How far the end of the interval of a difference lies
 CREATE VIEW paired AS
 WITH points AS (
     SELECT
-        f.attempt_id, r.full_depth_attempt_id, f.metric, f.value, f.full_value, f.delta, f.value - f.ci_low AS value_down,
+        f.* EXCLUDE (n), r.full_depth_attempt_id, f.value - f.ci_low AS value_down,
         f.ci_high - f.value AS value_up, m.value - m.ci_low AS full_down, m.ci_high - m.value AS full_up,
         coalesce(m.ci_method LIKE 'Student%', true) AS has_no_scale
     FROM frontier AS f
     JOIN runs AS r USING (attempt_id)
-    LEFT JOIN metric_values AS m
-        ON m.attempt_id = r.full_depth_attempt_id AND m.metric = f.metric AND m.is_current AND m.value = f.full_value
+    LEFT JOIN (FROM metric QUALIFY scored_at = max(scored_at) OVER (PARTITION BY attempt_id, metric)) AS m
+        ON m.attempt_id = r.full_depth_attempt_id AND m.metric = f.metric AND m.value = f.full_value
     WHERE f.execution = 'real' AND NOT f.is_full_depth AND f.delta IS NOT NULL
 ),
 -- As they were scored last, by the metrics' version that frontier shows.
@@ -718,11 +754,11 @@ ends AS (
     FROM points AS p LEFT JOIN reaches AS d USING (attempt_id)
 )
 SELECT
-    n.* EXCLUDE (params), e.metric, e.full_value, e.delta, e.delta - e.down AS delta_low, e.delta + e.up AS delta_high, e.is_paired,
-    CASE WHEN e.full_value > 0 AND NOT e.has_no_scale THEN greatest(0, 100 * (e.down - e.delta) / e.full_value) END
-        AS loss_high_percent,
-    e.gained, e.lost, e.n, n.params
-FROM ends AS e JOIN run_names AS n USING (attempt_id);
+    model, task, task_label, method, label, threshold, kv_policy, seed, execution, random_weights, suite, cell_id, attempt_id, metric,
+    full_value, delta, delta - down AS delta_low, delta + up AS delta_high, is_paired,
+    CASE WHEN full_value > 0 AND NOT has_no_scale THEN greatest(0, 100 * (down - delta) / full_value) END AS loss_high_percent,
+    gained, lost, n, params
+FROM ends;
 COMMENT ON VIEW paired IS 'One row per real run of frontier that is not full depth, beside full depth of the same checkpoint on the same documents. The interval of a paired delta is
 of what the documents gain and what they lose, each a share of the scale with share_end, joined by squares with their correlation (Newcombe, 1998, method 10; Student''s t of the
 differences where the metric has no scale; of BLEU what each document moves, by leaving it out). Of other metrics that are no mean of their documents the intervals of the two runs
@@ -731,12 +767,12 @@ are joined by squares as if they were independent, which is too wide rather than
 CREATE VIEW pareto AS
 WITH candidates AS (
     SELECT
-        n.*, r.setting_id, f.metric, p.delta, p.delta_low, p.delta_high, p.is_paired, p.loss_high_percent, f.speedup, f.speedup_low,
-        f.speedup_high, f.method = 'static' AS is_static
+        p.* EXCLUDE (metric, full_value, delta, delta_low, delta_high, is_paired, loss_high_percent, gained, lost, n), c.setting_id,
+        p.metric, p.delta, p.delta_low, p.delta_high, p.is_paired, p.loss_high_percent, f.speedup, f.speedup_low, f.speedup_high,
+        p.method = 'static' AS is_static
     FROM paired AS p
     JOIN frontier AS f USING (attempt_id)
-    JOIN runs AS r USING (attempt_id)
-    JOIN run_names AS n USING (attempt_id)
+    JOIN cell AS c ON c.cell_id = p.cell_id
     WHERE NOT f.random_weights AND f.conforms IS DISTINCT FROM false AND f.method NOT IN ('random', 'oracle')
         AND p.loss_high_percent IS NOT NULL AND f.speedup_low > greatest(1, coalesce(f.aa_high, 1))
 ),

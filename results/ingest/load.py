@@ -42,11 +42,13 @@ DATABASE_TABLE: Final = {
     "probe": "probe_token",
     "sublayers": "sublayer_token",
     "layer_pairs": "layer_pair",
+    "prompts": "prompt_token",
     "scores": "score_token",
     "fit_curve": "fit_curve",
     "calibration": "calibration_step",
     "metrics": "metric",
     "timings": "timing_sample",
+    "token_times": "token_time",
     "device": "device_sample",
 }
 

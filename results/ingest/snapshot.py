@@ -43,10 +43,11 @@ _QUOTING: Final = {
     "choice_answer": {"text": "NULL::VARCHAR"},
     "choice_token": {"token_id": "NULL::INTEGER"},
     "probe_token": {"gold_token_id": "NULL::INTEGER"},
+    "prompt_token": {"token_id": "NULL::INTEGER"},
     "attempt": {"log_tail": "NULL::VARCHAR"},
 }
-"""What quotes records of a data set, or may: answers, references, what a failing cell printed; and what stands there
-instead."""
+"""What quotes records of a data set, or may: prompts, answers, references, what a failing cell printed; and what stands
+there instead."""
 _NAMES_PATHS: Final = {"attempt": ("reason", "log_tail")}
 """What may say where files lie on somebody's machine; earlier versions stored it as it was."""
 _SPELLING: Final = "token_text"

@@ -35,7 +35,9 @@ from exitbench.results.spool.heartbeat import owner_of
 
 Kind = Literal["killed attempt", "quarantined attempt", "leftover", "superseded attempt", "traces"]
 
-TRACES: Final = ("tokens", "probe", "sublayers", "layer_pairs", "scores", "timings", "device")
+TRACES: Final = (
+    *("tokens", "probe", "sublayers", "layer_pairs", "prompts", "scores", "timings", "token_times", "device"),
+)
 """Tables whose files are large and that only a database needs. Outputs and fitted tensors serve other cells."""
 _BEGINNING_S: Final = 10.0
 _LEFT_S: Final = 3600.0

@@ -45,6 +45,8 @@ _KEYS: Final = {
     "probe_token": "attempt_id, doc_key, choice, position",
     "sublayer_token": "attempt_id, doc_key, position, block, read_out",
     "layer_pair": "attempt_id, doc_key, block_a, block_b",
+    "prompt_token": "attempt_id, doc_key, position",
+    "token_time": "attempt_id, doc_key, round, arm, position",
     "token_tag": "attempt_id, doc_key, position, tagger",
     "score_token": "attempt_id, doc_key, choice, position",
     "timing_sample": "attempt_id, doc_key, round, position, twin, phase",

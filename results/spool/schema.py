@@ -289,6 +289,24 @@ DEVICE: Final = pa.schema(
 )
 """Readings of the device before (`moment` start) and after (end) each round of a timing."""
 
+PROMPTS: Final = pa.schema(
+    [_required("doc_key", pa.string()), _required("position", pa.int32()), _required("token_id", pa.int32())]
+)
+"""One row a token of a prompt as it is fed, of probes asked to record prompt-ids."""
+
+TOKEN_TIMES: Final = pa.schema(
+    [
+        _required("doc_key", pa.string()),
+        _required("round", pa.int32()),
+        _required("arm", pa.string()),
+        _required("position", pa.int32()),
+        _required("token_id", pa.int32()),
+        _required("exit_layer", pa.int16()),
+        _required("wall_ns", pa.int64()),
+    ]
+)
+"""One row a token of an untraced decode whose clock is read after each, of timings asked to record token-times."""
+
 TABLES: Final[dict[str, pa.Schema]] = {
     "samples": SAMPLES,
     "tokens": TOKENS,
@@ -297,11 +315,13 @@ TABLES: Final[dict[str, pa.Schema]] = {
     "probe": PROBE,
     "sublayers": SUBLAYERS,
     "layer_pairs": LAYER_PAIRS,
+    "prompts": PROMPTS,
     "scores": SCORES,
     "fit_curve": FIT_CURVE,
     "calibration": CALIBRATION,
     "metrics": METRICS,
     "timings": TIMINGS,
+    "token_times": TOKEN_TIMES,
     "device": DEVICE,
 }
 """Schema of each Parquet file by its name without the ending. A column that may be NULL may be left out."""

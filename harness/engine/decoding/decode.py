@@ -122,6 +122,7 @@ def decode(
     asked: GenerationSettings | None = None,
     *,
     traced: bool = True,
+    observer: Observer | None = None,
     runner_of: RunnerFactory = BlockRunner,
 ) -> list[Generation]:
     """Generate until every row has ended; the arguments are those of `Decoding`.
@@ -132,7 +133,9 @@ def decode(
     Raises:
         ArithmeticError: Traced, and a logit or a score is not finite.
     """
-    decoding = Decoding(checkpoint, batch, parts, is_stopped, asked, traced=traced, runner_of=runner_of)
+    decoding = Decoding(
+        checkpoint, batch, parts, is_stopped, asked, traced=traced, observer=observer, runner_of=runner_of
+    )
     generations = [row.generation for row in decoding.rows]
     while decoding.rows:
         decoding.step()
@@ -157,6 +160,7 @@ class Decoding:
         is_stopped: Told the new tokens of a row after each token; True ends the row (stop strings).
         asked: Whose rules change logits before tokens are chosen from them.
         traced: Record exits and check that all numbers are finite. The tokens are the same without.
+        observer: Untraced: told of what happens in place of nobody.
         runner_of: Makes what runs the blocks.
 
     Attributes:
@@ -172,13 +176,14 @@ class Decoding:
         asked: GenerationSettings | None = None,
         *,
         traced: bool = True,
+        observer: Observer | None = None,
         runner_of: RunnerFactory = BlockRunner,
     ) -> None:
         self.rows = [Row(request, Generation()) for request in batch.requests]
         self._checkpoint, self._parts, self._is_stopped = checkpoint, parts, is_stopped
         self._max_new_tokens, self._cache, self._thresholds = batch.max_new_tokens, batch.cache, batch.thresholds
         self._runner = runner_of(checkpoint.model, batch.cache, parts)
-        self._observer = Trace(checkpoint.model) if traced else Observer()
+        self._observer = Trace(checkpoint.model) if traced else observer or Observer()
         self._prompt_state_BD = batch.prompt_state_BD if batch.fed_B is None else None
         self._token_B = batch.fed_B
         if batch.fed_B is None and batch.prompt_state_BD is None:

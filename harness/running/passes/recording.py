@@ -1,4 +1,4 @@
-"""Recording: what probes keep of the inside of blocks where a suite asks for it, of its first documents."""
+"""Recording: what probes keep of the inside of blocks, and of prompts, where a suite asks, of its first documents."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def recording_pass(
     documents = session.answered(item)[: settings.documents]
     requests = [session.request(item, document) for document in documents]
     asked = item.cell.generation
+    if "prompt-ids" in settings.what:
+        for document, request in zip(documents, requests, strict=True):
+            writer.write("prompts", prompt_table(document.key, request.prompt_ids))
+    if not {"sublayers", "layer-pairs"} & set(settings.what):
+        return
     for done, (document, request) in enumerate(zip(documents, requests, strict=True), start=1):
         gates_first = asked.gates_first_token
         batch = prefill(session.checkpoint.model, [request], asked.max_new_tokens, gates_first_token=gates_first)
@@ -34,6 +39,12 @@ def recording_pass(
         if "layer-pairs" in settings.what:
             writer.write("layer_pairs", pair_table(session.checkpoint, document.key, request.prompt_ids, output))
         on_progress(done)
+
+
+def prompt_table(doc_key: str, prompt_ids: Sequence[int]) -> pa.Table:
+    """Return the rows of one prompt, as it is fed: cut where it was too long."""
+    n = len(prompt_ids)
+    return pa.table({"doc_key": [doc_key] * n, "position": range(1, n + 1), "token_id": list(prompt_ids)})
 
 
 def sublayer_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], output: Sequence[int]) -> pa.Table:

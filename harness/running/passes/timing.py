@@ -15,6 +15,7 @@ from exitbench.harness.engine.decoding.branches import Context
 from exitbench.harness.engine.model.cost import ideal_speedup
 from exitbench.harness.running import timing
 from exitbench.harness.running.passes.session import Progress, Session, Skip, answer_costs, with_role, write_metrics
+from exitbench.harness.running.passes.token_times import token_times_pass
 from exitbench.harness.running.scored_texts import contexts_of, longest_of
 from exitbench.methods.base import Cost
 from exitbench.results.spool.attempts import AttemptWriter
@@ -27,6 +28,8 @@ def timing_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progr
     cell, settings = item.cell, item.cell.timing
     if settings is None:
         raise ValueError("a timing cell has timing settings")
+    if cell.record is not None:
+        return token_times_pass(session, item, cell.record, writer, on_progress)
     if item.data.task_object.output_type != "generate_until":
         return _scoring_pass(session, item, settings, writer, on_progress)
     documents = session.answered(item)[: settings.documents]

@@ -78,6 +78,7 @@ def test_models_tasks_kinds_and_token_budget_have_defaults(write_suite: Writer) 
         (PROBED + "record_documents = 3\n", "goes with 'record', which is empty"),
         (PROBED + 'record = ["sublayers"]\nrecord_documents = 0\n', "is 0; it must be 1 or more"),
         (SWEEP + 'record = ["sublayers"]\n', "'kinds' has no \"probe\": quality, timing"),
+        (PROBED + 'record = ["token-times"]\n', "'token-times' is what timings record, but 'kinds' has no \"timing\""),
         ('[[sweep]]\nmethod = "static"\ntimed_tasks = ["line"]\n', "(of [tasks.NAME]) 'line'. Did you mean 'lines'?"),
         (
             '[[sweep]]\nmethod = "static"\nkinds = ["quality"]\ntimed_tasks = ["lines"]\n',

@@ -1,4 +1,4 @@
-"""Probes that record the inside of blocks: cells of their own beside plain probes, of the first documents."""
+"""What probes and timings record where they are asked: cells of their own beside plain ones, of the first documents."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.planning.plan import Plan, make_plan
@@ -14,6 +15,8 @@ from exitbench.harness.running import worker
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.maintenance.integrity import check
+from exitbench.tasks import builtin
+from exitbench.tasks.registry import get_task
 
 DEPTH, DOCUMENTS, RECORDED = 4, 5, 2
 PARTS = ("self-attention", "after-self-attention", "cross-attention", "after-attention", "feed-forward", "block")
@@ -35,6 +38,27 @@ method = "full"
 kinds = ["probe"]
 """
 RECORDING = f'{PLAIN}record = ["layer-pairs", "sublayers"]\nrecord_documents = {RECORDED}\n'
+TIMED = f"""
+schema = 1
+name = "clocked"
+seed = 3
+[models.tiny]
+path = "MODEL"
+random_weights = true
+[tasks]
+squad = {{ source = "builtin", limit = {DOCUMENTS}, max_new_tokens = 6 }}
+[timing]
+documents = 2
+max_rounds = 3
+warm_up = 1
+[[sweep]]
+method = "calm-softmax"
+query = {{ threshold = [0.3] }}
+kinds = ["quality", "timing", "probe"]
+"""
+CLOCKED = f'{TIMED}record = ["token-times", "prompt-ids"]\nrecord_documents = {RECORDED}\n'
+CLOCK = f"tiny/squad/calm-softmax:threshold=0.3,record=token-times,documents={RECORDED}/timing"
+PROMPTS = f"tiny/squad/full:record=prompt-ids,documents={RECORDED}/probe"
 LABEL = f"tiny/squad/full:record=sublayers;layer-pairs,documents={RECORDED}/probe"
 
 
@@ -139,3 +163,83 @@ def test_pairs_of_blocks_agree_with_what_the_plain_probe_says_of_neighbours(data
 
 def test_database_and_spool_say_the_same(runs: Path) -> None:
     assert check(runs / "spool", runs / "exitbench.duckdb").problems == ()
+
+
+@pytest.fixture(scope="module")
+def clocked(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Database:
+    """Runs of a suite that records prompts and times of tokens; those that record are the last to run."""
+    folder = tmp_path_factory.mktemp("clocked")
+    (group,) = planned(folder, worded_model, CLOCKED).groups
+    assert group.folder is not None
+    items = sorted(group.to_run("stale"), key=lambda item: "record" in item.label)
+    assert worker.run(WorkerSpec(tuple(items), group.folder, None, folder / "spool", "cpu", 1), lambda event: None) == 0
+    ingest(folder / "spool", folder / "exitbench.duckdb")
+    assert check(folder / "spool", folder / "exitbench.duckdb").problems == ()
+    return open_database(folder / "exitbench.duckdb")
+
+
+def test_who_records_is_a_cell_of_its_own_and_plain_ids_stay(worded_model: Path, tmp_path: Path) -> None:
+    ids = {}
+    for text in (TIMED, CLOCKED):
+        (group,) = planned(tmp_path, worded_model, text).groups
+        ids[text] = {cell.item.label: cell.item.cell.cell_id for cell in group.cells}
+    assert ids[CLOCKED].keys() - ids[TIMED].keys() == {CLOCK, PROMPTS}
+    assert ids[TIMED].items() <= ids[CLOCKED].items()
+    assert len(set(ids[CLOCKED].values())) == len(ids[CLOCKED])
+
+
+def test_prompts_are_kept_as_they_were_fed(clocked: Database, worded_model: Path) -> None:
+    tokenizer, task = AutoTokenizer.from_pretrained(worded_model), get_task("squad")
+    documents = {document.key: document for document in builtin.documents("squad", "test", 1000)}
+    rows = clocked.query("SELECT doc_key, position, token_id, text FROM prompt_tokens ORDER BY ALL").to_pylist()
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        found.setdefault(row["doc_key"], []).append(row["token_id"])
+        assert row["position"] == len(found[row["doc_key"]])
+        assert row["text"] == tokenizer.convert_ids_to_tokens(row["token_id"])
+    assert len(found) == RECORDED
+    assert found == {key: tokenizer(task.prompt(documents[key]))["input_ids"] for key in found}
+
+
+def test_every_token_of_the_answers_has_a_time_in_every_round_and_arm(clocked: Database) -> None:
+    key = ("doc_key", "position", "token_id", "exit_layer")
+    rows = clocked.query("SELECT * FROM token_timings").to_pylist()
+    assert all(row["ms"] > 0 for row in rows)
+    assert {row["method"] for row in rows} == {"calm-softmax"}
+    documents = {row["doc_key"] for row in rows}
+    assert len(documents) == RECORDED
+    for arm, method in (("method", "calm-softmax"), ("full", "full")):
+        answers = clocked.query("FROM token_trace WHERE method = ? AND execution = 'real'", [method]).to_pylist()
+        expected = sorted(tuple(row[name] for name in key) for row in answers if row["doc_key"] in documents)
+        for round_ in range(3):
+            timed = [row for row in rows if (row["arm"], row["round"]) == (arm, round_)]
+            assert sorted(tuple(row[name] for name in key) for row in timed) == expected
+
+
+def test_no_speed_is_taken_from_a_run_whose_clock_was_read_every_token(clocked: Database) -> None:
+    plain, recording = clocked.query(
+        "SELECT attempt_id, record IS NOT NULL AS records FROM runs WHERE kind = 'timing' ORDER BY records"
+    )["attempt_id"].to_pylist()
+    assert recording > plain, "the later one"
+    (row,) = clocked.query("FROM frontier WHERE method = 'calm-softmax'").to_pylist()
+    assert row["timing_attempt_id"] == plain and row["speedup"] > 0
+    assert set(clocked.query("SELECT attempt_id FROM timings")["attempt_id"].to_pylist()) == {plain}
+
+
+BATCHED = CLOCKED.replace("[[sweep]]", "[defaults]\nbatch_size = 2\n[[sweep]]")
+DRAFTED = CLOCKED.replace('"calm-softmax"', '"self-speculation"').replace("query = { threshold = [0.3] }\n", "")
+
+
+@pytest.mark.parametrize(("suite", "reason"), [(BATCHED, "ask for batch size 1"), (DRAFTED, "no time is one token's")])
+def test_where_no_time_is_one_tokens_the_cell_is_skipped_with_the_reason(
+    suite: str, reason: str, worded_model: Path, tmp_path: Path
+) -> None:
+    (group,) = planned(tmp_path, worded_model, suite).groups
+    assert group.folder is not None
+    needed = ("full/quality", f"record=token-times,documents={RECORDED}/timing")
+    items = tuple(item for item in group.to_run("stale") if item.label.endswith(needed))
+    worker.run(WorkerSpec(items, group.folder, None, tmp_path / "spool", "cpu", 1), lambda event: None)
+    ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
+    with open_database(tmp_path / "exitbench.duckdb") as database:
+        (row,) = database.query("FROM failures").to_pylist()
+    assert row["status"] == "skipped" and reason in row["reason"]

@@ -241,12 +241,12 @@ def test_what_to_use_is_the_fastest_run_whose_loss_is_shown_to_be_allowed(made_u
         "loss_high_percent DOUBLE, delta DOUBLE)"
     )
     database.executemany(f"INSERT INTO given VALUES ({', '.join('?' * 12)})", [list(row.values()) for row in made_up])
-    database.execute("CREATE VIEW frontier AS SELECT *, 'f1' AS metric FROM given")
-    database.execute("CREATE VIEW runs AS SELECT attempt_id, setting_id FROM given")
-    database.execute("CREATE VIEW run_names AS SELECT attempt_id, cell_id, method, NULL AS params FROM given")
+    database.execute("CREATE VIEW frontier AS FROM given")
+    database.execute("CREATE VIEW cell AS SELECT cell_id, setting_id FROM given")
     database.execute(
-        "CREATE VIEW paired AS SELECT attempt_id, delta, delta AS delta_low, delta AS delta_high, true AS is_paired, "
-        "loss_high_percent FROM given"
+        "CREATE VIEW paired AS SELECT attempt_id, cell_id, method, 'f1' AS metric, NULL AS full_value, delta, "
+        "delta AS delta_low, delta AS delta_high, true AS is_paired, loss_high_percent, 0 AS gained, 0 AS lost, "
+        "0 AS n, NULL AS params FROM given"
     )
     database.execute(pareto)
     steps = database.sql("FROM pareto").fetchall()

@@ -84,7 +84,8 @@ def _named(record: AttemptRecord) -> Row:
         "method": cell["method"]["name"],
         "label": ", ".join(
             f"{name}={shown[name]}" for name in sorted(shown, key=lambda name: (name != "threshold", name))
-        ),
+        )
+        or "usual",
         "threshold": params.get("threshold"),
     }
 

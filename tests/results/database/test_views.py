@@ -552,8 +552,8 @@ def test_half_width_of_few_documents_is_as_wide_as_students_t(database: Database
         # One setting shows what is switched on where that is little, else its threshold alone.
         ([{"exit_layer": 2, "kv_policy": "exact", "rollback": 0.0}], ["exit_layer=2"]),
         ([{"a": 1, "b": 2, "threshold": 0.5}], ["threshold=0.5"]),
-        ([{"a": 1, "b": 2, "c": 3}], [""]),
-        ([{}], [""]),
+        ([{"a": 1, "b": 2, "c": 3}], ["usual"]),
+        ([{}], ["usual"]),
         # Of several, what most have goes without saying; where there is no majority all are told.
         ([{"t": 2.0, "b": 1}, {"t": 2.0, "b": 2}, {"t": 4.5, "b": 3}], ["b=1", "b=2", "b=3, t=4.5"]),
         # A threshold that the rule ignores is none of them.
@@ -561,6 +561,16 @@ def test_half_width_of_few_documents_is_as_wide_as_students_t(database: Database
             [{"rule": "x", "threshold": 0.3}, {"rule": "x", "threshold": 0.4}, {"rule": "epsilon", "threshold": 0.3}],
             ["threshold=0.3", "threshold=0.4", "rule=epsilon"],
         ),
+        # No label is empty.
+        ([{"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 2, "b": 1}], ["usual", "b=2", "a=2"]),
+        # No label is shared: those that would be say in what they differ from each other.
+        (
+            [{"kv_policy": "exact", "threshold": 0.9}, {"kv_policy": "copy", "threshold": 0.9}, {"threshold": 0.5}],
+            ["threshold=0.9, kv_policy=exact", "threshold=0.9, kv_policy=copy", "threshold=0.5"],
+        ),
+        ([{"rule": "x", "kv_policy": "copy"}, {"rule": "x"}], ["kv_policy=copy", "usual"]),
+        ([{"rule": "x", "a": None}, {"rule": "x"}], ["a=null", "usual"]),
+        ([{"threshold": 1}, {"threshold": 1.0}], ["threshold=1, threshold=1", "threshold=1, threshold=1.0"]),
     ],
 )
 def test_a_label_has_what_tells_a_setting_from_others(settings: list[Json], labels: list[str], tmp_path: Path) -> None:
