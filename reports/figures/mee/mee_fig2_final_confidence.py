@@ -11,6 +11,7 @@ from exitbench.reports.figures.mee.mee_parts import (
     block_axis,
     halfway,
     intervals,
+    name_curves,
     of_origin,
     published_curves,
 )
@@ -56,9 +57,11 @@ def plot(frame: Frame) -> Figure:
     figure, panels = grid_of_panels(len(groups), columns=min(_ACROSS, len(styles)))
     for axes, ((task, model), rows) in zip(panels, groups, strict=False):
         blocks = max(rows.values("blocks"))
-        published_curves(axes, published, "mean", blocks, named=axes is panels[0])
+        curves = published_curves(axes, published, "mean", blocks)
         _panel(axes, rows, styles[model])
         block_axis(axes, blocks)
+        if axes is panels[0]:
+            name_curves(axes, curves)
         axes.set_xlabel("")
         title_panel(axes, model, f"{task}, {count(rows.values('n'), 'tokens').removesuffix(' tokens')}")
     figure.supxlabel("layer (blocks executed); n counts tokens")

@@ -1,11 +1,13 @@
 """What the figures of the Monotonic Early Exiting paper share: one panel a task, one series a model, blocks across."""
 
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy.typing import ArrayLike, NDArray
 
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count
@@ -29,7 +31,12 @@ PUBLISHED_MODELS = (
 )
 
 
-_STEEP = 2  # points at the left end of published curves, where a name would stand on them
+Curves = Mapping[str, Sequence[tuple[float, float]]]
+
+_LETTER: Final = 0.62  # width of a letter by its height
+_LINE: Final = 1.7  # height of a name with the markers beside it, by that of a letter
+_AWAY: Final = (0.7, -0.7, 1, -1, 1.5, -1.5, 2, -2)  # heights from its curve to the middle of its name
+_BETWEEN: Final = 16  # points between those of a line
 
 
 def block_axis(axes: Axes, blocks: int) -> None:
@@ -64,7 +71,7 @@ def share_by_block(frame: Frame, label: str, dashed: str | None = None) -> Figur
     figure, panels = grid_of_panels(len(tasks))
     for axes, ((task,), rows) in zip(panels, tasks, strict=False):
         blocks = max(rows.values("blocks"))
-        published_curves(axes, published, "share", blocks, named=True)
+        curves = published_curves(axes, published, "share", blocks)
         for (model, *apart), line in rows.groups("model", *([dashed] if dashed else [])):
             x, y = line.values("block"), line.values("share")
             drawn = "--" if any(apart) else "-"
@@ -74,6 +81,7 @@ def share_by_block(frame: Frame, label: str, dashed: str | None = None) -> Figur
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         label_y(axes, label)
         block_axis(axes, blocks)
+        name_curves(axes, curves)
         title_panel(axes, task, count(rows.values("n"), "tokens a model"))
     legend_of_series(figure, styles, [published_entry()] if published.rows else [])
     return figure
@@ -89,37 +97,38 @@ def intervals(frame: Frame, column: str, lowest: float = 0.0) -> list[Interval]:
     ]
 
 
-def published_curves(axes: Axes, frame: Frame, column: str, blocks: int, *, named: bool) -> None:
-    """Draw published curves at relative depth of `blocks`, `named` where they are furthest apart."""
+def published_curves(axes: Axes, frame: Frame, column: str, blocks: int) -> Curves:
+    """Draw published curves at relative depth of `blocks`; returns their points by name, for `name_curves`."""
     curves = {
         model: [(blocks * row["block"] / row["blocks"], row[column]) for row in rows.rows]
         for (model,), rows in frame.groups("model")
     }
-    if not curves:
-        return
-    heights = list(zip(*([y for _, y in curve] for curve in curves.values()), strict=True))
-    across = [x for x, _ in next(iter(curves.values()))]
-    # apart from each other, and between blocks, where no point of ours stands
-    place = max(
-        range(_STEEP, len(across)), key=lambda i: _least_gap(heights[i]) * (0.1 + abs(across[i] - round(across[i])))
-    )
-    for name, curve in curves.items():
+    for curve in curves.values():
         draw_published(axes, *zip(*curve, strict=True), connect=True)
-        if not named:
-            continue
-        axes.annotate(
-            name,
-            curve[place],
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="center",
-            fontsize=SMALL_POINTS,
-            color=quiet(),
-            zorder=5,
-            bbox={"facecolor": mpl.rcParams["axes.facecolor"], "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
-        )
+    return curves
 
 
-def _least_gap(values: tuple[float, ...]) -> float:
-    ordered = sorted(values)
-    return min((high - low for low, high in pairwise(ordered)), default=0.0)
+def name_curves(axes: Axes, curves: Curves) -> None:
+    """Write the name of each curve above or below it, where it covers no line; once all is drawn and has its limits."""
+    to_panel = axes.transData + axes.transAxes.inverted()
+    points = [_along(to_panel.transform(line.get_xydata())) for line in axes.lines if len(line.get_xydata())]
+    per_point = 72 / axes.get_figure(root=True).dpi
+    height = _LINE * SMALL_POINTS / (axes.bbox.height * per_point)
+    for name, curve in curves.items():
+        width = SMALL_POINTS * (_LETTER * len(name) + 1) / (axes.bbox.width * per_point)
+        drawn, own = np.concatenate(points), _along(to_panel.transform(curve))
+        spots = np.concatenate([own + np.array([0, away * height]) for away in _AWAY])
+        inside = (np.abs(spots - 0.5) < (0.5 - width / 2, 0.5 - height / 2)).all(axis=1)
+        apart = (np.abs(spots[:, None] - drawn) / (width / 2, height / 2)).max(axis=2).min(axis=1)
+        free = np.minimum(apart, 1) + 0.1 * np.minimum(apart, 2)
+        spot = spots[(free - 0.1 * np.repeat(np.abs(_AWAY), len(own)) - ~inside).argmax()]
+        where: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes, "zorder": 5}
+        axes.text(*spot, name, fontsize=SMALL_POINTS, color=quiet(), **where)
+        points.append(spot + np.array([(-width / 2, 0), (0, 0), (width / 2, 0)]))
+
+
+def _along(points: ArrayLike) -> NDArray[np.float64]:
+    """Return points of a line and many between them."""
+    found = np.asarray(points, dtype=np.float64)
+    places = np.linspace(0, len(found) - 1, _BETWEEN * len(found))
+    return np.stack([np.interp(places, range(len(found)), found[:, axis]) for axis in (0, 1)], axis=1)

@@ -21,6 +21,7 @@ CAPTION = (
     "After Figure 5 of Early Exit Is a Natural Capability."
 )
 
+_FEW_CLASSES = 6
 _ACROSS = {"position": "position in the answer (tokens)", "length": "length of the answer (tokens)"}
 
 
@@ -55,7 +56,11 @@ def plot(frame: Frame) -> Figure:
             if rows.rows:
                 draw_means(axes, rows, styles, "x", "ideal_exit")
             axes.set_ylim(0.8, max(frame.values("blocks")) + 0.2)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            classes = rows.distinct("x")
+            if len(classes) <= _FEW_CLASSES:  # ticks between them would tell of nothing
+                axes.set_xticks(classes, [f"{x:g}" for x in classes])
+            else:
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     legend_of_series(figure, styles)
     return figure

@@ -108,8 +108,10 @@ def sweep(frame: Frame, names: Series) -> Figure:
         depth.plot([1, first["blocks"]], [1, first["blocks"]], color=MUTED, linewidth=0.6, zorder=1)
         if first["full_value"] is not None:
             score.axhline(first["full_value"], color=MUTED, linestyle=":", linewidth=1)
+        score.set_xlim(depth.get_xlim())
         score.set_ylim(bottom=min(0, score.get_ylim()[0]))
-    legend_of_series(figure, styles, [FULL_DEPTH, published_entry()])
+    published = [published_entry()] if "published" in frame.values("origin") else []
+    legend_of_series(figure, styles, [FULL_DEPTH, *published])
     return figure
 
 

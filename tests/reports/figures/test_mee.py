@@ -426,6 +426,19 @@ def test_published_curves_are_grey_named_and_at_their_share_of_the_depth(databas
     assert {"CALM", "FREE", "vanilla"} <= {text.get_text() for text in axes.texts}
 
 
+def test_the_name_of_a_published_curve_covers_no_line(database: Path, rows_of: Rows) -> None:
+    figure = drawn(mee_fig1_no_change.plot, rows_of(database, figures, "mee_fig1_no_change"))
+    lay_out(figure)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    names = [text for text in axes.texts if text.get_text() in ("CALM", "FREE", "vanilla")]
+    assert len(names) == 3
+    for name in names:
+        box = name.get_window_extent()
+        for line in axes.lines:
+            assert not line.get_path().transformed(line.get_transform()).intersects_bbox(box, filled=False), name
+
+
 def test_ribbons_of_spread_and_bars_end_at_zero_and_one(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "mee_fig2_final_confidence")
     for axes, (_, ours) in zip(
