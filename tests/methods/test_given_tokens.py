@@ -27,6 +27,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *(("static", {"exit_layer": 2, "kv_policy": policy}) for policy in ("exact", "noisy")),
     *(("calm-softmax", {"threshold": 0.3, **NONE, "kv_policy": policy}) for policy in ("state-copy", "exact", "noisy")),
     ("calm-softmax", {"threshold": 0.4, "decay": "code", "temperature": 3.0}),
+    *(("calm-softmax", {"threshold": 0.3, **NONE, "kv_policy": policy}) for policy in WAITING),
+    *(
+        ("free", {"exit_layer": 2, "threshold": 0.3, "kv_policy": policy})
+        for policy in ("sync-parallel", "state-copy-lazy")
+    ),
     ("calm-saturation", {"threshold": 0.8, **NONE}),
     ("max-prob", {"threshold": 0.4, **NONE}),
     ("entropy", {"threshold": 1.5, **NONE}),
@@ -110,15 +115,15 @@ def test_log_probabilities_and_exits_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("name", method_names())
-def test_what_puts_work_off_or_verifies_gives_none(name: str) -> None:
+def test_what_verifies_gives_none(name: str) -> None:
     method = get_method(name)()
-    policy = method.params().get("kv_policy", "state-copy")
     if name == "self-speculation":
-        assert "verifies" in str(why_not(method.parts(L)))
-    elif policy in WAITING:
-        assert "puts skipped blocks off" in str(why_not(method.parts(L)))
+        assert "verifies its drafts" in str(why_not(method.parts(L)))
     else:
         assert why_not(method.parts(L)) is None
+    if name == "free":
+        rolls_back = get_method(name).from_params({"kv_policy": "sync-parallel-rollback"})
+        assert "a given token is not to be replaced" in str(why_not(rolls_back.parts(L)))
 
 
 @pytest.mark.parametrize(

@@ -125,9 +125,10 @@ def score(
 def why_not(parts: Parts) -> str | None:
     """Why a method gives no log-probabilities of given tokens; None if it does."""
     if parts.kv_policy.verifies:
-        return "verifies the tokens that it chose itself, and none are chosen here"
-    if parts.kv_policy.deferred is not None:
-        return "puts skipped blocks off until a later token runs them, and continuations do not end as answers do"
+        return (
+            "verifies its drafts: where the full model rejects one, its own choice takes the draft's place, and a "
+            "given token is not to be replaced"
+        )
     if parts.head.reads_part:
         return "reads only a part of the vocabulary, and other tokens have no probability then"
     return parts.gate.why_no_log_p

@@ -60,8 +60,10 @@ def _rest(model: Engine, parts: Parts, n_context: int, branches: Sequence[Branch
     if depth is None:
         for branch in branches:
             made = scored[branch.choices[0]]
-            blocks = [_block(model, n_context + position) for position in range(1, len(branch.fed) + 1)]
-            total += parts.cost(model, made.exit_layers[1:], made.head_rows[1:], blocks)
+            blocks = [_block(model, n_context + position) for position in range(len(branch.fed) + 1)]
+            # With the first and without it: what that put off, later tokens run.
+            total += parts.cost(model, made.exit_layers, made.head_rows, blocks)
+            total += parts.cost(model, made.exit_layers[:1], made.head_rows[:1], blocks[:1]) * -1
         return total
     side_by_side = isinstance(model, Transformer)
     for row in packs(branches, PACKED_TOKENS) if side_by_side else [[branch] for branch in branches]:

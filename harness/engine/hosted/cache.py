@@ -98,7 +98,7 @@ class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
             )
             buffer[rows_N, :, places_N] = new[running_N, :, places_N - start]
         elif rows_A is None:
-            buffer[:, :, start : self.length] = new
+            buffer.narrow(2, start, self.length - start).copy_(new)
         else:
             buffer[rows_A, :, start : self.length] = new
 

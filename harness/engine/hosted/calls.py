@@ -48,17 +48,41 @@ class WrappedBlock:
         return self.run(*args, **kwargs) if handler is None else handler(self, args, kwargs)
 
 
+class SparedLinear:
+    """A projection that keys and values do not depend on, as of queries: it runs where a block does more than store."""
+
+    def __init__(self, module: nn.Linear, calls: Calls) -> None:
+        self._module, self._calls, self.run = module, calls, module.forward
+        self._blank = torch.empty(0)
+        module.forward = self
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The projection; zeros where nobody looks at it."""
+        if not self._calls.only_stores:
+            return self.run(x)
+        shape = (*x.shape[:-1], self._module.out_features)
+        if self._blank.shape != shape:
+            self._blank = x.new_zeros(shape)
+        return self._blank
+
+    def undo(self) -> None:
+        """Run again, whatever is asked."""
+        self._module.forward = self.run
+
+
 class Calls:
     """The calls of a model's blocks.
 
     Attributes:
         blocks: Blocks 1..L.
         handler: What takes a call over; None: the block runs.
+        only_stores: Blocks are called for their keys and values alone.
         batch_axes: See `learn_axes`.
     """
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         self.handler: Handler | None = None
+        self.only_stores = False
         self.blocks = [WrappedBlock(number, block, self) for number, block in enumerate(blocks, start=1)]
         self.batch_axes: Axes = {}
 

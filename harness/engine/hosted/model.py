@@ -95,6 +95,7 @@ class HostedTransformer(Headed):
         self.read_out = ReadOut(stack, self.calls, self.d_model)
         self.pads_left = True
         self.kv_width, self.work = 0, BlockWork(0.0, 0.0, 0.0)
+        self._is_spread = len({weight.device for weight in stack.lm.parameters()}) > 1
         self._accepted = frozenset(inspect.signature(stack.decoder.forward).parameters)
 
     @property
@@ -285,7 +286,7 @@ class HostedTransformer(Headed):
             assert first_BTD is not None, "recorded"
             return (first_BTD if rows_A is None else first_BTD.index_select(0, rows_A)).reshape(hidden.shape)
         hidden_ATD = hidden if hidden.dim() == 3 else hidden[:, None]
-        return self._run(block, hidden_ATD, context, rows_A).reshape(hidden.shape).to(self.device)
+        return self._at_home(self._run(block, hidden_ATD, context, rows_A).reshape(hidden.shape))
 
     def _run(
         self,
@@ -304,10 +305,14 @@ class HostedTransformer(Headed):
         finally:
             now.rows_A = now.places = None
 
+    def _at_home(self, states: Tensor) -> Tensor:
+        """States where they are scored and read out."""
+        return states.to(self.device) if self._is_spread else states
+
     def _at_places(self, block: int, hidden_ATD: Tensor, rows_A: Tensor | None, places: HostedPlaces) -> Tensor:
         index_ATD = places.slots_AT[..., None].expand_as(hidden_ATD)
         window_ATD = self._windowed(hidden_ATD, index_ATD, places.step)
-        ran_ATD = self._run(block, window_ATD, places.step, rows_A, places.writing).to(self.device)
+        ran_ATD = self._at_home(self._run(block, window_ATD, places.step, rows_A, places.writing))
         return ran_ATD.gather(1, index_ATD)
 
     def _windowed(self, hidden_ATD: Tensor, index_ATD: Tensor, step: HostedStep) -> Tensor:
@@ -318,6 +323,11 @@ class HostedTransformer(Headed):
 
     def fill(self, skipped: Sequence[Skipped], context: HostedStep) -> None:
         """Write keys and values of skipped blocks at the step's position; by exit layer, the first first."""
+        if len(skipped) == 1 and skipped[0][2] is None:  # all rows at once: nothing is picked, nothing scattered
+            exit_layer, hidden_BD, _ = skipped[0]
+            for block in range(exit_layer + 1, self.n_blocks + 1):
+                self._store(block, hidden_BD[:, None], context, None)
+            return
         every_row = torch.arange(context.cache.n_rows, device=self.device)
         rows_N = torch.cat([every_row if rows_A is None else rows_A for *_, rows_A in skipped])
         states_N1D = torch.cat([hidden_AD for _, hidden_AD, _ in skipped])[:, None]
@@ -337,16 +347,16 @@ class HostedTransformer(Headed):
         self._store(block, window_ATD, window, rows_A, Places(rows_N, running_N, places_N))
 
     def _store(
-        self, block: int, states_ATD: Tensor, step: HostedStep, rows_A: Tensor, writing: Places | None = None
+        self, block: int, states_ATD: Tensor, step: HostedStep, rows_A: Tensor | None, writing: Places | None = None
     ) -> None:
         """Call a block on states for the keys and values that it makes of them."""
-        step.cache.now.only_stores = True
+        step.cache.now.only_stores = self.calls.only_stores = True
         try:
             self._run(block, states_ATD, step, rows_A, writing)
         except Stored:
             return
         finally:
-            step.cache.now.only_stores = False
+            step.cache.now.only_stores = self.calls.only_stores = False
         raise RuntimeError(f"block {block} keeps no keys and values")
 
     # --------------------------------------------------------------------- cost

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from exitbench.errors import UserError, told
 from exitbench.harness.engine.hosted.cache import HostedCache
-from exitbench.harness.engine.hosted.calls import Recorded, WrappedBlock, learn_axes, state_of
+from exitbench.harness.engine.hosted.calls import Recorded, SparedLinear, WrappedBlock, learn_axes, state_of
 from exitbench.harness.engine.hosted.model import BlockWork, HostedTransformer
 from exitbench.harness.engine.hosted.read_out import WAYS
 from exitbench.harness.engine.model.positions import padded
@@ -63,6 +63,7 @@ def prove(model: HostedTransformer) -> None:
     _learn(model, rows)
     _check_states(model, rows[:1])
     _check_read_outs(model, rows[:1])
+    _spare(model, rows[:1])
     _check_skipped(model, rows)
     model.pads_left = _is_proved(lambda: _check_padding(model, rows))
     model.work, model.kv_width = _work(model, rows[0])
@@ -202,6 +203,42 @@ def _check_read_outs(model: HostedTransformer, rows: Sequence[Sequence[int]]) ->
             continue
         read_out.way = way
         return
+
+
+def _spare(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
+    """Find projections that skipped blocks need not run: without them keys and values are the same."""
+    linears = [{name: m for name, m in block.named_modules() if type(m) is nn.Linear} for block in model.stack.blocks]
+    asked: set[str] = set()
+
+    def note(name: str) -> None:
+        if model.calls.only_stores:
+            asked.add(name)
+
+    handles = [
+        module.register_forward_pre_hook(lambda *_, name=name: note(name))
+        for each in linears[1:]
+        for name, module in each.items()
+    ]
+    expected = _filled(model, rows)
+    for handle in handles:
+        handle.remove()
+    for name in sorted(asked):
+        spared = [SparedLinear(each[name], model.calls) for each in linears[1:] if name in each]
+        if not _are_equal(_filled(model, rows), expected):
+            for one in spared:
+                one.undo()
+
+
+def _filled(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Keys and values of blocks that a token skipped."""
+    cache = _start(model, rows, PROMPT)
+    hidden, step = model.embed(torch.tensor([row[PROMPT : PROMPT + 1] for row in rows], device=model.device), cache)
+    model.fill([(1, model.block(1, hidden[:, 0], step), None)], step)
+    return [buffer for layer in cache.layers[1:] for buffer in layer.kv]
+
+
+def _are_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
 def _check_skipped(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:

@@ -10,7 +10,7 @@ import copy
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
@@ -137,10 +137,11 @@ class DecodingCache(ABC):
         raise NotImplementedError("this cache cannot take in rows")
 
     def copied(self, rows: Tensor) -> Self:
-        """Return a cache with copies of these rows, in which nothing waits; a row may be named more than once."""
-        assert not any(self.waiting), "what waits belongs to one row"
+        """Return a cache with copies of these rows, and of what waits in them; a row may be named more than once."""
         twin = self._twin()
+        twin.waiting = self.waiting
         twin.keep(rows)
+        twin.waiting = [[replace(token) for token in tokens] for tokens in twin.waiting]
         return twin
 
     def drop_newest(self, dropped_B: Sequence[int]) -> None:

@@ -25,6 +25,7 @@ from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.hosted.cache import HostedCache
+from exitbench.harness.engine.hosted.calls import SparedLinear
 from exitbench.harness.engine.hosted.model import HostedTransformer
 from exitbench.harness.engine.hosted.read_out import ReadOut
 from exitbench.harness.engine.model.cost import TokenPlace
@@ -129,6 +130,18 @@ def test_both_engines_answer_and_cost_the_same(twin: Any, prompts: Any, name: st
     assert theirs.matmul_flops == pytest.approx(ours.matmul_flops)
     assert theirs.read_numel == pytest.approx(ours.read_numel)
     assert hosted.model.kv_width == lean.model.kv_width
+
+
+@pytest.mark.parametrize(
+    ("name", "spared"), [("llama", {"self_attn.q_proj"}), ("t5", {"layer.0.SelfAttention.q"}), ("gpt2", set())]
+)
+def test_skipped_blocks_run_no_projection_that_keys_and_values_do_not_need(
+    twin: Any, name: str, spared: set[str]
+) -> None:
+    """Queries have a projection of their own, or share one with keys and values; block 1 is never skipped."""
+    blocks = load_checkpoint(twin(name).folder, engine="hosted").model.stack.blocks  # type: ignore[attr-defined]
+    found = [{n for n, m in block.named_modules() if isinstance(m.forward, SparedLinear)} for block in blocks]
+    assert found == [set()] + [spared] * (len(blocks) - 1)
 
 
 # ------------------------------------------------------------------------------------------------- what is refused

@@ -181,7 +181,7 @@ def slowly(family: Any, context: Context, given: list[int], parts: Parts) -> Sco
 
 
 @pytest.mark.parametrize("rows", [1, 3, 32])
-@pytest.mark.parametrize("policy", ["state-copy", "exact", "noisy"])
+@pytest.mark.parametrize("policy", KV_POLICIES)
 def test_forced_decode_is_every_choice_prefilled_anew(family: Any, prompts: Any, policy: str, rows: int) -> None:
     asked, parts = contexts(prompts, 7), leaving(policy)
     with torch.inference_mode():
@@ -356,7 +356,7 @@ def hosted(twin: Any) -> dict[str, Checkpoint]:
 @pytest.mark.parametrize("scope", ["token", "context"])
 def test_both_engines_score_the_same(twin: Any, hosted: Any, prompts: Any, name: str, scope: Any) -> None:
     asked = contexts(prompts, 6)
-    for parts in (full(), static(2), leaving(), leaving("exact")):
+    for parts in (full(), static(2), leaving(), leaving("exact"), leaving("sync-parallel")):
         for rows in (1, 4):
             ours, theirs = (
                 score(checkpoint, asked, parts, rows=rows, scope=scope)
@@ -400,8 +400,8 @@ def test_what_is_empty_is_named(twin: Any, asked: list[Context], says: str) -> N
 
 def test_a_method_without_probabilities_says_why(twin: Any) -> None:
     checkpoint, asked = twin("llama").checkpoint, [Context([1], [[2]])]
-    with pytest.raises(UserError, match="puts skipped blocks off until a later token runs them"):
-        score(checkpoint, asked, get_method("free")().parts(L))
+    with pytest.raises(UserError, match="its own choice takes the draft's place, and a given token is not to be"):
+        score(checkpoint, asked, get_method("self-speculation")().parts(L))
     with pytest.raises(UserError, match="rows is 0"):
         score(checkpoint, asked, full(), rows=0)
 
