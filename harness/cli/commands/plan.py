@@ -11,7 +11,7 @@ from exitbench.harness.planning.estimate import estimate_plan, of_group
 from exitbench.harness.planning.memory import shortages
 from exitbench.harness.planning.plan import Group, Plan, make_plan
 from exitbench.harness.planning.retry import Retry
-from exitbench.harness.planning.shard import part, require_apart
+from exitbench.harness.running.shard import part, require_apart
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.training.store import SHIPPED
 from exitbench.results.analysis.history import Estimate, total

@@ -1,5 +1,7 @@
 """Parts of a suite for machines: together they are the whole, and what is compared runs on one."""
 
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ import pytest
 from exitbench.errors import UserError
 from exitbench.harness.cli.main import main
 from exitbench.harness.planning.plan import Plan, make_plan
-from exitbench.harness.planning.shard import Shard, part
+from exitbench.harness.running.shard import Shard, part
 from exitbench.harness.planning.suite import load_suite
 
 
@@ -15,17 +17,17 @@ from exitbench.harness.planning.suite import load_suite
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     """The built-in suite, its shipped models on small data."""
     runs = tmp_path_factory.mktemp("runs")
-    return make_plan(load_suite("builtin"), runs / "spool", runs / "models", None, limit=2)
+    return make_plan(load_suite("builtin"), runs / "spool", runs / "models", None, only="*/squad/*", limit=2)
 
 
 def cells(plan: Plan) -> list[str]:
     return [cell.item.cell.cell_id for group in plan.groups for cell in group.cells]
 
 
-@pytest.mark.parametrize("of", [1, 2, 5, 7])
+@pytest.mark.parametrize("of", [1, 2, 5])
 def test_shards_together_are_the_whole_and_no_two_share_a_cell(whole: Plan, of: int) -> None:
     parts = [cells(part(whole, [Shard(number, of)])) for number in range(1, of + 1)]
-    assert sorted(sum(parts, [])) == sorted(cells(whole))
+    assert sorted(chain(*parts)) == sorted(cells(whole))
     assert all(parts)
 
 
@@ -39,9 +41,9 @@ def test_a_shard_has_all_that_its_cells_need(whole: Plan) -> None:
 
 
 def test_several_shards_go_to_one_machine(whole: Plan) -> None:
-    both = cells(part(whole, [Shard(1, 5), Shard(4, 5)]))
-    one, four = (cells(part(whole, [Shard(number, 5)])) for number in (1, 4))
-    assert sorted(both) == sorted(one + four)
+    both = cells(part(whole, [Shard(1, 4), Shard(3, 4)]))
+    one, three = (cells(part(whole, [Shard(number, 4)])) for number in (1, 3))
+    assert sorted(both) == sorted(one + three)
 
 
 def test_without_shards_a_plan_is_whole(whole: Plan) -> None:
@@ -67,24 +69,8 @@ def test_malformed_shards_are_told(text: str, tmp_path: Path, capsys: pytest.Cap
     assert "--shard" in capsys.readouterr().err
 
 
-def test_a_model_is_trained_before_its_suite_is_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mine.toml").write_text(
-        """\
-schema = 1
-name = "mine"
-seed = 1
-[models.mine]
-recipe = "builtin-free"
-[tasks.a]
-task = "squad"
-source = "builtin"
-[tasks.b]
-task = "samsum"
-source = "builtin"
-[[sweep]]
-method = "full"
-kinds = ["quality"]
-"""
-    )
-    code = main(["plan", str(tmp_path / "mine.toml"), "--shard=1/2", "--runs", str(tmp_path)])
-    assert code == 2 or "shipped" in capsys.readouterr().out
+def test_a_model_is_trained_before_its_suite_is_split(whole: Plan) -> None:
+    first, *others = whole.groups
+    untrained = replace(whole, groups=(replace(first, folder=None, cells=()), *others))
+    with pytest.raises(UserError, match="to be trained first: builtin-"):
+        part(untrained, [Shard(1, 2)])
