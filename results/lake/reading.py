@@ -25,9 +25,9 @@ from exitbench.results.lake.places import Place, place_of, read_all
 from exitbench.results.lake.served import PROTOCOL, Served, all_files
 
 _PLANNING: Final = ("disabled_optimizers = 'join_order'", "dynamic_or_filter_threshold = 100000")
-"""Views join what runs are called to their rows, in this order: then only files of the attempts that are left are opened.
+"""Views join what runs are called to their rows, in this order: then only files of the attempts left are opened.
 
-DuckDB knows too little of files to find a better one, and leaves out files for up to 50 attempts unless told otherwise.
+DuckDB knows too little of files to find a better order, and leaves out files for up to 50 attempts unless told so.
 """
 _NAMED_BY: Final = {
     "environment": "env_id",

@@ -55,6 +55,7 @@ def _machines(rows: list[tuple[Any, Any, Any]]) -> Iterator[str]:
     machines: dict[str, tuple[str, set[str]]] = {}
     for attempt, hardware, _ in rows:
         name = ", ".join(str(hardware[part]) for part in ("gpu", "cpu") if hardware[part]) or "unknown"
+        name += f", {number_of(hardware['threads'], 'thread')}" if hardware["threads"] else ""
         machines.setdefault(attempt["hw_id"], (name, set()))[1].add(attempt["cell_id"])
     for hw_id, (name, cells) in sorted(machines.items()):
         yield f"machine  {hw_id[:8]} ({name}): {number_of(len(cells), 'cell')}"

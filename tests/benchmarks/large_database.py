@@ -1,10 +1,12 @@
 """Builds a large result database from generated attempts and times all that reads it; run by `nox -s scale`.
 
-    python tests/benchmarks/large_database.py FOLDER [--layer-rows 100000000] [--threads 2]
+    python tests/benchmarks/large_database.py FOLDER [--layer-rows 100000000] [--threads 2] [--lake]
 
 Everything is made up (see tests/results/make_spool.py), only larger: four models of 24 blocks on three tasks, seven
 methods and three replays each. A database that is already in FOLDER is used as it is. Prints how fast rows are
-ingested, their size, and seconds of every view, saved query and report query, the slowest first.
+ingested, their size, and seconds of every view, saved query and report query, the slowest first. With --lake it exports
+the database to FOLDER/lake instead, and compares what saved queries cost there with what they cost in the database, in
+seconds of CPU: of all, and of the ten that guides and reports lead to.
 """
 
 import argparse
@@ -24,9 +26,18 @@ from exitbench.reports.registry import discover
 from exitbench.reports.render import write_report
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
-from exitbench.results.queries import query_names, saved_query
+from exitbench.results.lake.export import export_lake
+from exitbench.results.lake.places import place_of
+from exitbench.results.lake.reading import open_lake
+from exitbench.results.queries import SavedQuery, query_names, saved_query
 
 BLOCKS, TOKENS, MODELS = 24, 100, 4
+
+MOST_USED = (
+    *("best_settings", "what_to_use", "fastest_within_loss", "speed_beyond_noise", "exit_by_position"),
+    *("block_curves", "confidence_error_by_block", "threshold_for_agreement", "exit_reliability", "signal_quality"),
+)
+"""Nobody counts them: those that answer the questions of the report's first screen and of the guides."""
 
 # What somebody asks of each view: every row of a view of runs, a summary of a view of documents, tokens or layers.
 SUMMARIES = {
@@ -90,18 +101,46 @@ def queries(database: Database) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         yield f"query {query.name}", query.sql, query.defaults
 
 
+def compare_with_lake(path: Path, folder: Path, only: str) -> None:
+    """Export what is missing, then print CPU seconds of each saved query in the database and in the lake."""
+    with open_database(path) as database:
+        started = time.process_time()
+        done = export_lake(database.duck, place_of(str(folder)))
+        print(
+            f"{done.added} attempts, {done.bytes / 1e6:.0f} MB exported in {time.process_time() - started:.1f} s of CPU"
+        )
+        started = time.process_time()
+        with open_lake(str(folder)) as lake:
+            print(f"opened in {time.process_time() - started:.1f} s of CPU\n   database      lake   ratio")
+            for query in (saved_query(name) for name in query_names() if only in name):
+                ours, its = (min(cpu_seconds(one, query) for _ in range(2)) for one in (database, lake))
+                often = "  (of the ten)" if query.name in MOST_USED else ""
+                print(f"{ours:9.3f} s {its:7.3f} s {its / ours:7.2f}  {query.name}{often}", flush=True)
+
+
+def cpu_seconds(database: Database, query: SavedQuery) -> float:
+    """Return what a query costs, on all cores together."""
+    started = time.process_time()
+    database.query(query.sql, query.defaults)
+    return time.process_time() - started
+
+
 def main() -> None:
     """Build what is missing, then time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layer-rows", type=int, default=100_000_000)
     parser.add_argument("--threads", type=int, default=2, help="cores to use")
+    parser.add_argument("--lake", action="store_true", help="compare saved queries in the database and in a lake")
     parser.add_argument("--only", default="", help="time only what has this in its name")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
     spool, path = arguments.folder / "spool", arguments.folder / "exitbench.duckdb"
     if not path.exists():
         build(spool, path, arguments.layer_rows)
+    if arguments.lake:
+        compare_with_lake(path, arguments.folder / "lake", arguments.only)
+        return
     with open_database(path) as database:
         print("\n".join(sizes(database)), flush=True)
         chosen = [query for query in queries(database) if arguments.only in query[0]]

@@ -9,7 +9,7 @@ from typing import Final, NoReturn, TypeAlias
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import KINDS
 from exitbench.harness.planning.retry import RETRIED
-from exitbench.harness.planning.shard import Shard
+from exitbench.harness.running.shard import Shard
 
 HIDDEN: Final = "_"
 """What begins so is for other programs: it works, but is not listed."""

@@ -1,0 +1,41 @@
+"""A lake of the small example, and what compares it with its database."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.database.tables import quoted, schema_version, tables_of
+from exitbench.results.lake.export import export_lake
+from exitbench.results.lake.places import place_of
+
+Rows = dict[str, list[str]]
+
+
+def rows(database: Database) -> Rows:
+    """Every table's rows, in one order; `schema_version` says when a database was made."""
+    names = [name for name in tables_of(schema_version()) if name != "schema_version"]
+    return {name: sorted(map(repr, database.duck.execute(f"FROM {quoted(name)}").fetchall())) for name in names}
+
+
+@pytest.fixture(scope="session")
+def rows_by_table() -> Callable[[Database], Rows]:
+    """What a database or a lake has."""
+    return rows
+
+
+@pytest.fixture(scope="session")
+def few_rows(few_database: Path) -> Rows:
+    """What the small example's database has."""
+    with open_database(few_database) as database:
+        return rows(database)
+
+
+@pytest.fixture(scope="session")
+def few_lake(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small example as a lake. Read only."""
+    lake = tmp_path_factory.mktemp("few-lake") / "lake"
+    with open_database(few_database) as database:
+        export_lake(database.duck, place_of(str(lake)))
+    return lake

@@ -1,0 +1,183 @@
+"""A lake has what its databases have, whoever writes beside, and whatever is killed."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.lake import reading
+from exitbench.results.lake.export import export_lake
+from exitbench.results.lake.places import place_of
+from exitbench.results.lake.reading import open_lake
+from exitbench.results.lake.served import Served
+from exitbench.results.queries import saved_query
+from exitbench.results.spool.attempts import scan_spool
+
+EXPORTERS = Path(__file__).with_name("exporters.py")
+SIGKILL = -9
+
+QUERIES = ("best_settings", "what_to_use", "block_curves", "exit_by_position", "signal_quality", "speed_beyond_noise")
+
+RowsOf = Callable[[Database], dict[str, list[str]]]
+
+
+def files(lake: Path) -> dict[str, int]:
+    """Every file's time of writing, by name."""
+    return {str(path.relative_to(lake)): path.stat().st_mtime_ns for path in lake.rglob("*") if path.is_file()}
+
+
+def exported(how: str, database: Path, lake: Path, count: int) -> list[int]:
+    """How processes ended."""
+    command = [sys.executable, str(EXPORTERS), how, str(database), str(lake), str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Traceback" not in done.stderr, done.stderr
+    return [int(code) for code in done.stdout.split()]
+
+
+def test_a_lake_has_every_row_of_the_database(
+    few_lake: Path, few_rows: dict[str, list[str]], rows_by_table: RowsOf
+) -> None:
+    with open_lake(str(few_lake)) as lake:
+        assert rows_by_table(lake) == few_rows
+    assert sum(map(len, few_rows.values())) > 1000
+
+
+def test_saved_queries_answer_as_in_the_database(few_lake: Path, few_database: Path) -> None:
+    wrong = []
+    with open_lake(str(few_lake)) as lake, open_database(few_database) as database:
+        for query in map(saved_query, QUERIES):
+            ours, its = (list(map(repr, one.query(query.sql, query.defaults).to_pylist())) for one in (database, lake))
+            if rounded(ours) != rounded(its):
+                wrong.append(query.name)
+    assert not wrong
+
+
+def rounded(rows: list[str]) -> list[str]:
+    """Without the last digits, which depend on the order in which numbers are added."""
+    return sorted(re.sub(r"(\d\.\d{6})\d+(e-?\d+)?", r"\1", row) for row in rows)
+
+
+def test_exporting_again_writes_nothing(few_lake: Path, few_database: Path) -> None:
+    before = files(few_lake)
+    with open_database(few_database) as database:
+        done = export_lake(database.duck, place_of(str(few_lake)))
+    assert (done.added, done.files) == (0, 0)
+    assert done.there > 0
+    assert files(few_lake) == before
+
+
+def test_what_came_later_is_added_beside(
+    few_spool: Path, few_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
+) -> None:
+    attempts = sorted(scan_spool(few_spool), key=lambda attempt: attempt.attempt_id)
+    halves = (attempts[: len(attempts) // 2], attempts[len(attempts) // 2 :])
+    for number, half in enumerate(halves):
+        for attempt in half:
+            shutil.copytree(attempt.path, tmp_path / str(number) / attempt.path.relative_to(few_spool))
+        ingest(tmp_path / str(number), tmp_path / f"{number}.duckdb")
+        with open_database(tmp_path / f"{number}.duckdb") as database:
+            assert export_lake(database.duck, place_of(str(tmp_path / "lake"))).added == len(half)
+    with open_lake(str(tmp_path / "lake")) as lake:
+        assert rows_by_table(lake) == few_rows
+
+
+def test_ten_at_once_lose_nothing(
+    few_database: Path, few_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
+) -> None:
+    assert exported("together", few_database, tmp_path / "lake", 10) == [0] * 10
+    with open_lake(str(tmp_path / "lake")) as lake:
+        assert rows_by_table(lake) == few_rows
+    assert not list((tmp_path / "lake" / ".unfinished").iterdir())
+
+
+def test_killed_at_any_moment_a_lake_is_whole(
+    few_database: Path, few_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
+) -> None:
+    assert exported("killed", few_database, tmp_path / "lake", 10) == [SIGKILL] * 10
+    with open_lake(str(tmp_path / "lake")) as lake:
+        found = rows_by_table(lake)
+    attempts = {row.split("'")[1] for row in found["attempt"]}
+    assert 0 < len(attempts) < len(few_rows["attempt"])
+    for table in ("token_exit", "sample", "probe_token", "metric"):
+        ours = [row for row in few_rows[table] if row.split("'")[1] in attempts]
+        assert found[table] == ours, table
+    with open_database(few_database) as database:
+        export_lake(database.duck, place_of(str(tmp_path / "lake")))
+    with open_lake(str(tmp_path / "lake")) as lake:
+        assert rows_by_table(lake) == few_rows
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
+    """The file systems that are made from now on, which count what is opened."""
+    made: list[Served] = []
+
+    def make(*arguments: Any) -> Served:
+        made.append(Served(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(reading, "Served", make)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("query", "table"),
+    [
+        ("SELECT count(*) FROM token_trace WHERE {}", "token_exit"),
+        ("SELECT avg(stable_from) FROM probe_trace WHERE {}", "probe_token"),
+        ("SELECT avg(p1) FROM layer_trace WHERE {}", "probe_token"),
+    ],
+)
+def test_only_files_of_the_runs_asked_for_are_opened(
+    query: str, table: str, few_database: Path, few_lake: Path, served: list[Served]
+) -> None:
+    with open_database(few_database) as database:
+        view = query.split("FROM ")[1].split()[0]
+        model, task = database.duck.execute(f"SELECT model, task_label FROM {view} LIMIT 1").fetchall()[0]
+        where = f"model = '{model}' AND task_label = '{task}'"
+        expected = database.duck.execute(query.format(where)).fetchall()
+        runs = f"SELECT attempt_id FROM run_names WHERE {where}"
+        needed = {attempt for (attempt,) in database.duck.execute(runs).fetchall()}
+    with open_lake(str(few_lake)) as opened:
+        (files,) = served
+        files.opened.clear()
+        assert opened.duck.execute(query.format(where)).fetchall() == expected
+        read = {name for name in files.opened if f"table={table}/" in name}
+        of_table = len(list(few_lake.glob(f"schema=*/table={table}/**/*.parquet")))
+    planned_by = 1  # DuckDB opens one file of a table to see its columns
+    assert read
+    assert len([name for name in read if not any(f"attempt_id={attempt}/" in name for attempt in needed)]) <= planned_by
+    assert len(read) < of_table
+
+
+def test_texts_of_others_stay_at_home(few_database: Path, tmp_path: Path) -> None:
+    licensed = tmp_path / "licensed.duckdb"
+    shutil.copyfile(few_database, licensed)
+    with duckdb.connect(str(licensed)) as duck:
+        duck.execute("UPDATE dataset_artifact SET source = 'hub'")
+    with open_database(licensed) as database:
+        tasks = {task for (task,) in database.duck.execute("SELECT DISTINCT task FROM dataset_artifact").fetchall()}
+        done = export_lake(database.duck, place_of(str(tmp_path / "none")), redistributable=())
+        export_lake(database.duck, place_of(str(tmp_path / "all")), redistributable=tasks)
+    assert done.texts_left_out_of
+    with open_lake(str(tmp_path / "none")) as none, open_lake(str(tmp_path / "all")) as every:
+        texts = "SELECT count(*) FROM sample WHERE output_text <> ''"
+        assert none.duck.execute(texts).fetchall() < every.duck.execute(texts).fetchall()
+
+
+def test_other_programs_read_partitions_by_name(few_lake: Path) -> None:
+    """As pandas, polars and Spark do: the folders' names are columns."""
+    (folder,) = few_lake.glob("schema=*/table=token_exit")
+    table: pa.Table = pq.read_table(folder, partitioning="hive")
+    assert {"model", "task", "method", "attempt_id", "exit_layer"} <= set(table.column_names)
+    assert table.num_rows == sum(pq.read_metadata(path).num_rows for path in folder.rglob("*.parquet"))
