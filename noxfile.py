@@ -161,7 +161,7 @@ def notebook(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the site of the documentation into runs/site; a broken link fails. Its pictures are of a small run."""
-    install(session, "docs")
+    install(session, "docs", "lint")  # signatures on the API page are formatted by ruff
     small = ("--only", "weighted/squad/*", "--kinds", "quality,probe,replay", "--limit", "20")
     session.run("exitbench", "run", "builtin", *small, "--no-report", "--runs", "runs/docs", env=OFFLINE)
     session.run("exitbench", "report", "--only", "?*", "--draft", "--runs", "runs/docs", env=OFFLINE)
