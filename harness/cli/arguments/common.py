@@ -84,7 +84,7 @@ def add_selection(parser: Parser, kinds: tuple[str, ...] | None = None) -> None:
         "--retry",
         choices=tuple(RETRIED),
         default="failed",
-        help="what to run besides new cells: stale ones (stale), those and failed ones (failed, the default), or all again",
+        help="which cells to run besides new ones: stale; failed, the default (stale ones too); all; or none",
     )
 
 
