@@ -52,12 +52,12 @@ documents = 2
 max_rounds = 3
 warm_up = 1
 [[sweep]]
-method = "calm-softmax"
-query = {{ threshold = [0.3] }}
+method = "static"
+grid = {{ exit_layer = [2] }}
 kinds = ["quality", "timing", "probe"]
 """
 CLOCKED = f'{TIMED}record = ["token-times", "prompt-ids"]\nrecord_documents = {RECORDED}\n'
-CLOCK = f"tiny/squad/calm-softmax:threshold=0.3,record=token-times,documents={RECORDED}/timing"
+CLOCK = f"tiny/squad/static:exit_layer=2,record=token-times,documents={RECORDED}/timing"
 PROMPTS = f"tiny/squad/full:record=prompt-ids,documents={RECORDED}/probe"
 LABEL = f"tiny/squad/full:record=sublayers;layer-pairs,documents={RECORDED}/probe"
 
@@ -205,10 +205,11 @@ def test_every_token_of_the_answers_has_a_time_in_every_round_and_arm(clocked: D
     key = ("doc_key", "position", "token_id", "exit_layer")
     rows = clocked.query("SELECT * FROM token_timings").to_pylist()
     assert all(row["ms"] > 0 for row in rows)
-    assert {row["method"] for row in rows} == {"calm-softmax"}
+    assert {row["method"] for row in rows} == {"static"}
     documents = {row["doc_key"] for row in rows}
     assert len(documents) == RECORDED
-    for arm, method in (("method", "calm-softmax"), ("full", "full")):
+    assert {(row["arm"], row["exit_layer"]) for row in rows} == {("full", DEPTH), ("method", 2)}
+    for arm, method in (("method", "static"), ("full", "full")):
         answers = clocked.query("FROM token_trace WHERE method = ? AND execution = 'real'", [method]).to_pylist()
         expected = sorted(tuple(row[name] for name in key) for row in answers if row["doc_key"] in documents)
         for round_ in range(3):
@@ -221,13 +222,13 @@ def test_no_speed_is_taken_from_a_run_whose_clock_was_read_every_token(clocked: 
         "SELECT attempt_id, record IS NOT NULL AS records FROM runs WHERE kind = 'timing' ORDER BY records"
     )["attempt_id"].to_pylist()
     assert recording > plain, "the later one"
-    (row,) = clocked.query("FROM frontier WHERE method = 'calm-softmax'").to_pylist()
+    (row,) = clocked.query("FROM frontier WHERE method = 'static'").to_pylist()
     assert row["timing_attempt_id"] == plain and row["speedup"] > 0
     assert set(clocked.query("SELECT attempt_id FROM timings")["attempt_id"].to_pylist()) == {plain}
 
 
 BATCHED = CLOCKED.replace("[[sweep]]", "[defaults]\nbatch_size = 2\n[[sweep]]")
-DRAFTED = CLOCKED.replace('"calm-softmax"', '"self-speculation"').replace("query = { threshold = [0.3] }\n", "")
+DRAFTED = CLOCKED.replace('"static"', '"self-speculation"').replace("grid = { exit_layer = [2] }\n", "")
 
 
 @pytest.mark.parametrize(("suite", "reason"), [(BATCHED, "ask for batch size 1"), (DRAFTED, "no time is one token's")])
