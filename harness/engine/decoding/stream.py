@@ -101,7 +101,8 @@ class Stream:
         return queue
 
     def _answer(self) -> None:
-        queue, running, places = self._waiting(), None, {}
+        queue, running = self._waiting(), None
+        places: dict[Row, tuple[int, int]] = {}
         while queue or (running is not None and running.rows):
             n_running = 0 if running is None else len(running.rows)
             if queue and self._lets_in(n_running, len(queue[0].thresholds), running):

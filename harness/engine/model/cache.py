@@ -320,13 +320,11 @@ class Cache(DecodingCache):
     def _join_sources(self, other: Cache, n_rows: Sequence[int]) -> None:
         if self.cross_kv is None or other.cross_kv is None:
             return
-        shared = [cache.shared for cache in (self, other)]
-        n_sources = self.cross_kv.shape[1]
+        shared, n_sources = [self.shared, other.shared], self.cross_kv.shape[1]
         longest = max(self.cross_kv.shape[3], other.cross_kv.shape[3])
-        masks = [cache._mask_of(longest) for cache in (self, other)]
-        padded = [F.pad(cache.cross_kv, (0, 0, 0, longest - cache.cross_kv.shape[3])) for cache in (self, other)]
+        self.source_mask = torch.cat([cache._mask_of(longest) for cache in (self, other)])
+        padded = [F.pad(kv, (0, 0, 0, longest - kv.shape[3])) for kv in (self.cross_kv, other.cross_kv)]
         self.cross_kv = torch.cat(padded, dim=1)
-        self.source_mask = torch.cat(masks)
         if any(shared):
             own, others = (range(n) if one is None else one.sources_B for one, n in zip(shared, n_rows, strict=True))
             self.shared = SharedSources([*own, *(n_sources + source for source in others)], self.device)
