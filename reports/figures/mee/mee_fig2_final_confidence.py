@@ -61,7 +61,7 @@ def plot(frame: Frame) -> Figure:
         _panel(axes, rows, styles[model])
         block_axis(axes, blocks)
         if axes is panels[0]:
-            name_curves(axes, curves)
+            name_curves(figure, axes, curves)
         axes.set_xlabel("")
         title_panel(axes, model, f"{task}, {count(rows.values('n'), 'tokens').removesuffix(' tokens')}")
     figure.supxlabel("layer (blocks executed); n counts tokens")

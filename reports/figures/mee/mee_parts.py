@@ -36,6 +36,7 @@ Curves = Mapping[str, Sequence[tuple[float, float]]]
 _LETTER: Final = 0.62  # width of a letter by its height
 _LINE: Final = 1.7  # height of a name with the markers beside it, by that of a letter
 _AWAY: Final = (0.7, -0.7, 1, -1, 1.5, -1.5, 2, -2)  # heights from its curve to the middle of its name
+_POINTS_AN_INCH: Final = 72
 _BETWEEN: Final = 16  # points between those of a line
 
 
@@ -81,7 +82,7 @@ def share_by_block(frame: Frame, label: str, dashed: str | None = None) -> Figur
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         label_y(axes, label)
         block_axis(axes, blocks)
-        name_curves(axes, curves)
+        name_curves(figure, axes, curves)
         title_panel(axes, task, count(rows.values("n"), "tokens a model"))
     legend_of_series(figure, styles, [published_entry()] if published.rows else [])
     return figure
@@ -108,14 +109,14 @@ def published_curves(axes: Axes, frame: Frame, column: str, blocks: int) -> Curv
     return curves
 
 
-def name_curves(axes: Axes, curves: Curves) -> None:
+def name_curves(figure: Figure, axes: Axes, curves: Curves) -> None:
     """Write the name of each curve above or below it, where it covers no line; once all is drawn and has its limits."""
     to_panel = axes.transData + axes.transAxes.inverted()
-    points = [_along(to_panel.transform(line.get_xydata())) for line in axes.lines if len(line.get_xydata())]
-    per_point = 72 / axes.get_figure(root=True).dpi
-    height = _LINE * SMALL_POINTS / (axes.bbox.height * per_point)
+    points = [_along(to_panel.transform(line.get_xydata())) for line in axes.lines]
+    panel = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
+    height = _LINE * SMALL_POINTS / _POINTS_AN_INCH / panel.height
     for name, curve in curves.items():
-        width = SMALL_POINTS * (_LETTER * len(name) + 1) / (axes.bbox.width * per_point)
+        width = SMALL_POINTS * (_LETTER * len(name) + 1) / _POINTS_AN_INCH / panel.width
         drawn, own = np.concatenate(points), _along(to_panel.transform(curve))
         spots = np.concatenate([own + np.array([0, away * height]) for away in _AWAY])
         inside = (np.abs(spots - 0.5) < (0.5 - width / 2, 0.5 - height / 2)).all(axis=1)
@@ -123,7 +124,7 @@ def name_curves(axes: Axes, curves: Curves) -> None:
         free = np.minimum(apart, 1) + 0.1 * np.minimum(apart, 2)
         spot = spots[(free - 0.1 * np.repeat(np.abs(_AWAY), len(own)) - ~inside).argmax()]
         where: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes, "zorder": 5}
-        axes.text(*spot, name, fontsize=SMALL_POINTS, color=quiet(), **where)
+        axes.text(spot[0], spot[1], name, fontsize=SMALL_POINTS, color=quiet(), **where)
         points.append(spot + np.array([(-width / 2, 0), (0, 0), (width / 2, 0)]))
 
 
