@@ -291,7 +291,7 @@ class _Builder:
         ids: dict[str, str] = {}
         items: dict[str, CellJob] = {}
         for draft in drafts:
-            cell = replace(self._cell(draft, described, asked[draft.task.label], dtype, ids), device_map=device_map)
+            cell = self._cell(draft, described, asked[draft.task.label], dtype, device_map, ids)
             ids[draft.label] = cell.cell_id
             held_out = None if draft.calibration is None else draft.task.data
             item = CellJob(cell, draft.label, draft.data, held_out, timeout_s=self.suite.cell_timeout_s)
@@ -304,6 +304,7 @@ class _Builder:
         described: Description,
         asked: GenerationSettings,
         dtype: str,
+        device_map: DeviceMap | None,
         ids: Mapping[str, str],
     ) -> Cell:
         model = described.model
@@ -335,6 +336,7 @@ class _Builder:
             full_depth_cell_id=ids[draft.baseline] if draft.baseline else None,
             batch_rows=self._batch_rows(draft),
             engine=described.engine,
+            device_map=device_map,
             **{name: ids[label] for name, label in draft.inputs.items()},
         )
 

@@ -174,8 +174,8 @@ def _local(plan: Plan, runs: Runs) -> Executor:
         )
     gpus = visible_gpus() if plan.device == "cuda" else ()
     for group in plan.groups:
-        for device_map in {cell.item.cell.device_map for cell in group.cells} - {None}:
-            require_gpus(group.model.where, device_map, len(gpus))
+        for device_map in {cell.item.cell.device_map for cell in group.cells}:
+            require_gpus(group.model.where, device_map or (), len(gpus))
     return LocalExecutor(runs.logs, gpus)
 
 

@@ -51,7 +51,7 @@ class WrappedBlock:
 class SparedLinear:
     """A projection that keys and values do not depend on, as of queries: it runs where a block does more than store."""
 
-    def __init__(self, module: nn.Linear, calls: Calls) -> None:
+    def __init__(self, module: Any, calls: Calls) -> None:
         self._module, self._calls, self.run = module, calls, module.forward
         self._blank = torch.empty(0)
         module.forward = self
@@ -59,7 +59,8 @@ class SparedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """The projection; zeros where nobody looks at it."""
         if not self._calls.only_stores:
-            return self.run(x)
+            projected: Tensor = self.run(x)
+            return projected
         shape = (*x.shape[:-1], self._module.out_features)
         if self._blank.shape != shape:
             self._blank = x.new_zeros(shape)
