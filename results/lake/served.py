@@ -96,7 +96,7 @@ class _Footer(Handle):
         """Leave it open."""
 
 
-class Served(AbstractFileSystem):
+class Served(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
     """The files of a lake by name.
 
     Attributes:

@@ -11,8 +11,8 @@ from exitbench.harness.planning.estimate import estimate_plan, of_group
 from exitbench.harness.planning.memory import shortages
 from exitbench.harness.planning.plan import Group, Plan, make_plan
 from exitbench.harness.planning.retry import Retry
-from exitbench.harness.running.shard import part, require_apart
 from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running.shard import part, require_apart
 from exitbench.harness.training.store import SHIPPED
 from exitbench.results.analysis.history import Estimate, total
 from exitbench.terminal import number_of, tell
