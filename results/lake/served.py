@@ -123,6 +123,10 @@ class Served(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
         name = path.removeprefix(_URL)
         return self._of_table.get(name.removesuffix("/*"), [name] if name in self._files else [])
 
+    def unstrip_protocol(self, name: str) -> str:
+        """Return a name as DuckDB has it; asked for each file of a pattern."""
+        return name if name.startswith(_URL) else _URL + name
+
     def exists(self, path: str, **_: Any) -> bool:
         """Return whether a manifest names the file."""
         return path.removeprefix(_URL) in self._files
