@@ -135,7 +135,10 @@ class _Exporter:
         reader = self._duck.sql(query, params=list(key)).to_arrow_reader(_BATCH_ROWS)
         count = 0
         try:
-            with pq.ParquetWriter(path, reader.schema, compression="zstd") as writer:
+            texts = [
+                field.name for field in reader.schema if pa.types.is_string(field.type)
+            ]  # else numbers read slowly
+            with pq.ParquetWriter(path, reader.schema, compression="zstd", use_dictionary=texts) as writer:
                 for batch in reader:
                     writer.write_batch(batch)
                     count += batch.num_rows

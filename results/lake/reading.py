@@ -124,9 +124,9 @@ def _insert(duck: duckdb.DuckDBPyConnection, place: Place, found: Sequence[Manif
         for table, of_table in manifest.rows.items():
             rows.setdefault(table, []).extend(of_table)
     try:
-        for table, of_table in rows.items():
+        for table, every in rows.items():
             duck.execute(
-                f"INSERT INTO {quoted(table)} BY NAME {_typed(table)}", [_json(_once(table, of_table))]
+                f"INSERT INTO {quoted(table)} BY NAME {_typed(table)}", [_json(_once(table, every))]
             ).fetchall()
     except duckdb.Error as error:
         raise _first_wrong(duck, place, found) or UserError(f"{place.where}: {told(error)}") from None

@@ -96,7 +96,7 @@ class _Footer(Handle):
         """Leave it open."""
 
 
-class Served(AbstractFileSystem):
+class Served(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
     """The files of a lake by name.
 
     Attributes:
@@ -122,6 +122,10 @@ class Served(AbstractFileSystem):
         """Return the names that a pattern of `all_files` stands for, or the one name."""
         name = path.removeprefix(_URL)
         return self._of_table.get(name.removesuffix("/*"), [name] if name in self._files else [])
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Return a name as DuckDB has it; asked for each file of a pattern."""
+        return name if name.startswith(_URL) else _URL + name
 
     def exists(self, path: str, **_: Any) -> bool:
         """Return whether a manifest names the file."""

@@ -9,8 +9,8 @@ import pytest
 from exitbench.errors import UserError
 from exitbench.harness.cli.main import main
 from exitbench.harness.planning.plan import Plan, make_plan
-from exitbench.harness.running.shard import Shard, part
 from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running.shard import Shard, part
 
 
 @pytest.fixture(scope="module")
