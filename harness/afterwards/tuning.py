@@ -18,8 +18,8 @@ import numpy as np
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.afterwards.replaying import Probe, replay, stored_probe
 from exitbench.harness.cells.cell import CalibrationSettings, Kind
+from exitbench.harness.planning.entries.task import TaskEntry
 from exitbench.harness.planning.suite import CalibrationEntry, ModelEntry, Point, Suite, Sweep
-from exitbench.harness.planning.task_entry import TaskEntry
 from exitbench.methods.base import Method
 from exitbench.methods.registry import baseline_method, fixed_depth_method, get_method, method_names
 from exitbench.results.database.connection import Database

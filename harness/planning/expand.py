@@ -9,8 +9,8 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.cell import CalibrationSettings, Kind, RecordSettings
 from exitbench.harness.cells.job import DataRequest
 from exitbench.harness.engine.decoding.logit_rules import why_not
+from exitbench.harness.planning.entries.task import TaskEntry
 from exitbench.harness.planning.suite import CalibrationEntry, ModelEntry, Suite, point_label
-from exitbench.harness.planning.task_entry import TaskEntry
 from exitbench.methods.base import Method
 from exitbench.methods.registry import baseline_method
 

@@ -13,7 +13,7 @@ from exitbench.harness.cells.cell import GenerationSettings, ModelRef
 from exitbench.harness.cells.job import DataRequest
 from exitbench.harness.engine.checkpoints.digest import Description
 from exitbench.harness.engine.checkpoints.generation_config import not_applied
-from exitbench.harness.planning.task_entry import TaskEntry
+from exitbench.harness.planning.entries.task import TaskEntry
 
 
 def resolve(entry: TaskEntry, folder: Path, description: Description) -> GenerationSettings:

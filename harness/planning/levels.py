@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from exitbench.errors import UserError
+from exitbench.harness.planning.entries.task import TaskEntry
 from exitbench.harness.planning.suite import ModelEntry
-from exitbench.harness.planning.task_entry import TaskEntry
 from exitbench.harness.training import Recipe
 
 

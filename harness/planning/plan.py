@@ -29,14 +29,14 @@ from exitbench.harness.engine.checkpoints.digest import Description, inspect_che
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
 from exitbench.harness.engine.checkpoints.hub import HubName, Located, find
 from exitbench.harness.planning.apart import require_apart
-from exitbench.harness.planning.device_maps import resolve_device_map, spelled
+from exitbench.harness.planning.entries.device_map import resolve_device_map, spelled
+from exitbench.harness.planning.entries.task import TaskEntry
 from exitbench.harness.planning.expand import CellTemplate, expand, select
 from exitbench.harness.planning.generation_checks import remarks, resolve
 from exitbench.harness.planning.levels import require_learned
 from exitbench.harness.planning.retry import RETRIED, Retry, State
 from exitbench.harness.planning.stale import Predecessors
 from exitbench.harness.planning.suite import ModelEntry, Suite
-from exitbench.harness.planning.task_entry import TaskEntry
 from exitbench.harness.training import Recipe, find_trained, load_recipe
 from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.registry import distribution, revision

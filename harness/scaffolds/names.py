@@ -17,7 +17,7 @@ def check_new_name(name: str) -> None:
     Raises:
         UserError: It is not of the form that names have, or something has it already.
     """
-    from exitbench.harness.planning.declared_task import plugged_in
+    from exitbench.harness.planning.entries.declared_task import plugged_in
     from exitbench.harness.planning.suite import suite_names
     from exitbench.methods.registry import method_names, unusable_methods
     from exitbench.tasks.registry import task_names, unusable_tasks

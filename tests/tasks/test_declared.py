@@ -12,7 +12,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.job import DataRequest
-from exitbench.harness.planning.declared_task import read_declaration
+from exitbench.harness.planning.entries.declared_task import read_declaration
 from exitbench.tasks.base import Source, Task
 from exitbench.tasks.declared.declaration import Declaration
 from exitbench.tasks.declared.task import DeclaredTask

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.planning.declared_task import read_declaration
+from exitbench.harness.planning.entries.declared_task import read_declaration
 from exitbench.harness.planning.suite import load_suite
 from exitbench.tasks.base import Source
 from exitbench.tasks.declared.choices import right_choice

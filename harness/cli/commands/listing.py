@@ -90,7 +90,7 @@ def _tasks() -> Iterator[str]:
 
 def _tasks_of_python() -> Iterator[str]:
     """Our tasks and those of others, of TOML files among the plug-ins too."""
-    from exitbench.harness.planning.declared_task import plugged_in
+    from exitbench.harness.planning.entries.declared_task import plugged_in
     from exitbench.tasks.registry import brought_by, get_task, task_names
 
     for name in task_names():

@@ -8,8 +8,8 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from exitbench.errors import UserError
+from exitbench.harness.planning.entries.task import TaskEntry, read_task
 from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.planning.task_entry import TaskEntry, read_task
 from exitbench.harness.reading.toml import Table
 from exitbench.terminal import number_of, visible
 

@@ -6,8 +6,8 @@ from typing import Final, Literal, cast
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import FIRST_TOKENS, TRUNCATIONS, GenerationSettings, Truncate
 from exitbench.harness.cells.job import DataRequest, SourceKind
-from exitbench.harness.planning.declared_task import find_declaration
-from exitbench.harness.planning.lm_eval_entry import LM_EVAL_KEYS, read_lm_eval, refuse_lm_eval_keys
+from exitbench.harness.planning.entries.declared_task import find_declaration
+from exitbench.harness.planning.entries.lm_eval_task import LM_EVAL_KEYS, read_lm_eval, refuse_lm_eval_keys
 from exitbench.harness.reading.toml import Table
 from exitbench.tasks.declared.declaration import Declaration
 from exitbench.tasks.level import DEFAULT_LEVEL, LEVELS
