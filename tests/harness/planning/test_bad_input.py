@@ -206,7 +206,7 @@ OF_ARGUMENTS = {
         ["report", "--only", "summary"],
         "tables are printed by --format md or latex, figures by html",
     ),
-    "report format": (["report", "--format", "pdf"], "--format: invalid choice: 'pdf'"),
+    "report format": (["report", "--format", "gif"], "--format: invalid choice: 'gif'"),
     "check severity": (["check", "--severity", "9"], "--severity: invalid choice: 9"),
     "claims paper": (["claims", "--paper", "mme"], "there is no such paper"),
     "show token": (["show", "x", "--token", "0"], "--token: '0' is not a whole number from 1"),

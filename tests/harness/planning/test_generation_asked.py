@@ -255,7 +255,7 @@ def test_settings_that_are_not_applied_are_remarks_of_the_plan(
     from argparse import Namespace
 
     arguments = {"only": None, "limit": None, "kinds": None, "retry": "stale"}
-    plan_command(Namespace(suite=path, runs=path.parent / "runs", data_dir=None, **arguments))
+    plan_command(Namespace(suite=path, runs=path.parent / "runs", data_dir=None, shard=[], **arguments))
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.removeprefix("  ") in expected] == [f"  {line}" for line in expected]
 
