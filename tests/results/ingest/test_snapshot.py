@@ -114,6 +114,9 @@ def licensed(example_database: Path, tmp_path: Path) -> Database:
     with database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE dataset_artifact SET source = 'local' WHERE task IN ('samsum', 'squad')")
         connection.exec_driver_sql("INSERT INTO token_text VALUES ('0123', 7, '_the', true)")
+        connection.exec_driver_sql(
+            "INSERT INTO prompt_token SELECT DISTINCT attempt_id, doc_key, 1, 7 FROM probe_token"  # as if recorded
+        )
     return database
 
 
@@ -143,11 +146,13 @@ def test_texts_of_data_that_may_be_licensed_are_left_out(
         load_snapshot(empty.engine, tmp_path / "taken")
         texts = empty.query(f"SELECT DISTINCT task FROM sample {of_task} WHERE output_text = ''")["task"].to_pylist()
         golds = empty.query(f"SELECT DISTINCT task FROM probe_token {of_task} WHERE gold_token_id IS NULL")
+        prompts = empty.query(f"SELECT DISTINCT task FROM prompt_token {of_task} WHERE token_id IS NULL")
         logs = empty.query("SELECT count(*) AS n FROM attempt WHERE log_tail IS NOT NULL")
         ids = empty.query(f"SELECT DISTINCT task FROM sample {of_task} WHERE len(output_ids) < n_output")
         spelled = empty.query("SELECT count(*) AS n FROM token_text WHERE tokenizer_sha256 = '0123'")
         traced = empty.query(f"SELECT DISTINCT task FROM token_exit {of_task} WHERE token_id IS NOT NULL")
     assert set(texts) == set(golds["task"].to_pylist()) == set(ids["task"].to_pylist()) == without
+    assert set(prompts["task"].to_pylist()) == without
     assert spelled["n"].to_pylist() == [0 if without else 1]
     assert set(traced["task"].to_pylist()) >= without
     assert logs["n"].to_pylist() == [0 if "squad" in without else 1]  # the failing cell of the example is SQuAD's
