@@ -47,7 +47,12 @@ class Material:
         return next((frame.rows for source, frame in self.tables if source.name == table), ())
 
 
-def read_material(path: Path, paper: str | None, draft: bool, on_figure: Callable[[Source, Frame], None]) -> Material:
+def read_material(
+    path: Path,
+    paper: str | None = None,
+    draft: bool = True,
+    on_figure: Callable[[Source, Frame], None] = lambda source, frame: None,
+) -> Material:
     """Run the query of every figure, table and claim.
 
     Args:
