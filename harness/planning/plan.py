@@ -25,11 +25,11 @@ from exitbench.harness.cells.cell import (
 from exitbench.harness.cells.corpus import Corpora, Corpus
 from exitbench.harness.cells.job import CellJob, DataRequest
 from exitbench.harness.engine import ENGINE_VERSION
+from exitbench.harness.engine.checkpoints.device_maps import resolve_device_map, spelled
 from exitbench.harness.engine.checkpoints.digest import Description, inspect_checkpoint
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
 from exitbench.harness.engine.checkpoints.hub import HubName, Located, find
 from exitbench.harness.planning.apart import require_apart
-from exitbench.harness.planning.entries.device_map import resolve_device_map, spelled
 from exitbench.harness.planning.entries.task import TaskEntry
 from exitbench.harness.planning.expand import CellTemplate, expand, select
 from exitbench.harness.planning.generation_checks import remarks, resolve

@@ -29,8 +29,8 @@ from exitbench.harness.cells.cell import (
     RecordSettings,
     TimingSettings,
 )
+from exitbench.harness.engine.checkpoints.device_maps import AskedMap, read_device_map
 from exitbench.harness.engine.checkpoints.hub import HubName, read_name
-from exitbench.harness.planning.entries.device_map import AskedMap, read_device_map
 from exitbench.harness.planning.entries.task import MAX_BATCH, TaskEntry, read_task
 from exitbench.harness.reading.toml import MAX_COUNT, Table
 from exitbench.results.statistics.risk_control import RULES, Rule

@@ -14,9 +14,9 @@ from exitbench.harness.cli.commands.failures import failure_lines
 from exitbench.harness.cli.commands.folders import Runs
 from exitbench.harness.cli.commands.plan import planned
 from exitbench.harness.cli.commands.report import print_broken
+from exitbench.harness.engine.checkpoints.device_maps import require_gpus
 from exitbench.harness.engine.checkpoints.hub import fetch, not_here
 from exitbench.harness.planning.contracts import failing, with_verdicts
-from exitbench.harness.planning.entries.device_map import require_gpus
 from exitbench.harness.planning.memory import ROOM, shortages
 from exitbench.harness.planning.plan import Group, Plan, resolve_device
 from exitbench.harness.planning.retry import Retry

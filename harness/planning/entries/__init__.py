@@ -1,1 +1,1 @@
-"""Tables of a suite file that take a module to read: a task, of lm-eval or declared too, and where a model goes."""
+"""Tables of a suite file that take a module to read: a task of ours, of lm-eval, or declared in TOML."""

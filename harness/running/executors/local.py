@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from exitbench.harness.cells.job import WorkerSpec
-from exitbench.harness.planning.entries.device_map import gpu_index
+from exitbench.harness.engine.checkpoints.device_maps import gpu_index
 from exitbench.harness.running.environment import available_cores
 from exitbench.harness.running.executors.gpus import Gpu, free_gpu, lock_folder
 from exitbench.harness.running.executors.group import WORKER, GroupRun

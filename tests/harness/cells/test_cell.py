@@ -161,6 +161,7 @@ LEAVES: dict[str, st.SearchStrategy[Any]] = {
     "ModelKind": st.sampled_from(get_args(ModelKind)),
     "Kind": st.sampled_from(KINDS),
     "EngineName": st.sampled_from(get_args(EngineName)),
+    "DeviceMap | None": st.none() | st.lists(st.tuples(st.text(), st.integers()), min_size=1).map(tuple),
     "Consistency": st.sampled_from(CONSISTENCIES),
     "Rule": st.sampled_from(sorted(RULES)),
 }

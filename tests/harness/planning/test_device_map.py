@@ -12,7 +12,7 @@ import torch
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import Cell
 from exitbench.harness.cells.job import WorkerSpec
-from exitbench.harness.planning.entries.device_map import require_gpus
+from exitbench.harness.engine.checkpoints.device_maps import require_gpus
 from exitbench.harness.planning.plan import Plan, make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
