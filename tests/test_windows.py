@@ -71,7 +71,7 @@ def test_the_package_its_results_and_its_reports_are_imported() -> None:
 def test_the_command_line_explains_itself() -> None:
     done = on_windows(COMMAND, "--help")
     assert done.returncode == 0, done.stderr
-    assert "start here" in done.stdout
+    assert "Start here" in done.stdout
 
 
 def test_a_query_is_answered(few_database: Path) -> None:

@@ -55,7 +55,7 @@ def test_what_was_drawn_is_shown_with_its_finding_and_the_rest_says_what_fills_i
         file.write_text("a picture")
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / f"{shown.name}.{'a' * 12}.svg").write_text("a picture")
-    remember_drawn(tmp_path, Drawing(shown.name, picture, "Exits at <b> save *most*."), "a" * 64)
+    remember_drawn(tmp_path, Drawing(shown.name, picture, "Exits at <b> save *most*."), "a" * 64, ())
     assert note_of(tmp_path, shown.name).is_file()
     page = parts(gallery(tmp_path, "figures"))
     assert drawn(tmp_path) == {shown.name: picture}

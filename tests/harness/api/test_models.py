@@ -36,7 +36,7 @@ def test_every_example_does_what_it_says(tmp_path: Path, monkeypatch: pytest.Mon
         found = doctest.testmod(module)
         assert found.failed == 0 and found.attempted > 1
         public = [value for name, value in vars(module).items() if name in eb.__all__ and inspect.isfunction(value)]
-        assert public and all("Example:" in (function.__doc__ or "") for function in public)
+        assert public and all("Examples:" in (function.__doc__ or "") for function in public)
 
 
 def test_importing_it_loads_nothing_heavy_and_every_name_leads_somewhere() -> None:

@@ -88,7 +88,7 @@ def test_a_family_that_is_not_supported_is_not_taken_for_another(folder: Path, f
     edit_config(folder, model_type=family)
     message = complaint(folder)
     assert message.startswith(f"{folder / 'config.json'}: model_type {family!r} is not supported.")
-    known = "gpt2, llama, mistral, mt5, olmo2, phi3, qwen2, qwen3, smollm3, t5"
+    known = "gpt2, llama, mistral, mt5, olmo2, phi3, qwen2, qwen3, smollm3, t5, umt5"
     assert f"Allowed: {known}, and every family with which the installed transformers" in message
     assert "Did you mean" not in message
 

@@ -55,7 +55,8 @@ def read_out(family: Any, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     hidden = torch.tensor(state, dtype=torch.float32)
     if family.is_seq2seq:
         normed = reference.decoder.final_layer_norm(hidden)
-        scale = reference.config.d_model**-0.5 if getattr(reference.config, "scale_decoder_outputs", False) else 1.0
+        is_scaled = getattr(reference.config, "scale_decoder_outputs", reference.config.model_type == "umt5")
+        scale = reference.config.d_model**-0.5 if is_scaled else 1.0
         return normed.numpy().astype(np.float64), reference.lm_head(normed * scale).numpy().astype(np.float64)
     norm = reference.transformer.ln_f if hasattr(reference, "transformer") else reference.model.norm
     normed = norm(hidden)

@@ -491,7 +491,7 @@ def test_a_method_is_fitted_on_right_choices_and_then_scores(
 @pytest.mark.parametrize(
     ("method", "kinds", "words"),
     [
-        ("self-speculation", "quality", "verifies the tokens that it chose itself"),
+        ("self-speculation", "quality", "verifies its drafts"),
         ("oracle", "timing", "an oracle reads all blocks"),
     ],
 )
