@@ -63,14 +63,24 @@ def _that_fit(specs: Sequence[WorkerSpec], memory_bytes: int | None) -> int:
 def _parts(specs: Sequence[WorkerSpec], cores: int) -> list[WorkerSpec]:
     """The specifications, largest first; one with more than a core's share is split where nothing holds it together.
 
-    Every part loads the model again, which a part that is not too large saves.
+    Every part loads the model again, and only cells of one part can share a pass: there are no more than cores.
     """
     share = sum(map(_weight, specs)) / cores
     parts = []
     for spec in specs:
-        pieces = [replace(spec, cells=cells) for cells in _independent(spec.cells)] if _weight(spec) > share else [spec]
-        parts += pieces
+        parts += _split(spec, cores) if _weight(spec) > share else [spec]
     return sorted(parts, key=_weight, reverse=True)
+
+
+def _split(spec: WorkerSpec, most: int) -> list[WorkerSpec]:
+    """Stretches of about the same weight, `most` at most, of cells in their order."""
+    stretches: dict[int, list[CellJob]] = {}
+    whole, before = _weight(spec), 0
+    for cells in _independent(spec.cells):
+        weight = _weight(replace(spec, cells=cells))
+        stretches.setdefault(int((before + weight / 2) * most / whole), []).extend(cells)
+        before += weight
+    return [replace(spec, cells=tuple(cells)) for cells in stretches.values()]
 
 
 def _weight(spec: WorkerSpec) -> int:

@@ -54,7 +54,12 @@ def test_what_waits_for_something_stays_with_it_in_order(spec: WorkerSpec) -> No
 def test_a_model_alone_is_divided_among_the_cores_and_small_ones_stay_whole(spec: WorkerSpec) -> None:
     specs = [model(spec, "a", *["quality"] * 6), model(spec, "b", "quality", "quality"), model(spec, "c", "quality")]
     (beside,) = stages(specs, cores=2, memory_bytes=GIB)
-    assert labels(beside) == [["b1", "b2"], *([f"a{n}"] for n in range(1, 7)), ["c1"]]
+    assert labels(beside) == [["a1", "a2", "a3"], ["a4", "a5", "a6"], ["b1", "b2"], ["c1"]]
+
+
+def test_a_part_is_no_smaller_than_a_core_can_take_since_each_loads_the_model(spec: WorkerSpec) -> None:
+    (beside,) = stages([model(spec, "a", *["quality"] * 7)], cores=3, memory_bytes=GIB)
+    assert sorted(labels(beside)) == [["a1", "a2"], ["a3", "a4", "a5"], ["a6", "a7"]]
 
 
 def test_no_more_models_at_a_time_than_half_the_memory_holds(spec: WorkerSpec) -> None:
