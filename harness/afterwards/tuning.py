@@ -40,6 +40,11 @@ _RESULTS: Final = """
     WHERE list_contains(?, f.cell_id) AND f.execution = 'real'
     ORDER BY f.method, f.threshold, f.mean_exit_layer, f.cell_id
 """
+_FULL_SCORE: Final = """
+    SELECT DISTINCT m.value
+    FROM runs AS r JOIN metric_values AS m ON m.attempt_id = r.full_depth_attempt_id
+    WHERE list_contains(?, r.cell_id) AND m.metric = ? AND m.is_current
+"""
 _CERTIFIED: Final = "SELECT method, threshold FROM calibrations WHERE list_contains(?, cell_id) AND chosen ORDER BY ALL"
 
 Row = Mapping[str, Any]
@@ -55,13 +60,6 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Guarantee:
-    """A bound on the expected loss that is kept with a chance of 1 - epsilon, by Learn then Test."""
-
-    epsilon: float
-
-
-@dataclass(frozen=True)
 class Tuning:
     """What is to be chosen, and from what.
 
@@ -71,7 +69,8 @@ class Tuning:
         max_loss_percent: Of full depth's quality.
         documents: Documents of the search and the confirmation.
         finalists: Methods that are timed.
-        guarantee: None: the choice is by the paired interval's bound alone.
+        epsilon: Chance that the bound on the expected loss is broken, by Learn then Test; None: the choice is by the
+            paired interval's bound alone.
     """
 
     suite: Suite
@@ -81,32 +80,55 @@ class Tuning:
     max_loss_percent: float
     documents: int
     finalists: int = 3
-    guarantee: Guarantee | None = None
+    epsilon: float | None = None
 
     @cached_property
     def searched(self) -> TaskEntry:
         """The task on documents that the choice is not reported on; a guarantee keeps those it is tested on unseen."""
         data = self.task.other_split("calibration", self.documents, "choosing a threshold")
-        if self.guarantee is not None:
+        if self.epsilon is not None:
             data = replace(data, apart_from=(*data.apart_from, data))
         return replace(self.task, label=f"{self.task.label}-calibration", data=data)
 
-    def require_enough_documents(self) -> None:
+    def require_enough_documents(self, full_share: float = 1.0) -> None:
         """Check that a guarantee can be had at all: a test must pass where no document loses anything.
+
+        Args:
+            full_share: Full depth's score as a share of the scale; before it is known, the most that it can be.
 
         Raises:
             UserError: Says how many documents that takes.
         """
-        if self.guarantee is None:
+        if self.epsilon is None:
             return
-        epsilon, most = self.guarantee.epsilon / self.finalists, self.max_loss_percent
-        least = math.ceil(math.log(epsilon) / math.log1p(-most / 100))
+        epsilon, most = self.epsilon / self.finalists, self.max_loss_percent
+        least = math.ceil(math.log(epsilon) / math.log1p(-self._delta(full_share)))
         if self.documents < least:
             raise UserError(
                 f"--documents {self.documents}: that {self.finalists} finalists lose at most {most:g} % with "
                 f"probability {1 - epsilon:.3g} each takes {least} documents or more, even if none of them loses "
                 "anything. Allowed: more documents, a larger --max-loss, fewer --finalists."
             )
+
+    @property
+    def certified_metric(self) -> str:
+        """The metric whose expected loss a guarantee bounds: one that every document has by itself."""
+        return self.task.data.task_object.consistency_metric
+
+    def points_of(self, full_share: float) -> float:
+        """Return the bound in points of the certified metric."""
+        return self._delta(full_share) * self._scale
+
+    def share_of(self, points: float) -> float:
+        """Return points of the certified metric as a share of its scale."""
+        return points / self._scale
+
+    @property
+    def _scale(self) -> float:
+        return float((self.task.data.task_object.bounds(self.certified_metric) or (0, 100))[1])
+
+    def _delta(self, full_share: float) -> float:
+        return self.max_loss_percent / 100 * full_share
 
     def search(self) -> Suite:
         """Full depth and its probe, and what gates say where a probe does not tell it."""
@@ -119,17 +141,17 @@ class Tuning:
         """Candidates and full depth, decoded on the documents of the search."""
         return self._suite(self.searched, self._sweeps(self.searched, candidates, "quality"))
 
-    def certify(self, finalists: Sequence[Candidate], candidates: Iterable[Candidate], full_value: float) -> Suite:
+    def certify(self, finalists: Sequence[Candidate], candidates: Iterable[Candidate], full_share: float) -> Suite:
         """A calibration of each finalist's method; together they are wrong with the guarantee's chance at most."""
-        assert self.guarantee is not None
+        assert self.epsilon is not None
         entries = []
         for finalist in finalists:
             method = finalist.point.method
             levels = _conservative_first([one for one in candidates if one.point.method.name == method.name])
             settings = CalibrationSettings(
                 levels=levels,
-                delta=self.max_loss_percent / 100 * full_value / 100,
-                epsilon=self.guarantee.epsilon / len(finalists),
+                delta=self._delta(full_share),
+                epsilon=self.epsilon / len(finalists),
                 consistency="risk",
                 rule="hoeffding-bentkus",
             )
@@ -156,9 +178,9 @@ class Tuning:
         return replace(self.suite, **named, sweeps=tuple(sweeps), calibrations=())  # type: ignore[arg-type]
 
 
-def tunable_methods(exit_blocks: tuple[int, ...] | None = None) -> tuple[str, ...]:
+def tunable_methods() -> tuple[str, ...]:
     """Names of the methods with a threshold that need nothing trained, and whose score a probe tells."""
-    return tuple(name for name in method_names() if _is_quick(get_method(name), exit_blocks))
+    return tuple(name for name in method_names() if _is_quick(get_method(name)()))
 
 
 def require_tunable(name: str) -> None:
@@ -167,26 +189,19 @@ def require_tunable(name: str) -> None:
     Raises:
         UserError: There is no such method, it has none, or it verifies what it drafts, which no replay tells.
     """
-    method = get_method(name)()
-    if not _has_threshold(method) or method.parts(n_blocks=2).kv_policy.verifies:
+    if not _is_searchable(get_method(name)()):
         allowed = [one for one in method_names() if _is_searchable(get_method(one)())]
         raise UserError(f"method {name!r} has no threshold that a replay could search.{suggestion(name, allowed)}")
 
 
-def _has_threshold(method: Method) -> bool:
-    names = {field.name for field in dataclasses.fields(method)}
-    return "threshold" in names and "threshold" not in method.unused_params()
-
-
 def _is_searchable(method: Method) -> bool:
-    return _has_threshold(method) and not method.parts(n_blocks=2).kv_policy.verifies
+    looked_at = method.params().keys() - method.unused_params()
+    return "threshold" in looked_at and not method.parts(n_blocks=2).kv_policy.verifies
 
 
-def _is_quick(kind: type[Method], exit_blocks: tuple[int, ...] | None) -> bool:
-    method = kind()
-    if kind.needs_exit_heads and not exit_blocks:
-        return False
-    return _is_searchable(method) and not method.fit_params() and method.probe_tells_score()
+def _is_quick(method: Method) -> bool:
+    needs_training = method.needs_exit_heads or method.fit_params()
+    return _is_searchable(method) and not needs_training and method.probe_tells_score()
 
 
 def find_candidates(database: Database, tuning: Tuning) -> list[Candidate]:
@@ -304,6 +319,12 @@ def results_of(database: Database, cell_ids: Mapping[str, Candidate]) -> list[tu
     """Return what was measured of each candidate, by the id of its quality cell."""
     rows = database.query(_RESULTS, [sorted(cell_ids)]).to_pylist()
     return [(cell_ids[row["cell_id"]], row) for row in rows]
+
+
+def full_score(database: Database, cell_ids: Sequence[str], metric: str) -> float:
+    """Return a metric of full depth, of the stage whose quality cells these are."""
+    (row,) = database.query(_FULL_SCORE, [list(cell_ids), metric]).to_pylist()
+    return float(row["value"])
 
 
 def certified(database: Database, cell_ids: Sequence[str]) -> dict[str, float]:

@@ -11,12 +11,12 @@ from exitbench.errors import UserError, suggestion
 from exitbench.harness.afterwards.tuning import (
     Candidate,
     Choice,
-    Guarantee,
     Row,
     Tuning,
     certified,
     choose,
     find_candidates,
+    full_score,
     require_tunable,
     results_of,
     tunable_methods,
@@ -65,7 +65,9 @@ def _tuning(arguments: Namespace) -> Tuning:
         raise UserError(f"{task.where}: {arguments.task!r} scores given texts; thresholds are tuned for answers only.")
     for name in arguments.methods:
         require_tunable(name)
-    guarantee = None if arguments.guarantee is None else Guarantee(arguments.guarantee)
+    if arguments.out is not None and (arguments.out.exists() or not arguments.out.parent.is_dir()):
+        why = "is there already" if arguments.out.exists() else "its folder is not there"
+        raise UserError(f"--out {arguments.out}: {why}. Allowed: a new file in a folder that is there.")
     tuning = Tuning(
         suite=suite,
         model=models[arguments.model],
@@ -74,7 +76,7 @@ def _tuning(arguments: Namespace) -> Tuning:
         max_loss_percent=arguments.max_loss,
         documents=arguments.documents,
         finalists=arguments.finalists,
-        guarantee=guarantee,
+        epsilon=arguments.guarantee,
     )
     tuning.require_enough_documents()
     return tuning
@@ -91,18 +93,21 @@ def _tune(tuning: Tuning, runs: Runs, arguments: Namespace) -> int:
     if not choice.kept:
         print(f"Nothing to recommend: no method loses as little as {tuning.max_loss_percent:g} % here.")
         return 0
-    finalists = choice.kept
-    if tuning.guarantee is not None:
+    finalists, full_share = choice.kept, 1.0
+    if tuning.epsilon is not None:
+        with open_database(runs.database) as database:
+            cells = [row["cell_id"] for _, row in choice.rows]
+            full_share = tuning.share_of(full_score(database, cells, tuning.certified_metric))
+        tuning.require_enough_documents(full_share)
         _stage("3. Calibrating the finalists on documents that nothing was chosen on")
-        full_value = float(choice.rows[0][1]["full_value"])
-        finalists = _certified(tuning, finalists, candidates, full_value, runs, arguments)
+        finalists = _certified(tuning, finalists, candidates, full_share, runs, arguments)
         if not finalists:
             print(
                 "Nothing to recommend: no threshold passed its calibration. More --documents, or a larger --max-loss."
             )
             return 0
     timed = [*finalists, *([choice.depth] if choice.depth is not None else [])]
-    _stage(f"{4 if tuning.guarantee else 3}. Timing {number_of(len(timed), 'setting')} on the task's own documents")
+    _stage(f"{4 if tuning.epsilon else 3}. Timing {number_of(len(timed), 'setting')} on the task's own documents")
     results = _decoded(tuning.final(timed), timed, runs, arguments, limit=arguments.limit)
     best = _fastest(results)
     print()
@@ -110,7 +115,7 @@ def _tune(tuning: Tuning, runs: Runs, arguments: Namespace) -> int:
         print("Nothing to recommend: no setting is shown to be faster than full depth.")
         _say_timed(results)
         return 0
-    _say_recommended(tuning, choice, best, results)
+    _say_recommended(tuning, choice, best, results, tuning.points_of(full_share))
     _write_suite(tuning, best[1]["cell_id"], runs, arguments.out)
     return 0
 
@@ -155,11 +160,11 @@ def _certified(
     tuning: Tuning,
     finalists: Sequence[Candidate],
     candidates: Sequence[Candidate],
-    full_value: float,
+    full_share: float,
     runs: Runs,
     arguments: Namespace,
 ) -> tuple[Candidate, ...]:
-    cells = _measured(tuning.certify(finalists, candidates, full_value), runs, arguments)
+    cells = _measured(tuning.certify(finalists, candidates, full_share), runs, arguments)
     with open_database(runs.database) as database:
         thresholds = certified(database, list(cells))
     return tuple(
@@ -204,7 +209,11 @@ def _say_timed(results: Sequence[tuple[Candidate, Row]]) -> None:
 
 
 def _say_recommended(
-    tuning: Tuning, choice: Choice, best: tuple[Candidate, Row], results: Sequence[tuple[Candidate, Row]]
+    tuning: Tuning,
+    choice: Choice,
+    best: tuple[Candidate, Row],
+    results: Sequence[tuple[Candidate, Row]],
+    bound_points: float,
 ) -> None:
     one, row = best
     print(f"{visible(tuning.model.name)} on {visible(tuning.task.label)}: {_label(one.point)}")
@@ -212,10 +221,11 @@ def _say_recommended(
     scored = f"{row['value']:.1f} {visible(row['metric'])}, full depth {row['full_value']:.1f}"
     print(f"  quality  {scored}: {_delta(row)} {_kept(tuning, row)}")
     print(f"  depth    {row['mean_blocks_run']:.2f} of {row['blocks']} blocks a token")
-    if tuning.guarantee is not None:
-        share = 1 - tuning.guarantee.epsilon
+    if tuning.epsilon is not None:
+        share = 1 - tuning.epsilon
         drawn = _PROMISED.format(share=share, documents=number_of(tuning.documents, "calibration document"))
-        print(f"  bound    loses at most {tuning.max_loss_percent:g} % on average, {drawn} (Learn then Test)")
+        most = f"{bound_points:.2f} points of {tuning.certified_metric}"
+        print(f"  bound    loses at most {most} on average, {drawn} (Learn then Test)")
     print("  timed")
     _say_timed(results)
 
@@ -259,7 +269,7 @@ def _write_suite(tuning: Tuning, cell_id: str, runs: Runs, out: Path | None) -> 
         tell("The database does not say which documents these were: there is no suite that repeats it.")
         return
     path = out or runs.root / "tuned" / f"{tuning.model.name}-{tuning.task.label}.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)  # of RUNS, which was written to before
     write_whole_file(path, text)
     print(f"\nSuite     {path}\n          exitbench run {path} --runs {runs.root}")
     print(f"Database  {runs.database}")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.afterwards.tuning import Candidate, Guarantee, Tuning, choose, threshold_grid, tunable_methods
+from exitbench.harness.afterwards.tuning import Candidate, Tuning, choose, threshold_grid, tunable_methods
 from exitbench.harness.planning.suite import Point, load_suite
 from exitbench.methods.registry import get_method
 
@@ -84,8 +84,8 @@ def test_methods_that_need_something_trained_are_not_tuned_unasked() -> None:
 
 
 def test_what_is_searched_is_no_part_of_what_is_reported_or_calibrated(tuning: Tuning) -> None:
-    promised = dataclasses.replace(tuning, guarantee=Guarantee(0.1), documents=20)
-    (entry,) = promised.certify([decoded("max-prob", "threshold", 0.5)[0]], [], full_value=80.0).calibrations
+    promised = dataclasses.replace(tuning, epsilon=0.1, documents=20)
+    (entry,) = promised.certify([decoded("max-prob", "threshold", 0.5)[0]], [], full_share=0.8).calibrations
     task = tuning.task
     reported = {task.data.task_object.likeness(one) for one in task.data.load(None)}
     searched, tested = promised.searched.data.load(None), task.other_split("calibration", 20, "a test").load(None)
@@ -96,10 +96,10 @@ def test_what_is_searched_is_no_part_of_what_is_reported_or_calibrated(tuning: T
 
 
 def test_the_chance_of_a_wrong_promise_is_shared_by_the_finalists(tuning: Tuning) -> None:
-    promised = dataclasses.replace(tuning, guarantee=Guarantee(0.1))
+    promised = dataclasses.replace(tuning, epsilon=0.1)
     finalists = [decoded(name, "threshold", 0.5)[0] for name in ("max-prob", "calm-softmax")]
     others = [decoded("max-prob", "threshold", level)[0] for level in (0.2, 0.9)]
-    first, second = promised.certify(finalists, [*finalists, *others], full_value=80.0).calibrations
+    first, second = promised.certify(finalists, [*finalists, *others], full_share=0.8).calibrations
     assert first.settings.epsilon == second.settings.epsilon == 0.05
     assert first.settings.delta == pytest.approx(0.008)
     assert first.settings.levels == (0.9, 0.5, 0.2)
@@ -109,9 +109,22 @@ def test_the_chance_of_a_wrong_promise_is_shared_by_the_finalists(tuning: Tuning
 def test_a_promise_that_no_outcome_could_keep_is_refused_before_anything_runs(
     tuning: Tuning, documents: int, enough: bool
 ) -> None:
-    promised = dataclasses.replace(tuning, guarantee=Guarantee(0.1), documents=documents)
+    promised = dataclasses.replace(tuning, epsilon=0.1, documents=documents)
     if enough:
         promised.require_enough_documents()
         return
     with pytest.raises(UserError, match="takes 339 documents or more"):
         promised.require_enough_documents()
+
+
+def test_a_hundredth_of_a_lower_score_is_less_and_takes_more_documents(tuning: Tuning) -> None:
+    promised = dataclasses.replace(tuning, epsilon=0.1, documents=400)
+    promised.require_enough_documents()
+    assert promised.points_of(promised.share_of(80.0)) == pytest.approx(0.8)
+    with pytest.raises(UserError, match="takes 424 documents or more"):
+        promised.require_enough_documents(promised.share_of(80.0))
+
+
+def test_what_is_promised_is_of_a_metric_that_each_document_has(tuning: Tuning) -> None:
+    translating = dataclasses.replace(tuning, task=tuning.suite.task("wmt-en-fr"))
+    assert (tuning.certified_metric, translating.certified_metric) == ("f1", "chrf")
