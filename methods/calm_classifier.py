@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from exitbench.methods.base import BlockView, Cost, Gate, Model, param
-from exitbench.methods.exit_networks import TrainedGate, exit_probability, loaded
+from exitbench.methods.exit_networks import Perceptron, TrainedGate, exit_probability
 from exitbench.methods.registry import register
 
 NETWORKS = ("linear", "mlp")
@@ -22,9 +22,9 @@ class Classifier(Gate):
         self.fitted = fitted
 
     @cached_property
-    def network(self) -> nn.Module:
+    def network(self) -> Perceptron:
         """The fitted network."""
-        return loaded(build(self.kind, self.fitted["0.weight"].shape[1]), self.fitted)
+        return Perceptron(self.fitted)
 
     def score(self, view: BlockView) -> Tensor:
         """Return P(exit) [A]."""

@@ -17,6 +17,7 @@ class Saturation(Gate):
     """cos(h^{l-1}, h^l) in [-1, 1]: needs no read-out until the exit."""
 
     needs_history: ClassVar[bool] = True
+    scores_numbers: ClassVar[bool] = True
 
     def __init__(self, normed: bool, zero_first: bool) -> None:
         self.normed = normed
@@ -28,7 +29,7 @@ class Saturation(Gate):
             return torch.zeros(view.hidden_AD.shape[0], device=view.hidden_AD.device)
         before_AD, now_AD = view.state(view.block - 1), view.hidden_AD
         if self.normed:
-            before_AD, now_AD = view.model.final_normed(before_AD), view.model.final_normed(now_AD)
+            before_AD, now_AD = view.model.final_normed(torch.stack((before_AD, now_AD))).unbind()
         return F.cosine_similarity(before_AD.float(), now_AD.float(), dim=-1)
 
     def score_sql(self, asked: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from exitbench.methods.base import BlockView, Cost, Gate, Model, param
 from exitbench.methods.gated import SoftmaxGated
-from exitbench.methods.gates import softmax_cost
+from exitbench.methods.gates import softmax_cost, softmax_rounding
 from exitbench.methods.registry import register
 
 
@@ -19,9 +19,25 @@ class InversePerplexity(Gate):
 
     def score(self, view: BlockView) -> Tensor:
         """Return exp(-H) [A]."""
-        log_p_AK = torch.log_softmax(view.logits_AK.float(), dim=-1)
-        # Ids that a pruned head does not read have p = 0 and log p = -inf; they add nothing.
-        return (log_p_AK.exp() * log_p_AK.clamp(min=-1e4)).sum(-1).exp()
+        return negative_entropy(view.logits_AK).exp()
+
+    def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
+        """Return exp(-H) [A] where each probability adds to the entropy what its own bounds let it, most and least.
+
+        -p log p rises up to p = 1/e and falls from there.
+        """
+        rounding, vocab_size = softmax_rounding(lower_AV.shape[1]), lower_AV.shape[1]
+        top_A1 = upper_AV.amax(-1, keepdim=True)
+        low_AV, high_AV = (lower_AV - top_A1).exp_(), (upper_AV - top_A1).exp_()
+        most_A1, least_A1 = (high_AV.sum(-1, keepdim=True), low_AV.sum(-1, keepdim=True))
+        between_AV = high_AV - low_AV
+        p_low_AV = low_AV / (most_A1 * (1 + rounding) - between_AV)
+        p_high_AV = (high_AV / (least_A1 * (1 - rounding) + between_AV)).clamp_(max=1)
+        low_A = torch.minimum(_surprise(p_low_AV), _surprise(p_high_AV)).sum(-1)
+        peak_AV = p_high_AV.clamp_(max=1 / math.e).maximum(p_low_AV)
+        high_A = _surprise(peak_AV).sum(-1).clamp(max=math.log(vocab_size))
+        slack_A = 2 * rounding * (1 + high_A)
+        return (-high_A - slack_A).exp().clamp(0, 1), (slack_A - low_A).exp().clamp(0, 1)
 
     def score_sql(self, asked: Sequence[int]) -> str:
         """From the recorded entropy."""
@@ -30,6 +46,18 @@ class InversePerplexity(Gate):
     def cost(self, model: Model, asked: Sequence[int]) -> Cost:
         """A softmax and a sum."""
         return softmax_cost(model, len(asked))
+
+
+def negative_entropy(logits_AK: Tensor) -> Tensor:
+    """Sum of p log p in nats, [A]."""
+    log_p_AK = torch.log_softmax(logits_AK.float(), dim=-1)
+    # Ids that a pruned head does not read have p = 0 and log p = -inf; they add nothing.
+    return (log_p_AK.exp() * log_p_AK.clamp(min=-1e4)).sum(-1)
+
+
+def _surprise(p: Tensor) -> Tensor:
+    """-p log p, 0 at 0."""
+    return p.clamp(min=1e-30).log_().mul_(p).neg_()
 
 
 @register

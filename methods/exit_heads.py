@@ -11,7 +11,7 @@ from exitbench.methods.base import BlockView, Cost, FitData, Fitted, Head, Model
 from exitbench.methods.entropy import InversePerplexity
 from exitbench.methods.gated import Thresholded
 from exitbench.methods.gates import SoftmaxMargin, margin, softmax_cost
-from exitbench.methods.heads import LMHead
+from exitbench.methods.heads import TrainedHead
 from exitbench.methods.max_prob import LargestProbability
 from exitbench.methods.registry import register
 from exitbench.methods.sampling import Sampling
@@ -23,16 +23,6 @@ CONFIDENCES: Mapping[str, Callable[[BlockView], Tensor]] = {
     "breaking-ties-logits": lambda view: margin(view.logits_AK.float()),
     "max-logit": lambda view: view.logits_AK.float().amax(-1),
 }
-
-
-class TrainedHead(LMHead):
-    """The checkpoint's exit head where it has one, else the model's own LM head."""
-
-    reads_vocabulary: ClassVar[bool] = False
-
-    def logits_after(self, model: Model, block: int, hidden_AD: Tensor) -> Tensor:
-        """Return logits [A, V] of the block's own head."""
-        return model.exit_logits(block, hidden_AD) if block in model.exit_blocks else model.logits(hidden_AD)
 
 
 @dataclass(frozen=True)
@@ -50,9 +40,8 @@ class HeadConfidence(Sampling):
         return CONFIDENCES[self.confidence](view)
 
     def cost(self, model: Model, asked: Sequence[int]) -> Cost:
-        """The confidence, and what exit heads multiply beyond as many rows of the LM head (less than 0 if fewer)."""
-        more = sum(model.exit_head_numel(block) - model.vocab_size * model.d_model for block in asked)
-        return softmax_cost(model, len(asked)) + Cost(matmul_flops=2 * more, read_numel=more)
+        """A softmax a block."""
+        return softmax_cost(model, len(asked))
 
 
 @register

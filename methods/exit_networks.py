@@ -158,12 +158,23 @@ def _geometric(log_p_MNC: Tensor, right_MN: Tensor) -> Tensor:
     return -stop_MN.gather(0, first_N[None])[0].mean()
 
 
-def loaded(network: nn.Module, fitted: Mapping[str, Tensor]) -> nn.Module:
-    """The network with fitted weights, for inference."""
-    own = {name: fitted[name] for name in network.state_dict()}
-    network.load_state_dict(own)
-    network.to(next(iter(own.values())).device)
-    return network.eval().requires_grad_(False)
+class Perceptron:
+    """A fitted `nn.Sequential` of linear layers with ReLU between them, without what modules do around each call.
+
+    Args:
+        fitted: Its weights and biases, by the names of `nn.Sequential`: ``0.weight``, ``0.bias``, ``2.weight``, ...
+    """
+
+    def __init__(self, fitted: Mapping[str, Tensor]) -> None:
+        places = sorted(int(name.removesuffix(".weight")) for name in fitted if name.endswith(".weight"))
+        layers = [(fitted[f"{place}.weight"], fitted.get(f"{place}.bias")) for place in places]
+        self._inner, self._last = layers[:-1], layers[-1]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Features [A, F] to logits [A, C]."""
+        for weight, bias in self._inner:
+            x = F.linear(x, weight, bias).relu_()
+        return F.linear(x, *self._last)
 
 
 def exit_probability(logits_AC: Tensor) -> Tensor:

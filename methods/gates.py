@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ class Always(Sampling):
     """Score 1 wherever it is asked: the blocks at which it is asked decide alone."""
 
     decides = False
+    scores_numbers = True
 
     def score(self, view: BlockView) -> Tensor:
         """Return ones [A]."""
@@ -32,6 +34,13 @@ class SoftmaxMargin(Gate):
         """Return the margin [A]."""
         return margin(torch.softmax(view.logits_AK.float(), dim=-1))
 
+    def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the margin [A] where one id is as far ahead of all others as it can be, and as little."""
+        masses = Masses.of(lower_AV, upper_AV)
+        low_A = (masses.first_low_A - masses.rival_high_A) / (masses.first_low_A + masses.rest_high_A)
+        high_A = (1 - masses.second_low_A) / (1 + masses.rest_low_A)
+        return masses.widened(low_A, high_A)
+
     def score_sql(self, asked: Sequence[int]) -> str:
         """The margin of the recorded probabilities."""
         return "p1[l] - p2[l]"
@@ -39,6 +48,62 @@ class SoftmaxMargin(Gate):
     def cost(self, model: Model, asked: Sequence[int]) -> Cost:
         """Softmax and top two over the vocabulary."""
         return softmax_cost(model, len(asked))
+
+
+class Masses(NamedTuple):
+    """What e^z can be of logits in intervals, relative to the largest of all.
+
+    ``first`` is the id of the largest lower end.
+    The largest probability is no less than what ``first`` has with all others as large as they can be, and no more than
+    1 / (1 + rest_low): whichever id it is, the others add up to no less than all lower ends but the largest do.
+
+    Attributes:
+        first_low_A: The largest lower end.
+        second_low_A: The second largest.
+        rival_high_A: The largest upper end of the other ids.
+        rest_low_A: Sum of their lower ends.
+        rest_high_A: Sum of their upper ends.
+        rounding: What rounding does to a probability, at most, as a share of it.
+    """
+
+    first_low_A: Tensor
+    second_low_A: Tensor
+    rival_high_A: Tensor
+    rest_low_A: Tensor
+    rest_high_A: Tensor
+    rounding: float
+
+    @classmethod
+    def of(cls, lower_AV: Tensor, upper_AV: Tensor) -> Masses:
+        """Find them."""
+        top_A1 = upper_AV.amax(-1, keepdim=True)
+        low_AV, high_AV = (lower_AV - top_A1).exp_(), (upper_AV - top_A1).exp_()
+        first_A1 = lower_AV.argmax(-1, keepdim=True)
+        first_low_A = low_AV.gather(1, first_A1)[:, 0]
+        low_AV.scatter_(1, first_A1, 0.0)
+        high_AV.scatter_(1, first_A1, 0.0)
+        second_low_A, rival_high_A = low_AV.amax(-1), high_AV.amax(-1)
+        rest_low_A, rest_high_A, rounding = low_AV.sum(-1), high_AV.sum(-1), softmax_rounding(lower_AV.shape[1])
+        return cls(first_low_A, second_low_A, rival_high_A, rest_low_A, rest_high_A, rounding)
+
+    def widened(self, low_A: Tensor, high_A: Tensor) -> tuple[Tensor, Tensor]:
+        """Return bounds of the largest probability, or of it less another, with what rounding does; in [0, 1]."""
+        slack_A = 2 * self.rounding / (1 + self.rest_low_A)  # of a probability no larger than 1 / (1 + rest_low)
+        # Where all lower ends are out of reach of float32, nothing is known; NaN stays NaN.
+        low_A = torch.where(self.first_low_A > _SMALLEST, low_A, 0 * low_A)
+        return (low_A - slack_A).clamp(0, 1), (high_A + slack_A).clamp(0, 1)
+
+
+_SMALLEST = 1e-30
+
+
+def softmax_rounding(vocab_size: int) -> float:
+    """Bound what rounding does to a probability of a float32 softmax, and to bounds of one.
+
+    A sum of V numbers above 0 is off by less than V units of 2^-24, relative, in whatever order they are added; the
+    exponentials, differences and quotients by less than 128. Both happen in the score and again in its bounds.
+    """
+    return 2 * (vocab_size + 128) * 2.0**-24
 
 
 def margin(p_AK: Tensor) -> Tensor:
@@ -60,6 +125,8 @@ class Scheduled(Gate):
     Args:
         layers: Exit layer of every token, by the seed of its row; deeper or later tokens run at full depth.
     """
+
+    scores_numbers = True
 
     def __init__(self, layers: Mapping[int, Sequence[int]]) -> None:
         self.layers = layers

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Head, Model, Reading
+from exitbench.methods.base import BlockView, Cost, Head, LogitBounds, Model, Reading
 
 Keeping = Literal["fixed", "decaying", "decaying-idsorted", "adaptive", "adaptive-code"]
 Schedule = Literal["inverse", "constant"]
@@ -34,6 +35,40 @@ class LMHead(Head):
             view.memory[known] = self.logits_after(view.model, block, view.state(block))
             view.head_rows += view.model.vocab_size
         return view.memory[known]
+
+    def certified(self) -> Head | None:
+        """The same with bounds; None of heads derived from it, which read something else."""
+        return BoundedLMHead() if type(self) is LMHead else None
+
+
+class BoundedLMHead(LMHead):
+    """The model's own LM head, of which an int8 copy is read first; see `docs/methods.md`, certified gates."""
+
+    def bounds(self, view: BlockView) -> LogitBounds:
+        """Return bounds of the logits of the whole vocabulary."""
+        view.int8_rows += view.model.vocab_size
+        return view.model.logit_bounds(view.hidden_AD)
+
+
+class TrainedHead(LMHead):
+    """The checkpoint's exit head where it has one, else the model's own LM head."""
+
+    reads_vocabulary: ClassVar[bool] = False
+
+    def logits_after(self, model: Model, block: int, hidden_AD: Tensor) -> Tensor:
+        """Return logits [A, V] of the block's own head."""
+        return model.exit_logits(block, hidden_AD) if block in model.exit_blocks else model.logits(hidden_AD)
+
+    def cost_beyond_rows(self, model: Model, blocks: Sequence[int]) -> Cost:
+        """What trained heads multiply beyond as many rows of the LM head as the vocabulary has."""
+        trained = [block for block in blocks if block in model.exit_blocks]
+        more = sum(model.exit_head_numel(block) - model.vocab_size * model.d_model for block in trained)
+        return Cost(matmul_flops=2 * more, read_numel=more)
+
+    def logits_ahead(self, model: Model, ahead_LAD: Tensor) -> Tensor:
+        """Return logits [L, A, V], each block's of its own head."""
+        states = enumerate(ahead_LAD.unbind(), start=1)
+        return torch.stack([self.logits_after(model, block, state_AD) for block, state_AD in states])
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from exitbench.methods.base import BlockView, Cost, Gate, Model
 from exitbench.methods.gated import SoftmaxGated
-from exitbench.methods.gates import softmax_cost
+from exitbench.methods.gates import Masses, softmax_cost
 from exitbench.methods.registry import register
 
 
@@ -19,6 +19,12 @@ class LargestProbability(Gate):
     def score(self, view: BlockView) -> Tensor:
         """Return the largest probability [A]."""
         return torch.softmax(view.logits_AK.float(), dim=-1).amax(-1)
+
+    def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the largest probability [A] where all others are as large as they can be, and as small."""
+        masses = Masses.of(lower_AV, upper_AV)
+        low_A = masses.first_low_A / (masses.first_low_A + masses.rest_high_A)
+        return masses.widened(low_A, 1 / (1 + masses.rest_low_A))
 
     def score_sql(self, asked: Sequence[int]) -> str:
         """The recorded probability."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from exitbench.methods.base import BlockView, Cost, Gate, Model, param
-from exitbench.methods.exit_networks import TrainedGate, exit_probability, loaded
+from exitbench.methods.exit_networks import Perceptron, TrainedGate, exit_probability
 from exitbench.methods.registry import register
 
 
@@ -22,16 +22,16 @@ class LastThree(Gate):
         self.fitted = fitted
 
     @cached_property
-    def network(self) -> nn.Module:
+    def network(self) -> Perceptron:
         """The fitted network."""
-        return loaded(build(self.fitted["0.weight"].shape[0]), self.fitted)
+        return Perceptron(self.fitted)
 
     def score(self, view: BlockView) -> Tensor:
         """Return P(exit) [A]."""
         if view.block < 2:
             return torch.zeros(view.hidden_AD.shape[0], device=view.hidden_AD.device)
-        states = [view.model.final_normed(view.state(view.block - back)).float() for back in (2, 1, 0)]
-        return exit_probability(self.network(torch.cat(states, dim=-1)))
+        states_A3D = torch.stack([view.state(view.block - back) for back in (2, 1, 0)], dim=1)
+        return exit_probability(self.network(view.model.final_normed(states_A3D).float().flatten(1)))
 
     def cost(self, model: Model, asked: Sequence[int]) -> Cost:
         """One network a block from block 2 on."""

@@ -29,10 +29,7 @@ class FullAgreement(Gate):
     def score(self, view: BlockView) -> Tensor:
         """Return 1.0 or 0.0 a row, [A]."""
         if "agrees_AL" not in view.memory:
-            assert view.ahead_LAD is not None, "the decode loop runs ahead for gates that ask for it"
-            n_blocks, n_rows, width = view.ahead_LAD.shape
-            logits = view.model.logits(view.ahead_LAD.reshape(n_blocks * n_rows, width))
-            choice_LA = argmax_token(logits).view(n_blocks, n_rows)
+            choice_LA = argmax_token(view.logits_ahead_LAV)
             agrees_LA = choice_LA == choice_LA[-1]
             if self.stable:
                 agrees_LA = agrees_LA.flip(0).cummin(0).values.flip(0)

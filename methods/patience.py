@@ -16,16 +16,24 @@ from exitbench.methods.thresholds import Constant
 class Streak(Gate):
     """How many blocks asked in a row, this one included, chose the same token: 1 after a change."""
 
+    def said(self, view: BlockView) -> Tensor:
+        """What each row chooses, [A]."""
+        return view.best(view.logits_AK)
+
+    def agree(self, said_A: Tensor, before_A: Tensor) -> Tensor:
+        """Whether each row chooses what it chose at the block asked before, [A]."""
+        return said_A == before_A
+
     def score(self, view: BlockView) -> Tensor:
         """Return the length of the streak [A]."""
-        choice_A = view.best(view.logits_AK)
-        streak_A = torch.ones(choice_A.shape, device=choice_A.device)
-        if "choice_A" in view.memory:
-            streak_A += torch.where(choice_A == view.memory["choice_A"], view.memory["streak_A"], 0.0)
-        view.memory["choice_A"], view.memory["streak_A"] = choice_A, streak_A
+        said_A = self.said(view)
+        streak_A = torch.ones(said_A.shape, device=said_A.device)
+        if "said_A" in view.memory:
+            streak_A += torch.where(self.agree(said_A, view.memory["said_A"]), view.memory["streak_A"], 0.0)
+        view.memory["said_A"], view.memory["streak_A"] = said_A, streak_A
         return streak_A
 
-    def score_sql(self, asked: Sequence[int]) -> str:
+    def score_sql(self, asked: Sequence[int]) -> str | None:
         """Blocks asked since the last one that chose another token."""
         others = f"list_filter({list(asked)}::INTEGER[], lambda j: j < l AND top1_id[j] != top1_id[l])"
         since = f"coalesce(list_max({others}), 0)"

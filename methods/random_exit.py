@@ -48,6 +48,8 @@ def _powers(log_r: float, n_blocks: int) -> list[float]:
 class RandomDraw(Gate):
     """Draws an exit layer for the token and scores 1 from that block on."""
 
+    scores_numbers: ClassVar[bool] = True
+
     def __init__(self, mean_exit: float, n_blocks: int, seed: int) -> None:
         self.seed = seed
         self.cumulative = list(accumulate(exit_distribution(mean_exit, n_blocks)))[:-1]

@@ -112,6 +112,17 @@ def baseline_method() -> type[Method]:
     return next(cls for cls in _methods.values() if cls.is_baseline)
 
 
+@functools.cache
+def certifiable() -> tuple[str, ...]:
+    """Names of the methods that can decide from bounds of the logits, with their usual parameters; sorted."""
+    found = []
+    for name in method_names():
+        with contextlib.suppress(Exception):  # of a method that is broken, its own cells say so
+            if _methods[name]().parts(n_blocks=2).why_not_certified is None:
+                found.append(name)
+    return tuple(found)
+
+
 def fixed_depth_method() -> tuple[type[Method], str]:
     """The control whose tokens all leave after the same block, and the parameter that says after which."""
     _discover()

@@ -22,6 +22,7 @@ class Static(Skipping):
 
     name: ClassVar[str] = "static"
     source: ClassVar[str] = "FREE's static baseline"
+    version: ClassVar[int] = 2
     fixed_depth: ClassVar[str | None] = "exit_layer"
 
     exit_layer: int = param(1, "blocks executed for every token", low=1)

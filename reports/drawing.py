@@ -83,7 +83,7 @@ class Drawings:
 
         Args:
             folder: Where to write.
-            workers: Processes that draw; 1 draws in this one, at the end.
+            workers: Processes that draw, this one among them, which does so at the end.
             kinds: Of files for papers, some of `KINDS`.
         """
         self._folder, self._workers, self._kinds = folder, workers, kinds
@@ -139,16 +139,19 @@ class Drawings:
     def _begin(self) -> None:
         """Hand out what no process has yet."""
         if self._pool is None:  # DuckDB's threads must not be forked
-            self._pool = ProcessPoolExecutor(self._workers, mp_context=get_context("spawn"))
+            self._pool = ProcessPoolExecutor(self._workers - 1, mp_context=get_context("spawn"))
         for task in list(self._tasks.values())[len(self._begun) :]:
             self._begun.append(self._pool.submit(draw, task.name, task.frame, self._folder, task.kinds))
 
     def _drawn(self) -> Iterator[Drawing]:
-        if self._pool is None:
-            yield from (draw(task.name, task.frame, self._folder, task.kinds) for task in self._tasks.values())
-            return
+        tasks, begun = list(self._tasks.values()), list(self._begun)
+        # The others take the first that is left, this process the last: nobody waits while there is one.
+        while len(tasks) > len(begun) or (begun and begun[-1].cancel()):
+            task = tasks.pop()
+            del begun[len(tasks) :]
+            yield draw(task.name, task.frame, self._folder, task.kinds)
         try:
-            yield from (future.result() for future in as_completed(self._begun))
+            yield from (future.result() for future in as_completed(begun))
         except BrokenProcessPool as error:
             raise UserError(
                 "A process that draws was killed, for its memory perhaps. Fewer cores need less."

@@ -14,6 +14,9 @@ Row = Mapping[str, Any]
 
 _HIDDEN = "SELECT table_name FROM duckdb_tables() WHERE temporary"
 
+NAMING_VIEWS = ("settings", "run_names", "parameters", "runs")
+"""What runs are called and where they ran, a row each: nearly every other view is made of these."""
+
 _DIGITS = 10
 """Significant digits of a number: the last of its sixteen depend on the order in which DuckDB's threads add."""
 
@@ -42,9 +45,8 @@ class Frame:
         Raises:
             UserError: If DuckDB refuses the query.
         """
-        table = database.query(sql, parameters)
-        rows = ({name: rounded(value) for name, value in row.items()} for row in table.to_pylist())
-        return cls(tuple(table.column_names), tuple(rows))
+        columns, rows = database.rows(sql, parameters)
+        return cls(columns, tuple(dict(zip(columns, map(rounded, row), strict=True)) for row in rows))
 
     def groups(self, *names: str) -> Iterator[tuple[tuple[Any, ...], "Frame"]]:
         """Yield (values of the columns `names`, their rows), sorted by those values; rows keep their order."""
@@ -81,7 +83,12 @@ def rounded(value: Any) -> Any:
 def computed_once(database: Database, views: Sequence[str]) -> Iterator[None]:
     """Hide views that many queries ask behind temporary tables of their names: the SQL stays as it is without them.
 
-    Queries of small databases are faster by it too: most of their time goes into planning the views that they name.
+    Views that are made of these find the tables too. Queries of small databases are faster by it as well: most of their
+    time goes into planning the views that they name.
+
+    Args:
+        database: An open database.
+        views: Their names, each behind those that it is made of. What is hidden already stays so.
     """
     hidden = {name for (name,) in database.duck.execute(_HIDDEN).fetchall()}
     own = [view for view in views if view not in hidden]

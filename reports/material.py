@@ -12,14 +12,18 @@ from exitbench.reports.answers.documents import documents_payload
 from exitbench.reports.claims import Verdict, check_claims
 from exitbench.reports.claims.ledger import read_claims
 from exitbench.reports.findings import require_final, severe_findings
-from exitbench.reports.frame import Frame, Row, computed_once
+from exitbench.reports.frame import NAMING_VIEWS, Frame, Row, computed_once
 from exitbench.reports.front import Front, read_front
 from exitbench.reports.registry import SECTIONS, Source, discover
 from exitbench.results.database.connection import Database, open_database
 
 _ALWAYS = ("findings", "results", "provenance")
-# Each is asked by a dozen queries or more; all but the first have a row a run, a metric or a published number.
-_SHARED_VIEWS = ("probe_by_document", "runs", "metric_values", "published", "frontier", "paired", "pareto")
+# Each is asked by several queries; all but the last have a row a run, a metric, a finding or a published number.
+_FINDINGS = (*NAMING_VIEWS, "qc")
+_SHARED_VIEWS = (
+    *_FINDINGS,
+    *("metric_values", "published", "frontier", "paired", "pareto", "plain_probes", "probe_by_document"),
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ def read_material(
     paper: str | None = None,
     draft: bool = True,
     on_figure: Callable[[Source, Frame], None] = lambda source, frame: None,
+    answers: Path | None = None,
 ) -> Material:
     """Run the query of every figure, table and claim.
 
@@ -60,11 +65,12 @@ def read_material(
         paper: Only figures, tables and claims of this paper, beside results and where they are from.
         draft: Whether to run them although findings say not to cite what they find.
         on_figure: Called with every figure and its rows, in the order of the page, before the next is read.
+        answers: Folder where packed answers are kept for the next report; None to read and pack them all.
 
     Raises:
         UserError: The database cannot be opened, DuckDB refuses a query, or findings forbid it.
     """
-    with open_database(path) as database:
+    with open_database(path) as database, computed_once(database, _FINDINGS):
         severe = severe_findings(database)
         require_final(severe, path, draft)
         wanted = {package: _wanted(package, paper) for package in (figures, tables)}
@@ -77,7 +83,7 @@ def read_material(
                 check_claims(database, [claim for claim in read_claims() if paper in (None, claim.ledger)]),
                 severe,
                 read_front(database),
-                documents_payload(database) if paper is None else None,
+                documents_payload(database, kept_in=answers) if paper is None else None,
             )
 
 

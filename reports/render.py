@@ -16,6 +16,8 @@ from exitbench.reports.page import page
 from exitbench.reports.tables.filled import FilledTable, fill
 from exitbench.results.files.whole_file import write_whole_file
 
+_ANSWERS: Final = ".answers"
+"""Folder of packed answers beside the page, which are in it too; whoever sends the page leaves it behind."""
 _PICTURE_NAME: Final = re.compile(r"\w+\.[0-9a-f]{12}\.svg")
 _PICTURE: Final = re.compile(rf'src="figures/{PAGE}/({_PICTURE_NAME.pattern})"')
 
@@ -72,7 +74,7 @@ def write_report(
     """
     folder = out / "figures"
     with _told_where(out), Drawings(folder, workers) as drawings:
-        material = read_material(database, paper, draft, drawings.add)
+        material = read_material(database, paper, draft, drawings.add, out / _ANSWERS)
         drawn = drawings.finish(progress)
         filled = tuple(fill(source, frame) for source, frame in material.tables)
         tables = _write_tables(filled, out / "tables")

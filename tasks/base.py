@@ -6,8 +6,9 @@ as values and as sufficient statistics, so that a metric over any of them is a s
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,9 +23,9 @@ from exitbench.tasks.level import DEFAULT_LEVEL
 from exitbench.tasks.sources import resolve_files
 
 SourceKind = Literal["builtin", "local", "hub"]
-ModelKind = Literal["seq2seq", "causal"]
-"""Encoder-decoder or decoder-only."""
-OutputType = Literal["generate_until", "multiple_choice", "loglikelihood", "loglikelihood_rolling"]
+ModelKind = Literal["seq2seq", "causal", "encoder"]
+"""Encoder-decoder, decoder-only, or encoder-only with a classifier on top."""
+OutputType = Literal["generate_until", "multiple_choice", "loglikelihood", "loglikelihood_rolling", "classification"]
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -57,7 +58,7 @@ class Task(ABC):
         metric_version: Changes whenever a score could change; part of a cell's identity.
         metrics: Names of the metrics, headline first.
         lower_is_better: Those of `metrics` for which less is better; higher is for all others.
-        output_type: What is asked of a model: texts, or likelihoods of given ones.
+        output_type: What is asked of a model: texts, likelihoods of given ones, or a label or number for each text.
         consistency_metric: The metric, of `metrics`, by which two texts are compared in calibrations.
         default_max_new_tokens: Budget of generated tokens when the suite gives none.
         local_roles: The sets of roles that `Source.files` may consist of.
@@ -167,6 +168,14 @@ class Task(ABC):
             [...] metric values, 0..100.
         """
         return total[..., 0] / n
+
+    def aggregator(self, metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
+        """Return `aggregate` of a metric.
+
+        Of one that no sums tell, such as a rank correlation: a function with a true attribute `of_columns`, from the
+        summands [n, S] of all documents and how often each counts, [..., n], to the metric [...].
+        """
+        return partial(self.aggregate, metric)
 
     def bounds(self, metric: str) -> tuple[float, float] | None:
         """Return the least and the greatest value that a metric can have; None where there is no such."""

@@ -14,6 +14,8 @@ from exitbench.provenance import distribution, revision_of_others
 from exitbench.tasks.base import FloatArray, Task
 from exitbench.tasks.declared.declaration import PREFIX as DECLARED
 from exitbench.tasks.declared.task import aggregate
+from exitbench.tasks.glue.data_sets import DATA_SETS
+from exitbench.tasks.glue.task import Glue
 from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings
 from exitbench.tasks.squad.task import Squad
 from exitbench.tasks.summarisation.task import CORPORA, Summarisation
@@ -26,6 +28,7 @@ GROUP: Final = "exitbench.tasks"
 _TASKS: dict[str, Callable[[], Task]] = {
     Squad.name: Squad,
     **{name: partial(Summarisation, name) for name in CORPORA},
+    **{name: partial(Glue, name) for name in DATA_SETS},
     "wmt-en-fr": partial(Translation, "wmt-en-fr"),
 }
 _unusable: dict[str, str] = {}
@@ -110,7 +113,7 @@ def get_task(name: str, settings: LmEvalSettings | None = None) -> Task:
 
 
 def aggregation(name: str, metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
-    """Return what turns summed statistics of a task's metric into its value, by the names in results.
+    """Return what has the value of a task's metric, by the names in results; see `Task.aggregator`.
 
     Raises:
         UserError: There is no such task or metric.
@@ -119,7 +122,7 @@ def aggregation(name: str, metric: str) -> Callable[[FloatArray, FloatArray], Fl
         return partial(aggregate, metric)
     if name.startswith(PREFIX):  # nor have they the YAML of users
         return _of_lm_eval(name, metric)
-    return partial(get_task(name).aggregate, metric)
+    return get_task(name).aggregator(metric)
 
 
 def _of_lm_eval(name: str, metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:

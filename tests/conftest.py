@@ -3,6 +3,7 @@
 import functools
 import gc
 import importlib.util
+import os
 import shutil
 import signal
 import sys
@@ -26,6 +27,7 @@ from exitbench.tasks.document import Document
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
+os.environ["EXITBENCH_PRODUCTS"] = "default"  # no test depends on what is fast here, nor writes into a user's cache
 TESTS = Path(__file__).parent
 SLOW = frozenset((TESTS / "slow.txt").read_text(encoding="utf-8").splitlines())
 

@@ -143,7 +143,7 @@ def imported(path: Path, for_types: bool = True) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-BENEATH_ALL = {"__version__", "errors", "plugins", "progress", "provenance", "terminal"}
+BENEATH_ALL = {"__version__", "errors", "plugins", "progress", "provenance", "terminal", "user_cache"}
 MAY_IMPORT = {
     "harness": {"harness", "methods", "tasks", "results"},
     "harness/cli/commands": {"harness", "methods", "tasks", "results", "reports"},  # the command line stands above all
@@ -171,7 +171,7 @@ STOREYS = {
         *("reading", "processes", "cells", "engine", "conformance"),
         *("training", "planning", "inspecting", "scaffolds", "running", "afterwards", "cli", "api"),
     ),
-    "exitbench.harness.engine": ("model", "hosted", "checkpoints", "decoding", "static"),
+    "exitbench.harness.engine": ("model", "products", "hosted", "encoders", "checkpoints", "decoding", "static"),
     "exitbench.results": (
         *("files", "statistics", "spool", "queries", "database", "beside"),
         *("ingest", "lake", "analysis", "maintenance"),

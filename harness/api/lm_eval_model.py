@@ -22,6 +22,7 @@ from exitbench.harness.cells.seeds import seed_for
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.harness.engine.decoding.likelihood import why_not
+from exitbench.harness.engine.products.choosing import use_fastest
 from exitbench.harness.planning.plan import resolve_device, resolve_dtype
 from exitbench.harness.running.encoding import Encoding, reads_up_to
 from exitbench.harness.running.lm import Answer, EarlyExitLM
@@ -40,6 +41,7 @@ class ExitBenchLM(EarlyExitLM):
     Every argument, with those of the method, is described in docs/lm-eval.md.
 
     Attributes:
+        dtype: Number format.
         told: Where exits are kept: what was asked and answered.
         splits: Of each task that is being evaluated, lm-eval's kind of documents.
 
@@ -51,8 +53,9 @@ class ExitBenchLM(EarlyExitLM):
         asked = self.asked = read_arguments(given)
         self.folder = find_model(asked.pretrained, hub=asked.hub)
         device = available_device(asked.device)
-        dtype = getattr(torch, resolve_dtype(asked.dtype, self.folder))
-        checkpoint = load_checkpoint(self.folder, dtype, device, asked.engine)
+        self.dtype = resolve_dtype(asked.dtype, self.folder)
+        checkpoint = load_checkpoint(self.folder, getattr(torch, self.dtype), device, asked.engine)
+        use_fastest(checkpoint.model)
         tokenizer: Any = load_tokenizer(self.folder)
         longest = reads_up_to(self.folder, tokenizer, checkpoint.model.max_positions)
         self.max_length = min(longest, asked.max_length or longest)
@@ -107,7 +110,7 @@ class ExitBenchLM(EarlyExitLM):
         method, layers = self.asked.method, self._exit_layers()
         mean = sum(layers) / len(layers) if layers else None
         return {
-            "model_dtype": str(self.checkpoint.model.dtype),
+            "model_dtype": f"torch.{self.dtype}",
             "exitbench": {
                 "method": method.name,
                 "params": method.params(),

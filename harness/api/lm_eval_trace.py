@@ -161,8 +161,12 @@ def _split(task: Any) -> str:
 def suite_text(lm: ExitBenchLM, tasks: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the suite that asks the same of the same model."""
     asked = lm.asked
-    dtype, device = str(lm.checkpoint.model.dtype).removeprefix("torch."), lm.checkpoint.model.device.type
-    defaults = {"dtype": dtype, "device": device, "batch_size": asked.rows, "kinds": ["quality"]}
+    defaults = {
+        "dtype": lm.dtype,
+        "device": lm.checkpoint.model.device.type,
+        "batch_size": asked.rows,
+        "kinds": ["quality"],
+    }
     is_recipe = asked.pretrained in recipe_names() and not Path(asked.pretrained).exists()
     where = "recipe" if is_recipe else "path"
     is_name = is_recipe or asked.pretrained.startswith("hub:")

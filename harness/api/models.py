@@ -20,6 +20,7 @@ from exitbench.harness.engine.decoding.decode import decode as decode_batch
 from exitbench.harness.engine.decoding.decode import prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.probe import probe_table
+from exitbench.harness.engine.products.choosing import use_fastest
 from exitbench.harness.planning.plan import resolve_device, resolve_dtype
 from exitbench.harness.planning.suite import DTYPES
 from exitbench.harness.training import find_trained, load_recipe
@@ -112,7 +113,7 @@ def load_model(name: str | Path, dtype: str = "float32", device: str = "cpu", *,
 
     Args:
         name: A Hugging Face checkpoint folder, ``hub:OWNER/NAME@REVISION``, or such as ``builtin-weighted``.
-        dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto``: as the weights are stored.
+        dtype: ``float32``, ``bfloat16``, ``float16``, ``int8`` (weights only), or ``auto``: as the weights are stored.
         device: Of torch; ``auto`` is a GPU where there is one.
         hub: Whether the hub may be asked; otherwise only its cache on this machine is read.
 
@@ -128,7 +129,9 @@ def load_model(name: str | Path, dtype: str = "float32", device: str = "cpu", *,
         raise UserError(f"dtype {dtype!r} is not known. Allowed: {', '.join(DTYPES)}.")
     folder = find_model(name, hub=hub)
     torch_dtype = getattr(torch, resolve_dtype(dtype, folder))
-    return Model(folder, load_checkpoint(folder, torch_dtype, resolve_device(device)), load_tokenizer(folder))
+    checkpoint = load_checkpoint(folder, torch_dtype, resolve_device(device))
+    use_fastest(checkpoint.model)
+    return Model(folder, checkpoint, load_tokenizer(folder))
 
 
 def find_model(name: str | Path, *, hub: bool = False) -> Path:

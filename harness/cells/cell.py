@@ -41,6 +41,9 @@ EngineName = Literal["lean", "hosted"]
 EngineChoice = Literal["auto", "lean", "hosted"]
 ENGINES: tuple[EngineChoice, ...] = get_args(EngineChoice)
 
+HeadPrecision = Literal["exact", "certified"]
+HEAD_PRECISIONS: tuple[HeadPrecision, ...] = get_args(HeadPrecision)
+
 FirstToken = Literal["full", "gated"]
 FIRST_TOKENS: tuple[FirstToken, ...] = get_args(FirstToken)
 
@@ -250,6 +253,8 @@ class Cell:
         scores_cell_id: What a replay reads besides, where the probe cannot tell the method's score.
         fit_cell_id: Where the method was fitted; None for methods that fit nothing.
         device_map: Where the blocks of a model are that is on several devices; None where all is on ``device``.
+        head_precision: ``certified`` decides from bounds of the logits where those tell, with the tokens and exit
+            layers of ``exact``. Work and stored scores differ: part of what was asked.
     """
 
     suite: str
@@ -276,6 +281,7 @@ class Cell:
     batch_rows: int | None = None
     engine: EngineName = "lean"
     device_map: DeviceMap | None = None
+    head_precision: HeadPrecision = "exact"
 
     @property
     def rows(self) -> int:
@@ -340,6 +346,8 @@ class Cell:
             asked["engine"] = self.engine
         if self.device_map is not None:
             asked["device_map"] = [list(share) for share in self.device_map]
+        if self.head_precision != "exact":  # likewise
+            asked["head_precision"] = self.head_precision
         for name in ("batch_rows", *INPUTS):
             if (value := getattr(self, name)) is not None:
                 asked[name] = value
@@ -363,6 +371,8 @@ class Cell:
         record.pop("device_map")
         if self.device_map is not None:  # that there is a choice changes no file of before
             record["device_map"] = [list(share) for share in self.device_map]
+        if self.head_precision == "exact":  # likewise
+            record.pop("head_precision")
         return {
             "cell_id": self.cell_id,
             "id_version": ID_VERSION,
@@ -403,6 +413,7 @@ class Cell:
             batch_rows=record.get("batch_rows"),  # likewise
             engine=cast(EngineName, record.get("engine", "lean")),  # likewise
             device_map=_device_map(record.get("device_map")),  # likewise
+            head_precision=cast(HeadPrecision, record.get("head_precision", "exact")),  # likewise
         )
 
 

@@ -66,8 +66,10 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
     if parts.kv_policy.verifies:
         parts = dataclasses.replace(parts, kv_policy=KV_POLICIES["sync-parallel"])
     if parts.gate.looks_ahead:
-        parts = dataclasses.replace(parts, gate=Always())
+        parts = dataclasses.replace(parts, gate=_Known())
     first = min([*parts.asked(model.n_blocks), model.n_blocks])
+    if not parts.reads_skipped:  # every token leaves there, and is given nothing to read behind
+        exit_layers = [first]
     for exit_layer in exit_layers:
         layers = [first] * _FED + [exit_layer]
         at = dataclasses.replace(parts, threshold=_From(tuple(layers)))
@@ -90,6 +92,12 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
                 f"cost() declares {said:,.0f} FLOPs of matrix products for a token that leaves after block "
                 f"{exit_layer}, where {seen:,.0f} are counted"
             )
+
+
+class _Known(Always):
+    """A gate that would know where to leave: `_From` decides, token by token."""
+
+    decides = True
 
 
 class _Worked(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -107,7 +107,7 @@ def _asked(method: Method, model: Costed, place: TokenPlace, why_not: WhyNot) ->
     if not (asked := parts.asked(model.n_blocks)):
         return asking
     rows = _rows_read(method, Shape(model.n_blocks, model.exit_blocks))
-    work = parts.gate.cost(model, asked) + parts.head.cost(model, rows * model.vocab_size)
+    work = parts.asking_cost(model, model.n_blocks) + parts.head.cost(model, rows * model.vocab_size)
     in_bytes, in_flops = _shares(work * (1 / len(asked)), model.block_cost(place))
     reads = _reads(parts, method.needs_exit_heads, rows, work)
     return replace(asking, reads=reads, n_asked=len(asked), bytes_share=in_bytes, flops_share=in_flops)
@@ -180,5 +180,4 @@ def _choices(model: Costed) -> Iterator[tuple[Parts, str]]:
 
 def _shares(work: Cost, block: Cost) -> tuple[float, float]:
     """Numbers read and arithmetic, in those of a block."""
-    flops = work.matmul_flops + work.elementwise_flops
-    return work.read_numel / block.read_numel, flops / (block.matmul_flops + block.elementwise_flops)
+    return work.read_numel / block.read_numel, work.flops / block.flops

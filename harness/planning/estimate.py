@@ -4,24 +4,30 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from exitbench.harness.cells.cell import Cell
+from exitbench.harness.planning.passes import passes
 from exitbench.harness.planning.plan import Group, Plan
 from exitbench.harness.planning.retry import Retry
 from exitbench.results.analysis.history import Ask, Estimate, History, units
 
 
 def estimate_plan(plan: Plan, spool: Path, retry: Retry) -> dict[str, Estimate]:
-    """Return an estimate for every cell that a run would run, by cell id.
+    """Return an estimate for every cell that a run would run, by cell id: of its share, where a pass sees to several.
 
     Args:
         plan: Of a suite.
         spool: Root of the spool.
         retry: As `run` is given it.
     """
-    cells = [item.cell for group in plan.groups for item in group.to_run(retry)]
-    if not cells:
+    to_run = [group.to_run(retry) for group in plan.groups]
+    if not any(to_run):
         return {}
     history = History(spool)
-    return {cell.cell_id: history.estimate(_ask(cell)) for cell in cells}
+    return {
+        item.cell.cell_id: history.estimate(_ask(item.cell, shares=len(one) > 1))
+        for items in to_run
+        for one in passes(items)
+        for item in one
+    }
 
 
 def of_group(group: Group, estimates: Mapping[str, Estimate]) -> list[Estimate]:
@@ -30,7 +36,7 @@ def of_group(group: Group, estimates: Mapping[str, Estimate]) -> list[Estimate]:
     return [estimates[cell_id] for cell_id in ids if cell_id in estimates]
 
 
-def _ask(cell: Cell) -> Ask:
+def _ask(cell: Cell, *, shares: bool) -> Ask:
     model, timing, calibration, record = cell.model, cell.timing, cell.calibration, cell.record
     return Ask(
         kind=cell.kind,
@@ -49,4 +55,5 @@ def _ask(cell: Cell) -> Ask:
             timed=(timing.documents, timing.max_rounds) if timing else None,
             recorded=record.documents if record else None,
         ),
+        shares=shares,
     )

@@ -12,7 +12,7 @@ from exitbench.harness.engine.decoding.logit_rules import why_not
 from exitbench.harness.planning.entries.task import TaskEntry
 from exitbench.harness.planning.suite import CalibrationEntry, ModelEntry, Suite, point_label
 from exitbench.methods.base import Method
-from exitbench.methods.registry import baseline_method
+from exitbench.methods.registry import baseline_method, certifiable
 
 # Within a task: what others depend on first, timing last, so that nothing else runs between timed cells.
 _ORDER: tuple[Kind, ...] = ("fit", "probe", "scores", "quality", "replay", "calibration", "timing")
@@ -111,8 +111,14 @@ def _limited(task: TaskEntry, limit: int) -> TaskEntry:
     return replace(task, data=replace(task.data, limit=limit if task_limit is None else min(task_limit, limit)))
 
 
+def is_certified(suite: Suite, kind: Kind, method: Method) -> bool:
+    """Whether a cell decides from bounds of the logits: what decodes with a gate that decides, where that is asked."""
+    decodes = kind in ("quality", "timing", "calibration")
+    return suite.head_precision == "certified" and decodes and method.parts(n_blocks=2).gate.decides
+
+
 def _of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator[CellTemplate]:
-    pair = _Pair(model, task, suite.fit_documents)
+    pair = _Pair(model, task, suite)
     for sweep in suite.sweeps:
         if model.name not in sweep.models or task.label not in sweep.tasks:
             continue
@@ -149,7 +155,7 @@ class _Pair:
 
     model: ModelEntry
     task: TaskEntry
-    fit_documents: int
+    suite: Suite
 
     def label(self, method: str, kind: Kind) -> str:
         return f"{self.model.name}/{self.task.label}/{method}/{kind}"
@@ -172,6 +178,23 @@ class _Pair:
         if why := why_not(method.parts(n_blocks=2)):
             raise UserError(f"{where}: {method.name!r} {why}, which {rules} changes.")
 
+    def check_precision(self, where: str, kind: Kind, method: Method) -> None:
+        """Refuse what cannot be decided from bounds of the logits, where the suite asks for that."""
+        if not is_certified(self.suite, kind, method):
+            return
+        asked = 'head_precision = "certified"'
+        if self.task.data.task_object.output_type != "generate_until":
+            raise UserError(
+                f"{where}: {asked}: [tasks.{self.task.label}] generates nothing, and scores of given texts and labels "
+                'need the exact head; allowed: tasks that generate, or head_precision = "exact".'
+            )
+        if why := method.parts(n_blocks=2).why_not_certified:
+            raise UserError(
+                f"{where}: {asked}: {method.name!r} cannot decide from bounds: {why}. "
+                f"Allowed: {', '.join(certifiable())} (with their usual head), methods whose gate decides nothing, or "
+                'head_precision = "exact".'
+            )
+
     def probe(self, where: str) -> CellTemplate:
         full = self.full(where)
         self.check_rules(where, "probe", full.method)
@@ -180,7 +203,7 @@ class _Pair:
     def fit(self, where: str, method: Method) -> CellTemplate:
         """What the method is fitted to: the same for all settings that do not change it."""
         why = f"method {method.name!r}, which is fitted on the train split,"
-        data = self.task.other_split("train", self.fit_documents, why)
+        data = self.task.other_split("train", self.suite.fit_documents, why)
         label, bare = self._reduced(method, method.fit_params(), "fit")
         return CellTemplate(label, where, self.model, self.task, data, bare, "fit")
 
@@ -200,6 +223,7 @@ class _Pair:
         if kind == "probe" or (kind == "quality" and method == full.method):
             return  # those of full depth are asked for above
         self.check_rules(where, kind, method)
+        self.check_precision(where, kind, method)
         inputs: dict[str, str] = {}
         if method.fit_params():
             fit = self.fit(where, method)
@@ -226,6 +250,7 @@ class _Pair:
     def calibration(self, entry: CalibrationEntry, method: Method, name: str) -> Iterator[CellTemplate]:
         """A calibration, and what its method needs."""
         self.check_rules(entry.where, "calibration", method)
+        self.check_precision(entry.where, "calibration", method)
         fit = self.fit(entry.where, method) if method.fit_params() else None
         fitted_on = fit.data if fit else None
         data = self.task.other_split("calibration", entry.documents, "a calibration", fitted_on)

@@ -39,6 +39,14 @@ def shortages(plan: Plan, retry: Retry) -> Iterator[str]:
         available = available_bytes(*devices)
         if available is None:
             continue
+        if cells[0].model.kind == "encoder":  # which keeps nothing for later tokens
+            weights = _weights_bytes(group.folder, cells[0].dtype)
+            if weights > available:
+                yield (
+                    f"model {group.model.name!r} ({group.folder}) does not fit: its weights take {gib(weights)} in "
+                    f"{cells[0].dtype}, and {gib(available)} are available on {', '.join(devices)}."
+                )
+            continue
         weights, (cache, largest) = _weights_bytes(group.folder, cells[0].dtype), _largest_cache(group.folder, cells)
         if weights + cache > available:
             yield (
@@ -62,9 +70,10 @@ def _largest_cache(folder: Path, cells: Sequence[Cell]) -> tuple[int, Cell]:
     import torch
 
     from exitbench.harness.engine.checkpoints.loading import kv_width
+    from exitbench.harness.engine.products.int8 import computes_in
 
     largest = max(cells, key=lambda cell: cell.rows * _positions(cell))
-    per_position = 2 * kv_width(folder) * largest.model.blocks * getattr(torch, largest.dtype).itemsize
+    per_position = 2 * kv_width(folder) * largest.model.blocks * computes_in(getattr(torch, largest.dtype)).itemsize
     return largest.rows * _positions(largest) * per_position, largest
 
 

@@ -24,14 +24,16 @@ from exitbench.harness.cells.cell import (
 )
 from exitbench.harness.cells.corpus import Corpora, Corpus
 from exitbench.harness.cells.job import CellJob, DataRequest
+from exitbench.harness.cells.number_formats import check_format
 from exitbench.harness.engine import ENGINE_VERSION
 from exitbench.harness.engine.checkpoints.device_maps import resolve_device_map, spelled
 from exitbench.harness.engine.checkpoints.digest import Description, inspect_checkpoint
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
 from exitbench.harness.engine.checkpoints.hub import HubName, Located, find
+from exitbench.harness.planning.answer_checks import check_answers
 from exitbench.harness.planning.apart import require_apart
 from exitbench.harness.planning.entries.task import TaskEntry
-from exitbench.harness.planning.expand import CellTemplate, expand, select
+from exitbench.harness.planning.expand import CellTemplate, expand, is_certified, select
 from exitbench.harness.planning.generation_checks import remarks, resolve
 from exitbench.harness.planning.levels import require_learned
 from exitbench.harness.planning.retry import RETRIED, Retry, State
@@ -174,15 +176,20 @@ def make_plan(
             description = inspect_checkpoint(entry.name, folder, entry.engine)
             description = replace(description, model=replace(description.model, source=located.source))
             _check_model(templates, description.model.blocks, read_exit_blocks(folder))
+            check_answers(templates, description)
             _check_budget(templates, description)
+            _check_precision(suite, templates, description)
             tasks = {draft.task.label: draft.task for draft in templates}
             asked = {label: resolve(task, folder, description) for label, task in tasks.items()}
             dtype = resolve_dtype(suite.dtype, folder)
+            check_format(entry.where, dtype, description.engine)
             device_map = entry.device_map and resolve_device_map(
                 entry.where, entry.device_map, device, folder, dtype, description.model.blocks
             )
             items = builder.build(templates, description, asked, dtype, device_map)
-            remarked = (*located.remarks, *description.remarks, *remarks(list(tasks.values()), folder, asked))
+            remarked = (*located.remarks, *description.remarks)
+            if description.labels is None:
+                remarked = (*remarked, *remarks(list(tasks.values()), folder, asked))
             if dtype != suite.dtype:
                 remarked = (*remarked, f'dtype = "auto" is {dtype}: what its weights are stored in')
             if device_map is not None:
@@ -236,6 +243,21 @@ def _check_budget(drafts: Sequence[CellTemplate], description: Description) -> N
                 f"{description.model.name!r} has {positions} positions for prompt and answer together; "
                 f"allowed: at most {positions - 1}."
             )
+
+
+def _check_precision(suite: Suite, drafts: Sequence[CellTemplate], description: Description) -> None:
+    """Refuse bounds of logits that transformers' own code makes, which may do more to them than multiply."""
+    asked = [draft for draft in drafts if is_certified(suite, draft.kind, draft.method)]
+    if asked and description.engine == "hosted":
+        raise UserError(
+            f'{asked[0].where}: head_precision = "certified": model {description.model.name!r} runs on the hosted '
+            'engine, whose logits are not bounded; allowed: models of the lean engine, or head_precision = "exact".'
+        )
+    if asked and suite.dtype == "int8":
+        raise UserError(
+            f'{asked[0].where}: head_precision = "certified" bounds an LM head by an int8 copy, and dtype = "int8" has '
+            'no other; allowed: another dtype, or head_precision = "exact".'
+        )
 
 
 def _requests(draft: CellTemplate) -> list[DataRequest]:
@@ -337,6 +359,7 @@ class _Builder:
             batch_rows=self._batch_rows(draft),
             engine=described.engine,
             device_map=device_map,
+            head_precision="certified" if is_certified(suite, draft.kind, method) else "exact",
             **{name: ids[label] for name, label in draft.inputs.items()},
         )
 

@@ -18,12 +18,14 @@ from exitbench.errors import UserError, suggestion
 from exitbench.harness.cells.cell import (
     CONSISTENCIES,
     ENGINES,
+    HEAD_PRECISIONS,
     KINDS,
     RECORDS,
     TIMED_RECORDS,
     CalibrationSettings,
     Consistency,
     EngineChoice,
+    HeadPrecision,
     Kind,
     Record,
     RecordSettings,
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from exitbench.methods.base import Method
 
 SCHEMA = 1
-DTYPES = ("float32", "bfloat16", "float16", "auto")
+DTYPES = ("float32", "bfloat16", "float16", "int8", "auto")
 DEVICES = ("cpu", "cuda", "auto")
 SHIPPED = Path(__file__).parents[1] / "suites"
 
@@ -130,6 +132,7 @@ class Suite:
         device: ``auto`` is ``cuda`` where torch sees a GPU, else ``cpu``.
         batch_size: Rows decoded together in what is timed, and in all else where nobody says `batch_rows`.
         batch_rows: Rows decoded together in what is not timed; None where the suite does not say.
+        head_precision: Whether gates are asked with the exact LM head or decide from bounds (`Cell.head_precision`).
         fit_documents: Documents of the train split that methods are fitted on, a task.
         cell_timeout_s: How long a cell may take; no part of its identity.
     """
@@ -141,6 +144,7 @@ class Suite:
     device: str
     batch_size: int
     batch_rows: int | None
+    head_precision: HeadPrecision
     models: tuple[ModelEntry, ...]
     tasks: tuple[TaskEntry, ...]
     sweeps: tuple[Sweep, ...]
@@ -186,7 +190,7 @@ def load_suite(name_or_path: str | Path) -> Suite:
     if (schema := top.get("schema", int)) != SCHEMA:
         raise top.error("schema", f"is {schema}; this version reads schema {SCHEMA}.")
     defaults = top.table("defaults")
-    defaults.allow("dtype", "batch_size", "batch_rows", "kinds", "device", "cell_timeout_s")
+    defaults.allow("dtype", "batch_size", "batch_rows", "head_precision", "kinds", "device", "cell_timeout_s")
     models = _entries(top, "models", _model)
     tasks = _entries(top, "tasks", read_task)
     kinds = _kinds(defaults, ("quality", "timing"))
@@ -199,6 +203,7 @@ def load_suite(name_or_path: str | Path) -> Suite:
         device=_device(defaults),
         batch_size=defaults.positive("batch_size", 1, MAX_BATCH),
         batch_rows=defaults.positive("batch_rows", 1, MAX_BATCH) if "batch_rows" in defaults.values else None,
+        head_precision=_head_precision(defaults),
         models=models,
         tasks=tasks,
         sweeps=tuple(_sweeps(top, model_names, task_labels, kinds)),
@@ -210,6 +215,11 @@ def load_suite(name_or_path: str | Path) -> Suite:
         fit_documents=_fit_documents(top.table("fit")),
         cell_timeout_s=_cell_timeout_s(defaults),
     )
+
+
+def _head_precision(defaults: Table) -> HeadPrecision:
+    word = defaults.get("head_precision", str, "exact")
+    return cast(HeadPrecision, defaults.choose("head_precision", word, HEAD_PRECISIONS, "precision of the LM head"))
 
 
 def _device(defaults: Table) -> str:

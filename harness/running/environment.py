@@ -8,6 +8,8 @@ from importlib.metadata import entry_points, requires, version
 from pathlib import Path
 from typing import Any
 
+from exitbench.harness.engine.products.machine import cpu_model
+
 PROJECT = "exitbench"
 
 # Variables that change numbers or speed. A list, and no copy of the environment, which may hold secrets.
@@ -15,6 +17,7 @@ ENV_VARS = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_LAUNCH_BLOCKING",
     "CUDA_VISIBLE_DEVICES",
+    "EXITBENCH_PRODUCTS",
     "KMP_AFFINITY",
     "MKL_NUM_THREADS",
     "OMP_NUM_THREADS",
@@ -50,7 +53,7 @@ def environment() -> dict[str, Any]:
 def hardware(threads: int) -> dict[str, Any]:
     """Return CPU, cores this process may use, memory in bytes, GPU (None without one) and threads."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": available_cores(),
         "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         **_gpu(),
@@ -92,14 +95,6 @@ def _packages() -> dict[str, str]:
     required = [re.split(r"[^\w.-]", line)[0] for line in requires(PROJECT) or [] if "extra ==" not in line]
     plugins = [point.dist.name for point in entry_points(group="exitbench.methods") if point.dist is not None]
     return {name: version(name) for name in sorted({PROJECT, *required, *plugins})}
-
-
-def _cpu_model() -> str:
-    try:
-        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        match = None
-    return match[1] if match else platform.processor() or platform.machine()
 
 
 def _gpu() -> dict[str, Any]:

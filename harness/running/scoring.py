@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from exitbench.results.spool.schema import TABLES
+from exitbench.results.statistics.columns import as_sums
 from exitbench.results.statistics.intervals import Interval, aggregate_interval
 from exitbench.tasks.base import Task
 from exitbench.tasks.document import DocumentScore
@@ -34,7 +34,7 @@ def task_metrics(task: Task, scores: Sequence[DocumentScore]) -> dict[str, Metri
         if any(metric not in score.values for score in scores):  # lm-eval scores it where a package is installed only
             continue
         statistics = np.array([score.summands(metric) for score in scores])
-        interval = aggregate_interval(statistics, partial(task.aggregate, metric), task.bounds(metric))
+        interval = aggregate_interval(*as_sums(statistics, task.aggregator(metric)), task.bounds(metric))
         role = "headline" if metric == task.headline else "task"
         metrics[metric] = Metric(task.metric_version, role, interval)
     return metrics

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -24,6 +24,8 @@ from exitbench.harness.engine.decoding.decode import Batch, decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.likelihood import Scored, score
 from exitbench.harness.running.device_readings import DeviceReading, read_device
+from exitbench.harness.running.energy.meter import Meter
+from exitbench.harness.running.energy.readings import Energy, EnergyLog, Place
 from exitbench.methods.base import Parts
 from exitbench.methods.gates import Scheduled
 from exitbench.results.statistics.intervals import Interval, ratio_interval
@@ -170,6 +172,7 @@ class Timing(Generic[Made]):
 
     readings: list[Reading]
     device: list[DeviceReading]
+    energy: Energy
     stop_reason: str
     full: list[Made]
     method: list[Made]
@@ -188,6 +191,7 @@ def measure(
     settings: TimingSettings,
     seed: int,
     on_unit: Callable[[int], None],
+    meter: Meter | str = "nobody gave a meter",
 ) -> Timing[Made]:
     """Time a method against full depth.
 
@@ -200,7 +204,9 @@ def measure(
         settings: Rounds, precision, warm-up.
         seed: Of the bootstrap that decides when to stop.
         on_unit: Told how many units have been timed.
+        meter: Reads the energy of every decode, outside of what is timed; or why nothing does.
     """
+    energy = EnergyLog(meter)
     full_outputs = [made for unit in units for made in work.run(full, unit)]
     outputs = [made for unit in units for made in work.run(method, unit)]
     if method.gate.looks_ahead:
@@ -216,7 +222,9 @@ def measure(
         device.append(read_device(kind, round_, "start"))
         for index, unit in enumerate(units):
             for position, (arm, twin) in enumerate(ORDER):
-                for phase, wall_ns, device_ns, n_tokens in _timed(work, arms[arm], unit):
+                with energy.around(Place(unit.doc_key, round_, position, arm, twin)):
+                    timed = _timed(work, arms[arm], unit)
+                for phase, wall_ns, device_ns, n_tokens in timed:
                     readings.append(
                         Reading(unit.doc_key, round_, position, arm, twin, phase, n_tokens, wall_ns, device_ns)
                     )
@@ -226,8 +234,8 @@ def measure(
         if round_ + 1 >= MIN_ROUNDS and estimate.low is not None and estimate.high is not None:
             half_width = (estimate.high - estimate.low) / 2 / estimate.value
             if half_width <= settings.target_half_width:
-                return Timing(readings, device, "precise", full_outputs, outputs)
-    return Timing(readings, device, "rounds", full_outputs, outputs)
+                return Timing(readings, device, energy.close(), "precise", full_outputs, outputs)
+    return Timing(readings, device, energy.close(), "rounds", full_outputs, outputs)
 
 
 def speedup(readings: Sequence[Reading], phase: str, seed: int, *, twin: bool = False) -> Interval:
@@ -251,17 +259,16 @@ def speedup(readings: Sequence[Reading], phase: str, seed: int, *, twin: bool = 
     return ratio_interval([base[key] for key in base], [other[key] for key in base], seed=seed)
 
 
-def _timed(work: Work[Asked, Made], parts: Parts, unit: Unit[Asked]) -> Iterator[tuple[str, int, int | None, int]]:
-    """Do one unit and yield (phase, wall ns, device ns, tokens)."""
+def _timed(work: Work[Asked, Made], parts: Parts, unit: Unit[Asked]) -> list[tuple[str, int, int | None, int]]:
+    """Do one unit and return (phase, wall ns, device ns, tokens) of each."""
     clock = Clock(work.device)
     gc.disable()
     try:
         phases, n_tokens = work.timed(parts, unit, clock)
     finally:
         gc.enable()
-    for first, phase in enumerate(phases):
-        yield phase, *clock.between(first, first + 1), n_tokens
-    yield "total", *clock.between(0, -1), n_tokens
+    steps = [(phase, *clock.between(first, first + 1), n_tokens) for first, phase in enumerate(phases)]
+    return [*steps, ("total", *clock.between(0, -1), n_tokens)]
 
 
 class Clock:

@@ -25,7 +25,7 @@ from exitbench.harness.running.cell_lock import hold, holder, outcome
 from exitbench.harness.running.environment import environment_and_hardware
 from exitbench.harness.running.passes import PASSES, Session, Skip
 from exitbench.harness.running.passes.session import write_prompt_counts
-from exitbench.methods.base import Threshold
+from exitbench.methods.base import Parts
 from exitbench.plugins import use_plugins
 from exitbench.results.spool.attempts import AttemptWriter, status_of
 
@@ -89,7 +89,7 @@ class _Work:
         self._spec, self._emit, self._loaded = spec, emit, session
         self._env = environment_and_hardware(spec.threads)
         self._ended: set[str] = set()
-        self._claimed: dict[str, contextlib.ExitStack] = {}  # locks of cells whose answers another decodes
+        self._claimed: dict[str, contextlib.ExitStack] = {}  # locks of cells to which another sees
 
     @functools.cached_property
     def _session(self) -> Session:
@@ -134,12 +134,12 @@ class _Work:
             return
         taken = {cell_id, *self._ended, *self._claimed}
         free = [other for other in self._spec.cells if other.cell.cell_id not in taken]
-        others: dict[str, Threshold] = {}
-        for other, threshold in session.sharing(item, free):
+        others: dict[str, Parts] = {}
+        for other, parts in session.sharing(item, free):
             claim = contextlib.ExitStack()
             if claim.enter_context(hold(spool, other.cell.cell_id, wait=False)) and outcome(spool, other) is None:
                 self._claimed[other.cell.cell_id] = claim
-                others[other.cell.cell_id] = threshold
+                others[other.cell.cell_id] = parts
             else:
                 claim.close()
         if others:
@@ -149,9 +149,11 @@ class _Work:
         session, cell_id = self._session, item.cell.cell_id
         self._claim(item)
         start = {"event": "start", "cell": cell_id, "label": item.label, "documents": session.units(item)}
-        self._emit({**start, "cells": 1 + len(session.passes.beside(cell_id))})
+        self._emit({**start, "cells": 1 + len(session.passes.others(cell_id))})
         try:
-            return _attempt(session, item, self._env, self._emit)
+            chosen = session.products
+            env = self._env if chosen is None else {**self._env, "products": dict(chosen)}
+            return _attempt(session, item, env, self._emit)
         except KeyboardInterrupt:
             self._emit({"event": "end", "cell": cell_id, "status": "interrupted"})
             raise

@@ -19,6 +19,7 @@ from exitbench.harness.training.objectives.losses import IGNORED
 from exitbench.harness.training.recipe import DataSource, Recipe, TokenizerRecipe
 from exitbench.tasks import builtin
 from exitbench.tasks.base import ModelKind, Source
+from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
@@ -28,10 +29,15 @@ POOL_EXAMPLES = 8192
 
 @dataclass(frozen=True)
 class Pair:
-    """What the model reads and what it must write."""
+    """What the model reads and what it must write.
+
+    Attributes:
+        document: Of a classifier: what says which texts it reads, and the label.
+    """
 
     prompt: str
     target: str
+    document: Document | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,9 @@ def read_pairs(source: DataSource, data_dir: Path | None, kind: ModelKind) -> li
     else:
         where = Source("local", data_dir, source.files)
         documents = task.load(where, source.split, source.documents or None)
+    if kind == "encoder":
+        prompts = task.prompts(documents, kind)
+        return [Pair(prompt, task.target(one), one) for prompt, one in zip(prompts, documents, strict=True)]
     return [Pair(task.prompt_for(document, kind), task.target(document)) for document in documents]
 
 
@@ -104,24 +113,25 @@ def _digest(*parts: Sequence[Pair]) -> str:
 
 def make_tokenizer(recipe: TokenizerRecipe, pairs: Iterable[Pair]) -> PreTrainedTokenizerFast:
     """The tokenizer of a recipe: <pad> is 0, </s> is 1 and ends every encoding, <unk> is 2."""
-    made = builtin.build_tokenizer() if recipe.kind == "builtin" else _trained_tokenizer(recipe, pairs)
+    texts = (text for pair in pairs for text in (pair.prompt, pair.target))
+    made = builtin.build_tokenizer() if recipe.kind == "builtin" else trained_tokenizer(recipe.vocab_size, texts)
     return PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token=PAD, eos_token=EOS, unk_token=UNK, clean_up_tokenization_spaces=False
     )
 
 
-def _trained_tokenizer(recipe: TokenizerRecipe, pairs: Iterable[Pair]) -> Tokenizer:
-    """A byte-level BPE of the texts."""
+def trained_tokenizer(vocab_size: int, texts: Iterable[str]) -> Tokenizer:
+    """A byte-level BPE of texts."""
     tokenizer = Tokenizer(models.BPE(unk_token=UNK))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=recipe.vocab_size,
+        vocab_size=vocab_size,
         special_tokens=[PAD, EOS, UNK],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((text for pair in pairs for text in (pair.prompt, pair.target)), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     end = tokenizer.token_to_id(EOS)
     tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {EOS}", special_tokens=[(EOS, end)])
     return tokenizer
@@ -206,13 +216,13 @@ def pad(examples: Sequence[Example], *, causal: bool) -> Batch:
         ]
         sources = [np.concatenate((example.source, example.target)) for example in examples]
     return {
-        "input_ids": _padded(sources, 0),
-        "attention_mask": _padded([np.ones_like(source) for source in sources], 0),
-        "labels": _padded(labels, IGNORED),
+        "input_ids": padded(sources, 0),
+        "attention_mask": padded([np.ones_like(source) for source in sources], 0),
+        "labels": padded(labels, IGNORED),
     }
 
 
-def _padded(rows: Sequence[np.ndarray], filler: int) -> Tensor:
+def padded(rows: Sequence[np.ndarray], filler: int) -> Tensor:
     """Rows of ids as one matrix, [B, longest], filled on the right."""
     out = np.full((len(rows), max(map(len, rows))), filler, dtype=np.int64)
     for row, ids in zip(out, rows, strict=True):

@@ -48,7 +48,9 @@ def make_optimizer(model: nn.Module, settings: OptimisationRecipe) -> torch.opti
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]
     # Rows that are looked up or chosen, one a token or a position: orthogonalised as a whole, they would be mixed.
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    tables.add(id(model.get_output_embeddings().weight))  # type: ignore[operator]
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    if head is not None:  # a classifier has none
+        tables.add(id(head.weight))
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue

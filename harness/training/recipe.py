@@ -4,7 +4,7 @@ A recipe holds no path of the machine (files are relative to the data folder) an
 same recipe on the same data gives the same training run, however fast the machine is.
 """
 
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -19,8 +19,9 @@ T = TypeVar("T")
 TRAINING_VERSION = 3
 RECIPES_DIR = Path(__file__).parent / "recipes"
 
-Family = Literal["t5", "llama", "marian", "pegasus", "gpt_neox", "phi"]
+Family = Literal["t5", "llama", "marian", "pegasus", "gpt_neox", "phi", "bert"]
 _DECODER_ONLY = frozenset({"llama", "gpt_neox", "phi"})
+_ENCODER_ONLY = frozenset({"bert"})
 _OF_T5 = ("feed_forward_proj", "relative_attention_num_buckets", "relative_attention_max_distance")
 
 
@@ -70,7 +71,8 @@ class ArchitectureRecipe:
     """A model drawn anew, of a family of transformers.
 
     The names are those of `transformers.T5Config`, whatever the family; a decoder without an encoder has `num_layers`
-    0. What is not said here is the default of the family's configuration; T5 and Llama have tied embeddings.
+    0, an encoder without a decoder `num_decoder_layers` 0. What is not said here is the default of the family's
+    configuration; T5 and Llama have tied embeddings.
 
     Attributes:
         d_kv: Width of a head; `d_model / num_heads` but in T5 and Llama.
@@ -86,7 +88,7 @@ class ArchitectureRecipe:
     d_kv: int = _number(4)
     d_ff: int = _number(8)
     num_heads: int = _number(1)
-    num_decoder_layers: int = _number(1)
+    num_decoder_layers: int = _number(0, default=0)
     num_layers: int = _number(0, default=0)
     family: Family = "t5"
     feed_forward_proj: Literal["relu", "gated-gelu"] = "relu"
@@ -117,7 +119,9 @@ class ObjectiveRecipe:
     Attributes:
         loss: Cross-entropy of the last block only, of every block with the weights of `losses.JointLoss`, of two blocks
             (`shallow-deep`, FREE), of blocks on a curriculum with layer dropout (`layer-skip`), or of exit heads on a
-            frozen model (`exit-heads`).
+            frozen model (`exit-heads`). Of encoders also: of off-ramps on a frozen model (`two-stage`, DeeBERT), of the
+            last block and of all in turn (`alternating`, BERxiT), or the divergence of off-ramps on a frozen model from
+            its last block (`self-distillation`, FastBERT).
         every_block_steps: First steps in which every block learns (loss `weighted`), whatever `loss` is: finding facts
             again, many times in a row, comes about several times sooner where each time is read out.
         label_smoothing: Share of the gold token's mass that is spread over the vocabulary.
@@ -141,6 +145,9 @@ class ObjectiveRecipe:
         "shallow-deep",
         "layer-skip",
         "exit-heads",
+        "two-stage",
+        "alternating",
+        "self-distillation",
     ]
     every_block_steps: int = _number(0, default=0)
     label_smoothing: float = _number(0.0, 0.9, default=0.0)
@@ -187,6 +194,24 @@ class ExitHeadsRecipe:
     def blocks(self, n_blocks: int) -> tuple[int, ...]:
         """Blocks of an L-block decoder that get a head."""
         return tuple(i * (n_blocks // (self.count + 1)) for i in range(1, self.count + 1))
+
+
+_OF_JOINT_LOSSES = frozenset({"last", "uniform", "weighted", "geometric", "branchynet", "last-70"})
+_OF_ENCODERS = frozenset({"two-stage", "alternating", "self-distillation"})
+_ON_FROZEN = frozenset({"two-stage", "self-distillation"})
+
+
+@dataclass(frozen=True)
+class OffRampsRecipe:
+    """How the blocks of an encoder before the last are read out.
+
+    Attributes:
+        kind: `linear`: a linear map a block. `pooler-linear`: a pooler and a linear map a block (DeeBERT, BERxiT).
+            `shared-pooler`: the model's own pooler, and a linear map a block (PABEE). `shared-head`: the model's own
+            classifier reads every block, so that there is nothing beside it (NATCAP).
+    """
+
+    kind: Literal["linear", "pooler-linear", "shared-pooler", "shared-head"] = "pooler-linear"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +267,7 @@ class Recipe:
         held_out: Data whose prompts, like those of `validation`, are dropped from training.
         start: Weights to go on from; or else a new model of `architecture` with a new `tokenizer`.
         exit_heads: The heads that loss `exit-heads` trains.
+        off_ramps: Of an encoder; None: its own classifier reads every block.
     """
 
     name: str
@@ -255,6 +281,14 @@ class Recipe:
     objective: ObjectiveRecipe
     exit_heads: ExitHeadsRecipe | None
     optimisation: OptimisationRecipe
+    off_ramps: OffRampsRecipe | None = None
+
+    def described(self) -> dict[str, Any]:
+        """Return what cards and digests say of the recipe."""
+        values = asdict(self)
+        if self.off_ramps is None:  # as before there were any, so that digests stay
+            del values["off_ramps"]
+        return values
 
     @property
     def first(self) -> "Recipe | None":
@@ -265,14 +299,15 @@ class Recipe:
     def kind(self) -> ModelKind | None:
         """Of model; None where only a checkpoint on disk knows."""
         if self.architecture is not None:
-            return "causal" if self.architecture.family in _DECODER_ONLY else "seq2seq"
+            family = self.architecture.family
+            return "encoder" if family in _ENCODER_ONLY else "causal" if family in _DECODER_ONLY else "seq2seq"
         return None if self.first is None else self.first.kind
 
     @property
     def n_blocks(self) -> int | None:
-        """Decoder blocks; None where only a checkpoint on disk knows."""
+        """Blocks of the decoder, or of an encoder without one; None where only a checkpoint on disk knows."""
         if self.architecture is not None:
-            return self.architecture.num_decoder_layers
+            return self.architecture.num_decoder_layers or self.architecture.num_layers
         return None if self.first is None else self.first.n_blocks
 
 
@@ -330,8 +365,10 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
         objective=_build(ObjectiveRecipe, top.table("objective")),
         exit_heads=_build(ExitHeadsRecipe, top.table("exit_heads")) if "exit_heads" in top.values else None,
         optimisation=_optimisation(top.table("optimisation")),
+        off_ramps=_build(OffRampsRecipe, top.table("off_ramps")) if "off_ramps" in top.values else None,
     )
     _check_objective(recipe, top)
+    _check_off_ramps(recipe, top)
     _check_positions(recipe, top)
     return recipe
 
@@ -352,6 +389,24 @@ def _check_objective(recipe: Recipe, top: Table) -> None:
         raise table.error("shallow_blocks", f"must be below the model's {n_blocks} decoder blocks.")
     if n_blocks is not None and recipe.exit_heads is not None and recipe.exit_heads.count >= n_blocks:
         raise top.table("exit_heads").error("count", f"must be below the model's {n_blocks} decoder blocks.")
+
+
+def _check_off_ramps(recipe: Recipe, top: Table) -> None:
+    """What an encoder's objective and its off-ramps ask of each other."""
+    loss, table, kind = recipe.objective.loss, top.table("objective"), recipe.kind
+    is_encoder = kind == "encoder" or (kind is None and recipe.off_ramps is not None)
+    if is_encoder and loss not in _OF_JOINT_LOSSES | _OF_ENCODERS:
+        allowed = ", ".join(sorted(_OF_JOINT_LOSSES | _OF_ENCODERS))
+        raise table.error("loss", f"is {loss!r}, which is for decoders. Allowed for encoders: {allowed}.")
+    if kind not in ("encoder", None) and (loss in _OF_ENCODERS or recipe.off_ramps is not None):
+        raise top.error(None, "[off_ramps] and the losses two-stage, alternating, self-distillation are for encoders.")
+    own = recipe.off_ramps is not None and recipe.off_ramps.kind != "shared-head"
+    if loss in _ON_FROZEN and not (own and recipe.start is not None):
+        raise table.error(
+            "loss", f'{loss!r} needs a [start], which is frozen, and [off_ramps] other than "shared-head".'
+        )
+    if loss == "last" and own:
+        raise table.error("loss", 'is "last", by which off-ramps never learn. Leave out [off_ramps].')
 
 
 def _check_positions(recipe: Recipe, top: Table) -> None:
@@ -400,6 +455,10 @@ def _architecture(table: Table) -> ArchitectureRecipe:
     family, n_heads = architecture.family, architecture.num_heads
     if family in _DECODER_ONLY and architecture.num_layers:
         raise table.error("num_layers", f"must be 0 or left out: {family} has no encoder.")
+    if family in _ENCODER_ONLY and architecture.num_decoder_layers:
+        raise table.error("num_decoder_layers", f"must be 0 or left out: {family} has no decoder.")
+    if family not in _ENCODER_ONLY and not architecture.num_decoder_layers:
+        raise table.error("num_decoder_layers", f"must be at least 1: {family} has a decoder.")
     if family not in _DECODER_ONLY and not architecture.num_layers:
         raise table.error("num_layers", f"must be at least 1: {family} has an encoder.")
     if architecture.neighbour_heads > n_heads:

@@ -1,26 +1,31 @@
-"""Decoder blocks that share their weights for the first steps, as a Universal Transformer's do.
+"""Blocks that share their weights for the first steps, as a Universal Transformer's do.
 
 What one block learns, such as to find a fact again, all later ones can do with what it found: many hops come of one
 (Dehghani et al. 2019; Saunshi et al. 2024 find the same of stacked blocks). Apart, each block learns it anew.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from exitbench.errors import UserError
+from exitbench.harness.engine.encoders.families import FAMILIES
+from exitbench.harness.engine.encoders.stack import find_encoder_stack
 from exitbench.harness.training.readable import decoder_blocks
 
 
 class SharedBlocks:
-    """Blocks 2..L of a decoder as one: the gradients of all go into block 2, and its weights into the others.
+    """Blocks 2..L as one: the gradients of all go into block 2, and its weights into the others.
 
     Block 1 stays apart: it reads embeddings, and a T5's has the table of relative positions.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        blocks = [list(block.parameters()) for block in decoder_blocks(model)[1:]]
+    def __init__(self, model: Any) -> None:
+        blocks = [list(block.parameters()) for block in _blocks(model)[1:]]
         if len({tuple(p.shape for p in block) for block in blocks}) != 1:
-            raise UserError("shared_steps: the decoder's blocks from the second on have different shapes.")
+            raise UserError("shared_steps: the blocks from the second on have different shapes.")
         self.groups: list[tuple[nn.Parameter, ...]] = list(zip(*blocks, strict=True))
 
     @torch.no_grad()
@@ -38,3 +43,10 @@ class SharedBlocks:
         for first, *others in self.groups:
             for other in others:
                 other.copy_(first)
+
+
+def _blocks(model: Any) -> Sequence[nn.Module]:
+    """Blocks of a decoder, or of an encoder without one."""
+    if model.config.model_type in FAMILIES:
+        return find_encoder_stack(model).modules
+    return list(decoder_blocks(model))

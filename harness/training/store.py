@@ -8,7 +8,6 @@ two processes never train the same one.
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 from filelock import FileLock
@@ -26,7 +25,7 @@ SHIPPED = Path(__file__).parents[1] / "checkpoints"
 def model_digest(recipe: Recipe, data_sha256: str, start_sha256: str, training_version: int) -> str:
     """SHA-256 of everything that decides the weights."""
     identity = {
-        "recipe": asdict(recipe),
+        "recipe": recipe.described(),
         "data_sha256": data_sha256,
         "start_sha256": start_sha256,
         "training_version": training_version,
@@ -39,8 +38,8 @@ def find_trained(recipe: Recipe, *models_dirs: Path) -> Path | None:
 
     Quick: neither data nor weights are read. Only `ensure_trained` knows whether the data is still the same.
     """
-    first = asdict(recipe.first) if recipe.first is not None else None
-    known = {"recipe": asdict(recipe), "start_recipe": first, "training_version": TRAINING_VERSION}
+    first = recipe.first.described() if recipe.first is not None else None
+    known = {"recipe": recipe.described(), "start_recipe": first, "training_version": TRAINING_VERSION}
     wanted = json.loads(json.dumps(known))
     for models_dir in models_dirs:
         cards = sorted(models_dir.glob(f"*/{CARD_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -63,24 +62,32 @@ def ensure_trained(
         on_step: Called with the number of steps done; not for the recipe that it starts from.
 
     Returns:
-        `models_dir / NAME-DIGEST`: a Hugging Face checkpoint with tokenizer, log and card, and exit heads if the recipe
-        trains some. Another process that is training the same model is waited for.
+        `models_dir / NAME-DIGEST`: a Hugging Face checkpoint with tokenizer, log and card, and the exit heads or
+        off-ramps that the recipe trains. Another process that is training the same model is waited for.
 
     Raises:
         UserError: Missing or malformed data, or a folder that cannot be written.
     """
     # Imported here: whoever only lists recipes should not wait for torch.
-    from exitbench.harness.engine.checkpoints.digest import describe_checkpoint
+    from exitbench.harness.engine.checkpoints.digest import describe_checkpoint, files_sha256
+    from exitbench.harness.training.classifiers.models import may_learn_labels
+    from exitbench.harness.training.classifiers.train import train_classifier
     from exitbench.harness.training.data import read_text
     from exitbench.harness.training.train import train
 
     start = _start(recipe.start, models_dir, data_dir) if recipe.start is not None else None
     start_sha256, kind = "", recipe.kind
-    if start is not None:
+    if start is not None and (kind == "encoder" or (kind is None and may_learn_labels(recipe, start))):
+        start_sha256, kind = files_sha256(start), "encoder"
+    elif start is not None:
         model = describe_checkpoint("start", start)
         kind = model.kind
         start_sha256 = content_id([model.weights_sha256, model.config_sha256, model.tokenizer_sha256])
     assert kind is not None, "a recipe without a start has an architecture"
+    if recipe.off_ramps is not None and kind != "encoder":
+        raise UserError(
+            f"Recipe {recipe.name!r}: [off_ramps] are for encoders; {start} is none, or its task no labels."
+        )
     text = read_text(recipe, data_dir, kind)
     digest = model_digest(recipe, text.sha256, start_sha256, TRAINING_VERSION)
     name = f"{recipe.name}-{digest[:8]}"
@@ -96,7 +103,7 @@ def ensure_trained(
             building = work / "model"
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir(parents=True)
-            train(recipe, text, start, building, work, on_step)
+            (train_classifier if kind == "encoder" else train)(recipe, text, start, building, work, on_step)
             building.rename(final)
             shutil.rmtree(work)
     except OSError as error:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -29,7 +29,7 @@ from exitbench.harness.training.data import (
 )
 from exitbench.harness.training.generated import generated_examples
 from exitbench.harness.training.models import is_causal, new_model, read_model
-from exitbench.harness.training.objectives.objective import ExitHeadsObjective, block_quality, make_objective
+from exitbench.harness.training.objectives.objective import ExitHeadsObjective, Objective, block_quality, make_objective
 from exitbench.harness.training.recipe import TRAINING_VERSION, Recipe
 from exitbench.harness.training.trainer import EXTRAS, Clock, ExitTrainer, Rows, resume_point
 from exitbench.results.spool.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE
@@ -56,9 +56,7 @@ def train(
     point = resume_point(work)
     clock = Clock(point)
     settings = recipe.optimisation
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()  # it warns of tied weights, which a resume point holds once
-    torch.manual_seed(recipe.seed)
+    prepare(recipe)
     model, tokenizer = _begin(recipe, text, start)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     portions, validation = _examples(recipe, text, tokenizer)
@@ -70,13 +68,7 @@ def train(
         cut = islice(curriculum(portions, settings.batch_tokens, recipe.seed), step, None)
         return (pad(examples, causal=is_causal(model)) for examples in cut)
 
-    trainer = ExitTrainer(model, objective, batches, settings, work, recipe.seed, on_step, clock)
-    trainer.train_from(point)
-    final_loss_nats = [value for _, _, metric, value in trainer.rows() if metric == "loss_nats"][-1]
-    if not math.isfinite(final_loss_nats):
-        raise UserError(f"Recipe {recipe.name!r}: the loss is {final_loss_nats}. Lower the learning rates.")
-    if objective.extras is not None:
-        delattr(model, EXTRAS)
+    rows = minimise(recipe, model, objective, batches, work, on_step, clock)
     saved = model.bfloat16().float() if settings.saved_precision == "bf16" else model
     held_out = [pad(batch, causal=is_causal(model)) for batch in cut_batches(validation, settings.batch_tokens)]
     accuracy, loss_nats = block_quality(saved, held_out)
@@ -87,21 +79,70 @@ def train(
         dtype = torch.bfloat16 if settings.saved_precision == "bf16" else torch.float32
         tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in objective.tensors.items()}
         save_exit_heads(folder / EXIT_HEADS_FILE, objective.settings.kind, tensors)
-    write_log(folder / TRAINING_LOG_FILE, trainer.rows())
-    wall_seconds, cpu_seconds = clock.seconds()
-    card = {
-        "recipe": asdict(recipe),
-        "start_recipe": asdict(recipe.first) if recipe.first is not None else None,
-        "command": f"exitbench train {recipe.name}",
-        "data_sha256": text.sha256,
-        "training_version": TRAINING_VERSION,
+    write_log(folder / TRAINING_LOG_FILE, rows)
+    counts = {
         "train_pairs": len(text.train),
         "train_examples_per_epoch": sum(len(examples) for _, examples in portions),
         "validation_pairs": len(validation),
+    }
+    quality = {"token_accuracy": accuracy, "loss_nats": loss_nats}
+    write_card(folder / CARD_FILE, recipe, text, model, rows, clock, counts, quality)
+
+
+def prepare(recipe: Recipe) -> None:
+    """Seed what is drawn from, and silence what transformers says of every training."""
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # it warns of tied weights, which a resume point holds once
+    torch.manual_seed(recipe.seed)
+
+
+def minimise(
+    recipe: Recipe,
+    model: PreTrainedModel,
+    objective: Objective,
+    batches: Callable[[int], Iterator[Batch]],
+    work: Path,
+    on_step: Callable[[int], None],
+    clock: Clock,
+) -> Rows:
+    """Train a model to the recipe's last step, from the latest resume point in `work`; return its log.
+
+    Raises:
+        UserError: The loss is no number any more.
+    """
+    trainer = ExitTrainer(model, objective, batches, recipe.optimisation, work, recipe.seed, on_step, clock)
+    trainer.train_from(resume_point(work))
+    rows = trainer.rows()
+    if not math.isfinite(_final_loss_nats(rows)):
+        raise UserError(f"Recipe {recipe.name!r}: the loss is {_final_loss_nats(rows)}. Lower the learning rates.")
+    if objective.extras is not None:
+        delattr(model, EXTRAS)
+    return rows
+
+
+def write_card(
+    path: Path,
+    recipe: Recipe,
+    text: TextData,
+    model: PreTrainedModel,
+    rows: Rows,
+    clock: Clock,
+    counts: Mapping[str, int],
+    quality: Mapping[str, Any],
+) -> None:
+    """Write what a training was: recipe, data, sizes, quality on validation documents, time."""
+    wall_seconds, cpu_seconds = clock.seconds()
+    card = {
+        "recipe": recipe.described(),
+        "start_recipe": recipe.first.described() if recipe.first is not None else None,
+        "command": f"exitbench train {recipe.name}",
+        "data_sha256": text.sha256,
+        "training_version": TRAINING_VERSION,
+        **counts,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "steps": settings.steps,
-        "final_loss_nats": final_loss_nats,
-        "validation": {"token_accuracy": accuracy, "loss_nats": loss_nats},
+        "steps": recipe.optimisation.steps,
+        "final_loss_nats": _final_loss_nats(rows),
+        "validation": quality,
         "wall_seconds": wall_seconds,
         "cpu_seconds": cpu_seconds,
         "threads": torch.get_num_threads(),
@@ -109,7 +150,11 @@ def train(
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    (folder / CARD_FILE).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+
+
+def _final_loss_nats(rows: Rows) -> float:
+    return [value for _, _, metric, value in rows if metric == "loss_nats"][-1]
 
 
 def _begin(recipe: Recipe, text: TextData, start: Path | None) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:

@@ -7,7 +7,7 @@ from exitbench.methods.base.cost import Cost, Drafting
 from exitbench.methods.base.method import NOTHING_FITTED, FitData, Fitted, Method, check_block
 from exitbench.methods.base.params import param
 from exitbench.methods.base.parts import Gate, Head, KVPolicy, Parts, Threshold, blocks_from
-from exitbench.methods.base.protocols import DecoderCache, Model
+from exitbench.methods.base.protocols import DecoderCache, LogitBounds, Model
 from exitbench.methods.base.view import ActiveRows, BlockView, Reading, argmax_token
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Gate",
     "Head",
     "KVPolicy",
+    "LogitBounds",
     "Method",
     "Model",
     "Parts",

@@ -14,6 +14,11 @@ class Cost:
     elementwise_flops: float = 0.0
     read_numel: float = 0.0
 
+    @property
+    def flops(self) -> float:
+        """Products and the rest."""
+        return self.matmul_flops + self.elementwise_flops
+
     def __add__(self, other: Cost) -> Cost:
         return Cost(
             self.matmul_flops + other.matmul_flops,

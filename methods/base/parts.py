@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from exitbench.methods.base.cost import Cost, Drafting
-from exitbench.methods.base.protocols import DecoderCache, Model
+from exitbench.methods.base.protocols import DecoderCache, LogitBounds, Model
 from exitbench.methods.base.view import BlockView, Reading
 
 
@@ -27,6 +27,10 @@ class Gate(ABC):
     """Whether the gate must see all blocks first (oracles): the full depth is run, nothing is saved."""
     decides: ClassVar[bool] = True
     """Whether a token's exit depends on its score; False: on the blocks at which the gate is asked alone."""
+    reads_logits: ClassVar[bool] = True
+    """Whether blocks that have heads of their own are read out for the score; else the exit layer's alone is."""
+    scores_numbers: ClassVar[bool] = False
+    """Whether it can score a regression too, whose head gives one number and no probabilities."""
 
     @property
     def chooses_from_logits(self) -> bool:
@@ -43,7 +47,21 @@ class Gate(ABC):
 
     def choose(self, view: BlockView) -> Tensor:
         """Return the token that each row emits, [A]: by default the most probable one."""
-        return view.best(view.logits_AK)
+        return view.most_probable()
+
+    def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `score` is never below and never above, [A] each, wherever in these intervals the logits lie.
+
+        What rounding does to `score` itself is within them too. Only gates that read the logits of a view and nothing
+        else can have this; they may then be asked without the LM head being read (`is_bounded`).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no bounds")
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether `bounds` are known, of this very `score`."""
+        own = next(cls for cls in type(self).__mro__ if "score" in vars(cls) or "bounds" in vars(cls))
+        return own is not Gate and "bounds" in vars(own)
 
     def log_p(self, view: BlockView) -> Tensor:
         """Return natural logarithms of the distribution that `choose` emits from, [A, V]: by default the head's own.
@@ -99,10 +117,27 @@ class Head(ABC):
     def earlier_logits(self, view: BlockView, block: int) -> Tensor:
         """Return logits [A, K] of an earlier block over the ids read at this one; counts rows too."""
 
+    def bounds(self, view: BlockView) -> LogitBounds | None:
+        """Return bounds of what `read` would give, and count ``view.int8_rows``; None where it is read at once."""
+        return None
+
+    def certified(self) -> Head | None:
+        """Return the same head with `bounds`; None where the model cannot bound what it reads."""
+        return None
+
+    def logits_ahead(self, model: Model, ahead_LAD: Tensor) -> Tensor:
+        """Return logits [L, A, V] of the states after every block: by default with the model's own head."""
+        n_blocks, n_rows, width = ahead_LAD.shape
+        return model.logits(ahead_LAD.reshape(n_blocks * n_rows, width)).view(n_blocks, n_rows, -1)
+
     def cost(self, model: Model, rows: float) -> Cost:
         """Work of multiplying so many rows of the head."""
         numel = rows * model.d_model
         return Cost(matmul_flops=2 * numel, read_numel=numel)
+
+    def cost_beyond_rows(self, model: Model, blocks: Sequence[int]) -> Cost:
+        """Work of reading blocks beyond as many rows of the LM head; less than 0 if it is less."""
+        return Cost()
 
 
 class KVPolicy(ABC):
@@ -168,9 +203,32 @@ class Parts:
         return sorted(block for block in self.blocks if block < n_blocks)
 
     @property
+    def why_not_certified(self) -> str | None:
+        """Why decisions cannot be made from bounds of the logits; None if they can."""
+        if not self.gate.is_bounded:
+            return "its gate's score cannot be bounded from intervals of the logits"
+        if self.head.certified() is None:
+            return "it reads something else than the model's own LM head over the whole vocabulary"
+        return None
+
+    def certified(self) -> Parts:
+        """Return the same, deciding from bounds of the logits: tokens and exit layers stay."""
+        head = self.head.certified()
+        assert head is not None and self.gate.is_bounded, "asked of those that can be"
+        return replace(self, head=head)
+
+    @property
     def runs_all_blocks(self) -> bool:
         """Whether every token runs all blocks, wherever it leaves."""
         return self.kv_policy.runs_all_blocks or self.gate.looks_ahead
+
+    @property
+    def reads_skipped(self) -> bool:
+        """Whether a token may run a block that an earlier one of its answer skipped, and so read that one's keys there.
+
+        Where exits depend on the blocks asked alone, every token leaves after the same one.
+        """
+        return self.gate.decides or self.runs_all_blocks
 
     @property
     def runs_fixed_blocks(self) -> bool:
@@ -197,17 +255,28 @@ class Parts:
             rejected: Drafts thrown away before each token; empty if none were.
             wasted: Positions run in vain before each token; empty if none were.
         """
-        asked = self.asked(model.n_blocks)
         blocks = sum((cost * layer for cost, layer in zip(block_costs, exit_layers, strict=True)), Cost())
-        gates = {layer: self.gate.cost(model, [b for b in asked if b <= layer]) for layer in set(exit_layers)}
+        gates = {layer: self.asking_cost(model, layer) for layer in set(exit_layers)}
         gating = sum((gates[layer] for layer in exit_layers), Cost())
         reading = self.head.cost(model, sum(head_rows))
-        total = blocks + gating + reading + self.kv_policy.cost(model, exit_layers, block_costs)
+        total = blocks + gating + reading + self.kv_cost(model, exit_layers, block_costs)
         if not self.kv_policy.verifies:
             return total
-        in_vain = self.gate.cost(model, asked) * sum(wasted)
-        drafting = Drafting(rejected, wasted, min(asked, default=model.n_blocks))
+        in_vain = self.asking_cost(model, model.n_blocks) * sum(wasted)
+        drafting = Drafting(rejected, wasted, min(self.asked(model.n_blocks), default=model.n_blocks))
         return total + in_vain + self.kv_policy.verification_cost(model, exit_layers, block_costs, drafting)
+
+    def kv_cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+        """Work of the KV policy; none where it would write what nobody reads."""
+        if self.kv_policy.deferred is None and not self.reads_skipped:
+            return Cost()
+        return self.kv_policy.cost(model, exit_layers, block_costs)
+
+    def asking_cost(self, model: Model, exit_layer: int) -> Cost:
+        """Work of the gate on the way to an exit layer, beyond the rows of the LM head that are read for it."""
+        asked = [block for block in self.asked(model.n_blocks) if block <= exit_layer]
+        read = asked if self.gate.reads_logits else [exit_layer]
+        return self.gate.cost(model, asked) + self.head.cost_beyond_rows(model, read)
 
     def score_sql(self, n_blocks: int) -> str | None:
         """The score at block ``l`` as SQL over one row of a probe; None if the probe's columns cannot tell."""

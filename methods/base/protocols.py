@@ -45,11 +45,32 @@ class Model(Protocol):
     def logits(self, hidden_AD: Tensor) -> Tensor:
         """Final norm and LM head: states [A, D] to logits [A, V]."""
 
+    def logit_bounds(self, hidden_AD: Tensor) -> LogitBounds:
+        """Bounds of what `logits` gives, from an int8 copy of the LM head."""
+
     def head_weights(self, ids_AK: Tensor) -> Tensor:
         """Rows of the LM head, [A, K, D] (width D + 1 if the head has a bias)."""
 
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
         """Final norm and only these rows of the LM head: logits [A, K]."""
+
+
+class LogitBounds(Protocol):
+    """Intervals [A, V] in which the logits lie that the LM head would give, whatever was read in its place."""
+
+    lower_AV: Tensor
+    upper_AV: Tensor
+    rescored_A: Tensor
+    """Rows of the LM head itself that were read for each row so far."""
+
+    def sharpen(self) -> None:
+        """Narrow the intervals of the ids that matter most."""
+
+    def largest(self) -> Tensor | None:
+        """Ids [A] of the largest logits, the lowest of a tie; None where that is not known of every row."""
+
+    def take(self, index_A: Tensor) -> LogitBounds:
+        """Select rows by index; of what was read, nothing is theirs."""
 
 
 class DecoderCache(Protocol):

@@ -8,14 +8,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from exitbench.methods.base.parts import Head, Threshold
-    from exitbench.methods.base.protocols import Model
+    from exitbench.methods.base.protocols import LogitBounds, Model
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,9 @@ class BlockView:
         previous_score_A: Score at the block asked before; None at the first.
         ahead_LAD: States after every block, only if the gate asked to look ahead.
         head_rows: Rows of the LM head multiplied through this view, one number or [A].
+        int8_rows: Rows of an int8 copy of it, likewise, for each row.
+        fallbacks: How often the LM head had to be read because bounds left a decision open.
+        half_width_A: Of the score, where bounds decided: the score is the middle of what is known of it.
     """
 
     def __init__(
@@ -103,8 +106,13 @@ class BlockView:
         self.previous_score_A = previous_score_A
         self.ahead_LAD = ahead_LAD
         self.head_rows: int | Tensor = 0
+        self.int8_rows = 0
+        self.fallbacks = 0
+        self.half_width_A: Tensor | None = None
         self._head = head
         self._read: Reading | None = None
+        self._bounds: LogitBounds | None = None
+        self._whole: tuple[BlockView, Tensor] | None = None
 
     @property
     def positions_A(self) -> tuple[int, ...]:
@@ -130,6 +138,34 @@ class BlockView:
     def ids_AK(self) -> Tensor | None:
         """Token ids behind the columns of `logits_AK`; None where the head reads the whole vocabulary."""
         return self._reading().ids_AK
+
+    @property
+    def bounds(self) -> LogitBounds | None:
+        """Bounds of the logits, computed once; None where the head is read exactly, or has been."""
+        if self._read is None and self._bounds is None:
+            self._bounds = self._head.bounds(self)
+        return self._bounds
+
+    def most_probable(self) -> Tensor:
+        """Token ids [A] with the highest logits, the lowest of a tie: from bounds where those tell."""
+        if (bounds := self.bounds) is not None and self._read is None:
+            ids_A = bounds.largest()
+            if ids_A is not None:
+                return ids_A
+            self.fallbacks += 1
+        return self.best(self.logits_AK)
+
+    def largest_logits(self) -> Tensor:
+        """The highest logits [A], or where only bounds are known, what they cannot exceed."""
+        if self._read is None and self._bounds is not None:
+            return self._bounds.upper_AV.amax(-1)
+        return self.logits_AK.amax(-1).float()
+
+    @property
+    def logits_ahead_LAV(self) -> Tensor:
+        """Logits after every block, of a gate that asked to look ahead."""
+        assert self.ahead_LAD is not None, "whoever runs the blocks runs ahead for gates that ask for it"
+        return self._head.logits_ahead(self.model, self.ahead_LAD)
 
     @property
     def is_last(self) -> bool:
@@ -176,6 +212,8 @@ class BlockView:
         if (read := self._read) is not None:
             ids_AK = None if read.ids_AK is None else read.ids_AK.index_select(0, index_A)
             view._read = Reading(read.logits_AK.index_select(0, index_A), ids_AK)
+        elif self._bounds is not None:
+            view._bounds, view._whole = self._bounds.take(index_A), (self, index_A)
         return view
 
     def at_full_depth(self, hidden_AD: Tensor) -> BlockView:
@@ -204,15 +242,52 @@ class BlockView:
             head=first._head,
         )
 
+    def take_logits(self, logits_AV: Tensor) -> None:
+        """Be read out over the whole vocabulary: the loop has multiplied the rows together with others."""
+        self._read = Reading(logits_AV)
+        self.head_rows += self.model.vocab_size
+
+    def take_work(self) -> HeadWork | None:
+        """Return what reading has cost since last asked; None where nothing was read."""
+        if isinstance(self.head_rows, int) and self.head_rows == self.int8_rows == 0 and self._bounds is None:
+            return None
+        rows_A = torch.as_tensor(self.head_rows).expand(len(self.hidden_AD)).cpu()
+        if self._bounds is not None:
+            rows_A = rows_A + self._bounds.rescored_A.cpu()
+            self._bounds.rescored_A.zero_()
+        work = HeadWork(rows_A.tolist(), self.int8_rows, self.fallbacks)
+        self.head_rows = self.int8_rows = self.fallbacks = 0
+        return work
+
     @property
     def is_read(self) -> bool:
-        """Whether logits have been asked for."""
-        return self._read is not None
+        """Whether logits, or bounds of them, have been asked for."""
+        return self._read is not None or self._bounds is not None
 
     def _reading(self) -> Reading:
         if self._read is None:
-            self._read = self._head.read(self)
+            self._read = self._head.read(self) if self._whole is None else self._of_whole(*self._whole)
         return self._read
+
+    def _of_whole(self, whole: BlockView, index_A: Tensor) -> Reading:
+        """Read the rows that this view was taken from: a product of fewer rows may differ in its last bits."""
+        logits_AK = whole.logits_AK.index_select(0, index_A)
+        self.head_rows = self.head_rows + self.model.vocab_size
+        return Reading(logits_AK)
+
+
+class HeadWork(NamedTuple):
+    """What reading the LM head has cost the rows of a view.
+
+    Attributes:
+        head_rows_A: Rows of the head multiplied for each.
+        int8_rows: Rows of its int8 copy.
+        fallbacks: How often bounds left a decision open, so that the whole head was read.
+    """
+
+    head_rows_A: Sequence[int]
+    int8_rows: int
+    fallbacks: int
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from exitbench.reports.answers.document_choice import BUDGET_BYTES, Group, choose
+from exitbench.reports.answers.kept import kept_packs
 from exitbench.reports.answers.packing import none_of, pack, planes_for, probabilities, quantised
 from exitbench.reports.labels import describe, labels, setting
 from exitbench.reports.plotting.exit_colours import shades
@@ -34,12 +37,15 @@ _PROBABILITIES: Final = ("p1", "p2", "p3", "p_final")
 _SETTINGS: Final = ("seed", "batch_size", "dtype", "device")
 
 
-def documents_payload(database: Database, budget_bytes: int = BUDGET_BYTES) -> bytes | None:
+def documents_payload(
+    database: Database, budget_bytes: int = BUDGET_BYTES, kept_in: Path | None = None
+) -> bytes | None:
     """Return what the page's document browser shows; one database always gives the same bytes.
 
     Args:
         database: An open database.
         budget_bytes: How much may be taken along before compression.
+        kept_in: Folder of packs of the page before, which is left with those of this one; None to make all of them.
 
     Returns:
         The payload; None where no run has answered anything.
@@ -47,11 +53,11 @@ def documents_payload(database: Database, budget_bytes: int = BUDGET_BYTES) -> b
     groups = choose(database, budget_bytes)
     if not groups:
         return None
-    entries, packs, offset = [], [], 0
-    for group in groups:
-        packed = _packed(database, group)
+    make = partial(_packed, database)
+    packs = [make(group) for group in groups] if kept_in is None else kept_packs(kept_in, database, groups, make)
+    entries, offset = [], 0
+    for group, packed in zip(groups, packs, strict=True):
         entries.append({**_entry(group, groups), "offset": offset, "length": len(packed)})
-        packs.append(packed)
         offset += len(packed)
     blocks = sorted({group.runs[0].blocks for group in groups})
     index = {"groups": entries, "shades": {str(n): _shades(n) for n in blocks}}

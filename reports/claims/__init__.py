@@ -13,7 +13,7 @@ from exitbench.errors import UserError
 from exitbench.reports.claims.claim import CONSISTENCY, Claim
 from exitbench.reports.claims.ledger import read_claims
 from exitbench.reports.claims.scope import Scope, scope_of
-from exitbench.reports.frame import computed_once, rounded
+from exitbench.reports.frame import NAMING_VIEWS, computed_once, rounded
 from exitbench.results.database.connection import Database
 
 HOLDS: Final = "holds here"
@@ -99,7 +99,7 @@ def check_claims(database: Database, claims: Sequence[Claim] | None = None) -> t
     Raises:
         UserError: A query fails, or does not give one row of the columns that its entry needs.
     """
-    with computed_once(database, ("runs", "frontier", "published")):
+    with computed_once(database, (*NAMING_VIEWS, "metric_values", "frontier", "published")):
         return tuple(check_claim(database, claim) for claim in (read_claims() if claims is None else claims))
 
 
@@ -112,14 +112,14 @@ def check_claim(database: Database, claim: Claim) -> Verdict:
     if claim.evidence_sql is None:
         return Verdict(claim, NOT_COMPARABLE)
     try:
-        evidence = database.query(claim.evidence_sql)
+        columns, rows = database.rows(claim.evidence_sql)
     except UserError as error:
         raise UserError(f"Claim {claim.claim_id}: {error}") from error
     needed = _PRINTED if claim.suite is None else _MEASURED
-    if set(evidence.column_names) - {"rows"} != needed or evidence.num_rows != 1:
-        columns = ", ".join(sorted(needed))
-        raise UserError(f"Claim {claim.claim_id}: its query must give one row of {columns}.")
-    row = evidence.to_pylist()[0]
+    if set(columns) - {"rows"} != needed or len(rows) != 1:
+        names = ", ".join(sorted(needed))
+        raise UserError(f"Claim {claim.claim_id}: its query must give one row of {names}.")
+    row = dict(zip(columns, rows[0], strict=True))
     if row["value"] is None or not row["n"]:
         return Verdict(claim, NOT_MEASURED)
     value: float = rounded(float(row["value"]))

@@ -10,7 +10,7 @@ WITH timed AS (
 )
 SELECT
     n.cell_id, n.model, n.task, n.task_label, c.method, c.params, c.seed, c.dtype, c.device, c.batch_size,
-    (c.identity ->> 'batch_rows')::INTEGER AS batch_rows, coalesce(c.identity ->> 'engine', 'lean') AS engine, c.generation,
+    (c.identity ->> 'batch_rows')::INTEGER AS batch_rows, c.identity ->> 'head_precision' AS head_precision, coalesce(c.identity ->> 'engine', 'lean') AS engine, c.generation,
     c.data_asked, c.model_source, c.random_weights, t.recipe, f.data_asked AS fit_data_asked, s.timing
 FROM run_names AS n
 JOIN cell AS c USING (cell_id)

@@ -41,7 +41,7 @@ def suite_toml(row: Row, name: str) -> str | None:
             "schema = 1",
             f"name = {toml_value(name)}",
             f"seed = {row['seed']}",
-            *toml_table("[defaults]", _some(row, "dtype", "device", "batch_size", "batch_rows")),
+            *toml_table("[defaults]", _some(row, "dtype", "device", "batch_size", "batch_rows", "head_precision")),
             *toml_table(f"[models.{toml_key(model)}]", _model(row)),
             *toml_table(f"[tasks.{toml_key(task)}]", _task(row, asked, fit)),
             *toml_table("[[sweep]]", _sweep(row, is_timed=timing is not None)),

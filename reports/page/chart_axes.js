@@ -6,6 +6,7 @@ const chartShare = (p, value) => (value === undefined || !p.full_value ? undefin
 const CHART_X = {
   speedup: { title: "measured speed-up over full depth, of whole requests", at: (p) => p.speedup, low: (p) => p.speedup_low, high: (p) => p.speedup_high },
   token: { title: "measured speed-up over full depth, of decoding a token", at: (p) => p.speedup_per_token },
+  energy: { title: "measured energy of full depth over the method's, of whole requests", at: (p) => p.energy_ratio, low: (p) => p.energy_ratio_low, high: (p) => p.energy_ratio_high },
   blocks: { title: "mean blocks run, share of all blocks", at: (p) => p.mean_blocks_run / p.blocks, less: true },
   depth: { title: "mean exit layer, share of all blocks", at: (p) => p.mean_exit_layer / p.blocks, less: true },
   ideal: { title: "work saved: full depth's bytes read over the method's, of decoding", at: (p) => p.ideal_speedup_bytes },
@@ -41,6 +42,8 @@ const chartWords = (p) =>
     p.is_other_length === undefined ? "" : `${p.is_other_length ? "† " : ""}${number(p.tokens_per_request, 1)} tokens, full depth ${number(p.full_tokens_per_request, 1)}`,
     p.speedup_per_token === undefined || p.full ? "" : `per token ${number(p.speedup_per_token)}`,
     p.speedup_decode === undefined || p.full ? "" : `decoding ${number(p.speedup_decode)}` + (p.ideal_speedup_decode === undefined ? "" : ` of ideal ${number(p.ideal_speedup_decode)}`),
+    p.energy_ratio === undefined ? "" : `energy ${number(p.energy_ratio)}` + (p.energy_ratio_low === undefined ? "" : ` [${number(p.energy_ratio_low)}, ${number(p.energy_ratio_high)}]`),
+    p.joules_per_token === undefined ? "" : `${number(p.joules_per_token, 4)} J a token, full depth ${number(p.full_joules_per_token, 4)}`,
     p.ideal_speedup_bytes === undefined ? "" : `work saved ${number(p.ideal_speedup_bytes)}×`,
     `n = ${p.n}` + (p.timed_documents === undefined ? "" : `, timed ${p.timed_documents}` + (p.timed_rounds === undefined ? "" : ` × ${p.timed_rounds}`)),
   ].filter(Boolean).join(" · ");

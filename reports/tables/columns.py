@@ -52,6 +52,7 @@ class Column:
         long: Whether its text may break anywhere and is limited in height.
         collapses: Whether it is only said once, in the caption, when all rows agree.
         on_demand: Whether the page shows it only where it is asked for.
+        where_known: Whether it is left out where no row has a value.
         among: Makes `cell` for the rows of one table, where a cell depends on the others.
     """
 
@@ -61,6 +62,7 @@ class Column:
     long: bool = False
     collapses: bool = False
     on_demand: bool = False
+    where_known: bool = False
     among: Callable[[Sequence[Row]], Callable[[Row], Cell]] | None = None
 
 
@@ -84,9 +86,13 @@ def marked(row: Row, name: str) -> str:
     return f"{BREAKS} {name}" if row["conforms"] is False else name
 
 
-def number(heading: str, name: str, form: str, *, on_demand: bool = False) -> Column:
+def number(heading: str, name: str, form: str, *, on_demand: bool = False, where_known: bool = False) -> Column:
     """Return a column of numbers, written with the format `form` such as ``{:.2f}``."""
-    return Column(heading, lambda row: Cell(written(row[name], form), row[name]), numeric=True, on_demand=on_demand)
+
+    def cell(row: Row) -> Cell:
+        return Cell(written(row[name], form), row[name])
+
+    return Column(heading, cell, numeric=True, on_demand=on_demand, where_known=where_known)
 
 
 def parameters(heading: str, name: str) -> Column:

@@ -29,7 +29,9 @@ CAPTION = (
     "against full depth in the same run, of whole requests; ≈ and grey mean that its interval overlaps the noise "
     f"floor, full depth timed against itself. {LENGTH_NOTE} {DECODING_NOTE} Realised is the first over the second. "
     "Tokens = full counts full depth's tokens that the method has at the same position. Simulated rows are replays: "
-    "they have a cost, never a time. n counts documents; timed those that were timed, times rounds."
+    "they have a cost, never a time. n counts documents; timed those that were timed, times rounds. Where the machine "
+    "counts energy, joules are those of a token, of whole requests and gross (net: without idle power), beside full "
+    "depth's; energy: full depth's over the method's."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells."
 
@@ -58,11 +60,27 @@ def speedup(row: Row) -> Cell:
     """Return the measured speed-up with its interval, marked where it is inside the noise floor."""
     if row["is_full_depth"]:
         return Cell("1", 1.0)
-    inside, low, high = row["inside_noise_floor"], row["speedup_low"], row["speedup_high"]
-    shown = with_interval(row["speedup"], low, high, 2)
+    return _against_full_depth(row, "speedup", row["inside_noise_floor"])
+
+
+def energy(row: Row) -> Cell:
+    """Return full depth's energy over the method's with its interval, marked where it is inside the noise floor."""
+    return _against_full_depth(row, "energy_ratio", row["inside_energy_floor"])
+
+
+def _against_full_depth(row: Row, name: str, inside: bool) -> Cell:
+    value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
+    shown = with_interval(value, low, high, 2)
     if inside or low is None:
-        return Cell(f"≈ {shown}" if inside else shown, row["speedup"], muted=inside)
-    return Cell(shown, row["speedup"], tone="worse" if high < 1 else "better" if low > 1 else "")
+        return Cell(f"≈ {shown}" if inside else shown, value, muted=inside)
+    return Cell(shown, value, tone="worse" if high < 1 else "better" if low > 1 else "")
+
+
+def joules(row: Row) -> Cell:
+    """Return the energy of a token, and of full depth's."""
+    spent = row["joules_per_token"]
+    shown = ABSENT if spent is None else f"{spent:.3g} of {row['full_joules_per_token']:.3g}"
+    return Cell(shown, spent)
 
 
 def exit_layer(row: Row) -> Cell:
@@ -128,10 +146,13 @@ COLUMNS = (
     number("Tokens = full", "token_match", "{:.1%}"),
     number("n", "n", "{:,}"),
     Column("Timed", timed, numeric=True),
+    Column("Energy", energy, numeric=True, where_known=True),
     Column("Quality", quality, numeric=True, on_demand=True),
     Column("Exit layer", exit_layer, numeric=True, on_demand=True),
     number("Work saved", "ideal_speedup_bytes", "{:.2f}×", on_demand=True),
     Column("Tokens", length, numeric=True, on_demand=True),
+    Column("Joules a token", joules, numeric=True, on_demand=True, where_known=True),
+    number("Net joules", "net_joules_per_token", "{:.3g}", on_demand=True, where_known=True),
     number("Per token", "speedup_per_token", "{:.2f}", on_demand=True),
     number("Decoding", "speedup_decode", "{:.2f}", on_demand=True),
     number("Ideal", "ideal_speedup_decode", "{:.2f}", on_demand=True),

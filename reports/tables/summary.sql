@@ -16,7 +16,10 @@ SELECT f.model, f.task_label AS task, f.conditions AS setting,
        f.speedup, f.speedup_low, f.speedup_high, f.aa_low, f.aa_high,
        coalesce(NOT f.is_full_depth AND f.speedup_low <= f.aa_high AND f.speedup_high >= f.aa_low, false) AS inside_noise_floor,
        f.speedup_per_token, f.tokens_per_request, f.full_tokens_per_request, f.is_other_length, f.speedup_decode,
-       f.ideal_speedup_decode, f.realised_fraction, f.ideal_speedup_bytes, f.n, f.timed_documents, f.timed_rounds,
+       f.ideal_speedup_decode, f.realised_fraction, f.joules_per_token, f.full_joules_per_token, f.net_joules_per_token,
+       f.energy_ratio, f.energy_ratio_low, f.energy_ratio_high,
+       coalesce(f.energy_ratio_low <= f.aa_energy_high AND f.energy_ratio_high >= f.aa_energy_low, false) AS inside_energy_floor,
+       f.ideal_speedup_bytes, f.n, f.timed_documents, f.timed_rounds,
        g.delta AS promised_delta, g.epsilon AS promised_epsilon, g.consistency AS promised_consistency,
        r.parameters, d.source = 'builtin' AS is_generated, f.limited, f.seed, r.setting_id, f.conforms, f.cell_id
 FROM frontier AS f

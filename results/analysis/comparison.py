@@ -11,6 +11,7 @@ import numpy as np
 from exitbench.errors import UserError
 from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.database.connection import Database
+from exitbench.results.statistics.columns import paired_as_sums
 from exitbench.results.statistics.intervals import (
     SHARE,
     Aggregate,
@@ -30,7 +31,7 @@ _SHOWN_KEYS: Final = 10
 # What quality may hang on besides the method: differences are told, since nothing says which of them made a delta.
 _SETTINGS: Final = (
     *("engine", "batch_size", "batch_rows", "dtype", "device", "device_map", "generation", "seed"),
-    "random_weights",
+    *("head_precision", "random_weights"),
 )
 
 _RUNS: Final = """
@@ -40,7 +41,7 @@ _RUNS: Final = """
         c.identity ->> 'fit_cell_id' AS fit_cell_id, c.setting_id, c.full_depth_cell_id IS NULL AS is_full_depth,
         c.batch_size, c.identity ->> 'batch_rows' AS batch_rows, c.dtype, c.device, c.generation, c.seed,
         c.random_weights, coalesce(c.identity ->> 'engine', 'lean') AS engine,
-        c.identity ->> 'device_map' AS device_map,
+        c.identity ->> 'device_map' AS device_map, coalesce(c.identity ->> 'head_precision', 'exact') AS head_precision,
         c.conformance ->> 'verdict' = 'conforms' AS conforms,
         row_number() OVER (
             PARTITION BY c.setting_id, c.method, c.params, c.kv_policy ORDER BY a.attempt_id DESC
@@ -268,7 +269,7 @@ class _Comparer:
     def _difference(self, a: _Samples, b: _Samples, task: str, metric: str, seed: int) -> Difference:
         rows_a, rows_b = a.rows(metric), b.rows(metric)
         if any(metric in own for own in a.statistics):
-            return difference(rows_a, rows_b, self._aggregates(task, metric), seed=seed)
+            return difference(*paired_as_sums(rows_a, rows_b, self._aggregates(task, metric)), seed=seed)
         if set(np.unique([rows_a, rows_b])) <= {0.0, 100.0}:
             return binary_difference(rows_a[:, 0], rows_b[:, 0])
         # A metric without statistics is the mean of its values, whoever's task it is.
@@ -312,9 +313,8 @@ class _Comparer:
         blank = replace(blank, quantity="speedup", contrast="b / a")
         facts = [self._facts[run.attempt_id] for run in (run_a, run_b)]
         if facts[0]["setting_id"] != facts[1]["setting_id"]:
-            return replace(
-                blank, how="not comparable: model, data, generation, number format, device, batch or seed differ"
-            )
+            differ = "model, data, generation, number format, device, batch, head precision or seed differ"
+            return replace(blank, how=f"not comparable: {differ}")
         if facts[0]["is_full_depth"] and facts[1]["is_full_depth"]:
             return replace(blank, how="both are full depth")
         timings = [self._timings(own) for own in facts]

@@ -15,6 +15,8 @@ from exitbench.results.files.canonical import content_id
 from exitbench.results.spool.attempts import scan_spool
 
 SECTIONS: Final = ("environment", "hardware")
+_PRODUCTS: Final = "products"
+"""What attempts have besides whose products were chosen by measurement."""
 _SHOWN: Final = 8
 _COLUMNS: Final = {
     "environment": ("python", "platform", "packages", "git_commit", "git_dirty", "env_vars"),
@@ -105,7 +107,7 @@ def _in_spool(prefix: str, spool_root: Path) -> dict[str, Described]:
 
 
 def _sections(prefix: str, env: Mapping[str, Mapping[str, Any]]) -> dict[str, Described]:
-    ids = {name: content_id(section) for name, section in env.items()}
+    ids = {name: content_id(section) for name, section in env.items() if name in SECTIONS}
     return {
         section_id: Described(f"{name} {section_id[:12]}", {name: env[name]})
         for name, section_id in ids.items()
@@ -145,7 +147,8 @@ def _read(path: Path) -> dict[str, Any]:
     """env.json of an attempt; empty where it is not there yet, or torn."""
     try:
         env = json.loads((path / "env.json").read_text(encoding="utf-8"))
-        return {name: env[name] for name in SECTIONS}
+        chosen = env.get(_PRODUCTS)
+        return {name: env[name] for name in SECTIONS} | ({} if chosen is None else {_PRODUCTS: chosen})
     except (OSError, ValueError, KeyError):
         return {}
 

@@ -2,11 +2,11 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from exitbench.results.analysis.status import folder_bytes
@@ -21,11 +21,13 @@ class Estimate:
         seconds: Wall time of the attempt; None where nothing like it was ever run.
         size_bytes: Of its folder; likewise.
         basis: In words, what the figures are from.
+        at_most: It shares a pass, and the figures are from cells that had one to themselves.
     """
 
     seconds: float | None
     size_bytes: float | None
     basis: str
+    at_most: bool = False
 
 
 UNKNOWN = Estimate(None, None, "nothing like it was run")
@@ -41,6 +43,7 @@ class Ask:
         shape: Kind of model, decoder blocks, parameters.
         batch_size: Rows that are decoded together, as a suite says it.
         units: Documents, times the levels of a calibration or the rounds of a timing (`units`).
+        shares: Whether one pass sees to it and to other cells.
     """
 
     kind: str
@@ -54,10 +57,11 @@ class Ask:
     engine: str
     batch_size: int
     units: int
+    shares: bool = False
 
     @classmethod
-    def from_json(cls, cell: Mapping[str, Any]) -> "Ask":
-        """Read what counts from the content of cell.json."""
+    def from_json(cls, cell: Mapping[str, Any], pass_cells: int | None = None) -> "Ask":
+        """Read what counts from the content of cell.json, and from status.json how many cells shared its pass."""
         model, task = cell["model"], cell["task"]
         timing, calibration, record = cell.get("timing"), cell.get("calibration"), cell.get("record")
         return cls(
@@ -77,6 +81,7 @@ class Ask:
                 timed=(timing["documents"], timing["max_rounds"]) if timing else None,
                 recorded=record["documents"] if record else None,
             ),
+            shares=pass_cells is not None,
         )
 
 
@@ -96,6 +101,8 @@ _LEVELS = (
     "same kind",
     "same kind, other number format or batch size",
 )
+_OF_ITS_SIZE = 4
+"""How many of these levels, the first ones, are of models of one size."""
 
 
 class History:
@@ -107,23 +114,37 @@ class History:
         Args:
             spool_root: The spool; need not exist.
         """
-        rates: dict[Hashable, list[_Rate]] = defaultdict(list)
+        rates: dict[tuple[bool, Hashable], list[_Rate]] = defaultdict(list)
         for attempt in scan_spool(spool_root):
             if attempt.finished and (found := _past(attempt)):
                 ask, rate = found
                 for key in _keys(ask):
-                    rates[key].append(rate)
-        self._rates: dict[Hashable, _Rate] = {
-            key: _Rate(median(rate.seconds for rate in own), median(rate.size_bytes for rate in own))
-            for key, own in rates.items()
+                    rates[ask.shares, key].append(rate)
+        self._rates: dict[tuple[bool, Hashable], _Rate] = {
+            # A pass is in the seconds of its first cell: its cells' mean is what each has of them.
+            (shared, key): _typical(own, fmean if shared else median)
+            for (shared, key), own in rates.items()
         }
 
     def estimate(self, ask: Ask) -> Estimate:
-        """Return what a cell will take by the nearest earlier ones."""
-        for level, key in zip(_LEVELS, _keys(ask), strict=True):
-            if (rate := self._rates.get(key)) is not None:
-                return Estimate(rate.seconds * ask.units, rate.size_bytes * ask.units, level)
+        """Return what a cell will take by the nearest earlier ones.
+
+        Of those as near, cells count that shared a pass or had one to themselves as this one will. The others count
+        before cells of models of another size do.
+        """
+        levels = list(zip(_LEVELS, _keys(ask), strict=True))
+        alike, other = ask.shares, not ask.shares
+        of_its_size, of_any = levels[:_OF_ITS_SIZE], levels[_OF_ITS_SIZE:]
+        for shared, near in ((alike, of_its_size), (other, of_its_size), (alike, of_any), (other, of_any)):
+            for level, key in near:
+                if (rate := self._rates.get((shared, key))) is not None:
+                    seconds, size_bytes = rate.seconds * ask.units, rate.size_bytes * ask.units
+                    return Estimate(seconds, size_bytes, level, at_most=ask.shares and not shared)
         return UNKNOWN
+
+
+def _typical(rates: Sequence[_Rate], middle: Callable[[Iterable[float]], float]) -> _Rate:
+    return _Rate(middle(rate.seconds for rate in rates), middle(rate.size_bytes for rate in rates))
 
 
 def total(estimates: Sequence[Estimate]) -> tuple[float, float, int]:
@@ -170,7 +191,8 @@ def _past(attempt: Attempt) -> tuple[Ask, _Rate] | None:
         status = json.loads((attempt.path / "status.json").read_text(encoding="utf-8"))
         if status["status"] != "ok":
             return None
-        ask = Ask.from_json(json.loads((attempt.path / "cell.json").read_text(encoding="utf-8")))
+        cell = json.loads((attempt.path / "cell.json").read_text(encoding="utf-8"))
+        ask = Ask.from_json(cell, status.get("pass_cells"))
         took = datetime.fromisoformat(status["ended_at"]) - datetime.fromisoformat(status["started_at"])
         return ask, _Rate(took.total_seconds() / ask.units, folder_bytes(attempt.path) / ask.units)
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):

@@ -16,6 +16,7 @@ from exitbench.results.spool.schema import FITTED_FILE
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "samples": ("doc_key",),
     "tokens": ("doc_key", "position"),
+    "sequence_trace": ("doc_key", "block"),
     "probe": ("doc_key", "position"),
     "sublayers": ("doc_key", "position", "block", "read_out"),
     "layer_pairs": ("doc_key", "block_a", "block_b"),

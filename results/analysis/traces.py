@@ -5,6 +5,7 @@ begin alike (`shared_prefix`), and to the first token that differs.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -79,6 +80,13 @@ _PROBED: Final = f"""
         p1, p2, p3, p_final
     FROM probe_token WHERE {_ONLY} AND choice IS NULL ORDER BY doc_key, position
 """
+# A sum and no exclusive or: there rows that are equal would cancel each other out.
+_DIGEST: Final = "count(*) || ':' || sum(hash(rows)) AS digest"
+_DIGESTS: Final = " UNION ALL ".join(
+    f"SELECT attempt_id AS of, '{table}' AS what, {_DIGEST} FROM {table} AS rows WHERE {_ONLY} GROUP BY ALL"
+    for table in ("token_exit", "sample", "sample_rescore", "probe_token", "score_token")
+)
+_SPELLING_DIGESTS: Final = f"SELECT tokenizer_sha256, 'token_text', {_DIGEST} FROM token_text AS rows GROUP BY ALL"
 _SCORED: Final = f"SELECT doc_key, position, score FROM score_token WHERE {_ONLY} AND choice IS NULL ORDER BY ALL"
 
 
@@ -163,6 +171,21 @@ def probed(database: Database, attempt_id: str | None, keys: Collection[str]) ->
 def scored(database: Database, attempt_id: str | None, keys: Collection[str]) -> pa.Table:
     """Return the gate's score at every block (NaN: not asked), a row for each probed token, likewise ordered."""
     return database.query(_SCORED, {"attempts": [attempt_id], "keys": list(keys)})
+
+
+def content_digests(database: Database, attempts: Collection[str], keys: Collection[str]) -> dict[str, list[str]]:
+    """Return digests of all that the functions above can return of these attempts and documents.
+
+    Returns:
+        Digests by attempt and, of its spelling, by tokenizer: they differ where a row does, on one version of DuckDB.
+    """
+    found: dict[str, list[str]] = defaultdict(list)
+    _, rows = database.rows(
+        f"{_DIGESTS} UNION ALL {_SPELLING_DIGESTS} ORDER BY ALL", {"attempts": list(attempts), "keys": list(keys)}
+    )
+    for of, what, digest in rows:
+        found[of].append(f"{what} {digest}")
+    return dict(found)
 
 
 def shared_prefix(answer: Sequence[int], reference: Sequence[int]) -> int:

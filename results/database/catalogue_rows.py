@@ -86,7 +86,8 @@ def _rows(record: AttemptRecord) -> tuple[dict[str, tuple[sa.Table, Row]], Row, 
         data["data_id"]: (DATASET_ARTIFACT, data),
     }
     cell = _cell_row(record, model["model_id"], data["data_id"])
-    return artifacts, cell, _attempt_row(record, env_id, hw_id, comparable_id(cell["setting_id"], env_id, hw_id))
+    comparable = comparable_id(cell["setting_id"], env_id, hw_id, record.env.get("products"))
+    return artifacts, cell, _attempt_row(record, env_id, hw_id, comparable)
 
 
 def _add_or_describe(connection: sa.Connection, rows: Sequence[Row]) -> None:
@@ -151,9 +152,10 @@ def setting_id(identity: Mapping[str, Any]) -> str:
     return content_id({key: value for key, value in identity.items() if key not in _NOT_SETTING})
 
 
-def comparable_id(setting_id: str, env_id: str, hw_id: str) -> str:
-    """Return what attempts have in common whose times may be compared."""
-    return content_id({"setting": setting_id, "environment": env_id, "hardware": hw_id})
+def comparable_id(setting_id: str, env_id: str, hw_id: str, products: Mapping[str, str] | None = None) -> str:
+    """Return what attempts have in common whose times may be compared; of earlier ones no ``products`` were chosen."""
+    asked: dict[str, Any] = {"setting": setting_id, "environment": env_id, "hardware": hw_id}
+    return content_id(asked if products is None else {**asked, "products": products})
 
 
 def _method_revision(record: AttemptRecord) -> str:

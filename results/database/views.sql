@@ -82,8 +82,8 @@ SELECT
     concat_ws(', ', c.dtype, c.device, 'batch ' || c.batch_size, nullif(coalesce(c.identity ->> 'engine', 'lean'), 'lean'),
         array_to_string(list_transform(
             from_json(c.identity -> 'device_map', '[["VARCHAR"]]'), lambda share: share[2] || ' blocks on ' || share[1]
-        ), ', ')) AS conditions,
-    (c.identity ->> 'batch_rows')::INTEGER AS batch_rows, c.generation, c.seeds, c.method_distribution, c.method_version,
+        ), ', '), nullif(coalesce(c.identity ->> 'head_precision', 'exact') || ' head', 'exact head')) AS conditions,
+    coalesce(c.identity ->> 'head_precision', 'exact') AS head_precision, (c.identity ->> 'batch_rows')::INTEGER AS batch_rows, c.generation, c.seeds, c.method_distribution, c.method_version,
     a.started_at, epoch(a.ended_at) - epoch(a.started_at) AS seconds, a.pass_cells, a.peak_rss_bytes,
     e.git_commit AS commit, e.git_dirty AS dirty, h.cpu, h.gpu, h.threads, c.setting_id, a.comparable_id,
     coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END) AS full_depth_cell_id,
@@ -191,7 +191,16 @@ speed AS (
         max(v.value) FILTER (v.metric = 'speedup_decode') AS speedup_decode,
         max(v.value) FILTER (v.metric = 'ideal_speedup_decode') AS ideal_speedup_decode,
         max(v.value) FILTER (v.metric = 'timed_documents')::BIGINT AS timed_documents,
-        max(v.value) FILTER (v.metric = 'timed_rounds')::BIGINT AS timed_rounds
+        max(v.value) FILTER (v.metric = 'timed_rounds')::BIGINT AS timed_rounds,
+        max(v.value) FILTER (v.metric = 'joules_per_token') AS joules_per_token,
+        max(v.value) FILTER (v.metric = 'full_joules_per_token') AS full_joules_per_token,
+        max(v.value) FILTER (v.metric = 'net_joules_per_token') AS net_joules_per_token,
+        max(v.value) FILTER (v.metric = 'full_net_joules_per_token') AS full_net_joules_per_token,
+        max(v.value) FILTER (v.metric = 'energy_ratio') AS energy_ratio,
+        max(v.ci_low) FILTER (v.metric = 'energy_ratio') AS energy_ratio_low,
+        max(v.ci_high) FILTER (v.metric = 'energy_ratio') AS energy_ratio_high,
+        max(v.ci_low) FILTER (v.metric = 'aa_energy_ratio') AS aa_energy_low,
+        max(v.ci_high) FILTER (v.metric = 'aa_energy_ratio') AS aa_energy_high
     FROM latest_timed AS t JOIN current_metric AS v USING (attempt_id)
     GROUP BY ALL
 )
@@ -209,7 +218,9 @@ SELECT
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_decode END AS speedup_decode,
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.ideal_speedup_decode END AS ideal_speedup_decode,
     CASE WHEN NOT r.is_full_depth THEN s.speedup_decode / s.ideal_speedup_decode END AS realised_fraction,
-    s.timed_documents, s.timed_rounds, shared.ideal_speedup_bytes, shared.ideal_speedup_flops, shared.token_match,
+    s.timed_documents, s.timed_rounds, s.joules_per_token, s.full_joules_per_token, s.net_joules_per_token, s.full_net_joules_per_token,
+    s.energy_ratio, s.energy_ratio_low, s.energy_ratio_high, s.aa_energy_low, s.aa_energy_high,
+    shared.ideal_speedup_bytes, shared.ideal_speedup_flops, shared.token_match,
     coalesce(v.n, shared.n) AS n, r.is_full_depth, s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu, r.conforms, r.params
 FROM runs AS r
 JOIN newest ON newest.attempt_id = r.attempt_id
@@ -232,22 +243,49 @@ CREATE VIEW device_readings AS
 SELECT n.* EXCLUDE (params), d.* EXCLUDE (attempt_id), n.params FROM device_sample AS d JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW device_readings IS 'One row per reading of the device around a round of a timing run, never during a decode.';
 
+CREATE VIEW energy_readings AS
+SELECT
+    n.* EXCLUDE (params), e.doc_key, e.round, e.position, CASE WHEN e.twin THEN 'twin' ELSE e.arm END AS arm, e.domain, d.is_counted,
+    e.energy_uj / 1e6 AS joules, e.wall_ns / 1e6 AS ms, 1e3 * e.energy_uj / nullif(e.wall_ns, 0) AS power_w,
+    1e3 * d.idle_uj / nullif(d.idle_ns, 0) AS idle_power_w, joules - idle_power_w * ms / 1e3 AS net_joules,
+    d.update_ns / 1e6 AS update_ms, n.params
+FROM energy_sample AS e
+JOIN energy_domain AS d USING (attempt_id, domain)
+JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW energy_readings IS 'One row per timed decode and counter of energy that the machine has; none where it has none. A counter tells all that ran on its
+processors or GPU. Those that are counted add up to what timings and frontier say.';
+
 CREATE VIEW timings AS
 WITH read AS (
     SELECT
         attempt_id, doc_key, CASE WHEN twin THEN 'twin' ELSE arm END AS arm, phase, avg(n_tokens) AS tokens, avg(wall_ns) / 1e6 AS ms,
         stddev_samp(wall_ns) / 1e6 AS ms_std, count(*) AS readings
     FROM timing_sample GROUP BY ALL
+),
+decodes AS (
+    SELECT
+        attempt_id, e.doc_key, CASE WHEN e.twin THEN 'twin' ELSE e.arm END AS arm, sum(e.energy_uj) / 1e6 AS joules,
+        joules - sum(e.wall_ns::DOUBLE * d.idle_uj / nullif(d.idle_ns, 0)) / 1e6 AS net_joules
+    FROM energy_sample AS e JOIN energy_domain AS d USING (attempt_id, domain)
+    WHERE d.is_counted GROUP BY attempt_id, e.doc_key, e.round, e.position, e.arm, e.twin
+),
+spent AS (
+    SELECT attempt_id, doc_key, arm, 'total' AS phase, avg(joules) AS joules, avg(net_joules) AS net_joules FROM decodes GROUP BY ALL
 )
 SELECT
     n.* EXCLUDE (params), r.doc_key, r.arm, r.phase, r.tokens, r.ms, r.ms_std, r.readings, r.ms / r.tokens AS ms_per_token,
-    f.ms AS full_ms, f.ms / r.ms AS speedup, n.params
+    f.ms AS full_ms, f.ms / r.ms AS speedup, s.joules, s.joules / r.tokens AS joules_per_token, s.net_joules,
+    s.net_joules / r.tokens AS net_joules_per_token, fs.joules AS full_joules, fs.joules / nullif(s.joules, 0) AS energy_ratio, n.params
 FROM read AS r
 JOIN run_names AS n ON n.attempt_id = r.attempt_id
 LEFT JOIN read AS f
-    ON f.attempt_id = r.attempt_id AND f.doc_key = r.doc_key AND f.phase = r.phase AND f.arm = 'full';
-COMMENT ON VIEW timings IS 'One row per timing run, document (or batch of them, by its first), arm and phase: what the clock said. Over a run''s documents
-sum(full_ms) / sum(ms) of the arm method and the phase total is frontier''s speedup.';
+    ON f.attempt_id = r.attempt_id AND f.doc_key = r.doc_key AND f.phase = r.phase AND f.arm = 'full'
+LEFT JOIN spent AS s
+    ON s.attempt_id = r.attempt_id AND s.doc_key = r.doc_key AND s.phase = r.phase AND s.arm = r.arm
+LEFT JOIN spent AS fs
+    ON fs.attempt_id = r.attempt_id AND fs.doc_key = r.doc_key AND fs.phase = r.phase AND fs.arm = 'full';
+COMMENT ON VIEW timings IS 'One row per timing run, document (or batch of them, by its first), arm and phase: what the clock and, of whole requests, counters of
+energy said. Over a run''s documents sum(full_ms) / sum(ms) of the arm method and the phase total is frontier''s speedup, and sum(full_joules) / sum(joules) its energy_ratio.';
 
 CREATE VIEW qc AS
 WITH clocks AS (
@@ -370,6 +408,10 @@ findings AS (
     SELECT attempt_id, 'few_timed_documents', 1, printf('the speed-up is of %d documents (or batches of them), fewer than 20', n)
     FROM metric WHERE metric = 'speedup' AND n < 20
     UNION ALL
+    SELECT attempt_id, 'coarse_energy', 1, printf(
+        'counters of energy move %.1f times in a timed decode: energy_ratio is less certain than times are', value)
+    FROM metric WHERE metric = 'energy_updates' AND value < 10
+    UNION ALL
     SELECT attempt_id, 'realised_above_ideal', 1, printf(
         'decoding is %.2f times as fast, %.0f%% of what its work allows (%.2f): the cost model leaves something out here',
         d.value, 100 * d.value / i.value, i.value)
@@ -419,7 +461,7 @@ FROM findings AS f JOIN run_names AS n USING (attempt_id) JOIN cell AS c ON c.ce
 COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should know. Rules: clocks_disagree; not_repeatable, of severity 1 where the other attempt ran on another
 machine, compares files of one version of their writer only; noise_floor: full depth against itself differs from 1 by more than twice its interval''s half width, severity 1 up to 5%;
 noise_floor_coverage: how many of a suite''s intervals of full depth against itself on one machine lack 1, told once, with the farthest that is not told as
-noise_floor: of 20 intervals of 95% one does by chance, and severity 2 where so many have a chance below 1%; few_timed_documents: fewer than 20, or batches of them;
+noise_floor: of 20 intervals of 95% one does by chance, and severity 2 where so many have a chance below 1%; few_timed_documents: fewer than 20, or batches of them; coarse_energy: counters of energy move less than 10 times in a timed decode;
 realised_above_ideal: speedup_decode above 1.05 times ideal_speedup_decode; throttled; slow_clock: below 90% of the median over all rounds on that machine; trace_incomplete;
 not_conforming; replay_differs: a real decode and a replay of one setting whose mean exit layers are more than an eighth of the blocks (at least one) apart and
 their intervals too: more than keys and values of skipped blocks usually explain; dirty_commit; random_weights; limited; generation_not_applied: the score is not that of a model card;
@@ -469,8 +511,9 @@ FROM token_exit AS t
 JOIN run_names AS n ON n.attempt_id = t.attempt_id
 JOIN cell AS c ON c.cell_id = n.cell_id
 JOIN model_artifact AS m ON m.model_id = c.model_id
-LEFT JOIN token_text AS own ON own.tokenizer_sha256 = m.tokenizer_sha256 AND own.token_id = t.token_id
-LEFT JOIN token_text AS its ON its.tokenizer_sha256 = m.tokenizer_sha256 AND its.token_id = t.full_token_id
+-- What an encoder says are labels, of which the tokenizer knows nothing.
+LEFT JOIN token_text AS own ON own.tokenizer_sha256 = m.tokenizer_sha256 AND own.token_id = t.token_id AND m.kind <> 'encoder'
+LEFT JOIN token_text AS its ON its.tokenizer_sha256 = m.tokenizer_sha256 AND its.token_id = t.full_token_id AND m.kind <> 'encoder'
 -- The last, and grouped by what it is joined on: then a query that does not ask for it does not make it.
 LEFT JOIN (
     SELECT
@@ -479,6 +522,26 @@ LEFT JOIN (
     FROM token_exit GROUP BY attempt_id, doc_key
 ) AS d ON d.attempt_id = t.attempt_id AND d.doc_key = t.doc_key;
 COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run, or probed token of a replay.';
+
+CREATE VIEW sequence_trace AS
+SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), CASE WHEN t.label_id IS NOT NULL THEN t.label_id = t.gold END AS is_right, n.params
+FROM sequence_block AS t JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW sequence_trace IS 'One row per document and block that was asked (the last one included), of quality runs of encoders.';
+
+CREATE VIEW sequence_blocks AS
+SELECT
+    n.* EXCLUDE (params), r.blocks, t.block, t.asked, t.exited, t.exited / max(t.asked) OVER (PARTITION BY t.attempt_id) AS share_exited,
+    t.right_of_asked, t.right_of_exited, t.mean_error_of_exited, t.mean_score, n.params
+FROM (
+    SELECT
+        attempt_id, block, count(*) AS asked, count(*) FILTER (exited) AS exited,
+        avg((label_id = gold)::INT) AS right_of_asked, avg((label_id = gold)::INT) FILTER (exited) AS right_of_exited,
+        avg(abs(prediction - gold)) FILTER (exited AND label_id IS NULL) AS mean_error_of_exited, avg(score) FILTER (isfinite(score)) AS mean_score
+    FROM sequence_block GROUP BY attempt_id, block
+) AS t
+JOIN run_names AS n USING (attempt_id)
+JOIN runs AS r USING (attempt_id);
+COMMENT ON VIEW sequence_blocks IS 'One row per quality run of an encoder and block that was asked: how many documents it was asked of, how many left there, and how right it was.';
 
 CREATE VIEW choice_answers AS
 SELECT n.* EXCLUDE (params), a.* EXCLUDE (attempt_id), n.params FROM choice_answer AS a JOIN run_names AS n USING (attempt_id);

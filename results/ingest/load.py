@@ -37,6 +37,7 @@ from exitbench.results.statistics.stability import FILL_SQL
 DATABASE_TABLE: Final = {
     "samples": "sample",
     "tokens": "token_exit",
+    "sequence_trace": "sequence_block",
     "choices": "choice_answer",
     "choice_tokens": "choice_token",
     "probe": "probe_token",
@@ -50,6 +51,8 @@ DATABASE_TABLE: Final = {
     "timings": "timing_sample",
     "token_times": "token_time",
     "device": "device_sample",
+    "energy": "energy_sample",
+    "energy_domains": "energy_domain",
 }
 
 

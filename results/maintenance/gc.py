@@ -36,7 +36,8 @@ from exitbench.results.spool.heartbeat import owner_of
 Kind = Literal["killed attempt", "quarantined attempt", "leftover", "superseded attempt", "traces"]
 
 TRACES: Final = (
-    *("tokens", "probe", "sublayers", "layer_pairs", "prompts", "scores", "timings", "token_times", "device"),
+    *("tokens", "sequence_trace", "probe", "sublayers", "layer_pairs", "prompts", "scores", "timings", "token_times"),
+    *("device", "energy", "energy_domains"),
 )
 """Tables whose files are large and that only a database needs. Outputs and fitted tensors serve other cells."""
 _BEGINNING_S: Final = 10.0

@@ -40,6 +40,7 @@ _INDEX_ROWS: Final = 1_000
 _REBUILD: Final = "`exitbench db rebuild` builds the database anew."
 _KEYS: Final = {
     "token_exit": "attempt_id, doc_key, position",
+    "sequence_block": "attempt_id, doc_key, block",
     "choice_answer": "attempt_id, doc_key, choice",
     "choice_token": "attempt_id, doc_key, choice, position",
     "probe_token": "attempt_id, doc_key, choice, position",
@@ -51,6 +52,8 @@ _KEYS: Final = {
     "score_token": "attempt_id, doc_key, choice, position",
     "timing_sample": "attempt_id, doc_key, round, position, twin, phase",
     "device_sample": "attempt_id, round, moment, device",
+    "energy_sample": "attempt_id, doc_key, round, position, twin, domain",
+    "energy_domain": "attempt_id, domain",
     "training_log": "weights_sha256, step, block, metric",
 }
 """What tells rows apart where no primary key sees to it."""

@@ -8,6 +8,7 @@ from exitbench.results.queries import SavedQuery, parameter_text, query_names, s
 SECTIONS: Final = (
     "Exits",
     "Choices",
+    "Encoders",
     "Agreement",
     "Confidence",
     "Cost and speed",

@@ -30,7 +30,7 @@ from exitbench.results.files.values import (
     whole,
 )
 
-SCHEMA_VERSION: Final = 8
+SCHEMA_VERSION: Final = 9
 """Version of the spool's layout; status.json carries it. Attempts of every earlier version are read too."""
 
 STATUSES: Final = ("ok", "failed", "oom", "timeout", "skipped", "interrupted")
@@ -99,6 +99,9 @@ TOKENS: Final = pa.schema(
         _required("reason", pa.string()),
         _optional("rejected", pa.int32()),
         _optional("full_token_id", pa.int32()),
+        _optional("score_half_width", pa.float32()),
+        _optional("head_rows_int8", pa.int32()),
+        _optional("head_fallbacks", pa.int32()),
     ]
 )
 
@@ -139,6 +142,23 @@ CHOICE_TOKENS: Final = pa.schema(
     ]
 )
 """One row a scored token of a choice."""
+
+SEQUENCE_TRACE: Final = pa.schema(
+    [
+        _required("doc_key", pa.string()),
+        _required("block", pa.int16()),
+        _optional("label_id", pa.int32()),
+        _required("prediction", pa.float64()),
+        _optional("probability", pa.float32()),
+        _required("gold", pa.float64()),
+        _optional("score", pa.float32()),
+        _required("exited", pa.bool_()),
+    ]
+)
+"""One row a document and block that was asked, the last one included, of encoders; labels by place among the task's.
+
+A regression has no label and no probability; the last block asks no gate, and so has no score.
+"""
 
 PROBE_ID_LISTS: Final = ("top1_id", "top2_id", "top3_id", "rank_final")
 PROBE_FLOAT_LISTS: Final = (
@@ -253,12 +273,12 @@ METRICS: Final = pa.schema(
     ]
 )
 
-ROLES: Final = ("headline", "task", "agreement", "depth", "cost", "speed", "preparation", "data")
+ROLES: Final = ("headline", "task", "agreement", "depth", "cost", "speed", "energy", "preparation", "data")
 """What a metric is about, said by whoever writes it.
 
 headline, task: scores of answers, of which a task's headline metric is the one that stands for it; agreement: with full
-depth; depth: blocks; cost: work, as counted; speed: time, as measured; preparation: of what was fitted or calibrated;
-data: documents and prompts that were left out or cut.
+depth; depth: blocks; cost: work, as counted; speed: time, as measured; energy: as the machine's counters tell;
+preparation: of what was fitted or calibrated; data: documents and prompts that were left out or cut.
 """
 
 TIMINGS: Final = pa.schema(
@@ -289,6 +309,31 @@ DEVICE: Final = pa.schema(
 )
 """Readings of the device before (`moment` start) and after (end) each round of a timing."""
 
+ENERGY: Final = pa.schema(
+    [
+        _required("doc_key", pa.string()),
+        _required("round", pa.int32()),
+        _required("position", pa.int32()),
+        _required("arm", pa.string()),
+        _required("twin", pa.bool_()),
+        _required("domain", pa.string()),
+        _required("energy_uj", pa.int64()),
+        _required("wall_ns", pa.int64()),
+    ]
+)
+"""What each counter of energy counted around each timed decode, gross; `wall_ns` is between its two readings."""
+
+ENERGY_DOMAINS: Final = pa.schema(
+    [
+        _required("domain", pa.string()),
+        _required("is_counted", pa.bool_()),
+        _required("idle_uj", pa.int64()),
+        _required("idle_ns", pa.int64()),
+        _optional("update_ns", pa.int64()),
+    ]
+)
+"""The counters of a timing: what they counted while nothing was decoded, and how long they stand between two steps."""
+
 PROMPTS: Final = pa.schema(
     [_required("doc_key", pa.string()), _required("position", pa.int32()), _required("token_id", pa.int32())]
 )
@@ -310,6 +355,7 @@ TOKEN_TIMES: Final = pa.schema(
 TABLES: Final[dict[str, pa.Schema]] = {
     "samples": SAMPLES,
     "tokens": TOKENS,
+    "sequence_trace": SEQUENCE_TRACE,
     "choices": CHOICES,
     "choice_tokens": CHOICE_TOKENS,
     "probe": PROBE,
@@ -323,6 +369,8 @@ TABLES: Final[dict[str, pa.Schema]] = {
     "timings": TIMINGS,
     "token_times": TOKEN_TIMES,
     "device": DEVICE,
+    "energy": ENERGY,
+    "energy_domains": ENERGY_DOMAINS,
 }
 """Schema of each Parquet file by its name without the ending. A column that may be NULL may be left out."""
 
@@ -339,6 +387,7 @@ CELL_KEYS: Final[Keys] = {
         "engine_version": optional(COUNT),
         "engine": optional(TEXT),
         "device_map": optional(LISTS),
+        "head_precision": optional(TEXT),
         "kv_policy": or_none(TEXT),
         "model": OBJECT,
         "task": OBJECT,
@@ -392,7 +441,7 @@ CELL_KEYS: Final[Keys] = {
 """What cell.json holds."""
 
 ENV_KEYS: Final[Keys] = {
-    "": {"environment": OBJECT, "hardware": OBJECT},
+    "": {"environment": OBJECT, "hardware": OBJECT, "products": optional(OBJECT)},
     "environment": {
         "python": or_none(TEXT),
         "platform": or_none(TEXT),

@@ -18,6 +18,7 @@ Sources: Clopper and Pearson (1934); Korn and Graubard (1998), Confidence interv
 number of positive counts; Efron and Tibshirani (1993), An introduction to the bootstrap, sections 11 and 12.5.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -83,10 +84,10 @@ def aggregate_interval(statistics: ArrayLike, aggregate: Aggregate, bounds: Boun
     rows = _documents(statistics, "statistics", ndim=2)
     n = len(rows)
     if n == 0:
-        return _without(float("nan"), 0)
+        return point(float("nan"), 0)
     value = float(aggregate(rows.sum(axis=0), np.asarray(float(n))))
     if n == 1:
-        return _without(value, 1)
+        return point(value, 1)
     if bounds is None:
         return _unbounded(value, jackknife(rows, aggregate))
     if rows.shape[1] == 1 and np.isin(rows, bounds).all() and np.isclose(value, rows.mean()):
@@ -108,7 +109,7 @@ def bounded_ratio_interval(above: ArrayLike, below: ArrayLike, bounds: Bounds = 
     rows = _pairs(above, below)
     value = float(_ratio_of_sums(rows.sum(axis=0), np.asarray(float(len(rows)))))
     if len(rows) < 2 or np.isnan(value):
-        return _without(value, len(rows))
+        return point(value, len(rows))
     return _bounded(value, jackknife(rows, _ratio_of_sums), bounds)
 
 
@@ -143,21 +144,21 @@ def product_interval(rows: Floats, powers: Sequence[int], *, seed: int, n_boot: 
         # A sum of no documents, and one over nothing, is no number.
         value = float(np.prod(rows.sum(axis=0) ** exponents)) if n else float("nan")
         if not np.isfinite(value):
-            return _without(float("nan"), n)
+            return point(float("nan"), n)
         if n < 2 or value <= 0:
-            return _without(value, n)
+            return point(value, n)
         influence = jackknife(rows, lambda total, _n: np.log(total) @ exponents)
         error = standard_error(influence)
         # NaN where one document is all there is.
         if not error > _EQUAL:
-            return _without(value, n)
+            return point(value, n)
         reach_low = reach_high = t_quantile(n)
         if n >= _LEAST_RESAMPLED:
             below, above = np.quantile(_studentised(rows, exponents, seed, n_boot), [_TAIL, 1 - _TAIL])
             reach_low, reach_high = max(reach_low, above), max(reach_high, -below)
         low, high = float(value * np.exp(-error * reach_low)), float(value * np.exp(error * reach_high))
     if low == 0 or np.isinf(high):
-        return _without(value, n)
+        return point(value, n)
     return Interval(value, low, high, f"Student's t of the logarithm, studentised-bootstrap-{n_boot}", n)
 
 
@@ -190,12 +191,26 @@ def bootstrap_weights(n: int, n_boot: int, seed: int) -> Iterator[Floats]:
         n_boot: Resamples.
         seed: Seed of the draws.
     """
-    rng = np.random.default_rng(seed)
     block_rows = max(1, _BLOCK_ENTRIES // n)
+    if n_boot <= block_rows:
+        yield _only_block(n, n_boot, seed)
+        return
+    rng = np.random.default_rng(seed)
     for start in range(0, n_boot, block_rows):
-        rows = min(block_rows, n_boot - start)
-        drawn = rng.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
-        yield np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)
+        yield _counts(rng, n, min(block_rows, n_boot - start))
+
+
+@functools.lru_cache(1)
+def _only_block(n: int, rows: int, seed: int) -> Floats:
+    """The counts of all resamples, where they are few enough to be kept: a cell's ratios are resampled alike."""
+    counts = _counts(np.random.default_rng(seed), n, rows)
+    counts.flags.writeable = False
+    return counts
+
+
+def _counts(rng: np.random.Generator, n: int, rows: int) -> Floats:
+    drawn = rng.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
+    return np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)
 
 
 def jackknife(rows: Floats, aggregate: Aggregate) -> Floats:
@@ -243,7 +258,7 @@ def _bounded(value: float, influence: Floats, bounds: Bounds) -> Interval:
     n, (least, greatest) = len(influence), bounds
     relative, share = influence / (greatest - least), _share(value, bounds)
     if not 0 <= share <= 1 or not np.isfinite(relative).all():
-        return _without(value, n)
+        return point(value, n)
     differs = standard_error(relative) > _EQUAL
     return _on_scale(value, *korn_graubard(share, relative), bounds, "Korn-Graubard" if differs else NONE_DIFFERS, n)
 
@@ -252,7 +267,7 @@ def _unbounded(value: float, influence: Floats) -> Interval:
     """The interval of a value without a scale, from how much each document moves it, [n]."""
     n, error = len(influence), standard_error(influence)
     if not np.isfinite(error) or not error > _EQUAL * abs(value):
-        return _without(value, n)
+        return point(value, n)
     reach = error * t_quantile(n)
     return Interval(value, value - reach, value + reach, "Student's t of the jackknife", n)
 
@@ -281,7 +296,8 @@ def t_quantile(n: int, probability: float = 1 - _TAIL) -> float:
     return float(stdtrit(n - 1, probability))
 
 
-def _without(value: float, n: int) -> Interval:
+def point(value: float, n: int) -> Interval:
+    """Return a point estimate from n documents, without an interval."""
     return Interval(value, None, None, None, n)
 
 

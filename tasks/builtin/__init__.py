@@ -1,10 +1,10 @@
-"""Built-in data: generated documents of the three tasks, in which every target word has a known kind.
+"""Built-in data: generated documents of the four tasks, in which every target word has a known kind.
 
 They need no network and no licence, have the fields of the real data sets, and their difficulty varies
 from token to token: what a word depends on is known (see `words.Kind`).
 """
 
-from exitbench.tasks.builtin.corpus import TASKS, documents
+from exitbench.tasks.builtin.corpus import TASKS, TEXT_TASKS, documents
 from exitbench.tasks.builtin.tokenizer import build_tokenizer, vocabulary
 
-__all__ = ["TASKS", "build_tokenizer", "documents", "vocabulary"]
+__all__ = ["TASKS", "TEXT_TASKS", "build_tokenizer", "documents", "vocabulary"]

@@ -7,15 +7,25 @@ from itertools import islice
 from exitbench.errors import UserError, suggestion
 from exitbench.tasks.builtin.dialogues import dialogue
 from exitbench.tasks.builtin.draw import Draw
-from exitbench.tasks.builtin.questions import question
+from exitbench.tasks.builtin.moods import mood
+from exitbench.tasks.builtin.questions import exercise, question
 from exitbench.tasks.builtin.translation import translation
 from exitbench.tasks.builtin.words import Record
 from exitbench.tasks.document import Document
 from exitbench.tasks.level import DEFAULT_LEVEL, require_level
 
-MAKERS: dict[str, Callable[[Draw, int], Record]] = {"squad": question, "samsum": dialogue, "wmt-en-fr": translation}
+MAKERS: dict[str, Callable[[Draw, int], Record]] = {
+    "squad": question,
+    "samsum": dialogue,
+    "sst2": mood,
+    "wmt-en-fr": translation,
+}
+TEACHING = {"train": {"squad": exercise}, "validation": {"squad": exercise}}
+"""What a split makes otherwise: trainings validate on documents like those that they train on."""
 TASKS = tuple(sorted(MAKERS))
 """Names of the tasks that have generated data."""
+TEXT_TASKS = tuple(name for name in TASKS if name != "sst2")
+"""Those of them that are answered with texts."""
 # The digest of what a document says puts it into one of ten parts; so no seed can put it into another split.
 PARTS = 10
 SPLIT_PARTS = {"train": range(7), "calibration": (7,), "validation": (8,), "test": (9,)}
@@ -28,7 +38,7 @@ def documents(task_name: str, split: str, n: int | None, seed: int = 0, level: i
     """Generate documents of a task, the same for the same arguments on every machine.
 
     Args:
-        task_name: "squad", "samsum" or "wmt-en-fr".
+        task_name: "squad", "samsum", "sst2" or "wmt-en-fr".
         split: "train", "calibration", "validation" or "test". No text occurs in two of them, whatever the seeds.
         n: How many; the first documents of a larger n are those of a smaller one. None: the split's usual size.
         seed: Another seed gives other documents.
@@ -57,10 +67,11 @@ def documents(task_name: str, split: str, n: int | None, seed: int = 0, level: i
 def _records(task_name: str, split: str, seed: int, level: int) -> Iterator[Record]:
     """Yield the different records of a split, until there seem to be no more."""
     draw = Draw(f"{task_name}/{split}/{level}/{seed}")
+    make = TEACHING.get(split, MAKERS).get(task_name, MAKERS[task_name])
     seen: set[str] = set()
     in_vain = 0
     while in_vain < IN_VAIN:
-        record = MAKERS[task_name](draw, level)
+        record = make(draw, level)
         if record.source in seen or _part(record.source) not in SPLIT_PARTS[split]:
             in_vain += 1
             continue

@@ -18,16 +18,27 @@ from exitbench.tasks.builtin.words import Kind, Record, Words, kinds_of, of_kind
 
 @dataclass(frozen=True)
 class Size:
-    """How many facts a context tells, and what is asked: a kind as often as it is named."""
+    """How many facts a context tells, and which kinds are asked: a kind as often as it is named.
+
+    Models are taught deep questions more often than they are asked them: what is rare in training, small models
+    do not learn at all.
+    """
 
     facts: int
-    kinds: tuple[Kind, ...]
+    taught: tuple[Kind, ...]
+    asked: tuple[Kind, ...]
 
 
+_EASY: tuple[Kind, ...] = ("copy", "hop1", "hop1", "hop2")
+_HARD: tuple[Kind, ...] = ("hop1", "hop2", "hop3", "hop3", "hop4", "hop4", "hop5", "hop5")
 SIZES = {
-    1: Size(4, ("copy", "hop1", "hop1", "hop2")),
-    2: Size(7, ("copy", "hop1", "hop1", "hop1", "hop2", "hop2", "hop3", "hop3", "hop4", "hop5")),
-    3: Size(10, ("hop1", "hop2", "hop3", "hop3", "hop4", "hop4", "hop5", "hop5")),
+    1: Size(4, _EASY, _EASY),
+    2: Size(
+        7,
+        taught=("copy", "hop1", "hop1", "hop1", "hop2", "hop2", "hop3", "hop3", "hop4", "hop5"),
+        asked=("copy", "hop1", "hop1", "hop1", "hop2", "hop2", "hop2", "hop2", "hop3", "hop4"),
+    ),
+    3: Size(10, _HARD, _HARD),
 }
 """By level."""
 LONG_ANSWERS = 0.3
@@ -35,9 +46,22 @@ STOPS = (2, 3)
 
 
 def question(draw: Draw, level: int) -> Record:
-    """Make one question with its context and answer."""
-    size, kind = SIZES[level], draw.one(SIZES[level].kinds)
-    chains = draw_chains(draw, draw.some(NAMES, size.facts), 1 if kind == "copy" else int(kind[-1]))
+    """Make one question with its context and answer, as the splits that measure have it."""
+    return _question(draw, SIZES[level].facts, draw.one(SIZES[level].asked))
+
+
+def exercise(draw: Draw, level: int) -> Record:
+    """Make one question with its context and answer, as the splits that teach have it."""
+    return _question(draw, SIZES[level].facts, draw.one(SIZES[level].taught))
+
+
+def words() -> set[str]:
+    """Return every word that a context, question or answer can hold."""
+    return facts.words() | split_all(("where does end what the note say says ?",))
+
+
+def _question(draw: Draw, n_facts: int, kind: Kind) -> Record:
+    chains = draw_chains(draw, draw.some(NAMES, n_facts), 1 if kind == "copy" else int(kind[-1]))
     told = [_longer(draw, fact) for chain in chains for fact in chain]
     answering = told[len(chains[0]) - 1]
     asked = f"where does {chains[0][0].subject} end ?"
@@ -54,11 +78,6 @@ def question(draw: Draw, level: int) -> Record:
         "answers": {"text": [text_of(answer)], "answer_start": [_start(told, answering)]},
     }
     return Record(fields, context, kinds_of(answer))
-
-
-def words() -> set[str]:
-    """Return every word that a context, question or answer can hold."""
-    return facts.words() | split_all(("where does end what the note say says ?",))
 
 
 def _longer(draw: Draw, fact: Fact) -> Fact:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from exitbench.errors import UserError, suggestion
 from exitbench.tasks.lm_eval.user_yaml import read_folder
+from exitbench.user_cache import user_cache
 
 if TYPE_CHECKING:
     from lm_eval.tasks._index import Entry
@@ -92,7 +93,7 @@ def _installed() -> "dict[str, Entry]":
     from lm_eval.tasks._index import Entry, Kind, TaskIndex
 
     root = Path(lm_eval.tasks.__file__).parent
-    kept = _cache_folder() / f"lm-eval-tasks-{_stamp(root)}.json"
+    kept = user_cache() / f"lm-eval-tasks-{_stamp(root)}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         rows = json.loads(kept.read_text(encoding="utf-8"))
         return {
@@ -114,10 +115,6 @@ def _installed() -> "dict[str, Entry]":
         partial.write_text(json.dumps(rows), encoding="utf-8")
         partial.replace(kept)
     return built
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "exitbench"
 
 
 def _stamp(root: Path) -> str:

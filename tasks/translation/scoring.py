@@ -2,17 +2,25 @@
 
 sacrebleu tokenises, counts and names the settings (its signatures). Only the last step, from summed
 counts to the score, is written here, over whole arrays, so that ten thousand bootstrap resamples are
-one pass; the tests hold it to sacrebleu's own corpus scores.
+one pass; the tests hold it to sacrebleu's own corpus scores. What sacrebleu says of a pair of texts is kept
+for a moment: a document is tokenised once for its statistics and its score.
 """
+
+import functools
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.bleu import BLEUScore
 
 FloatArray = npt.NDArray[np.float64]
 
 _CHRF = CHRF()
 _ORDER = BLEU().max_ngram_order
+_KEPT: Final = 16
+"""Pairs of texts of which is kept what sacrebleu says: of a document both statistics and score are asked."""
 
 
 class Bleu:
@@ -25,14 +33,24 @@ class Bleu:
 
     def statistics(self, output: str, reference: str) -> list[float]:
         """Return system length, reference length, 4 correct and 4 total n-gram counts, [10]."""
-        score = self._sentence.sentence_score(output, [reference])
+        score = _sentence_bleu(self._sentence, output, reference)
         return [float(count) for count in (score.sys_len, score.ref_len, *score.counts, *score.totals)]
 
     def of_sentence(self, output: str, reference: str) -> float:
         """Return sacrebleu's sentence BLEU, 0..100."""
-        return float(self._sentence.sentence_score(output, [reference]).score)
+        return float(_sentence_bleu(self._sentence, output, reference).score)
 
 
+@functools.lru_cache(_KEPT)
+def _sentence_bleu(metric: BLEU, output: str, reference: str) -> BLEUScore:
+    return metric.sentence_score(output, [reference])
+
+
+bleu_by = functools.cache(Bleu)
+"""BLEU with a way to cut a text into words; the same object for all who ask."""
+
+
+@functools.cache
 def signature(bleu: Bleu) -> str:
     """Return sacrebleu's signatures of both metrics, which name every setting and the version."""
     for metric in (bleu.corpus, _CHRF):
@@ -42,14 +60,19 @@ def signature(bleu: Bleu) -> str:
 
 def sentence_chrf(output: str, reference: str) -> float:
     """Return sacrebleu's sentence chrF, 0..100."""
-    return float(_CHRF.sentence_score(output, [reference]).score)
+    return float(_CHRF._aggregate_and_compute([_chrf_counts(output, reference)]).score)
 
 
 def chrf_statistics(output: str, reference: str) -> list[float]:
     """Return hypothesis, reference and matching n-gram counts for each of 6 character orders, [18]."""
+    return [float(count) for count in _chrf_counts(output, reference)]
+
+
+@functools.lru_cache(_KEPT)
+def _chrf_counts(output: str, reference: str) -> Sequence[int]:
     # The only per-segment counts sacrebleu has; its own significance tests are built on the same method.
-    statistics = _CHRF._extract_corpus_statistics([output], [[reference]])[0]
-    return [float(count) for count in statistics]
+    counts: Sequence[int] = _CHRF._extract_corpus_statistics([output], [[reference]])[0]
+    return counts
 
 
 def bleu(total: FloatArray) -> FloatArray:

@@ -33,7 +33,7 @@ class Translation(Task):
 
     def __init__(self, name: str) -> None:
         self.name, self.pair = name, pair_of(name)
-        self._bleu = scoring.Bleu(TOKENIZERS.get(self.pair.target, "13a"))
+        self._bleu = scoring.bleu_by(TOKENIZERS.get(self.pair.target, "13a"))
         self.metric_version = scoring.signature(self._bleu)
         self.local_roles = (frozenset({self.pair.source, self.pair.target}), frozenset({"pairs"}))
 

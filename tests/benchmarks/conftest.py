@@ -45,8 +45,18 @@ def threads() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def measured_forms() -> Iterator[None]:
+    """Products in the forms that are fastest here, as cells run; tests leave them at the defaults."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EXITBENCH_PRODUCTS", "measured")
+        yield
+
+
 @pytest.fixture(scope="session")
-def pair(threads: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(
+    threads: None, measured_forms: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
     """The model of a name of `models.SHAPES`; pytest runs all that ask for one before it makes the next."""
     from models import Pair
 

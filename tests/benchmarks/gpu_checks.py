@@ -23,7 +23,7 @@ from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.base import BlockView, Gate, Parts
 from exitbench.methods.registry import get_method
 from exitbench.tasks import builtin
-from exitbench.tasks.builtin import TASKS
+from exitbench.tasks.builtin import TEXT_TASKS
 from exitbench.tasks.registry import get_task
 
 NEAR_TIE = 1e-3
@@ -163,7 +163,7 @@ def _models(setting: Setting, n_documents: int) -> Iterator[tuple[str, Path, lis
 
 def _prompts(folder: Path, n_documents: int) -> list[list[int]]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tasks = {name: builtin.documents(name, "test", n_documents) for name in TASKS}
+    tasks = {name: builtin.documents(name, "test", n_documents) for name in TEXT_TASKS}
     texts = [get_task(name).prompt(document) for name, documents in tasks.items() for document in documents]
     return [tokenizer(text).input_ids for text in texts]
 

@@ -38,7 +38,16 @@ def total(pair: Pair, parts: Parts, answers: Sequence[Generation], source_tokens
     """Work of decoding all of some answers; of a decoder-only model the prompt's pass has made the first token."""
     model, first = pair.checkpoint.model, 0 if pair.checkpoint.kind == "seq2seq" else 1
     each = (
-        answer_cost(model, parts, made.exit_layers[first:], made.head_rows, places(pair, made, source_tokens)[first:])
+        answer_cost(
+            model,
+            parts,
+            made.exit_layers[first:],
+            made.head_rows,
+            places(pair, made, source_tokens)[first:],
+            made.rejected[first:],
+            made.wasted[first:],
+            int8_rows=made.int8_rows,
+        )
         for made in answers
     )
     return sum(each, Cost())

@@ -22,7 +22,9 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 REASONS = (
@@ -71,6 +73,32 @@ for line in sys.stdin:
         except BaseException:
             error = traceback.format_exc()
     print(json.dumps([printed.getvalue(), error]), file=replies, flush=True)
+"""
+
+
+_EXITBENCH = """
+import json, os, sys, traceback
+sys.path.pop(0)  # a program has no working folder there
+import torch, transformers, exitbench.harness.running.worker
+from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
+from exitbench.harness.cli.main import console
+for line in sys.stdin:
+    words, folder, output = json.loads(line)
+    if not (child := os.fork()):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        os.dup2(1, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.chdir(folder)
+        sys.argv, code = words, 1
+        try:
+            console()
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
@@ -197,17 +225,36 @@ def output_of(folder: Path, words: list[str], place: str, code: int = 0) -> str:
     """What a command says in a folder, stderr included; it ends with `code`, or `Wrong` is raised."""
     if shell := _SHELL.intersection(words):
         raise Wrong(f"{place}: {' '.join(sorted(shell))} needs a shell; commands run without one")
-    try:
-        process = _start(words, folder, subprocess.STDOUT)
-    except FileNotFoundError:
-        raise Wrong(f"{place}: there is no program {words[0]}") from None
-    output = process.communicate()[0]
-    if process.returncode != code:
-        raise Wrong(f"{place}: {shlex.join(words)} ends with {process.returncode}, not {code}:\n{output}")
+    if words[0] == "exitbench":
+        ended, output = _exitbench(words, folder)
+    else:
+        try:
+            process = _start(words, folder, subprocess.STDOUT)
+        except FileNotFoundError:
+            raise Wrong(f"{place}: there is no program {words[0]}") from None
+        output = process.communicate()[0]
+        ended = process.returncode
+    if ended != code:
+        raise Wrong(f"{place}: {shlex.join(words)} ends with {ended}, not {code}:\n{output}")
     return output
 
 
-def _start(words: list[str], folder: Path, errors: int) -> subprocess.Popen[str]:
+def _exitbench(words: list[str], folder: Path) -> tuple[int, str]:
+    """Have a process that has imported what most commands need fork one; returns how it ends, and what it said."""
+    with tempfile.NamedTemporaryFile() as output:
+        server = _server()
+        assert server.stdin is not None and server.stdout is not None
+        print(json.dumps([words, str(folder), output.name]), file=server.stdin, flush=True)
+        return int(server.stdout.readline()), Path(output.name).read_text(encoding="utf-8")
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    """It ends with the tests: its standard input does."""
+    return _start([sys.executable, "-c", _EXITBENCH], Path.cwd(), None)
+
+
+def _start(words: list[str], folder: Path, errors: int | None) -> subprocess.Popen[str]:
     environment, pipe = os.environ | _ENVIRONMENT, subprocess.PIPE
     return subprocess.Popen(
         words, cwd=folder, env=environment, stdin=pipe, stdout=pipe, stderr=errors, text=True, encoding="utf-8"

@@ -17,7 +17,7 @@ from exitbench.errors import UserError
 from exitbench.harness.engine import ENGINE_VERSION
 from exitbench.methods.base import Method
 from exitbench.methods.registry import distribution, get_method, method_names
-from exitbench.tasks.builtin import TASKS
+from exitbench.tasks.builtin import TEXT_TASKS
 from exitbench.tasks.registry import get_task
 
 FILE = Path(__file__).with_name("golden.toml")
@@ -106,7 +106,7 @@ def now(stored: Golden | None, on_progress: Callable[[str], None] = lambda text:
         on_progress(f"{setting.method} {setting.params}")
         found[setting] = trace(setting, kept[setting].documents if setting in kept else None)
     probes = {name: (digest(whole), means) for name in WORLDS for whole, means in [world(name).probe()]}
-    metrics = {name: (get_task(name).metric_version, scores(name)) for name in TASKS}
+    metrics = {name: (get_task(name).metric_version, scores(name)) for name in TEXT_TASKS}
     versions = {cls.name: cls.version for cls in our_methods()}
     return Golden(ENGINE_VERSION, inputs, versions, found, probes, metrics)
 

@@ -13,7 +13,7 @@ from traces import digest, scores, world
 from exitbench.harness.engine import ENGINE_VERSION
 from exitbench.methods.gates import SoftmaxMargin
 from exitbench.methods.registry import get_method, method_names
-from exitbench.tasks.builtin import TASKS
+from exitbench.tasks.builtin import TEXT_TASKS
 from exitbench.tasks.registry import get_task
 
 OUR_METHODS = [cls.name for cls in our_methods()]
@@ -41,7 +41,7 @@ def test_a_probe_says_what_it_said(name: str, stored: Golden) -> None:
     assert stored.engine_version == ENGINE_VERSION, f"does what it did; else {ANEW}"
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", TEXT_TASKS)
 def test_metrics_say_what_their_version_did(name: str, stored: Golden) -> None:
     assert (get_task(name).metric_version, scores(name)) == stored.metrics[name], f"change metric_version; then {ANEW}"
 

@@ -26,7 +26,7 @@ from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.base import FitData, Method, argmax_token
 from exitbench.methods.registry import baseline_method
 from exitbench.tasks import builtin
-from exitbench.tasks.builtin import TASKS
+from exitbench.tasks.builtin import TEXT_TASKS
 from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task
 
@@ -55,7 +55,7 @@ class World:
     def requests(self) -> list[Request]:
         texts = [
             get_task(task).prompt_for(document, self.checkpoint.kind)
-            for task in sorted(TASKS)
+            for task in sorted(TEXT_TASKS)
             for document in builtin.documents(task, "test", _DOCUMENTS)
         ]
         return [Request(list(self.tokenizer(text)["input_ids"]), seed) for seed, text in enumerate(texts)]
@@ -73,7 +73,7 @@ class World:
     @cached_property
     def fit_data(self) -> FitData:
         """States of a few documents of the train split, teacher-forced."""
-        task = get_task(sorted(TASKS)[-1])
+        task = get_task(sorted(TEXT_TASKS)[-1])
         documents = builtin.documents(task.name, "train", _FITTED_ON)
         texts = [task.prompt_for(document, self.checkpoint.kind) for document in documents]
         prompts = [list(self.tokenizer(text)["input_ids"]) for text in texts]

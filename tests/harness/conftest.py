@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
+from exitbench.tasks import registry
 from exitbench.tasks.builtin.tokenizer import build_tokenizer
+from exitbench.tasks.classification import ClassificationTask
+from exitbench.tasks.document import Document, DocumentScore
 
 HEAD = """\
 schema = 1
@@ -125,3 +139,106 @@ def causal_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reference.save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL_TOKENS).save_pretrained(folder)
     return folder
+
+
+class _ToyClassification(ClassificationTask):
+    """One label and one or two texts a line, behind tabs."""
+
+    metric_version = "toy|1"
+    metrics = ("accuracy",)
+    consistency_metric = "accuracy"
+    local_roles = (frozenset({"data"}),)
+
+    def texts(self, doc: Document) -> tuple[str, ...]:
+        return tuple(doc.fields["texts"])
+
+    def gold(self, doc: Document) -> int | float:
+        return self.parsed(doc.fields["label"])
+
+    def score_prediction(self, doc: Document, prediction: int | float) -> DocumentScore:
+        return DocumentScore({"accuracy": 100.0 * (abs(prediction - self.gold(doc)) < 0.5)})
+
+    def with_reference(self, doc: Document, text: str) -> Document:
+        return Document(doc.key, {**doc.fields, "label": text})
+
+    def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:
+        lines = files["data"].read_text().splitlines()
+        rows = [line.split("\t") for line in lines]
+        return [{"id": number, "label": label, "texts": texts} for number, (label, *texts) in enumerate(rows)]
+
+    def _read_hub(self, split: str) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+
+class _Polarity(_ToyClassification):
+    name = "toy-polarity"
+    labels = ("bad", "so-so", "good")
+
+
+class _Rating(_ToyClassification):
+    name = "toy-rating"
+    labels = None
+
+
+@pytest.fixture(scope="session")
+def toy_classification() -> Iterator[None]:
+    """Tasks `toy-polarity` (three labels) and `toy-rating` (a regression), known as long as a test runs that asks."""
+    with pytest.MonkeyPatch.context() as patched:
+        for task in (_Polarity, _Rating):
+            patched.setitem(registry._TASKS, task.name, task)
+        yield
+
+
+@pytest.fixture(scope="session")
+def toy_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with `polarity.tsv`, pairs some of which are too long, and `rating.tsv`."""
+    folder = tmp_path_factory.mktemp("texts")
+    words = ["a", "dog", "runs", "two", "men", "sing", "the", "girl", "reads", "red", "car", "old", "house", "door"]
+    draw = random.Random(1)
+
+    def text(most: int) -> str:
+        return " ".join(draw.choices(words, k=draw.randint(1, most)))
+
+    polarity = [f"{draw.choice(_Polarity.labels)}\t{text(24)}\t{text(24)}" for _ in range(24)]
+    rating = [f"{draw.uniform(0, 5):.2f}\t{text(9)}" for _ in range(12)]
+    (folder / "polarity.tsv").write_text("\n".join(polarity) + "\n")
+    (folder / "rating.tsv").write_text("\n".join(rating) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def classifier_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Saves a random encoder of 4 blocks, 30 positions and so many labels, with the tokenizer of the built-in data."""
+    known: dict[tuple[Any, ...], Path] = {}
+
+    def save(labels: tuple[str, ...]) -> Path:
+        if labels in known:
+            return known[labels]
+        tokenizer = build_tokenizer()
+        tokenizer.post_processor = TemplateProcessing(
+            single="</s> $A </s>", pair="</s> $A </s> $B:1 </s>:1", special_tokens=[("</s>", 1)]
+        )
+        config = BertConfig(
+            vocab_size=tokenizer.get_vocab_size(),
+            hidden_size=16,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            intermediate_size=32,
+            max_position_embeddings=30,
+            pad_token_id=0,
+            id2label=dict(enumerate(labels)),
+        )
+        torch.manual_seed(0)
+        lm = BertForSequenceClassification(config).requires_grad_(False)
+        for parameter in lm.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+        folder = known[labels] = tmp_path_factory.mktemp("classifier")
+        lm.save_pretrained(folder)
+        names = {**SPECIAL_TOKENS, "cls_token": "</s>", "sep_token": "</s>"}
+        made = PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, **names, model_input_names=["input_ids", "token_type_ids", "attention_mask"]
+        )
+        made.save_pretrained(folder)
+        return folder
+
+    return save

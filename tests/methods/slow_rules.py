@@ -277,6 +277,58 @@ def patience(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
     return SlowChoice(view.n_blocks, None, walk.argmax(view.logits[-1]), walk.gap)
 
 
+def off_ramp(walk: Walk, block: int) -> Array:
+    """Read out by the block's own head where there is one."""
+    head = walk.view.heads[block]
+    return walk.view.logits[block] if head is None else head
+
+
+def off_ramp_sureness(walk: Walk, block: int) -> float:
+    """exp(-H), H in nats; as published no number where a probability is 0 in single precision."""
+    p = softmax(off_ramp(walk, block))
+    if walk.params["underflow"] == "nan" and (p.astype(np.float32) == 0).any():
+        return math.nan
+    p = p[p > 0]
+    return math.exp(float((p * np.log(p)).sum()))
+
+
+def entropy_level(walk: Walk, block: int) -> float:
+    return base_level(walk, block, largest_entropy)
+
+
+def certainty(walk: Walk, block: int) -> float:
+    """1 - H / log C."""
+    p = softmax(off_ramp(walk, block))
+    entropy = -sum(share * math.log(share) for share in p if share > 0)
+    return 1 - entropy / math.log(len(p))
+
+
+def speed_level(walk: Walk, block: int) -> float:
+    return base_level(walk, block, lambda speed: 1 - speed)
+
+
+def learned_correctness(walk: Walk, block: int) -> float:
+    """sigmoid(w x + b)."""
+    return float(sigmoid(walk.fitted["weight"] @ walk.view.normed[block] + walk.fitted["bias"]))
+
+
+def plain_level(walk: Walk, block: int) -> float:
+    return base_level(walk, block, itself)
+
+
+def confirmed(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
+    """Leave when so many blocks asked in a row have confirmed the one before; the score counts predictions."""
+    walk, confirmations, previous = Walk(view, params, fitted), 0, None
+    for block in walk.asked:
+        said = walk.argmax(off_ramp(walk, block))
+        confirmations = confirmations + 1 if said == previous else 0
+        previous = said
+        if confirmations == params["patience"]:
+            return SlowChoice(block, float(confirmations + 1), said, walk.gap)
+        walk.scores.append(float(confirmations + 1))
+    return SlowChoice(view.n_blocks, None, walk.argmax(view.logits[-1]), walk.gap)
+
+
 def _rises(walk: Walk, signal: Array, block: int) -> bool:
     """m_{l-2} < m_{l-1} < m_l, with three blocks behind the token."""
     if block < 3:
@@ -551,6 +603,10 @@ RULES: dict[str, Rule] = {
     "max-prob": gated(largest_probability),
     "entropy": gated(sureness, level=decayed_entropy_level),
     "patience": patience,
+    "deebert": gated(off_ramp_sureness, level=entropy_level, emission=off_ramp),
+    "fastbert": gated(certainty, level=speed_level, emission=off_ramp),
+    "pabee": confirmed,
+    "berxit": gated(learned_correctness, level=plain_level, emission=off_ramp),
     "calm-saturation": gated(saturation),
     "calm-classifier": gated(classifier),
     "mee-lstm": gated(recurrent),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from exitbench.methods.base import FitData
-from exitbench.methods.exit_networks import LEAST_PRIOR, LOSSES, Examples, LossName, TrainedGate, exit_loss, loaded
+from exitbench.methods.exit_networks import LEAST_PRIOR, LOSSES, Examples, LossName, Perceptron, TrainedGate, exit_loss
 from exitbench.methods.offline import score_states
 from exitbench.methods.registry import get_method
 
@@ -283,12 +283,21 @@ def test_training_lowers_the_loss_of_documents_not_seen(name: str, loss: str) ->
         assert curve[-1]["held_out_accuracy"] > 0.9
 
 
+@pytest.mark.parametrize(
+    ("name", "params"), [("calm-classifier", {}), ("calm-classifier", {"network": "mlp"}), ("mee-mlp3", {})]
+)
+def test_a_gate_computes_what_the_module_does_that_was_trained(name: str, params: dict[str, Any]) -> None:
+    network = made(name, **params).build_network(D)
+    x_AF = torch.randn(5, network[0].in_features)
+    assert torch.equal(Perceptron(network.state_dict())(x_AF), network(x_AF))
+
+
 def test_the_curve_says_the_held_out_loss_of_the_fitted_network() -> None:
     data, method = fit_data(), made("calm-classifier", epochs=2)
     fitted = method.fit(data, lambda share: None)
     _, unseen = data.split(0.2)
     examples = method._examples(unseen)
-    logits = loaded(method.build_network(D), fitted.tensors)(examples.features_MNF)
+    logits = Perceptron(fitted.tensors)(examples.features_MNF)
     last = fitted.curve[-1]
     assert last["held_out_loss"] == pytest.approx(
         calm_loss(logits.double().numpy(), examples.right_MN.numpy()), rel=1e-5

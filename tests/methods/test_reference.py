@@ -164,6 +164,15 @@ CASES: list[tuple[str, dict[str, Any]]] = [
             ("code", "logits", {"threshold": 0.9, **PAPER, "min_exit": 1}),
         ]
     ),
+    *(
+        ("deebert", {"threshold": 2.0, "underflow": underflow, **rule})
+        for underflow in ("zero", "nan")
+        for rule in ({}, SPARSE)
+    ),
+    ("deebert", {"rule": "per-block", "levels": [0.5, 2.0, 1.0, 2.5, 1.5]}),
+    *(("fastbert", {"threshold": 0.4, **rule}) for rule in ({}, SPARSE)),
+    *(("pabee", {"patience": 1, "batch": "row", **rule}) for rule in ({}, {"min_exit": 2})),
+    *(("berxit", {"threshold": threshold, **rule}) for threshold, rule in ((0.6, {}), (0.5, SPARSE))),
     *contrastive_cases("contrastive", 0.4),
     *contrastive_cases("contrastive-reweighted", 0.3),
     *contrastive_cases("contrastive-jsd", 0.4),
@@ -196,6 +205,8 @@ def random_weights(name: str, params: dict[str, Any]) -> dict[str, Tensor]:
         weights |= {"0.weight": normal(2, D, scale=0.5), "0.bias": normal(2)}
     elif name == "calm-classifier":
         weights |= {"0.weight": normal(D, D), "0.bias": normal(D), "2.weight": normal(2, D), "2.bias": normal(2)}
+    elif name == "berxit":
+        weights |= {"weight": normal(D), "bias": normal(1)[0]}
     elif name == "mee-mlp3":
         weights |= {"0.weight": normal(D, 3 * D), "2.weight": normal(2, D)}
     elif name == "mee-lstm":

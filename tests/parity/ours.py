@@ -26,7 +26,7 @@ from exitbench.methods.base import BlockView, Cost, Gate, Model, Parts
 from exitbench.methods.registry import get_method
 from exitbench.methods.thresholds import Constant
 from exitbench.tasks import builtin
-from exitbench.tasks.builtin import TASKS
+from exitbench.tasks.builtin import TEXT_TASKS
 from exitbench.tasks.registry import get_task
 
 SEEDS = {0: 60, 987123: 34}
@@ -86,7 +86,7 @@ def documents(recipe: str, every: int, most: int | None) -> list[Document]:
     """Every so many of all documents, of each task and seed alike; the first of them if there is a limit."""
     tokenizer = AutoTokenizer.from_pretrained(folder(recipe))
     found = []
-    for name in TASKS:
+    for name in TEXT_TASKS:
         task = get_task(name)
         for seed, n in SEEDS.items():
             for document in builtin.documents(name, "test", n, seed)[::every]:

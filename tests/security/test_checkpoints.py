@@ -235,7 +235,7 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "other weights by name": (config(transformers_weights="../other.safetensors"), "transformers_weights"),
     "blocks that differ": (config(per_layer_config={"0": {"hidden_size": 8}}), "per_layer_config"),
     "an encoder": (config(architectures=["T5EncoderModel"]), "'T5EncoderModel' is an encoder only"),
-    "a classifier": (config(architectures=["LlamaForSequenceClassification"]), "is a classifier"),
+    "a classifier": (config(architectures=["LlamaForSequenceClassification"]), "has no classifier with exits"),
     "layer_types": (as_qwen2(layer_types=["full_attention", "sliding_attention"]), "layer_types"),
     # Files of weights.
     "header of 2^63 bytes": (written(WEIGHTS, header(b"{}", 2**63)), "not a complete safetensors file"),

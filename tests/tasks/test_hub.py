@@ -8,6 +8,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.tasks.base import Source
+from exitbench.tasks.glue.data_sets import DATA_SETS
 from exitbench.tasks.registry import get_task, task_names
 
 PAIR = {"translation": {"en": "One.", "fr": "Un."}}
@@ -110,8 +111,9 @@ def test_without_a_network_the_message_names_what_was_wanted_and_the_other_sourc
         "cnn-dailymail": r"abisee/cnn_dailymail \(3\.0\.0\)",
         "bigpatent": r"NortheasternUniversity/big_patent \(all\)",
         "wmt-en-fr": r"wmt/wmt14 \(fr-en\)",
+        **{glue: rf"nyu-mll/glue \({data_set.hub}\)" for glue, data_set in DATA_SETS.items()},
     }[name]
-    with pytest.raises(UserError, match=rf"hub data set {wanted}, split 'test'.*'local'.*'builtin'"):
+    with pytest.raises(UserError, match=rf"hub data set {wanted}, split 'test(_m\w+)?'.*'local'.*'builtin'"):
         get_task(name).load(Source("hub"), "test", None)
 
 

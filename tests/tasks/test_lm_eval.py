@@ -11,7 +11,7 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
 from exitbench.tasks import lm_eval_bridge
-from exitbench.tasks.builtin import TASKS
+from exitbench.tasks.builtin import TEXT_TASKS
 from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task
 
@@ -72,7 +72,7 @@ def run(name: str, answer: Callable[[dict], str], given: list[Document] | None =
     return evaluate(lm=model, task_dict=tasks, bootstrap_iters=0, log_samples=True), model
 
 
-each_task = pytest.mark.parametrize("name", TASKS)
+each_task = pytest.mark.parametrize("name", TEXT_TASKS)
 
 
 @each_task

@@ -43,6 +43,20 @@ def pairs(count: int) -> str:
     return "Yes.\tOui.\n" * count
 
 
+def columns(header: str, row: str) -> Callable[[int], str]:
+    return lambda count: header + "".join(row.format(i) for i in range(count))
+
+
+GLUE = {
+    "cola": ("CoLA/val", 1301, columns("", "gj04\t1\t\tIt rained {}.\n")),
+    "sst2": ("SST-2/dev", 6735, columns("sentence\tlabel\n", "fine {}\t1\n")),
+    "mrpc": ("MRPC/dev", 408, columns("Quality\t#1 String\t#2 String\n", "1\tOne {}.\tOne.\n")),
+    "stsb": ("STS-B/dev", 1500, columns("sentence1\tsentence2\tscore\n", "One {}.\tOne.\t5.000\n")),
+    "qnli": ("QNLI/dev.first4000", 4000, columns("question\tsentence\tlabel\n", "Who {}?\tAda.\tentailment\n")),
+    "rte": ("RTE/dev", 277, columns("sentence1\tsentence2\tlabel\n", "One {}.\tTwo.\tnot_entailment\n")),
+}
+
+
 @pytest.mark.parametrize(
     ("name", "files", "count", "form"),
     [
@@ -62,10 +76,11 @@ def pairs(count: int) -> str:
         ("wmt16-en-de", {"en": f"{NEWS}/newstest2016.en.gz", "de": f"{NEWS}/newstest2016.de.gz"}, 2999, lines),
         ("wmt15-de-en", {"en": f"{NEWS}/newstest2015.en.gz", "de": f"{NEWS}/newstest2015.de.gz"}, 2169, lines),
         ("wmt22-de-en", {"de": f"{WMT22}.src.de.gz", "en": f"{WMT22}.ref.A.en.gz"}, 1984, lines),
+        *((name, {"data": f"glue/{path}.tsv.gz"}, count, form) for name, (path, count, form) in GLUE.items()),
     ],
     ids=[
         *("squad", "policyqa", "samsum", "multi30k", "newstest2014", "tatoeba"),
-        *("cnn-dailymail", "iwslt14", "newstest2016", "newstest2015", "wmt22"),
+        *("cnn-dailymail", "iwslt14", "newstest2016", "newstest2015", "wmt22", *GLUE),
     ],
 )
 def test_every_record_is_a_document(

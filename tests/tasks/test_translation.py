@@ -5,6 +5,7 @@ import pytest
 import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sacrebleu.metrics.base import Metric
 
 from exitbench.errors import UserError
 from exitbench.tasks.document import Document
@@ -32,6 +33,20 @@ def summands(metric: str, corpus: list[tuple[str, str]]) -> np.ndarray:
 def corpus_score(metric: str, corpus: list[tuple[str, str]]) -> float:
     outputs, references = zip(*corpus, strict=True)
     return CORPUS_SCORE[metric](list(outputs), [list(references)]).score
+
+
+def test_a_document_is_tokenised_once_for_its_statistics_and_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut, count = [], Metric._extract_corpus_statistics
+
+    def counted(metric, outputs, references):
+        cut.append(type(metric).__name__)
+        return count(metric, outputs, references)
+
+    monkeypatch.setattr(Metric, "_extract_corpus_statistics", counted)
+    TASK.score(
+        Document.from_fields({"id": "1", "en": "", "fr": "le chat dort,"}), "un chat que nul autre test ne score"
+    )
+    assert sorted(cut) == ["BLEU", "CHRF"]
 
 
 @metrics

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 
 from exitbench.errors import UserError, told
 from exitbench.harness.cli.commands.folders import Runs
+from exitbench.harness.running.energy.meter import energy_told
 from exitbench.harness.running.environment import PROJECT, hardware
 from exitbench.results.database.connection import DatabaseInUse, open_database
 from exitbench.terminal import number_of, tell, visible
@@ -80,6 +81,7 @@ def _machine() -> Iterator[Finding]:
     yield Finding("cores", f"{found['cores']} of {found['cpu']}{busy}")
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / GIB
     yield Finding("memory", f"{found['ram_bytes'] / GIB:.1f} GiB, {available:.1f} GiB free")
+    yield Finding("energy", visible(energy_told()))
     yield Finding("GPU", f"{found['gpu']}, driver {found['driver']}, CUDA {found['cuda']}" if found["gpu"] else "none")
 
 

@@ -4,12 +4,13 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from exitbench.errors import UserError
 from exitbench.harness.cli.commands.folders import Runs, existing_database
 from exitbench.results.analysis.environments import Described, Difference, differences, find
-from exitbench.terminal import tell
+from exitbench.terminal import number_of, tell
 
 NOW = "now"
 
@@ -27,6 +28,10 @@ def env(arguments: Namespace) -> int:
     if arguments.action == "show":
         fields = "\n".join(f"  {name}: {said(value)}" for name, value in found[0].fields.items())
         tell(f"{found[0].name}\n{fields}", sys.stdout)
+        if arguments.of == [NOW]:
+            from exitbench.harness.running.energy.meter import energy_told
+
+            tell(f"  energy: {energy_told()}", sys.stdout)
         return 0
     changed = differences(*found)
     tell(f"A: {found[0].name}\nB: {found[1].name}", sys.stdout)
@@ -60,4 +65,18 @@ def _described(name: str, arguments: Namespace) -> Described:
         return find(name, Runs(arguments.runs).spool, existing_database(arguments))
     from exitbench.harness.running.environment import available_cores
 
-    return this_machine(available_cores())
+    found = this_machine(available_cores())
+    return replace(found, sections={**found.sections, **_products()}) if arguments.action == "show" else found
+
+
+def _products() -> dict[str, dict[str, Any]]:
+    """Forms of products that were measured here, by threads, number format and file."""
+    from exitbench.harness.engine.products.kept import all_kept
+    from exitbench.harness.engine.products.machine import this_machine as machine
+
+    own = {key: value for key, value in machine(threads=0).items() if key != "threads"}
+    found = {
+        f"{number_of(asked['threads'], 'thread')}, {asked['dtype']} ({name})": chosen
+        for name, asked, chosen in all_kept(own)
+    }
+    return {"products": found} if found else {}

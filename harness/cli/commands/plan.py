@@ -2,13 +2,14 @@
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from exitbench.harness.cli.commands.folders import Runs
 from exitbench.harness.cli.commands.words import data_size, duration
 from exitbench.harness.planning.contracts import tried
 from exitbench.harness.planning.estimate import estimate_plan, of_group
 from exitbench.harness.planning.memory import shortages
+from exitbench.harness.planning.passes import passes
 from exitbench.harness.planning.plan import Group, Plan, make_plan
 from exitbench.harness.planning.retry import Retry
 from exitbench.harness.planning.suite import Suite, load_suite
@@ -52,26 +53,41 @@ def plan(arguments: Namespace) -> int:
 
 def _lines(plan: Plan, retry: Retry, estimates: dict[str, Estimate]) -> Iterator[str]:
     yield from plan.remarks
-    for group in plan.groups:
+    together = [passes(group.to_run(retry)) for group in plan.groups]
+    for group, own_passes in zip(plan.groups, together, strict=True):
         yield f"{group.model.name}: {_origin(group)}"
         yield from (f"  {remark}" for remark in group.remarks)
         if group.folder is None:
             yield from (f"  new     {label}" for label in group.labels)
-        for cell in group.cells:
-            yield f"  {cell.state:7} {cell.item.label}" + (f"  ({cell.why})" if cell.why else "")
+        yield from _cell_lines(group, {one[0].cell.cell_id: len(one) for one in own_passes})
         if own := of_group(group, estimates):
-            yield f"  to run: {_cost(own)}"
+            yield f"  to run: {_cost(own, len(own_passes))}"
     states = plan.states()
     counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()) if count)
     yield f"\n{number_of(states.total(), 'cell')}: {counted}. Runs with --retry {retry}: {plan.to_run_count(retry)}."
     if estimates:
-        yield f"By earlier attempts, one cell after the other: {_cost(list(estimates.values()))}."
+        cost = _cost(list(estimates.values()), sum(map(len, together)))
+        yield f"By earlier attempts, one after the other: {cost}."
 
 
-def _cost(estimates: list[Estimate]) -> str:
+def _cell_lines(group: Group, pass_cells: Mapping[str, int]) -> Iterator[str]:
+    """A line a cell; the first of a pass says for how many it is (`harness.cells.sharing`)."""
+    for cell in group.cells:
+        cells = pass_cells.get(cell.item.cell.cell_id, 1)
+        notes = [note for note in (cell.why, f"one pass for {cells} cells" if cells > 1 else "") if note]
+        yield f"  {cell.state:7} {cell.item.label}" + (f"  ({'; '.join(notes)})" if notes else "")
+
+
+def _cost(estimates: list[Estimate], n_passes: int) -> str:
     seconds, size_bytes, unknown = total(estimates)
-    known = f"{duration(seconds)}, {data_size(size_bytes)}" if unknown < len(estimates) else "time and size unknown"
-    return known + (f"; unknown for {unknown} of {len(estimates)} cells" if 0 < unknown < len(estimates) else "")
+    at_most = "at most " if any(estimate.at_most for estimate in estimates) else ""
+    known = f"{at_most}{duration(seconds)}, {data_size(size_bytes)}"
+    told = [
+        f"{len(estimates)} cells in {n_passes} pass{'es' if n_passes > 1 else ''}" if n_passes < len(estimates) else "",
+        known if unknown < len(estimates) else "time and size unknown",
+        f"unknown for {unknown} of {len(estimates)} cells" if 0 < unknown < len(estimates) else "",
+    ]
+    return "; ".join(filter(None, told))
 
 
 def _origin(group: Group) -> str:

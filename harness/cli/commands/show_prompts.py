@@ -11,6 +11,7 @@ from exitbench.errors import UserError
 from exitbench.harness.planning.entries.task import TaskEntry, read_task
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.reading.toml import Table
+from exitbench.tasks.classification import ClassificationTask
 from exitbench.terminal import number_of, visible
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ def _head(entry: TaskEntry, task: "Task", n_documents: int) -> Iterator[str]:
     yield f"metrics: {', '.join(task.metrics)}"
     if task.output_type == "generate_until":
         yield f"answers: up to {number_of(entry.generation.max_new_tokens, 'token')}"
+    elif isinstance(task, ClassificationTask):
+        yield f"labels: {', '.join(task.labels)}" if task.labels is not None else "a number is asked for"
     else:
         yield "log-likelihoods are asked for; nothing is generated"
     if entry.chat_template:

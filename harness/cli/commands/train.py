@@ -50,7 +50,11 @@ def named_recipes(what: str) -> list[Recipe]:
 
 def _summary(recipe: Recipe, folder: Path) -> str:
     card = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
-    accuracy = card["validation"]["token_accuracy"]
-    by_block = f"token accuracy {accuracy[0]:.3f} after block 1, {accuracy[-1]:.3f} after block {len(accuracy)}"
+    found = card["validation"]
+    what = f"{found['metric']} {{:.1f}}" if "metric" in found else "token accuracy {:.3f}"
+    by_block = found["score" if "metric" in found else "token_accuracy"]
+    told = (
+        f"{what.format(by_block[0])} after block 1, {what.format(by_block[-1]).split()[-1]} after block {len(by_block)}"
+    )
     minutes = card["wall_seconds"] / 60
-    return f"{recipe.name}: loss {card['final_loss_nats']:.3f}, {by_block}, {minutes:.1f} min\n  {folder}"
+    return f"{recipe.name}: loss {card['final_loss_nats']:.3f}, {told}, {minutes:.1f} min\n  {folder}"

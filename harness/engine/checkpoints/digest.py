@@ -11,19 +11,22 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import EngineChoice, EngineName, ModelRef
-from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE, checkpoint_remarks, weight_files
+from exitbench.harness.engine.checkpoints.files import CONFIG, TRAINED_BESIDE, checkpoint_remarks, weight_files
 from exitbench.harness.engine.checkpoints.tokenizer_files import check_vocabulary, load_tokenizer, tokenizer_files
 from exitbench.harness.reading.regular_files import read_json
 from exitbench.results.files.canonical import content_id
 
+if TYPE_CHECKING:
+    from exitbench.harness.engine.checkpoints.loading import Checkpoint
+
 CACHE = ".exitbench.json"
 HOSTED_CACHE = ".exitbench.hosted.json"
 """Where the hosted engine is asked for, which may have it otherwise than the one that is taken unasked."""
-CACHE_VERSION = 4
+CACHE_VERSION = 5
 """Raise it whenever a description has something new to say, or refuses what it did not."""
 
 
@@ -33,10 +36,11 @@ class Description:
 
     Attributes:
         model: What identifies it.
-        vocab_size: Rows of the LM head.
+        vocab_size: Rows of the LM head, or of the classifier.
         max_positions: Tokens that prompt and answer may have together; None where positions have no end.
         remarks: What is not wrong but should be known, a sentence each.
         engine: What runs it.
+        labels: What a classifier calls its labels; None of a model that generates.
     """
 
     model: ModelRef
@@ -44,11 +48,22 @@ class Description:
     max_positions: int | None
     remarks: tuple[str, ...]
     engine: EngineName
+    labels: tuple[str, ...] | None = None
 
 
 def describe_checkpoint(name: str, folder: Path) -> ModelRef:
     """Return what identifies the checkpoint in a folder; see `inspect_checkpoint`."""
     return inspect_checkpoint(name, folder).model
+
+
+def files_sha256(folder: Path) -> str:
+    """Return the digest of a checkpoint's weights, configuration and tokenizer, whether or not it can be run as it is.
+
+    Raises:
+        UserError: It has no such files.
+    """
+    paths = [*weight_files(folder).paths, folder / CONFIG, *tokenizer_files(folder)]
+    return content_id({path.name: _sha256(path) for path in paths})
 
 
 def inspect_checkpoint(name: str, folder: Path, engine: EngineChoice = "auto") -> Description:
@@ -84,37 +99,44 @@ def _cached(cache: Path, stamps: Mapping[str, list[int]], name: str) -> Descript
         if record["version"] != CACHE_VERSION or record["files"] != stamps:
             return None
         model = ModelRef(name=name, **record["model"])
-        remarks = tuple(record["remarks"])
-        return Description(model, record["vocab_size"], record["max_positions"], remarks, record["engine"])
+        remarks, labels = tuple(record["remarks"]), record["labels"] and tuple(record["labels"])
+        return Description(model, record["vocab_size"], record["max_positions"], remarks, record["engine"], labels)
     except (UserError, KeyError, TypeError):
         return None
 
 
 def _inspect(name: str, folder: Path, engine: EngineChoice) -> Description:
     # Imported here: it loads torch and transformers, which a cached description does not need.
+    from exitbench.harness.engine.checkpoints.encoder_loading import EncoderCheckpoint, is_encoder, load_encoder
     from exitbench.harness.engine.checkpoints.loading import load_checkpoint
     from exitbench.harness.engine.checkpoints.sizes import stored_tensors
 
-    checkpoint = load_checkpoint(folder, device="meta", engine=engine)
+    checkpoint: Checkpoint | EncoderCheckpoint
+    if is_encoder(folder):
+        checkpoint = load_encoder(folder, device="meta")
+        n_tokens, labels = checkpoint.model.n_tokens, checkpoint.model.labels
+    else:
+        checkpoint = load_checkpoint(folder, device="meta", engine=engine)
+        n_tokens, labels = checkpoint.model.vocab_size, None
     tokenizer = tokenizer_files(folder)
-    heads = folder / EXIT_HEADS_FILE
-    weights = [*weight_files(folder).paths, *([heads] if heads.is_file() else [])]
-    check_vocabulary(folder, loaded := load_tokenizer(folder), checkpoint.model.vocab_size)
+    heads = [folder / name for name in TRAINED_BESIDE if (folder / name).is_file()]
+    weights = [*weight_files(folder).paths, *heads]
+    check_vocabulary(folder, loaded := load_tokenizer(folder), n_tokens)
     digests = [_sha256(path) for path in weights]
     model = ModelRef(
         name=name,
         # One file's digest is its own, so that it can be checked with sha256sum.
         weights_sha256=digests[0] if len(digests) == 1 else content_id(digests),
-        config_sha256=_config_sha256(folder),
+        config_sha256=_config_sha256(folder) if labels is None else _sha256(folder / CONFIG),
         tokenizer_sha256=content_id({path.name: _sha256(path) for path in tokenizer}),
         kind=checkpoint.kind,
         blocks=checkpoint.model.n_blocks,
         encoder_blocks=checkpoint.model.encoder_blocks,
         parameters=sum(numel for _, numel in stored_tensors(weights)),
     )
-    remarks = (*checkpoint_remarks(folder), *_no_end(checkpoint.eos_ids, loaded))
-    vocab_size, max_positions = checkpoint.model.vocab_size, checkpoint.model.max_positions
-    return Description(model, vocab_size, max_positions, remarks, checkpoint.engine)
+    remarks = (*checkpoint_remarks(folder), *(_no_end(checkpoint.eos_ids, loaded) if labels is None else ()))
+    max_positions = checkpoint.model.max_positions
+    return Description(model, checkpoint.model.vocab_size, max_positions, remarks, checkpoint.engine, labels)
 
 
 def _no_end(eos_ids: frozenset[int], tokenizer: Any) -> tuple[str, ...]:

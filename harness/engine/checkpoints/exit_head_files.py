@@ -5,21 +5,17 @@ What is in them: `harness/engine/model/exit_heads.py`.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from exitbench.errors import UserError, suggestion
+from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE
-from exitbench.harness.engine.checkpoints.tensor_files import check_format, opened
+from exitbench.harness.engine.checkpoints.tensor_files import heads_header, heads_tensors, save_heads
 from exitbench.harness.engine.model.exit_heads import KINDS, ExitHeads, HeadKind
 from exitbench.harness.reading.regular_files import is_file
 
@@ -28,13 +24,7 @@ METADATA = "exit_heads"
 
 def save_exit_heads(path: Path, kind: HeadKind, tensors: Mapping[str, Tensor]) -> None:
     """Write the heads of the blocks that the names of the tensors tell; ``path`` is the file."""
-    # One key: several would be written in any order, and the same heads would have many digests.
-    metadata = {METADATA: json.dumps({"kind": kind, "blocks": ",".join(map(str, _blocks_of(tensors)))})}
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
-
-
-def _blocks_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
-    return tuple(sorted({int(name.partition(".")[0]) for name in tensors}))
+    save_heads(path, METADATA, kind, tensors)
 
 
 def read_exit_blocks(folder: Path) -> tuple[int, ...]:
@@ -77,28 +67,14 @@ def load_exit_heads(
             f"{path}: exit block {blocks[-1]} is not before the last; the model has {n_blocks} decoder blocks, "
             f"allowed: between 1 and {n_blocks - 1}."
         )
-    with opened(path) as file:
-        for name in file.keys():  # noqa: SIM118
-            check_format(path, name, file.get_slice(name).get_dtype())
-        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors = heads_tensors(path)
     _check_shapes(path, tensors, kind, blocks, d_model, vocab_size)
     return ExitHeads(kind, blocks, {name: tensor.to(device, dtype) for name, tensor in tensors.items()})
 
 
 def _header(path: Path) -> tuple[HeadKind, tuple[int, ...]]:
-    try:
-        with safe_open(path, framework="np") as file:
-            metadata: dict[str, str] = json.loads((file.metadata() or {}).get(METADATA, "{}"))
-    except (SafetensorError, ValueError) as error:
-        raise UserError(f"{path}: not a complete safetensors file of exit heads ({error}).") from error
-    kind, listed = metadata.get("kind"), metadata.get("blocks", "")
-    if kind not in KINDS:
-        raise UserError(f"{path}: metadata 'kind' is {kind!r}.{suggestion(str(kind), KINDS)}")
-    places = listed.split(",")
-    blocks = tuple(int(place) for place in places) if all(place.isdecimal() for place in places) else ()
-    if not blocks or blocks[0] < 1 or any(after <= before for before, after in pairwise(blocks)):
-        raise UserError(f"{path}: metadata 'blocks' is {listed!r}; allowed: ascending block numbers such as '2,4,6'.")
-    return kind, blocks
+    kind, blocks = heads_header(path, METADATA, KINDS)
+    return cast(HeadKind, kind), blocks
 
 
 def _check_shapes(

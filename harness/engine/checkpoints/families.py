@@ -48,8 +48,7 @@ def _join(*parts: Linear) -> Linear:
 
 
 def _block(**parts: Any) -> BlockWeights:
-    laid_out = {name: part.laid_out() for name, part in parts.items() if isinstance(part, Linear)}
-    return BlockWeights(**{**parts, **laid_out})
+    return BlockWeights(**parts).converted(Linear.laid_out)
 
 
 def _head(tensors: Tensors, embedded: str, embedding: Tensor, vocab_size: int, *, tied: bool) -> Tensor:
@@ -243,17 +242,19 @@ def _read_llama(config: Any, tensors: Tensors, variant: _Variant) -> tuple[Archi
         up = joined(mlp, "gate_up", {"gate": inner, "up": inner}, bias=mlp_bias)
         down = tensors.linear(f"{mlp}.down_proj", (width, inner), bias=mlp_bias)
         behind_attention = tensors.norm(f"{layer}.post_attention_layernorm", width)
+        normed_out: Linear | NormedLinear = out
+        normed_down: Linear | NormedLinear = down
         if variant.norms_outputs:
-            out = _normed(out, behind_attention, config.rms_norm_eps)
-            down = _normed(down, tensors.norm(f"{layer}.post_feedforward_layernorm", width), config.rms_norm_eps)
+            normed_out = _normed(out, behind_attention, config.rms_norm_eps)
+            normed_down = _normed(down, tensors.norm(f"{layer}.post_feedforward_layernorm", width), config.rms_norm_eps)
         else:
             qkv = _fold(qkv, tensors.norm(f"{layer}.input_layernorm", width))
             up = _fold(up, behind_attention)
         return _block(
             qkv=qkv,
-            attention_out=out,
+            attention_out=normed_out,
             up=up,
-            down=down,
+            down=normed_down,
             query_norm=head_norm(f"{attention}.q_norm", heads),
             key_norm=head_norm(f"{attention}.k_norm", groups),
             rotates=rotates[index],
@@ -272,7 +273,7 @@ def _read_llama(config: Any, tensors: Tensors, variant: _Variant) -> tuple[Archi
 
 
 def _normed(projection: Linear, norm: Linear, eps: float) -> NormedLinear:
-    return NormedLinear(projection.weight, projection.bias, norm_weight=norm.weight, norm_eps=eps)
+    return NormedLinear(projection, norm.weight, eps)
 
 
 def _halves_apart(projection: Linear, n_heads: int, size: int, rotated: int) -> Linear:

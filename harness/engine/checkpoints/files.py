@@ -19,6 +19,9 @@ CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 EXIT_HEADS_FILE = "exit_heads.safetensors"
+OFF_RAMPS_FILE = "off_ramps.safetensors"
+TRAINED_BESIDE = (EXIT_HEADS_FILE, OFF_RAMPS_FILE)
+"""Heads that were trained for a checkpoint's blocks, of a model that generates and of a classifier."""
 
 _INDEX_BYTES = 2**27
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
@@ -117,7 +120,7 @@ def checkpoint_remarks(folder: Path) -> tuple[str, ...]:
         UserError: The weights' own files are not usable.
     """
     files = weight_files(folder)
-    read = {path.name for path in files.paths} | {EXIT_HEADS_FILE}
+    read = {path.name for path in files.paths} | set(TRAINED_BESIDE)
     if files.index is None:
         left = [*folder.glob("*.safetensors"), *folder.glob(INDEX)]
     else:

@@ -81,7 +81,7 @@ def load_hosted(
     tensors = Tensors(folder, None, "meta" if device == "meta" else "cpu")
     unread = {name: tensors.unread(name) for name in tensors.files if not _is_mask(name, cls, tensors)}
     places = {"": device} if device_map is None else _places(folder, raw, device_map)
-    lm = _filled(folder, cls, config, unread, dtype, attention, places).eval().requires_grad_(False)
+    lm = filled(folder, cls, config, unread, dtype, attention, places).eval().requires_grad_(False)
     with tried(raw["model_type"]):
         stack = find_stack(lm)
         hand_over_whole_blocks(stack.blocks)
@@ -151,7 +151,7 @@ def _class_for(path: Path, raw: dict[str, Any], config: Any) -> Any:
     return getattr(transformers, classes[kind])
 
 
-def _filled(
+def filled(
     folder: Path,
     cls: Any,
     config: Any,

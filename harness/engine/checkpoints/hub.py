@@ -19,9 +19,9 @@ from pathlib import Path
 from exitbench.errors import UserError, no_room, told
 from exitbench.harness.engine.checkpoints.files import (
     CONFIG,
-    EXIT_HEADS_FILE,
     INDEX,
     SINGLE,
+    TRAINED_BESIDE,
     check_plain,
     listed,
     read_index,
@@ -201,7 +201,7 @@ def _large(folder: Path, names: Collection[str]) -> list[str]:
         UserError: The index names anything but files beside it.
     """
     own = [SINGLE] if SINGLE in names else sorted(set(read_index(folder / INDEX).values()))
-    return [*own, *([EXIT_HEADS_FILE] if EXIT_HEADS_FILE in names else [])]
+    return [*own, *(name for name in TRAINED_BESIDE if name in names)]
 
 
 def _missing(folder: Path, names: Collection[str]) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import DeviceMap, EngineChoice, EngineName
+from exitbench.harness.cells.number_formats import check_format
 from exitbench.harness.engine.checkpoints.configuration import completed
 from exitbench.harness.engine.checkpoints.exit_head_files import load_exit_heads
 from exitbench.harness.engine.checkpoints.families import FAMILIES, Family
@@ -18,6 +19,8 @@ from exitbench.harness.engine.checkpoints.sizes import require_room
 from exitbench.harness.engine.checkpoints.tensor_files import Tensors
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.products.converting import quantise
+from exitbench.harness.engine.products.int8 import computes_in
 from exitbench.harness.reading.config_values import check_in_vocabulary, check_token_ids, checked, shortened
 from exitbench.harness.reading.regular_files import is_file, read_json
 from exitbench.tasks.base import ModelKind
@@ -155,7 +158,7 @@ def load_checkpoint(
 
     Args:
         folder: The checkpoint's.
-        dtype: Number format.
+        dtype: Number format; int8 is weight-only, with bf16 for everything else (`products.int8`).
         device: Of torch.
         engine: What is to run the blocks.
         device_map: Where the blocks go, which the hosted engine alone can tell apart; None: all to ``device``.
@@ -167,17 +170,23 @@ def load_checkpoint(
     raw = read_config(folder)
     require_room(folder, dtype, *([device] if device_map is None else dict(device_map)))
     if device_map is not None or engine_for(folder / CONFIG, raw, engine) == "hosted":
+        check_format(folder / CONFIG, str(dtype).removeprefix("torch."), "hosted")
         return _load_hosted(folder, raw, dtype, device, device_map)
     family = FAMILIES[raw["model_type"]]
     values = checked(folder / CONFIG, raw, family.values)
-    tensors = Tensors(folder, dtype, device)
+    tensors = Tensors(folder, computes_in(dtype), device)
     _check_depth(values, tensors, family)
     config = completed(folder / CONFIG, raw["model_type"], values)
     arch, weights = family.read(config, tensors)
     tensors.check_all_read(family.harmless)
     eos_ids, start = _ends_and_start(folder, raw, config, arch.vocab_size, is_seq2seq=bool(arch.encoder_blocks))
-    heads = load_exit_heads(folder, arch.n_blocks, arch.d_model, weights.lm_head.weight.shape[0], dtype, device)
-    return Checkpoint(Transformer(arch, weights, heads), eos_ids, start)
+    vocab_size = weights.lm_head.weight.shape[0]
+    heads = load_exit_heads(folder, arch.n_blocks, arch.d_model, vocab_size, computes_in(dtype), device)
+    model = Transformer(arch, weights, heads)
+    del weights  # what is converted goes block by block
+    if dtype == torch.int8:
+        quantise(model)
+    return Checkpoint(model, eos_ids, start)
 
 
 def _load_hosted(

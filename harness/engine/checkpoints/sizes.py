@@ -15,8 +15,9 @@ import torch
 from safetensors import SafetensorError
 
 from exitbench.errors import UserError
-from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE, weight_files
+from exitbench.harness.engine.checkpoints.files import TRAINED_BESIDE, weight_files
 from exitbench.harness.engine.checkpoints.tensor_files import FORMATS, opened
+from exitbench.harness.engine.products.int8 import computes_in
 from exitbench.harness.reading.regular_files import is_file
 
 _MEMINFO, _CGROUPS, _OWN_CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -64,14 +65,14 @@ def stored_dtype(folder: Path) -> str:
 
 
 def weights_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Return what a checkpoint's weights take in a number format, exit heads included.
+    """Return what a checkpoint's weights take while they are read in a number format, trained heads included.
 
     Raises:
         UserError: They cannot be read.
     """
-    heads = folder / EXIT_HEADS_FILE
-    paths = (*weight_files(folder).paths, *([heads] if is_file(heads) else []))
-    return sum(numel for _, numel in stored_tensors(paths)) * dtype.itemsize
+    heads = [folder / name for name in TRAINED_BESIDE if is_file(folder / name)]
+    paths = (*weight_files(folder).paths, *heads)
+    return sum(numel for _, numel in stored_tensors(paths)) * computes_in(dtype).itemsize
 
 
 def require_room(folder: Path, dtype: torch.dtype, *devices: str) -> None:

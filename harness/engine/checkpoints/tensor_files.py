@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from exitbench.errors import UserError
+from exitbench.errors import UserError, suggestion
 from exitbench.harness.engine.checkpoints.files import CONFIG, DEQUANTISE, INDEX, listed, weight_files
 from exitbench.harness.engine.model.weights import Linear
 
 FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """By safetensors' names. An 8-bit float is a floating point format too, but needs a scale that lies elsewhere."""
 
+_BLOCK = re.compile("[0-9]{1,5}")
 _OF_QUANTISATION = re.compile(
     r".*[._](SCB|absmax|nested_absmax|quant_map|nested_quant_map|quant_state\..*|weight_format"  # bitsandbytes
     r"|qweight|qzeros|scales|g_idx"  # GPTQ, AWQ
@@ -160,6 +164,48 @@ class Unread:
             UserError: See `Tensors`.
         """
         return self.tensors(self.name)
+
+
+def save_heads(path: Path, entry: str, kind: str, tensors: Mapping[str, Tensor]) -> None:
+    """Write heads of the blocks that the names of the tensors tell, with their kind and blocks as a metadata entry."""
+    blocks = sorted({int(name.partition(".")[0]) for name in tensors})
+    # One entry: several would be written in any order, and the same heads would have many digests.
+    metadata = {entry: json.dumps({"kind": kind, "blocks": ",".join(map(str, blocks))})}
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
+
+
+def heads_header(path: Path, entry: str, kinds: Sequence[str]) -> tuple[str, tuple[int, ...]]:
+    """Return kind and blocks of a file of heads, from its header alone.
+
+    Raises:
+        UserError: The header is not that of such a file.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            said = json.loads((file.metadata() or {}).get(entry, "{}"))
+    except (SafetensorError, ValueError) as error:
+        raise UserError(f"{path}: not a complete safetensors file of {entry.replace('_', ' ')} ({error}).") from error
+    said = said if isinstance(said, dict) else {}
+    kind, listed = said.get("kind"), said.get("blocks")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise UserError(f"{path}: metadata 'kind' is {kind!r}.{suggestion(str(kind), kinds)}")
+    places = listed.split(",") if isinstance(listed, str) else []
+    blocks = tuple(map(int, places)) if all(map(_BLOCK.fullmatch, places)) else ()
+    if not blocks or blocks[0] < 1 or any(after <= before for before, after in pairwise(blocks)):
+        raise UserError(f"{path}: metadata 'blocks' is {listed!r}; allowed: ascending block numbers such as '2,4,6'.")
+    return kind, blocks
+
+
+def heads_tensors(path: Path) -> dict[str, Tensor]:
+    """Read all tensors of a file of heads.
+
+    Raises:
+        UserError: One is not of numbers that are read.
+    """
+    with opened(path) as file:
+        for name in file.keys():  # noqa: SIM118
+            check_format(path, name, file.get_slice(name).get_dtype())
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def _places(folder: Path) -> dict[str, Path]:

@@ -21,7 +21,7 @@ from exitbench.harness.engine.model.cache import DeferredToken
 if TYPE_CHECKING:
     from exitbench.harness.engine.model.cache import DecodingCache
     from exitbench.harness.engine.model.engine import Begun, Engine, Skipped
-    from exitbench.methods.base import Parts
+    from exitbench.methods.base import BlockView, Parts
 
 
 class BlockRunner:
@@ -39,6 +39,8 @@ class BlockRunner:
         self._context: Begun | None = None
         self._to_fill: list[Skipped] = []  # by exit layer, the first first
         self._deferred_places: tuple[list[list[int]], Any] | None = None  # where deferred tokens were run last
+        self._windows: dict[int, Begun] = {}  # at so many of the newest positions of every row
+        self._beside = _Beside()
 
     # ---------------------------------------------------------------- a step
 
@@ -54,9 +56,11 @@ class BlockRunner:
             cache.waiting[row] = [token for token in tokens if token.done < self.model.n_blocks]
             if self._policy.deferred == "rerun":
                 for token in cache.waiting[row]:
-                    token.done, token.state_D = 0, token.embedding_D
+                    assert token.embedding_D is not None, "kept as it was deferred"
+                    token.ran(0, token.embedding_D, ())
         hidden_BTD, self._context = self.model.embed(token_B[:, None], cache)
         self._deferred_places = None
+        self._windows.clear()
         return hidden_BTD[:, 0]
 
     def run(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None = None) -> Tensor:
@@ -78,7 +82,19 @@ class BlockRunner:
 
     def on_host(self, leaves_A: Tensor, block: int) -> list[bool]:
         """A decision after a block, on the host: the one look at the device that it needs."""
-        return list(leaves_A.tolist())
+        leaves: list[bool] = leaves_A.tolist()
+        return leaves
+
+    def read_drafts_too(self, view: BlockView) -> None:
+        """Read a view out after the last block, and in the same product the drafts that have run all blocks by now."""
+        n_rows, n_blocks = len(view.hidden_AD), self.model.n_blocks
+        drafts = [token for tokens in self.cache.waiting for token in tokens if token.done == n_blocks]
+        if drafts:
+            drafts_ND = torch.stack([token.state_D for token in drafts])
+            logits_NV = self.model.logits(torch.cat((view.hidden_AD, drafts_ND)))
+            view.take_logits(logits_NV[:n_rows])
+            for token, logits_V in zip(drafts, logits_NV[n_rows:], strict=True):
+                token.logits_V = logits_V
 
     def end(self) -> None:
         """End the step: project what was asked for."""
@@ -97,22 +113,35 @@ class BlockRunner:
         rows_A: Tensor | None,
         waiting: list[list[DeferredToken]],
     ) -> Tensor:
-        """The new token stands last in every row; rows with fewer deferred ones repeat it in front, to no effect."""
-        cache, longest = self.cache, max(len(tokens) for tokens in waiting)
-        hidden_ATD = hidden_AD[:, None].repeat(1, longest + 1, 1)
-        where = []  # row, and positions of deferred tokens and of the new one
-        for index, (row, tokens) in enumerate(zip(rows, waiting, strict=True)):
-            where.append([row, *(token.place for token in tokens), *[cache.length] * (longest + 1 - len(tokens))])
-            if tokens:
-                hidden_ATD[index, : len(tokens)] = torch.stack([token.state_D for token in tokens])
+        """The new token stands last in every row; rows with fewer deferred ones repeat it before, to no effect."""
+        hidden_ATD = self._beside.states(hidden_AD, waiting)
+        n_beside = hidden_ATD.shape[1] - 1
+        if all(len(tokens) == n_beside and self._are_newest(tokens) for tokens in waiting):
+            if n_beside + 1 not in self._windows:
+                self._windows[n_beside + 1] = self.model.window(self.cache, n_beside + 1)
+            hidden_ATD = self.model.block(block, hidden_ATD, self._windows[n_beside + 1], rows_A)
+        else:
+            places = self._places(rows, rows_A, waiting, n_beside)
+            hidden_ATD = self.model.block(block, hidden_ATD, self._context, rows_A, places)
+        return self._beside.ran(block, hidden_ATD, waiting)
+
+    def _are_newest(self, tokens: Sequence[DeferredToken]) -> bool:
+        """Whether a row's deferred tokens, ascending, are at the positions right before the new one."""
+        return tokens[0].place == self.cache.length - len(tokens)
+
+    def _places(
+        self, rows: Sequence[int], rows_A: Tensor | None, waiting: list[list[DeferredToken]], n_beside: int
+    ) -> Any:
+        """Positions of deferred tokens and, as often as there are fewer of them, of the new one."""
+        newest = self.cache.length
+        where = [
+            [row, *(token.place for token in tokens), *[newest] * (n_beside + 1 - len(tokens))]
+            for row, tokens in zip(rows, waiting, strict=True)
+        ]
         if self._deferred_places is None or self._deferred_places[0] != where:  # mostly those of the block before
             places_AT = torch.tensor(where, device=self.model.device)[:, 1:]
-            self._deferred_places = where, self.model.places(cache, rows_A, places_AT)
-        hidden_ATD = self.model.block(block, hidden_ATD, self._context, rows_A, self._deferred_places[1])
-        for index, tokens in enumerate(waiting):
-            for slot, token in enumerate(tokens):
-                token.done, token.state_D = block, hidden_ATD[index, slot]
-        return hidden_ATD[:, -1]
+            self._deferred_places = where, self.model.places(self.cache, rows_A, places_AT)
+        return self._deferred_places[1]
 
     def _project(self, block: int, rows: Sequence[int], waiting: list[list[DeferredToken]]) -> None:
         pairs = [(row, token) for row, tokens in zip(rows, waiting, strict=True) for token in tokens]
@@ -134,8 +163,8 @@ class BlockRunner:
             hidden_AD = torch.stack([token.state_D for token in newest])
             for block in range(done + 1, n_blocks + 1):
                 hidden_AD = self.run(block, hidden_AD, rows_A)
-            for row, token, state_D in zip(group, newest, hidden_AD, strict=True):
-                token.done, token.state_D = n_blocks, state_D
+            for index, (row, token) in enumerate(zip(group, newest, strict=True)):
+                token.ran(n_blocks, hidden_AD, (index,))
                 cache.waiting[row].append(token)
         cache.length += 1
 
@@ -144,13 +173,16 @@ class BlockRunner:
     def fill_from_state(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
         """Have keys and values of blocks block+1..L at the current position projected from one state, as the step ends.
 
+        Not where no token of an answer runs those blocks (`Parts.reads_skipped`).
+
         Args:
             block: Blocks that were executed, 0..L-1; no fewer than told before in this step.
             hidden_AD: The state to copy, not normalised.
             rows_A: Rows of the batch; None means all.
         """
         assert not self._to_fill or block >= self._to_fill[-1][0], "rows leave in the order of blocks"
-        self._to_fill.append((block, hidden_AD, rows_A))
+        if self.parts.reads_skipped:
+            self._to_fill.append((block, hidden_AD, rows_A))
 
     def run_rest(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
         """Run blocks block+1..L at the current position; returns the state after block L, [A, D]."""
@@ -159,13 +191,47 @@ class BlockRunner:
         return hidden_AD
 
     def defer(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Let rows that leave after ``block`` wait with their states for a later token to run deeper blocks."""
+        """Let rows that leave after ``block`` wait with their states for a later token to run deeper blocks.
+
+        Not where none ever does (`Parts.reads_skipped`); those that are run again from block 1 are anyhow.
+        """
         cache = self.cache
+        if not self.parts.reads_skipped and self._policy.deferred != "rerun":
+            return
         assert self._context is not None and self._context.embedding_BD is not None, "a step begins with an embedding"
-        embedding_BD = self._context.embedding_BD
+        embedding_BD = self._context.embedding_BD if self._policy.deferred == "rerun" else None
         rows = range(cache.n_rows) if rows_A is None else rows_A.tolist()
-        for state_D, row in zip(hidden_AD, rows, strict=True):
-            cache.waiting[row].append(DeferredToken(cache.length, block, state_D, embedding_BD[row]))
+        for index, row in enumerate(rows):
+            embedding_D = None if embedding_BD is None else embedding_BD[row]
+            cache.waiting[row].append(DeferredToken(cache.length, block, hidden_AD, (index,), embedding_D))
+
+
+class _Beside:
+    """States of the tokens that ran a block together: mostly they run the next one together too."""
+
+    def __init__(self) -> None:
+        self._states_ATD: Tensor | None = None
+        self._newest_AD: Tensor | None = None
+        self._waiting: list[list[DeferredToken]] = []
+
+    def states(self, newest_AD: Tensor, waiting: list[list[DeferredToken]]) -> Tensor:
+        """Deferred tokens of each row and then the new one, again and again where others have more: [A, T, D]."""
+        if self._states_ATD is not None and newest_AD is self._newest_AD and waiting == self._waiting:
+            return self._states_ATD
+        n_positions = max(map(len, waiting)) + 1
+        states_N: list[Tensor] = []
+        for newest_D, tokens in zip(newest_AD, waiting, strict=True):
+            states_N += [token.state_D for token in tokens]
+            states_N += [newest_D] * (n_positions - len(tokens))
+        return torch.stack(states_N).view(len(waiting), n_positions, -1)
+
+    def ran(self, block: int, states_ATD: Tensor, waiting: list[list[DeferredToken]]) -> Tensor:
+        """Note what a block made of them; returns states of the new tokens, [A, D]."""
+        for index, tokens in enumerate(waiting):
+            for slot, token in enumerate(tokens):
+                token.ran(block, states_ATD, (index, slot))
+        self._states_ATD, self._newest_AD, self._waiting = states_ATD, states_ATD[:, -1], waiting
+        return self._newest_AD
 
 
 RunnerFactory = Callable[[Any, Any, "Parts"], BlockRunner]

@@ -330,16 +330,16 @@ def decode_step(
             if block == model.n_blocks:
                 _emit(step, parts, view)
                 break
-            score_A = parts.gate.score(view)
+            score_A, leaves_A = _decided(parts, view)
             step.observer.scored(view, score_A)
-            leaves = runner.on_host(score_A > _level(parts.threshold, view, score_A), block)
+            leaves = runner.on_host(leaves_A, block)
             if all(leaves):
                 _leave(step, runner, view)
                 break
             if any(leaves):
                 out, on = ([i for i, leaving in enumerate(leaves) if leaving is which] for which in (True, False))
                 # An index rather than a mask, of which the device would have to tell how many it selects.
-                out_A, on_A = (torch.tensor(index, device=model.device) for index in (out, on))
+                out_A, on_A = torch.split(torch.tensor(out + on, device=model.device), [len(out), len(on)])
                 _leave(step, runner, view.take(out, out_A))
                 active = active.take(on, on_A)
                 hidden_AD, score_A = hidden_AD.index_select(0, on_A), score_A.index_select(0, on_A)
@@ -349,15 +349,39 @@ def decode_step(
             previous_score_A = score_A
         if parts.gate.needs_history:
             earlier.append(hidden_AD)
-    _emit_together(step)
+    _emit_together(step, runner)
     runner.end()
     return step
 
 
+def _decided(parts: Parts, view: BlockView) -> tuple[Tensor, Tensor]:
+    """Return the gate's score and which rows it lets go, [A] each: from bounds of the logits where those decide.
+
+    Where they leave one row open, the LM head is read for all: products of fewer rows may differ in their last bits.
+    """
+    level: float | Tensor | None = None
+    if (bounds := view.bounds) is not None:
+        level = _level(parts.threshold, view, bounds.lower_AV)
+        for may_sharpen in (True, False):
+            low_A, high_A = parts.gate.bounds(bounds.lower_AV, bounds.upper_AV)
+            leaves_A = low_A > level
+            if bool((leaves_A | (high_A <= level)).all()):
+                score_A = (low_A + high_A) / 2
+                view.half_width_A = torch.maximum(high_A - score_A, score_A - low_A)
+                return score_A, leaves_A
+            if may_sharpen:
+                bounds.sharpen()
+        view.fallbacks += 1
+    score_A = parts.gate.score(view)
+    return score_A, score_A > (_level(parts.threshold, view, score_A) if level is None else level)
+
+
 def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Tensor:
     """What the rows' scores are compared with: one number, or [A] where rules or positions differ."""
-    rules_A = view.active.thresholds_A or (threshold,) * len(view.positions_A)
-    first, *others = asked_A = list(zip(rules_A, view.positions_A, strict=True))
+    positions_A, rules_A = view.active.positions_A, view.active.thresholds_A
+    if not rules_A and len(set(positions_A)) == 1:
+        return threshold.value(view.block, positions_A[0], view.max_new_tokens)
+    first, *others = asked_A = list(zip(rules_A or (threshold,) * len(positions_A), positions_A, strict=True))
     if all(other == first for other in others):
         return first[0].value(view.block, first[1], view.max_new_tokens)
     return score_A.new_tensor([rule.value(view.block, position, view.max_new_tokens) for rule, position in asked_A])
@@ -379,12 +403,15 @@ def _emit(step: Step, parts: Parts, view: BlockView) -> None:
         _choose(step, view)
 
 
-def _emit_together(step: Step) -> None:
+def _emit_together(step: Step, runner: BlockRunner) -> None:
     views = step.unread
-    if len(views) == 1:
-        _choose(step, views[0])
-    elif views:
-        _choose(step, BlockView.joined(views))
+    if not views:
+        return
+    view = views[0] if len(views) == 1 else BlockView.joined(views)
+    if runner.parts.kv_policy.verifies:
+        runner.read_drafts_too(view)
+    _choose(step, view)
+    if len(views) > 1:
         step.observer.read_together(views)
 
 

@@ -24,7 +24,7 @@ from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.decoding.branches import Branch, Context, batches, branches_of, packs
 from exitbench.harness.engine.decoding.decode import decode_step, prompt_step
-from exitbench.harness.engine.decoding.trace import Observer, Trace
+from exitbench.harness.engine.decoding.trace import Observer, Told, Trace
 from exitbench.harness.engine.model.cache import Cache, DecodingCache
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.positions import padded
@@ -249,7 +249,7 @@ class _Scorer:
         self.reads_prompt = self.is_decoder_only and not gates_first_token
         self.trace = Trace(self.model) if traced else None
         self.observer: Trace | _Exits = self.trace or _Exits(self.model.n_blocks)
-        self._read: list[tuple[Sequence[_Place], list[tuple[int, int, int, float | None]] | None, _Given]] = []
+        self._read: list[tuple[Sequence[_Place], list[Told] | None, _Given]] = []
 
     def score(self, contexts: Sequence[Context], scored: Sequence[Sequence[Scored]]) -> None:
         """Score the continuations of a batch into what is there for each."""
@@ -448,9 +448,8 @@ class _Scorer:
                     scored.logprobs.append(logprob)
                     scored.greedy.append(is_greedy)
                     if told is not None:
-                        exit_layer, blocks_run, head_rows, confidence = told[row]
-                        scored.exit_layers.append(exit_layer)
-                        scored.blocks_run.append(blocks_run)
-                        scored.head_rows.append(head_rows)
-                        scored.scores.append(confidence)
+                        scored.exit_layers.append(told[row].exit_layer)
+                        scored.blocks_run.append(told[row].blocks_run)
+                        scored.head_rows.append(told[row].head_rows)
+                        scored.scores.append(told[row].score)
         self._read.clear()

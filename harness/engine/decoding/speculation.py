@@ -14,13 +14,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from exitbench.harness.engine.decoding.trace import Lost
 from exitbench.methods.base import argmax_token
 
 if TYPE_CHECKING:
     from exitbench.harness.engine.decoding.block_runner import BlockRunner
     from exitbench.harness.engine.decoding.generation import Generation
     from exitbench.harness.engine.decoding.trace import Observer
+    from exitbench.harness.engine.model.cache import DeferredToken
+    from exitbench.harness.engine.model.engine import Engine
 
 
 def verify_drafts(
@@ -46,7 +50,7 @@ def verify_drafts(
     rows = [row for row, tokens in enumerate(waiting) if tokens and tokens[-1].done == model.n_blocks]
     if not rows:
         return []
-    logits_NV = model.logits(torch.stack([token.state_D for row in rows for token in waiting[row]]))
+    logits_NV = _read_out(model, [token for row in rows for token in waiting[row]])
     observer.verified(logits_NV)
     drafted = [len(waiting[row]) for row in rows]
     # The token emitted from the newest place of the cache is its row's last.
@@ -56,11 +60,11 @@ def verify_drafts(
     ]
     token_N = torch.tensor([token for row_drafts in drafts for token in row_drafts], device=model.device)
     rejects = torch.split(policy.rejects(logits_NV, token_N).cpu(), drafted)
-    choices = torch.split(argmax_token(logits_NV).cpu(), drafted)
+    logits = torch.split(logits_NV, drafted)
     wasted_B, cut = [0] * cache.n_rows, []
-    for row, first, rejects_N, choice_N in zip(rows, firsts, rejects, choices, strict=True):
+    for row, first, rejects_N, own_NV in zip(rows, firsts, rejects, logits, strict=True):
         waiting[row] = []
-        wasted = _settle(generations[row], first, rejects_N.tolist(), choice_N.tolist(), observer)
+        wasted = _settle(generations[row], first, rejects_N.tolist(), own_NV, observer)
         if wasted is not None:
             wasted_B[row] = wasted
             cut.append(row)
@@ -69,8 +73,20 @@ def verify_drafts(
     return cut
 
 
+def _read_out(model: Engine, drafts: Sequence[DeferredToken]) -> Tensor:
+    """The full model's logits of drafts that have run all blocks; the step may have read them with its own tokens."""
+    unread = [draft for draft in drafts if draft.logits_V is None]
+    if unread:
+        logits_NV = model.logits(torch.stack([draft.state_D for draft in unread]))
+        if len(unread) == len(drafts):
+            return logits_NV
+        for draft, logits_V in zip(unread, logits_NV, strict=True):
+            draft.logits_V = logits_V
+    return torch.stack([draft.logits_V for draft in drafts if draft.logits_V is not None])
+
+
 def _settle(
-    generation: Generation, first: int, rejects: list[bool], choices: list[int], observer: Observer
+    generation: Generation, first: int, rejects: list[bool], logits_NV: Tensor, observer: Observer
 ) -> int | None:
     """Keep the drafts from index ``first`` on up to the first rejected one.
 
@@ -84,8 +100,9 @@ def _settle(
         return None
     first_rejected = first + kept
     wasted = len(generation.token_ids) - 1 - first_rejected
-    lost_head_rows = generation.head_rows[first_rejected:]
+    columns = generation.head_rows, generation.int8_rows, generation.fallbacks
+    lost = Lost(*(sum(column[first_rejected:]) for column in columns))
     generation.cut(first_rejected)
-    generation.token_ids.append(choices[kept])
-    observer.replaced(generation, lost_head_rows, rejected, wasted)
+    generation.token_ids.append(int(argmax_token(logits_NV[kept])))
+    observer.replaced(generation, lost, rejected, wasted)
     return wasted

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,11 +32,12 @@ _COUNTS_PADDING = "rows of a batch are padded on the left, and this model counts
 
 @dataclass(eq=False)
 class HostedStep:
-    """A step that has begun: what the blocks were handed, where it stands."""
+    """A step that has begun: what the blocks were handed, where it stands, whether its positions were fed with it."""
 
     cache: HostedCache
     start: int
     recorded: Recorded
+    is_first: bool = True
 
     @property
     def width(self) -> int:
@@ -153,7 +154,7 @@ class HostedTransformer(Headed):
 
     def why_not(self, parts: Parts, n_rows: int) -> str | None:
         """Why a method cannot be run in batches of so many rows; None where it can."""
-        if not parts.head.reads_vocabulary and self.read_out.way != "direct":
+        if parts.head.reads_part and self.read_out.way != "direct":
             return (
                 "the method reads single rows of the LM head, and this model's logits are not those of its head alone "
                 "(a scale, a soft cap or a bias comes after it)"
@@ -250,21 +251,24 @@ class HostedTransformer(Headed):
 
     def places(self, cache: HostedCache, rows_A: Tensor | None, places_AT: Tensor) -> HostedPlaces:
         """Prepare to run blocks at positions: a window is recorded from the first of them to the last."""
-        window = self._window(cache, places_AT)
+        window = self._window(cache, int(places_AT.min()), int(places_AT.max()) + 1)
         rows_N = torch.arange(cache.n_rows, device=self.device) if rows_A is None else rows_A
         rows_AT = rows_N[:, None].expand_as(places_AT)
         running_AT = torch.arange(len(rows_N), device=self.device)[:, None].expand_as(places_AT)
         writing = Places(rows_AT.flatten(), running_AT.flatten(), places_AT.flatten())
         return HostedPlaces(window, places_AT - window.start, writing)
 
-    def _window(self, cache: HostedCache, places: Tensor) -> HostedStep:
-        """How blocks are called at all positions from the first of these to the last, fed before in this step."""
-        start, end = int(places.min()), int(places.max()) + 1
+    def window(self, cache: HostedCache, n_positions: int) -> HostedStep:
+        """Go back to the newest positions; see `Engine.window`."""
+        return self._window(cache, cache.length + 1 - n_positions, cache.length + 1)
+
+    def _window(self, cache: HostedCache, start: int, end: int) -> HostedStep:
+        """How blocks are called at all positions from start to end - 1, fed before in this step."""
         if (start, end) not in cache.windows:
-            none = places.new_empty(0)
+            none = torch.empty(0, dtype=torch.long, device=self.device)
             cache.now.rows_A, cache.now.places = None, Places(none, none, none)  # block 1 has been here before
             try:
-                cache.windows[start, end] = self._record(cache, start, end)
+                cache.windows[start, end] = replace(self._record(cache, start, end), is_first=False)
             finally:
                 cache.now.places = None
         window: HostedStep = cache.windows[start, end]
@@ -281,7 +285,7 @@ class HostedTransformer(Headed):
         """Run decoder block ``block`` (1..L) for the step's positions; see `Engine.block`."""
         if places is not None:
             return self._at_places(block, hidden, rows_A, places)
-        if block == 1:  # it ran as the step began
+        if block == 1 and context.is_first:  # it ran as the step began
             first_BTD = context.recorded.first_BTD
             assert first_BTD is not None, "recorded"
             return (first_BTD if rows_A is None else first_BTD.index_select(0, rows_A)).reshape(hidden.shape)
@@ -341,7 +345,7 @@ class HostedTransformer(Headed):
     def project(self, block: int, states_ND: Tensor, rows_N: Tensor, places_N: Tensor, cache: HostedCache) -> None:
         """Write keys and values of one block at earlier positions of rows, projected from states."""
         rows_A, running_N = torch.unique(rows_N, return_inverse=True)
-        window = self._window(cache, places_N)
+        window = self._window(cache, int(places_N.min()), int(places_N.max()) + 1)
         window_ATD = states_ND.new_zeros(len(rows_A), window.width, self.d_model)
         window_ATD[running_N, places_N - window.start] = states_ND
         self._store(block, window_ATD, window, rows_A, Places(rows_N, running_N, places_N))

@@ -84,7 +84,7 @@ def _is_proved(check: Callable[[], None]) -> bool:
     return True
 
 
-def _same(what: str, ours: Tensor, theirs: Tensor) -> None:
+def same(what: str, ours: Tensor, theirs: Tensor) -> None:
     """Compare by the largest number.
 
     Raises:
@@ -182,14 +182,14 @@ def _check_states(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> No
     for place in range(PROMPT, PROMPT + NEW):
         pieces.append(_run(model, cache, [row[place : place + 1] for row in rows]))
     for number, (theirs, *ours) in enumerate(zip(states, *pieces, strict=True), start=1):
-        _same(f"the state after block {number} ({model.stack.name}.{number - 1})", torch.cat(ours, dim=1), theirs)
+        same(f"the state after block {number} ({model.stack.name}.{number - 1})", torch.cat(ours, dim=1), theirs)
 
 
 def _check_read_outs(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
     """Compare logits, and choose the fastest way that gives those of the reference for any state."""
     states, logits = _plain(model, rows[0])
     read_out = model.read_out
-    _same("the reference read-out", read_out(states[-1], "reference"), logits)
+    same("the reference read-out", read_out(states[-1], "reference"), logits)
     tokens = torch.tensor(rows, device=model.device)
     read_out.find_ending(lambda: model.embed(tokens[:, :1], _start(model, rows, 0)))
     tried = torch.cat([state[0] for state in states])
@@ -198,7 +198,7 @@ def _check_read_outs(model: HostedTransformer, rows: Sequence[Sequence[int]]) ->
         raise Differs(f"logits are over {reference.shape[-1]} tokens, the LM head has {model.vocab_size} rows")
     for way in WAYS:
         try:
-            _same(f"the read-out {way!r}", read_out(tried, way), reference)
+            same(f"the read-out {way!r}", read_out(tried, way), reference)
         except Exception:  # a slower way is used
             continue
         read_out.way = way
@@ -251,7 +251,7 @@ def _check_skipped(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> N
     for block in range(2, model.n_blocks + 1):
         of_all = model.block(block, state_BD, step)
         of_some = model.block(block, state_BD.index_select(0, some), step, some)
-        _same(f"the state after block {block} of some rows", of_some, of_all.index_select(0, some))
+        same(f"the state after block {block} of some rows", of_some, of_all.index_select(0, some))
     _, step = model.embed(torch.tensor(tokens, device=model.device), filled)
     rest = torch.tensor([1], device=model.device)
     model.fill([(1, state_BD.index_select(0, rows_A), rows_A) for rows_A in (some, rest)], step)
@@ -261,7 +261,7 @@ def _check_skipped(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> N
                 f"block {number} keeps no keys and values in the cache, from which later tokens could read it"
             )
         for name, ours, theirs in zip(("keys", "values"), other.kv, one.kv, strict=True):
-            _same(f"{name} of block {number} filled from a state", ours, theirs)
+            same(f"{name} of block {number} filled from a state", ours, theirs)
 
 
 def _check_padding(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
@@ -274,7 +274,7 @@ def _check_padding(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> N
     tokens, _ = padded([*short, rows[1][:PROMPT]], model.device, side="left")
     ours = [_run(model, beside, tokens.tolist())[-1][:1, -1:]]
     ours.append(_run(model, beside, [row[PROMPT : PROMPT + 1] for row in rows[:2]])[-1][:1])
-    _same("a row padded on the left", torch.cat(ours), torch.cat(expected))
+    same("a row padded on the left", torch.cat(ours), torch.cat(expected))
 
 
 # --------------------------------------------------------------------------------------------------------- the cost

@@ -32,21 +32,34 @@ def halves(kv: Tensor) -> KV:
     return k, v
 
 
-@dataclass
+@dataclass(eq=False)
 class DeferredToken:
     """A token with keys and values of blocks 1..done only.
 
     Attributes:
         place: Its position in the cache.
         done: Blocks whose keys and values are written.
-        state_D: State that the next block takes in.
-        embedding_D: Its embedding, for policies that run it again.
+        states: States of tokens that ran block ``done`` together.
+        at: Where its own stands among them.
+        embedding_D: Its embedding, for policies that run it again; None for others.
+        logits_V: What was read out of its state after the last block; None as long as nobody has.
     """
 
     place: int
     done: int
-    state_D: Tensor
-    embedding_D: Tensor
+    states: Tensor
+    at: tuple[int, ...]
+    embedding_D: Tensor | None = None
+    logits_V: Tensor | None = None
+
+    @property
+    def state_D(self) -> Tensor:
+        """State that the next block takes in."""
+        return self.states[self.at]
+
+    def ran(self, done: int, states: Tensor, at: tuple[int, ...]) -> None:
+        """Note that it has run so many blocks, and where its state is then."""
+        self.done, self.states, self.at = done, states, at
 
 
 class SharedSources:
@@ -176,6 +189,8 @@ class Cache(DecodingCache):
 
     Attributes:
         shared: Which rows share a source; None where each has its own.
+        by_distance: Bias of keys at distances room-1..0 and, which hides them, of those yet to come: [1, 1 or H, 1,
+            2 room - 1].
     """
 
     joins: ClassVar[bool] = True
@@ -192,13 +207,21 @@ class Cache(DecodingCache):
         self.source_mask: Tensor | None = None  # [B, 1, 1, S], additive; None without padding
         self.padding_B = None
         self.waiting = [[] for _ in range(n_rows)]
-        self.reversed_relative: Tensor | None = None  # [1, H, 1, room]: bias of distances room-1..0
-        self._set_distances(room)
+        self.by_distance = self._by_distance(room)
 
-    def _set_distances(self, room: int) -> None:
-        if (table := self._model.weights.relative_bias) is not None:
+    def _by_distance(self, room: int) -> Tensor:
+        table, past = self._model.weights.relative_bias, self.self_kv.new_zeros(1, 1, 1, room)
+        if table is not None:
             keys = torch.arange(room, device=self.device)
-            self.reversed_relative = relative_bias(self._model.arch, table, keys[-1:], keys)
+            past = relative_bias(self._model.arch, table, keys[-1:], keys)
+        return torch.cat((past, torch.full_like(past[..., 1:], torch.finfo(past.dtype).min)), dim=-1)
+
+    def seen_from(self, start: int, end: int) -> Tensor:
+        """Causal mask and position bias of keys 0..end-1 as seen from positions start..end-1: [1, 1 or H, T, end]."""
+        if end - start == 1:
+            return self.by_distance[..., self.room - end : self.room]
+        windows = self.by_distance[..., 0, :].unfold(-1, end, 1)  # a later position sees all keys one further away
+        return windows[:, :, self.room - end : self.room - start].flip(-2)
 
     @property
     def n_rows(self) -> int:
@@ -310,7 +333,7 @@ class Cache(DecodingCache):
         self._join_sources(other, n_rows)
         self.self_kv, self.length, self.padding_B = self_kv, length, torch.cat(padding)
         self.waiting = self.waiting + other.waiting
-        self._set_distances(room)
+        self.by_distance = self._by_distance(room)
         self._by_block.clear()
 
     def _spare(self) -> int:

@@ -44,6 +44,7 @@ def answer_cost(
     places: Sequence[TokenPlace],
     rejected: Sequence[int] = (),
     wasted: Sequence[int] = (),
+    int8_rows: Sequence[int] = (),
 ) -> Cost:
     """Work of decoding one answer: blocks, gates, read-outs, skipped caches, and what verification threw away.
 
@@ -56,9 +57,17 @@ def answer_cost(
             token does that replaced them.
         rejected: Drafts thrown away before every token; empty if none were.
         wasted: Positions run in vain before every token; empty if none were.
+        int8_rows: Rows of an int8 copy of the LM head multiplied for every token; empty if there is none.
     """
     block_costs = [model.block_cost(place) for place in places]
-    return parts.cost(model, exit_layers, head_rows, block_costs, rejected, wasted)
+    exact = parts.cost(model, exit_layers, head_rows, block_costs, rejected, wasted)
+    return exact + _int8_cost(model, sum(int8_rows))
+
+
+def _int8_cost(model: Engine, rows: int) -> Cost:
+    """Work of multiplying rows of an int8 copy; a number of one byte is that part of a number of the model's."""
+    numel = rows * model.d_model
+    return Cost(matmul_flops=2 * numel, read_numel=numel / model.dtype.itemsize)
 
 
 def answer_parts(
@@ -69,28 +78,25 @@ def answer_parts(
     places: Sequence[TokenPlace],
     rejected: Sequence[int] = (),
     wasted: Sequence[int] = (),
+    int8_rows: Sequence[int] = (),
 ) -> dict[str, Cost]:
     """Where the work of `answer_cost` goes: blocks, heads, gates, kv and, of methods that verify, verification.
 
     Verification is what drafts thrown away cost, less what reading drafts out together saves: it may be below zero.
     """
     block_costs = [model.block_cost(place) for place in places]
-    asked = parts.asked(model.n_blocks)
     by_part = dict(
         blocks=sum((cost * layer for cost, layer in zip(block_costs, exit_layers, strict=True)), Cost()),
-        heads=parts.head.cost(model, sum(head_rows)),
+        heads=parts.head.cost(model, sum(head_rows)) + _int8_cost(model, sum(int8_rows)),
         gates=sum(
-            (
-                parts.gate.cost(model, [block for block in asked if block <= layer]) * tokens
-                for layer, tokens in Counter(exit_layers).items()
-            ),
+            (parts.asking_cost(model, layer) * tokens for layer, tokens in Counter(exit_layers).items()),
             Cost(),
         ),
-        kv=parts.kv_policy.cost(model, exit_layers, block_costs),
+        kv=parts.kv_cost(model, exit_layers, block_costs),
     )
     if not parts.kv_policy.verifies:
         return by_part
-    total = parts.cost(model, exit_layers, head_rows, block_costs, rejected, wasted)
+    total = answer_cost(model, parts, exit_layers, head_rows, places, rejected, wasted, int8_rows)
     return {**by_part, "verification": total + sum(by_part.values(), Cost()) * -1}
 
 
@@ -104,5 +110,5 @@ class IdealSpeedup:
 
 def ideal_speedup(full: Cost, method: Cost) -> IdealSpeedup:
     """Compare two totals; both must hold tokens."""
-    flops = (full.matmul_flops + full.elementwise_flops) / (method.matmul_flops + method.elementwise_flops)
+    flops = full.flops / method.flops
     return IdealSpeedup(full.read_numel / method.read_numel, flops)

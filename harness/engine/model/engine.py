@@ -87,6 +87,9 @@ class Engine(Model, Protocol):
     def embed(self, tokens_BT: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Begin a step of T new positions: embed [B, T] to [B, T, D] and prepare what all blocks share (`Begun`)."""
 
+    def window(self, cache: Any, n_positions: int) -> Begun:
+        """Go back to so many newest positions of every row, the step's own last, to run blocks at all of them."""
+
     def places(self, cache: Any, rows_A: Tensor | None, places_AT: Tensor) -> Any:
         """Prepare to run blocks at cache positions given a row, in any order; None in ``rows_A`` means all rows."""
 

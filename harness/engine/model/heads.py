@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.engine.model.exit_heads import ExitHeads
+from exitbench.methods.base import LogitBounds
 
 
 class Headed(ABC):
@@ -31,6 +32,10 @@ class Headed(ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Read out as the model does after its last block, [..., D] to [..., V]."""
+
+    def logit_bounds(self, hidden_AD: Tensor) -> LogitBounds:
+        """Bound what `logits` gives; what a model does after its LM head, if anything, must be known for that."""
+        raise NotImplementedError(f"{type(self).__name__} does not bound its logits")
 
     @property
     def vocab_size(self) -> int:
@@ -53,9 +58,13 @@ class Headed(ABC):
         numel = self.exit_heads.numel(block)
         return numel + int(self.lm_head.weight.numel()) if self.exit_heads.kind == "lens" else numel
 
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """Rows of the LM head's weight, [ids, D]."""
+        rows: Tensor = self.lm_head.weight.index_select(0, ids)
+        return rows
+
     def head_weights(self, ids_AK: Tensor) -> Tensor:
         """Rows of the LM head, [A, K, D]; with a bias as one more column."""
-        head = self.lm_head
-        rows: Tensor = head.weight.index_select(0, ids_AK.flatten()).view(*ids_AK.shape, -1)
-        bias = getattr(head, "bias", None)
+        rows = self.head_rows(ids_AK.flatten()).view(*ids_AK.shape, -1)
+        bias = getattr(self.lm_head, "bias", None)
         return rows if bias is None else torch.cat((rows, bias[ids_AK][..., None]), dim=-1)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,7 @@ from exitbench.harness.engine.model.cost import TokenPlace, block_cost
 from exitbench.harness.engine.model.engine import Skipped
 from exitbench.harness.engine.model.exit_heads import ExitHeads
 from exitbench.harness.engine.model.heads import Headed
+from exitbench.harness.engine.model.int8_head import Int8Head, LogitIntervals
 from exitbench.harness.engine.model.positions import (
     Places,
     Rotary,
@@ -130,18 +132,31 @@ class Transformer(Headed):
         normed = self.normalise(hidden) * norm.weight
         return normed if norm.bias is None else normed + norm.bias
 
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """What the LM head is given: final norm and scale, of [..., D]."""
+        normed = self.final_normed(hidden)
+        return normed if self.arch.logit_scale == 1.0 else normed * self.arch.logit_scale
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Read out: final norm, scale and LM head, [..., D] to [..., V]."""
-        normed = self.final_normed(hidden)
-        if self.arch.logit_scale != 1.0:
-            normed = normed * self.arch.logit_scale
-        return self.weights.lm_head(normed)
+        return (self.weights.read_out or self.weights.lm_head)(self.head_input(hidden))
+
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """Rows of the LM head's weight, [ids, D]."""
+        return self.weights.lm_head.rows(ids)
+
+    @cached_property
+    def int8_head(self) -> Int8Head:
+        """An int8 copy of the LM head, made when first asked for."""
+        return Int8Head(self.lm_head)
+
+    def logit_bounds(self, hidden_AD: Tensor) -> LogitIntervals:
+        """Bound what `logits` gives, by the int8 copy."""
+        return self.int8_head.read(self.head_input(hidden_AD))
 
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
         """Read out some rows of the LM head, [A, D] to [A, K]."""
-        normed = self.final_normed(hidden_AD)
-        if self.arch.logit_scale != 1.0:
-            normed = normed * self.arch.logit_scale
+        normed = self.head_input(hidden_AD)
         if self.weights.lm_head.bias is not None:
             normed = torch.cat((normed, torch.ones_like(normed[:, :1])), dim=-1)
         if len(normed) == 1:
@@ -152,17 +167,16 @@ class Transformer(Headed):
         """The key/value projection of a block alone."""
         if not self._block_kv:
             width, projections = self.arch.n_heads * self.arch.head_dim, (block.qkv for block in self.weights.blocks)
-            self._block_kv = [_outputs(projection, width) for projection in projections]
+            form = self.weights.skipped_form
+            self._block_kv = [form(projection.outputs(width)) for projection in projections]
         return self._block_kv[block - 1]
 
     def skip_kv(self, block: int) -> Linear:
         """Key/value projections of blocks block+1..L, stacked: 2*G*K rows each. Built when a token first skips."""
         if not self._skip_kv:
             parts = [self.block_kv(number) for number in range(1, self.n_blocks + 1)]
-            weight = torch.cat([part.weight for part in parts])
-            biases = [part.bias for part in parts if part.bias is not None]
-            stack = Linear(weight, torch.cat(biases) if biases else None)
-            self._skip_kv = [_outputs(stack, first * 2 * self.kv_width) for first in range(self.n_blocks)]
+            stack = self.weights.skipped_form(parts[0].stacked(parts[1:]))
+            self._skip_kv = [stack.outputs(first * 2 * self.kv_width) for first in range(self.n_blocks)]
         return self._skip_kv[block]
 
     def skip_key_norm(self, block: int) -> HeadNorm | None:
@@ -304,15 +318,26 @@ class Transformer(Headed):
 
     def embed(self, tokens_BT: Tensor, cache: Cache) -> tuple[Tensor, StepContext]:
         """Begin a step of T new positions: embed [B, T] to [B, T, D] and prepare what all blocks share."""
-        n_new = tokens_BT.shape[1]
-        hidden, rotary = self.weights.token_embedding_VD[tokens_BT], None
-        bias, is_causal = self._step_mask(cache, n_new)
-        if self.arch.positions != "relative":
-            places = torch.arange(cache.length, cache.length + n_new, device=self.device)[None]
-            rotary = self.rotary_at(cache, None, places)
-            if self.weights.position_embedding_PD is not None:
-                hidden = hidden + self.weights.position_embedding_PD[unpadded(cache.padding_B, None, places)]
-        return hidden, StepContext(cache, hidden[:, -1], bias, is_causal, rotary)
+        end = cache.length + tokens_BT.shape[1]
+        hidden = self.weights.token_embedding_VD[tokens_BT]
+        if self.weights.position_embedding_PD is not None:
+            places = torch.arange(cache.length, end, device=self.device)[None]
+            hidden = hidden + self.weights.position_embedding_PD[unpadded(cache.padding_B, None, places)]
+        context = self._context(cache, cache.length, end)
+        context.embedding_BD = hidden[:, -1]
+        return hidden, context
+
+    def window(self, cache: Cache, n_positions: int) -> StepContext:
+        """Go back to the newest positions; see `Engine.window`."""
+        return self._context(cache, cache.length + 1 - n_positions, cache.length + 1)
+
+    def _context(self, cache: Cache, start: int, end: int) -> StepContext:
+        """What blocks share at positions start..end-1."""
+        bias, is_causal = self._step_mask(cache, start, end)
+        rotary = None
+        if self.weights.inverse_frequencies is not None:
+            rotary = self.rotary_at(cache, None, torch.arange(start, end, device=self.device)[None])
+        return StepContext(cache, start, None, bias, is_causal, rotary)
 
     def embed_branches(
         self, tokens_BT: Tensor, branch_BT: Tensor, offset_BT: Tensor, cache: Cache
@@ -338,7 +363,8 @@ class Transformer(Headed):
         hidden = self.weights.token_embedding_VD[tokens_BT]
         if self.weights.position_embedding_PD is not None:
             hidden = hidden + self.weights.position_embedding_PD[unpadded(cache.padding_B, None, places_BT)]
-        return hidden, StepContext(cache, hidden[:, -1], bias, rotary=self.rotary_at(cache, None, places_BT))
+        rotary = self.rotary_at(cache, None, places_BT)
+        return hidden, StepContext(cache, cache.length, hidden[:, -1], bias, rotary=rotary)
 
     def block(
         self,
@@ -350,13 +376,13 @@ class Transformer(Headed):
     ) -> Tensor:
         """Run decoder block ``block`` (1..L) for the step's positions; see `Engine.block`."""
         weights = self.weights.blocks[block - 1]
-        hidden_ND = hidden.reshape(-1, self.d_model)
+        hidden_ND = hidden if hidden.dim() == 2 else hidden.reshape(-1, self.d_model)
         attended_ND = self.self_attention(block, hidden_ND, context, rows_A, places)
         hidden_ND = weights.attention_out.onto(hidden_ND, attended_ND)
         if weights.cross_out is not None:
             hidden_ND = weights.cross_out.onto(hidden_ND, self.cross_attention(block, hidden_ND, context, rows_A))
         hidden_ND = weights.down.onto(hidden_ND, self.feed_forward(weights, hidden_ND))
-        return hidden_ND.view(hidden.shape)
+        return hidden_ND if hidden.dim() == 2 else hidden_ND.view(hidden.shape)
 
     def self_attention(
         self,
@@ -371,7 +397,7 @@ class Transformer(Headed):
         Args: see `block`; ``hidden_ND`` is the stream before it.
         """
         cache = context.cache
-        n_rows = cache.n_rows if rows_A is None else len(rows_A)
+        n_rows = cache.n_rows if rows_A is None else rows_A.shape[0]
         weights, n_heads, n_kv_heads = self.weights.blocks[block - 1], self.arch.n_heads, self.arch.n_kv_heads
         heads = weights.qkv(self.block_input(hidden_ND))
         heads = heads.view(n_rows, -1, n_heads + 2 * n_kv_heads, self.arch.head_dim)
@@ -390,14 +416,14 @@ class Transformer(Headed):
             k, v = cache.keys_and_values(block, places.bias.shape[-1])
             own_bias = of_block(block, n_heads, places.bias)
             return self._attend(q, (k, v) if rows_A is None else (k[rows_A], v[rows_A]), own_bias)
-        end = cache.length + heads.shape[1]
+        start, end = context.start, context.start + heads.shape[1]
         bias = None if context.bias is None else of_block(block, n_heads, context.bias)
         if rows_A is None:
-            cache.self_kv[block - 1][:, :, cache.length : end] = new_kv.transpose(1, 2)
+            cache.self_kv[block - 1][:, :, start:end] = new_kv.transpose(1, 2)
             kv = cache.keys_and_values(block, end)
             return self._attend(q, kv, bias, is_causal=context.is_causal)
         of_batch = cache.self_kv[block - 1].narrow(2, 0, end)
-        of_batch[rows_A, :, cache.length :] = new_kv.transpose(1, 2)
+        of_batch[rows_A, :, start:] = new_kv.transpose(1, 2)
         return self._attend_rows(q, of_batch, bias, context, rows_A)
 
     def cross_attention(
@@ -406,7 +432,7 @@ class Transformer(Headed):
         """The heads of a block's cross-attention, before ``cross_out`` adds them to the stream: [N, H*K]."""
         weights, cache = self.weights.blocks[block - 1], context.cache
         assert weights.cross_q is not None and cache.cross_kv is not None, "there is an encoder"
-        n_rows = cache.n_rows if rows_A is None else len(rows_A)
+        n_rows = cache.n_rows if rows_A is None else rows_A.shape[0]
         q = weights.cross_q(self.block_input(hidden_ND)).view(n_rows, -1, self.arch.n_heads, self.arch.head_dim)
         if cache.shared is not None:
             return self._attend_shared(q, block, cache, cache.shared, rows_A)
@@ -456,8 +482,9 @@ class Transformer(Headed):
         every_row = torch.arange(cache.n_rows, device=input_ND.device)
         rows_N = torch.cat([every_row if rows_A is None else rows_A for *_, rows_A in skipped])
         cos_sin = None if rotary is None else (rows_of(rotary[0], rows_N), rows_of(rotary[1], rows_N))
+        left = [(exit_layer, hidden_AD.shape[0]) for exit_layer, hidden_AD, _ in skipped]
         for block in range(skipped[0][0] + 1, self.n_blocks + 1):
-            n = sum(len(hidden_AD) for exit_layer, hidden_AD, _ in skipped if exit_layer < block)
+            n = sum(n_rows for exit_layer, n_rows in left if exit_layer < block)
             first = None if cos_sin is None else (cos_sin[0][:n], cos_sin[1][:n])
             self._write_projected(block, input_ND[:n], rows_N[:n], cache.length, first, cache)
 
@@ -487,30 +514,17 @@ class Transformer(Headed):
 
     # ------------------------------------------------------------- positions
 
-    def _step_mask(self, cache: Cache, n_new: int) -> tuple[Tensor | None, bool]:
-        """Causal mask, padding and relative positions of a step: [1 or B, 1 or H, T, length + T] or none.
+    def _step_mask(self, cache: Cache, start: int, end: int) -> tuple[Tensor | None, bool]:
+        """Causal mask, padding and relative positions from start to end: [1 or B, 1 or H, T, end] or none.
 
-        The second is True where new positions see those before them and no other mask is needed.
+        The second is True where positions see those before them and no other mask is needed.
         """
-        end, table = cache.length + n_new, self.weights.relative_bias
-        if cache.padding_B is None:
-            if n_new == 1:
-                near = cache.reversed_relative
-                return (None if near is None else near[..., cache.room - end :]), False
-            if table is None and cache.length == 0:
-                return None, True
-        bias = None
-        keys = torch.arange(end, device=self.device)
-        if cache.reversed_relative is not None and n_new == 1:
-            bias = cache.reversed_relative[..., cache.room - end :]
-        elif table is not None:
-            bias = relative_bias(self.arch, table, keys[cache.length :], keys)
-        if n_new > 1:
-            future = additive(keys[cache.length :, None] >= keys[None, :], self.dtype)[None, None]
-            bias = future if bias is None else bias + future
+        if self.weights.relative_bias is None and cache.padding_B is None and (start == 0 or end - start == 1):
+            return None, end - start > 1
+        bias = cache.seen_from(start, end)
         if cache.padding_B is not None:
-            padding = additive(keys[None, :] >= cache.padding_B[:, None], self.dtype)[:, None, None, :]
-            bias = padding if bias is None else bias + padding
+            keys = torch.arange(end, device=self.device)
+            bias = bias + additive(keys[None, :] >= cache.padding_B[:, None], self.dtype)[:, None, None, :]
         return bias, False
 
     def places(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Places:
@@ -537,9 +551,3 @@ class Transformer(Headed):
             return None
         places = unpadded(cache.padding_B, rows_A, places_AT)
         return rotary_angles(places, frequencies, self.weights.rotary_scale, self.dtype)
-
-
-def _outputs(projection: Linear, first: int) -> Linear:
-    """A projection's outputs from one on; the weight is not copied."""
-    bias = projection.bias
-    return Linear(projection.weight[first:], None if bias is None else bias[first:])

@@ -22,13 +22,15 @@ class StepContext:
 
     Attributes:
         cache: Keys and values of the batch.
+        start: Position in the cache of the first that is run.
         embedding_BD: Embedding of the newest position of every row.
-        bias: Mask and position bias of the new positions, [1 or B, 1 or H, T, length + T]; None without.
-        is_causal: Whether the new positions see those before them and no other mask is needed.
-        rotary: Angles of the new positions; None without rotary positions.
+        bias: Mask and position bias of the positions, [1 or B, 1 or H, T, start + T]; None without.
+        is_causal: Whether the positions see those before them and no other mask is needed.
+        rotary: Angles of the positions; None without rotary positions.
     """
 
     cache: Cache
+    start: int
     embedding_BD: Tensor | None = None
     bias: Tensor | None = None
     is_causal: bool = False

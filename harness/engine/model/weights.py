@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Final, Literal
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +44,10 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Linear:
-    """A projection: weight [out, in] and bias [out] or None."""
+    """A projection: weight [out, in] and bias [out] or None.
+
+    How it multiplies is the default for its number format; `engine.products` has other ways to the same numbers.
+    """
 
     weight: Tensor
     bias: Tensor | None = None
@@ -63,7 +66,6 @@ class Linear:
         if x.dim() != 2:
             return F.linear(x, self.weight, self.bias)
         if self._is_bf16_on_cpu and len(x) == 1:
-            # Faster than torch's matrix product, which is made for many rows.
             product = torch.mv(self.weight, x[0])[None]
             return product if self.bias is None else product.add_(self.bias)
         if self.bias is None:
@@ -77,31 +79,52 @@ class Linear:
         added = torch.addmm(stream_ND, x, self.transposed)
         return added if self.bias is None else added.add_(self.bias)
 
+    def rows(self, ids: Tensor) -> Tensor:
+        """Some rows of the weight as numbers that can be computed with, [ids, in]."""
+        return self.weight.index_select(0, ids)
+
+    def outputs(self, first: int) -> Linear:
+        """The same for its outputs from one on; nothing is copied."""
+        return Linear(self.weight[first:], None if self.bias is None else self.bias[first:])
+
+    def stacked(self, others: Sequence[Linear]) -> Linear:
+        """One projection: this one's outputs, and those of others of the same form below."""
+        parts = (self, *others)
+        biases = [part.bias for part in parts if part.bias is not None]
+        return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
+
     def laid_out(self) -> Linear:
-        """The same, its weight in the order of memory that multiplies fastest: input by input in fp32 on a CPU."""
+        """The same, its weight in the order of memory that is the default: input by input in fp32 on a CPU."""
         if self.weight.device.type != "cpu" or self.weight.dtype != torch.float32:
             return self
         return Linear(self.weight.t().contiguous().t(), self.bias)
 
 
+def as_it_is(projection: Linear) -> Linear:
+    """The form that a projection has."""
+    return projection
+
+
 @dataclass(frozen=True)
-class NormedLinear(Linear):
+class NormedLinear:
     """A projection with an RMS norm behind it, whose weight [out] cannot be folded in."""
 
-    norm_weight: Tensor = field(kw_only=True)
-    norm_eps: float = field(kw_only=True)
+    projection: Linear
+    norm_weight: Tensor
+    norm_eps: float
+
+    @property
+    def weight(self) -> Tensor:
+        """The projection's."""
+        return self.projection.weight
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the normed projection over the last dimension."""
-        return F.rms_norm(super().__call__(x), self.norm_weight.shape, self.norm_weight, self.norm_eps)
+        return F.rms_norm(self.projection(x), self.norm_weight.shape, self.norm_weight, self.norm_eps)
 
     def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
         """Return stream + normed projection, for rows x [N, in]."""
         return stream_ND + self(x)
-
-    def laid_out(self) -> NormedLinear:
-        """The same, its weight in the order of memory that multiplies fastest."""
-        return replace(self, weight=Linear(self.weight).laid_out().weight)
 
 
 @dataclass(frozen=True)
@@ -131,9 +154,9 @@ class BlockWeights:
     """
 
     qkv: Linear
-    attention_out: Linear
+    attention_out: Linear | NormedLinear
     up: Linear
-    down: Linear
+    down: Linear | NormedLinear
     cross_q: Linear | None = None
     cross_kv: Linear | None = None
     cross_out: Linear | None = None
@@ -141,10 +164,28 @@ class BlockWeights:
     key_norm: HeadNorm | None = None
     rotates: bool = True
 
+    def converted(self, form: Callable[[Linear], Linear], names: Sequence[str] | None = None) -> BlockWeights:
+        """The same, every projection in another form, or those of some names alone."""
+
+        def new(part: Linear | NormedLinear) -> Linear | NormedLinear:
+            return replace(part, projection=form(part.projection)) if isinstance(part, NormedLinear) else form(part)
+
+        parts = {name: getattr(self, name) for name in names or [each.name for each in fields(self)]}
+        changed: dict[str, Any] = {name: new(part) for name, part in parts.items() if isinstance(part, _PROJECTIONS)}
+        return replace(self, **changed)
+
+
+_PROJECTIONS: Final = (Linear, NormedLinear)
+
 
 @dataclass(frozen=True)
 class Weights:
-    """Everything a checkpoint gives, in the engine's own layout."""
+    """Everything a checkpoint gives, in the engine's own layout.
+
+    Attributes:
+        read_out: The LM head in a form that is multiplied with only; None where ``lm_head`` is multiplied with.
+        skipped_form: Form in which keys and values of skipped blocks are multiplied.
+    """
 
     token_embedding_VD: Tensor
     lm_head: Linear
@@ -156,6 +197,8 @@ class Weights:
     encoder_relative_bias: Tensor | None = None
     inverse_frequencies: Tensor | None = None
     rotary_scale: float = 1.0
+    read_out: Linear | None = None
+    skipped_form: Callable[[Linear], Linear] = as_it_is
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

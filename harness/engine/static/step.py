@@ -97,10 +97,6 @@ class StaticStep:
             own.source_mask = torch.zeros(n_rows, 1, 1, source, dtype=model.dtype, device=model.device)
         self.position_11 = torch.zeros(1, 1, dtype=torch.long, device=model.device)
         self._keys_S = torch.arange(room, device=model.device)
-        # Bias of a key by its distance: room-1..0, as the cache has it, and hidden where it is yet to come.
-        near = own.reversed_relative
-        near = own.self_kv.new_zeros(1, 1, 1, room) if near is None else near
-        self._by_distance = torch.cat((near, torch.full_like(near[..., 1:], torch.finfo(model.dtype).min)), dim=-1)
         self.places = Places(self.position_11.expand(n_rows, 1), self._bias(), self._rotary())
         self.states = [own.self_kv.new_zeros(n_rows, model.d_model) for _ in range(model.n_blocks + 1)]
         self._begin = self._prepared(self._locate)
@@ -122,7 +118,7 @@ class StaticStep:
         assert own.padding_B is not None, "made with the buffers"
         own.padding_B.zero_()
         cache.self_kv, cache.cross_kv, cache.source_mask = own.self_kv, own.cross_kv, own.source_mask
-        cache.reversed_relative = own.reversed_relative
+        cache.by_distance = own.by_distance
 
     # -------------------------------------------------------------- the work
 
@@ -132,7 +128,7 @@ class StaticStep:
     def _bias(self) -> Tensor:
         """Mask and position bias of all keys as seen from the position: [B, 1 or H, 1, S]."""
         assert self.own.padding_B is not None, "made with the buffers"
-        bias = self._by_distance.index_select(-1, self._keys_S + (self.own.room - 1) - self.position_11[0])
+        bias = self.own.by_distance.index_select(-1, self._keys_S + (self.own.room - 1) - self.position_11[0])
         return bias + additive(self._keys_S >= self.own.padding_B[:, None], self.model.dtype)[:, None, None, :]
 
     def _rotary(self) -> tuple[Tensor, Tensor] | None:
@@ -146,7 +142,7 @@ class StaticStep:
                 buffer.copy_(new)
 
     def _block(self, block: int) -> Callable[[], None]:
-        context = StepContext(self.own)
+        context = StepContext(self.own, self.own.length)
 
         def work() -> None:
             before_BD, after_BD = self.states[block - 1], self.states[block]

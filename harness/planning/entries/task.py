@@ -27,6 +27,11 @@ KEYS: Final = (
     *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
     *("chat_template", "system", "max_prompt_tokens", "truncate", "first_token", "batch_rows"),
 )
+_OF_ANSWERS: Final = (
+    *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
+    *("chat_template", "system", "first_token"),
+)
+"""What says how answers are generated."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,10 @@ def read_task(label: str, table: Table) -> TaskEntry:
             raise table.error(key, 'goes with source = "hub" only; built-in data has its own splits, local data files.')
     if (source == "local") != bool(files.values):
         raise table.error("files", 'goes with source = "local", which needs it: { role = "path below --data-dir" }.')
+    if task.output_type == "classification":
+        for key in _OF_ANSWERS:
+            if key in table.values:
+                raise table.error(key, f"goes with tasks whose answers are generated; {task.name!r} asks for labels.")
     data = DataRequest(
         task=task.name,
         source=cast(SourceKind, source),

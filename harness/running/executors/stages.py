@@ -11,7 +11,7 @@ from exitbench.harness.running.environment import available_cores
 _COPIES: Final = 3
 """Of its weights, that a loaded model takes by a guess: as much again twice for loading and for caches."""
 
-_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 2}
 
 _MEMORY_SHARE: Final = 0.5
 """Of the machine's memory, that models side by side may take by this guess."""

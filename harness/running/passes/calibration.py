@@ -157,7 +157,7 @@ def _held_out(session: Session, item: CellJob, chosen: float | None) -> tuple[In
 
 def _at(session: Session, item: CellJob, level: float) -> Parts:
     method = dataclasses.replace(session.method(item), threshold=level)  # type: ignore[call-arg]
-    return session.runnable(item, method.parts(session.checkpoint.model.n_blocks, session.fitted(item)))
+    return session.parts_of(item, method)
 
 
 def _mean_exit(session: Session, answers: Sequence[Outcome], parts: Parts) -> Interval:

@@ -14,11 +14,11 @@ from exitbench.harness.engine.decoding.choice_probe import choice_probe_table, c
 from exitbench.harness.engine.decoding.likelihood import Scored
 from exitbench.harness.running.batches import in_batches
 from exitbench.harness.running.passes.choices import choice_metrics, lm_eval_task, write_choices
+from exitbench.harness.running.passes.exits import Recorded, exits
 from exitbench.harness.running.passes.session import Progress, Session, Skip, write_metrics
 from exitbench.harness.running.scored_texts import ScoredText, Shared, contexts_of, longest_of
 from exitbench.harness.running.scoring import task_metrics
 from exitbench.results.files.arrow import lists
-from exitbench.results.files.memory import in_memory
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
 
@@ -74,17 +74,20 @@ def choice_replay_pass(session: Session, item: CellJob, writer: AttemptWriter, o
     task, documents = lm_eval_task(item), session.answered(item)
     texts = session.texts(item, documents)
     first_position = 1 if cell.first_token == "gated" else 2
-    rule = parts.exit_layer_sql(depth, longest_of(texts), "score[l]", first_position)
-    with in_memory() as connection:
-        rows = connection.execute(
-            f"""
-            SELECT doc_key, choice, e, score[e], logprob[e], emitted_id[e] >= 0
-            FROM (SELECT *, {rule} AS e FROM read_parquet($scores)) ORDER BY doc_key, choice, position
-            """,
-            {"scores": str(session.file_of(cell.scores_cell_id, "scores.parquet"))},
-        ).fetchall()
+    recorded = Recorded(
+        source="read_parquet($scores)",
+        files={"scores": session.file_of(cell.scores_cell_id, "scores.parquet")},
+        order=("doc_key", "choice", "position"),
+        others=(),
+        at_exit={"score": "score[{e}]", "logprob": "logprob[{e}]", "is_greedy": "emitted_id[{e}] >= 0"},
+    )
+    longest = longest_of(texts)
+    found = exits(
+        session, item, recorded, lambda method: method.exit_layer_sql(depth, longest, "score[l]", first_position)
+    )
+    columns = (found[name].to_pylist() for name in ("doc_key", "choice", "exit_layer", *recorded.at_exit))
     read: dict[tuple[str, int], Scored] = {}
-    for doc_key, choice, layer, score, logprob, is_greedy in rows:
+    for doc_key, choice, layer, score, logprob, is_greedy in zip(*columns, strict=True):
         own = read.setdefault((doc_key, choice), Scored([]))
         own.exit_layers.append(layer)
         own.blocks_run.append(depth if parts.runs_all_blocks else layer)

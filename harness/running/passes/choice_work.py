@@ -47,7 +47,7 @@ def choice_work(
     seed = seed_for("bootstrap", item.cell.seed)
     pairs = [(full[document.key], own[document.key]) for document in documents]
     read = [(whole.read_numel, less.read_numel) for whole, less in pairs]
-    flops = [(_flops(whole), _flops(less)) for whole, less in pairs]
+    flops = [(whole.flops, less.flops) for whole, less in pairs]
     work = {
         name: ratio_interval([whole for whole, _ in both], [less for _, less in both], seed=seed)
         for name, both in (("ideal_speedup_bytes", read), ("ideal_speedup_flops", flops))
@@ -58,7 +58,3 @@ def choice_work(
 def _at_full_depth(scored: Scored, model: Engine) -> Scored:
     n = len(scored.token_ids)
     return Scored(scored.token_ids, [model.n_blocks] * n, [model.n_blocks] * n, [model.vocab_size] * n)
-
-
-def _flops(cost: Cost) -> float:
-    return cost.matmul_flops + cost.elementwise_flops

@@ -9,15 +9,17 @@ from safetensors.torch import save_file
 from exitbench.harness.cells.job import CellJob
 from exitbench.harness.engine.decoding.probe import states_of
 from exitbench.harness.running.passes.session import Progress, Session, with_role, write_metrics
+from exitbench.harness.running.sequences.passes import sequence_fit_data
 from exitbench.methods.base import FitData, argmax_token
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import FITTED_FILE, TABLES
-from exitbench.results.statistics.intervals import Interval
+from exitbench.results.statistics.intervals import point
 
 
 def fit_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress: Progress) -> None:
     """Teacher-force the references of the train split, fit, and write tensors and curve."""
-    data = fit_data(session, item)
+    is_whole = item.data.task_object.output_type == "classification"
+    data = sequence_fit_data(session, item) if is_whole else fit_data(session, item)
     total = session.units(item)
     fitted = session.method(item).fit(data, lambda share: on_progress(round(share * total)))
     save_file({name: tensor.contiguous() for name, tensor in fitted.tensors.items()}, writer.path / FITTED_FILE)
@@ -25,7 +27,7 @@ def fit_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress
         writer.write("fit_curve", pa.Table.from_pylist(fitted.curve, schema=TABLES["fit_curve"]))
         n = int(data.document_N.max()) + 1
         last = {name: value for name, value in fitted.curve[-1].items() if name.startswith("held_out")}
-        metrics = {name: Interval(value, None, None, None, n) for name, value in last.items()}
+        metrics = {name: point(value, n) for name, value in last.items()}
         write_metrics(writer, with_role("preparation", metrics))
 
 

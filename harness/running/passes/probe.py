@@ -16,7 +16,10 @@ from exitbench.results.spool.attempts import AttemptWriter
 
 
 def probe_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress: Progress) -> None:
-    """Decode at full depth, then read every block's opinion on every token in one teacher-forced pass."""
+    """Decode at full depth, then read every block's opinion on every token in one teacher-forced pass.
+
+    What the quality cell of full depth has answered before in this session is not decoded again.
+    """
     if item.data.task_object.output_type != "generate_until":
         return choice_probe_pass(session, item, writer, on_progress)
     if item.cell.record is not None:
@@ -28,17 +31,23 @@ def probe_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progre
     gates_first = asked.gates_first_token
     is_stopped = None if item.data.settings is None else stops(session.tokenizer, asked.stop, reads_special=True)
 
-    def probe(chosen: Sequence[int]) -> None:
+    known = session.answers_of_full_depth(item)
+
+    def outputs_of(chosen: Sequence[int]) -> list[list[int]]:
+        keys = [documents[index].key for index in chosen]
+        if all(key in known for key in keys):
+            return [known[key] for key in keys]
         rows = [requests[index] for index in chosen]
         batch = prefill(session.checkpoint.model, rows, asked.max_new_tokens, gates_first_token=gates_first)
-        answers = decode(session.checkpoint, batch, session.full_parts(), is_stopped)
-        outputs = [made.token_ids for made in answers]
+        return [made.token_ids for made in decode(session.checkpoint, batch, session.full_parts(), is_stopped)]
+
+    def probe(chosen: Sequence[int]) -> None:
         answered = [documents[index] for index in chosen]
         probed = probe_table(
             session.checkpoint,
             [document.key for document in answered],
-            [row.prompt_ids for row in rows],
-            outputs,
+            [requests[index].prompt_ids for index in chosen],
+            outputs_of(chosen),
             gold_ids=[session.target_ids(item, document) for document in answered],
             kinds=[session.kinds(item, document) for document in answered],
         )

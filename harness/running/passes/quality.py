@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from exitbench.harness.cells.job import CellJob
 from exitbench.harness.cells.seeds import seed_for
+from exitbench.harness.cells.sharing import differ_in_threshold_alone
 from exitbench.harness.engine.decoding.generation import Generation
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.running.lm import Answer
@@ -26,6 +27,7 @@ from exitbench.harness.running.passes.session import (
     write_metrics,
 )
 from exitbench.harness.running.scoring import Metric, score_columns
+from exitbench.harness.running.sequences.passes import sequence_quality_pass
 from exitbench.methods.base import Parts
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
@@ -35,6 +37,8 @@ from exitbench.tasks.document import Document
 
 def quality_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress: Progress) -> None:
     """Answer every document through lm-eval; write samples, exit traces and metrics."""
+    if item.data.task_object.output_type == "classification":
+        return sequence_quality_pass(session, item, writer, on_progress)
     if item.data.task_object.output_type != "generate_until":
         return choices_pass(session, item, writer, on_progress)
     cell, task = item.cell, item.data.task_object
@@ -63,9 +67,11 @@ def quality_pass(session: Session, item: CellJob, writer: AttemptWriter, on_prog
         document.key: FullOutput(answer.n_prompt, answer.generation.token_ids)
         for document, answer in zip(documents, answers, strict=True)
     }
+    if differ_in_threshold_alone(parts, session.full_parts()):
+        session.note_full_depth(item, {key: output.token_ids for key, output in full.items()})
     if cell.full_depth_cell_id is not None:
         full = full_outputs(session, cell.full_depth_cell_id)
-    writer.write("tokens", _token_table(session, item, documents, answers, full, parts.kv_policy.verifies))
+    writer.write("tokens", _token_table(session, item, documents, answers, full, parts))
     write_metrics(writer, metrics | _decode_metrics(session, item, parts, documents, answers, full))
 
 
@@ -75,9 +81,9 @@ def _token_table(
     documents: Sequence[Document],
     answers: Sequence[Answer],
     full: Mapping[str, FullOutput],
-    verifies: bool,
+    parts: Parts,
 ) -> pa.Table:
-    depth = session.checkpoint.model.n_blocks
+    depth, is_certified = session.checkpoint.model.n_blocks, item.cell.head_precision == "certified"
     rows: list[dict[str, Any]] = []
     for document, answer in zip(documents, answers, strict=True):
         kinds = session.kinds(item, document)
@@ -89,10 +95,15 @@ def _token_table(
             made.blocks_run,
             made.head_rows,
             made.scores,
-            made.rejected if verifies else [None] * len(made.token_ids),
+            made.rejected if parts.kv_policy.verifies else [None] * len(made.token_ids),
             strict=True,
         )
         for index, (token_id, exit_layer, blocks_run, head_rows, score, rejected) in enumerate(columns):
+            bounded = {
+                "score_half_width": made.half_widths[index],
+                "head_rows_int8": made.int8_rows[index],
+                "head_fallbacks": made.fallbacks[index],
+            }
             rows.append(
                 {
                     "doc_key": document.key,
@@ -106,6 +117,7 @@ def _token_table(
                     "reason": "last" if exit_layer == depth else "threshold",
                     "rejected": rejected,
                     "full_token_id": full_ids[index] if index < len(full_ids) else None,
+                    **(bounded if is_certified else {}),
                 }
             )
     return pa.Table.from_pylist(rows, schema=TABLES["tokens"])
@@ -150,8 +162,8 @@ def _decode_metrics(
             [cost.read_numel for cost in full_costs], [cost.read_numel for cost in costs], seed=seed
         ),
         "ideal_speedup_flops": ratio_interval(
-            [cost.matmul_flops + cost.elementwise_flops for cost in full_costs],
-            [cost.matmul_flops + cost.elementwise_flops for cost in costs],
+            [cost.flops for cost in full_costs],
+            [cost.flops for cost in costs],
             seed=seed,
         ),
     }

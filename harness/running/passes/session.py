@@ -17,34 +17,35 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.cell import FirstToken, GenerationSettings
+from exitbench.harness.cells.cell import DeviceMap, EngineChoice, FirstToken, GenerationSettings
 from exitbench.harness.cells.job import CellJob, DataRequest, WorkerSpec
 from exitbench.harness.cells.prompts import Fitting, Prompt, Prompts, render_turns
 from exitbench.harness.cells.seeds import seed_for
+from exitbench.harness.cells.sharing import PASS_ROWS, may_share, sharing
+from exitbench.harness.cells.texts import EncodedText, TextEncoding
+from exitbench.harness.engine.checkpoints.encoder_loading import EncoderCheckpoint, is_encoder, load_encoder
 from exitbench.harness.engine.checkpoints.generation_config import not_applied
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.likelihood import why_not as why_no_likelihood
+from exitbench.harness.engine.encoders.model import EncoderClassifier
 from exitbench.harness.engine.model.cost import TokenPlace, answer_cost, answer_parts
+from exitbench.harness.engine.model.engine import Engine
+from exitbench.harness.engine.products.choosing import use_fastest
 from exitbench.harness.running.encoding import Encoding, reads_up_to
 from exitbench.harness.running.lm import Answer, EarlyExitLM
 from exitbench.harness.running.scored_texts import ScoredText, TextRequest
 from exitbench.harness.running.scoring import Metric, metric_table
-from exitbench.harness.running.sharing import (
-    PASS_ROWS,
-    Passes,
-    asking_the_same,
-    cells_of_a_pass,
-    differ_in_threshold_alone,
-)
-from exitbench.methods.base import NOTHING_FITTED, Cost, Method, Parts, Threshold
+from exitbench.harness.running.sharing import Passes
+from exitbench.methods.base import NOTHING_FITTED, Cost, Method, Parts
 from exitbench.methods.registry import baseline_method, get_method
 from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.files.atomic_folder import SpoolError
 from exitbench.results.spool.attempts import AttemptWriter, attempt_status, read_attempt
 from exitbench.results.spool.schema import FITTED_FILE
-from exitbench.results.statistics.intervals import NONE_DIFFERS, Interval, bounded_ratio_interval
+from exitbench.results.statistics.intervals import NONE_DIFFERS, Interval, bounded_ratio_interval, point
+from exitbench.tasks.classification import ClassificationTask
 from exitbench.tasks.document import Document
 from exitbench.tasks.lm_eval.leaves import Chat
 from exitbench.tasks.lm_eval.task import LmEvalTask
@@ -80,6 +81,9 @@ class Session:
     Args:
         spec: The cells and where things lie.
         loaded: The model, where it has been loaded already.
+
+    Attributes:
+        products: In which form weights are multiplied, where that was measured (`engine.products`).
     """
 
     def __init__(self, spec: WorkerSpec, loaded: Checkpoint | None = None) -> None:
@@ -89,9 +93,11 @@ class Session:
         ((dtype, engine, device_map),) = asked
         self.spool, self.inputs, self.data_dir = spec.spool, spec.inputs or spec.spool, spec.data_dir
         self.model_path = spec.model_path
-        self.checkpoint = loaded or load_checkpoint(
+        self._checkpoint = loaded or _loaded_model(
             spec.model_path, getattr(torch, dtype), spec.device, engine, device_map
         )
+        is_new = loaded is None and isinstance(self._checkpoint, Checkpoint)
+        self.products = use_fastest(self.checkpoint.model) if is_new else None
         self.tokenizer: Any = load_tokenizer(spec.model_path)
         self._record_vocabulary(spec.cells[0].cell.model.tokenizer_sha256)
         self.confirms_unsafe_code = spec.confirm_run_unsafe_code
@@ -99,7 +105,26 @@ class Session:
         self._prompted, self._texts = functools.cache(self._lm_eval_prompts), functools.cache(self._lm_eval_texts)
         self.prompts = functools.cache(self._prompts)
         self._checked = functools.cache(read_attempt)  # many cells compute from one
+        self._ids = functools.cache(self._tokenized)  # of references, which all cells of a task have
         self.passes = Passes()
+        self._full_answers: dict[tuple[DataRequest, GenerationSettings], Mapping[str, list[int]]] = {}
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The model, where it generates."""
+        assert isinstance(self._checkpoint, Checkpoint), "the planner gives classifiers tasks of their own"
+        return self._checkpoint
+
+    @property
+    def classifier(self) -> EncoderClassifier:
+        """The model, where it is an encoder."""
+        assert isinstance(self._checkpoint, EncoderCheckpoint), "the planner gives encoders tasks of their own"
+        return self._checkpoint.model
+
+    @property
+    def model(self) -> Engine | EncoderClassifier:
+        """The model, whatever it is."""
+        return self._checkpoint.model
 
     def _record_vocabulary(self, tokenizer_sha256: str) -> None:
         texts = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
@@ -120,20 +145,43 @@ class Session:
         return self._loaded(data)[1]
 
     def _prompts(self, generation: GenerationSettings) -> Prompts:
-        return Prompts(self.tokenizer, generation, self.checkpoint.model.max_positions)
+        return Prompts(self.tokenizer, generation, self.model.max_positions)
 
     def _fitting(self, data: DataRequest, generation: GenerationSettings) -> Fitting:
         task = data.task_object
         if isinstance(task, LmEvalTask):
             return self._lm_eval_fitting(data, generation, task)
-        texts = [(document, task.prompt_for(document, self.checkpoint.kind)) for document in self.documents(data)]
+        if isinstance(task, ClassificationTask):
+            return self._encoded_fitting(data, generation, task)
+        texts = [(document, task.prompt_for(document, self._checkpoint.kind)) for document in self.documents(data)]
         return self.prompts(generation).fitting(texts)
+
+    def _encoded_fitting(self, data: DataRequest, generation: GenerationSettings, task: ClassificationTask) -> Fitting:
+        documents, encoding = self.documents(data), self.text_encoding(generation)
+        cut = [bool(encoding(task.texts(document), 0).n_cut) for document in documents]
+        if not encoding.drops:
+            return Fitting(tuple(documents), truncated=sum(cut))
+        kept = tuple(document for document, is_cut in zip(documents, cut, strict=True) if not is_cut)
+        if not kept:
+            raise UserError(f"none of the {len(documents)} inputs has {encoding.longest} tokens or fewer.")
+        return Fitting(kept, dropped=sum(cut))
+
+    def text_encoding(self, generation: GenerationSettings) -> TextEncoding:
+        """Makes token ids of what an encoder classifies."""
+        return TextEncoding(self.tokenizer, generation, self.classifier.max_positions)
+
+    def encoded(self, item: CellJob, documents: Sequence[Document]) -> list[EncodedText]:
+        """What documents of a cell give to be classified."""
+        task, encoding = item.data.task_object, self.text_encoding(item.cell.generation)
+        assert isinstance(task, ClassificationTask), "what encoders are asked for"
+        seeds = [seed_for("decode", item.cell.seed, document.key) for document in documents]
+        return [encoding(task.texts(document), seed) for document, seed in zip(documents, seeds, strict=True)]
 
     @functools.cached_property
     def encoding(self) -> Encoding:
         """Makes token ids of lm-eval's requests."""
-        longest = reads_up_to(self.model_path, self.tokenizer, self.checkpoint.model.max_positions)
-        return Encoding(self.tokenizer, self.checkpoint.kind, longest)
+        longest = reads_up_to(self.model_path, self.tokenizer, self.model.max_positions)
+        return Encoding(self.tokenizer, self._checkpoint.kind, longest)
 
     def chat(self, generation: GenerationSettings) -> Chat | None:
         """System message and chat template of lm-eval's prompts, where they go through one."""
@@ -192,14 +240,16 @@ class Session:
 
     def cell_record(self, item: CellJob) -> dict[str, Any]:
         """The content of ``cell.json``: the cell, and what of its checkpoint's own settings is not applied."""
+        if isinstance(self._checkpoint, EncoderCheckpoint):
+            return item.cell_record()
         ignored = not_applied(self.model_path, item.cell.generation).settings
         return {**item.cell_record(), **({"not_applied": ignored} if ignored else {})}
 
     def method(self, item: CellJob) -> Method:
         """The method of a cell, bound to the exit heads of this model."""
         method = get_method(item.cell.method.name).from_params(item.cell.method.params)
-        method.check(self.checkpoint.model.n_blocks)
-        return method.bound_to(self.checkpoint.model.exit_blocks)
+        method.check(self.model.n_blocks)
+        return method.bound_to(self.model.exit_blocks)
 
     def parts(self, item: CellJob) -> Parts:
         """The method of a cell, bound to this model and to what was fitted for it.
@@ -207,7 +257,12 @@ class Session:
         Raises:
             Skip: The engine cannot run it on this model.
         """
-        return self.runnable(item, self.method(item).parts(self.checkpoint.model.n_blocks, self.fitted(item)))
+        return self.parts_of(item, self.method(item))
+
+    def parts_of(self, item: CellJob, method: Method) -> Parts:
+        """The same of a method that may differ from the cell's in its threshold."""
+        parts = self.runnable(item, method.parts(self.model.n_blocks, self.fitted(item)))
+        return parts.certified() if item.cell.head_precision == "certified" else parts
 
     def runnable(self, item: CellJob, parts: Parts) -> Parts:
         """The parts, if the engine can run them on this model.
@@ -215,29 +270,32 @@ class Session:
         Raises:
             Skip: It cannot, and why.
         """
-        if (why_not := self.checkpoint.model.why_not(parts, item.cell.rows)) is not None:
+        if (why_not := self.model.why_not(parts, item.cell.rows)) is not None:
             raise Skip(why_not)
         return parts
 
-    def sharing(self, item: CellJob, others: Iterable[CellJob]) -> Iterator[tuple[CellJob, Threshold]]:
-        """Yield cells that one pass could answer with a cell, and their thresholds; no more than may share one."""
-        candidates = asking_the_same(item, others)
-        if not candidates:
+    def sharing(self, item: CellJob, others: Iterable[CellJob]) -> Iterator[tuple[CellJob, Parts]]:
+        """Yield cells that one pass can see to with a cell, and their methods (`harness.cells.sharing`)."""
+        if not may_share(item):
             return
-        try:
-            parts, most = self.parts(item), cells_of_a_pass(self.units(item), item.cell.generation.max_new_tokens)
-            if self.checkpoint.model.why_not(parts, PASS_ROWS) is not None:
-                return
-        except Exception:  # its own pass says what is wrong
-            return
-        for other in candidates:
-            if most == 1:
-                return
-            with contextlib.suppress(Exception):  # likewise
-                other_parts = self.parts(other)
-                if differ_in_threshold_alone(parts, other_parts):
-                    most -= 1
-                    yield other, other_parts.threshold
+        with contextlib.suppress(Exception):  # its own pass says what is wrong
+            parts, tokens = self.parts(item), self._kept_tokens(item)
+            if item.cell.kind == "replay" or self.model.why_not(parts, PASS_ROWS) is None:
+                yield from sharing(item, others, tokens, self.parts)
+
+    def _kept_tokens(self, item: CellJob) -> int:
+        """Of how many tokens a cell that shares a pass keeps something, at most."""
+        if item.cell.kind == "quality":
+            return self.units(item) * item.cell.generation.max_new_tokens
+        return int(pq.read_metadata(self.replayed_file(item)).num_rows)
+
+    def replayed_file(self, item: CellJob) -> Path:
+        """What a replay reads: its probe, or what the method's gate said of the probed tokens."""
+        cell = item.cell
+        if cell.scores_cell_id is not None:
+            return self.file_of(cell.scores_cell_id, "scores.parquet")
+        assert cell.probe_cell_id is not None, "the planner gives every replay its probe"
+        return self.file_of(cell.probe_cell_id, "probe.parquet")
 
     def scoring(self, item: CellJob, parts: Parts) -> Parts:
         """The parts, if log-likelihoods can be had of them.
@@ -254,19 +312,31 @@ class Session:
         if item.cell.fit_cell_id is None:
             return NOTHING_FITTED
         path = self.file_of(item.cell.fit_cell_id, FITTED_FILE)
-        tensors: dict[str, Tensor] = load_file(path, device=str(self.checkpoint.model.device))
+        tensors: dict[str, Tensor] = load_file(path, device=str(self.model.device))
         return tensors
+
+    def note_full_depth(self, item: CellJob, answers: Mapping[str, list[int]]) -> None:
+        """Keep what greedy full depth answered to a cell's documents, by their keys: a probe then need not decode.
+
+        Not where rules change logits, which a probe's own decode knows nothing of.
+        """
+        if not item.cell.generation.logit_rules:
+            self._full_answers[item.data, item.cell.generation] = answers
+
+    def answers_of_full_depth(self, item: CellJob) -> Mapping[str, list[int]]:
+        """What greedy full depth has answered to the same documents in this session; empty where it has not."""
+        return self._full_answers.get((item.data, item.cell.generation), {})
 
     def full_parts(self) -> Parts:
         """Full depth on this model."""
-        return baseline_method()().parts(self.checkpoint.model.n_blocks)
+        return baseline_method()().parts(self.model.n_blocks)
 
     def request(self, item: CellJob, document: Document) -> Request:
         """Prompt tokens and seed of a document."""
         if item.data.settings is not None:
             prompt = self._prompted(item.data, item.cell.generation)[document.key]
         else:
-            text = item.data.task_object.prompt_for(document, self.checkpoint.kind)
+            text = item.data.task_object.prompt_for(document, self._checkpoint.kind)
             prompt = self.prompts(item.cell.generation)(text)
         return Request(prompt.ids, seed_for("decode", item.cell.seed, document.key))
 
@@ -291,11 +361,14 @@ class Session:
 
     def target_ids(self, item: CellJob, document: Document) -> list[int]:
         """Tokens of the first reference."""
-        if item.data.settings is not None and self.checkpoint.kind == "causal":
+        if item.data.settings is not None and self._checkpoint.kind == "causal":
             # Goes on from the prompt, behind lm-eval's delimiter, until the model ends it.
             target = self.encoding.ids(f" {item.data.task_object.target(document)}", add_special_tokens=False)
             return [*target, *sorted(self.checkpoint.eos_ids)[:1]]
-        return list(self.tokenizer(item.data.task_object.target(document))["input_ids"])
+        return list(self._ids(item.data.task_object.target(document)))
+
+    def _tokenized(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text)["input_ids"])
 
     def answers(
         self, item: CellJob, documents: Sequence[Document], parts: Parts, on_progress: Progress
@@ -306,7 +379,7 @@ class Session:
             prompts = self._prompted(item.data, item.cell.generation)
             lm.answer({document.key: prompts[document.key] for document in documents})
         else:
-            texts = {document.key: task.prompt_for(document, self.checkpoint.kind) for document in documents}
+            texts = {document.key: task.prompt_for(document, self._checkpoint.kind) for document in documents}
             lm.answer({key: lm.prompts(text) for key, text in texts.items()})
         return [lm.answers[document.key] for document in documents]
 
@@ -350,6 +423,14 @@ class Session:
         return status.path / name
 
 
+def _loaded_model(
+    folder: Path, dtype: torch.dtype, device: str, engine: EngineChoice, device_map: DeviceMap | None
+) -> Checkpoint | EncoderCheckpoint:
+    if is_encoder(folder):
+        return load_encoder(folder, dtype, device)
+    return load_checkpoint(folder, dtype, device, engine, device_map)
+
+
 def _turns(tokenizer: Any, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
     return render_turns(tokenizer, messages, add_generation_prompt=add_generation_prompt)
 
@@ -364,7 +445,7 @@ def write_prompt_counts(session: Session, item: CellJob, writer: AttemptWriter) 
     asked = dropped + sum(len(one.documents) for one in found)
     shared = session.shared(item.data)
     counts = {"documents_dropped": dropped, "prompts_truncated": truncated, "documents_shared": shared}
-    metrics = {name: Interval(n, None, None, None, asked) for name, n in counts.items() if n}
+    metrics = {name: point(n, asked) for name, n in counts.items() if n}
     if metrics:
         write_metrics(writer, with_role("data", metrics))
 
@@ -380,7 +461,7 @@ def depth_interval(blocks: ArrayLike, tokens: ArrayLike, n_blocks: int, *, is_fi
             and has no interval.
     """
     found = bounded_ratio_interval(blocks, tokens, (1, n_blocks))
-    return Interval(found.value, None, None, None, found.n) if is_fixed and found.method == NONE_DIFFERS else found
+    return point(found.value, found.n) if is_fixed and found.method == NONE_DIFFERS else found
 
 
 def with_role(role: str, metrics: Mapping[str, Interval]) -> dict[str, Metric]:
@@ -433,4 +514,4 @@ def _work(checkpoint: Checkpoint, made: Generation, n_prompt: int, first_token: 
         places = [TokenPlace(context=n_prompt + position - 1, source=0) for position in positions]
     first = 1 if first_token == "full" else 0
     layers, rejected, wasted = made.exit_layers[first:], made.rejected[first:], made.wasted[first:]
-    return layers, made.head_rows, places[first:], rejected, wasted
+    return layers, made.head_rows, places[first:], rejected, wasted, made.int8_rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -14,13 +15,16 @@ from exitbench.harness.cells.seeds import seed_for
 from exitbench.harness.engine.decoding.branches import Context
 from exitbench.harness.engine.model.cost import ideal_speedup
 from exitbench.harness.running import timing
+from exitbench.harness.running.energy.meter import open_meter
+from exitbench.harness.running.energy.readings import energy_metrics
 from exitbench.harness.running.passes.session import Progress, Session, Skip, answer_costs, with_role, write_metrics
 from exitbench.harness.running.passes.token_times import token_times_pass
 from exitbench.harness.running.scored_texts import contexts_of, longest_of
+from exitbench.harness.running.sequences.passes import sequence_timing_pass
 from exitbench.methods.base import Cost
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
-from exitbench.results.statistics.intervals import Interval
+from exitbench.results.statistics.intervals import Interval, point
 
 
 def timing_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progress: Progress) -> None:
@@ -30,6 +34,11 @@ def timing_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progr
         raise ValueError("a timing cell has timing settings")
     if cell.record is not None:
         return token_times_pass(session, item, cell.record, writer, on_progress)
+    if item.data.task_object.output_type == "classification":
+        classified = sequence_timing_pass(session, item, settings, writer, on_progress)
+        _write_readings(writer, classified)
+        energy = _energy_metrics(classified, seed_for("bootstrap", cell.seed))
+        return write_metrics(writer, with_role("energy", energy))
     if item.data.task_object.output_type != "generate_until":
         return _scoring_pass(session, item, settings, writer, on_progress)
     documents = session.answered(item)[: settings.documents]
@@ -41,7 +50,8 @@ def timing_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progr
     ]
     parts, full, seed = session.parts(item), session.full_parts(), seed_for("bootstrap", cell.seed)
     work = timing.Generating(session.checkpoint, cell.generation)
-    measured = timing.measure(work, full, parts, units, settings, seed, on_progress)
+    meter = open_meter(work.device.type)
+    measured = timing.measure(work, full, parts, units, settings, seed, on_progress, meter)
     _write_readings(writer, measured)
     metrics = {
         "speedup": timing.speedup(measured.readings, "total", seed),
@@ -52,11 +62,11 @@ def timing_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progr
         totals = [r for r in measured.readings if r.phase == "total" and r.arm == arm and not r.twin]
         decodes = [r for r in measured.readings if r.phase == "decode" and r.arm == arm and not r.twin]
         answered = len(totals) * len(documents) / len(units)  # the last unit may have fewer documents
-        metrics[f"{prefix}ms_per_request"] = _plain(sum(r.wall_ns for r in totals) / answered / 1e6, len(units))
+        metrics[f"{prefix}ms_per_request"] = point(sum(r.wall_ns for r in totals) / answered / 1e6, len(units))
         ms_per_token = sum(r.wall_ns for r in decodes) / sum(r.n_tokens for r in decodes) / 1e6
-        metrics[f"{prefix}ms_per_token"] = _plain(ms_per_token, len(units))
+        metrics[f"{prefix}ms_per_token"] = point(ms_per_token, len(units))
         n_tokens = sum(len(generation.token_ids) for generation in generations)
-        metrics[f"{prefix}tokens_per_request"] = _plain(n_tokens / len(generations), len(units))
+        metrics[f"{prefix}tokens_per_request"] = point(n_tokens / len(generations), len(units))
     lengths = [len(request.prompt_ids) for request in requests]
     full_cost, own_cost = (
         sum(answer_costs(session.checkpoint, who, made, lengths, cell.first_token), Cost())
@@ -65,11 +75,12 @@ def timing_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progr
     ideal = ideal_speedup(full_cost, own_cost)
     # Rows of a batch share the weights that are read: there the products count.
     allowed = ideal.by_bytes if size == 1 else ideal.by_flops
-    metrics["realised_fraction"] = _plain(metrics["speedup_decode"].value / allowed, len(units))
-    metrics["timed_documents"] = _plain(len(documents), len(units))
-    metrics["timed_rounds"] = _plain(len({reading.round for reading in measured.readings}), len(units))
-    cost = {"ideal_speedup_decode": _plain(allowed, len(units))}
-    write_metrics(writer, with_role("speed", metrics) | with_role("cost", cost))
+    metrics["realised_fraction"] = point(metrics["speedup_decode"].value / allowed, len(units))
+    metrics["timed_documents"] = point(len(documents), len(units))
+    metrics["timed_rounds"] = point(len({reading.round for reading in measured.readings}), len(units))
+    cost = {"ideal_speedup_decode": point(allowed, len(units))}
+    spent = _energy_metrics(measured, seed)
+    write_metrics(writer, with_role("speed", metrics) | with_role("cost", cost) | with_role("energy", spent))
 
 
 def _scoring_pass(
@@ -94,7 +105,8 @@ def _scoring_pass(
     ]
     longest = longest_of(session.texts(item, everything))
     work = timing.Scoring(session.checkpoint, cell.generation, longest, size)
-    measured = timing.measure(work, session.full_parts(), parts, units, settings, seed, on_progress)
+    meter = open_meter(work.device.type)
+    measured = timing.measure(work, session.full_parts(), parts, units, settings, seed, on_progress, meter)
     _write_readings(writer, measured)
     metrics = {
         "speedup": timing.speedup(measured.readings, "total", seed),
@@ -104,18 +116,25 @@ def _scoring_pass(
     for prefix, arm in (("", "method"), ("full_", "full")):
         totals = [reading for reading in measured.readings if reading.arm == arm and not reading.twin]
         answered = len(totals) * len(documents) / len(units)  # the last unit may have fewer documents
-        metrics[f"{prefix}ms_per_request"] = _plain(sum(r.wall_ns for r in totals) / answered / 1e6, len(units))
-        metrics[f"{prefix}tokens_per_request"] = _plain(n_tokens / len(documents), len(units))
-    metrics["timed_documents"] = _plain(len(documents), len(units))
-    metrics["timed_rounds"] = _plain(len({reading.round for reading in measured.readings}), len(units))
-    write_metrics(writer, with_role("speed", metrics))
+        metrics[f"{prefix}ms_per_request"] = point(sum(r.wall_ns for r in totals) / answered / 1e6, len(units))
+        metrics[f"{prefix}tokens_per_request"] = point(n_tokens / len(documents), len(units))
+    metrics["timed_documents"] = point(len(documents), len(units))
+    metrics["timed_rounds"] = point(len({reading.round for reading in measured.readings}), len(units))
+    write_metrics(writer, with_role("speed", metrics) | with_role("energy", _energy_metrics(measured, seed)))
+
+
+def _energy_metrics(measured: timing.Timing[Any], seed: int) -> dict[str, Interval]:
+    totals = [reading for reading in measured.readings if reading.phase == "total" and not reading.twin]
+    tokens = {arm: sum(r.n_tokens for r in totals if r.arm == arm) for arm in ("full", "method")}
+    return energy_metrics(measured.energy, tokens, seed)
 
 
 def _write_readings(writer: AttemptWriter, measured: timing.Timing[Any]) -> None:
-    for table, rows in (("timings", measured.readings), ("device", measured.device)):
+    energy = measured.energy
+    tables: dict[str, Sequence[Any]] = {"timings": measured.readings, "device": measured.device}
+    if energy.readings:
+        tables |= {"energy": energy.readings, "energy_domains": energy.domains}
+    for table, rows in tables.items():
         writer.write(table, pa.Table.from_pylist([asdict(row) for row in rows], schema=TABLES[table]))
-    writer.log_path.write_text(f"stopped reading: {measured.stop_reason}\n", encoding="utf-8")
-
-
-def _plain(value: float, n: int) -> Interval:
-    return Interval(value, None, None, None, n)
+    log = f"stopped reading: {measured.stop_reason}\nenergy: {energy.told}\n"
+    writer.log_path.write_text(log, encoding="utf-8")

@@ -116,7 +116,7 @@ def test_an_answer_shows_itself(model: eb.Model, prompts: list[str], capsys: pyt
     ("call", "says"),
     [
         (lambda model: eb.load_model("no/such/folder"), "not a Hugging Face checkpoint folder"),
-        (lambda model: eb.load_model("builtin-weighted", dtype="int8"), "dtype 'int8' is not known. Allowed: float32"),
+        (lambda model: eb.load_model("builtin-weighted", dtype="int4"), "dtype 'int4' is not known. Allowed: float32"),
         (lambda model: eb.decode(model, ["a"], "calm-sofmax"), "Did you mean 'calm-softmax'"),
         (lambda model: eb.decode(model, ["a"], "static", exit_layer=9), "exit_layer"),
         (lambda model: eb.decode(model, ["a"], "mee-lstm"), "must be fitted first"),

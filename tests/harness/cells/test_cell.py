@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from exitbench.harness.cells.cell import (
     CONSISTENCIES,
+    HEAD_PRECISIONS,
     ID_VERSION,
     INPUTS,
     KINDS,
@@ -71,6 +72,7 @@ ASKED: dict[str, Any] = {
     "device": replace(CELL, device="cuda"),
     "batch size": replace(CELL, batch_size=2),
     "rows decoded together": replace(CELL, batch_rows=2),
+    "precision of the head": replace(CELL, head_precision="certified"),
     "seed": replace(CELL, seed=8),
     "timing settings": replace(CELL, timing=TimingSettings()),
     "calibration settings": replace(CELL, calibration=CALIBRATION),
@@ -161,6 +163,7 @@ LEAVES: dict[str, st.SearchStrategy[Any]] = {
     "ModelKind": st.sampled_from(get_args(ModelKind)),
     "Kind": st.sampled_from(KINDS),
     "EngineName": st.sampled_from(get_args(EngineName)),
+    "HeadPrecision": st.sampled_from(HEAD_PRECISIONS),
     "DeviceMap | None": st.none() | st.lists(st.tuples(st.text(), st.integers()), min_size=1).map(tuple),
     "Consistency": st.sampled_from(CONSISTENCIES),
     "Rule": st.sampled_from(sorted(RULES)),

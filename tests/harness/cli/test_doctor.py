@@ -19,7 +19,18 @@ def _told(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
 def test_it_tells_what_there_is_and_makes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--runs", str(tmp_path / "runs")]) == 0
     told = _told(capsys)
-    assert {"exitbench", "packages", "cores", "memory", "GPU", "network", "folder", "disk", "database"} == set(told)
+    assert {
+        "exitbench",
+        "packages",
+        "cores",
+        "memory",
+        "energy",
+        "GPU",
+        "network",
+        "folder",
+        "disk",
+        "database",
+    } == set(told)
     assert "torch" in told["packages"][1] and told["folder"][1].endswith("can be made")
     assert list(tmp_path.iterdir()) == []
 

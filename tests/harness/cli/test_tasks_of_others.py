@@ -180,6 +180,12 @@ def test_prompts_of_a_task_of_lm_eval_are_its_requests(folder: Path, exitbench: 
     ]
 
 
+def test_prompts_of_a_task_of_classification_have_its_labels(exitbench: Command) -> None:
+    code, out, err = exitbench("show-prompts", "sst2", "-n", "1")
+    assert code == 0, err
+    assert out.splitlines()[1:3] == ["metrics: acc", "labels: negative, positive"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

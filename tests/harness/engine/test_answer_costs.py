@@ -58,7 +58,7 @@ def test_answers_of_1_to_16_tokens_cost_what_is_counted(
 
 def test_a_first_token_from_the_prompts_own_pass_costs_its_read_out(twin: Any, prompts: Any) -> None:
     checkpoint = twin("llama").checkpoint
-    made = Generation([7], [L], [L], [checkpoint.model.vocab_size], [None], [0], [0])
+    made = Generation([7], [L], [L], [checkpoint.model.vocab_size], [0], [0], [None], [None], [0], [0])
     (cost,) = answer_costs(checkpoint, Full().parts(L), [made], [len(prompts[0])], "full")
     assert cost.read_numel == checkpoint.model.vocab_size * checkpoint.model.d_model
     (gated,) = answer_costs(checkpoint, Full().parts(L), [made], [len(prompts[0])], "gated")

@@ -224,6 +224,16 @@ def test_metadata_that_say_nothing_useful_are_refused(tmp_path: Path, metadata: 
     assert spoiled(tmp_path, lambda tensors: None, **metadata).startswith(says)
 
 
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [("[]", "metadata 'kind' is None"), ('{"kind": "linear", "blocks": 2}', "metadata 'blocks' is 2;")],
+)
+def test_metadata_of_another_type_are_refused(tmp_path: Path, metadata: str, says: str) -> None:
+    save_file(heads("linear"), tmp_path / EXIT_HEADS_FILE, metadata={"exit_heads": metadata})
+    with pytest.raises(UserError, match=says):
+        load_exit_heads(tmp_path, L, D, V)
+
+
 def test_a_cut_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / EXIT_HEADS_FILE
     save_exit_heads(path, "linear", heads("linear"))

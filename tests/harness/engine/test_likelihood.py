@@ -174,7 +174,7 @@ def slowly(family: Any, context: Context, given: list[int], parts: Parts) -> Sco
         decode_step(runner, torch.tensor([token]), (position,), 8, (context.seed,), read, observer)
         (told,) = observer.told()
         for column, value in zip(
-            (found.exit_layers, found.blocks_run, found.head_rows, found.scores), told, strict=True
+            (found.exit_layers, found.blocks_run, found.head_rows, found.scores), told[:4], strict=True
         ):
             column.append(value)  # type: ignore[attr-defined]
     return found

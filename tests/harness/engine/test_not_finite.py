@@ -25,9 +25,19 @@ from exitbench.methods.thresholds import Constant
 L = 5
 POISONED = 3
 BAD = [math.nan, math.inf]
-STATE_GATES = ("calm-saturation", "calm-classifier", "mee-mlp3", "mee-lstm")
-LOGIT_GATES = ("calm-softmax", "free", "heads", "max-prob", "entropy", "contrastive", "contrastive-jsd")
-ROBUST_GATES = ("patience", "mee-top3", "contrastive-reweighted")
+STATE_GATES = ("calm-saturation", "calm-classifier", "mee-mlp3", "mee-lstm", "berxit")
+LOGIT_GATES = (
+    "calm-softmax",
+    "free",
+    "heads",
+    "max-prob",
+    "entropy",
+    "contrastive",
+    "contrastive-jsd",
+    "deebert",
+    "fastbert",
+)
+ROBUST_GATES = ("patience", "pabee", "mee-top3", "contrastive-reweighted")
 """Gates whose score stays finite on bad logits: what they compare is an argmax, an order or a masked sum."""
 
 
@@ -60,6 +70,8 @@ def never_below(name: str, level: float = math.inf, **params: Any) -> Parts:
     if isinstance(method, TrainedGate):
         torch.manual_seed(0)
         fitted = method.build_network(32).state_dict()
+    elif name == "berxit":
+        fitted = {"weight": torch.ones(32), "bias": torch.zeros(())}
     parts = method.parts(L, fitted)
     return dataclasses.replace(parts, threshold=Constant(level), blocks=blocks_from(1, L))
 

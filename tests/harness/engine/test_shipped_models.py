@@ -16,7 +16,7 @@ from exitbench.harness.training.models import is_causal, read_model
 from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.registry import get_method
 from exitbench.tasks import builtin
-from exitbench.tasks.builtin import TASKS
+from exitbench.tasks.builtin import TEXT_TASKS
 from exitbench.tasks.registry import get_task
 
 RECIPES = [entry.recipe for entry in load_suite("builtin").models if entry.recipe]
@@ -38,7 +38,7 @@ def checkpoint(folder: Path) -> Checkpoint:
 @pytest.fixture(scope="module")
 def prompts(folder: Path, checkpoint: Checkpoint) -> list[list[int]]:
     tokenizer, kind = AutoTokenizer.from_pretrained(folder), checkpoint.kind
-    documents = [(get_task(name), doc) for name in TASKS for doc in builtin.documents(name, "test", 4)]
+    documents = [(get_task(name), doc) for name in TEXT_TASKS for doc in builtin.documents(name, "test", 4)]
     texts = [task.prompt_for(document, kind) for task, document in documents]
     return [tokenizer(text).input_ids for text in texts]
 

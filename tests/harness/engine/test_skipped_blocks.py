@@ -26,6 +26,7 @@ from exitbench.methods.gates import Scheduled
 from exitbench.methods.heads import LMHead
 from exitbench.methods.kv_policies import KV_POLICIES
 from exitbench.methods.oracle import FullAgreement
+from exitbench.methods.static import Static
 from exitbench.methods.thresholds import Constant
 
 L = 5
@@ -241,6 +242,36 @@ class Spy:
 
     def clear(self) -> None:
         self.calls, self.positions, self.filled, self.projected = [0] * (L + 1), [0] * (L + 1), 0, 0
+
+
+@pytest.mark.parametrize("policy", KV_POLICIES)
+def test_where_all_tokens_leave_after_the_same_block_nothing_is_written_that_nobody_reads(
+    family: Any, prompts: Any, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, static = prompts[:N_ROWS], Static(exit_layer=2, kv_policy=policy).parts(L)
+    batch = start(family, rows)
+    before = batch.cache.length
+    made = decode(endless(family), batch, static)
+    deeper = batch.cache.self_kv[2:, :, :, before : batch.cache.length]
+    assert deeper.isnan().all() == (not static.runs_all_blocks), "what runs all blocks reads them too"
+    if policy != "recompute-backlog":
+        assert not any(batch.cache.waiting)
+    monkeypatch.setattr(Parts, "reads_skipped", True)
+    assert decode(endless(family), start(family, rows), static) == made
+
+
+def test_tokens_that_wait_alike_in_all_rows_are_run_without_an_index(
+    family: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = {row: [2, 1, 2, 5, 3, 2, 5, 1, 5] for row in range(N_ROWS)}
+    for policy in ("sync-parallel", "recompute-backlog"):
+        with monkeypatch.context() as patch:
+            patch.setattr(BlockRunner, "_are_newest", lambda *_: False)
+            indexed = decode(endless(family), start(family, prompts[:N_ROWS]), parts(policy, layers))
+        with monkeypatch.context() as patch:
+            patch.setattr(Transformer, "places", None)
+            made = decode(endless(family), start(family, prompts[:N_ROWS]), parts(policy, layers))
+        assert made == indexed
 
 
 @pytest.fixture

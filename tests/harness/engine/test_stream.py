@@ -129,7 +129,7 @@ def test_rows_whose_drafts_are_cut_join_and_are_joined(name: str, method: str, m
 @pytest.mark.parametrize("name", MODELS)
 def test_what_a_row_has_seen_goes_with_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, batches = swept(name), Batches(monkeypatch)
-    made = streamed(name, settings, 4, RULES)
+    made = streamed(name, settings, 5, RULES)
     assert batches.joined
     for number, parts in enumerate(settings):
         assert told([made.made(prompt)[number] for prompt in range(len(requests(name)))]) == told(

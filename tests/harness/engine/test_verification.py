@@ -6,10 +6,10 @@ step runs the whole text again through every block.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.decoding.decode import Batch, decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.model.cache import Cache
@@ -373,6 +374,28 @@ def test_positions_and_weights_read_follow_from_the_trace(
         assert blocks.calls[1:] == [everything] * shallow + [passes] * deep
 
 
+@pytest.mark.parametrize("method", [SPECULATIONS[1], *ROLLBACKS], ids=named)
+def test_drafts_are_read_out_with_the_token_that_runs_beside_them(
+    family: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One product a token, one more where its gate reads logits and it goes on, and one for drafts that an end runs."""
+    counted: Counter[str] = Counter()
+
+    def counting(owner: Any, name: str, patch: pytest.MonkeyPatch) -> None:
+        original = getattr(owner, name)
+        patch.setattr(owner, name, lambda *args: (counted.update([name]), original(*args))[1])
+
+    batch = start(family, prompts[:1])
+    with monkeypatch.context() as patch:
+        counting(Transformer, "logits", patch)
+        counting(BlockRunner, "complete", patch)
+        counting(BlockRunner, "defer", patch)
+        (made,) = decode(endless(family), batch, parts(method), stops_somewhere)
+    steps = len(made.token_ids) + sum(made.wasted)
+    deep = steps - counted["defer"]
+    assert counted["logits"] <= steps + (deep if isinstance(method, Free) else 0) + counted["complete"]
+
+
 # ------------------------------------------------------------------------------------------ the rest
 
 
@@ -380,10 +403,9 @@ def test_verified_logits_that_are_not_finite_are_named(family: Any, prompts: Any
     from exitbench.harness.engine.decoding import speculation as verification
 
     def verify(runner: Any, *rest: Any) -> Any:
-        overflowing = copy.copy(runner)
-        overflowing.model = copy.copy(runner.model)
-        overflowing.model.logits = lambda states_ND: torch.full((len(states_ND), 3), float("inf"))
-        return original(overflowing, *rest)
+        for token in (token for tokens in runner.cache.waiting for token in tokens):
+            token.logits_V = torch.full((3,), float("inf"))
+        return original(runner, *rest)
 
     original = verification.verify_drafts
     monkeypatch.setattr("exitbench.harness.engine.decoding.decode.verify_drafts", verify)

@@ -1,4 +1,6 @@
-"""`builtin-bf16` asks what `builtin-full` asks, in another number format, so that every run has its pair."""
+"""`builtin-bf16` and `builtin-int8` ask what `builtin-full` asks, in another number format: every run has its pair."""
+
+import pytest
 
 from exitbench.harness.planning.suite import Suite, load_suite
 
@@ -19,9 +21,14 @@ def asked(suite: Suite) -> set[Asked]:
     }
 
 
-def test_every_cell_in_bf16_has_a_counterpart_in_fp32() -> None:
-    fp32, bf16 = load_suite("builtin-full"), load_suite("builtin-bf16")
-    assert (fp32.dtype, bf16.dtype) == ("float32", "bfloat16")
-    assert asked(bf16) <= asked(fp32)
-    assert {entry.name for entry in bf16.models} == {entry.name for entry in fp32.models}
-    assert {cell[-2] for cell in asked(bf16)} == {"full", "static", "calm-softmax"}
+@pytest.mark.parametrize(("name", "dtype"), [("builtin-bf16", "bfloat16"), ("builtin-int8", "int8")])
+def test_every_cell_in_another_format_has_a_counterpart_in_fp32(name: str, dtype: str) -> None:
+    fp32, other = load_suite("builtin-full"), load_suite(name)
+    assert (fp32.dtype, other.dtype) == ("float32", dtype)
+    assert asked(other) <= asked(fp32)
+    assert {entry.name for entry in other.models} == {entry.name for entry in fp32.models}
+    assert {cell[-2] for cell in asked(other)} == {"full", "static", "calm-softmax"}
+
+
+def test_int8_asks_what_bf16_asks() -> None:
+    assert asked(load_suite("builtin-int8")) == asked(load_suite("builtin-bf16"))

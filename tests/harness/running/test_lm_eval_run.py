@@ -187,11 +187,14 @@ def entry(name: str, more: str = "") -> str:
     return f'[tasks.{name}]\ntask = "lm-eval:toy_{name}"\ninclude = "OURS"\n{more}\n'
 
 
-def run(root: Path, model: Path, data: Path, tasks: str, sweeps: str, batch_size: int = 1) -> dict[str, Path]:
+def run(
+    root: Path, model: Path, data: Path, tasks: str, sweeps: str, batch_size: int = 1, shares: bool = True
+) -> dict[str, Path]:
     """Folder of the attempt at each cell, by the cell's label without the model."""
     (group,) = planned(root, model, data, tasks, sweeps, batch_size).groups
     items = tuple(cell.item for cell in group.cells)
-    assert worker.run(WorkerSpec(items, model, data, root / "spool", "cpu", 1), lambda event: None) == 0
+    spec = WorkerSpec(items, model, data, root / "spool", "cpu", 1, shares=shares)
+    assert worker.run(spec, lambda event: None) == 0
     found = {}
     for item in items:
         (found[item.label.partition("/")[2]],) = (root / "spool" / item.cell.cell_id[:2] / item.cell.cell_id).iterdir()
@@ -486,6 +489,26 @@ def test_a_method_is_fitted_on_right_choices_and_then_scores(
     attempts = run(tmp_path / "run", models["causal"], data, tasks, f"[fit]\ndocuments = 6\n{sweep}")
     assert {status(attempt)[0] for attempt in attempts.values()} == {"ok"}, list(map(status, attempts.values()))
     assert sum(label.endswith("/fit") for label in attempts) == 2
+
+
+def test_replays_of_choices_are_stored_as_if_each_had_read_for_itself(
+    models: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
+    sweep = GATED.replace('["quality", "probe", "replay"]', '["replay"]')
+    together, alone = (
+        run(tmp_path / str(shares), models["causal"], data, entry("choice"), sweep, shares=shares)
+        for shares in (True, False)
+    )
+    replays = [label for label in together if label.endswith("/replay")]
+    for label in replays:
+        for table in ("choices", "choice_tokens", "metrics"):
+            assert rows(together[label], table) == rows(alone[label], table), (label, table)
+    told = [
+        json.loads((own[label] / "status.json").read_text())["pass_cells"]
+        for own in (together, alone)
+        for label in replays
+    ]
+    assert told == [2, 2, None, None]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
 
-from exitbench.harness.cells.cell import Cell, Consistency
+from exitbench.harness.cells.cell import Cell, Consistency, MethodRef
 from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.engine.decoding.generation import Generation
 from exitbench.harness.planning.plan import make_plan
@@ -26,6 +26,7 @@ from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.harness.running.lm import Answer
 from exitbench.harness.running.passes.calibration import losses
+from exitbench.harness.running.passes.probe import probe_pass
 from exitbench.harness.running.passes.quality import quality_pass
 from exitbench.harness.running.passes.session import Session, depth_interval
 from exitbench.results.spool.attempts import attempt_status, latest_status
@@ -168,6 +169,39 @@ def test_a_document_is_scored_once_and_what_is_stored_is_that_score(ran: Run) ->
             text, score = scored[row["doc_key"]]
             assert row["output_text"] == text
             assert (json.loads(row["scores"]), json.loads(row["statistics"])) == (score.values, score.statistics)
+
+
+class Tables:
+    """In place of an attempt's writer."""
+
+    def __init__(self) -> None:
+        self.written: list[Any] = []
+
+    def write(self, name: str, table: Any) -> None:
+        self.written.append((name, table))
+
+
+def test_a_probe_does_not_decode_again_what_full_depth_has_answered(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    (probed,) = (item for item in ran.items.values() if item.cell.kind == "probe")
+    (full,) = (item for item in ran.items.values() if item.cell.kind == "quality" and item.cell.method.name == "full")
+    session, alone, shared = Session(ran.spec), Tables(), Tables()
+    probe_pass(session, probed, cast(Any, alone), lambda done: None)
+    quality_pass(session, full, cast(Any, Tables()), lambda done: None)
+    monkeypatch.setattr("exitbench.harness.running.passes.probe.decode", None)
+    probe_pass(session, probed, cast(Any, shared), lambda done: None)
+    assert shared.written == alone.written
+
+
+def test_what_another_method_or_a_rule_on_logits_answered_is_no_answer_of_full_depth(ran: Run) -> None:
+    session = Session(ran.spec)
+    (probed,) = (item for item in ran.items.values() if item.cell.kind == "probe")
+    (full,) = (item for item in ran.items.values() if item.cell.kind == "quality" and item.cell.method.name == "full")
+    static = replace(full, cell=replace(full.cell, method=MethodRef("static", {"exit_layer": 2}, "1")))
+    quality_pass(session, static, cast(Any, Tables()), lambda done: None)
+    assert not session.answers_of_full_depth(probed)
+    ruled = replace(probed, cell=replace(probed.cell, generation=replace(probed.cell.generation, min_length=2)))
+    session.note_full_depth(ruled, {"": []})
+    assert not session.answers_of_full_depth(ruled)
 
 
 def test_every_cell_ends_well_after_counting_its_documents(ran: Run) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from exitbench.harness.cells import sharing
 from exitbench.harness.cells.job import CellJob, WorkerSpec
+from exitbench.harness.cells.sharing import asking_the_same
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import sharing, worker
+from exitbench.harness.running import worker
 from exitbench.harness.running.cell_lock import hold
-from exitbench.harness.running.sharing import asking_the_same, cells_of_a_pass, differ_in_threshold_alone
+from exitbench.harness.running.passes.session import Session
 from exitbench.methods.base import BlockView, Gate
 from exitbench.methods.registry import get_method
 from exitbench.methods.thresholds import Constant
@@ -239,77 +240,13 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
-def alike(method: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    cls = get_method(method)
-    return differ_in_threshold_alone(*(cls.from_params(params).parts(8) for params in (one, other)))
-
-
-@pytest.mark.parametrize(
-    ("method", "one", "other"),
-    [
-        ("calm-softmax", {"threshold": 0.1}, {"threshold": 0.9, "decay": "paper"}),
-        ("calm-softmax", {"threshold": 0.1}, {"rule": "per-block", "levels": (0.5,) * 7}),
-        ("calm-softmax", {"head": "pruned-fixed"}, {"head": "pruned-fixed", "threshold": 0.1}),
-        ("patience", {"patience": 1}, {"patience": 2, "counting": "sentence"}),
-        ("entropy", {"threshold": 0.1}, {"threshold": 0.2}),
-    ],
-)
-def test_what_is_compared_with_may_differ(method: str, one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert alike(method, one, other)
-
-
-@pytest.mark.parametrize(
-    ("method", "one", "other"),
-    [
-        ("calm-softmax", {}, {"min_exit": 2}),
-        ("calm-softmax", {}, {"head": "pruned-fixed"}),
-        ("calm-softmax", {"head": "pruned-fixed"}, {"head": "pruned-fixed", "k_first": 300}),
-        ("calm-softmax", {}, {"kv_policy": "exact"}),
-        ("free", {"kv_policy": "sync-parallel-rollback"}, {"kv_policy": "sync-parallel-rollback", "rollback": 1.0}),
-        ("static", {"exit_layer": 1}, {"exit_layer": 2}),
-        ("random", {"mean_exit": 2.0}, {"mean_exit": 3.0}),
-    ],
-)
-def test_what_the_model_computes_may_not(method: str, one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert not alike(method, one, other)
-
-
-class Knowing(Gate):
-    """Remembers something."""
-
-    def __init__(self, what: Any) -> None:
-        self.what = what
-
-    def score(self, view: BlockView) -> Tensor:
-        return torch.zeros(len(view.hidden_AD))
-
-
-class Hiding(Knowing):
-    """Remembers it where attributes do not tell."""
-
-    __slots__ = ("hidden",)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        (0.3, 0.3, True),
-        (0.3, 0.5, False),
-        ({"w": torch.ones(2)}, {"w": torch.ones(2)}, True),
-        ({"w": torch.ones(2)}, {"w": torch.zeros(2)}, False),
-        (lambda: 0.3, lambda: 0.3, False),
-        (get_method("calm-softmax")(), get_method("calm-softmax")(), False),
-    ],
-    ids=["alike", "a threshold of its own", "weights alike", "other weights", "functions", "methods"],
-)
-def test_a_gate_shares_only_with_one_that_is_known_to_be_the_same(one: Any, other: Any, same: bool) -> None:
-    parts = get_method("calm-softmax")().parts(8)
-    assert differ_in_threshold_alone(replace(parts, gate=Knowing(one)), replace(parts, gate=Knowing(other))) is same
-    assert not differ_in_threshold_alone(replace(parts, gate=Hiding(0.3)), replace(parts, gate=Hiding(0.3)))
-
-
-def test_answers_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cells_of_a_pass(100, 32) == sharing.PASS_ROWS
-    assert cells_of_a_pass(100_000, 32) == 1
-    monkeypatch.setattr(sharing, "KEPT_TOKENS", 4 * 6 * 3)
-    assert cells_of_a_pass(4, 6) == 3
+def test_answers_that_wait_and_rows_that_decode_are_bounded(spec: WorkerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, *others = swept(spec)
+    asked = Session(spec)
+    assert [item for item, _ in asked.sharing(one, others)] == others
+    with monkeypatch.context() as patched:
+        patched.setattr(sharing, "PASS_ROWS", 2)
+        assert [item for item, _ in asked.sharing(one, others)] == others[:1]
+    for cells in (1, 3):
+        monkeypatch.setattr(sharing, "KEPT_TOKENS", cells * one.cell.task.documents * 6)
+        assert [item for item, _ in asked.sharing(one, others)] == others[: cells - 1]

@@ -9,8 +9,12 @@ import torch
 
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.engine.encoders.stack import find_encoder_stack
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.training import Recipe, data, find_trained, load_recipe
+from exitbench.harness.training.classifiers.data import encode_texts, pad_texts, task_of
+from exitbench.harness.training.classifiers.models import read_classifier
+from exitbench.harness.training.classifiers.objectives import Readers, predictions
 from exitbench.harness.training.data import cut_batches, encode, pad, read_text
 from exitbench.harness.training.models import is_causal, read_model
 from exitbench.harness.training.objectives.objective import block_quality
@@ -18,6 +22,7 @@ from exitbench.harness.training.store import SHIPPED, TRAINING_VERSION
 from exitbench.results.spool.schema import TRAINING_LOG_FILE
 
 RECIPES = [load_recipe(entry.recipe) for entry in load_suite("builtin").models if entry.recipe]
+ENCODERS = [load_recipe(entry.recipe) for entry in load_suite("builtin-encoder").models if entry.recipe]
 MEGABYTE = 2**20
 read_pairs = functools.cache(data.read_pairs)
 """Most recipes have the same sources, which are large."""
@@ -33,15 +38,17 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def test_the_default_suite_needs_no_training_and_nothing_else_is_shipped() -> None:
-    folders = {shipped(recipe).name for recipe in RECIPES}
+def test_the_default_suite_and_its_encoders_need_no_training_and_nothing_else_is_shipped() -> None:
+    folders = {shipped(recipe).name for recipe in (*RECIPES, *ENCODERS)}
     assert folders == {path.name for path in SHIPPED.iterdir() if size(path)}  # a digest of ours may stay behind
 
 
-def test_each_takes_6_megabytes_at_most_and_all_25() -> None:
+def test_each_takes_6_megabytes_at_most_an_encoder_1_and_all_25() -> None:
     sizes = [size(shipped(recipe)) for recipe in RECIPES]
+    of_encoders = [size(shipped(recipe)) for recipe in ENCODERS]
     assert max(sizes) <= 6 * MEGABYTE
-    assert sum(sizes) <= 25 * MEGABYTE
+    assert max(of_encoders) <= MEGABYTE
+    assert sum(sizes) + sum(of_encoders) <= 25 * MEGABYTE
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
@@ -66,3 +73,24 @@ def test_it_is_of_todays_data_and_code_and_as_good_as_its_card_says(
     assert accuracy == pytest.approx(card["validation"]["token_accuracy"], abs=0.002)
     assert loss_nats == pytest.approx(card["validation"]["loss_nats"], rel=0.01)
     assert accuracy[-1] > 0.85
+
+
+@pytest.mark.parametrize("recipe", ENCODERS, ids=lambda recipe: recipe.name)
+def test_an_encoder_is_of_todays_data_and_code_and_as_good_as_its_card_says(recipe: Recipe) -> None:
+    folder = shipped(recipe)
+    card = json.loads((folder / "card.json").read_text())
+    text = read_text(recipe, None, "encoder")
+    assert (card["data_sha256"], card["training_version"]) == (text.sha256, TRAINING_VERSION)
+    assert (folder / TRAINING_LOG_FILE).is_file()
+
+    torch.set_num_threads(1)
+    task = task_of(recipe)
+    model, tokenizer = read_classifier(folder, task)
+    examples = encode_texts(task, text.validation, tokenizer, recipe.optimisation.max_tokens)
+    readers = Readers(find_encoder_stack(model), recipe.off_ramps, recipe.seed)
+    answers_LN, loss_L = predictions(readers, [pad_texts(examples, 0)])
+    right = [pair.document.fields["label"] for pair in text.validation if pair.document is not None]
+    accuracy = (answers_LN == torch.tensor(right)).double().mean(1).tolist()
+    assert accuracy == pytest.approx(card["validation"]["token_accuracy"], abs=0.004)
+    assert loss_L.tolist() == pytest.approx(card["validation"]["loss_nats"], rel=0.01, abs=1e-3)
+    assert accuracy[-1] > 0.95

@@ -11,6 +11,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame
@@ -23,7 +24,9 @@ from exitbench.reports.tables.highlights import marked_speedup
 from exitbench.reports.tables.summary import (
     blocks_run,
     delta,
+    energy,
     exit_layer,
+    joules,
     length,
     length_ratio,
     quality,
@@ -55,6 +58,12 @@ ROW: dict[str, Any] = {
     "is_other_length": True,
     "timed_documents": 20,
     "timed_rounds": 3,
+    "energy_ratio": 1.2,
+    "energy_ratio_low": 1.1,
+    "energy_ratio_high": 1.3,
+    "inside_energy_floor": False,
+    "joules_per_token": 0.012345,
+    "full_joules_per_token": 0.0148,
 }
 
 
@@ -171,6 +180,46 @@ def test_a_speedup_inside_the_noise_floor_is_grey_and_marked() -> None:
     assert (speedup(ROW).text, speedup(ROW).muted) == ("1.46 [1.40, 1.50]", False)
     inside = speedup({**ROW, "inside_noise_floor": True})
     assert (inside.text, inside.muted) == ("≈ 1.46 [1.40, 1.50]", True)
+
+
+def test_energy_against_full_depth_is_marked_as_speed_ups_are() -> None:
+    assert (energy(ROW).text, energy(ROW).tone) == ("1.20 [1.10, 1.30]", "better")
+    inside = energy({**ROW, "inside_energy_floor": True})
+    assert (inside.text, inside.muted) == ("≈ 1.20 [1.10, 1.30]", True)
+    assert joules(ROW).text == "0.0123 of 0.0148"
+
+
+ENERGY = """
+    INSERT INTO metric BY NAME
+    SELECT
+        attempt_id, 100 * range AS ordinal,
+        ['energy_ratio', 'joules_per_token', 'full_joules_per_token'][range] AS metric,
+        metric_version, value, ci_low, ci_high, ci_method, n, scored_at, 'energy' AS role
+    FROM metric, range(1, 4) WHERE metric = 'speedup'
+"""
+
+
+def test_energy_has_columns_only_where_a_machine_told(small_database: Path, tmp_path: Path, rows_of: Rows) -> None:
+    (source,) = (source for source in discover(tables) if source.name == "summary")
+
+    def told(database: Path) -> set[str]:
+        filled = fill(source, rows_of(database, tables, "summary"))
+        return {column.heading for column in filled.columns} & {"Energy", "Joules a token", "Net joules"}
+
+    assert told(small_database) == set()
+    path = tmp_path / "measured.duckdb"
+    shutil.copyfile(small_database, path)
+    with duckdb.connect(path) as connection:
+        connection.execute(ENERGY)
+    assert told(path) == {"Energy", "Joules a token"}  # idle power was not asked for in this one
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_chart_offers_energy_only_where_a_machine_told(known: bool) -> None:
+    environment = Environment(loader=PackageLoader("exitbench.reports", "page"), undefined=StrictUndefined)
+    points = {"styles": {}, "points": [{"row": 0}, {"row": 1, **({"energy_ratio": 1.2} if known else {})}]}
+    drawn = environment.get_template("chart.html").render(points=points)
+    assert ('<option value="energy">' in drawn) is known
 
 
 def test_full_depth_is_one_by_definition() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import ModuleType
@@ -27,10 +28,10 @@ def ask(example: ModuleType) -> Callable[..., Json]:
     return make
 
 
-def took(spool: Path, cell: Json, env: Json, seconds: float, outcome: str = "ok") -> int:
+def took(spool: Path, cell: Json, env: Json, seconds: float, outcome: str = "ok", pass_cells: int | None = None) -> int:
     """Write an attempt that took some time; returns the size of its folder."""
     with AttemptWriter(spool, cell, env) as writer:
-        writer.finish(outcome)
+        writer.finish(outcome, pass_cells=pass_cells)
     file = writer.path / "status.json"
     status = json.loads(file.read_text())
     ended_at = datetime.fromisoformat(status["started_at"]) + timedelta(seconds=seconds)
@@ -79,6 +80,25 @@ def test_the_nearest_attempts_count(tmp_path: Path, ask: Callable[..., Json], en
     assert {basis: known(tmp_path, cell).basis for basis, cell in found.items()} == {basis: basis for basis in found}
     assert known(tmp_path, ask(task=2)).seconds == pytest.approx(30.0)
     assert known(tmp_path, ask(model=1)).seconds == pytest.approx(10.0)
+
+
+def test_a_pass_is_the_sum_of_what_its_cells_took(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
+    """Its seconds are those of the cell that decoded for all."""
+    for seconds in (21.0, 1.0, 2.0):
+        took(tmp_path, ask(), env, seconds, pass_cells=3)
+    shared = History(tmp_path).estimate(replace(Ask.from_json(ask()), shares=True))
+    assert (shared.seconds, shared.at_most) == (pytest.approx(24.0 / 3), False)
+
+
+def test_what_had_passes_to_itself_bounds_what_shares_one(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
+    took(tmp_path, ask(method="full"), env, 10.0)
+    took(tmp_path, ask(model=1), env, 1.0, pass_cells=3)
+    history, asked = History(tmp_path), Ask.from_json(ask())
+    alone, shared = (history.estimate(replace(asked, shares=shares)) for shares in (False, True))
+    assert (alone.seconds, alone.at_most) == (pytest.approx(10.0), False)
+    assert (shared.seconds, shared.at_most) == (pytest.approx(10.0), True), "not by a pass on another model"
+    elsewhere = history.estimate(Ask.from_json(ask(model=1)))
+    assert elsewhere.seconds == pytest.approx(1.0), "rather than by another size of model"
 
 
 RECORD = {"what": ["sublayers"], "documents": 4}

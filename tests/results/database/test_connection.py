@@ -89,6 +89,8 @@ def test_the_catalogue_describes_what_the_migrations_create(path: Path, tmp_path
         ("calibration", "calibration_step", set()),
         ("metrics", "metric", {"ordinal", "scored_at"}),
         ("timings", "timing_sample", set()),
+        ("energy", "energy_sample", set()),
+        ("energy_domains", "energy_domain", set()),
     ],
 )
 def test_tables_of_rows_have_the_columns_of_the_spool(path: Path, file: str, table: str, extra: set[str]) -> None:

@@ -80,6 +80,42 @@ def spool(example: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def encoder_database(example: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four documents that an encoder's blocks were asked of; document n left after block n."""
+    folder = tmp_path_factory.mktemp("encoder")
+    cell = dict(
+        example.cell_json(example.MODELS[1], example.Task("toy", "toy", ("accuracy",)), example.FULL, "quality")
+    )
+    trace = [
+        {"doc_key": f"{n:016x}", "block": block, "label_id": n % 2, "prediction": float(n % 2), "probability": 0.9}
+        | {"gold": 1.0, "score": 0.5 if block < BLOCKS else None, "exited": block == n}
+        for n in range(1, BLOCKS + 1)
+        for block in range(1, n + 1)
+    ]
+    with AttemptWriter(folder / "spool", cell, example.ENV) as writer:
+        writer.write("sequence_trace", pa.Table.from_pylist(trace, schema=TABLES["sequence_trace"]))
+        example.write_metrics(writer, {"mean_exit_layer": example.plain(2.5)}, role="depth")
+        writer.finish("ok")
+    assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
+    return folder / "exitbench.duckdb"
+
+
+def test_documents_leave_block_by_block(encoder_database: Path) -> None:
+    with open_database(encoder_database) as asked:
+        rows = asked.query(saved_query("encoder_exits").with_defaults()).to_pylist()
+        (speedups,) = asked.query(saved_query("published_speedups").with_defaults()).to_pylist()
+    assert [(row["block"], row["still_in"], row["exited"]) for row in rows] == [
+        (1, 4, 1),
+        (2, 3, 1),
+        (3, 2, 1),
+        (4, 1, 1),
+    ]
+    assert [row["right_of_exited"] for row in rows] == [1, 0, 1, 0]
+    assert speedups["layers_saved"] == pytest.approx(1 - 2.5 / speedups["blocks"])
+    assert speedups["layer_ratio"] == pytest.approx(speedups["blocks"] / 2.5)
+
+
+@pytest.fixture(scope="module")
 def database(spool: Path) -> Iterator[Database]:
     path = spool.parent / "exitbench.duckdb"
     assert ingest(spool, path).quarantined == ()
@@ -265,14 +301,16 @@ def _grouped(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
 
 @pytest.mark.parametrize("name", query_names())
 def test_a_query_is_explained_and_answers_here_and_as_it_stands_in_the_document(
-    database: Database, choice_database: Path, name: str
+    database: Database, choice_database: Path, encoder_database: Path, name: str
 ) -> None:
     query = saved_query(name)
     assert query.section in SECTIONS
     assert query.question.endswith("?") and query.question.count("?") == 1
     assert query.reading.endswith(".")
     assert set(re.findall(r"\$(\w+)", query.sql)) == set(query.defaults)
-    with open_database(choice_database) if query.section == "Choices" else nullcontext(database) as asked:
+    others = {"Choices": choice_database, "Encoders": encoder_database}
+    other = others.get(query.section)
+    with nullcontext(database) if other is None else open_database(other) as asked:
         rows = _rows(asked, name)
         assert rows
         told = [_told(row) for row in rows]

@@ -132,6 +132,7 @@ def found(example: ModuleType, env: Json, tmp_path: Path) -> Callable[..., list[
 FINE: dict[str, tuple[str, Rows]] = {
     "clocks that agree": ("timing", {"timings": [timing(100 * MS, 99 * MS), timing(MS, MS - 190_000)]}),
     "no device clock": ("timing", {"timings": [timing(100 * MS, None)]}),
+    "fine counters of energy": ("timing", {"metrics": [count("energy_updates", 10)]}),
     "noise around 1": ("timing", {"metrics": [noise(0.99, 1.01)]}),
     "an idle GPU": ("timing", {"device": [reading(0, "start", throttle="none", clock_mhz=345.0), reading(0)]}),
     "a steady clock": ("timing", {"device": [reading(n, clock_mhz=1980.0 - 20 * n) for n in range(3)]}),
@@ -170,6 +171,15 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
         "timing",
         {"metrics": [noise(0.93, 0.95)]},
         ("noise_floor", 2, "full depth against itself is not 1: 0.9400, 95% interval 0.9300 to 0.9500"),
+    ),
+    "counters of energy that move seldom": (
+        "timing",
+        {"metrics": [{**count("energy_updates", 0), "value": 9.96}]},
+        (
+            "coarse_energy",
+            1,
+            "counters of energy move 10.0 times in a timed decode: energy_ratio is less certain than times are",
+        ),
     ),
     "throttling": (
         "timing",

@@ -105,6 +105,13 @@ def test_every_resample_draws_as_many_documents_as_there_are() -> None:
     assert weights.var() == pytest.approx(6 / 7, rel=0.05)
 
 
+def test_few_resamples_are_drawn_once_and_cannot_be_changed() -> None:
+    (drawn,), (again,) = bootstrap_weights(7, 1000, seed=0), bootstrap_weights(7, 1000, seed=0)
+    assert again is drawn and not drawn.flags.writeable
+    (other,) = bootstrap_weights(7, 1000, seed=1)
+    assert (other != drawn).any()
+
+
 def test_blocks_of_resamples_are_bounded_in_memory() -> None:
     shapes = [block.shape for block in bootstrap_weights(1_000_000, 5, seed=0)]
     assert shapes == [(2, 1_000_000), (2, 1_000_000), (1, 1_000_000)]

@@ -1,0 +1,239 @@
+"""The loop that classifies texts: block after block on the rows that are left, each of which leaves on its own.
+
+It asks a method's gate and threshold as the decode loop does (`engine.decoding.decode`); a row that leaves is done, so
+that nothing is kept for it.
+
+Shape suffixes: A rows still running at a block, T tokens, D model width, C labels, L blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from exitbench.harness.cells.texts import EncodedText
+from exitbench.harness.engine.encoders.model import EncoderClassifier
+from exitbench.methods.base import ActiveRows, BlockView, Cost, Parts
+from exitbench.methods.heads import TrainedHead
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a block said of a text.
+
+    Attributes:
+        block: Which, 1..L.
+        label: Index of the most probable label; 0 of a regression.
+        value: The number of a regression; of labels the probability of ``label``.
+        score: The gate's; None at the last block, which asks no gate.
+        exited: Whether the text left here.
+    """
+
+    block: int
+    label: int
+    value: float
+    score: float | None
+    exited: bool
+
+
+@dataclass
+class Classified:
+    """The answer to a text.
+
+    Attributes:
+        label: Index of the label; 0 of a regression.
+        value: The number of a regression; of labels the probability of ``label``.
+        exit_layer: Blocks after which it left.
+        blocks_run: Blocks that ran for it: all of them under a gate that looks ahead.
+        read: Blocks that were read out for it.
+        asked: Blocks at which the gate was asked, and the last where it was reached; empty where nothing is traced.
+    """
+
+    label: int = 0
+    value: float = 0.0
+    exit_layer: int = 0
+    blocks_run: int = 0
+    read: list[int] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+
+
+def on_texts(parts: Parts) -> Parts:
+    """Return a method that reads each block with its off-ramp, where it reads the model's own head."""
+    return replace(parts, head=TrainedHead())
+
+
+@torch.inference_mode()
+def classify(
+    model: EncoderClassifier, texts: Sequence[EncodedText], parts: Parts, *, traced: bool = True
+) -> list[Classified]:
+    """Classify a batch.
+
+    Args:
+        model: The model.
+        texts: What is classified together.
+        parts: The method.
+        traced: Note what each block asked says, and check that numbers are finite. The answers are the same without.
+
+    Returns:
+        One answer a text, in their order.
+
+    Raises:
+        ArithmeticError: Traced, and a logit is not finite.
+    """
+    batch = _Batch(model, texts, on_texts(parts), traced)
+    for block in range(1, model.n_blocks + 1):
+        batch.run(block)
+        if not batch.rows:
+            break
+    return batch.answers
+
+
+@torch.inference_mode()
+def pooled_states(model: EncoderClassifier, texts: Sequence[EncodedText]) -> Tensor:
+    """Return the states that classifiers read, [L+1, B, D]: after the embedding and every block, at full depth."""
+    hidden_BTD, context = model.embed(texts)
+    states = [model.stack.pooled(hidden_BTD, context)]
+    for block in range(1, model.n_blocks + 1):
+        hidden_BTD = model.stack.block(block, hidden_BTD, context)
+        states.append(model.stack.pooled(hidden_BTD, context))
+    return torch.stack(states)
+
+
+def text_cost(model: EncoderClassifier, parts: Parts, n_tokens: int, made: Classified) -> Cost:
+    """Return the work of one text: blocks, gate and read-outs."""
+    asked = [block for block in parts.asked(model.n_blocks) if block <= made.exit_layer]
+    numel = sum(model.exit_head_numel(block) for block in made.read)
+    reading = Cost(matmul_flops=2 * numel, read_numel=numel)
+    return model.block_cost(n_tokens) * made.exit_layer + parts.gate.cost(model, asked) + reading
+
+
+class _Batch:
+    """Texts being classified.
+
+    Attributes:
+        rows: Of the batch, those that are left.
+        answers: Of all.
+    """
+
+    def __init__(self, model: EncoderClassifier, texts: Sequence[EncodedText], parts: Parts, traced: bool) -> None:
+        self._model, self._parts, self._traced = model, parts, traced
+        self.rows: Sequence[int] = range(len(texts))
+        self.answers = [Classified() for _ in texts]
+        self._hidden_ATD, self._context = model.embed(texts)
+        seeds = tuple(text.seed for text in texts)
+        self._active = ActiveRows((1,) * len(texts), seeds, (0,) * len(texts), self.rows)
+        self._memory: dict[str, Tensor] = {}
+        self._previous_score_A: Tensor | None = None
+        self._earlier = [self._pooled()] if parts.gate.needs_history else []
+        self._ahead_LAD = self._run_ahead() if parts.gate.looks_ahead else None
+
+    def run(self, block: int) -> None:
+        """Run a block, and let go the rows whose scores are above the threshold."""
+        parts, is_last = self._parts, block == self._model.n_blocks
+        if self._ahead_LAD is None:
+            self._hidden_ATD = self._model.stack.block(block, self._hidden_ATD, self._context)
+        if not (is_last or block in parts.blocks or parts.gate.needs_history):
+            return
+        view = self._view(block)
+        if is_last or block in parts.blocks:
+            score_A = None if is_last else parts.gate.score(view)
+            leaves = [True] * len(self.rows)
+            if score_A is not None:
+                leaves = (score_A > parts.threshold.value(block, 1, 1)).tolist()
+            self._previous_score_A = score_A
+            self._note(view, score_A, leaves)
+            self._let_go(view, [index for index, leaving in enumerate(leaves) if leaving])
+            self._keep([index for index, leaving in enumerate(leaves) if not leaving])
+        if parts.gate.needs_history and self.rows:
+            self._earlier.append(self._state(block))
+
+    def _view(self, block: int) -> BlockView:
+        return BlockView(
+            block=block,
+            active=self._active,
+            max_new_tokens=1,
+            hidden_AD=self._state(block),
+            memory=self._memory,
+            model=self._model,
+            head=self._parts.head,
+            earlier=self._earlier,
+            previous_score_A=self._previous_score_A,
+            ahead_LAD=self._ahead_LAD,
+        )
+
+    def _state(self, block: int) -> Tensor:
+        """What classifiers read after the block that has just run, [A, D]."""
+        return self._pooled() if self._ahead_LAD is None else self._ahead_LAD[block - 1]
+
+    def _pooled(self) -> Tensor:
+        return self._model.stack.pooled(self._hidden_ATD, self._context)
+
+    def _run_ahead(self) -> Tensor:
+        """States that classifiers read after every block, [L, A, D]."""
+        states = []
+        for block in range(1, self._model.n_blocks + 1):
+            self._hidden_ATD = self._model.stack.block(block, self._hidden_ATD, self._context)
+            states.append(self._pooled())
+        return torch.stack(states)
+
+    def _note(self, view: BlockView, score_A: Tensor | None, leaves: Sequence[bool]) -> None:
+        """Write down what the block says of every row; where nothing is traced nobody reads it out for that."""
+        if not self._traced:
+            return
+        was_read = view.is_read
+        labels, values = self._said(view)
+        scores = [None] * len(leaves) if score_A is None else score_A.tolist()
+        for row, label, value, score, exited in zip(self.rows, labels, values, scores, leaves, strict=True):
+            answer = self.answers[row]
+            answer.asked.append(Asked(view.block, label, value, score, exited))
+            if was_read or exited:
+                answer.read.append(view.block)
+
+    def _said(self, view: BlockView) -> tuple[list[int], list[float]]:
+        """The most probable label of each row and its probability; of a regression 0 and the number.
+
+        Raises:
+            ArithmeticError: A logit is not finite.
+        """
+        logits_AC = view.logits_AK.float()
+        if not torch.isfinite(logits_AC).all():
+            raise ArithmeticError(f"a logit after block {view.block} is not finite")
+        if self._model.is_regression:
+            return [0] * len(logits_AC), logits_AC[:, 0].tolist()
+        p_A, label_A = torch.softmax(logits_AC, dim=-1).max(-1)
+        return label_A.tolist(), p_A.tolist()
+
+    def _let_go(self, view: BlockView, index: Sequence[int]) -> None:
+        """Answer the texts of rows that leave."""
+        if not index:
+            return
+        if len(index) < len(self.rows):
+            view = view.take(index, torch.tensor(index, device=self._model.device))
+        label_A, logits_AC = self._parts.gate.choose(view), view.logits_AK.float()
+        value_A = logits_AC[:, 0]
+        if not self._model.is_regression:
+            value_A = torch.softmax(logits_AC, dim=-1).gather(1, label_A[:, None])[:, 0]
+        for at, label, value in zip(index, label_A.tolist(), value_A.tolist(), strict=True):
+            answer = self.answers[self.rows[at]]
+            answer.label, answer.value, answer.exit_layer = label, value, view.block
+            answer.blocks_run = view.block if self._ahead_LAD is None else self._model.n_blocks
+
+    def _keep(self, index: Sequence[int]) -> None:
+        """Compact the batch to the rows that stay."""
+        if len(index) == len(self.rows):
+            return
+        self.rows = [self.rows[at] for at in index]
+        if not index:
+            return
+        index_A = torch.tensor(index, device=self._model.device)
+        self._context, self._active = self._context.take(index_A), self._active.take(index, index_A)
+        self._hidden_ATD = self._hidden_ATD.index_select(0, index_A)
+        self._memory = {name: value.index_select(0, index_A) for name, value in self._memory.items()}
+        self._earlier = [state_AD.index_select(0, index_A) for state_AD in self._earlier]
+        if self._previous_score_A is not None:
+            self._previous_score_A = self._previous_score_A.index_select(0, index_A)
+        if self._ahead_LAD is not None:
+            self._ahead_LAD = self._ahead_LAD.index_select(1, index_A)

@@ -1,0 +1,101 @@
+"""Families of encoders: where the blocks lie, and how their classifiers read a text's state. Nowhere else.
+
+Shape suffixes: A rows, D model width, C labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class EncoderFamily:
+    """What tells the classifiers of a family apart from those of others.
+
+    Attributes:
+        blocks: Name of the list of blocks in the base model.
+        classify: The model's own classifier, from its whole and states [A, D] to logits [A, C].
+        classifier: Names of the modules that the classifier is made of.
+        final_norm: Name of the norm behind the last block; None where each block ends with one.
+        returns_tuple: Whether blocks return their state with something else.
+        plain: Settings that must have these values, or be missing: what others would do lies between the blocks.
+        positions_follow_padding: Positions count from the id of padding on.
+        harmless: Patterns of tensors in files that no classifier of the family computes with.
+    """
+
+    blocks: str
+    classify: Callable[[Any, Tensor], Tensor]
+    classifier: tuple[str, ...]
+    final_norm: str | None = None
+    returns_tuple: bool = False
+    plain: Mapping[str, int] = field(default_factory=dict)
+    positions_follow_padding: bool = False
+    harmless: tuple[str, ...] = ()
+
+    def first_position(self, config: Any) -> int:
+        """The first row of the position embedding that a token has."""
+        return int(config.pad_token_id) + 1 if self.positions_follow_padding else 0
+
+
+def _pooler_of_base(lm: Any, state_AD: Tensor) -> Tensor:
+    logits: Tensor = lm.classifier(lm.dropout(lm.base_model.pooler(state_AD[:, None])))
+    return logits
+
+
+def _linear_pooler_of_base(lm: Any, state_AD: Tensor) -> Tensor:
+    base = lm.base_model
+    logits: Tensor = lm.classifier(lm.dropout(base.pooler_activation(base.pooler(state_AD))))
+    return logits
+
+
+def _head_on_sequence(lm: Any, state_AD: Tensor) -> Tensor:
+    logits: Tensor = lm.classifier(state_AD[:, None])
+    return logits
+
+
+def _pooler_of_head(lm: Any, state_AD: Tensor) -> Tensor:
+    logits: Tensor = lm.classifier(lm.dropout(lm.pooler(state_AD[:, None])))
+    return logits
+
+
+def _two_layers(lm: Any, state_AD: Tensor) -> Tensor:
+    logits: Tensor = lm.classifier(lm.dropout(lm.pre_classifier(state_AD).relu()))
+    return logits
+
+
+def _normed_head(lm: Any, state_AD: Tensor) -> Tensor:
+    logits: Tensor = lm.classifier(lm.drop(lm.head(state_AD)))
+    return logits
+
+
+_POSITION_IDS = r"(\w+\.)?embeddings\.(position_ids|token_type_ids)"
+"""Buffers of earlier versions of transformers."""
+
+FAMILIES: dict[str, EncoderFamily] = {
+    "bert": EncoderFamily("encoder.layer", _pooler_of_base, ("pooler", "classifier"), harmless=(_POSITION_IDS,)),
+    "roberta": EncoderFamily(
+        "encoder.layer",
+        _head_on_sequence,
+        ("classifier",),
+        positions_follow_padding=True,
+        harmless=(_POSITION_IDS, r"roberta\.pooler\.dense\.(weight|bias)"),
+    ),
+    "albert": EncoderFamily(
+        "encoder.albert_layer_groups", _linear_pooler_of_base, ("pooler", "classifier"), harmless=(_POSITION_IDS,)
+    ),
+    "electra": EncoderFamily("encoder.layer", _head_on_sequence, ("classifier",), harmless=(_POSITION_IDS,)),
+    "distilbert": EncoderFamily("transformer.layer", _two_layers, ("pre_classifier", "classifier")),
+    "deberta-v2": EncoderFamily(
+        "encoder.layer",
+        _pooler_of_head,
+        ("pooler", "classifier"),
+        returns_tuple=True,
+        plain={"conv_kernel_size": 0, "z_steps": 1},
+        harmless=(_POSITION_IDS,),
+    ),
+    "modernbert": EncoderFamily("layers", _normed_head, ("head", "classifier"), final_norm="final_norm"),
+}

@@ -1,0 +1,190 @@
+"""An encoder with a classifier on top, as methods see it: one text is one token whose vocabulary is the labels.
+
+Shape suffixes: A rows still running at a block, T tokens, D model width, C labels (1 of a regression).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from exitbench.harness.cells.cell import EngineName
+from exitbench.harness.cells.texts import EncodedText
+from exitbench.harness.engine.encoders.off_ramps import OffRamps
+from exitbench.harness.engine.encoders.stack import Context, EncoderStack
+from exitbench.methods.base import Cost, LogitBounds, Parts
+from exitbench.methods.heads import LMHead, TrainedHead
+from exitbench.methods.kv_policies import StateCopy
+
+_COUNTED: Final = (4, 8, 12)
+"""Lengths of the texts whose products are counted: three tell a polynomial of the second degree."""
+
+
+@dataclass(frozen=True)
+class TextWork:
+    """FLOPs of the products of one block for a text of T tokens: ``fixed + per_token T + per_pair T^2``.
+
+    Attributes:
+        weights: Numbers of weights that the block reads.
+    """
+
+    fixed: float
+    per_token: float
+    per_pair: float
+    weights: int
+
+    def cost(self, n_tokens: int) -> Cost:
+        """Work of one block."""
+        flops = self.fixed + self.per_token * n_tokens + self.per_pair * n_tokens**2
+        return Cost(matmul_flops=flops, read_numel=self.weights)
+
+
+class EncoderClassifier:
+    """A classifier or regressor (`methods.base.Model`), block by block.
+
+    Args:
+        stack: The model, taken to pieces.
+        off_ramps: What reads out blocks before the last; None, and of blocks without one: the model's own classifier.
+    """
+
+    engine: EngineName = "hosted"
+    kv_width = 0
+    encoder_blocks = 0
+    """Beside those that texts leave from, which `n_blocks` counts."""
+
+    def __init__(self, stack: EncoderStack, off_ramps: OffRamps | None = None) -> None:
+        self.stack, self.off_ramps = stack, off_ramps
+        parameter = next(stack.lm.parameters())
+        self.dtype: torch.dtype = parameter.dtype
+        self.device: torch.device = parameter.device
+        self.work = TextWork(0, 0, 0, 0) if self.device.type == "meta" else _counted(stack)
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks of the encoder, L."""
+        return self.stack.n_blocks
+
+    @property
+    def d_model(self) -> int:
+        """Width of the state that is read out, D."""
+        return self.stack.d_model
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the classifier: labels, C."""
+        return self.stack.n_labels
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the one row of the classifier is a number, not a label."""
+        return self.stack.n_labels == 1
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the checkpoint calls its labels."""
+        named = self.stack.lm.config.id2label
+        return tuple(str(named[index]) for index in range(self.stack.n_labels))
+
+    @property
+    def n_tokens(self) -> int:
+        """Rows of the embedding."""
+        return int(self.stack.lm.config.vocab_size)
+
+    @property
+    def max_positions(self) -> int:
+        """Tokens that a text may have."""
+        return self.stack.max_positions
+
+    @property
+    def exit_blocks(self) -> tuple[int, ...]:
+        """Blocks with an off-ramp of their own."""
+        return () if self.off_ramps is None else self.off_ramps.blocks
+
+    def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
+        """What the off-ramp of a block says, [A, C]."""
+        assert self.off_ramps is not None, "asked of blocks that have one"
+        return self.off_ramps.logits(block, hidden_AD)
+
+    def exit_head_numel(self, block: int) -> int:
+        """Weights that one read-out after a block multiplies, with its off-ramp or the model's own classifier."""
+        if self.off_ramps is not None and block in self.off_ramps.blocks:
+            return self.off_ramps.numel(block)
+        return self.stack.classifier_numel
+
+    def final_normed(self, hidden: Tensor) -> Tensor:
+        """The states themselves: what is read out is normed already."""
+        return hidden
+
+    def logits(self, hidden_AD: Tensor) -> Tensor:
+        """What the model's own classifier says of states [..., D]."""
+        flat = hidden_AD.reshape(-1, hidden_AD.shape[-1])
+        return self.stack.classify(flat).view(*hidden_AD.shape[:-1], -1)
+
+    def logit_bounds(self, hidden_AD: Tensor) -> LogitBounds:
+        """Refuse: a classifier is small enough to be read."""
+        raise NotImplementedError("a classifier is read out as a whole")
+
+    def head_weights(self, ids_AK: Tensor) -> Tensor:
+        """Refuse: no part of a classifier is read."""
+        raise NotImplementedError("a classifier is read out as a whole")
+
+    def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
+        """Refuse: no part of a classifier is read."""
+        raise NotImplementedError("a classifier is read out as a whole")
+
+    def embed(self, texts: Sequence[EncodedText]) -> tuple[Tensor, Context]:
+        """Embed texts, padded on the right to the longest, and prepare what the blocks share."""
+        longest, pad = max(len(text.ids) for text in texts), self.stack.pad_id
+        rows = [(*text.ids, *(pad,) * (longest - len(text.ids))) for text in texts]
+        seen = [(1,) * len(text.ids) + (0,) * (longest - len(text.ids)) for text in texts]
+        types_BT = None
+        if self.stack.tells_texts_apart and all(text.types is not None for text in texts):
+            types = [(*(text.types or ()), *(0,) * (longest - len(text.ids))) for text in texts]
+            types_BT = torch.tensor(types, device=self.device)
+        ids_BT, mask_BT = (torch.tensor(given, device=self.device) for given in (rows, seen))
+        return self.stack.embed(ids_BT, mask_BT, types_BT)
+
+    def block_cost(self, n_tokens: int) -> Cost:
+        """Work of one block for a text of so many tokens."""
+        return self.work.cost(n_tokens)
+
+    def why_not(self, parts: Parts, n_rows: int) -> str | None:
+        """Why a method cannot be run on this model; None where it can."""
+        return why_not(parts, is_regression=self.is_regression)
+
+
+def why_not(parts: Parts, *, is_regression: bool) -> str | None:
+    """Return why a method cannot be run on an encoder; None where it can."""
+    if type(parts.kv_policy) is not StateCopy:
+        return f"an encoder keeps no keys and values, and KV policy {parts.kv_policy.name!r} sees to those"
+    if type(parts.head) not in (LMHead, TrainedHead):
+        return "its head reads a part of the vocabulary, and a classifier is read out as a whole"
+    if is_regression and not parts.gate.scores_numbers:
+        return "its gate needs labels to choose from, and the model gives a number (regression)"
+    return None
+
+
+def _counted(stack: EncoderStack) -> TextWork:
+    """Count what a block multiplies, on average over the blocks, for a text of one row."""
+    flops = torch.tensor([_flops(stack, length) for length in _COUNTED], dtype=torch.float64) / stack.n_blocks
+    powers = torch.tensor([[1.0, length, length**2] for length in _COUNTED], dtype=torch.float64)
+    fixed, per_token, per_pair = torch.linalg.solve(powers, flops).tolist()
+    shared = {id(parameter): parameter.numel() for module in stack.modules for parameter in module.parameters()}
+    return TextWork(fixed, per_token, per_pair, sum(shared.values()) // len(stack.modules))
+
+
+@torch.no_grad()
+def _flops(stack: EncoderStack, n_tokens: int) -> int:
+    ids_BT = torch.full((1, n_tokens), min(stack.pad_id + 1, stack.lm.config.vocab_size - 1), device=stack.lm.device)
+    hidden, context = stack.embed(ids_BT, torch.ones_like(ids_BT))
+    # Products that are written out: the counter does not know the CPU's own kernel of attention.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        for block in range(1, stack.n_blocks + 1):
+            hidden = stack.block(block, hidden, context)
+    return int(counter.get_total_flops())

@@ -1,0 +1,187 @@
+"""The blocks of an encoder, called one by one with what transformers' own forward pass hands them.
+
+The base model's forward pass runs once a batch with blocks that pass their input on and note what else they are handed:
+masks, rotary angles, relative positions. Blocks are then called with that, on all rows or on some. A block that is
+shared (one module called L times) counts as L blocks. All is differentiable, so that training may run it too.
+
+Shape suffixes: B rows of the batch, A rows still running, T tokens, D model width, C labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from exitbench.errors import UserError
+from exitbench.harness.engine.encoders.families import FAMILIES, EncoderFamily
+
+_MASK_DIMENSIONS = 4
+"""Of attention masks, [B, 1, T, T]: of what a block is handed, they alone go with the rows of the batch."""
+
+Forward = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a block: its module's forward pass, and its arguments but the state."""
+
+    forward: Forward
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the blocks of a batch share.
+
+    Attributes:
+        calls: Of each block, the first first.
+        mask_AT: 1 for the tokens of each row, 0 for padding.
+    """
+
+    calls: tuple[Call, ...]
+    mask_AT: Tensor
+
+    def take(self, rows_A: Tensor) -> Context:
+        """The same for some of the rows."""
+        known: dict[int, Tensor] = {}  # mostly one mask for all blocks
+
+        def chosen(value: Any) -> Any:
+            if not isinstance(value, Tensor) or value.dim() != _MASK_DIMENSIONS or len(value) != len(self.mask_AT):
+                return value
+            if id(value) not in known:
+                known[id(value)] = value.index_select(0, rows_A)
+            return known[id(value)]
+
+        calls = tuple(
+            Call(call.forward, tuple(map(chosen, call.args)), {name: chosen(v) for name, v in call.kwargs.items()})
+            for call in self.calls
+        )
+        return Context(calls, self.mask_AT.index_select(0, rows_A))
+
+
+@dataclass(frozen=True)
+class EncoderStack:
+    """A classifier of transformers, taken to pieces.
+
+    Attributes:
+        lm: The whole, with its classifier.
+        family: What tells its family apart.
+        modules: The list of its blocks; of a shared block the one.
+    """
+
+    lm: Any
+    family: EncoderFamily
+    modules: tuple[nn.Module, ...]
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks that a text goes through, L."""
+        return int(self.lm.config.num_hidden_layers)
+
+    @property
+    def d_model(self) -> int:
+        """Width of the states, D."""
+        return int(self.lm.config.hidden_size)
+
+    @property
+    def n_labels(self) -> int:
+        """Labels of the classifier, C; 1 of a regression."""
+        return int(self.lm.config.num_labels)
+
+    @property
+    def tells_texts_apart(self) -> bool:
+        """Whether the embedding tells the two texts of a pair apart."""
+        return int(getattr(self.lm.config, "type_vocab_size", 0)) > 1
+
+    @property
+    def pad_id(self) -> int:
+        """What rows are padded with."""
+        return int(getattr(self.lm.config, "pad_token_id", None) or 0)
+
+    @property
+    def max_positions(self) -> int:
+        """Tokens that a text may have: positions of some families begin behind that of padding."""
+        return int(self.lm.config.max_position_embeddings) - self.family.first_position(self.lm.config)
+
+    @property
+    def classifier_numel(self) -> int:
+        """Weights that the model's own classifier multiplies."""
+        return sum(
+            parameter.numel()
+            for name, parameter in self.lm.named_parameters()
+            if parameter.dim() == 2 and any(part in name.split(".") for part in self.family.classifier)
+        )
+
+    def embed(self, ids_BT: Tensor, mask_BT: Tensor, types_BT: Tensor | None = None) -> tuple[Tensor, Context]:
+        """Embed a batch [B, T] to [B, T, D], padding on the right, and prepare what its blocks share."""
+        calls: list[Call] = []
+        states: list[Tensor] = []
+
+        def note(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            state, *others = args
+            if not states:
+                states.append(state)
+            calls.append(Call(forward, tuple(others), kwargs))
+            return (state, None) if self.family.returns_tuple else state
+
+        types = {} if types_BT is None else {"token_type_ids": types_BT}
+        with _taken_over(self.modules, note):
+            self.lm.base_model(input_ids=ids_BT, attention_mask=mask_BT, **types)
+        return states[0], Context(tuple(calls), mask_BT)
+
+    def block(self, block: int, hidden_ATD: Tensor, context: Context) -> Tensor:
+        """Run block 1..L on the rows of a context."""
+        call = context.calls[block - 1]
+        output = call.forward(hidden_ATD, *call.args, **call.kwargs)
+        state_ATD: Tensor = output[0] if self.family.returns_tuple else output
+        return state_ATD
+
+    def pooled(self, hidden_ATD: Tensor, context: Context) -> Tensor:
+        """Return the state that classifiers read, [A, D]: of the first token, or the mean over all."""
+        if self.family.final_norm is not None:
+            hidden_ATD = getattr(self.lm.base_model, self.family.final_norm)(hidden_ATD)
+        if getattr(self.lm.config, "classifier_pooling", "cls") == "mean":
+            mask_AT1 = context.mask_AT.unsqueeze(-1)
+            return (hidden_ATD * mask_AT1).sum(1) / mask_AT1.sum(1)
+        return hidden_ATD[:, 0]
+
+    def classify(self, state_AD: Tensor) -> Tensor:
+        """Return what the model's own classifier says of states, [A, C]."""
+        return self.family.classify(self.lm, state_AD)
+
+
+def find_encoder_stack(lm: Any) -> EncoderStack:
+    """Return the parts of a classifier of transformers.
+
+    Raises:
+        UserError: Its family, or an option of it, is not one whose blocks can be run one by one.
+    """
+    config = lm.config
+    family = FAMILIES[config.model_type]
+    for key, value in family.plain.items():
+        if getattr(config, key, value) != value:
+            raise UserError(f"{key} is {getattr(config, key)}; allowed for encoders with exits: {value}.")
+    return EncoderStack(lm, family, tuple(lm.base_model.get_submodule(family.blocks)))
+
+
+@contextmanager
+def _taken_over(
+    modules: Sequence[nn.Module], handler: Callable[[Forward, tuple[Any, ...], dict[str, Any]], Any]
+) -> Iterator[None]:
+    """Have a handler take the calls of modules for the length of a forward pass."""
+
+    def handled(forward: Forward) -> Forward:
+        return lambda *args, **kwargs: handler(forward, args, kwargs)
+
+    for module in modules:
+        module.forward = handled(module.forward)
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module.forward  # the class's own is seen again

@@ -1,0 +1,168 @@
+"""Let a loaded model multiply in the forms that are fastest on this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from exitbench.errors import UserError
+from exitbench.harness.engine.model.engine import Engine
+from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.model.weights import BlockWeights, Linear, NormedLinear
+from exitbench.harness.engine.products.converting import convert_blocks
+from exitbench.harness.engine.products.forms import FORMS, Role, offered
+from exitbench.harness.engine.products.kept import keep, kept
+from exitbench.harness.engine.products.machine import this_machine
+from exitbench.harness.engine.products.measuring import Timed, fastest, one_row
+
+SAMPLE_BYTES: Final = 24 * 2**20
+"""Blocks are timed up to so many bytes of weights, and so much of the LM head: together more than most caches hold."""
+
+Choices = Mapping[str, str]
+"""Form by place (`_Product.place`)."""
+
+SWITCH: Final = "EXITBENCH_PRODUCTS"
+"""Environment variable: ``measured`` (or not set), or ``default`` for the same forms on every machine."""
+
+_EACH_TOKEN: Final = ("qkv", "attention_out", "cross_q", "cross_out", "up", "down")
+"""Projections of a block that every token is multiplied with; keys and values of the source are made once, of many."""
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product of a step of decoding, in the form that it was loaded in."""
+
+    role: Role
+    projection: Linear
+
+    @property
+    def place(self) -> str:
+        """What shares a choice: the role and the shape, such as ``block 2304x768``."""
+        return f"{self.role} {'x'.join(map(str, self.projection.weight.shape))}"
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Names of the forms to choose from, the default first."""
+        return offered(self.projection.weight.dtype, self.role, self.projection.weight.shape)
+
+
+def use_fastest(model: Engine) -> Choices | None:
+    """Have a model that nobody has decoded with yet multiply in the forms that are fastest here; returns them.
+
+    None where the defaults stay: of the hosted engine, elsewhere than on a CPU, in other number formats, where choices
+    cannot be kept for the next run, and where `SWITCH` says so.
+
+    Raises:
+        UserError: `SWITCH` says something else.
+    """
+    if not _is_asked():
+        return None
+    if not isinstance(model, Transformer) or model.device.type != "cpu" or model.lm_head.weight.dtype not in FORMS:
+        return None
+    asked = _asked(model)
+    chosen = kept(asked)
+    if chosen is None:
+        chosen = keep(asked, measured(model))
+    if chosen is not None:
+        _use(model, chosen)
+    return chosen
+
+
+def measured(model: Transformer) -> dict[str, str]:
+    """Return the forms that are fastest here, by timing them now.
+
+    Of one thread its own time counts: whatever else the processor does meanwhile is not the product's. Several wait for
+    each other, which is.
+    """
+    return fastest(_step(model), time.thread_time if torch.get_num_threads() == 1 else time.perf_counter)
+
+
+def _is_asked() -> bool:
+    said = os.environ.get(SWITCH, "measured")
+    if said not in ("measured", "default"):
+        raise UserError(f"{SWITCH} is {said!r}; allowed: measured, default.")
+    return said == "measured"
+
+
+def _asked(model: Transformer) -> dict[str, Any]:
+    """What a choice depends on."""
+    products = list(_products(model))
+    counts = Counter(product.place for product in products)
+    forms = {product.place: list(product.forms) for product in products}
+    dtype = str(model.lm_head.weight.dtype).removeprefix("torch.")
+    places = {place: {"products": counts[place], "forms": names} for place, names in forms.items()}
+    return {**this_machine(torch.get_num_threads()), "dtype": dtype, "places": places}
+
+
+def _products(model: Transformer) -> Iterator[_Product]:
+    """All products of a step that have a choice, in their order; of the skipped blocks' too."""
+    for block in model.weights.blocks:
+        yield from _of_block(model, block)
+    yield _Product("head", model.lm_head)
+
+
+def _of_block(model: Transformer, block: BlockWeights) -> Iterator[_Product]:
+    for name in _EACH_TOKEN:
+        if (part := getattr(block, name)) is not None:
+            yield _Product("block", part.projection if isinstance(part, NormedLinear) else part)
+    kv = _Product("skipped", block.qkv.outputs(model.arch.n_heads * model.arch.head_dim))
+    if len(kv.forms) > 1:
+        yield kv
+
+
+def _step(model: Transformer) -> list[Timed]:
+    """A sample of a step, every product in every form."""
+    step = []
+    for product in _sample(model):
+        forms = FORMS[product.projection.weight.dtype][product.role]
+        sample = _last_rows(product.projection) if product.role == "head" else product.projection
+        made = {name: forms[name](sample) for name in product.forms}
+        step.append(Timed(product.place, one_row(sample.weight.shape[1], model.dtype), made))
+    return step
+
+
+def _sample(model: Transformer) -> Iterator[_Product]:
+    """The products of the first blocks and of the LM head."""
+    left = SAMPLE_BYTES
+    for block in model.weights.blocks:
+        if left <= 0:
+            break
+        for product in _of_block(model, block):
+            left -= _bytes(product.projection)
+            yield product
+    yield _Product("head", model.lm_head)
+
+
+def _bytes(projection: Linear) -> int:
+    return projection.weight.numel() * projection.weight.element_size()
+
+
+def _last_rows(projection: Linear) -> Linear:
+    """As many outputs as a sample has room for."""
+    rows = SAMPLE_BYTES * len(projection.weight) // _bytes(projection)
+    return projection.outputs(max(0, len(projection.weight) - rows))
+
+
+def _use(model: Transformer, chosen: Choices) -> None:
+    """Convert a model's products to the forms chosen."""
+    forms = FORMS[model.lm_head.weight.dtype]
+
+    def converted(product: _Product) -> Linear:
+        return forms[product.role][chosen[product.place]](product.projection)
+
+    def convert(block: BlockWeights) -> BlockWeights:
+        return block.converted(lambda projection: converted(_Product("block", projection)), _EACH_TOKEN)
+
+    skipped = next((place for place in chosen if place.startswith("skipped ")), None)
+    head = _Product("head", model.lm_head)
+    convert_blocks(model, convert)
+    if skipped is not None:
+        model.weights = replace(model.weights, skipped_form=forms["skipped"][chosen[skipped]])
+    if chosen[head.place] != head.forms[0]:  # rows of the LM head are read too: it stays beside what is multiplied with
+        model.weights = replace(model.weights, read_out=converted(head))

@@ -1,0 +1,145 @@
+"""Forms that a projection's weights can be multiplied in: what torch offers on a CPU beside the default of `Linear`.
+
+A form changes neither weights nor number format: products of one format differ in their last bits at most, by the order
+in which terms are added. (int8 is a number format of its own: `products.int8`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from exitbench.harness.engine.model.weights import Linear, as_it_is
+from exitbench.harness.engine.products.int8 import ByBf16, Int8
+
+Form = Callable[[Linear], Linear]
+Role = Literal["block", "head", "skipped"]
+"""What a projection is: of a block; the LM head; keys and values of blocks that a token skips."""
+
+WIDENED_NUMEL: Final = 2**23
+"""A bf16 matrix of more numbers is not copied to fp32: it would be read from memory, in twice the bytes."""
+
+
+@dataclass(frozen=True)
+class ByMatrix(Linear):
+    """Multiplied as a matrix, however few rows there are."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x @ weight.T + bias over the last dimension."""
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
+    def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
+        """Return stream + x @ weight.T + bias, for rows x [N, in]."""
+        return stream_ND + self(x)
+
+    def outputs(self, first: int) -> ByMatrix:
+        """The same for its outputs from one on; nothing is copied."""
+        return ByMatrix(self.weight[first:], None if self.bias is None else self.bias[first:])
+
+
+@dataclass(frozen=True)
+class Packed(Linear):
+    """The weight in oneDNN's own order of memory, which it multiplies by without looking for another."""
+
+    @classmethod
+    def of(cls, projection: Linear) -> Packed:
+        """Pack a plain projection, for one row at a time; more rows are multiplied with the same."""
+        return cls(torch.ops.mkldnn._reorder_linear_weight(projection.weight.contiguous(), 1), projection.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x @ weight.T + bias over the last dimension."""
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return product
+
+    def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
+        """Return stream + x @ weight.T + bias, for rows x [N, in]."""
+        return stream_ND + self(x)
+
+    def outputs(self, first: int) -> Linear:
+        """The same for its outputs from one on, copied and no longer packed."""
+        return Linear(self.weight.to_dense()[first:].clone(), self.bias if self.bias is None else self.bias[first:])
+
+
+@dataclass(frozen=True)
+class Widened(Linear):
+    """A bf16 weight beside a copy in fp32, for one row at a time: small products cost less than bf16's way to them.
+
+    Terms of bf16 products are added in fp32 either way, and the sum rounded once.
+    """
+
+    @cached_property
+    def _wide(self) -> Tensor:
+        return self.weight.t().float()
+
+    @cached_property
+    def _wide_bias(self) -> Tensor | None:
+        return None if self.bias is None else self.bias.float()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x @ weight.T + bias over the last dimension."""
+        if x.dim() != 2 or len(x) != 1:
+            return super().__call__(x)
+        if self._wide_bias is None:
+            return torch.mm(x.float(), self._wide).to(x.dtype)
+        return torch.addmm(self._wide_bias, x.float(), self._wide).to(x.dtype)
+
+
+def _by_outputs(projection: Linear) -> Linear:
+    return Linear(projection.weight.contiguous(), projection.bias)
+
+
+def _by_matrix(projection: Linear) -> Linear:
+    return ByMatrix(projection.weight, projection.bias)
+
+
+def _widened(projection: Linear) -> Linear:
+    return Widened(projection.weight, projection.bias)
+
+
+def _by_bf16(projection: Linear) -> Linear:
+    assert isinstance(projection, Int8), "a form of int8 weights"
+    return ByBf16(projection.weight, projection.bias, scale=projection.scale)
+
+
+_BF16: Final[Mapping[str, Form]] = {
+    "vector": _by_outputs,
+    "matrix": _by_matrix,
+    "packed": Packed.of,
+    "widened": _widened,
+}
+_INT8: Final[Mapping[str, Form]] = {"int8": as_it_is, "by-bf16": _by_bf16}
+
+FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
+    torch.float32: {
+        "block": {"input-major": Linear.laid_out, "output-major": _by_outputs, "packed": Packed.of},
+        "head": {"output-major": as_it_is, "input-major": Linear.laid_out, "packed": Packed.of},
+        "skipped": {"output-major": as_it_is},
+    },
+    torch.bfloat16: {
+        "block": _BF16,
+        "head": _BF16,
+        "skipped": {"vector": _by_outputs, "matrix": _by_matrix},  # of which parts are taken
+    },
+    torch.int8: {"block": _INT8, "head": _INT8, "skipped": _INT8},
+}
+"""By the number format of weights: forms by name, the default first."""
+
+
+def offered(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tuple[str, ...]:
+    """Names of the forms that there are here for a weight [out, in], the default first."""
+    lacking = set() if _can_pack() else {"packed"}
+    if shape[0] * shape[1] > WIDENED_NUMEL:
+        lacking.add("widened")
+    return tuple(name for name in FORMS[dtype][role] if name not in lacking)
+
+
+def _can_pack() -> bool:
+    """Whether torch was built with oneDNN, and has its products under the names that it uses itself."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    return all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))

@@ -1,0 +1,81 @@
+"""Choices kept in the user's cache folder, so that every run of a model on a machine multiplies alike.
+
+Who chooses first, chooses for all: another process that measured meanwhile takes what is there. A file that is damaged,
+or says something else than its name, is written anew; where nothing can be written, nothing is chosen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from exitbench.errors import UserError
+from exitbench.harness.reading.regular_files import read_json
+from exitbench.results.files.canonical import content_id
+from exitbench.user_cache import user_cache
+
+_MOST_BYTES: Final = 2**16
+_PREFIX: Final = "products-"
+
+Asked = Mapping[str, Any]
+"""What a choice depends on: machine, library, threads, number format, and shapes with the forms of each."""
+
+
+def kept(asked: Asked) -> dict[str, str] | None:
+    """The choices of what is asked; None where there are none that can be used."""
+    return _usable(_path(asked), asked)
+
+
+def keep(asked: Asked, chosen: Mapping[str, str]) -> dict[str, str] | None:
+    """Keep choices, and return those that count: of who was first. None where nothing can be kept."""
+    path = _path(asked)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps({"asked": asked, "chosen": chosen}, indent=1, sort_keys=True), encoding="utf-8")
+        try:
+            os.link(beside, path)
+        except FileExistsError:
+            if _usable(path, asked) is None:
+                beside.replace(path)
+    except OSError:
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+    return _usable(path, asked)
+
+
+def all_kept(machine: Asked) -> Iterator[tuple[str, Asked, dict[str, str]]]:
+    """Yield what is kept for a machine: the id in each name of a file, what was asked and what was chosen."""
+    for path in sorted(user_cache().glob(f"{_PREFIX}*.json")):
+        asked = _content(path).get("asked")
+        if not isinstance(asked, dict) or path != _path(asked) or not machine.items() <= asked.items():
+            continue
+        with contextlib.suppress(KeyError, TypeError, AttributeError):  # somebody else's file
+            if (chosen := _usable(path, asked)) is not None:
+                yield path.stem.removeprefix(_PREFIX), asked, chosen
+
+
+def _path(asked: Asked) -> Path:
+    return user_cache() / f"{_PREFIX}{content_id(asked)[:16]}.json"
+
+
+def _usable(path: Path, asked: Asked) -> dict[str, str] | None:
+    """The choices of a file where it says what it was asked, and for each place a form that there is."""
+    content = _content(path)
+    chosen, places = content.get("chosen"), asked["places"]
+    if content.get("asked") != asked or not isinstance(chosen, dict) or chosen.keys() != places.keys():
+        return None
+    return chosen if all(chosen[place] in places[place]["forms"] for place in places) else None
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path, _MOST_BYTES)
+    except UserError:
+        return {}

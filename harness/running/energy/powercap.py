@@ -1,0 +1,79 @@
+"""RAPL's counters as Linux shows them below /sys/class/powercap: of Intel's processors, and of AMD's since Zen.
+
+A zone is a folder with `name`, `energy_uj` and `max_energy_range_uj`. Packages, and memory that lies outside of them
+(dram), add up; psys is the whole board, which holds both, and is kept apart. Cores and uncore are parts of a package,
+and intel-rapl-mmio shows the same packages once more: neither is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from exitbench.harness.running.energy.counters import Counter, CounterError, Found
+from exitbench.results.files.regular import read_regular
+from exitbench.results.files.values import INT64
+
+ROOT: Final = Path("/sys/class/powercap")
+_ZONE: Final = re.compile(r"intel-rapl:([0-9]{1,3})(?::[0-9]{1,3})?")
+_PACKAGE: Final = re.compile(r"package-[0-9]{1,3}(?:-die-[0-9]{1,3})?")
+_WHOLE: Final = re.compile(r"[0-9]{1,19}")
+_MOST_BYTES: Final = 64
+_MOST_ZONES: Final = 256
+_MOST_WATTS: Final = 1_000
+"""Of a package or its memory."""
+
+
+def powercap_counters(root: Path = ROOT) -> Found:
+    """Return the counters of all packages, their memory and the board.
+
+    Args:
+        root: The folder of zones; tests have their own.
+    """
+    try:
+        with os.scandir(root) as entries:
+            zones = sorted(entry.name for entry in entries if _ZONE.fullmatch(entry.name))[:_MOST_ZONES]
+    except OSError as error:
+        return Found((), f"no counters of the processor: {root}: {error.strerror}")
+    if not zones:
+        return Found((), f"no counters of the processor: {root} has no intel-rapl zone")
+    try:
+        found = [counter for zone in zones if (counter := _counter(root, zone)) is not None]
+        for counter in found:
+            counter.read_uj()
+        if len({counter.domain for counter in found}) < len(found):
+            raise CounterError(f"two zones of {root} have one name")
+    except CounterError as error:
+        return Found((), f"counters of the processor are not readable: {error}")
+    if not any(counter.is_counted for counter in found):
+        return Found((), f"no counters of the processor: {root} has no package")
+    return Found(tuple(found), ", ".join(counter.domain for counter in found))
+
+
+def _counter(root: Path, zone: str) -> Counter | None:
+    """Return the counter of a zone; None for a part of what is counted elsewhere, or for what is not known."""
+    name = _text(root / zone / "name")
+    if name == "dram":
+        package = _text(root / zone.rpartition(":")[0] / "name")
+        name = f"{package}/dram" if _PACKAGE.fullmatch(package) else name
+    elif name != "psys" and not _PACKAGE.fullmatch(name):
+        return None
+    range_uj = _whole(root / zone / "max_energy_range_uj")
+    return Counter(name, name != "psys", range_uj, _MOST_WATTS, partial(_whole, root / zone / "energy_uj"))
+
+
+def _whole(path: Path) -> int:
+    text = _text(path)
+    if not _WHOLE.fullmatch(text) or int(text) > INT64:
+        raise CounterError(f"{path} says {text!a}, not a number of microjoules")
+    return int(text)
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_regular(path, _MOST_BYTES).decode("ascii", "replace").strip()
+    except OSError as error:
+        raise CounterError(f"{path}: {error.strerror}") from error

@@ -1,0 +1,162 @@
+"""What a timing's decodes spent: readings around each of them, and the numbers that are made of these.
+
+All decodes of a timing have a reading, or none: a counter that vanishes or says nonsense once takes the whole timing's
+energy with it, since the documents that are left would not be those of the other arm.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+
+from exitbench.harness.running.energy.counters import CounterError
+from exitbench.harness.running.energy.meter import Idle, Meter, Moment
+from exitbench.results.statistics.intervals import Interval, point, ratio_interval
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which decode of a timing; its columns in the spool's tables ``timings`` and ``energy``."""
+
+    doc_key: str
+    round: int
+    position: int
+    arm: str
+    twin: bool
+
+
+@dataclass(frozen=True)
+class EnergyReading:
+    """What one counter counted around one decode; a row of the spool's ``energy`` table.
+
+    Attributes:
+        wall_ns: Between the two readings: a little more than the decode itself.
+    """
+
+    doc_key: str
+    round: int
+    position: int
+    arm: str
+    twin: bool
+    domain: str
+    energy_uj: int
+    wall_ns: int
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Of a whole timing.
+
+    Attributes:
+        readings: One a decode and counter; none where there are no counters.
+        domains: The counters, with their idle power.
+        told: Which counters were read, or why there are no readings.
+    """
+
+    readings: tuple[EnergyReading, ...]
+    domains: tuple[Idle, ...]
+    told: str
+
+
+class EnergyLog:
+    """Collects the readings of a timing, while its counters can be read."""
+
+    def __init__(self, meter: Meter | str) -> None:
+        """Begin with idle power; a meter that is a text says why there is none."""
+        self._meter: Meter | None = None
+        self._why = meter if isinstance(meter, str) else ""
+        self._readings: list[EnergyReading] = []
+        self._domains: tuple[Idle, ...] = ()
+        if not isinstance(meter, str):
+            try:
+                self._domains = meter.idle()
+                self._meter = meter
+            except CounterError as error:
+                self._lose(error)
+
+    @contextmanager
+    def around(self, place: Place) -> Iterator[None]:
+        """Read before and after a decode, outside of what its clock measures."""
+        before = self._read()
+        yield
+        after = self._read()
+        if self._meter is None or before is None or after is None:
+            return
+        wall_ns = after.at_ns - before.at_ns
+        try:
+            for counter, before_uj, after_uj in zip(self._meter.counters, before.uj, after.uj, strict=True):
+                spent_uj = counter.spent_uj(before_uj, after_uj, wall_ns)
+                row = EnergyReading(**vars(place), domain=counter.domain, energy_uj=spent_uj, wall_ns=wall_ns)
+                self._readings.append(row)
+        except CounterError as error:
+            self._lose(error)
+
+    def close(self) -> Energy:
+        """Return what was read: of every decode, or nothing."""
+        if self._meter is None:
+            return Energy((), (), self._why)
+        arms = {(reading.arm, reading.twin) for reading in self._readings}
+        moved = {(reading.arm, reading.twin) for reading in self._counted() if reading.energy_uj}
+        if not arms or moved != arms:
+            return Energy((), (), "counters stood still while something was decoded")
+        return Energy(tuple(self._readings), self._domains, ", ".join(idle.domain for idle in self._domains))
+
+    def _counted(self) -> Iterator[EnergyReading]:
+        counted = {idle.domain for idle in self._domains if idle.is_counted}
+        return (reading for reading in self._readings if reading.domain in counted)
+
+    def _read(self) -> Moment | None:
+        try:
+            return None if self._meter is None else self._meter.read()
+        except CounterError as error:
+            self._lose(error)
+            return None
+
+    def _lose(self, error: CounterError) -> None:
+        self._meter, self._why = None, f"a counter was lost: {error}"
+
+
+def energy_metrics(energy: Energy, tokens: Mapping[str, int], seed: int) -> dict[str, Interval]:
+    """Return what the counters say of both arms; nothing where they say nothing.
+
+    ``energy_ratio`` is full depth's energy over the method's, of whole requests and gross, with a paired interval over
+    documents; ``aa_energy_ratio`` the same of full depth and its twin. ``net_..`` is without what the machine would
+    have drawn idle.
+
+    Args:
+        energy: Of the timing.
+        tokens: Made in all decodes of an arm, by arm (``full`` and ``method``; the twin's are not among full depth's).
+        seed: Of the bootstrap.
+    """
+    if not energy.readings:
+        return {}
+    counted = {idle.domain: idle for idle in energy.domains if idle.is_counted}
+    gross_uj: dict[tuple[str, bool], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    net_uj: dict[tuple[str, bool], float] = defaultdict(float)
+    for reading in energy.readings:
+        if (idle := counted.get(reading.domain)) is None:
+            continue
+        arm = (reading.arm, reading.twin)
+        gross_uj[arm][reading.doc_key] += reading.energy_uj
+        net_uj[arm] += reading.energy_uj - idle.idle_uj / idle.idle_ns * reading.wall_ns
+    full, method, twin = (gross_uj[arm] for arm in (("full", False), ("method", False), ("full", True)))
+    metrics = {"energy_ratio": _ratio(full, method, seed), "aa_energy_ratio": _ratio(full, twin, seed)}
+    n = len(full)
+    for prefix, name in (("", "method"), ("full_", "full")):
+        joules = {"": sum(gross_uj[name, False].values()) / 1e6, "net_": net_uj[name, False] / 1e6}
+        for kind, spent in joules.items():
+            metrics[f"{prefix}{kind}joules_per_token"] = point(spent / tokens[name], n)
+    metrics["idle_power_w"] = point(sum(idle.idle_uj / idle.idle_ns * 1e3 for idle in counted.values()), n)
+    metrics["energy_counters"] = point(len(counted), n)
+    updates = [idle.update_ns for idle in counted.values() if idle.update_ns is not None]
+    if updates:
+        wall_ns = median(reading.wall_ns for reading in energy.readings)
+        metrics["energy_updates"] = point(wall_ns / max(updates), n)
+    return metrics
+
+
+def _ratio(full: Mapping[str, int], other: Mapping[str, int], seed: int) -> Interval:
+    return ratio_interval([full[key] for key in full], [other[key] for key in full], seed=seed)

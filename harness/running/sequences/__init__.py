@@ -1,0 +1,1 @@
+"""Encoders: cells whose documents are classified as wholes."""

@@ -1,0 +1,1 @@
+"""Training of encoders that classify whole texts, and of their off-ramps."""

@@ -1,0 +1,111 @@
+"""BERxiT: exit on the score of a learned module that says whether an off-ramp is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.methods.base import BlockView, Cost, FitData, Fitted, Gate, Head, Model, argmax_token, param
+from exitbench.methods.gated import Asking, Thresholded
+from exitbench.methods.heads import TrainedHead
+from exitbench.methods.registry import register
+
+BATCH = 256
+
+
+class LearnedCorrectness(Gate):
+    """sigmoid(w x + b) of the state x, one w and b for all blocks: how likely the off-ramp is right.
+
+    Args:
+        fitted: ``weight`` [D] and ``bias`` []; may be empty as long as nothing is scored.
+    """
+
+    reads_logits: ClassVar[bool] = False
+
+    def __init__(self, fitted: Mapping[str, Tensor]) -> None:
+        self.fitted = fitted
+
+    def score(self, view: BlockView) -> Tensor:
+        """Return the probability [A]."""
+        state_AD = view.model.final_normed(view.hidden_AD).float()
+        return torch.sigmoid(state_AD @ self.fitted["weight"] + self.fitted["bias"])
+
+    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+        """A dot product."""
+        return Cost(matmul_flops=2 * model.d_model * len(asked), read_numel=model.d_model * len(asked))
+
+
+@register
+@dataclass(frozen=True)
+class Berxit(Thresholded, Asking):
+    """Exit when a linear module, shared by all blocks, holds the off-ramp's prediction to be right.
+
+    It is trained by squared error on whether the off-ramp of a block is right, on the frozen model's states.
+    """
+
+    name: ClassVar[str] = "berxit"
+    source: ClassVar[str] = "BERxiT (learning to exit)"
+
+    epochs: int = param(5, "passes over the train split", low=1)
+    learning_rate: float = param(1e-2, "of AdamW", low=0.0)
+    fit_seed: int = param(0, "of the order", low=0)
+
+    def check(self, n_blocks: int) -> None:
+        """There must be a block to train on."""
+        super().check(n_blocks)
+        if n_blocks < 2:
+            raise UserError(f"{self.name} needs a model of at least 2 blocks, not {n_blocks}.")
+
+    def make_head(self) -> Head:
+        """The off-ramps."""
+        return TrainedHead()
+
+    def gate(self, fitted: Mapping[str, Tensor]) -> LearnedCorrectness:
+        """The module's opinion."""
+        return LearnedCorrectness(fitted)
+
+    def gate_fit_params(self) -> dict[str, Any]:
+        """What its training depends on."""
+        return {"epochs": self.epochs, "learning_rate": self.learning_rate, "fit_seed": self.fit_seed}
+
+    def fit_gate(self, seen: FitData, unseen: FitData, on_progress: Callable[[float], None]) -> Fitted:
+        """Train the module with AdamW; the curve has a row an epoch."""
+        generator = torch.Generator().manual_seed(self.fit_seed)
+        (state_MD, right_M), (other_MD, other_M) = _examples(seen), _examples(unseen)
+        weight = state_MD.new_zeros(state_MD.shape[1]).requires_grad_()
+        bias = state_MD.new_zeros(()).requires_grad_()
+        optimizer = torch.optim.AdamW([weight, bias], lr=self.learning_rate)
+        curve = []
+        for epoch in range(1, self.epochs + 1):
+            total = 0.0
+            for index_M in torch.split(torch.randperm(len(state_MD), generator=generator), BATCH):
+                at_M = index_M.to(state_MD.device)
+                with torch.enable_grad():
+                    loss = F.mse_loss(torch.sigmoid(state_MD[at_M] @ weight + bias), right_M[at_M])
+                    optimizer.zero_grad()
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+                total += float(loss.detach()) * len(index_M)
+            with torch.no_grad():
+                said_M = torch.sigmoid(other_MD @ weight + bias)
+                hits = ((said_M > 0.5).float() == other_M).float().mean()
+                held_out = float(F.mse_loss(said_M, other_M))
+            row = {"train_loss": total / len(state_MD), "held_out_loss": held_out, "held_out_accuracy": float(hits)}
+            curve.append({"epoch": float(epoch), **row})
+            on_progress(epoch / self.epochs)
+        return Fitted({"weight": weight.detach().clone(), "bias": bias.detach().clone()}, curve)
+
+
+def _examples(data: FitData) -> tuple[Tensor, Tensor]:
+    """States [M, D] of all documents after blocks 1..L-1, and whether the block's own head is right there, [M]."""
+    head, states, right = TrainedHead(), [], []
+    for block, state_ND in enumerate(data.states_LND[1:-1], start=1):
+        states.append(data.model.final_normed(state_ND).float())
+        right.append((argmax_token(head.logits_after(data.model, block, state_ND)) == data.gold_token_N).float())
+    return torch.cat(states), torch.cat(right)

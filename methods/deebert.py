@@ -1,0 +1,62 @@
+"""DeeBERT: exit on the entropy of an off-ramp's probabilities, as published or with p log p = 0 where p is 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from exitbench.methods.base import BlockView, Cost, Gate, Head, Model, param
+from exitbench.methods.entropy import InversePerplexity
+from exitbench.methods.gated import Asking, Thresholded
+from exitbench.methods.gates import softmax_cost
+from exitbench.methods.heads import TrainedHead
+from exitbench.methods.registry import register
+
+
+class PublishedEntropy(Gate):
+    """exp(-H) from p log p as the published code has it: no number where a probability has been rounded to 0."""
+
+    def score(self, view: BlockView) -> Tensor:
+        """Return exp(-H) [A], NaN where a p is 0: above no threshold, so that the row never leaves."""
+        p_AK = torch.softmax(view.logits_AK.float(), dim=-1)
+        return (p_AK * p_AK.log()).sum(-1).exp()
+
+    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+        """A softmax and a sum."""
+        return softmax_cost(model, len(asked))
+
+
+@register
+@dataclass(frozen=True)
+class DeeBert(Thresholded, Asking):
+    """Exit when the entropy of an off-ramp's prediction is below the threshold.
+
+    The score is exp(-H), as that of the entropy gate; off-ramps are read where the checkpoint has them.
+    """
+
+    name: ClassVar[str] = "deebert"
+    source: ClassVar[str] = "DeeBERT section 3"
+
+    threshold: float = param(0.3, "S: exit where the entropy in nats < threshold", low=0.0)
+    underflow: str = param(
+        "zero",
+        "p log p where p is 0 in single precision: zero, its limit, or nan, as published, with which nothing exits",
+        choices=("zero", "nan"),
+    )
+
+    def level(self, threshold: float) -> float:
+        """An entropy, on the scale of the score."""
+        return math.exp(-threshold)
+
+    def make_head(self) -> Head:
+        """The off-ramps."""
+        return TrainedHead()
+
+    def gate(self, fitted: Mapping[str, Tensor]) -> Gate:
+        """The entropy of the off-ramp's probabilities."""
+        return PublishedEntropy() if self.underflow == "nan" else InversePerplexity()

@@ -1,0 +1,81 @@
+"""PABEE: exit when off-ramps in a row agree; in a regression, when their numbers hardly change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from exitbench.methods.base import BlockView, Head, param
+from exitbench.methods.gated import Asking
+from exitbench.methods.heads import TrainedHead
+from exitbench.methods.patience import Streak
+from exitbench.methods.registry import register
+from exitbench.methods.thresholds import Constant
+
+
+class SteadyPrediction(Streak):
+    """How many blocks asked in a row gave the same label, or numbers each less than the tolerance from the last.
+
+    Args:
+        tolerance: Of numbers.
+        whole_batch: A block counts where all rows of the batch that still run agree (the published code).
+    """
+
+    scores_numbers: ClassVar[bool] = True
+
+    def __init__(self, tolerance: float, whole_batch: bool) -> None:
+        self.tolerance, self.whole_batch = tolerance, whole_batch
+
+    def said(self, view: BlockView) -> Tensor:
+        """The label of each row, or the number."""
+        return view.logits_AK[:, 0].float() if view.logits_AK.shape[-1] == 1 else super().said(view)
+
+    def agree(self, said_A: Tensor, before_A: Tensor) -> Tensor:
+        """Equal labels, or numbers nearer than the tolerance."""
+        if said_A.is_floating_point():
+            return (said_A - before_A).abs() < self.tolerance
+        return super().agree(said_A, before_A)
+
+    def score(self, view: BlockView) -> Tensor:
+        """Return the length of the streak [A], of the batch the shortest."""
+        streak_A = super().score(view)
+        return streak_A.amin().expand_as(streak_A) if self.whole_batch else streak_A
+
+    def score_sql(self, asked: Sequence[int]) -> str | None:
+        """That of labels, where every row decides for itself."""
+        return None if self.whole_batch else super().score_sql(asked)
+
+
+@register
+@dataclass(frozen=True)
+class Pabee(Asking):
+    """Exit when so many off-ramps in a row confirmed the prediction before theirs.
+
+    A prediction confirmed so often has been made once more; counting starts at the first block asked.
+    """
+
+    name: ClassVar[str] = "pabee"
+    source: ClassVar[str] = "PABEE section 3"
+
+    patience: int = param(2, "t: how many off-ramps in a row must confirm the prediction", low=1)
+    tolerance: float = param(0.5, "tau of a regression: numbers nearer than this confirm each other", low=0.0)
+    batch: str = param(
+        "row",
+        "who must agree: each row decides for itself, or whole, as published: nobody leaves before all do",
+        choices=("row", "whole"),
+    )
+
+    def make_head(self) -> Head:
+        """The off-ramps."""
+        return TrainedHead()
+
+    def gate(self, fitted: Mapping[str, Tensor]) -> SteadyPrediction:
+        """The streak of predictions."""
+        return SteadyPrediction(self.tolerance, self.batch == "whole")
+
+    def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Constant:
+        """Streaks longer than the patience."""
+        return Constant(float(self.patience))

@@ -1,0 +1,78 @@
+"""Base class of tasks that ask for a label, or a number, of one text or of a pair: what encoders answer."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from exitbench.errors import UserError, suggestion
+from exitbench.tasks.base import ModelKind, OutputType, Task
+from exitbench.tasks.document import Document, DocumentScore, canonical_json
+
+
+class ClassificationTask(Task):
+    """A task whose answer is one of its labels, or a number where it has none (regression).
+
+    Attributes:
+        labels: Names of the labels, in the order of `gold`; None of a regression.
+    """
+
+    output_type: OutputType = "classification"
+    default_max_new_tokens: int = 1
+    labels: tuple[str, ...] | None
+
+    @abstractmethod
+    def texts(self, doc: Document) -> tuple[str, ...]:
+        """Return the text, or the two texts of a pair."""
+
+    @abstractmethod
+    def gold(self, doc: Document) -> int | float:
+        """Return the index of the right label, or the right number."""
+
+    @abstractmethod
+    def score_prediction(self, doc: Document, prediction: int | float) -> DocumentScore:
+        """Score an index of a label, or a number."""
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether numbers are asked for."""
+        return self.labels is None
+
+    def spelled(self, prediction: int | float) -> str:
+        """Return a prediction as results have it: the label's name, or the number."""
+        return repr(float(prediction)) if self.labels is None else self.labels[int(prediction)]
+
+    def parsed(self, text: str) -> int | float:
+        """Return the prediction that a text spells.
+
+        Raises:
+            UserError: It is no label, or no finite number.
+        """
+        if self.labels is not None:
+            if text not in self.labels:
+                raise UserError(f"{self.name}: {text!r} is no label of the task.{suggestion(text, self.labels)}")
+            return self.labels.index(text)
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise UserError(f"{self.name}: {text!r} is no finite number, which the task asks for.")
+        return number
+
+    def score(self, doc: Document, output: str) -> DocumentScore:
+        """Score a prediction as it is spelled."""
+        return self.score_prediction(doc, self.parsed(output))
+
+    def prompt(self, doc: Document) -> str:
+        """Return the texts, a line each."""
+        return "\n".join(self.texts(doc))
+
+    def prompts(self, documents: Sequence[Document], kind: ModelKind) -> list[str]:
+        """Return the texts of each document such that no two pairs look the same."""
+        return [canonical_json(self.texts(document)) for document in documents]
+
+    def target(self, doc: Document) -> str:
+        """Return the right answer as it is spelled."""
+        return self.spelled(self.gold(doc))

@@ -1,0 +1,79 @@
+"""What part of the ideal speed-up by FLOPs an encoder realises whose texts leave after all blocks (random weights)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from goals import record
+from ratios import Timed, compare
+
+from exitbench.harness.cells.texts import EncodedText
+from exitbench.harness.engine.encoders.classify import Classified, classify, text_cost
+from exitbench.harness.engine.encoders.model import EncoderClassifier
+from exitbench.harness.engine.encoders.stack import find_encoder_stack
+from exitbench.methods.base import Cost, Parts, blocks_from
+from exitbench.methods.gates import Scheduled
+from exitbench.methods.heads import TrainedHead
+from exitbench.methods.kv_policies import StateCopy
+from exitbench.methods.registry import get_method
+from exitbench.methods.thresholds import Constant
+
+pytestmark = pytest.mark.benchmark(disable_gc=True)
+
+GOALS = {1: 0.95, 32: 0.85}
+L, TOKENS = 12, 16
+
+
+@cache
+def base_sized() -> EncoderClassifier:
+    """Twelve blocks of width 768, and two labels."""
+    torch.manual_seed(0)
+    lm = transformers.BertForSequenceClassification(transformers.BertConfig()).eval().requires_grad_(False)
+    return EncoderClassifier(find_encoder_stack(lm))
+
+
+def flops(parts: Parts, made: Sequence[Classified]) -> float:
+    total = sum((text_cost(base_sized(), parts, TOKENS, one) for one in made), Cost())
+    return total.matmul_flops + total.elementwise_flops
+
+
+@pytest.mark.parametrize("rows", GOALS)
+def test_encoder_realised_fraction(rows: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exits are known and spread evenly: text i leaves after block 1 + i mod 12. All texts have 16 tokens."""
+    model, draw = base_sized(), torch.Generator().manual_seed(1)
+    count = max(rows, L)
+    texts = [
+        EncodedText(tuple(torch.randint(1000, 20000, (TOKENS,), generator=draw).tolist()), None, seed=place)
+        for place in range(count)
+    ]
+    exits = {place: [1 + place % L] for place in range(count)}
+    early = Parts(Scheduled(exits), Constant(0.5), TrainedHead(), StateCopy(), blocks_from(1, L))
+    full = get_method("full")().parts(L)
+    batches = [texts[start : start + rows] for start in range(0, count, rows)]
+
+    def timed(parts: Parts) -> Timed:
+        def run(traced: bool) -> list[Classified]:
+            return [made for batch in batches for made in classify(model, batch, parts, traced=traced)]
+
+        return Timed(lambda _: run(False), traced=lambda _: run(True))
+
+    baseline, method = timed(full), timed(early)
+    ideal = flops(full, baseline.told()) / flops(early, method.told())
+    found = compare(benchmark, baseline, method)
+    record(
+        benchmark,
+        capsys,
+        found.ratio / ideal,
+        "%",
+        at_least=GOALS[rows],
+        note=f"batch {rows}: speed-up {found.ratio:.2f} of {ideal:.2f}; {found.spread(ideal)}",
+        batch_size=rows,
+        speedup=found.ratio,
+        ideal_by_flops=ideal,
+        **found.about(),
+    )

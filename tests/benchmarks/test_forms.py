@@ -1,0 +1,52 @@
+"""Forms of products chosen by measurement against the defaults, int8 weights against fp32, and what choosing takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from goals import record
+from models import BASE_NAME, SMALL_NAME, Pair
+from ratios import Timed, compare
+
+from exitbench.harness.engine.products import choosing
+
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+
+pytestmark = pytest.mark.benchmark(disable_gc=True)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
+def test_chosen(pair: Pair, name: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tokens/s of decoding at full depth over those in the default forms."""
+    usual, chosen = (pair.loaded(FORMATS[name], measured=measured) for measured in (False, True))
+    default, measured = (pair.decoding(pair.full(), pair.prompts(), checkpoint=used) for used in (usual, chosen))
+    found = compare(benchmark, default, measured)
+    forms = choosing.use_fastest(pair.loaded(FORMATS[name], measured=False).model) or {}
+    note = f"{', '.join(sorted(set(forms.values())))}; {found.spread()}"
+    record(benchmark, capsys, found.ratio, "x default", at_least=1.0, note=note, forms=forms, **found.about())
+
+
+@pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
+def test_int8(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tokens/s of decoding over those in fp32, both in the forms chosen."""
+    prompts = pair.prompts()
+    fp32, int8 = (
+        pair.decoding(pair.full(), prompts, checkpoint=pair.loaded(FORMATS[name])) for name in ("fp32", "int8")
+    )
+    found = compare(benchmark, fp32, int8)
+    tokens_per_s = pair.shape.new_tokens / benchmark.stats.stats.median
+    note = f"{tokens_per_s:.1f} tokens/s; {found.spread()}"
+    record(benchmark, capsys, found.ratio, "x fp32", at_least=1.0, note=note, **found.about())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
+def test_choosing(pair: Pair, name: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seconds until the forms of a model are known that nobody has asked for before; none are kept."""
+    model = pair.loaded(FORMATS[name], measured=False).model
+    took = Timed(lambda _: choosing.measured(model))
+    benchmark.pedantic(took.run, setup=lambda: ((None,), {}), rounds=3)
+    record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=0.5)

@@ -1,0 +1,73 @@
+"""Texts for encoders: what is cut and counted, and whose label is whose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import GenerationSettings
+from exitbench.harness.cells.texts import TextEncoding, label_places
+from exitbench.tasks.builtin.tokenizer import build_tokenizer
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    return PreTrainedTokenizerFast(tokenizer_object=build_tokenizer(), pad_token="<pad>", unk_token="<unk>")
+
+
+def encoding(tokenizer: Any, longest: int, **asked: Any) -> TextEncoding:
+    return TextEncoding(tokenizer, GenerationSettings(max_new_tokens=1, **asked), longest)
+
+
+@pytest.mark.parametrize(
+    ("asked", "has", "places"),
+    [
+        (("bad", "good"), ("bad", "good"), (0, 1)),
+        (("bad", "good"), ("GOOD", "Bad"), (1, 0)),
+        (("bad", "good"), ("LABEL_0", "LABEL_1"), (0, 1)),
+        (None, ("LABEL_0",), (0,)),
+    ],
+)
+def test_labels_go_by_name_and_else_in_order(asked: Any, has: Any, places: tuple[int, ...]) -> None:
+    assert label_places("task", asked, has) == places
+
+
+def test_another_number_of_labels_is_refused() -> None:
+    with pytest.raises(UserError, match="one of 2 labels"):
+        label_places("task", ("bad", "good"), ("a", "b", "c"))
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_long_text_is_cut_where_asked_and_counted(side: Any, tokenizer: Any) -> None:
+    """The end of the sequence stays."""
+    text = "a dog runs a dog runs a dog runs"
+    whole = encoding(tokenizer, 100)([text], 0)
+    cut = encoding(tokenizer, 100, max_prompt_tokens=5, truncate=side)([text], 0)
+    *words, end = whole.ids
+    assert cut.ids == (*(words[:4] if side == "right" else words[-4:]), end)
+    assert (cut.n_cut, whole.n_cut) == (len(whole.ids) - 5, 0)
+
+
+def test_of_a_pair_the_longer_text_is_cut_first(tokenizer: Any) -> None:
+    short, long = "a dog", "a dog runs a dog runs a dog runs"
+    *words, _ = encoding(tokenizer, 100)([short], 0).ids
+    cut = encoding(tokenizer, len(words) + 3)([long, short], 0)
+    assert cut.n_cut > 0 and len(cut.ids) == len(words) + 3
+    assert _contains(cut.ids, words)
+
+
+def _contains(ids: tuple[int, ...], words: list[int]) -> bool:
+    return any(list(ids[start : start + len(words)]) == words for start in range(1, len(ids)))
+
+
+def test_what_is_to_be_left_out_is_not_cut(tokenizer: Any) -> None:
+    made = encoding(tokenizer, 4, truncate="drop", max_prompt_tokens=4)(["a dog runs a dog runs"], 0)
+    assert len(made.ids) == 4 + made.n_cut and made.n_cut > 0
+
+
+def test_a_classifier_reads_a_text_or_a_pair(tokenizer: Any) -> None:
+    with pytest.raises(UserError, match="a text or a pair, not 3 texts"):
+        encoding(tokenizer, 9)(["a", "dog", "runs"], 0)

@@ -1,0 +1,276 @@
+"""Texts classified with exits, against a slow reference: one text at a time, rules from their definitions, float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from exitbench.harness.cells.texts import EncodedText
+from exitbench.harness.engine.checkpoints.off_ramp_files import new_off_ramps
+from exitbench.harness.engine.encoders.classify import Classified, classify, pooled_states, text_cost
+from exitbench.harness.engine.encoders.model import EncoderClassifier
+from exitbench.harness.engine.encoders.off_ramps import OffRamps, RampKind
+from exitbench.harness.engine.encoders.stack import find_encoder_stack
+from exitbench.methods.base import Parts
+from exitbench.methods.offline import score_states
+from exitbench.methods.registry import get_method
+from exitbench.methods.sampling import uniform
+
+Array = NDArray[np.float64]
+Classifier = Callable[..., Any]
+L, D, C, N = 4, 16, 3, 12
+
+
+@dataclass(frozen=True)
+class World:
+    """A model with off-ramps, texts, and what each block says of each text, worked out slowly: [N, L, C]."""
+
+    model: EncoderClassifier
+    texts: Sequence[EncodedText]
+    said: Array
+    states: Array
+
+
+def texts(seed: int = 3) -> list[EncodedText]:
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, 13, (N,), generator=draw).tolist()
+    rows = [torch.randint(5, 60, (length,), generator=draw).tolist() for length in lengths]
+    return [EncodedText(tuple(row), None, seed=100 + place) for place, row in enumerate(rows)]
+
+
+def world(classifier: Classifier, family: str, kind: RampKind | None = "linear", labels: int = C) -> World:
+    lm, own = classifier(family, num_labels=labels), texts()
+    ramps = None
+    if kind is not None:
+        drawn = new_off_ramps(kind, (1, 2), D, labels, torch.Generator().manual_seed(5))
+        ramps = OffRamps(kind, (1, 2), {name: 3 * tensor for name, tensor in drawn.items()})
+    in_double = {} if ramps is None else {name: value.double().numpy() for name, value in ramps.tensors.items()}
+    said, states = [], []
+    for text in own:
+        hidden = lm(input_ids=torch.tensor([text.ids]), output_hidden_states=True).hidden_states
+        firsts = [state[0, 0] for state in hidden]  # these families read the first token, and have no final norm
+        states.append([state.double().numpy() for state in firsts])
+        said.append([read_out(lm, in_double, kind, block, firsts[block]) for block in range(1, L + 1)])
+    return World(EncoderClassifier(find_encoder_stack(lm), ramps), own, np.array(said), np.array(states))
+
+
+def read_out(lm: Any, ramps: dict[str, Array], kind: RampKind | None, block: int, state: Tensor) -> Array:
+    if f"{block}.out.weight" not in ramps:  # the model's own classifier, the shared head
+        pooled = lm.bert.pooler(state[None, None])
+        return np.asarray(lm.classifier(pooled)[0].double().numpy())
+    x = state.double().numpy()
+    if kind == "pooler-linear":
+        x = np.tanh(ramps[f"{block}.pool.weight"] @ x + ramps[f"{block}.pool.bias"])
+    return np.asarray(ramps[f"{block}.out.weight"] @ x + ramps[f"{block}.out.bias"])
+
+
+def softmax(z: Array) -> Array:
+    e = np.exp(z - z.max())
+    return np.asarray(e / e.sum())
+
+
+def entropy(z: Array) -> float:
+    p = softmax(z)
+    return float(-sum(share * math.log(share) for share in p if share > 0))
+
+
+Rule = Callable[[Array, dict[str, Any]], int]
+"""The exit layer by what each block says of a text, [L, C]."""
+
+
+def first(holds: Callable[[Array], bool]) -> Callable[[Array], int]:
+    return lambda said: next((block for block in range(1, L) if holds(said[block - 1])), L)
+
+
+def by_patience(said: Array, needed: int) -> int:
+    """Leave when as many off-ramps in a row have confirmed the label before."""
+    confirmed = 0
+    for block in range(2, L):
+        confirmed = confirmed + 1 if said[block - 1].argmax() == said[block - 2].argmax() else 0
+        if confirmed == needed:
+            return block
+    return L
+
+
+def by_oracle(said: Array) -> int:
+    labels = said.argmax(-1).tolist()
+    return labels.index(labels[-1]) + 1
+
+
+RULES: dict[str, tuple[str, dict[str, Any], Callable[[Array], int]]] = {
+    "full": ("full", {}, lambda said: L),
+    "static": ("static", {"exit_layer": 2}, lambda said: 2),
+    "max-prob": ("max-prob", {"threshold": 0.7}, first(lambda z: softmax(z).max() > 0.7)),
+    "entropy": ("entropy", {"threshold": 0.6}, first(lambda z: entropy(z) < 0.6)),
+    "deebert": ("deebert", {"threshold": 0.6}, first(lambda z: entropy(z) < 0.6)),
+    "fastbert": ("fastbert", {"threshold": 0.5}, first(lambda z: entropy(z) / math.log(C) < 0.5)),
+    "patience": ("patience", {"patience": 1}, lambda said: by_patience(said, 1)),
+    "pabee": ("pabee", {"patience": 1}, lambda said: by_patience(said, 1)),
+    "pabee-2": ("pabee", {"patience": 2}, lambda said: by_patience(said, 2)),
+    "oracle": ("oracle", {}, by_oracle),
+}
+
+
+def parts_of(name: str, params: dict[str, Any], fitted: dict[str, Tensor] | None = None) -> Parts:
+    return get_method(name).from_params(params).parts(L, fitted or {})
+
+
+def in_batches_of(world: World, parts: Parts, size: int, **asked: Any) -> list[Classified]:
+    return [
+        answer
+        for start in range(0, N, size)
+        for answer in classify(world.model, world.texts[start : start + size], parts, **asked)
+    ]
+
+
+@pytest.fixture(scope="module", params=["linear", "pooler-linear", None])
+def bert(request: pytest.FixtureRequest, classifier: Classifier) -> World:
+    return world(classifier, "bert", request.param)
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_texts_leave_where_the_definition_says_with_that_blocks_label(case: str, bert: World) -> None:
+    name, params, rule = RULES[case]
+    answers = in_batches_of(bert, parts_of(name, params), size=5)
+    expected = [rule(said) for said in bert.said]
+    assert [answer.exit_layer for answer in answers] == expected
+    assert [answer.label for answer in answers] == [
+        int(said[layer - 1].argmax()) for said, layer in zip(bert.said, expected, strict=True)
+    ]
+    p = [softmax(said[layer - 1]).max() for said, layer in zip(bert.said, expected, strict=True)]
+    assert [answer.value for answer in answers] == pytest.approx(p, abs=1e-5)
+
+
+def test_the_cases_spread_their_exits(classifier: Classifier) -> None:
+    """Else the comparisons above would say little."""
+    said = world(classifier, "bert").said
+    for case, (name, _, rule) in RULES.items():
+        if name not in ("full", "static") and case != "pabee-2":  # of which all three off-ramps would have to agree
+            assert len({rule(one) for one in said}) > 1, case
+
+
+def test_random_exits_are_those_drawn_for_the_texts_own_seeds(bert: World) -> None:
+    answers = in_batches_of(bert, parts_of("random", {"mean_exit": 2.5, "seed": 4}), size=5)
+    draws = [uniform(4, text.seed, 1) for text in bert.texts]
+    by_draw = [answer.exit_layer for _, answer in sorted(zip(draws, answers, strict=True), key=lambda pair: pair[0])]
+    assert by_draw == sorted(by_draw) and len(set(by_draw)) > 1
+
+
+def test_a_learned_score_is_a_sigmoid_of_the_state(bert: World) -> None:
+    draw = torch.Generator().manual_seed(2)
+    fitted = {"weight": torch.randn(D, generator=draw), "bias": torch.tensor(0.1)}
+    answers = in_batches_of(bert, parts_of("berxit", {"threshold": 0.6}, fitted), size=5)
+    w = fitted["weight"].double().numpy()
+    scores = 1 / (1 + np.exp(-(bert.states @ w + 0.1)))
+    expected = [next((block for block in range(1, L) if own[block] > 0.6), L) for own in scores]
+    assert [answer.exit_layer for answer in answers] == expected and len(set(expected)) > 1
+
+
+@pytest.mark.parametrize("size", [1, 5, N])
+@pytest.mark.parametrize("case", ["max-prob", "pabee", "oracle"])
+def test_who_else_is_in_the_batch_changes_nothing(case: str, size: int, bert: World) -> None:
+    name, params, _ = RULES[case]
+    alone, together = (in_batches_of(bert, parts_of(name, params), many) for many in (1, size))
+    assert [(one.exit_layer, one.label, one.read) for one in alone] == [
+        (one.exit_layer, one.label, one.read) for one in together
+    ]
+
+
+def test_the_published_batch_leaves_when_every_row_of_it_would(bert: World) -> None:
+    """PABEE's code counts a block where all predictions of the batch are those of the block before."""
+    answers = in_batches_of(bert, parts_of("pabee", {"patience": 1, "batch": "whole"}), size=3)
+    for start in range(0, N, 3):
+        labels = bert.said[start : start + 3].argmax(-1)
+        expected = next((b for b in range(2, L) if (labels[:, b - 1] == labels[:, b - 2]).all()), L)
+        assert {answer.exit_layer for answer in answers[start : start + 3]} == {expected}
+
+
+def test_the_published_entropy_never_exits_where_a_probability_is_rounded_to_zero(classifier: Classifier) -> None:
+    made = world(classifier, "bert")
+    assert made.model.off_ramps is not None
+    bias = torch.tensor([200.0, 0.0, 0.0])  # p = (1, 0, 0) in single precision: as sure as can be
+    made.model.off_ramps.tensors["1.out.bias"].copy_(bias)
+    made.model.off_ramps.tensors["2.out.bias"].copy_(bias)
+    own_head = parts_of(
+        "deebert", {"threshold": 0.0, "rule": "per-block", "levels": [0.3, 0.3, 0.0], "underflow": "nan"}
+    )
+    assert {answer.exit_layer for answer in in_batches_of(made, own_head, N)} == {L}
+    safe = parts_of("deebert", {"threshold": 0.3})
+    assert {answer.exit_layer for answer in in_batches_of(made, safe, N)} == {1}
+
+
+@pytest.mark.parametrize("tolerance", [0.3, 1.0])
+def test_numbers_confirm_each_other_within_a_tolerance(tolerance: float, classifier: Classifier) -> None:
+    made = world(classifier, "bert", "linear", labels=1)
+    answers = in_batches_of(made, parts_of("pabee", {"patience": 1, "tolerance": tolerance}), size=5)
+    for said, answer in zip(made.said[:, :, 0], answers, strict=True):
+        expected = next((b for b in range(2, L) if abs(said[b - 1] - said[b - 2]) < tolerance), L)
+        assert answer.exit_layer == expected
+        assert answer.value == pytest.approx(said[expected - 1], abs=1e-4)
+    assert len({answer.exit_layer for answer in answers}) > 1
+
+
+def test_every_block_asked_is_noted_until_the_text_leaves(bert: World) -> None:
+    for said, answer in zip(bert.said, in_batches_of(bert, parts_of("max-prob", {"threshold": 0.7}), 5), strict=True):
+        assert [one.block for one in answer.asked] == list(range(1, answer.exit_layer + 1)) == answer.read
+        assert [one.exited for one in answer.asked] == [one.block == answer.exit_layer for one in answer.asked]
+        for one in answer.asked:
+            assert one.label == said[one.block - 1].argmax()
+            assert one.value == pytest.approx(softmax(said[one.block - 1]).max(), abs=1e-5)
+            assert (one.score is None) == (one.block == L)
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_answers_are_the_same_untraced(case: str, bert: World) -> None:
+    name, params, _ = RULES[case]
+    traced, plain = (in_batches_of(bert, parts_of(name, params), 5, traced=traced) for traced in (True, False))
+    assert [(a.exit_layer, a.label) for a in traced] == [(a.exit_layer, a.label) for a in plain]
+    assert [a.value for a in traced] == pytest.approx([a.value for a in plain], abs=1e-6)  # rows are read out together
+    assert all(answer.asked == [] for answer in plain)
+
+
+def test_scores_of_stored_states_are_those_of_a_real_run(bert: World) -> None:
+    parts = parts_of("deebert", {"threshold": 0.0})
+    states_LND = pooled_states(bert.model, bert.texts)
+    np.testing.assert_allclose(states_LND.double().numpy().swapaxes(0, 1), bert.states, atol=1e-5)
+    scores_LN, emitted_LN = score_states(parts, bert.model, states_LND)
+    for place, answer in enumerate(in_batches_of(bert, parts, N)):
+        noted = [one.score for one in answer.asked[:-1]]
+        assert noted == pytest.approx(scores_LN[:-1, place].tolist(), abs=1e-5)
+        assert [one.label for one in answer.asked] == emitted_LN[:, place].tolist()
+
+
+def test_logits_that_are_not_finite_are_refused_where_numbers_are_checked(classifier: Classifier) -> None:
+    made = world(classifier, "bert")
+    assert made.model.off_ramps is not None
+    made.model.off_ramps.tensors["1.out.bias"].fill_(math.nan)
+    with pytest.raises(ArithmeticError, match="after block 1 is not finite"):
+        in_batches_of(made, parts_of("max-prob", {}), N)
+
+
+# ------------------------------------------------------------------------------------------------------- costs
+
+
+def test_a_block_costs_what_its_products_cost(classifier: Classifier) -> None:
+    """Four D x D maps, two of D x F, and attention's two products over T x T."""
+    model = world(classifier, "bert").model
+    inner = 32
+    for length in (3, 10):
+        expected = 2 * length * (4 * D * D + 2 * D * inner) + 2 * 2 * length * length * D
+        assert model.block_cost(length).matmul_flops == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_text_costs_its_blocks_its_gate_and_what_was_read(bert: World) -> None:
+    parts, length = parts_of("static", {"exit_layer": 2}), 7
+    made = Classified(exit_layer=2, read=[2])
+    cost = text_cost(bert.model, parts, length, made)
+    numel = bert.model.exit_head_numel(2)
+    assert cost.matmul_flops == pytest.approx(2 * bert.model.block_cost(length).matmul_flops + 2 * numel)

@@ -1,0 +1,109 @@
+"""Classifiers from a folder: what is computed is the plain forward pass, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from exitbench.errors import UserError
+from exitbench.harness.engine.checkpoints import encoder_loading
+from exitbench.harness.engine.checkpoints.encoder_loading import is_encoder, load_encoder
+from exitbench.harness.engine.checkpoints.files import OFF_RAMPS_FILE
+from exitbench.harness.engine.checkpoints.off_ramp_files import new_off_ramps, save_off_ramps
+from exitbench.harness.engine.encoders.stack import EncoderStack
+
+Classifier = Callable[..., Any]
+FAMILIES = ("bert", "roberta", "albert", "electra", "distilbert", "deberta-v2", "modernbert")
+
+
+@pytest.fixture
+def saved(classifier: Classifier, tmp_path: Path) -> Callable[..., Path]:
+    """Saves a random classifier of a family."""
+
+    def save(name: str, **options: Any) -> Path:
+        classifier(name, **options).save_pretrained(tmp_path)
+        return tmp_path
+
+    return save
+
+
+def changed(folder: Path, **values: Any) -> Path:
+    """The folder with another config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return folder
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_folder_of_each_family_is_read_and_proved(name: str, saved: Callable[..., Path]) -> None:
+    folder = saved(name)
+    assert is_encoder(folder)
+    model = load_encoder(folder).model
+    assert (model.n_blocks, model.d_model, model.vocab_size, model.exit_blocks) == (4, 16, 3, ())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_that_differs_from_its_plain_forward_pass_is_refused(
+    name: str, saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = EncoderStack.block
+    monkeypatch.setattr(EncoderStack, "block", lambda self, block, *given: run(self, max(1, block - 1), *given) * 1.1)
+    with pytest.raises(UserError, match="the classifier's logits differs by"):
+        load_encoder(saved(name))
+
+
+def test_positions_of_some_families_begin_behind_padding(saved: Callable[..., Path]) -> None:
+    assert load_encoder(saved("roberta")).model.max_positions == 39
+
+
+def test_off_ramps_beside_the_weights_are_read(saved: Callable[..., Path]) -> None:
+    folder = saved("bert")
+    tensors = new_off_ramps("linear", (1, 3), 16, 3, torch.Generator().manual_seed(0))
+    save_off_ramps(folder / OFF_RAMPS_FILE, "linear", tensors)
+    model = load_encoder(folder).model
+    state = torch.randn(2, 16)
+    assert model.exit_blocks == (1, 3)
+    assert torch.equal(model.exit_logits(3, state), state @ tensors["3.out.weight"].T + tensors["3.out.bias"])
+    assert (model.exit_head_numel(1), model.exit_head_numel(2)) == (48, 16 * 16 + 48)
+
+
+def test_off_ramps_of_another_model_are_refused(saved: Callable[..., Path]) -> None:
+    folder = saved("bert")
+    tensors = new_off_ramps("linear", (1,), 16, 2, torch.Generator().manual_seed(0))
+    save_off_ramps(folder / OFF_RAMPS_FILE, "linear", tensors)
+    with pytest.raises(UserError, match=r"has shape \[2, 16\], the model asks for \[3, 16\]"):
+        load_encoder(folder)
+
+
+def test_buffers_of_earlier_versions_are_left(saved: Callable[..., Path]) -> None:
+    folder = saved("bert")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "bert.embeddings.position_ids": torch.arange(40)[None]}, folder / "model.safetensors")
+    assert load_encoder(folder).model.n_blocks == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"model_type": "xlm"}, "model_type 'xlm' has no classifier with exits. Allowed: albert, bert,"),
+        ({"problem_type": "multi_label_classification"}, "allowed: one label a text, or a number"),
+        ({"quantization_config": {"quant_method": "x"}}, "quantised weights are not supported"),
+        ({"num_hidden_layers": 5}, "missing from the checkpoint"),
+        ({"id2label": {"0": "a", "1": "b"}, "num_labels": 2}, r"shape \[3\], config.json asks for \[2\]"),
+    ],
+)
+def test_what_cannot_be_computed_with_is_refused(values: Any, said: str, saved: Callable[..., Path]) -> None:
+    with pytest.raises(UserError, match=said):
+        load_encoder(changed(saved("bert"), **values))
+
+
+def test_planning_reads_no_weights(saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_loading, "_prove", lambda stack: pytest.fail("nothing is computed"))
+    model = load_encoder(saved("albert"), device="meta").model
+    assert (model.n_blocks, model.device.type) == (4, "meta")

@@ -1,0 +1,151 @@
+"""Certified gates on the shipped models: tokens and exit layers are those of the exact head, scores lie beside its."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from exitbench.harness.cells.cell import GenerationSettings
+from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
+from exitbench.harness.engine.decoding.decode import decode, prefill, spread
+from exitbench.harness.engine.decoding.generation import Generation, Request
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.training import find_trained, load_recipe
+from exitbench.harness.training.store import SHIPPED
+from exitbench.methods.base import Parts
+from exitbench.methods.registry import get_method
+from exitbench.tasks import builtin
+from exitbench.tasks.builtin import TEXT_TASKS
+from exitbench.tasks.registry import get_task
+
+RECIPES = [entry.recipe for entry in load_suite("builtin").models if entry.recipe]
+NEW_TOKENS = 24
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    ("calm-softmax", {"threshold": 0.0}),
+    ("calm-softmax", {"threshold": 0.3, "kv_policy": "state-copy-lazy"}),
+    ("calm-softmax", {"threshold": 0.9, "kv_policy": "exact"}),
+    ("calm-softmax", {"threshold": 0.99, "decay": "code"}),
+    ("calm-softmax", {"threshold": 1.0}),
+    ("max-prob", {"threshold": 0.5, "kv_policy": "recompute-backlog"}),
+    ("max-prob", {"threshold": 0.95, "kv_policy": "sync-parallel"}),
+    ("entropy", {"threshold": 0.2}),
+    ("entropy", {"threshold": 1.5, "kv_policy": "sync-parallel", "every": 2}),
+    ("free", {"threshold": 0.7}),
+    ("free", {"threshold": 0.7, "kv_policy": "sync-parallel-rollback"}),
+]
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def folder(request: pytest.FixtureRequest) -> Path:
+    found = find_trained(load_recipe(request.param), SHIPPED)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folder: Path) -> Checkpoint:
+    return load_checkpoint(folder)
+
+
+@pytest.fixture(scope="module")
+def prompts(folder: Path, checkpoint: Checkpoint) -> list[list[int]]:
+    """Four prompts of documents of the tasks that come along."""
+    tokenizer, kind = AutoTokenizer.from_pretrained(folder), checkpoint.kind
+    documents = [(get_task(name), builtin.documents(name, "test", 1)[0]) for name in TEXT_TASKS]
+    return [tokenizer(task.prompt_for(document, kind)).input_ids for task, document in documents][:4]
+
+
+def parts_of(checkpoint: Checkpoint, name: str, params: dict[str, Any]) -> Parts:
+    return get_method(name).from_params(params).parts(checkpoint.model.n_blocks)
+
+
+def answered(
+    checkpoint: Checkpoint, prompts: Sequence[list[int]], parts: Parts, asked: GenerationSettings | None = None
+) -> list[Generation]:
+    requests = [Request(prompt) for prompt in prompts]
+    return decode(checkpoint, prefill(checkpoint.model, requests, NEW_TOKENS), parts, asked=asked)
+
+
+def decisions(generations: Sequence[Generation]) -> list[tuple[list[int], list[int], list[int], list[int]]]:
+    return [(one.token_ids, one.exit_layers, one.blocks_run, one.rejected) for one in generations]
+
+
+def assert_scores_lie_within(certified: Generation, exact: Generation) -> None:
+    """Stored scores are exact, or say by how much they may be off."""
+    for score, half_width, own in zip(certified.scores, certified.half_widths, exact.scores, strict=True):
+        if half_width is None:
+            assert score == own
+        else:
+            assert score is not None and own is not None and abs(score - own) <= half_width * (1 + 1e-6) + 1e-7
+
+
+@pytest.mark.parametrize(
+    "setting", SETTINGS, ids=lambda setting: " ".join(map(str, (setting[0], *setting[1].values())))
+)
+def test_tokens_and_exit_layers_are_those_of_the_exact_head(
+    checkpoint: Checkpoint, prompts: list[list[int]], setting: tuple[str, dict[str, Any]]
+) -> None:
+    parts = parts_of(checkpoint, *setting)
+    for batch in (prompts, prompts[:1]):
+        exact, certified = answered(checkpoint, batch, parts), answered(checkpoint, batch, parts.certified())
+        assert decisions(certified) == decisions(exact)
+        for ours, theirs in zip(certified, exact, strict=True):
+            assert_scores_lie_within(ours, theirs)
+
+
+def test_rows_with_thresholds_of_their_own_decide_as_with_the_exact_head(
+    checkpoint: Checkpoint, prompts: list[list[int]]
+) -> None:
+    parts = parts_of(checkpoint, "calm-softmax", {})
+    rules = [parts_of(checkpoint, "calm-softmax", {"threshold": level}).threshold for level in (0.1, 0.5, 0.9)]
+
+    def swept(parts: Parts) -> list[Generation]:
+        batch = prefill(checkpoint.model, [Request(prompt) for prompt in prompts[:2]], NEW_TOKENS)
+        return decode(checkpoint, spread(batch, [rules, rules]), parts)
+
+    assert decisions(swept(parts.certified())) == decisions(swept(parts))
+
+
+def test_in_bfloat16_too(folder: Path, prompts: list[list[int]]) -> None:
+    half = load_checkpoint(folder, torch.bfloat16)
+    parts = parts_of(half, "calm-softmax", {"threshold": 0.7})
+    assert decisions(answered(half, prompts, parts.certified())) == decisions(answered(half, prompts, parts))
+
+
+def test_tokens_chosen_under_rules_are_those_of_the_exact_head(
+    checkpoint: Checkpoint, prompts: list[list[int]]
+) -> None:
+    asked = GenerationSettings(NEW_TOKENS, repetition_penalty=1.3, no_repeat_ngram_size=3)
+    parts = parts_of(checkpoint, "calm-softmax", {"threshold": 0.7})
+    exact = answered(checkpoint, prompts, parts, asked)
+    assert decisions(answered(checkpoint, prompts, parts.certified(), asked)) == decisions(exact)
+
+
+def test_a_threshold_that_nobody_reaches_is_decided_without_the_head(
+    checkpoint: Checkpoint, prompts: list[list[int]]
+) -> None:
+    vocab_size, n_blocks = checkpoint.model.vocab_size, checkpoint.model.n_blocks
+    parts = parts_of(checkpoint, "calm-softmax", {"threshold": 1.0}).certified()
+    (made,) = answered(checkpoint, prompts[:1], parts)
+    first = 0 if checkpoint.kind == "seq2seq" else 1  # that of a decoder-only model is read from the prompt's own pass
+    assert made.int8_rows[first:] == [vocab_size * n_blocks] * len(made.int8_rows[first:])
+    tied = sum(made.fallbacks)
+    assert tied <= 1 and sum(made.head_rows) < vocab_size * (tied + 1)
+
+
+def test_scores_that_bounds_leave_open_are_exact_and_counted(checkpoint: Checkpoint, prompts: list[list[int]]) -> None:
+    exact = parts_of(checkpoint, "calm-softmax", {"threshold": 0.5})
+    made = answered(checkpoint, prompts, exact)
+    near = next(score for one in made for score in one.scores if score is not None)
+    parts = parts_of(checkpoint, "calm-softmax", {"threshold": near})  # lies within the bounds of that token's score
+    theirs, ours = answered(checkpoint, prompts, parts), answered(checkpoint, prompts, parts.certified())
+    assert decisions(ours) == decisions(theirs)
+    assert sum(sum(one.fallbacks) for one in ours) > 0
+    for one in ours:
+        for head_rows, fallbacks in zip(one.head_rows, one.fallbacks, strict=True):
+            assert head_rows >= fallbacks * checkpoint.model.vocab_size

@@ -1,0 +1,110 @@
+"""int8 weights: every product against one that is written out, and whole models against their bf16 selves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.model.weights import Linear
+from exitbench.harness.engine.products.int8 import FEW_ROWS, ByBf16, Int8
+
+BF16_EPS = torch.finfo(torch.bfloat16).eps
+
+
+def written_out(weight: Tensor, x: Tensor) -> Tensor:
+    """x @ dequantised weight, row by row of the weight, in fp64: scale, integers, product."""
+    rows = []
+    for row in weight.double():
+        scale = (row.abs().max() / 127).bfloat16().double()
+        integers = torch.zeros_like(row) if scale == 0 else (row / scale).round().clamp(-127, 127)
+        rows.append(x.double() @ (scale * integers))
+    return torch.stack(rows, dim=-1)
+
+
+@given(st.integers(0, 2**31), st.sampled_from([1, 2, FEW_ROWS, FEW_ROWS + 1, 40]), st.sampled_from([1e-3, 1.0, 50.0]))
+def test_a_product_is_that_of_the_dequantised_weight(seed: int, n_rows: int, size: float) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    weight = (torch.randn(24, 32, generator=draw) * size).bfloat16()
+    weight[3] = 0
+    x = torch.randn(n_rows, 32, generator=draw).bfloat16()
+    exact = written_out(weight, x)
+    for form in (Int8.of(Linear(weight)), ByBf16.of(Linear(weight))):
+        assert form.weight.dtype == torch.int8 and form.scale.dtype == torch.bfloat16
+        assert (form(x).double() - exact).abs().max() <= 2 * BF16_EPS * exact.abs().max()
+
+
+@given(st.integers(0, 2**31))
+def test_no_weight_moves_by_more_than_half_a_step(seed: int) -> None:
+    weight = torch.randn(16, 32, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    rounded = Int8.of(Linear(weight))
+    moved = (rounded.weight.double() * rounded.scale.double()[:, None] - weight.double()).abs()
+    assert (moved <= 0.5 * (1 + 1e-9) * rounded.scale.double()[:, None]).all()
+    assert rounded.weight.abs().max() <= 127
+
+
+def test_parts_of_a_projection_are_parts_of_its_product() -> None:
+    draw = torch.Generator().manual_seed(3)
+    one, two = (
+        Int8.of(Linear(torch.randn(8, 32, generator=draw).bfloat16(), torch.randn(8, generator=draw).bfloat16()))
+        for _ in range(2)
+    )
+    x = torch.randn(1, 32, generator=draw).bfloat16()
+    both = torch.cat((one(x), two(x)), dim=-1)
+    assert torch.equal(one.stacked([two])(x), both)
+    assert torch.equal(one.stacked([two]).outputs(5)(x), both[:, 5:])
+
+
+def test_every_projection_of_every_family_is_int8_and_nothing_else(family: Any) -> None:
+    model, bf16 = (load_checkpoint(family.folder, dtype).model for dtype in (torch.int8, torch.bfloat16))
+    assert isinstance(model, Transformer) and model.dtype == torch.bfloat16
+    weights, usual = model.weights, bf16.weights
+    assert torch.equal(weights.token_embedding_VD, usual.token_embedding_VD)
+    assert torch.equal(weights.final_norm.weight, usual.final_norm.weight)
+    pairs = [(weights.lm_head, usual.lm_head)]
+    for ours, theirs in zip(
+        (*weights.blocks, *weights.encoder_blocks), (*usual.blocks, *usual.encoder_blocks), strict=True
+    ):
+        names = ("qkv", "attention_out", "up", "down", "cross_q", "cross_kv", "cross_out")
+        pairs += [(getattr(ours, name), getattr(theirs, name)) for name in names if getattr(theirs, name) is not None]
+    for ours, theirs in pairs:
+        assert torch.equal(ours.weight, Int8.of(Linear(theirs.weight)).weight)
+
+
+def test_every_family_reads_out_nearly_what_it_does_in_bf16(family: Any) -> None:
+    found = []
+    for dtype in (torch.float32, torch.bfloat16, torch.int8):
+        model = load_checkpoint(family.folder, dtype).model
+        prompts = [[7, 8, 9], [11, 12, 13]]
+        cache, state = model.start(prompts, room=2)
+        if state is None:
+            hidden, context = model.embed(torch.full((2, 1), 7), cache)
+            for block in range(1, model.n_blocks + 1):
+                hidden = model.block(block, hidden, context)
+            state = hidden[:, -1]
+        found.append(model.logits(state).float())
+    exact, bf16, int8 = found
+    assert (int8 - exact).norm() / exact.norm() < 0.06
+    assert not torch.equal(int8, bf16)
+
+
+def test_rows_of_the_head_are_read_as_the_whole_head_reads_them(family: Any) -> None:
+    model, draw = load_checkpoint(family.folder, torch.int8).model, torch.Generator().manual_seed(3)
+    hidden = torch.randn(3, model.d_model, generator=draw).bfloat16()
+    ids = torch.stack([torch.randperm(model.vocab_size, generator=draw)[:9] for _ in range(3)])
+    found, whole = model.logits_of(hidden, model.head_weights(ids)), model.logits(hidden).gather(1, ids)
+    assert (found - whole).float().abs().max() <= 4 * BF16_EPS * whole.float().abs().max()
+
+
+def test_the_hosted_engine_refuses_int8(twin: Any) -> None:
+    folder: Path = twin("llama").folder
+    with pytest.raises(UserError, match=r'dtype = "int8" is of the lean engine, and this model is run by the hosted'):
+        load_checkpoint(folder, torch.int8, engine="hosted")

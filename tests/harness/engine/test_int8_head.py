@@ -1,0 +1,130 @@
+"""The int8 copy of an LM head: its intervals hold what the head itself says, whatever the rows and the states are.
+
+The head is multiplied as the engine does, alone and in a batch, in every number format. Heads and states are drawn to
+be awkward: rows that are equal, zero, huge, tiny, or all but tied; states of all sizes.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exitbench.harness.engine.model.int8_head import Int8Head, LogitIntervals
+from exitbench.harness.engine.model.weights import Linear
+
+V, D = 37, 64
+ODD = 24  # a width that the library has no product for
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SCALES = st.sampled_from([0.0, 1e-6, 1e-2, 1.0, 30.0])
+TWISTS = st.sampled_from(["none", "ties", "zeros", "all-equal", "one-large", "near-ties"])
+
+
+@st.composite
+def heads(draw: st.DrawFn) -> Linear:
+    """A head of random rows, some of them made awkward; with a bias or not."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    weight_VD = torch.randn(V, draw(st.sampled_from([D, ODD])), generator=generator)
+    twist, dtype = draw(TWISTS), draw(st.sampled_from(DTYPES))
+    if twist == "ties":
+        weight_VD[::3] = weight_VD[0].clone()
+    if twist == "near-ties":
+        weight_VD[::2] = weight_VD[0] * (1 + 1e-6 * torch.randn(len(weight_VD[::2]), 1, generator=generator))
+    if twist == "zeros":
+        weight_VD[5:] = 0
+    if twist == "all-equal":
+        weight_VD[:] = 0.125
+    if twist == "one-large":  # what is left of the others is lost in its scale
+        weight_VD[:, 0] = 100.0
+    bias_V = torch.randn(V, generator=generator) * draw(SCALES) if draw(st.booleans()) else None
+    weight_VD = weight_VD * draw(st.sampled_from([1e-3, 1.0, 20.0]))
+    return Linear(weight_VD.to(dtype), None if bias_V is None else bias_V.to(dtype))
+
+
+@st.composite
+def states(draw: st.DrawFn, rows: int = 3) -> Tensor:
+    """States of all sizes; one of a batch may be zero."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    sizes = torch.tensor([draw(SCALES) for _ in range(rows)])
+    return torch.randn(rows, D, generator=generator) * sizes[:, None]
+
+
+def fed(head: Linear, states_AD: Tensor) -> Tensor:
+    """States as wide as the head, in its number format."""
+    return states_AD[:, : head.weight.shape[1]].to(head.weight.dtype)
+
+
+def contains(intervals: LogitIntervals, logits_AV: Tensor) -> bool:
+    lower_AV, upper_AV = intervals.lower_AV, intervals.upper_AV
+    return bool(((lower_AV <= logits_AV.float()) & (logits_AV.float() <= upper_AV)).all())
+
+
+@settings(max_examples=150, deadline=None)
+@given(heads(), states(), st.booleans())
+def test_intervals_hold_the_heads_own_logits_alone_and_in_a_batch(
+    head: Linear, states_AD: Tensor, is_packed: bool
+) -> None:
+    states_AD, copy = fed(head, states_AD), Int8Head(head)
+    copy.packed = copy.packed and is_packed
+    assert contains(copy.read(states_AD), head(states_AD))
+    for state_1D in states_AD.split(1):
+        assert contains(copy.read(state_1D), head(state_1D))
+
+
+@settings(max_examples=100, deadline=None)
+@given(heads(), states())
+def test_sharpened_intervals_still_hold_them_and_are_narrower(head: Linear, states_AD: Tensor) -> None:
+    states_AD = fed(head, states_AD)
+    intervals = Int8Head(head).read(states_AD)
+    before_AV = intervals.upper_AV - intervals.lower_AV
+    intervals.sharpen()
+    assert contains(intervals, head(states_AD))
+    assert bool((intervals.upper_AV - intervals.lower_AV <= before_AV).all())
+    assert intervals.rescored_A.tolist() == [32] * len(states_AD)
+
+
+@settings(max_examples=150, deadline=None)
+@given(heads(), states())
+def test_the_largest_id_is_the_heads_own_or_not_told(head: Linear, states_AD: Tensor) -> None:
+    states_AD = fed(head, states_AD)
+    told_A = Int8Head(head).read(states_AD).largest()
+    if told_A is not None:
+        assert told_A.tolist() == head(states_AD).argmax(-1).tolist()
+
+
+def test_the_largest_id_is_told_where_one_leads_and_not_where_two_are_tied() -> None:
+    weight_VD = torch.randn(V, D, generator=torch.Generator().manual_seed(0))
+    led, tied = weight_VD.clone(), weight_VD.clone()
+    led[7] *= 5
+    tied[7] = tied[3] = weight_VD[7] * 5
+    state_1D = weight_VD[7:8]
+    told = Int8Head(Linear(led)).read(state_1D).largest()
+    assert told is not None and told.tolist() == [7]
+    assert Int8Head(Linear(tied)).read(state_1D).largest() is None
+
+
+def test_what_is_not_a_number_is_held_by_no_interval_and_decides_nothing() -> None:
+    head = Linear(torch.randn(V, D))
+    intervals = Int8Head(head).read(torch.full((1, D), float("nan")))
+    assert not contains(intervals, head(torch.ones(1, D)))
+    assert intervals.largest() is None
+
+
+def test_rows_that_are_taken_have_read_nothing_yet() -> None:
+    intervals = Int8Head(Linear(torch.randn(V, D))).read(torch.randn(3, D))
+    intervals.sharpen()
+    taken = intervals.take(torch.tensor([2]))
+    assert taken.rescored_A.tolist() == [0]
+    assert torch.equal(taken.lower_AV, intervals.lower_AV[2:])
+
+
+def test_a_library_product_that_is_less_exact_than_assumed_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    head, state_1D = Linear(torch.randn(V, D)), torch.randn(1, D)
+    product = torch._weight_int8pack_mm
+    assert Int8Head(head).packed
+    monkeypatch.setattr(torch, "_weight_int8pack_mm", lambda *args: product(*args) * 1.02)
+    copy = Int8Head(head)
+    assert not copy.packed
+    assert contains(copy.read(state_1D), head(state_1D))

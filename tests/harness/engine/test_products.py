@@ -1,0 +1,335 @@
+"""Products in other forms: the same numbers, chosen by measurement, kept for the next run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
+from exitbench.harness.engine.model.weights import Linear
+from exitbench.harness.engine.products import choosing, machine
+from exitbench.harness.engine.products.choosing import SWITCH, use_fastest
+from exitbench.harness.engine.products.forms import FORMS, WIDENED_NUMEL, offered
+from exitbench.harness.engine.products.int8 import Int8
+from exitbench.harness.engine.products.measuring import LEAST_ROUNDS, Timed, fastest
+from exitbench.methods.registry import baseline_method
+
+FP32_AND_BF16 = [dtype for dtype in FORMS if dtype != torch.int8]
+EVERY_FORM = [(dtype, role, name) for dtype, forms in FORMS.items() for role in forms for name in forms[role]]
+
+
+class Clock:
+    """Seconds that pass only where something is said to take them."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def taking(self, seconds: Callable[[], float]) -> Callable[[Tensor], Tensor]:
+        def product(x: Tensor) -> Tensor:
+            self.now += seconds()
+            return x
+
+        return product
+
+
+def timed(clock: Clock, **seconds: float | Callable[[], float]) -> Timed:
+    """A product that takes so long in each form."""
+
+    def told(value: float | Callable[[], float]) -> Callable[[], float]:
+        return value if callable(value) else lambda: value
+
+    return Timed("block", torch.zeros(1), {name: clock.taking(told(value)) for name, value in seconds.items()})
+
+
+# ------------------------------------------------------------------------------------------------- what is fastest
+
+
+def test_the_fastest_form_is_taken() -> None:
+    clock = Clock()
+    assert fastest([timed(clock, default=0.010, slow=0.012, fast=0.002, faster=0.001)], clock) == {"block": "faster"}
+
+
+@pytest.mark.parametrize(("took", "chosen"), [(0.0092, "default"), (0.0090, "other")])
+def test_a_form_that_is_not_clearly_faster_is_not_taken(took: float, chosen: str) -> None:
+    """A tenth faster is clear."""
+    clock = Clock()
+    assert fastest([timed(clock, default=0.010, other=took)], clock) == {"block": chosen}
+
+
+def test_a_form_that_is_faster_in_some_rounds_alone_is_not_taken() -> None:
+    """On a machine that does something else besides, the default stays."""
+    clock, rounds = Clock(), iter(range(1000))
+    assert fastest([timed(clock, default=0.010, other=lambda: (0.001, 0.020)[next(rounds) % 2])], clock) == {
+        "block": "default"
+    }
+
+
+def test_one_hiccup_decides_nothing() -> None:
+    clock, rounds = Clock(), iter(range(1000))
+    assert fastest([timed(clock, default=0.010, other=lambda: 0.05 if next(rounds) == 3 else 0.004)], clock) == {
+        "block": "other"
+    }
+
+
+def test_measuring_ends_and_what_was_measured_too_seldom_stays() -> None:
+    clock = Clock()
+    assert fastest([timed(clock, default=1.0, other=0.1)], clock) == {"block": "default"}
+    assert clock.now < 1.1 * LEAST_ROUNDS
+
+
+def test_products_of_a_place_share_a_form_and_places_do_not() -> None:
+    clock = Clock()
+    one, two = timed(clock, default=0.001, other=0.003), timed(clock, default=0.010, other=0.001)
+    head = dataclasses.replace(timed(clock, default=0.010, other=0.020), place="head")
+    assert fastest([one, two, head], clock) == {"block": "other", "head": "default"}
+
+
+# ------------------------------------------------------------------------------------------------------- the forms
+
+
+@pytest.mark.parametrize("n_rows", [1, 3, 20])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("dtype", "role", "name"), EVERY_FORM)
+def test_every_form_gives_the_product(dtype: torch.dtype, role: Any, name: str, with_bias: bool, n_rows: int) -> None:
+    """To the rounding of the number format; states in it stay in it."""
+    draw = torch.Generator().manual_seed(1)
+    computes = torch.bfloat16 if dtype == torch.int8 else dtype
+    bias = torch.randn(48, generator=draw).to(computes) if with_bias else None
+    plain = Linear(torch.randn(48, 32, generator=draw).to(computes), bias)
+    loaded = Int8.of(plain) if dtype == torch.int8 else plain
+    weight = (
+        loaded.weight.double() * loaded.scale.double()[:, None] if isinstance(loaded, Int8) else plain.weight.double()
+    )
+    form = FORMS[dtype][role][name](loaded)
+    x, stream = (torch.randn(n_rows, width, generator=draw).to(computes) for width in (32, 48))
+    exact = x.double() @ weight.T + (0 if bias is None else bias.double())
+    digits = torch.finfo(computes).eps
+    for found, expected in ((form(x), exact), (form.onto(stream, x), stream.double() + exact)):
+        assert found.dtype == computes and found.shape == (n_rows, 48)
+        assert (found.double() - expected).abs().max() <= 4 * digits * exact.abs().max()
+    torch.testing.assert_close(form(x[None])[0].double(), exact, atol=8 * digits * exact.abs().max(), rtol=0)
+    tail = form.outputs(40)(x)
+    assert (tail.double() - exact[:, 40:]).abs().max() <= 4 * digits * exact.abs().max()
+
+
+def test_large_matrices_are_not_copied_to_fp32() -> None:
+    side = int(WIDENED_NUMEL**0.5)
+    assert "widened" in offered(torch.bfloat16, "block", (side, side))
+    assert "widened" not in offered(torch.bfloat16, "block", (side, 2 * side))
+
+
+def test_without_onednn_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert offered(torch.float32, "head", (5, 5)) == ("output-major", "input-major")
+
+
+# ------------------------------------------------------------------------------------------------- a loaded model
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache, and nothing that forbids choices."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(SWITCH)
+    return tmp_path / "cache" / "exitbench"
+
+
+@pytest.fixture
+def choosing_last(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The last form of every place is the fastest; counts how often was measured."""
+    measured: list[int] = []
+
+    def last(step: list[Timed], clock: object) -> Mapping[str, str]:
+        measured.append(len(step))
+        return {each.place: list(each.forms)[-1] for each in step}
+
+    monkeypatch.setattr(choosing, "fastest", last)
+    return measured
+
+
+def answers(checkpoint: Any) -> list[list[int]]:
+    """Of two rows together and of one alone, full depth."""
+    parts = baseline_method()().parts(checkpoint.model.n_blocks)
+    batches = [[Request([5, 6, 7], 0), Request([9, 8], 1)], [Request([11, 12, 13, 14], 2)]]
+    return [
+        each.token_ids for batch in batches for each in decode(checkpoint, prefill(checkpoint.model, batch, 6), parts)
+    ]
+
+
+@pytest.mark.parametrize("name", ["t5", "llama-rope3-biases", "gpt2", "olmo2", "qwen3"])
+def test_a_model_answers_alike_in_every_form(
+    name: str, twin: Any, cache: Path, choosing_last: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In fp32, where last bits decide nothing."""
+    family = twin(name)
+    for position in range(3):
+        monkeypatch.setattr(
+            choosing,
+            "fastest",
+            lambda step, clock, at=position: {each.place: [*each.forms, *each.forms][at] for each in step},
+        )
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache / str(position)))
+        checkpoint = load_checkpoint(family.folder)
+        assert use_fastest(checkpoint.model) is not None
+        assert answers(checkpoint) == answers(family.checkpoint)
+
+
+@pytest.mark.parametrize("dtype", FORMS)
+def test_skipped_blocks_are_filled_alike_in_every_form(
+    dtype: torch.dtype, twin: Any, cache: Path, choosing_last: list[int]
+) -> None:
+    usual, converted = (load_checkpoint(twin("llama").folder, dtype).model for _ in range(2))
+    use_fastest(converted)
+    state = torch.randn(1, 32).to(usual.dtype)
+    expected, found = (model.skip_kv(2)(state).float() for model in (usual, converted))
+    assert (found - expected).norm() <= 4 * torch.finfo(usual.dtype).eps * expected.norm()
+    expected, found = (model.block_kv(2)(state).float() for model in (usual, converted))
+    assert (found - expected).norm() <= 4 * torch.finfo(usual.dtype).eps * expected.norm()
+
+
+def test_weights_that_are_read_row_by_row_stay_beside_those_multiplied_with(
+    twin: Any, cache: Path, choosing_last: list[int]
+) -> None:
+    model, ids = load_checkpoint(twin("t5").folder).model, torch.tensor([[4, 2]])
+    use_fastest(model)
+    assert model.weights.read_out is not None and model.weights.read_out.weight.is_mkldnn
+    assert torch.equal(model.head_weights(ids), twin("t5").checkpoint.model.head_weights(ids))
+    assert model.vocab_size == twin("t5").checkpoint.model.vocab_size
+
+
+def test_the_files_of_a_model_stay_as_they_are(twin: Any, cache: Path, choosing_last: list[int]) -> None:
+    """Their digests are in every id."""
+    folder = twin("llama").folder
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    use_fastest(load_checkpoint(folder).model)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+# ------------------------------------------------------------------------------------------- kept for the next run
+
+
+def chosen(twin: Any, dtype: torch.dtype = torch.bfloat16, name: str = "llama") -> Mapping[str, str] | None:
+    return use_fastest(load_checkpoint(twin(name).folder, dtype).model)
+
+
+def test_choices_are_measured_once(twin: Any, cache: Path, choosing_last: list[int]) -> None:
+    first = chosen(twin)
+    assert first and set(first.values()) == {"widened", "matrix"} and len(choosing_last) == 1
+    assert chosen(twin) == first and len(choosing_last) == 1
+    assert [path.name.startswith("products-") for path in cache.iterdir()] == [True]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda patch: patch.setattr(machine, "cpu_model", lambda: "another processor"),
+        lambda patch: patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2"),
+        lambda patch: patch.setattr(torch, "__version__", "9.9"),
+        lambda patch: torch.set_num_threads(2),
+        lambda patch: patch.setattr(torch.backends.mkldnn, "is_available", lambda: False),
+    ],
+    ids=["processor", "instructions", "torch", "threads", "forms"],
+)
+def test_another_machine_measures_anew(
+    other: Callable[[pytest.MonkeyPatch], None],
+    twin: Any,
+    cache: Path,
+    choosing_last: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen(twin)
+    other(monkeypatch)
+    chosen(twin)
+    assert len(choosing_last) == 2 and len(list(cache.iterdir())) == 2
+
+
+def test_another_shape_and_another_number_format_measure_anew(twin: Any, cache: Path, choosing_last: list[int]) -> None:
+    chosen(twin), chosen(twin, torch.float32), chosen(twin, name="t5")
+    assert len(choosing_last) == 3
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path, kept: path.write_text("{"),
+        lambda path, kept: path.write_bytes(b"\xff\xfe"),
+        lambda path, kept: path.write_text("[]"),
+        lambda path, kept: path.write_text(json.dumps({**kept, "chosen": {}})),
+        lambda path, kept: path.write_text(json.dumps({**kept, "chosen": dict.fromkeys(kept["chosen"], "magic")})),
+        lambda path, kept: path.write_text(json.dumps({**kept, "chosen": {place: [] for place in kept["chosen"]}})),
+        lambda path, kept: path.write_text(json.dumps({**kept, "asked": {**kept["asked"], "threads": 64}})),
+        lambda path, kept: path.write_text(json.dumps(kept) + " " * 2**17),
+    ],
+    ids=["torn", "no text", "no object", "nothing", "no form", "no name", "foreign", "too large"],
+)
+def test_what_cannot_be_used_is_measured_and_written_anew(
+    spoil: Callable[[Path, Any], object], twin: Any, cache: Path, choosing_last: list[int]
+) -> None:
+    first = chosen(twin)
+    (path,) = cache.iterdir()
+    good = path.read_text()
+    spoil(path, json.loads(good))
+    assert chosen(twin) == first and len(choosing_last) == 2
+    assert path.read_text() == good and len(list(cache.iterdir())) == 1
+    assert chosen(twin) == first and len(choosing_last) == 2
+
+
+def test_who_chose_first_chose_for_all(
+    twin: Any, cache: Path, choosing_last: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process keeps its choices while this one measures."""
+
+    def beaten(step: list[Timed], clock: object) -> Mapping[str, str]:
+        monkeypatch.setattr(choosing, "fastest", lambda step, clock: {each.place: "matrix" for each in step})
+        chosen(twin)
+        return {each.place: "vector" for each in step}
+
+    monkeypatch.setattr(choosing, "fastest", beaten)
+    found = chosen(twin)
+    assert found and set(found.values()) == {"matrix"}
+
+
+def test_where_nothing_can_be_kept_nothing_is_chosen(twin: Any, cache: Path, choosing_last: list[int]) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_text("a file in the folder's place")
+    checkpoint = load_checkpoint(twin("llama").folder)
+    assert use_fastest(checkpoint.model) is None
+    assert checkpoint.model.weights.read_out is None
+
+
+def test_choosing_can_be_turned_off(
+    twin: Any, cache: Path, choosing_last: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SWITCH, "default")
+    assert chosen(twin) is None and not choosing_last and not cache.exists()
+    monkeypatch.setenv(SWITCH, "fast")
+    with pytest.raises(UserError, match=r"EXITBENCH_PRODUCTS is 'fast'; allowed: measured, default\."):
+        chosen(twin)
+
+
+def test_the_hosted_engine_and_float16_keep_their_products(twin: Any, cache: Path, choosing_last: list[int]) -> None:
+    assert chosen(twin, torch.float16) is None
+    assert use_fastest(load_checkpoint(twin("llama").folder, engine="hosted").model) is None
+    assert not choosing_last
+
+
+def test_a_real_choice_is_one_of_those_offered(twin: Any, cache: Path) -> None:
+    model = load_checkpoint(twin("t5").folder, torch.bfloat16).model
+    found = use_fastest(model)
+    assert found is not None
+    assert {place.split()[0] for place in found} == {"block", "head", "skipped"}
+    assert os.listdir(cache) == [path.name for path in cache.glob("products-????????????????.json")]

@@ -1,0 +1,117 @@
+"""What a suite asks of a model that cannot answer it is refused on planning, in one screen that says where and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.planning.plan import Plan, make_plan
+from exitbench.harness.planning.suite import load_suite
+
+pytestmark = pytest.mark.usefixtures("toy_classification")
+
+HEAD = 'schema = 1\nname = "wrong"\nseed = 1\n[models.one]\npath = "{model}"\nrandom_weights = true\n[tasks]\n'
+POLARITY = 'task = { task = "toy-polarity", source = "local", files = { data = "polarity.tsv" }'
+RATING = 'task = { task = "toy-rating", source = "local", files = { data = "rating.tsv" }'
+THREE, NUMBER = ("bad", "so-so", "good"), ("LABEL_0",)
+
+
+@pytest.fixture
+def plan(classifier_folder: Callable[..., Path], toy_texts: Path, tmp_path: Path) -> Callable[..., Plan]:
+    """Plans one sweep of one model, given by its labels or its folder, on one task."""
+
+    def make(model: Any, task: str, sweep: str = 'method = "static"', also: str = "") -> Plan:
+        folder = model if isinstance(model, Path) else classifier_folder(model)
+        text = HEAD.format(model=folder) + task + also + " }\n[[sweep]]\n" + sweep + "\n"
+        (tmp_path / "suite.toml").write_text(text)
+        return make_plan(load_suite(tmp_path / "suite.toml"), tmp_path / "spool", tmp_path / "models", toy_texts)
+
+    return make
+
+
+def refused(call: Callable[[], Any]) -> str:
+    with pytest.raises(UserError) as error:
+        call()
+    message = str(error.value)
+    assert len(message) < 600 and "suite.toml" in message, message
+    return message
+
+
+def test_what_fits_is_planned(plan: Callable[..., Plan]) -> None:
+    (group,) = plan(THREE, POLARITY).groups
+    assert {planned.item.cell.model.kind for planned in group.cells} == {"encoder"}
+    assert {planned.item.cell.engine for planned in group.cells} == {"hosted"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "task", "said"),
+    [
+        (("no", "yes"), POLARITY, "one of 3 labels (bad, so-so, good), and the model gives one of 2 labels (no, yes)"),
+        (NUMBER, POLARITY, "one of 3 labels (bad, so-so, good), and the model gives a number (regression)"),
+        (THREE, RATING, "a number (regression), and the model gives one of 3 labels"),
+    ],
+)
+def test_other_labels_than_the_tasks_are_refused(
+    labels: tuple[str, ...], task: str, said: str, plan: Callable[..., Plan]
+) -> None:
+    assert said in refused(lambda: plan(labels, task))
+
+
+@pytest.mark.parametrize("method", ["entropy", "max-prob", "deebert", "fastbert", "oracle", "patience"])
+def test_a_regression_under_a_gate_that_needs_labels_is_refused(method: str, plan: Callable[..., Plan]) -> None:
+    message = refused(lambda: plan(NUMBER, RATING, f'method = "{method}"'))
+    assert f"{method!r} cannot be run on 'one': its gate needs labels to choose from" in message
+
+
+@pytest.mark.parametrize("method", ["static", "random", "pabee", "calm-saturation"])
+def test_a_regression_under_other_gates_is_planned(method: str, plan: Callable[..., Plan]) -> None:
+    assert plan(NUMBER, RATING, f'method = "{method}"').groups[0].cells
+
+
+def test_texts_are_not_asked_of_a_classifier(plan: Callable[..., Plan]) -> None:
+    squad = 'task = { task = "squad", source = "builtin", limit = 2'
+    assert "asks for texts, and model 'one' is a classifier" in refused(lambda: plan(THREE, squad))
+
+
+def test_labels_are_not_asked_of_a_model_that_generates(plan: Callable[..., Plan], checkpoint: Path) -> None:
+    assert "model 'one' generates text" in refused(lambda: plan(checkpoint, POLARITY))
+
+
+@pytest.mark.parametrize("kind", ["probe", "replay", "scores"])
+def test_kinds_of_cells_of_decoders_are_refused(kind: str, plan: Callable[..., Plan]) -> None:
+    message = refused(lambda: plan(THREE, POLARITY, f'method = "max-prob"\nkinds = ["{kind}"]'))
+    assert "is for models that generate" in message and "allowed kinds: quality, timing, fit" in message
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ('method = "max-prob"\ngrid = { kv_policy = ["exact"] }', "an encoder keeps no keys and values"),
+        ('method = "max-prob"\ngrid = { head = ["pruned-fixed"] }', "a classifier is read out as a whole"),
+        ('method = "self-speculation"', "an encoder keeps no keys and values"),
+        ('method = "static"\ngrid = { exit_layer = [5] }', "static.exit_layer = 5 is above the depth"),
+    ],
+)
+def test_methods_that_need_a_decoder_are_refused(sweep: str, said: str, plan: Callable[..., Plan]) -> None:
+    assert said in refused(lambda: plan(THREE, POLARITY, sweep))
+
+
+def test_what_is_fitted_on_the_models_own_head_is_refused(plan: Callable[..., Plan]) -> None:
+    also = ', train_files = { data = "rating.tsv" }'
+    message = refused(lambda: plan(THREE, POLARITY, 'method = "calm-classifier"', also))
+    assert "is fitted on the model's own head" in message
+
+
+@pytest.mark.parametrize("setting", ["max_new_tokens = 3", 'stop = ["."]', "chat_template = true", "min_length = 2"])
+def test_settings_of_answers_do_not_go_with_labels(setting: str, plan: Callable[..., Plan]) -> None:
+    message = refused(lambda: plan(THREE, POLARITY, also=f", {setting}"))
+    assert "goes with tasks whose answers are generated" in message and setting.split()[0] in message
+
+
+def test_a_longest_input_is_part_of_what_is_asked(plan: Callable[..., Plan]) -> None:
+    (group,) = plan(THREE, POLARITY, also=', max_prompt_tokens = 9, truncate = "left"').groups
+    assert group.cells[0].item.cell.identity["generation"]["max_prompt_tokens"] == 9

@@ -1,0 +1,118 @@
+"""Passes of a plan: as many, and of the same cells, as a run has in one process."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.harness.cells import sharing
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.cli.commands.plan import plan as plan_command
+from exitbench.harness.planning.estimate import estimate_plan
+from exitbench.harness.planning.passes import passes
+from exitbench.harness.planning.plan import Plan, make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+
+SUITE = """
+schema = 1
+name = "passes"
+seed = 3
+[models.tiny]
+path = "{model}"
+random_weights = true
+[tasks]
+wmt = {{ task = "wmt-en-fr", source = "builtin", limit = 2, max_new_tokens = 4 }}
+squad = {{ source = "builtin", limit = 2, max_new_tokens = 4 }}
+[fit]
+documents = 3
+[[sweep]]
+method = "calm-softmax"
+grid = {{ threshold = [0.001, 0.5], min_exit = [1, 2] }}
+kinds = ["quality", "replay"]
+[[sweep]]
+method = "max-prob"
+grid = {{ threshold = [0.001, 0.002, 0.5] }}
+kinds = ["quality", "replay"]
+[[sweep]]
+method = "calm-classifier"
+tasks = ["wmt"]
+grid = {{ threshold = [0.4, 0.6], epochs = [1, 2] }}
+kinds = ["quality", "replay"]
+[[sweep]]
+method = "static"
+grid = {{ exit_layer = [1, 2] }}
+kinds = ["quality"]
+"""
+
+
+@pytest.fixture
+def plan(worded_model: Path, tmp_path: Path) -> Plan:
+    """Sweeps over thresholds, over what no pass shares, and replays of several methods."""
+    (tmp_path / "suite.toml").write_text(SUITE.format(model=worded_model))
+    return planned(tmp_path)
+
+
+def planned(root: Path) -> Plan:
+    return make_plan(load_suite(root / "suite.toml"), root / "spool", root / "models", None)
+
+
+def run(plan: Plan, root: Path) -> dict[str, int]:
+    """For how many cells each pass of a run was, by the label of its first cell."""
+    (group,) = plan.groups
+    assert group.folder is not None
+    events: list[dict[str, Any]] = []
+    spec = WorkerSpec(group.to_run("failed"), group.folder, None, root / "spool", "cpu", 1)
+    assert worker.run(spec, events.append) == 0
+    assert {event["status"] for event in events if event["event"] == "end"} == {"ok"}
+    waited = sum(event["cells"] - 1 for event in events if event["event"] == "start")
+    shared = {event["label"]: event["cells"] for event in events if event["event"] == "start" and event["cells"] > 1}
+    assert len(spec.cells) - waited == len(passes(spec.cells)), "as many passes as planned"
+    return shared
+
+
+def shared_passes(plan: Plan) -> dict[str, int]:
+    (group,) = plan.groups
+    return {one[0].label: len(one) for one in passes(group.to_run("failed")) if len(one) > 1}
+
+
+def test_a_run_has_the_passes_that_were_planned(plan: Plan, tmp_path: Path) -> None:
+    expected = shared_passes(plan)
+    sizes = sorted(expected.values())
+    # by task: two softmax sweeps, max-prob's, replays of a probe; and of the classifier's two fits decodes and replays
+    assert sizes == sorted(2 * [2, 2, 3, 7] + 2 * [2, 2])
+    assert run(plan, tmp_path) == expected
+    assert passes([]) == [] and shared_passes(planned(tmp_path)) == {}, "nothing is left"
+
+
+def test_a_bounded_pass_is_planned_as_it_is_run(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "PASS_ROWS", 2)
+    expected = shared_passes(plan)
+    assert [size for label, size in expected.items() if label.endswith("/quality")] == 8 * [2]
+    assert run(plan, tmp_path) == expected
+
+
+def test_the_table_says_which_cells_share_and_what_that_is_estimated_by(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def table(suite: str) -> str:
+        asked = {"only": None, "limit": None, "kinds": None, "data_dir": None, "shard": (), "retry": "failed"}
+        assert plan_command(Namespace(suite=tmp_path / suite, runs=tmp_path, **asked)) == 0
+        return capsys.readouterr().out
+
+    (group,) = plan.groups
+    cells, n_passes = len(group.cells), len(passes(group.to_run("failed")))
+    told = table("suite.toml")
+    assert "min_exit=1/quality  (one pass for 2 cells)" in told and "one pass for 7 cells" in told
+    assert f"to run: {cells} cells in {n_passes} passes; time and size unknown\n" in told
+    run(plan, tmp_path)
+    assert "one pass" not in table("suite.toml")
+    # of what shared a pass before, the share; of probes by another seed as well
+    (tmp_path / "again.toml").write_text((tmp_path / "suite.toml").read_text().replace("seed = 3", "seed = 4"))
+    told = table("again.toml")
+    assert f"{cells} cells in {n_passes} passes; " in told and "at most" not in told and "unknown" not in told
+    made = make_plan(load_suite(tmp_path / "again.toml"), tmp_path / "spool", tmp_path / "models", None)
+    assert not any(estimate.at_most for estimate in estimate_plan(made, tmp_path / "spool", "failed").values())

@@ -1,0 +1,215 @@
+"""From counters to views: a timing whose meter tells known joules, one without counters, and results of before."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.harness.running.energy.counters import Counter
+from exitbench.harness.running.energy.meter import Idle, Moment
+from exitbench.harness.running.passes import timing as timing_pass
+from exitbench.harness.running.timing import ORDER
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.database.migrations import migration_scripts
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import latest_status
+
+SUITE = """
+schema = 1
+name = "energy"
+seed = 3
+[models.tiny]
+path = "{model}"
+[tasks]
+wmt-en-fr = {{ limit = 4, max_new_tokens = 6 }}
+[timing]
+documents = 4
+max_rounds = 2
+target_half_width = 1e-9
+warm_up = 0
+[[sweep]]
+method = "static"
+query = {{ exit_layer = [1] }}
+kinds = ["quality", "timing"]
+"""
+S = 1_000_000_000
+JOULES = {"full": 3.0, "method": 2.0}
+IDLE_W = 0.25
+DOMAINS = {"package-0": 0.75, "package-0/dram": 0.25, "psys": 4.0}
+"""What each counter has of a decode's energy."""
+
+
+class KnownMeter:
+    """Tells of each decode, in the order in which a timing reads, what its arm spends, give or take 1%."""
+
+    def __init__(self) -> None:
+        self.counters = tuple(Counter(name, name != "psys", 10**12, 1_000, lambda: 0) for name in DOMAINS)
+        self._reads = itertools.count()
+        self._uj = dict.fromkeys(DOMAINS, 0)
+
+    def idle(self) -> tuple[Idle, ...]:
+        return tuple(
+            Idle(each.domain, each.is_counted, round(IDLE_W * 1e6 * DOMAINS[each.domain]), S, 1_000_000)
+            for each in self.counters
+        )
+
+    def read(self) -> Moment:
+        number = next(self._reads)
+        decode, ends = divmod(number, 2)
+        arm, _ = ORDER[decode % len(ORDER)]
+        joules = JOULES[arm] * (1 + 0.01 * math.sin(decode**2)) if ends else 50.0
+        self._uj = {name: uj + round(1e6 * joules * DOMAINS[name]) for name, uj in self._uj.items()}
+        return Moment(number * S, tuple(self._uj.values()))
+
+
+Query = Callable[[str], list[dict[str, Any]]]
+
+
+def run_suite(folder: Path, model: Path) -> Path:
+    """Run the suite with this process's meter and return the database."""
+    (folder / "suite.toml").write_text(SUITE.format(model=model))
+    (group,) = make_plan(load_suite(folder / "suite.toml"), folder / "spool", folder / "models", None).groups
+    spec = WorkerSpec(tuple(planned.item for planned in group.cells), model, None, folder / "spool", "cpu", 1)
+    assert worker.run(spec, lambda event: None) == 0
+    assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
+    return folder / "exitbench.duckdb"
+
+
+@pytest.fixture(scope="module")
+def measured(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(timing_pass, "open_meter", lambda device: KnownMeter())
+        return run_suite(tmp_path_factory.mktemp("measured"), worded_model)
+
+
+@pytest.fixture
+def query(measured: Path) -> Query:
+    def ask(sql: str) -> list[dict[str, Any]]:
+        with open_database(measured) as database:
+            rows: list[dict[str, Any]] = database.query(sql).to_pylist()
+        return rows
+
+    return ask
+
+
+def test_timings_have_the_joules_of_requests_and_of_no_phase(query: Query) -> None:
+    rows = query("FROM timings")
+    assert {row["phase"] for row in rows} == {"prefill", "decode", "total"}
+    for row in rows:
+        energy = {name: row[name] for name in row if "joules" in name or name == "energy_ratio"}
+        if row["phase"] != "total":
+            assert set(energy.values()) == {None}
+            continue
+        joules = JOULES["method" if row["arm"] == "method" else "full"]
+        assert energy == pytest.approx(
+            {
+                "joules": joules,
+                "joules_per_token": joules / row["tokens"],
+                "net_joules": joules - IDLE_W,  # a second passes between two readings
+                "net_joules_per_token": (joules - IDLE_W) / row["tokens"],
+                "full_joules": JOULES["full"],
+                "energy_ratio": JOULES["full"] / joules,
+            },
+            rel=0.02,
+        )
+
+
+def test_frontier_has_joules_a_token_and_the_ratio_with_its_interval(query: Query) -> None:
+    (row,) = query("FROM frontier WHERE method = 'static'")
+    tokens, full_tokens = row["tokens_per_request"], row["full_tokens_per_request"]
+    assert row["joules_per_token"] == pytest.approx(JOULES["method"] / tokens, rel=0.01)
+    assert row["net_joules_per_token"] == pytest.approx((JOULES["method"] - IDLE_W) / tokens, rel=0.01)
+    assert row["full_joules_per_token"] == pytest.approx(JOULES["full"] / full_tokens, rel=0.01)
+    assert row["full_net_joules_per_token"] == pytest.approx((JOULES["full"] - IDLE_W) / full_tokens, rel=0.01)
+    assert row["energy_ratio_low"] < row["energy_ratio"] < row["energy_ratio_high"]
+    assert row["energy_ratio"] == pytest.approx(1.5, rel=0.01)
+    assert 0.98 < row["aa_energy_low"] < row["aa_energy_high"] < 1.02
+
+
+def test_frontier_says_of_a_run_what_timings_say_of_its_documents(query: Query) -> None:
+    (row,) = query(
+        """SELECT sum(full_joules) / sum(joules) AS ratio, any_value(f.energy_ratio) AS told,
+                sum(joules) / sum(tokens) AS joules, any_value(f.joules_per_token) AS told_joules,
+                sum(t.net_joules) / sum(tokens) AS net, any_value(f.net_joules_per_token) AS told_net
+           FROM timings AS t JOIN frontier AS f ON f.timing_attempt_id = t.attempt_id
+           WHERE arm = 'method' AND phase = 'total'"""
+    )
+    assert row["ratio"] == pytest.approx(row["told"])
+    assert row["joules"] == pytest.approx(row["told_joules"])
+    assert row["net"] == pytest.approx(row["told_net"])
+
+
+def test_every_counter_is_kept_with_its_idle_power_and_its_steps(query: Query) -> None:
+    rows = query("FROM energy_readings")
+    assert len(rows) == 4 * 2 * len(ORDER) * len(DOMAINS)
+    for row in rows:
+        part = DOMAINS[row["domain"]]
+        assert row["is_counted"] is (row["domain"] != "psys")
+        assert row["joules"] == pytest.approx(part * JOULES["method" if row["arm"] == "method" else "full"], rel=0.011)
+        assert row["power_w"] == pytest.approx(row["joules"])  # of a second
+        assert (row["ms"], row["update_ms"]) == (1000, 1)
+        assert row["idle_power_w"] == pytest.approx(IDLE_W * part)
+        assert row["net_joules"] == pytest.approx(row["joules"] - IDLE_W * part)
+    told = {row["metric"]: row["value"] for row in query("FROM metric_values WHERE role = 'energy'")}
+    assert (told["idle_power_w"], told["energy_counters"], told["energy_updates"]) == (IDLE_W, 2, 1000)
+
+
+def energy_logged(spool: Path) -> list[str]:
+    logs = (log.read_text().splitlines() for log in spool.glob("*/*/*/log.txt"))
+    return [line for lines in logs for line in lines if line.startswith("energy: ")]
+
+
+def test_the_log_names_what_was_read(measured: Path) -> None:
+    assert energy_logged(measured.parent / "spool") == ["energy: package-0, package-0/dram, psys"]
+
+
+COLUMNS = """
+    SELECT count(joules_per_token), count(net_joules_per_token), count(energy_ratio), count(aa_energy_low)
+    FROM frontier
+"""
+ENERGY = "SELECT count(joules) + count(net_joules) + count(full_joules) + count(energy_ratio) AS n FROM timings"
+
+
+def require_no_energy(database: Database) -> None:
+    assert database.query("SELECT count(speedup) AS n FROM timings WHERE arm = 'method'")["n"].to_pylist() != [0]
+    assert database.query(ENERGY)["n"].to_pylist() == [0]
+    assert database.query("SELECT count(*) AS n FROM energy_readings")["n"].to_pylist() == [0]
+    (counts,) = database.query(COLUMNS).to_pylist()
+    assert set(counts.values()) == {0}
+
+
+def test_without_counters_everything_is_null(worded_model: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(timing_pass, "open_meter", lambda device: "no counters here")
+        path = run_suite(tmp_path, worded_model)
+    with open_database(path) as database:
+        require_no_energy(database)
+    folders = [status.path for status in latest_status(tmp_path / "spool").values()]
+    assert not [file.name for folder in folders for file in folder.glob("energy*")]
+    assert energy_logged(tmp_path / "spool") == ["energy: no counters here"]
+
+
+def test_a_database_of_before_is_migrated_and_has_no_energy(few_database: Path, tmp_path: Path) -> None:
+    (number,) = (at for at, script in enumerate(migration_scripts()) if "CREATE TABLE energy_sample" in script)
+    path = tmp_path / "before.duckdb"
+    with duckdb.connect(str(path)) as old:
+        for version, script in enumerate(migration_scripts()[:number], start=1):
+            old.execute(script)
+            old.execute("INSERT INTO schema_version VALUES ($1, now()::TIMESTAMP, 'earlier')", [version])
+        old.execute(f"ATTACH '{few_database}' AS now (READ_ONLY)")
+        columns = "SELECT table_name, list(column_name) FROM duckdb_columns() WHERE database_name = $1 GROUP BY ALL"
+        for table, names in old.execute(columns, [path.stem]).fetchall():
+            if table not in ("schema_version", "view_source", "published_source", "published_result"):
+                old.execute(f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(names)} FROM now.{table}")
+    with open_database(path, read_only=False) as migrated:
+        require_no_energy(migrated)

@@ -1,0 +1,74 @@
+"""NVML's counters, of a library that the test makes: asked by UUID, millijoules as microjoules, codes as reasons."""
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from exitbench.harness.running.energy.counters import CounterError, Found
+from exitbench.harness.running.energy.nvml import nvml_counters
+
+
+class Library:
+    """Answers as NVML does, by what each GPU has counted."""
+
+    def __init__(self, spent_mj: dict[str, int]) -> None:
+        self.spent_mj = spent_mj
+        self.codes: dict[str, int] = {}
+
+    def nvmlInit_v2(self) -> int:
+        return self.codes.get("init", 0)
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:
+        if uuid.decode() not in self.spent_mj:
+            return 6  # not found
+        handle._obj.value = 1 + list(self.spent_mj).index(uuid.decode())
+        return 0
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: ctypes.c_void_p, energy: Any) -> int:
+        assert handle.value is not None
+        energy._obj.value = list(self.spent_mj.values())[handle.value - 1]
+        return self.codes.get("energy", 0)
+
+
+def test_every_gpu_of_a_model_is_counted_in_torchs_order() -> None:
+    library = Library({"GPU-a": 7, "GPU-b": 2**40, "GPU-of-others": 9})
+    found = nvml_counters(["GPU-b", "GPU-a"], lambda name: library)
+    assert [(counter.domain, counter.read_uj()) for counter in found.counters] == [
+        ("gpu-0", 2**40 * 1000),
+        ("gpu-1", 7_000),
+    ]
+    assert found.told == "gpu-0, gpu-1"
+    library.spent_mj["GPU-a"] = 10
+    assert found.counters[1].read_uj() == 10_000
+    library.codes["energy"] = 15  # lost
+    with pytest.raises(CounterError, match="nvmlDeviceGetTotalEnergyConsumption ends with code 15"):
+        found.counters[1].read_uj()
+
+
+@pytest.mark.parametrize(
+    ("codes", "uuids", "spent_mj", "says"),
+    [
+        ({"init": 9}, ["GPU-a"], 7, "nvmlInit_v2 ends with code 9"),
+        ({"energy": 3}, ["GPU-a"], 7, "nvmlDeviceGetTotalEnergyConsumption ends with code 3"),
+        ({}, ["GPU-a", "MIG-b"], 7, "nvmlDeviceGetHandleByUUID ends with code 6"),
+        ({}, ["GPU-a"], 2**63, f"NVML says {2**63} mJ"),
+    ],
+)
+def test_a_gpu_that_does_not_tell_leaves_no_counter(
+    codes: dict[str, int], uuids: list[str], spent_mj: int, says: str
+) -> None:
+    library = Library({"GPU-a": spent_mj})
+    library.codes = codes
+    assert nvml_counters(uuids, lambda name: library) == Found((), f"counters of the GPU are not readable: {says}")
+
+
+def test_an_old_driver_and_none_are_told() -> None:
+    def missing(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    assert nvml_counters(["GPU-a"], missing) == Found((), "no counters of the GPU: libnvidia-ml.so.1 is not there")
+    told = "counters of the GPU are not readable: libnvidia-ml.so.1 has no nvmlInit_v2"
+    assert nvml_counters(["GPU-a"], lambda name: object()) == Found((), told)
+    told = "no counters of the GPU: torch does not say which one it is"
+    assert nvml_counters([], lambda name: object()) == Found((), told)

@@ -1,0 +1,180 @@
+"""A suite with certified heads: other cells than with exact ones, the same answers, traces that say what was read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import Cell
+from exitbench.harness.cells.job import CellJob, WorkerSpec
+from exitbench.harness.planning.plan import Plan, make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import latest_status
+
+SUITE = """
+schema = 1
+name = "precision"
+seed = 3
+[defaults]
+batch_rows = 3
+{defaults}
+[models.own]
+{model}
+[tasks]
+{task}
+[timing]
+documents = 2
+max_rounds = 2
+warm_up = 1
+"""
+BUILTIN = 'squad = { source = "builtin", limit = 3, max_new_tokens = 5 }'
+CERTIFIED = 'head_precision = "certified"'
+GATED = """
+[[sweep]]
+method = "calm-softmax"
+grid = { threshold = [0.3, 0.8] }
+kinds = ["quality", "timing", "replay"]
+[[sweep]]
+method = "static"
+grid = { exit_layer = [2] }
+kinds = ["quality"]
+[[calibration]]
+method = "entropy"
+levels = [0.1, 1.0]
+delta = 0.5
+epsilon = 0.5
+documents = 3
+"""
+
+
+def planned(
+    root: Path, sweeps: str, defaults: str = "", model: str = 'recipe = "builtin-weighted"', task: str = BUILTIN
+) -> Plan:
+    path = root / "precision.toml"
+    path.write_text(SUITE.format(defaults=defaults, model=model, task=task) + sweeps)
+    return make_plan(load_suite(path), root / "spool", root / "models", None)
+
+
+def cells(plan: Plan) -> dict[str, CellJob]:
+    """By label without model and task."""
+    return {one.item.label.partition("/squad/")[2]: one.item for one in plan.groups[0].cells}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, CellJob], dict[str, CellJob]]:
+    """Where both suites ran, and their cells: of exact heads, of certified ones."""
+    root, found = tmp_path_factory.mktemp("precision"), []
+    for defaults in ("", CERTIFIED):
+        plan = planned(root, GATED, defaults)
+        (group,) = plan.groups
+        assert group.folder is not None
+        worker.run(WorkerSpec(group.to_run("failed"), group.folder, None, root / "spool", "cpu", 1), lambda event: None)
+        found.append(cells(plan))
+    return root, found[0], found[1]
+
+
+def test_what_decodes_with_a_gate_that_decides_is_another_cell(ran: Any) -> None:
+    _, exact, certified = ran
+    asked = {label for label, item in certified.items() if item.cell.head_precision == "certified"}
+    other = {label for label in certified if certified[label].cell.cell_id != exact[label].cell.cell_id}
+    softmax = {f"calm-softmax:threshold={level}/{kind}" for level in (0.3, 0.8) for kind in ("quality", "timing")}
+    assert asked == other == softmax | {label for label in certified if label.endswith("/calibration")}
+    for item in certified.values():
+        assert Cell.from_json(item.cell.to_json()) == item.cell
+        assert ("head_precision" in item.cell.to_json()) == ("head_precision" in item.cell.identity)
+
+
+def test_answers_exit_layers_and_scores_are_those_of_exact_heads(ran: Any) -> None:
+    root, exact, certified = ran
+    ended = latest_status(root / "spool")
+    assert {ended[item.cell.cell_id].status for item in (*exact.values(), *certified.values())} == {"ok"}
+    for label in ("calm-softmax:threshold=0.3/quality", "calm-softmax:threshold=0.8/quality"):
+        ours, theirs = (
+            pq.read_table(ended[found[label].cell.cell_id].path / "tokens.parquet").to_pylist()
+            for found in (certified, exact)
+        )
+        for own, other in zip(ours, theirs, strict=True):
+            same = ("doc_key", "position", "token_id", "exit_layer", "blocks_run", "reason")
+            assert [own[name] for name in same] == [other[name] for name in same]
+            half_width = own["score_half_width"]
+            if half_width is None:
+                assert own["score"] == other["score"]
+            else:
+                assert abs(own["score"] - other["score"]) <= half_width * (1 + 1e-5) + 1e-7
+            assert own["head_rows_int8"] > 0 and own["head_fallbacks"] >= 0
+            assert other["head_rows_int8"] is other["head_fallbacks"] is other["score_half_width"] is None
+    assert sum(row["head_rows"] for row in ours) < sum(row["head_rows"] for row in theirs)
+
+
+def test_a_calibration_chooses_the_same_threshold(ran: Any) -> None:
+    root, exact, certified = ran
+    ended = latest_status(root / "spool")
+    (label,) = (label for label in exact if label.endswith("/calibration"))
+    ours, theirs = (
+        pq.read_table(ended[found[label].cell.cell_id].path / "calibration.parquet") for found in (certified, exact)
+    )
+    assert ours.equals(theirs)
+
+
+def test_the_database_says_of_each_run_and_token_how_heads_were_read(ran: Any) -> None:
+    root, *_ = ran
+    ingest(root / "spool", root / "runs.duckdb")
+    with open_database(root / "runs.duckdb", read_only=True) as database:
+        runs = database.query(
+            "SELECT DISTINCT method, head_precision, conditions FROM runs WHERE kind = 'quality' ORDER BY ALL"
+        ).to_pylist()
+        assert [(row["method"], row["head_precision"]) for row in runs] == [
+            ("calm-softmax", "certified"),
+            ("calm-softmax", "exact"),
+            ("full", "exact"),
+            ("static", "exact"),
+        ]
+        assert [row["conditions"].endswith("certified head") for row in runs] == [True, False, False, False]
+        told = database.query(
+            "SELECT r.head_precision, count(t.head_rows_int8) AS known, count(*) AS n FROM token_trace AS t "
+            "JOIN runs AS r USING (attempt_id) WHERE r.kind = 'quality' GROUP BY ALL ORDER BY ALL"
+        ).to_pylist()
+        assert [(row["head_precision"], row["known"] == row["n"], row["known"]) for row in told] == [
+            ("certified", True, told[0]["n"]),
+            ("exact", False, 0),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "named", "why"),
+    [
+        ('method = "calm-classifier"', "'calm-classifier'", "its gate's score cannot be bounded"),
+        ('method = "contrastive"', "'contrastive'", "its gate's score cannot be bounded"),
+        ('method = "calm-softmax"\ngrid = { head = ["pruned-fixed"] }', "'calm-softmax'", "something else than"),
+    ],
+)
+def test_what_cannot_be_decided_from_bounds_is_refused_by_name(
+    tmp_path: Path, sweep: str, named: str, why: str
+) -> None:
+    with pytest.raises(UserError, match=why) as refused:
+        planned(tmp_path, f"[[sweep]]\n{sweep}\nkinds = ['quality']\n", CERTIFIED)
+    message = str(refused.value)
+    assert "precision.toml" in message and 'head_precision = "certified"' in message and named in message
+    assert "Allowed: calm-softmax, entropy, free, max-prob" in message
+
+
+def test_the_hosted_engine_is_refused_by_the_name_of_its_model(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="model 'own' runs on the hosted engine, whose logits are not bounded"):
+        planned(tmp_path, GATED, CERTIFIED, 'recipe = "builtin-weighted"\nengine = "hosted"')
+
+
+def test_a_model_of_int8_weights_has_no_other_head_to_bound(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match='bounds an LM head by an int8 copy, and dtype = "int8" has no other'):
+        planned(tmp_path, GATED, f'{CERTIFIED}\ndtype = "int8"')
+
+
+def test_a_precision_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"precision of the LM head 'certain'.*'certified'"):
+        planned(tmp_path, GATED, 'head_precision = "certain"')

@@ -1,0 +1,182 @@
+"""A suite with encoders: documents leave as wholes, every block asked is stored, and the frontier has the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.engine.checkpoints.files import OFF_RAMPS_FILE
+from exitbench.harness.engine.checkpoints.off_ramp_files import new_off_ramps, save_off_ramps
+from exitbench.harness.planning.plan import Plan, make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.maintenance.integrity import check
+
+pytestmark = pytest.mark.usefixtures("toy_classification")
+
+SUITE = """
+schema = 1
+name = "encoders"
+seed = 3
+[models.three]
+path = "THREE"
+random_weights = true
+[models.number]
+path = "NUMBER"
+random_weights = true
+[tasks]
+polarity = { task = "toy-polarity", source = "local", files = { data = "polarity.tsv" } }
+rating = { task = "toy-rating", source = "local", files = { data = "rating.tsv" } }
+[defaults]
+batch_size = 4
+[timing]
+documents = 8
+max_rounds = 2
+warm_up = 1
+[[sweep]]
+models = ["three"]
+tasks = ["polarity"]
+method = "static"
+grid = { exit_layer = [1, 2] }
+kinds = ["quality", "timing"]
+[[sweep]]
+models = ["three"]
+tasks = ["polarity"]
+method = "max-prob"
+grid = { threshold = [0.5] }
+kinds = ["quality", "timing"]
+[[sweep]]
+models = ["three"]
+tasks = ["polarity"]
+method = "oracle"
+kinds = ["quality", "timing"]
+[[sweep]]
+models = ["number"]
+tasks = ["rating"]
+method = "random"
+grid = { mean_exit = [2.0] }
+kinds = ["quality"]
+"""
+LABELS = ("bad", "so-so", "good")
+
+
+@pytest.fixture(scope="module")
+def folder(classifier_folder: Callable[..., Path], toy_texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The suite, run: the model of three labels calls them in another order, and has off-ramps at blocks 1 and 3."""
+    folder = tmp_path_factory.mktemp("encoders")
+    three = classifier_folder(("Good", "bad", "so-so"))
+    draw = torch.Generator().manual_seed(1)
+    save_off_ramps(three / OFF_RAMPS_FILE, "linear", new_off_ramps("linear", (1, 3), 16, 3, draw))
+    suite = SUITE.replace("THREE", str(three)).replace("NUMBER", str(classifier_folder(("LABEL_0",))))
+    (folder / "suite.toml").write_text(suite)
+    for group in planned(folder, toy_texts).groups:
+        assert group.folder is not None
+        spec = WorkerSpec(group.to_run("stale"), group.folder, toy_texts, folder / "spool", "cpu", 1)
+        assert worker.run(spec, lambda event: None) == 0
+    assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
+    return folder
+
+
+def planned(folder: Path, data_dir: Path) -> Plan:
+    return make_plan(load_suite(folder / "suite.toml"), folder / "spool", folder / "models", data_dir)
+
+
+@pytest.fixture(scope="module")
+def database(folder: Path) -> Database:
+    return open_database(folder / "exitbench.duckdb")
+
+
+def test_every_cell_ends_well_and_is_done(folder: Path, toy_texts: Path, database: Database) -> None:
+    assert database.query("SELECT DISTINCT status FROM attempt").to_pylist() == [{"status": "ok"}]
+    assert set(+planned(folder, toy_texts).states()) == {"done"}
+    assert check(folder / "spool", folder / "exitbench.duckdb").problems == ()
+
+
+def test_a_document_is_asked_at_each_block_until_it_leaves(database: Database) -> None:
+    rows = database.query("""
+        SELECT any_value(blocks) AS blocks, list(block ORDER BY block) AS asked, list(exited ORDER BY block) AS exited,
+               any_value(exit_layer) AS exit_layer
+        FROM sequence_trace AS t JOIN runs USING (attempt_id) JOIN token_trace AS k USING (attempt_id, doc_key)
+        WHERE t.method = 'max-prob' GROUP BY attempt_id, doc_key
+    """).to_pylist()
+    assert len(rows) == 24 and len({row["exit_layer"] for row in rows}) > 1
+    for row in rows:
+        assert row["asked"] == list(range(1, row["exit_layer"] + 1))
+        assert row["exited"] == [False] * (row["exit_layer"] - 1) + [True]
+
+
+def test_labels_are_mapped_to_the_tasks_by_name(database: Database) -> None:
+    rows = database.query("""
+        SELECT a.output_text, t.token_id, s.label_id, s.prediction, t.text
+        FROM answers AS a JOIN token_trace AS t USING (attempt_id, doc_key)
+        JOIN sequence_trace AS s USING (attempt_id, doc_key) WHERE s.exited AND a.task = 'toy-polarity'
+    """).to_pylist()
+    assert {row["output_text"] for row in rows} >= {"bad", "good"} or len({row["label_id"] for row in rows}) > 1
+    for row in rows:
+        assert LABELS[row["label_id"]] == row["output_text"]
+        assert row["token_id"] == row["label_id"] == row["prediction"]
+        assert row["text"] is None, "a label is no token"
+
+
+def test_accuracy_is_that_of_the_labels_with_which_documents_left(database: Database) -> None:
+    for row in database.query("""
+        SELECT f.value, 100 * avg(s.is_right::INT) AS found FROM frontier AS f
+        JOIN sequence_trace AS s USING (attempt_id) WHERE s.exited AND f.task = 'toy-polarity' GROUP BY ALL
+    """).to_pylist():
+        assert row["value"] == pytest.approx(row["found"])
+
+
+def test_the_frontier_tells_depth_cost_and_speed(database: Database) -> None:
+    rows = database.query("SELECT * FROM frontier WHERE task = 'toy-polarity'").to_pylist()
+    (static,) = (row for row in rows if row["mean_exit_layer"] == 2 and row["method"] == "static")
+    (oracle,) = (row for row in rows if row["method"] == "oracle")
+    assert static["mean_exit_layer"] == 2.0
+    assert 1.9 < static["ideal_speedup_flops"] <= 2.0  # the classifier is read once either way
+    assert static["speedup"] > 0 and static["realised_fraction"] > 0
+    assert oracle["mean_blocks_run"] == 4.0 and oracle["token_match"] == 1.0
+
+
+def test_an_oracle_reads_blocks_with_their_off_ramps(database: Database) -> None:
+    rows = database.query("""
+        SELECT s.block, s.label_id, s.score, t.full_token_id FROM sequence_trace AS s
+        JOIN token_trace AS t USING (attempt_id, doc_key) WHERE s.method = 'oracle' AND s.block < 4
+    """).to_pylist()
+    assert {row["score"] for row in rows} == {0.0, 1.0}
+    assert all((row["label_id"] == row["full_token_id"]) == (row["score"] == 1) for row in rows)
+
+
+def test_a_regression_has_numbers_and_no_labels(database: Database) -> None:
+    rows = database.query("""
+        SELECT s.*, a.output_text FROM sequence_trace AS s JOIN answers AS a USING (attempt_id, doc_key)
+        WHERE s.task = 'toy-rating'
+    """).to_pylist()
+    assert rows and all(
+        row["label_id"] is None and row["probability"] is None and row["is_right"] is None for row in rows
+    )
+    assert all(float(row["output_text"]) == row["prediction"] for row in rows if row["exited"])
+    match = "SELECT DISTINCT token_match FROM frontier WHERE task = 'toy-rating'"
+    assert database.query(match).to_pylist() == [{"token_match": None}]
+
+
+def test_long_inputs_are_cut_and_counted(database: Database) -> None:
+    row = database.query("""
+        SELECT max(n_prompt) AS longest, count(*) FILTER (n_cut > 0) AS cut FROM answers
+        WHERE task = 'toy-polarity' AND method = 'full'
+    """).to_pylist()[0]
+    counted = "SELECT DISTINCT value FROM metric_values WHERE metric = 'prompts_truncated'"
+    assert row["longest"] == 30 and row["cut"] > 0
+    assert database.query(counted).to_pylist() == [{"value": float(row["cut"])}]
+
+
+def test_exits_per_block_add_up(database: Database) -> None:
+    for row in database.query("""
+        SELECT sum(exited) AS n, sum(share_exited) AS share, max(asked) AS asked
+        FROM sequence_blocks GROUP BY attempt_id
+    """).to_pylist():
+        assert row["n"] == row["asked"] and row["share"] == pytest.approx(1)

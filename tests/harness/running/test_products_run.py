@@ -1,0 +1,107 @@
+"""What a run says of the forms that its products were multiplied in, and what int8 is as a cell's number format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.cli.main import main
+from exitbench.harness.engine.products.choosing import SWITCH
+from exitbench.harness.planning.plan import Plan, make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.results.analysis.environments import find
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import Attempt, scan_spool
+
+SUITE = """
+schema = 1
+name = "products"
+seed = 3
+[defaults]
+dtype = "DTYPE"
+[models.tiny]
+path = "MODEL"
+random_weights = true
+OPTIONS
+[tasks]
+squad = { source = "builtin", limit = 2, max_new_tokens = 4 }
+[[sweep]]
+method = "static"
+grid = { exit_layer = [2] }
+kinds = ["quality"]
+"""
+
+Planned = Callable[..., Plan]
+
+
+@pytest.fixture
+def planned(worded_model: Path, tmp_path: Path) -> Planned:
+    """The plan of the suite in a number format."""
+
+    def plan(dtype: str = "float32", options: str = "", spool: str = "spool") -> Plan:
+        suite = SUITE.replace("MODEL", str(worded_model)).replace("OPTIONS", options).replace("DTYPE", dtype)
+        (tmp_path / "suite.toml").write_text(suite)
+        return make_plan(load_suite(tmp_path / "suite.toml"), tmp_path / spool, tmp_path / "models", None)
+
+    return plan
+
+
+def run(plan: Plan, spool: Path) -> list[Attempt]:
+    """Run a plan in one worker, here."""
+    (group,) = plan.groups
+    assert group.folder is not None
+    worker.run(
+        WorkerSpec(tuple(cell.item for cell in group.cells), group.folder, None, spool, "cpu", 1), lambda event: None
+    )
+    return list(scan_spool(spool))
+
+
+def ids(plan: Plan) -> list[str]:
+    return [cell.item.cell.cell_id for group in plan.groups for cell in group.cells]
+
+
+def test_attempts_say_what_was_chosen_and_cells_do_not(
+    planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The forms are of the machine: a cell is the same in any, its times may be compared within one choice only."""
+    usual = run(planned(), tmp_path / "usual")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(SWITCH, "measured")
+    measured = run(planned(), tmp_path / "measured")
+    assert {attempt.cell_id for attempt in usual} == {attempt.cell_id for attempt in measured}
+    envs = [json.loads((attempt.path / "env.json").read_text()) for attempt in (*usual, *measured)]
+    assert ["products" in env for env in envs] == [False, False, True, True]
+    assert envs[-1]["products"] == envs[-2]["products"]
+    assert {place.split()[0] for place in envs[-1]["products"]} == {"block", "head"}
+    name = f"products.{next(iter(envs[-1]['products']))}"
+    assert name in find(measured[0].attempt_id, tmp_path / "measured", tmp_path / "none").fields
+    ingest(tmp_path / "usual", tmp_path / "x.duckdb")
+    ingest(tmp_path / "measured", tmp_path / "x.duckdb")
+    with duckdb.connect(str(tmp_path / "x.duckdb"), read_only=True) as connection:
+        counts = "SELECT count(DISTINCT cell_id), count(DISTINCT comparable_id), count(DISTINCT hw_id) FROM attempt"
+        assert connection.execute(counts).fetchall() == [(2, 2, 1)]
+    assert main(["env", "show", "now", "--runs", str(tmp_path)]) == 0
+    assert "products.1 thread, float32 (" in capsys.readouterr().out
+
+
+def test_int8_is_a_number_format_of_its_own(planned: Planned, tmp_path: Path) -> None:
+    int8 = planned("int8")
+    assert {cell.item.cell.dtype for cell in int8.groups[0].cells} == {"int8"}
+    assert not set(ids(int8)) & {*ids(planned("bfloat16")), *ids(planned("float32"))}
+    run(int8, tmp_path / "spool")
+    ingest(tmp_path / "spool", tmp_path / "x.duckdb")
+    with duckdb.connect(str(tmp_path / "x.duckdb"), read_only=True) as connection:
+        found = connection.execute("SELECT DISTINCT dtype, conditions FROM runs").fetchall()
+    assert found == [("int8", "int8, cpu, batch 1")]
+
+
+def test_int8_on_the_hosted_engine_is_refused_before_anything_runs(planned: Planned) -> None:
+    with pytest.raises(UserError, match=r'models\.tiny.*dtype = "int8" is of the lean engine'):
+        planned("int8", 'engine = "hosted"')

@@ -1,0 +1,106 @@
+"""Certified gates against the exact LM head, on the shipped models: which tokens and exit layers differ, of how many.
+
+    python tests/parity/certified.py [--tokens 100000] [--dtype float32] [--rows 1 4]
+
+Every bounded method is decoded with thresholds from never to always and every KV policy that it takes, over documents
+of the generated tasks, one batch with the exact head and one from bounds. Ends with 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.training import find_trained, load_recipe
+from exitbench.harness.training.store import SHIPPED
+from exitbench.methods.base import Parts
+from exitbench.methods.registry import certifiable, get_method
+from exitbench.tasks import builtin
+from exitbench.tasks.builtin import TEXT_TASKS
+from exitbench.tasks.registry import get_task
+
+NEW_TOKENS = 32
+LEVELS = {"entropy": (0.0, 0.05, 0.3, 0.8, 1.5, 3.0)}
+SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 1.0)
+
+
+@dataclass
+class Counted:
+    """Tokens compared and those that differ; read-outs from bounds, and those that fell back to the exact head."""
+
+    tokens: int = 0
+    other_tokens: int = 0
+    other_exits: int = 0
+    bounded: float = 0.0
+    fallbacks: int = 0
+
+    def add(self, exact: list[Generation], certified: list[Generation], vocab_size: int) -> None:
+        for theirs, ours in zip(exact, certified, strict=True):
+            self.tokens += len(theirs.token_ids)
+            self.other_tokens += _differing(theirs.token_ids, ours.token_ids)
+            self.other_exits += _differing(theirs.exit_layers, ours.exit_layers)
+            self.bounded += sum(ours.int8_rows) / vocab_size
+            self.fallbacks += sum(ours.fallbacks)
+
+
+def _differing(one: list[int], other: list[int]) -> int:
+    return sum(a != b for a, b in zip(one, other, strict=False)) + abs(len(one) - len(other))
+
+
+def settings(n_blocks: int) -> Iterator[Parts]:
+    """Every bounded method with every threshold and KV policy."""
+    for name in certifiable():
+        method = get_method(name)
+        policies = next(item.metadata["choices"] for item in fields(method) if item.name == "kv_policy")
+        for level, policy in itertools.product(LEVELS.get(name, SHARES), policies):
+            params: dict[str, Any] = {"threshold": level, "kv_policy": policy}
+            yield method.from_params(params).parts(n_blocks)
+
+
+def prompts(folder: Any, checkpoint: Checkpoint, documents: int) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    asked = [(get_task(name), one) for name in TEXT_TASKS for one in builtin.documents(name, "test", documents)]
+    return [tokenizer(task.prompt_for(document, checkpoint.kind)).input_ids for task, document in asked]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=100_000, help="least number of tokens, all models together")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 4], help="rows decoded together, in turn")
+    asked = parser.parse_args()
+    recipes = [entry.recipe for entry in load_suite("builtin").models if entry.recipe]
+    total = Counted()
+    for number, recipe in enumerate(recipes, 1):
+        folder = find_trained(load_recipe(recipe), SHIPPED)
+        assert folder is not None, "it comes along"
+        checkpoint, counted = load_checkpoint(folder, getattr(torch, asked.dtype)), Counted()
+        model, rows = checkpoint.model, itertools.cycle(asked.rows)
+        texts = itertools.cycle(prompts(folder, checkpoint, 64))
+        for parts in itertools.cycle(list(settings(model.n_blocks))):
+            batch = [Request(next(texts)) for _ in range(next(rows))]
+            exact = decode(checkpoint, prefill(model, batch, NEW_TOKENS), parts)
+            certified = decode(checkpoint, prefill(model, batch, NEW_TOKENS), parts.certified())
+            counted.add(exact, certified, model.vocab_size)
+            if total.tokens + counted.tokens >= asked.tokens * number / len(recipes):
+                break
+        print(f"{recipe:24} {counted}", flush=True)
+        for item in fields(Counted):
+            setattr(total, item.name, getattr(total, item.name) + getattr(counted, item.name))
+    print(f"{'all':24} {total}, {total.fallbacks / total.bounded:.1%} of read-outs fell back ({asked.dtype})")
+    sys.exit(bool(total.other_tokens or total.other_exits))
+
+
+if __name__ == "__main__":
+    main()

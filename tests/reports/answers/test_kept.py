@@ -1,0 +1,115 @@
+"""What is kept of packed answers is never older than the database, and no more than a page holds."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from exitbench.reports.answers import documents, kept
+from exitbench.reports.answers.documents import documents_payload
+from exitbench.results.database.connection import open_database
+
+Written = Callable[[], tuple[bytes, int]]
+
+
+@pytest.fixture
+def database(small_database: Path, tmp_path: Path) -> Path:
+    """Two groups of answers, to change."""
+    return Path(shutil.copy(small_database, tmp_path / "exitbench.duckdb"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+def write(database: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
+    """Return the payload, and how many groups were packed for it."""
+    packed, made = documents._packed, []
+
+    def noted(*given: Any) -> bytes:
+        made.append(given)
+        return packed(*given)
+
+    monkeypatch.setattr(documents, "_packed", noted)
+
+    def payload() -> tuple[bytes, int]:
+        made.clear()
+        with open_database(database) as opened:
+            found = documents_payload(opened, kept_in=folder)
+        assert found is not None
+        return found, len(made)
+
+    return payload
+
+
+def change(database: Path, sql: str) -> None:
+    with duckdb.connect(str(database)) as duck:
+        duck.execute(sql)
+
+
+def of_one(table: str) -> str:
+    """Only rows of a table of one attempt, whose answers are on the page."""
+    return f"attempt_id = (SELECT min(attempt_id) FROM {table})"
+
+
+def test_answers_that_did_not_change_are_not_packed_again(write: Written, database: Path, folder: Path) -> None:
+    first, made = write()
+    assert made == 2 and write() == (first, 0)
+    with open_database(database) as opened:
+        assert documents_payload(opened) == first, "the same as with nothing kept"
+
+
+@pytest.mark.parametrize(
+    "table, change_of",
+    [
+        ("token_exit", "exit_layer = exit_layer % 4 + 1"),
+        ("sample", "scores = '{\"f1\": 12.5}'"),
+        ("probe_token", "first_match = first_match % 4 + 1"),
+        ("score_token", "score = list_transform(score, lambda x: x / 2)"),
+    ],
+)
+def test_a_row_that_changed_is_on_the_page(write: Written, database: Path, table: str, change_of: str) -> None:
+    first, _ = write()
+    change(database, f"UPDATE {table} SET {change_of} WHERE {of_one(table)}")
+    second, made = write()
+    with open_database(database) as opened:
+        assert documents_payload(opened) == second != first
+    assert made >= 1
+
+
+def test_a_row_that_came_or_went_is_on_the_page(write: Written, database: Path) -> None:
+    first, _ = write()
+    rescored = "attempt_id, doc_key, '9', '{\"f1\": 99.0}', statistics, now()::TIMESTAMP"
+    change(database, f"INSERT INTO sample_rescore SELECT {rescored} FROM sample WHERE {of_one('sample')}")
+    second, _ = write()
+    change(database, "DELETE FROM sample_rescore")
+    assert write()[0] == first != second
+    tokenizer = "(SELECT min(tokenizer_sha256) FROM model_artifact)"
+    change(database, f"INSERT INTO token_text SELECT {tokenizer}, range, 'word', true FROM range(100)")
+    third, made = write()
+    with open_database(database) as opened:
+        assert made >= 1 and documents_payload(opened) == third != first
+
+
+def test_other_code_packs_everything_anew(write: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = write()
+    monkeypatch.setattr(kept, "_code", lambda: "changed")
+    assert write() == (first, 2)
+
+
+def test_a_damaged_pack_is_made_again_and_what_a_page_has_not_is_forgotten(write: Written, folder: Path) -> None:
+    first, _ = write()
+    one, other = sorted(folder.iterdir())
+    one.write_bytes(other.read_bytes()[:-1])
+    (folder / ("0" * 64)).write_bytes(b"of a page before")
+    (folder / "mine").write_text("mine")
+    assert write() == (first, 1)
+    assert {path.name for path in folder.iterdir()} == {one.name, other.name, "mine"}
+    shutil.rmtree(folder)
+    folder.write_text("a file where the folder should be")
+    assert write() == (first, 2)

@@ -1,0 +1,63 @@
+"""Figures are drawn by processes of their own and by the one that reads, each once."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.reports import drawing, figures
+from exitbench.reports.drawing import Drawings
+from exitbench.reports.drawn import Drawing
+from exitbench.reports.frame import Frame
+from exitbench.reports.registry import discover
+
+FRAME = Frame(("a",), ({"a": 1},))
+
+
+class BusyPool:
+    """One process that draws the first figure and does not come to the others."""
+
+    def __init__(self, processes: int, mp_context: Any) -> None:
+        self.processes, self.begun = processes, 0
+
+    def submit(self, draw: Callable[..., Drawing], *given: Any) -> "Future[Drawing]":
+        future: Future[Drawing] = Future()
+        if not self.begun:
+            future.set_running_or_notify_cancel()
+            future.set_result(draw(*given))
+        self.begun += 1
+        return future
+
+    def shutdown(self, cancel_futures: bool) -> None:
+        assert self.processes == 1 and cancel_futures
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of figures, as each is drawn."""
+    names: list[str] = []
+
+    def draw(name: str, *_: Any) -> Drawing:
+        names.append(name)
+        return Drawing(name, error="noted")
+
+    monkeypatch.setattr(drawing, "draw", draw)
+    return names
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_no_other_process_has_begun_is_drawn_by_this_one(
+    workers: int, drawn: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawing, "ProcessPoolExecutor", BusyPool)
+    sources = discover(figures)[:4]
+    with Drawings(tmp_path, workers) as drawings:
+        for source in sources:
+            drawings.add(source, FRAME)
+        assert drawn == ([] if workers == 1 else [sources[0].name])
+        finished = drawings.finish()
+    assert [figure.source for figure in finished] == list(sources)
+    assert {figure.error for figure in finished} == {"noted"}
+    assert sorted(drawn) == sorted(source.name for source in sources), "each once"

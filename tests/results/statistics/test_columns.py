@@ -1,0 +1,48 @@
+"""A metric of columns has the intervals and tests that it would have as a metric of sums."""
+
+import numpy as np
+import pytest
+
+from exitbench.results.statistics.columns import as_sums, paired_as_sums
+from exitbench.results.statistics.intervals import aggregate_interval
+from exitbench.results.statistics.paired import NOTHING_DIFFERS, difference
+
+RNG = np.random.default_rng(0)
+RUN_A, RUN_B = RNG.integers(1, 100, size=(2, 30, 2)).astype(float)
+RUN_B[:12] = RUN_A[:12]
+
+
+def of_sums(total, n):
+    """A ratio of sums, on 0..100."""
+    return 100 * total[..., 0] / (total[..., 0] + total[..., 1])
+
+
+def of_columns(rows, counts):
+    """The same ratio of rows that each count so many times."""
+    return of_sums(counts @ rows, counts.sum(-1))
+
+
+of_columns.of_columns = True
+
+
+def test_a_metric_of_sums_is_left_alone():
+    rows, aggregate = as_sums(RUN_A, of_sums)
+    assert rows is RUN_A and aggregate is of_sums
+
+
+def test_the_interval_is_that_of_the_same_metric_as_sums():
+    wanted, found = aggregate_interval(RUN_A, of_sums), aggregate_interval(*as_sums(RUN_A, of_columns))
+    assert (found.value, found.low, found.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
+    assert (found.method, found.n) == (wanted.method, 30)
+
+
+def test_the_paired_test_is_that_of_the_same_metric_as_sums():
+    wanted = difference(RUN_A, RUN_B, of_sums, seed=0)
+    found = difference(*paired_as_sums(RUN_A, RUN_B, of_columns), seed=0)
+    assert (found.a, found.b, found.p) == pytest.approx((wanted.a, wanted.b, wanted.p))
+    assert (found.delta.low, found.delta.high) == pytest.approx((wanted.delta.low, wanted.delta.high))
+    assert (found.test, found.detectable) == (wanted.test, pytest.approx(wanted.detectable))
+
+
+def test_runs_that_are_equal_do_not_differ():
+    assert difference(*paired_as_sums(RUN_A, RUN_A.copy(), of_columns), seed=0).test == NOTHING_DIFFERS

@@ -1,0 +1,89 @@
+"""The built-in sentences to be classified: their labels follow from what they say, and from nothing shallower."""
+
+from collections import Counter
+from functools import cache
+from itertools import combinations
+from statistics import fmean
+
+import pytest
+
+from exitbench.tasks.base import Source, documents_sha256
+from exitbench.tasks.builtin import build_tokenizer, documents
+from exitbench.tasks.document import Document
+from exitbench.tasks.registry import get_task
+
+LEVELS = (1, 2, 3)
+KINDS = {1: {"copy", "hop1"}, 2: {"copy", "hop1", "hop2", "hop3"}, 3: {"copy", "hop2", "hop3", "hop4"}}
+NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
+MOODS = {"happy": 1, "tired": 0, "sick": 0}
+
+
+@cache
+def sentences(level: int) -> list[Document]:
+    return documents("sst2", "train", 3000, level=level)
+
+
+def moods_of(doc: Document) -> list[int]:
+    """The moods that are told, in their order: 1 of who is well."""
+    return [MOODS[word] for word in doc.fields["sentence"].split() if word in MOODS]
+
+
+def looks(doc: Document) -> tuple[int, int]:
+    """How many words a careful reader looks at, and the mood that the last of them tells."""
+    number, _, *words, _ = doc.fields["sentence"].split()
+    assert len(words) == len(NUMBERS)
+    looked = 0
+    while number not in MOODS:
+        number, looked = words[NUMBERS.index(number)], looked + 1
+    return looked, MOODS[number]
+
+
+def test_the_sentences_are_the_same_for_ever() -> None:
+    assert documents_sha256(documents("sst2", "validation", 200))[:16] == "eb4ea29386eeb23b"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_careful_reader_finds_every_label_with_as_many_looks_as_its_hops(level: int) -> None:
+    for doc in sentences(level):
+        looked, mood = looks(doc)
+        assert mood == doc.fields["label"]
+        assert doc.token_kinds in {("copy",), (f"hop{looked}",)}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_moods_alone_tell_the_label_of_a_copy_and_are_balanced_elsewhere(level: int) -> None:
+    for doc in sentences(level):
+        moods = moods_of(doc)
+        assert sum(moods) == (4 * doc.fields["label"] if doc.token_kinds == ("copy",) else 2)
+
+
+@pytest.mark.parametrize("place", [0, -1], ids=["first", "last"])
+def test_the_mood_told_first_or_last_tells_nothing_where_moods_differ(place: int) -> None:
+    right = [moods_of(doc)[place] == doc.fields["label"] for doc in sentences(2) if doc.token_kinds != ("copy",)]
+    assert 0.45 < fmean(right) < 0.55
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_kind_of_a_level_occurs_often_with_either_label(level: int) -> None:
+    seen = Counter((doc.token_kinds[0], doc.fields["label"]) for doc in sentences(level))
+    assert {kind for kind, _ in seen} == KINDS[level]
+    assert min(seen.values()) > 0.08 * seen.total()
+
+
+def test_no_sentence_is_in_two_splits_or_twice_in_one() -> None:
+    splits = ("train", "calibration", "validation", "test")
+    drawn = [{d.fields["sentence"] for d in documents("sst2", split, 300)} for split in splits]
+    assert all(len(some) == 300 for some in drawn)
+    assert all(some.isdisjoint(other) for some, other in combinations(drawn, 2))
+
+
+def test_the_tokenizer_of_the_other_tasks_knows_every_word() -> None:
+    encoded = build_tokenizer().encode_batch([doc.fields["sentence"] for doc in sentences(3)])
+    assert {len(one) for one in encoded} == {len(NUMBERS) + 4}
+    assert not any("<unk>" in one.tokens for one in encoded)
+
+
+def test_the_task_loads_them_with_the_fields_of_the_real_set() -> None:
+    loaded = get_task("sst2").load(Source(), "validation", None)
+    assert len(loaded) == 500
+    assert {frozenset(doc.fields) for doc in loaded} == {frozenset({"id", "sentence", "label"})}
