@@ -21,6 +21,7 @@ import torch
 
 from exitbench.errors import UserError, no_room
 from exitbench.harness.cells.job import CellJob, WorkerSpec
+from exitbench.harness.processes.interrupts import Interruptible
 from exitbench.harness.running.cell_lock import hold, holder, outcome
 from exitbench.harness.running.environment import environment_and_hardware
 from exitbench.harness.running.passes import PASSES, Session, Skip
@@ -163,7 +164,7 @@ class _Work:
 
 def _attempt(session: Session, item: CellJob, env: dict[str, Any], emit: Emit) -> str:
     try:
-        with AttemptWriter(session.spool, session.cell_record(item), env) as writer:
+        with AttemptWriter(session.spool, session.cell_record(item), env) as writer, Interruptible():
 
             def on_progress(done: int) -> None:
                 emit({"event": "progress", "cell": item.cell.cell_id, "done": done})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,18 @@ def test_an_interrupt_ends_the_worker_with_one_row(spec: WorkerSpec) -> None:
     code, events = run_both(spec, raising(KeyboardInterrupt()))
     assert code == 130
     assert [event["event"] for event in events] == ["start", "end"]
+    assert [status.status for status in latest_status(spec.spool).values()] == ["interrupted"]
+
+
+def test_an_interrupt_of_which_a_library_makes_an_error_of_its_own_is_one(spec: WorkerSpec) -> None:
+    def query(*_: Any) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            raise RuntimeError("Query interrupted") from error
+
+    code, events = run_both(spec, query)
+    assert (code, events[-1]["status"]) == (130, "interrupted")
     assert [status.status for status in latest_status(spec.spool).values()] == ["interrupted"]
 
 
