@@ -15,9 +15,7 @@ from typing import Any, Final, Self
 _AGAIN_S: Final = 0.05
 """When an interrupt that was lost comes again."""
 
-_NUMBERS: Final = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR2") if hasattr(signal, name)
-)
+_NUMBERS: Final = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR2") if hasattr(signal, name))
 
 
 class Interruptible:
