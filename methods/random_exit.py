@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import ClassVar
 
@@ -51,8 +52,12 @@ class RandomDraw(Gate):
     scores_numbers: ClassVar[bool] = True
 
     def __init__(self, mean_exit: float, n_blocks: int, seed: int) -> None:
-        self.seed = seed
-        self.cumulative = list(accumulate(exit_distribution(mean_exit, n_blocks)))[:-1]
+        self.mean_exit, self.n_blocks, self.seed = mean_exit, n_blocks, seed
+
+    @cached_property
+    def cumulative(self) -> list[float]:
+        """Chances to have left after blocks 1..L-1; asked for late, since a plan makes gates for fewer blocks."""
+        return list(accumulate(exit_distribution(self.mean_exit, self.n_blocks)))[:-1]
 
     def score(self, view: BlockView) -> Tensor:
         """Return 1.0 or 0.0 a row, [A]."""

@@ -72,6 +72,13 @@ def test_a_regression_under_other_gates_is_planned(method: str, plan: Callable[.
     assert plan(NUMBER, RATING, f'method = "{method}"').groups[0].cells
 
 
+def test_chance_goes_as_deep_as_the_model(plan: Callable[..., Plan]) -> None:
+    (group,) = plan(THREE, POLARITY, 'method = "random"\ngrid = { mean_exit = [3.5] }').groups
+    assert [planned.item.cell.method.params["mean_exit"] for planned in group.cells if "random" in planned.item.label]
+    too_deep = refused(lambda: plan(THREE, POLARITY, 'method = "random"\ngrid = { mean_exit = [4.5] }'))
+    assert "random.mean_exit = 4.5 is above the model's depth; allowed: between 1 and 4" in too_deep
+
+
 def test_texts_are_not_asked_of_a_classifier(plan: Callable[..., Plan]) -> None:
     squad = 'task = { task = "squad", source = "builtin", limit = 2'
     assert "asks for texts, and model 'one' is a classifier" in refused(lambda: plan(THREE, squad))
