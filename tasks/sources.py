@@ -36,7 +36,10 @@ def resolve_files(
         UserError: No data_dir; an unknown, repeated or missing role.
     """
     if data_dir is None:
-        raise UserError(f"{task}: a local source needs data_dir, the folder that the paths of `files` are relative to.")
+        raise UserError(
+            f"{task}: a local source needs --data-dir (data_dir in Python), the folder that the paths of `files` are "
+            "relative to."
+        )
     known = frozenset().union(*role_sets)
     paths: dict[str, Path] = {}
     for role, path in files:

@@ -30,14 +30,13 @@ def check_answers(drafts: Sequence[CellTemplate], description: Description) -> N
             if description.labels is not None:
                 raise UserError(
                     f"{draft.task.where}: task {task.name!r} asks for texts, and model {model!r} is a classifier; "
-                    "allowed with it: tasks of classification. 'models' and 'tasks' of a sweep say which go together."
+                    "allowed with it: tasks of classification. 'tasks' of [models.NAME] says which are its own."
                 )
             continue
         if description.labels is None:
             raise UserError(
                 f"{draft.task.where}: task {task.name!r} asks for labels or numbers, and model {model!r} generates "
-                "text; allowed with it: encoders with a classifier. 'models' and 'tasks' of a sweep say which go "
-                "together."
+                "text; allowed with it: encoders with a classifier. 'tasks' of [models.NAME] says which are its own."
             )
         try:
             label_places(task.name, task.labels, description.labels)

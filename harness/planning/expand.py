@@ -75,7 +75,7 @@ def expand(suite: Suite, limit: int | None = None) -> list[CellTemplate]:
         suite = replace(suite, tasks=tuple(_limited(entry, limit) for entry in suite.tasks))
     drafts: dict[str, CellTemplate] = {}
     for model in suite.models:
-        for task in suite.tasks:
+        for task in (task for task in suite.tasks if model.is_asked(task.label)):
             cells = list(_of_pair(suite, model, task))
             drafts.update((draft.label, draft) for draft in sorted(cells, key=_rank))
     return list(drafts.values())

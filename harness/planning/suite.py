@@ -68,6 +68,7 @@ class ModelEntry:
         random_weights: The weights were never trained; results are labelled and kept out of figures.
         engine: What runs its blocks; ``auto`` is the lean engine where that has the family.
         device_map: Where its blocks go, on the hosted engine; None: all to the suite's device.
+        tasks: Labels of those that it is asked, of any sweep or calibration; None: all.
     """
 
     name: str
@@ -78,6 +79,11 @@ class ModelEntry:
     engine: EngineChoice = "auto"
     hub: HubName | None = None
     device_map: AskedMap | None = None
+    tasks: tuple[str, ...] | None = None
+
+    def is_asked(self, label: str) -> bool:
+        """Whether the task of that label is one of its own."""
+        return self.tasks is None or label in self.tasks
 
 
 @dataclass(frozen=True)
@@ -191,11 +197,12 @@ def load_suite(name_or_path: str | Path) -> Suite:
         raise top.error("schema", f"is {schema}; this version reads schema {SCHEMA}.")
     defaults = top.table("defaults")
     defaults.allow("dtype", "batch_size", "batch_rows", "head_precision", "kinds", "device", "cell_timeout_s")
-    models = _entries(top, "models", _model)
     tasks = _entries(top, "tasks", read_task)
+    task_labels = [task.label for task in tasks]
+    models = _entries(top, "models", lambda name, table: _model(name, table, task_labels))
+    model_names = [model.name for model in models]
     kinds = _kinds(defaults, ("quality", "timing"))
-    model_names, task_labels = [m.name for m in models], [t.label for t in tasks]
-    return Suite(
+    suite = Suite(
         path=top.path,
         name=top.name("name", top.get("name", str)),
         seed=top.get("seed", int),
@@ -215,6 +222,20 @@ def load_suite(name_or_path: str | Path) -> Suite:
         fit_documents=_fit_documents(top.table("fit")),
         cell_timeout_s=_cell_timeout_s(defaults),
     )
+    _require_pairs(suite)
+    return suite
+
+
+def _require_pairs(suite: Suite) -> None:
+    """Refuse what would ask for nothing: none of its models has one of its tasks."""
+    for entry in (*suite.sweeps, *suite.calibrations):
+        models = [model for model in suite.models if model.name in entry.models]
+        if not any(model.is_asked(label) for model in models for label in entry.tasks):
+            theirs = "; ".join(f"{model.name}: {', '.join(model.tasks or ())}" for model in models)
+            raise UserError(
+                f"{entry.where}: none of its models is asked one of its tasks ({', '.join(entry.tasks)}). "
+                f"Allowed by 'tasks' of [models.NAME]: {theirs}."
+            )
 
 
 def _head_precision(defaults: Table) -> HeadPrecision:
@@ -265,8 +286,8 @@ def _entries(top: Table, key: str, read: Callable[[str, Table], Any]) -> tuple[A
     return tuple(read(name, parent.table(name)) for name in parent.values)
 
 
-def _model(name: str, table: Table) -> ModelEntry:
-    table.allow("recipe", "path", "random_weights", "engine", "device_map")
+def _model(name: str, table: Table, task_labels: list[str]) -> ModelEntry:
+    table.allow("recipe", "path", "random_weights", "engine", "device_map", "tasks")
     recipe, written = table.optional("recipe", str), table.optional("path", str)
     if (recipe is None) == (written is None):
         raise table.error(
@@ -286,7 +307,10 @@ def _model(name: str, table: Table) -> ModelEntry:
         raise table.error("device_map", 'the lean engine runs on one device; allowed: engine = "hosted" or "auto".')
     engine = engine if device_map is None else "hosted"
     random_weights = table.get("random_weights", bool, False)
-    return ModelEntry(name, table.where(), recipe, path, random_weights, cast(EngineChoice, engine), hub, device_map)
+    tasks = _chosen(table, "tasks", task_labels) if "tasks" in table.values else None
+    return ModelEntry(
+        name, table.where(), recipe, path, random_weights, cast(EngineChoice, engine), hub, device_map, tasks
+    )
 
 
 def _hub_name(table: Table, written: str) -> HubName | None:

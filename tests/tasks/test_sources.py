@@ -174,5 +174,5 @@ def test_wrong_roles_are_refused(files, complaint):
 
 
 def test_local_files_need_a_data_dir():
-    with pytest.raises(UserError, match=r"^squad: a local source needs data_dir"):
+    with pytest.raises(UserError, match=r"^squad: a local source needs --data-dir"):
         resolve_files("squad", None, [("data", "dev.json")], (frozenset({"data"}),))

@@ -97,6 +97,8 @@ def _origin(group: Group) -> str:
     if group.recipe is None:
         return f"checkpoint {group.folder}"
     if group.folder is None:
-        return f"recipe {group.recipe.name}, not trained yet (a run trains it first)"
+        files = " --data-dir DIR" if any(source.source == "local" for source in group.recipe.train) else ""
+        command = f"exitbench train {group.recipe.name}{files}"
+        return f"recipe {group.recipe.name}, not trained yet (`{command}`; a run does it first)"
     how = "shipped" if group.folder.is_relative_to(SHIPPED) else "trained"
     return f"recipe {group.recipe.name}, {how} in {group.folder}"

@@ -119,6 +119,25 @@ def test_a_sweep_is_timed_on_the_tasks_that_it_names(whole_suite: Writer) -> Non
     ]
 
 
+def test_a_model_is_asked_the_tasks_that_it_names_and_another_all_of_them(write_suite: Writer) -> None:
+    path = write_suite()
+    text = path.read_text()
+    model = text[text.index("[models.tiny]") : text.index("[tasks]")]
+    (task,) = (line for line in text.splitlines() if line.startswith("lines = "))
+    narrow = model.replace("[models.tiny]", '[models.narrow]\ntasks = ["verses"]')
+    text = text.replace(model, model + narrow).replace(task, f"{task}\n{task.replace('lines', 'verses')}")
+    path.write_text(text)
+    quality = [d.label for d in expand(load_suite(path)) if d.method.name == "static" and d.kind == "quality"]
+    assert quality == ["tiny/lines/static/quality", "tiny/verses/static/quality", "narrow/verses/static/quality"]
+
+    path.write_text(text.replace('["verses"]', '["verse"]'))
+    with pytest.raises(UserError, match=r"\[models\.narrow\] tasks: .*Did you mean 'verses'"):
+        load_suite(path)
+    path.write_text(text + 'models = ["narrow"]\ntasks = ["lines"]\n')
+    with pytest.raises(UserError, match=r"none of its models is asked one of its tasks \(lines\).*narrow: verses"):
+        load_suite(path)
+
+
 def test_a_replay_that_a_probe_can_score_asks_for_no_scores(drafted: Callable[..., list[CellTemplate]]) -> None:
     assert names(drafted(MARGIN)) == ["full/quality", "full/probe", "calm-softmax:threshold=0.3/replay"]
 

@@ -1,0 +1,73 @@
+"""The suite of GLUE: every model on the task that it learned, judged on other files than it learned from."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.cli.main import main
+from exitbench.harness.planning.expand import expand
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.training import load_recipe
+
+SUITE = load_suite("glue")
+LABELS = {"sst2", "mrpc", "cola", "rte"}
+PAIR = "index\tsentence1\tsentence2\t"
+CONTENT = {
+    "sst2": "sentence\tlabel\na fine film{}\t1\n",
+    "mrpc": "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t11\t12\tIt rained.\tRain fell{}.\n",
+    "cola": "cj99\t1\t\tShe left{}.\n",
+    "rte": PAIR + "label\n0\tIt rained.\tIt was dry{}.\tnot_entailment\n",
+    "stsb": PAIR + "score\n0\tIt rains.\tIt snows.\t2.333\n",
+}
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """A text of each of the files that the suite names, in its form, each of words of its own."""
+    for task in SUITE.tasks:
+        for (_, name), ending in ((task.data.files[0], ""), *((file, " then") for file in task.train_files)):
+            path = tmp_path / "data" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(gzip.compress(CONTENT[task.label].format(ending).encode()))
+    return tmp_path / "data"
+
+
+def test_every_model_is_asked_the_task_that_it_learned_and_no_text_of_its_training() -> None:
+    for model in SUITE.models:
+        recipe = load_recipe(model.recipe or "")
+        (source,), (validation,) = recipe.train, recipe.validation
+        task = SUITE.task(source.task)
+        assert model.tasks == (task.label,)
+        assert validation.files == task.data.files != source.files
+        assert task.train_files in ((), source.files)  # nothing is fitted on a regression
+
+
+def test_every_rule_is_run_beside_full_depth_a_static_depth_and_chance() -> None:
+    controls, rules = {"full", "static", "random"}, {"max-prob", "deebert", "fastbert", "pabee", "berxit", "oracle"}
+    for model in SUITE.models:
+        is_labelled = LABELS.issuperset(model.tasks or ())
+        cells = [cell for cell in expand(SUITE) if cell.model is model and cell.kind == "quality"]
+        assert {cell.method.name for cell in cells} == controls | (rules if is_labelled else {"pabee"})
+        depth = load_recipe(model.recipe or "").n_blocks
+        assert depth is not None
+        for cell in cells:
+            cell.check(depth)
+
+
+def test_what_is_not_trained_is_planned_with_the_command_that_trains_it(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "glue", "--data-dir", str(data_dir)]) == 0
+    told = capsys.readouterr().out
+    assert "rte-joint: recipe rte-encoder-joint, not trained yet" in told
+    assert "`exitbench train rte-encoder-joint --data-dir DIR`" in told
+    assert told.count("not trained yet") == len(SUITE.models)
+
+
+def test_a_missing_data_folder_is_told_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"glue\.toml:\d+: \[tasks\.sst2\]: .*--data-dir"):
+        make_plan(SUITE, tmp_path / "spool", tmp_path / "models", None)
