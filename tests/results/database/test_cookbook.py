@@ -88,7 +88,7 @@ def encoder_database(example: Any, tmp_path_factory: pytest.TempPathFactory) -> 
     )
     trace = [
         {"doc_key": f"{n:016x}", "block": block, "label_id": n % 2, "prediction": float(n % 2), "probability": 0.9}
-        | {"gold": 1.0, "score": 0.5 if block < BLOCKS else None, "exited": block == n}
+        | {"gold": float(n > 1), "score": 0.5 if block < BLOCKS else None, "exited": block == n}
         for n in range(1, BLOCKS + 1)
         for block in range(1, n + 1)
     ]
@@ -104,14 +104,16 @@ def test_documents_leave_block_by_block(encoder_database: Path) -> None:
     with open_database(encoder_database) as asked:
         rows = asked.query(saved_query("encoder_exits").with_defaults()).to_pylist()
         (speedups,) = asked.query(saved_query("published_speedups").with_defaults()).to_pylist()
+        (rule,) = asked.query(saved_query("encoder_methods").with_defaults()).to_pylist()
     assert [(row["block"], row["still_in"], row["exited"]) for row in rows] == [
         (1, 4, 1),
         (2, 3, 1),
         (3, 2, 1),
         (4, 1, 1),
     ]
-    assert [row["right_of_exited"] for row in rows] == [1, 0, 1, 0]
+    assert [row["right_of_exited"] for row in rows] == [0, 0, 1, 0]
     assert speedups["layers_saved"] == pytest.approx(1 - 2.5 / speedups["blocks"])
+    assert (rule["layers_saved"], rule["always_one_label"]) == (speedups["layers_saved"], 75.0)
     assert speedups["layer_ratio"] == pytest.approx(speedups["blocks"] / 2.5)
 
 
