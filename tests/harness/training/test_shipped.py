@@ -21,7 +21,9 @@ from exitbench.harness.training.objectives.objective import block_quality
 from exitbench.harness.training.store import SHIPPED, TRAINING_VERSION
 from exitbench.results.spool.schema import TRAINING_LOG_FILE
 
-RECIPES = [load_recipe(entry.recipe) for entry in load_suite("builtin").models if entry.recipe]
+RECIPES = [
+    load_recipe(entry.recipe) for entry in load_suite("builtin").models if entry.recipe and entry.is_asked("squad")
+]
 ENCODERS = [load_recipe(entry.recipe) for entry in load_suite("builtin-encoder").models if entry.recipe]
 MEGABYTE = 2**20
 read_pairs = functools.cache(data.read_pairs)
