@@ -228,7 +228,8 @@ def load_suite(name_or_path: str | Path) -> Suite:
 
 def _require_pairs(suite: Suite) -> None:
     """Refuse what would ask for nothing: none of its models has one of its tasks."""
-    for entry in (*suite.sweeps, *suite.calibrations):
+    entries: tuple[Sweep | CalibrationEntry, ...] = (*suite.sweeps, *suite.calibrations)
+    for entry in entries:
         models = [model for model in suite.models if model.name in entry.models]
         if not any(model.is_asked(label) for model in models for label in entry.tasks):
             theirs = "; ".join(f"{model.name}: {', '.join(model.tasks or ())}" for model in models)
