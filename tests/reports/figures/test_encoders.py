@@ -124,6 +124,18 @@ def _write_timing(example: ModuleType, root: Path, cell: Any, speedup: float) ->
         writer.finish("ok")
 
 
+@pytest.fixture
+def gated_only(example: ModuleType, tmp_path: Path) -> Path:
+    """Full depth and one gate, which let documents leave after every block."""
+    full = _cell(example, "full", {}, "quality", 1, None)
+    gated = _cell(example, "max-prob", {"threshold": 0.6}, "quality", 1, full["cell_id"])
+    for cell in (full, gated):
+        name, params = cell["method"]["name"], cell["method"]["params"]
+        _write_quality(example, tmp_path / "spool", cell, name, exits_of(name, params))
+    assert ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb").quarantined == ()
+    return tmp_path / "exitbench.duckdb"
+
+
 def markers(axes: Axes) -> list[tuple[float, float]]:
     drawn = [line for line in axes.lines if line.get_marker() not in ("None", None, "")]
     return [(float(x), float(y)) for line in drawn for x, y in zip(*line.get_data(), strict=True)]
@@ -181,6 +193,12 @@ def test_blocks_without_a_static_run_are_read_from_what_asked_all_documents(data
     assert [width == pytest.approx(20) for width in widths] == [True, False, True, True], "block 2: by half_width"
     (axes,) = encoder_score_by_block.plot(frame).axes
     assert markers(axes) == [(row["block"], row["value"]) for row in frame.rows]
+
+
+def test_a_block_that_only_some_documents_reached_has_no_score(gated_only: Path, rows_of: Rows) -> None:
+    assert 1 < exits_of("max-prob", {"threshold": 0.6}).mean() < BLOCKS
+    frame = rows_of(gated_only, figures, "encoder_score_by_block")
+    assert [row["block"] for row in frame.rows] == [1, BLOCKS]
 
 
 def test_a_right_label_is_compared_with_each_wrong_one_of_its_block(database: Path, rows_of: Rows) -> None:
