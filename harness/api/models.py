@@ -19,7 +19,7 @@ from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.harness.engine.decoding.decode import decode as decode_batch
 from exitbench.harness.engine.decoding.decode import prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
-from exitbench.harness.engine.decoding.probe import encoded_of, probe_table
+from exitbench.harness.engine.decoding.probe import probe_table
 from exitbench.harness.engine.products.choosing import use_fastest
 from exitbench.harness.planning.plan import resolve_device, resolve_dtype
 from exitbench.harness.planning.suite import DTYPES
@@ -212,12 +212,10 @@ def probe(model: Model, prompts: Sequence[str], *, max_new_tokens: int = 64) -> 
     tables = []
     for start in range(0, len(prompts), _BATCH_ROWS):
         requests = [_request(model, prompt) for prompt in prompts[start : start + _BATCH_ROWS]]
-        batch = prefill(model.checkpoint.model, requests, max_new_tokens)
-        encoded = encoded_of(model.checkpoint, batch)
-        made = decode_batch(model.checkpoint, batch, full)
+        made = decode_batch(model.checkpoint, prefill(model.checkpoint.model, requests, max_new_tokens), full)
         keys = [f"{start + row:06}" for row in range(len(requests))]
         prompt_ids, outputs = [request.prompt_ids for request in requests], [answer.token_ids for answer in made]
-        tables.append(probe_table(model.checkpoint, keys, prompt_ids, outputs, encoded=encoded))
+        tables.append(probe_table(model.checkpoint, keys, prompt_ids, outputs))
     return Probe(pa.concat_tables(tables), model.n_blocks, max_new_tokens, model.checkpoint.kind == "causal")
 
 

@@ -13,9 +13,9 @@ from exitbench.results.files.memory import in_memory
 
 NO_EXTENSIONS: Final[dict[str, Any]] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
 """Configuration of every connection: what DuckDB lacks is neither fetched nor loaded because a file asks for it."""
-# What fills a row group is written straight into the file, everything else twice: first into its log. A thread fills
-# its own, of what it reads: one row group of a file in the spool at least (16,384 rows, where there are as many).
-_ROW_GROUP_ROWS: Final = 8_192
+# A probed token's lists make DuckDB's default of 122,880 rows a row group larger than most attempts; and what fills a
+# row group is written straight into the file, everything else twice: first into its log.
+_ROW_GROUP_ROWS: Final = 30_720
 # The oldest DuckDB that can read a new database: people have older command lines than we have libraries.
 _STORAGE_VERSION: Final = "v1.2.0"
 _LOGS: Final = ("", ".wal", ".wal.checkpoint", ".wal.recovery")

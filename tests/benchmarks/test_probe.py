@@ -14,14 +14,7 @@ from ratios import Timed, compare
 from torch import Tensor
 
 from exitbench.harness.cells.cell import UNTIMED_ROWS as BATCH_ROWS
-from exitbench.harness.engine.decoding.decode import decode, prefill
-from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.decoding.probe import probe
-
-try:
-    from exitbench.harness.engine.decoding.probe import encoded_of
-except ImportError:  # an older engine, which `nox -s perf -- --against` may measure
-    encoded_of = None  # type: ignore[assignment]
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
 
@@ -43,7 +36,7 @@ def test_probe(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -
     decoding = pair.decoding(pair.full(), prompts, new_tokens)
     answers = [made.token_ids for made in decoding.once()]
     probing = Timed(lambda _: probe(pair.checkpoint, prompts, answers))
-    cell = Timed(lambda _: of_cell(pair, prompts, new_tokens))
+    cell = Timed(lambda _: probe(pair.checkpoint, prompts, [made.token_ids for made in decoding.once()]))
     assert_same(step_by_step(pair, prompts[0]), cell.once(), new_tokens)
     found = compare(benchmark, Timed(lambda _: [step_by_step(pair, prompt) for prompt in stepped]), cell)
     probed_s = statistics.median(probing.seconds() for _ in range(3))
@@ -64,14 +57,6 @@ def test_probe(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -
         stepped_documents=len(stepped),
         **found.about(),
     )
-
-
-def of_cell(pair: Pair, prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
-    """Decode, then probe the answers; what the encoder says of the prompts serves both."""
-    batch = prefill(pair.checkpoint.model, [Request(prompt) for prompt in prompts], new_tokens)
-    encoded = {} if encoded_of is None else {"encoded": encoded_of(pair.checkpoint, batch)}
-    answers = [made.token_ids for made in decode(pair.checkpoint, batch, pair.full())]
-    return probe(pair.checkpoint, prompts, answers, **encoded)
 
 
 def evenly(prompts: list[list[int]], few: int) -> list[list[int]]:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
-from exitbench.harness.engine.decoding.decode import Batch
 from exitbench.harness.engine.decoding.signals import signals
 from exitbench.harness.engine.model.cache import DecodingCache
 from exitbench.harness.engine.model.engine import Engine
@@ -31,25 +30,19 @@ LOGITS_BUDGET_BYTES = 256 * 2**20
 
 
 @torch.inference_mode()
-def probe(
-    checkpoint: Checkpoint,
-    prompts: Sequence[Sequence[int]],
-    outputs: Sequence[Sequence[int]],
-    encoded: DecodingCache | None = None,
-) -> dict[str, Any]:
+def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Record the signals of every generated token.
 
     Args:
         checkpoint: The model.
         prompts: Token ids of each row's prompt.
         outputs: What the model generated for each, at full depth.
-        encoded: As for `teacher_forced`.
 
     Returns:
         Arrays over the N tokens in row order: ``full_token_id``, ``first_match``, ``stable_from`` and what
         `results.statistics.stability` adds [N]; per block [N, L] the columns of the spool's probe table.
     """
-    return signals_of(checkpoint.model, states_of(checkpoint, prompts, outputs, encoded))
+    return signals_of(checkpoint.model, states_of(checkpoint, prompts, outputs))
 
 
 def signals_of(model: Engine, states_LND: Tensor, given_N: Tensor | None = None) -> dict[str, Any]:
@@ -69,7 +62,6 @@ def probe_table(
     outputs: Sequence[Sequence[int]],
     gold_ids: Sequence[Sequence[int]] | None = None,
     kinds: Sequence[Sequence[str]] | None = None,
-    encoded: DecodingCache | None = None,
 ) -> pa.Table:
     """Probe every generated token: the spool's table, a row a token in the order of the documents.
 
@@ -80,7 +72,6 @@ def probe_table(
         outputs: What the model generated for each, at full depth.
         gold_ids: Each document's reference; NULL where an output is longer.
         kinds: What kind of token each of them is, likewise.
-        encoded: As for `teacher_forced`.
     """
     no_entries = [()] * len(keys)
     columns: dict[str, Any] = {
@@ -90,7 +81,7 @@ def probe_table(
         "gold_token_id": _beside(outputs, gold_ids or no_entries),
         "token_kind": _beside(outputs, kinds or no_entries),
     }
-    return as_table(columns | probe(checkpoint, prompts, outputs, encoded))
+    return as_table(columns | probe(checkpoint, prompts, outputs))
 
 
 def as_table(columns: Mapping[str, Any]) -> pa.Table:
@@ -113,14 +104,9 @@ def _beside(outputs: Sequence[Sequence[int]], entries: Sequence[Sequence[Any]]) 
     ]
 
 
-def states_of(
-    checkpoint: Checkpoint,
-    prompts: Sequence[Sequence[int]],
-    outputs: Sequence[Sequence[int]],
-    encoded: DecodingCache | None = None,
-) -> Tensor:
+def states_of(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Tensor:
     """States after the embedding and after every block, at the positions that predict outputs: [L+1, N, D]."""
-    fed = teacher_forced(checkpoint, prompts, outputs, encoded)
+    fed = teacher_forced(checkpoint, prompts, outputs)
     return torch.stack([hidden[fed.predicts_BT] for hidden in _forward(checkpoint.model, fed)])
 
 
@@ -139,30 +125,13 @@ class Fed:
     predicts_BT: Tensor
 
 
-def encoded_of(checkpoint: Checkpoint, batch: Batch) -> DecodingCache | None:
-    """Return what `teacher_forced` needs of a batch that is about to be decoded, to encode no prompt a second time."""
-    return None if checkpoint.start_id is None else batch.cache.twin()
-
-
-def teacher_forced(
-    checkpoint: Checkpoint,
-    prompts: Sequence[Sequence[int]],
-    outputs: Sequence[Sequence[int]],
-    encoded: DecodingCache | None = None,
-) -> Fed:
-    """Prepare one pass over prompts and the outputs that follow them.
-
-    Args:
-        checkpoint: The model.
-        prompts: Token ids of each row's prompt.
-        outputs: What follows each.
-        encoded: What an encoder has said of the same prompts (`encoded_of`), used up by this; None: it is asked now.
-    """
+def teacher_forced(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Fed:
+    """Prepare one pass over prompts and the outputs that follow them."""
     model = checkpoint.model
     if checkpoint.start_id is not None:
         fed = [[checkpoint.start_id, *output[:-1]] for output in outputs]
         tokens, mask = padded(fed, model.device, side="right")
-        cache = model.start(prompts, tokens.shape[1])[0] if encoded is None else encoded
+        cache, _ = model.start(prompts, tokens.shape[1])
         predicts = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
     else:
         fed = [[*prompt, *output[:-1]] for prompt, output in zip(prompts, outputs, strict=True)]

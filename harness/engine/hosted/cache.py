@@ -189,8 +189,7 @@ class HostedCache(DecodingCache):
             self.past = EncoderDecoderCache(self.past, Cache(layers=self.source_layers))
         self.windows: dict[tuple[int, int], Any] = {}  # how blocks are called at earlier positions, of this step
 
-    def twin(self) -> HostedCache:
-        """Return a cache with the same tensors."""
+    def _twin(self) -> HostedCache:
         has_source = bool(self.source_layers)
         twin = HostedCache(len(self.layers), self.n_rows, self.room, self.device, has_source=has_source)
         twin.length, twin.padding_B, twin.fed_BS = self.length, self.padding_B, self.fed_BS

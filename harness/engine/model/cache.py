@@ -114,8 +114,8 @@ class DecodingCache(ABC):
         """Where its tensors are."""
 
     @abstractmethod
-    def twin(self) -> Self:
-        """Return a cache with the same tensors: rows that leave one stay in the other, what is written is in both."""
+    def _twin(self) -> Self:
+        """A cache with the same tensors, which `_select` on the one leaves to the other."""
 
     @abstractmethod
     def _select(self, rows: Tensor) -> None:
@@ -151,7 +151,7 @@ class DecodingCache(ABC):
 
     def copied(self, rows: Tensor) -> Self:
         """Return a cache with copies of these rows, and of what waits in them; a row may be named more than once."""
-        twin = self.twin()
+        twin = self._twin()
         twin.waiting = self.waiting
         twin.keep(rows)
         twin.waiting = [[replace(token) for token in tokens] for tokens in twin.waiting]
@@ -261,8 +261,7 @@ class Cache(DecodingCache):
             cached = self._by_block[name] = kv, list(zip(k.unbind(), v.unbind(), strict=True))
         return cached[1]
 
-    def twin(self) -> Self:
-        """Return a cache with the same tensors."""
+    def _twin(self) -> Self:
         twin = copy.copy(self)
         twin._by_block = {}
         return twin

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from exitbench.harness.cells.job import CellJob
 from exitbench.harness.engine.decoding.decode import decode, prefill
-from exitbench.harness.engine.decoding.probe import encoded_of, probe_table
-from exitbench.harness.engine.model.cache import DecodingCache
+from exitbench.harness.engine.decoding.probe import probe_table
 from exitbench.harness.running.batches import in_batches
 from exitbench.harness.running.lm import stops
 from exitbench.harness.running.passes.choice_offline import choice_probe_pass
@@ -34,28 +33,23 @@ def probe_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progre
 
     known = session.answers_of_full_depth(item)
 
-    def answers(chosen: Sequence[int]) -> tuple[list[list[int]], DecodingCache | None]:
-        """Token ids, and what the encoder says of the prompts where it was asked for them."""
+    def outputs_of(chosen: Sequence[int]) -> list[list[int]]:
         keys = [documents[index].key for index in chosen]
         if all(key in known for key in keys):
-            return [known[key] for key in keys], None
+            return [known[key] for key in keys]
         rows = [requests[index] for index in chosen]
         batch = prefill(session.checkpoint.model, rows, asked.max_new_tokens, gates_first_token=gates_first)
-        encoded = encoded_of(session.checkpoint, batch)
-        made = decode(session.checkpoint, batch, session.full_parts(), is_stopped)
-        return [answer.token_ids for answer in made], encoded
+        return [made.token_ids for made in decode(session.checkpoint, batch, session.full_parts(), is_stopped)]
 
     def probe(chosen: Sequence[int]) -> None:
         answered = [documents[index] for index in chosen]
-        outputs, encoded = answers(chosen)
         probed = probe_table(
             session.checkpoint,
             [document.key for document in answered],
             [requests[index].prompt_ids for index in chosen],
-            outputs,
+            outputs_of(chosen),
             gold_ids=[session.target_ids(item, document) for document in answered],
             kinds=[session.kinds(item, document) for document in answered],
-            encoded=encoded,
         )
         writer.write("probe", probed)
 

@@ -12,7 +12,7 @@ import torch
 from exitbench.harness.engine.decoding import probe as probe_module
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
-from exitbench.harness.engine.decoding.probe import encoded_of, probe
+from exitbench.harness.engine.decoding.probe import probe
 from exitbench.harness.engine.decoding.signals import STRETCH, _three_largest, jensen_shannon
 from exitbench.methods.registry import baseline_method
 
@@ -139,24 +139,6 @@ def test_the_last_block_says_what_was_generated(family: Any, prompts: list[list[
     outputs = generated(family.checkpoint, prompts[:20])
     signals = probe(family.checkpoint, prompts[:20], outputs)
     assert signals["full_token_id"].tolist() == [token for output in outputs for token in output]
-
-
-def test_prompts_that_were_encoded_to_be_decoded_are_not_encoded_again(
-    family: Any, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint, some = family.checkpoint, prompts[:12]
-    outputs = generated(checkpoint, some)
-    assert len({len(output) for output in outputs}) > 1, "rows that end leave the batch, not what was encoded"
-    expected = probe(checkpoint, some, outputs)
-    batch = prefill(checkpoint.model, [Request(prompt) for prompt in some], 9)
-    encoded = encoded_of(checkpoint, batch)
-    assert (encoded is not None) == family.is_seq2seq
-    decode(checkpoint, batch, baseline_method()().parts(checkpoint.model.n_blocks))
-    if encoded is not None:
-        monkeypatch.setattr(checkpoint.model, "start", None)
-    found = probe(checkpoint, some, outputs, encoded)
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
 def test_chunks_do_not_change_what_is_recorded(
