@@ -10,8 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-import exitbench
-from exitbench import reports, results
+from exitbench import reports, results, terminal
 from exitbench.reports.summary import ReportSummary
 from exitbench.results.database.verified import file_state
 from exitbench.results.files.canonical import content_id
@@ -110,8 +109,7 @@ def _digests_of_sources() -> list[str]:
 
 def _sources() -> Iterator[Path]:
     """Every file of the two packages that write reports, and what lies beneath all of them."""
-    for folder in exitbench.__path__:
-        yield from sorted(Path(folder).glob("*.py"))
+    yield from sorted(Path(terminal.__file__).parent.glob("*.py"))
     for folder in (*reports.__path__, *results.__path__):
         yield from sorted(path for path in Path(folder).rglob("*.*") if path.is_file() and path.suffix != ".pyc")
 
