@@ -22,8 +22,9 @@ ROOM: Final = (
 def shortages(plan: Plan, retry: Retry) -> Iterator[str]:
     """Name each model that is to be run and does not fit into what its device has left, with the numbers.
 
-    Counted are the weights in the number format asked for, and keys and values of the largest batch at its longest
-    answer; prompts as far as `max_prompt_tokens` says how long they are. It is the least that is needed.
+    Counted are the weights in the number format asked for, the copy of the LM head that certified gates read, and keys
+    and values of the largest batch at its longest answer; prompts as far as `max_prompt_tokens` says how long they are.
+    It is the least that is needed.
 
     Args:
         plan: Of a suite.
@@ -39,22 +40,28 @@ def shortages(plan: Plan, retry: Retry) -> Iterator[str]:
         available = available_bytes(*devices)
         if available is None:
             continue
-        if cells[0].model.kind == "encoder":  # which keeps nothing for later tokens
-            weights = _weights_bytes(group.folder, cells[0].dtype)
-            if weights > available:
-                yield (
-                    f"model {group.model.name!r} ({group.folder}) does not fit: its weights take {gib(weights)} in "
-                    f"{cells[0].dtype}, and {gib(available)} are available on {', '.join(devices)}."
-                )
-            continue
-        weights, (cache, largest) = _weights_bytes(group.folder, cells[0].dtype), _largest_cache(group.folder, cells)
-        if weights + cache > available:
+        needed = dict(_needed_bytes(group.folder, cells))
+        if sum(needed.values()) > available:
+            first, *others = [f"{what} {gib(n_bytes)}" for what, n_bytes in needed.items()]
             yield (
-                f"model {group.model.name!r} ({group.folder}) does not fit: its weights take {gib(weights)} in "
-                f"{cells[0].dtype}, keys and values of {number_of(largest.rows, 'row')} of "
-                f"{number_of(_positions(largest), 'token')} {gib(cache)}, and "
+                f"model {group.model.name!r} ({group.folder}) does not fit: "
+                f"{', '.join([f'{first} in {cells[0].dtype}', *others])}, and "
                 f"{gib(available)} are available on {', '.join(devices)}."
             )
+
+
+def _needed_bytes(folder: Path, cells: Sequence[Cell]) -> Iterator[tuple[str, int]]:
+    """What is kept in memory, and how much of it."""
+    from exitbench.harness.engine.checkpoints.loading import head_numel
+
+    yield "its weights take", _weights_bytes(folder, cells[0].dtype)
+    if cells[0].model.kind == "encoder":  # which keeps nothing for later tokens
+        return
+    if any(cell.head_precision == "certified" for cell in cells):
+        yield "the int8 copy of its LM head", head_numel(folder)
+    cache, largest = _largest_cache(folder, cells)
+    tokens = number_of(_positions(largest), "token")
+    yield f"keys and values of {number_of(largest.rows, 'row')} of {tokens}", cache
 
 
 def _weights_bytes(folder: Path, dtype: str) -> int:

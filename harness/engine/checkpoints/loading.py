@@ -130,12 +130,27 @@ def kv_width(folder: Path) -> int:
     Raises:
         UserError: The configuration cannot be read.
     """
-    from exitbench.harness.engine.checkpoints.hosted_loading import read_hosted_config
     from exitbench.harness.engine.hosted.stack import head_shape
 
-    config = read_hosted_config(folder / CONFIG, read_config(folder)).get_text_config(decoder=True)
+    config = _text_config(folder)
     _, groups, size = head_shape(config, getattr(config, "hidden_size", None) or 0)
     return groups * size
+
+
+def head_numel(folder: Path) -> int:
+    """Return how many weights the LM head has by config.json; 0 where it does not say.
+
+    Raises:
+        UserError: The configuration cannot be read.
+    """
+    config = _text_config(folder)
+    return (getattr(config, "vocab_size", None) or 0) * (getattr(config, "hidden_size", None) or 0)
+
+
+def _text_config(folder: Path) -> Any:
+    from exitbench.harness.engine.checkpoints.hosted_loading import read_hosted_config
+
+    return read_hosted_config(folder / CONFIG, read_config(folder)).get_text_config(decoder=True)
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import T5ForConditionalGeneration
 
 from exitbench.harness.cli.main import main
 from exitbench.harness.engine.checkpoints import sizes
+from exitbench.harness.engine.checkpoints.loading import head_numel
 from exitbench.harness.engine.checkpoints.sizes import gib, weights_bytes
 from exitbench.harness.planning.memory import shortages
 from exitbench.harness.planning.plan import Plan, make_plan
@@ -86,6 +88,23 @@ def test_weights_and_the_largest_batch_are_counted(
         f"{gib(cache)}, and {gib((weights + cache) // 1024 * 1024 - 1024)} are available on cpu."
     )
     assert list(shortages(planned('dtype = "bfloat16"\nbatch_rows = 1'), "failed")) == []
+
+
+def test_certified_gates_read_a_copy_of_the_head_a_byte_a_weight(
+    write_suite: Writer, checkpoint: Path, data_dir: Path, tmp_path: Path, left: Callable[[int], None]
+) -> None:
+    head = head_numel(checkpoint)
+    assert head == T5ForConditionalGeneration.from_pretrained(checkpoint).lm_head.weight.numel()
+    gated = '[[sweep]]\nmethod = "max-prob"\nquery = { threshold = [0.5] }\nkinds = ["quality"]\n'
+    left(0)
+
+    def told(defaults: str) -> str:
+        plan = make_plan(load_suite(write_suite(defaults, gated)), tmp_path / "spool", tmp_path / "models", data_dir)
+        (line,) = shortages(plan, "failed")
+        return line
+
+    assert f", the int8 copy of its LM head {gib(head)}, keys" in told('[defaults]\nhead_precision = "certified"\n')
+    assert "int8 copy" not in told("")
 
 
 def test_a_run_is_refused_before_anything_is_measured_and_a_plan_says_so(
