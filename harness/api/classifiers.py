@@ -150,7 +150,9 @@ def classify(
     return [_told(model, one, len(text.ids), text.n_cut) for one, text in zip(made, encoded, strict=True)]
 
 
-def bound_method(n_blocks: int, exit_blocks: Sequence[int], method: str | Method, params: Mapping[str, Any]) -> Method:
+def bound_method(
+    n_blocks: int, exit_blocks: tuple[int, ...], method: str | Method, params: Mapping[str, Any]
+) -> Method:
     """Return a method with its parameters, bound to a model.
 
     Raises:

@@ -9,6 +9,7 @@ from exitbench.errors import UserError, told
 from exitbench.harness.engine.checkpoints.encoder_loading import load_encoder
 from exitbench.harness.engine.checkpoints.tokenizer_files import check_vocabulary, load_tokenizer
 from exitbench.harness.engine.encoders.model import EncoderClassifier, why_not
+from exitbench.harness.engine.encoders.off_ramps import OffRamps
 from exitbench.harness.inspecting.stored import Stored, read_stored
 from exitbench.methods.registry import get_method, method_names
 
@@ -120,11 +121,15 @@ def _shape(model: EncoderClassifier) -> ClassifierShape:
         vocabulary=model.n_tokens,
         labels=model.labels,
         parameters=sum(parameter.numel() for parameter in model.stack.lm.parameters()),
-        off_ramps=ramps and Ramps(ramps.kind, ramps.blocks, sum(one.numel() for one in ramps.tensors.values())),
+        off_ramps=None if ramps is None else _ramps(ramps),
         block_flops=model.block_cost(model.max_positions).flops,
         counted_tokens=model.max_positions,
         head_numel=model.stack.classifier_numel,
     )
+
+
+def _ramps(ramps: OffRamps) -> Ramps:
+    return Ramps(ramps.kind, ramps.blocks, sum(tensor.numel() for tensor in ramps.tensors.values()))
 
 
 def _runnable(name: str, model: EncoderClassifier) -> RunnableMethod:

@@ -100,7 +100,8 @@ def _by_key(said: pa.Table, name: str) -> dict[str, str]:
 
 def _places(asked: pa.Table, keys: Sequence[str], blocks: int) -> NDArray[np.int64]:
     """Where a document's block stands, [rows]."""
-    return ranks(asked["doc_key"], keys) * blocks + asked["block"].to_numpy() - 1
+    block_N: NDArray[np.int64] = asked["block"].to_numpy().astype(np.int64)
+    return ranks(asked["doc_key"], keys) * blocks + block_N - 1
 
 
 def _at(n: int, at: NDArray[np.int64], column: pa.ChunkedArray) -> NDArray[np.float64]:
