@@ -122,8 +122,14 @@ def example() -> ModuleType:
     return _module("make_spool")
 
 
-def _module(name: str) -> ModuleType:
-    path = Path(__file__).parent / "results" / f"{name}.py"
+@pytest.fixture(scope="session")
+def snippets() -> ModuleType:
+    """The module `docs/snippets.py`, which runs commands as forks of a process that has all imports."""
+    return sys.modules.get("snippets") or _module("snippets", "docs")
+
+
+def _module(name: str, folder: str = "results") -> ModuleType:
+    path = TESTS / folder / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

@@ -19,7 +19,7 @@ class Claim:
 
     Attributes:
         claim_id: Its name, which begins with the ledger file's.
-        ledger: Stem of the TOML file that it is from: mee, prune, natcap, heads or calm_free.
+        ledger: Stem of the TOML file that it is from: mee, prune, natcap, heads, calm_free or encoders.
         kind: `claim`: the authors write it, and runs of ours test it; `consistency`: printed numbers are held against
             each other; `question`: ours, raised by what a paper shows, and nobody's claim.
         paper: Whose words or numbers these are, or what raises the question: MEE, MEEBLOG, PRUNE, NATCAP, HEADS, or

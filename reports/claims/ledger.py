@@ -10,7 +10,7 @@ from typing import Any, Final
 from exitbench.errors import UserError, suggestion
 from exitbench.reports.claims.claim import CLAIM, CONSISTENCY, DIRECTIONS, KINDS, MOST_WORDS, QUESTION, Claim
 
-LEDGERS: Final = ("mee", "prune", "natcap", "heads", "calm_free")
+LEDGERS: Final = ("mee", "prune", "natcap", "heads", "calm_free", "encoders")
 """Stems of the files, in the order of the page."""
 
 Keys = dict[str, type]

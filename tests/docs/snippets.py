@@ -59,47 +59,6 @@ _ENVIRONMENT = {
     "HF_DATASETS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-_PYTHON = """
-import contextlib, io, json, os, sys, traceback
-replies = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # what workers print is no reply
-names = {"__name__": "__main__"}
-for line in sys.stdin:
-    code, where = json.loads(line)
-    printed, error = io.StringIO(), None
-    with contextlib.redirect_stdout(printed):
-        try:
-            exec(compile(code, where, "exec"), names)
-        except BaseException:
-            error = traceback.format_exc()
-    print(json.dumps([printed.getvalue(), error]), file=replies, flush=True)
-"""
-
-
-_EXITBENCH = """
-import json, os, sys, traceback
-sys.path.pop(0)  # a program has no working folder there
-import torch, transformers, exitbench.harness.running.worker
-from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
-from exitbench.harness.cli.main import console
-for line in sys.stdin:
-    words, folder, output = json.loads(line)
-    if not (child := os.fork()):
-        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
-        os.dup2(1, 2)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.chdir(folder)
-        sys.argv, code = words, 1
-        try:
-            console()
-        except SystemExit as end:
-            code = end.code or 0
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(code)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
 
 
 class Wrong(AssertionError):
@@ -183,8 +142,8 @@ class Page:
                 elif block.language == "console":
                     self._commands(block)
                 elif block.language == "python":
-                    python = python or _start([sys.executable, "-c", _PYTHON], self.folder, subprocess.DEVNULL)
-                    printed = _said(python, block)
+                    python = python or _Python(self.folder)
+                    printed = python.said(block)
                 elif block.language == "sql":
                     printed = self._rows(block)
                 elif block.language == "text" and before is not None:
@@ -193,7 +152,7 @@ class Page:
                     raise Wrong(f"{block.place}: a block {block.language!r} here is neither run nor `not run: WHY`")
         finally:
             if python is not None:
-                python.communicate()
+                python.end()
 
     def _write(self, block: Block) -> None:
         path = self.folder / str(block.title)
@@ -229,47 +188,72 @@ def output_of(folder: Path, words: list[str], place: str, code: int = 0) -> str:
         ended, output = _exitbench(words, folder)
     else:
         try:
-            process = _start(words, folder, subprocess.STDOUT)
+            process = subprocess.run(
+                words,
+                cwd=folder,
+                env=os.environ | _ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                encoding="utf-8",
+            )
         except FileNotFoundError:
             raise Wrong(f"{place}: there is no program {words[0]}") from None
-        output = process.communicate()[0]
-        ended = process.returncode
+        ended, output = process.returncode, process.stdout
     if ended != code:
         raise Wrong(f"{place}: {shlex.join(words)} ends with {ended}, not {code}:\n{output}")
     return output
 
 
 def _exitbench(words: list[str], folder: Path) -> tuple[int, str]:
-    """Have a process that has imported what most commands need fork one; returns how it ends, and what it said."""
+    """Returns how a command ends, and what it said."""
     with tempfile.NamedTemporaryFile() as output:
-        server = _server()
-        assert server.stdin is not None and server.stdout is not None
-        print(json.dumps([words, str(folder), output.name]), file=server.stdin, flush=True)
-        return int(server.stdout.readline()), Path(output.name).read_text(encoding="utf-8")
+        return _asked(words, folder, os.devnull, output.name), Path(output.name).read_text(encoding="utf-8")
+
+
+def _asked(words: list[str], folder: Path, given: str, output: str) -> int:
+    """The exit code of a command that the server runs in a folder, between two files."""
+    server = _server()
+    assert server.stdin is not None and server.stdout is not None
+    print(json.dumps([words, str(folder), given, output]), file=server.stdin, flush=True)
+    return int(server.stdout.readline())
 
 
 @cache
 def _server() -> subprocess.Popen[str]:
-    """It ends with the tests: its standard input does."""
-    return _start([sys.executable, "-c", _EXITBENCH], Path.cwd(), None)
+    """It ends with the tests: its standard input does. Each process of pytest-xdist has one, on a core of its own."""
+    number = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    command, pipe = [sys.executable, str(Path(__file__).with_name("server.py")), number], subprocess.PIPE
+    return subprocess.Popen(command, env=os.environ | _ENVIRONMENT, stdin=pipe, stdout=pipe, text=True)
 
 
-def _start(words: list[str], folder: Path, errors: int | None) -> subprocess.Popen[str]:
-    environment, pipe = os.environ | _ENVIRONMENT, subprocess.PIPE
-    return subprocess.Popen(
-        words, cwd=folder, env=environment, stdin=pipe, stdout=pipe, stderr=errors, text=True, encoding="utf-8"
-    )
+class _Python:
+    """A Python in a folder, which remembers what it was told before."""
 
+    def __init__(self, folder: Path) -> None:
+        self._pipes = tempfile.TemporaryDirectory()
+        told, said = (os.path.join(self._pipes.name, name) for name in ("told", "said"))
+        os.mkfifo(told), os.mkfifo(said)
+        _asked(["python"], folder, told, said)
+        self._told = open(told, "w", encoding="utf-8")  # noqa: SIM115 - until `end`
+        self._said = open(said, encoding="utf-8")  # noqa: SIM115
 
-def _said(python: subprocess.Popen[str], block: Block) -> str:
-    """Have the page's Python run a block; returns what it printed."""
-    assert python.stdin is not None and python.stdout is not None
-    print(json.dumps([block.text, block.place]), file=python.stdin, flush=True)
-    answer = python.stdout.readline()
-    printed, error = json.loads(answer) if answer else ("", "the interpreter has ended")
-    if error:
-        raise Wrong(f"{block.place}: {error}")
-    return str(printed)
+    def said(self, block: Block) -> str:
+        """Have it run a block; returns what it printed."""
+        print(json.dumps([block.text, block.place]), file=self._told, flush=True)
+        answer = self._said.readline()
+        printed, error = json.loads(answer) if answer else ("", "the interpreter has ended")
+        if error:
+            raise Wrong(f"{block.place}: {error}")
+        return str(printed)
+
+    def end(self) -> None:
+        """End it, and wait for that."""
+        self._told.close()
+        self._said.read()
+        self._said.close()
+        self._pipes.cleanup()
 
 
 def _require(place: str, shown: list[str], output: str, varies: bool) -> None:

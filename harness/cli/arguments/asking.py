@@ -94,7 +94,8 @@ def _add_claims(commands: Commands) -> None:
     parser = command(commands, "claims", "claims:claims", about, examples)
     parser.add_argument("claim", nargs="?", metavar="CLAIM", help="show this one in full, with its query")
     add_database(parser)
-    parser.add_argument("--paper", metavar="NAME", help="only claims of mee, prune, natcap, heads or calm_free")
+    papers = "only claims of mee, prune, natcap, heads, calm_free or encoders"
+    parser.add_argument("--paper", metavar="NAME", help=papers)
     about = "only claim (the authors' words), consistency (printed numbers against each other) or question (ours)"
     parser.add_argument("--kind", metavar="KIND", help=about)
     about = (

@@ -71,11 +71,12 @@ def _activation(name: str, path: Path) -> Any:
 
 def _no_activation(name: str) -> str | None:
     """Why not, of an activation that transformers has and the lean engine does not."""
+    if _SPELLED.get(name, name) in ACTIVATIONS:
+        return None
+    # Imported here: it brings torch's compiler, which takes longer to import than all that a lean model needs.
     from transformers.activations import ACT2FN
 
-    if name not in ACT2FN or _SPELLED.get(name, name) in ACTIVATIONS:
-        return None
-    return _lacks("activation", name, sorted(ACTIVATIONS))
+    return _lacks("activation", name, sorted(ACTIVATIONS)) if name in ACT2FN else None
 
 
 def _without(config: Any, *options: str) -> str | None:

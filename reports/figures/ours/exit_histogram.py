@@ -17,11 +17,11 @@ ORDER = 30
 TITLE = "Where tokens exit"
 CAPTION = (
     "Share of generated tokens that exit after each block, in real decodes. One line is one setting of a method; "
-    "numbers are per cent, shares below 5 % are left without one. Empty lines were not run on that task. A setting run "
-    "several times (on other documents, in other batches or number formats) is shown once, as it was run beside most "
-    "others. A heat map has no room for intervals: tokens of one document are alike, so that documents count, not "
-    "tokens. By chance alone a share of a half is off by up to about 1/√n, 10 points at 100 documents; less where "
-    "tokens of a document differ."
+    "numbers are per cent, shares below 5 % are left without one. Of an encoder a whole document is one token, its "
+    "label. Empty lines were not run on that task. A setting run several times (on other documents, in other "
+    "batches or number formats) is shown once, as it was run beside most others. A heat map has no room for "
+    "intervals: tokens of one document are alike, so that documents count, not tokens. By chance alone a share of a "
+    "half is off by up to about 1/√n, 10 points at 100 documents; less where tokens of a document differ."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` cells of models with trained weights."
 

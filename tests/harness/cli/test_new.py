@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,11 +20,6 @@ from exitbench.harness.scaffolds.names import MOST_CHARACTERS
 from exitbench.results.database.connection import open_database
 
 ROOT = Path(__file__).parents[3]
-# On one core there is one worker process, whose imports take longer than all cells.
-MAIN = (
-    "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
-    "from exitbench.harness.cli.main import main; sys.exit(main(sys.argv[1:]))"
-)
 METHOD, TASK, PYTHON_TASK = "my-gate", "my-task", "my-other-task"
 LIMIT = "4"
 
@@ -37,22 +31,13 @@ def _said(arguments: list[str]) -> str:
     return out.getvalue()
 
 
-def _do(folder: Path, command: list[str]) -> str:
-    """What a command prints in a process of its own, by this Python and on one core."""
-    program = {"python": [sys.executable], "exitbench": [sys.executable, "-c", MAIN]}[command[0]]
-    given = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    done = subprocess.run([*program, *command[1:]], cwd=folder, env=given, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (command, done.stdout, done.stderr)
-    return done.stdout
-
-
 def _next(told: str) -> list[list[str]]:
     """The commands that `exitbench new` says come next."""
     return [shlex.split(line) for line in told.partition("next:\n")[2].splitlines()]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a method, a task and a task in Python, each tried as its next steps say. Read only."""
     folder = tmp_path_factory.mktemp("made")
     tests: list[str] = []
@@ -66,9 +51,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 # Of timing, whose place is a quiet machine, nothing; and one report of all at the end.
                 few = ["--kinds", "quality,probe", "--limit", LIMIT, "--no-report"] if step[1] == "run" else []
                 is_apart = step[1] == "run" or "--plugins" in step
-                told = _do(folder, [*step, *few]) if is_apart else _said(step[1:])
+                told = snippets.output_of(folder, [*step, *few], "made") if is_apart else _said(step[1:])
                 (folder / f"{arguments[1]}-{number}-{step[1]}.out").write_text(told)
-    _do(folder, ["python", "-m", "pytest", "-p", "no:cacheprovider", *tests])
+    snippets.output_of(folder, ["python", "-m", "pytest", "-p", "no:cacheprovider", *tests], "made")
     return folder
 
 
@@ -106,7 +91,9 @@ def test_as_it_is_the_gate_is_that_of_max_prob(made: Path) -> None:
 
 def test_thresholds_of_the_method_are_replayed(made: Path) -> None:
     (told,) = (path.read_text() for path in made.glob("*-replay.out"))
-    depths = [float(line.split()[1]) for line in told.splitlines()[2:]]
+    lines = told.splitlines()  # what goes to stderr stands before the table
+    rows_from = next(number for number, line in enumerate(lines) if "mean_exit_layer" in line) + 2
+    depths = [float(line.split()[1]) for line in lines[rows_from:]]
     assert len(depths) == 21 and depths == sorted(depths) and depths[0] < depths[-1]
 
 
@@ -118,8 +105,8 @@ def test_the_tasks_are_in_the_database_with_their_metrics(made: Path) -> None:
     ]
 
 
-def test_all_of_it_is_in_the_reports_table(made: Path) -> None:
-    told = _do(made, ["exitbench", "report", "--format", "md", "--only", "summary", "--draft"])
+def test_all_of_it_is_in_the_reports_table(made: Path, snippets: ModuleType) -> None:
+    told = snippets.output_of(made, shlex.split("exitbench report --format md --only summary --draft"), "report")
     assert METHOD in told and TASK in told and PYTHON_TASK in told
 
 

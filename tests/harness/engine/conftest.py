@@ -101,6 +101,12 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "umt5": lambda: _untied(transformers.UMT5ForConditionalGeneration(transformers.UMT5Config(**T5)), is_said=False),
 }
 
+PLACED = ("t5", "umt5", "llama", "smollm3", "gpt2")
+"""One for each way in which a block learns where a token stands: biases that blocks share or have each, rotations in
+all blocks or in some, an embedding. What moves rows and positions of a cache needs no others: what a block computes is
+compared for all.
+"""
+
 
 def randomise(reference: Any, seed: int) -> None:
     """Give every parameter, norms and biases included, a value that matters to the logits."""
@@ -208,6 +214,12 @@ def prompts() -> list[list[int]]:
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest, twin: Callable[[str], Twin]) -> Twin:
     """Each family in turn."""
+    return twin(request.param)
+
+
+@pytest.fixture(params=PLACED)
+def placed(request: pytest.FixtureRequest, twin: Callable[[str], Twin]) -> Twin:
+    """Each of `PLACED` in turn."""
     return twin(request.param)
 
 

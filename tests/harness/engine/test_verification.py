@@ -209,33 +209,33 @@ def test_answers_and_traces_are_those_of_the_definition(family: Any, prompts: An
 
 @pytest.mark.parametrize("stops", [None, stops_somewhere], ids=["to-the-end", "stopped"])
 def test_self_speculation_is_full_depth_whatever_drafts_and_however_many(
-    family: Any, prompts: Any, stops: Stops | None
+    placed: Any, prompts: Any, stops: Stops | None
 ) -> None:
     """In a batch: rows are cut at different places, and would end on drafts by tokens, stop rule and length."""
     rows = prompts[:N_ROWS]
-    full = run(family, rows, Full(), stops)
+    full = run(placed, rows, Full(), stops)
     assert {g.stop_reason for g in full} >= {"eos", "stop_string" if stops else "length"}
     for method in [*SPECULATIONS[stops is None :: 2], SelfSpeculation(exit_layer=L)]:
-        made = run(family, rows, method, stops)
+        made = run(placed, rows, method, stops)
         assert [(g.token_ids, g.stop_reason) for g in made] == [(g.token_ids, g.stop_reason) for g in full], method
 
 
-def test_a_bound_of_0_rolls_every_draft_back_to_full_depth(family: Any, prompts: Any) -> None:
+def test_a_bound_of_0_rolls_every_draft_back_to_full_depth(placed: Any, prompts: Any) -> None:
     rows, rejected = prompts[:N_ROWS], 0
     for stops, (exit_layer, threshold) in itertools.product([None, stops_somewhere], [(1, 0.0), (1, 0.05), (3, 0.1)]):
         method = Free(exit_layer=exit_layer, threshold=threshold, kv_policy=ROLLBACK, rollback=0.0)
-        made = run(family, rows, method, stops)
-        assert [g.token_ids for g in made] == [g.token_ids for g in run(family, rows, Full(), stops)]
+        made = run(placed, rows, method, stops)
+        assert [g.token_ids for g in made] == [g.token_ids for g in run(placed, rows, Full(), stops)]
         rejected += sum(sum(g.rejected) for g in made)
     assert rejected > 50
 
 
-def test_a_huge_bound_is_parallel_decoding_without_verification(family: Any, prompts: Any) -> None:
-    rows, vocabulary, ending = prompts[:N_ROWS], family.checkpoint.model.vocab_size, 0
+def test_a_huge_bound_is_parallel_decoding_without_verification(placed: Any, prompts: Any) -> None:
+    rows, vocabulary, ending = prompts[:N_ROWS], placed.checkpoint.model.vocab_size, 0
     for threshold in (0.0, 0.1, 0.3):
-        plain = run(family, rows, Free(exit_layer=2, threshold=threshold), stops_somewhere)
+        plain = run(placed, rows, Free(exit_layer=2, threshold=threshold), stops_somewhere)
         method = Free(exit_layer=2, threshold=threshold, kv_policy=ROLLBACK, rollback=1e9)
-        for ours, theirs in zip(run(family, rows, method, stops_somewhere), plain, strict=True):
+        for ours, theirs in zip(run(placed, rows, method, stops_somewhere), plain, strict=True):
             assert ours.token_ids == theirs.token_ids
             assert ours.exit_layers == theirs.exit_layers
             assert ours.stop_reason == theirs.stop_reason
@@ -249,23 +249,23 @@ def test_a_huge_bound_is_parallel_decoding_without_verification(family: Any, pro
     assert ending, "some answers must end on drafts"
 
 
-def test_a_threshold_that_no_margin_exceeds_is_full_depth(family: Any, prompts: Any) -> None:
+def test_a_threshold_that_no_margin_exceeds_is_full_depth(placed: Any, prompts: Any) -> None:
     rows = prompts[:N_ROWS]
-    full = run(family, rows, Full())
+    full = run(placed, rows, Full())
     for policy in ("sync-parallel", "state-copy-lazy", ROLLBACK):
-        made = run(family, rows, Free(exit_layer=2, threshold=1.0, kv_policy=policy))
+        made = run(placed, rows, Free(exit_layer=2, threshold=1.0, kv_policy=policy))
         assert [(g.token_ids, g.exit_layers, g.rejected) for g in made] == [
             (g.token_ids, g.exit_layers, g.rejected) for g in full
         ]
 
 
-def test_a_batch_equals_its_rows_alone_with_rows_that_roll_back_at_different_places(family: Any, prompts: Any) -> None:
-    rows, checkpoint, cut_at = prompts[:N_ROWS], endless(family), set()
+def test_a_batch_equals_its_rows_alone_with_rows_that_roll_back_at_different_places(placed: Any, prompts: Any) -> None:
+    rows, checkpoint, cut_at = prompts[:N_ROWS], endless(placed), set()
     for method in [SPECULATIONS[2], SPECULATIONS[8], *ROLLBACKS]:
-        together = decode(checkpoint, start(family, rows), parts(method), stops_somewhere)
+        together = decode(checkpoint, start(placed, rows), parts(method), stops_somewhere)
         cut_at |= {tuple(at for at, n in enumerate(g.rejected) if n) for g in together}
         for prompt, expected in zip(rows[::2], together[::2], strict=True):
-            (alone,) = decode(checkpoint, start(family, [prompt]), parts(method), stops_somewhere)
+            (alone,) = decode(checkpoint, start(placed, [prompt]), parts(method), stops_somewhere)
             assert trace(alone) == trace(expected), method
             assert alone.scores == pytest.approx(expected.scores, abs=1e-4)
     assert len(cut_at) >= 5
@@ -275,15 +275,15 @@ def test_a_batch_equals_its_rows_alone_with_rows_that_roll_back_at_different_pla
 
 
 @pytest.mark.parametrize("method", [SPECULATIONS[3], SPECULATIONS[6], *ROLLBACKS[:3]], ids=named)
-def test_the_cache_is_that_of_a_full_run_over_the_answer(family: Any, prompts: Any, method: Method) -> None:
+def test_the_cache_is_that_of_a_full_run_over_the_answer(placed: Any, prompts: Any, method: Method) -> None:
     """At every block of every position: no token is left waiting, and what was rolled back is gone."""
-    model = family.checkpoint.model
+    model = placed.checkpoint.model
     for prompt in prompts[:6]:
-        batch = start(family, [prompt])
-        (made,) = decode(endless(family), batch, parts(method))
+        batch = start(placed, [prompt])
+        (made,) = decode(endless(placed), batch, parts(method))
         full, _ = model.start([prompt], N_NEW)
         fed = made.token_ids[:-1]
-        fed = [family.checkpoint.start_id, *fed] if family.is_seq2seq else fed
+        fed = [placed.checkpoint.start_id, *fed] if placed.is_seq2seq else fed
         hidden, context = model.embed(torch.tensor([fed]), full)
         for block in range(1, L + 1):
             hidden = model.block(block, hidden, context)
@@ -294,7 +294,7 @@ def test_the_cache_is_that_of_a_full_run_over_the_answer(family: Any, prompts: A
 
 
 def test_rows_shift_to_a_common_end_and_room_is_made_when_longer_rows_have_ended(
-    family: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch
+    placed: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Padding that every remaining row has is dropped once no place is left; a row alone never needs that."""
     made_room: list[int] = []
@@ -306,14 +306,14 @@ def test_rows_shift_to_a_common_end_and_room_is_made_when_longer_rows_have_ended
         made_room.append(before - cache.length)
 
     monkeypatch.setattr(Cache, "make_room", spy)
-    checkpoint, method = endless(family), SelfSpeculation(exit_layer=1, drafts=2)
+    checkpoint, method = endless(placed), SelfSpeculation(exit_layer=1, drafts=2)
     rows = [prompt for prompt in prompts[:60] if len(prompt) == len(prompts[0])] + prompts[:N_ROWS]
-    together = decode(checkpoint, start(family, rows), parts(method))
+    together = decode(checkpoint, start(placed, rows), parts(method))
     assert any(made_room)
     assert all(len(g.token_ids) == N_NEW for g in together)
     made_room.clear()
     for prompt, expected in zip(rows, together, strict=True):
-        assert trace(decode(checkpoint, start(family, [prompt]), parts(method))[0]) == trace(expected)
+        assert trace(decode(checkpoint, start(placed, [prompt]), parts(method))[0]) == trace(expected)
     assert not any(made_room)
 
 
@@ -321,14 +321,14 @@ def test_rows_shift_to_a_common_end_and_room_is_made_when_longer_rows_have_ended
 
 
 @pytest.mark.parametrize("method", [SPECULATIONS[1], SPECULATIONS[8], *ROLLBACKS, KEEP_TAIL[1]], ids=named)
-def test_the_declared_work_is_what_a_flop_counter_sees(family: Any, prompts: Any, method: Method) -> None:
+def test_the_declared_work_is_what_a_flop_counter_sees(placed: Any, prompts: Any, method: Method) -> None:
     """Of whole answers, with drafts that were kept, thrown away, and made to end them."""
     for prompt in prompts[:1]:
-        batch = start(family, [prompt])
+        batch = start(placed, [prompt])
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            (made,) = decode(endless(family), batch, parts(method), stops_somewhere)
-        first_token: Any = "gated" if family.is_seq2seq else "full"
-        (declared,) = answer_costs(family.checkpoint, parts(method), [made], [len(prompt)], first_token)
+            (made,) = decode(endless(placed), batch, parts(method), stops_somewhere)
+        first_token: Any = "gated" if placed.is_seq2seq else "full"
+        (declared,) = answer_costs(placed.checkpoint, parts(method), [made], [len(prompt)], first_token)
         # Positions in vain count as if they stood where the token does that replaced them, with fewer keys to see.
         seen = counter.get_total_flops()
         assert 0.94 * seen <= declared.matmul_flops <= 1.001 * seen
@@ -352,17 +352,17 @@ class Blocks:
 
 @pytest.mark.parametrize("method", [SPECULATIONS[1], SPECULATIONS[8], *ROLLBACKS, KEEP_TAIL[1]], ids=named)
 def test_positions_and_weights_read_follow_from_the_trace(
-    family: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
+    placed: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every position runs every block in the end: those of the answer once, and those in vain, but for what is never
     verified. Weights are read by each call, so that each position reads those of its draft, and each pass that verifies
     the others'."""
     for prompt in prompts[:5]:
-        batch = start(family, [prompt])
+        batch = start(placed, [prompt])
         with monkeypatch.context() as patch:
             blocks = Blocks(patch)
-            (made,) = decode(endless(family), batch, parts(method), stops_somewhere)
-        fed = len(made.token_ids) - (0 if family.is_seq2seq else 1)
+            (made,) = decode(endless(placed), batch, parts(method), stops_somewhere)
+        fed = len(made.token_ids) - (0 if placed.is_seq2seq else 1)
         everything = fed + sum(made.wasted)
         layers = made.exit_layers[-fed:] if fed else []
         tail = len(layers) - max((at + 1 for at, layer in enumerate(layers) if layer == L), default=0)
@@ -376,7 +376,7 @@ def test_positions_and_weights_read_follow_from_the_trace(
 
 @pytest.mark.parametrize("method", [SPECULATIONS[1], *ROLLBACKS], ids=named)
 def test_drafts_are_read_out_with_the_token_that_runs_beside_them(
-    family: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
+    placed: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One product a token, one more where its gate reads logits and it goes on, and one for drafts that an end runs."""
     counted: Counter[str] = Counter()
@@ -385,12 +385,12 @@ def test_drafts_are_read_out_with_the_token_that_runs_beside_them(
         original = getattr(owner, name)
         patch.setattr(owner, name, lambda *args: (counted.update([name]), original(*args))[1])
 
-    batch = start(family, prompts[:1])
+    batch = start(placed, prompts[:1])
     with monkeypatch.context() as patch:
         counting(Transformer, "logits", patch)
         counting(BlockRunner, "complete", patch)
         counting(BlockRunner, "defer", patch)
-        (made,) = decode(endless(family), batch, parts(method), stops_somewhere)
+        (made,) = decode(endless(placed), batch, parts(method), stops_somewhere)
     steps = len(made.token_ids) + sum(made.wasted)
     deep = steps - counted["defer"]
     assert counted["logits"] <= steps + (deep if isinstance(method, Free) else 0) + counted["complete"]
@@ -399,7 +399,7 @@ def test_drafts_are_read_out_with_the_token_that_runs_beside_them(
 # ------------------------------------------------------------------------------------------ the rest
 
 
-def test_verified_logits_that_are_not_finite_are_named(family: Any, prompts: Any, monkeypatch: Any) -> None:
+def test_verified_logits_that_are_not_finite_are_named(placed: Any, prompts: Any, monkeypatch: Any) -> None:
     from exitbench.harness.engine.decoding import speculation as verification
 
     def verify(runner: Any, *rest: Any) -> Any:
@@ -410,7 +410,7 @@ def test_verified_logits_that_are_not_finite_are_named(family: Any, prompts: Any
     original = verification.verify_drafts
     monkeypatch.setattr("exitbench.harness.engine.decoding.decode.verify_drafts", verify)
     with pytest.raises(ArithmeticError, match=f"^the logits at block {L} are not finite"):
-        run(family, prompts[3:5], SelfSpeculation(exit_layer=1, drafts=1))
+        run(placed, prompts[3:5], SelfSpeculation(exit_layer=1, drafts=1))
 
 
 def test_bfloat16_verifies_too(family: Any, prompts: Any) -> None:

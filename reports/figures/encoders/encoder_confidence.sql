@@ -1,0 +1,34 @@
+-- Encoders: score of the gate, by block and by whether the block's label is right, over the documents that it was asked of:
+-- of each method the run that asked most. pairs: of a right and a wrong label at one block; wins: those of them in which the
+-- right one has the higher score, ties count half. Regressions have no labels. The last block is not asked.
+WITH
+-- continues in shared/encoder_runs.sql
+asked AS (
+    SELECT
+        s.attempt_id, s.model, s.task_label, s.method, s.params, s.kv_policy, s.blocks, s.n, t.block, t.is_right, t.score::DOUBLE AS score
+    FROM shown AS s JOIN (SELECT attempt_id, block, is_right, score FROM sequence_trace) AS t USING (attempt_id)
+    WHERE t.is_right IS NOT NULL AND isfinite(t.score) AND s.method NOT IN ('static', 'random', 'oracle')
+),
+chosen AS (
+    SELECT attempt_id FROM asked GROUP BY attempt_id, model, task_label, method, params
+    QUALIFY row_number() OVER (PARTITION BY model, task_label, method ORDER BY count(*) DESC, params) = 1
+),
+ranked AS (
+    SELECT
+        *, rank() OVER (PARTITION BY attempt_id, block ORDER BY score)
+            + (count(*) OVER (PARTITION BY attempt_id, block, score) - 1) / 2 AS place
+    FROM asked SEMI JOIN chosen USING (attempt_id)
+),
+counted AS (
+    SELECT
+        attempt_id, block,
+        coalesce(sum(place) FILTER (is_right), 0) - count_if(is_right) * (count_if(is_right) + 1) / 2 AS wins,
+        count_if(is_right) * count_if(NOT is_right) AS pairs
+    FROM ranked GROUP BY ALL
+)
+SELECT
+    r.model, r.task_label AS task, r.method, r.params, r.kv_policy, r.blocks, r.block, r.is_right, avg(r.score) AS mean,
+    mean_half_width(r.score) AS half_width, count(*) AS texts, any_value(c.wins) AS wins, any_value(c.pairs) AS pairs, r.n
+FROM ranked AS r JOIN counted AS c USING (attempt_id, block)
+GROUP BY r.model, r.task_label, r.method, r.params, r.kv_policy, r.blocks, r.block, r.is_right, r.n, r.attempt_id
+ORDER BY task, r.model, r.method, r.params, r.is_right DESC, r.block;

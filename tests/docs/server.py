@@ -1,0 +1,104 @@
+"""Runs commands of `exitbench`, and Python, as forks of a process that has imported what most of them need.
+
+A line of standard input names words, a folder, and files for standard input and output; the reply is the exit code, at
+once for `python`, which reads its input to the end. Workers and trials that a command starts are forks of it likewise:
+each would spend longer on its imports than on all that a page asks of it. On one core there is one worker.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+IMPORTED = ("torch._dynamo", "lm_eval.evaluator", "exitbench.harness.running.worker", "exitbench.reports.render")
+PYTHON = """
+import contextlib, io, json, os, sys, traceback
+replies = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what workers print is no reply
+names = {"__name__": "__main__"}
+for line in sys.stdin:
+    code, where = json.loads(line)
+    printed, error = io.StringIO(), None
+    with contextlib.redirect_stdout(printed):
+        try:
+            exec(compile(code, where, "exec"), names)
+        except BaseException:
+            error = traceback.format_exc()
+    print(json.dumps([printed.getvalue(), error]), file=replies, flush=True)
+"""
+
+
+class Forked(subprocess.Popen[Any]):
+    """A process of `python -m exitbench...` that is a fork of this one; any other is what it always is."""
+
+    def __init__(self, command: Sequence[Any], **options: Any) -> None:
+        words = [str(word) for word in command] if not isinstance(command, str | bytes) else []
+        if words[:1] == [sys.executable] and "-m" in words and words[words.index("-m") + 1].startswith("exitbench."):
+            module, *arguments = words[words.index("-m") + 1 :]
+            kept, given = set(options.get("pass_fds", ())), options.get("env")
+
+            def run() -> None:
+                for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - kept - {0, 1, 2}:
+                    with contextlib.suppress(OSError):  # that of the folder listed
+                        os.close(descriptor)
+                if given is not None:
+                    os.environ.clear()
+                    os.environ.update(given)
+                sys.argv = [module, *arguments]
+                end_with(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
+
+            options["preexec_fn"] = run
+        super().__init__(command, **options)
+
+
+def end_with(do: Callable[[], object]) -> None:
+    """Do something with standard streams of its own, and end the process as Python would."""
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", closefd=False) for descriptor in (1, 2))
+    code: object = 0
+    try:
+        do()
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    if not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(code)
+
+
+def serve() -> None:
+    """Serve commands until standard input ends."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration  # noqa: F401 - imported by being asked for
+
+    from exitbench.harness.cli.main import console
+
+    subprocess.Popen = Forked  # type: ignore[misc]
+    for line in sys.stdin:
+        words, folder, given, output = json.loads(line)
+        if not (child := os.fork()):
+            os.dup2(os.open(given, os.O_RDONLY), 0)
+            os.dup2(os.open(output, os.O_WRONLY), 1)
+            if words != ["python"]:
+                os.dup2(1, 2)
+            os.chdir(folder)
+            sys.argv = words
+            end_with(console if words != ["python"] else lambda: exec(PYTHON, {}))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if words != ["python"] else 0, flush=True)
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # a program has no working folder there
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[1]) % len(os.sched_getaffinity(0))]})
+    serve()

@@ -1,0 +1,269 @@
+"""Figures and tables of encoders: their queries against slow computations in Python, and that everything is drawn."""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from matplotlib.axes import Axes
+
+from exitbench.reports import figures, tables
+from exitbench.reports.claims import check_claim
+from exitbench.reports.claims.ledger import read_claims
+from exitbench.reports.figures.encoders import (
+    encoder_confidence,
+    encoder_saving,
+    encoder_score_by_block,
+    encoder_speed,
+)
+from exitbench.reports.frame import Frame
+from exitbench.reports.plotting.print_rules import print_faults
+from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, theme
+from exitbench.reports.registry import discover
+from exitbench.results.database.connection import open_database
+from exitbench.results.files.canonical import content_id
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import TABLES
+
+Rows = Callable[[Path, ModuleType, str], Frame]
+
+BLOCKS, DOCUMENTS = 4, 40
+NAMES = ("encoder_saving", "encoder_score_by_block", "encoder_confidence", "encoder_speed")
+RNG = np.random.default_rng(5)
+RIGHT_DB = RNG.random((DOCUMENTS, BLOCKS)) < np.array([0.5, 0.7, 0.85, 1.0])  # [documents, blocks]
+SCORE_DB = np.round(0.4 * RNG.random((DOCUMENTS, BLOCKS)) + 0.5 * RIGHT_DB, 1)  # with ties
+STATIC = (1, 3)
+
+
+def exits_of(method: str, params: dict[str, Any]) -> np.ndarray:
+    """The block after which each document leaves."""
+    if method == "static":
+        return np.full(DOCUMENTS, params["exit_layer"])
+    if method == "oracle":
+        return RIGHT_DB.argmax(axis=1) + 1
+    if method == "max-prob":
+        sure = np.greater(SCORE_DB, params["threshold"])
+        sure[:, -1] = True
+        return sure.argmax(axis=1) + 1
+    return np.full(DOCUMENTS, BLOCKS)
+
+
+def trace_of(method: str, exits: np.ndarray) -> Iterator[dict[str, Any]]:
+    for document, block in product(range(DOCUMENTS), range(1, BLOCKS + 1)):
+        asked = block == exits[document] if method in ("static", "full") else block <= exits[document]
+        if asked:
+            label = int(RIGHT_DB[document, block - 1])
+            yield {
+                "doc_key": f"{document:016x}", "block": block, "label_id": label, "prediction": float(label),
+                "probability": 0.9, "gold": 1.0, "score": None if block == BLOCKS else SCORE_DB[document, block - 1],
+                "exited": bool(block == exits[document]),
+            }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder of four blocks on one task by four methods, timed at two batch sizes; trained on the last block."""
+    folder = tmp_path_factory.mktemp("encoders")
+    settings: list[tuple[str, dict[str, Any]]] = [
+        ("full", {}),
+        *(("static", {"exit_layer": block}) for block in STATIC),
+        ("oracle", {"match": "first"}),
+        *(("max-prob", {"threshold": threshold}) for threshold in (0.3, 0.6, 1.0)),
+    ]
+    for batch_size in (1, 32):
+        full_id = None
+        for name, params in settings if batch_size == 1 else settings[:1] + settings[-2:-1]:
+            asked = _cell(example, name, params, "quality", batch_size, full_id)
+            full_id = full_id or asked["cell_id"]
+            exits = exits_of(name, params)
+            _write_quality(example, folder / "spool", asked, name, exits)
+            if params.get("threshold") == 0.6:
+                timed = _cell(example, name, params, "timing", batch_size, full_id)
+                _write_timing(example, folder / "spool", timed, 2.0 if batch_size == 1 else 1.0)
+    assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
+    return folder / "exitbench.duckdb"
+
+
+def _cell(example: ModuleType, name: str, params: dict[str, Any], kind: str, size: int, full: str | None) -> Any:
+    model = example.Model("toy-bert", "encoder", BLOCKS, 0)
+    method, task = example.Method(name, params), example.Task("sst2", "sst2", ("acc",))
+    cell = example.cell_json(model, task, method, kind, full, documents=DOCUMENTS)
+    identity = cell["identity"] | {"batch_size": size}
+    return cell | {"batch_size": size, "identity": identity, "cell_id": content_id(identity)}
+
+
+def _write_quality(example: ModuleType, root: Path, cell: Any, name: str, exits: np.ndarray) -> None:
+    right = RIGHT_DB[np.arange(DOCUMENTS), exits - 1]
+    half = 10.0
+    value = 100 * float(right.mean())
+    acc = example.Interval(value, value - half, value + half, "t", DOCUMENTS)
+    tokens = {
+        "doc_key": [f"{document:016x}" for document in range(DOCUMENTS)], "position": [1] * DOCUMENTS,
+        "token_id": right.astype(int), "exit_layer": exits, "blocks_run": exits, "reason": ["threshold"] * DOCUMENTS,
+        "full_token_id": [1] * DOCUMENTS,
+    }  # fmt: skip
+    with AttemptWriter(root, cell, example.ENV) as writer:
+        writer.write("sequence_trace", pa.Table.from_pylist(list(trace_of(name, exits)), TABLES["sequence_trace"]))
+        rows = pa.table(tokens).to_pylist()
+        writer.write("tokens", pa.Table.from_pylist(rows, TABLES["tokens"]))
+        depth = example.plain(float(exits.mean()), DOCUMENTS)
+        example.write_metrics(writer, {"acc": acc, "mean_exit_layer": depth, "mean_blocks_run": depth})
+        writer.finish("ok")
+
+
+def _write_timing(example: ModuleType, root: Path, cell: Any, speedup: float) -> None:
+    ends = {"speedup": speedup, "speedup_decode": speedup, "aa_speedup": 1.0}
+    metrics = {name: example.Interval(at, at - 0.1, at + 0.1, "t", DOCUMENTS) for name, at in ends.items()}
+    with AttemptWriter(root, cell, example.ENV) as writer:
+        example.write_metrics(writer, metrics | {"timed_documents": example.plain(20)}, role="speed")
+        writer.finish("ok")
+
+
+@pytest.fixture
+def gated_only(example: ModuleType, tmp_path: Path) -> Path:
+    """Full depth and one gate, which let documents leave after every block."""
+    full = _cell(example, "full", {}, "quality", 1, None)
+    gated = _cell(example, "max-prob", {"threshold": 0.6}, "quality", 1, full["cell_id"])
+    for cell in (full, gated):
+        name, params = cell["method"]["name"], cell["method"]["params"]
+        _write_quality(example, tmp_path / "spool", cell, name, exits_of(name, params))
+    assert ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb").quarantined == ()
+    return tmp_path / "exitbench.duckdb"
+
+
+def markers(axes: Axes) -> list[tuple[float, float]]:
+    drawn = [line for line in axes.lines if line.get_marker() not in ("None", None, "")]
+    return [(float(x), float(y)) for line in drawn for x, y in zip(*line.get_data(), strict=True)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_drawn_of_models_that_generate(name: str, small_database: Path, rows_of: Rows) -> None:
+    assert rows_of(small_database, figures, name).rows == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_figure_can_be_printed_and_says_what_it_shows(name: str, database: Path, rows_of: Rows) -> None:
+    module = next(source.module for source in discover(figures) if source.name == name)
+    frame = rows_of(database, figures, name)
+    assert module.finding(frame).endswith(".")
+    with theme(LIGHT):
+        drawn = module.plot(frame)
+        lay_out(drawn)
+        drawn.draw_without_rendering()
+        assert print_faults(drawn) == []
+
+
+def test_the_control_is_static_depth_at_the_same_saving(database: Path, rows_of: Rows) -> None:
+    frame = rows_of(database, figures, "encoder_saving")
+    depths = (*STATIC, BLOCKS)
+    scores = [100 * RIGHT_DB[:, block - 1].mean() for block in depths]
+    gated = [row for row in frame.rows if row["method"] == "max-prob"]
+    assert len(gated) == 3
+    for row in gated:
+        exits = exits_of("max-prob", {"threshold": float(row["params"].split(":")[1].rstrip("}"))})
+        assert row["mean_exit_layer"] == pytest.approx(exits.mean())
+        assert row["saving"] == pytest.approx(1 - exits.mean() / BLOCKS)
+        assert row["static_value"] == pytest.approx(np.interp(exits.mean(), depths, scores))
+    assert all(row["static_value"] is None for row in frame.rows if row["method"] in ("static", "full"))
+    saving = [row for row in gated if row["saving"] > 0]
+    above = sum(row["value"] > row["static_value"] for row in saving)
+    assert f"Of {len(saving)} settings" in encoder_saving.finding(frame)
+    assert f" {above} score above" in encoder_saving.finding(frame)
+
+
+def test_every_setting_is_drawn_once_and_thresholds_are_joined(database: Path, rows_of: Rows) -> None:
+    frame = rows_of(database, figures, "encoder_saving")
+    assert len(frame.rows) == 7, "a setting run in batches of two sizes is shown once"
+    (axes,) = encoder_saving.plot(frame).axes
+    assert sorted(markers(axes)) == sorted((row["saving"], row["value"]) for row in frame.rows)
+    lengths = {len(line.get_xdata()) for line in axes.lines if line.get_linestyle() == "-"}
+    assert lengths == {len(STATIC) + 1, 3}
+
+
+def test_blocks_without_a_static_run_are_read_from_what_asked_all_documents(database: Path, rows_of: Rows) -> None:
+    frame = rows_of(database, figures, "encoder_score_by_block")
+    assert [row["block"] for row in frame.rows] == [1, 2, 3, 4]
+    assert frame.values("value") == [pytest.approx(100 * share) for share in RIGHT_DB.mean(axis=0)]
+    widths = [row["ci_high"] - row["ci_low"] for row in frame.rows]
+    assert [width == pytest.approx(20) for width in widths] == [True, False, True, True], "block 2: by half_width"
+    (axes,) = encoder_score_by_block.plot(frame).axes
+    assert markers(axes) == [(row["block"], row["value"]) for row in frame.rows]
+
+
+def test_a_block_that_only_some_documents_reached_has_no_score(gated_only: Path, rows_of: Rows) -> None:
+    assert 1 < exits_of("max-prob", {"threshold": 0.6}).mean() < BLOCKS
+    frame = rows_of(gated_only, figures, "encoder_score_by_block")
+    assert [row["block"] for row in frame.rows] == [1, BLOCKS]
+
+
+def test_a_right_label_is_compared_with_each_wrong_one_of_its_block(database: Path, rows_of: Rows) -> None:
+    frame = rows_of(database, figures, "encoder_confidence")
+    wins = pairs = 0.0
+    for block in range(BLOCKS - 1):
+        right, score = RIGHT_DB[:, block], SCORE_DB[:, block].astype(np.float32)
+        for is_right in (True, False):
+            (row,) = (r for r in frame.rows if (r["block"], r["is_right"]) == (block + 1, is_right))
+            assert row["texts"] == (right == is_right).sum()
+            assert row["mean"] == pytest.approx(score[right == is_right].mean())
+        for one, other in product(score[right], score[~right]):
+            wins, pairs = wins + (one > other) + (one == other) / 2, pairs + 1
+    assert len(frame.rows) == 2 * (BLOCKS - 1), "of the run that asked most, where nobody leaves"
+    assert encoder_confidence.chance_right_is_higher(frame) == pytest.approx(wins / pairs)
+    (axes,) = encoder_confidence.plot(frame).axes
+    assert sorted(markers(axes)) == sorted((row["block"], row["mean"]) for row in frame.rows)
+
+
+def test_speed_is_beside_the_ratio_of_layers_and_grey_within_the_noise(database: Path, rows_of: Rows) -> None:
+    frame = rows_of(database, figures, "encoder_speed")
+    exits = exits_of("max-prob", {"threshold": 0.6})
+    assert [(row["batch_size"], row["speedup"], row["inside_noise_floor"]) for row in frame.rows] == [
+        (1, 2.0, False),
+        (32, 1.0, True),
+    ]
+    assert frame.values("layer_ratio") == [pytest.approx(BLOCKS / exits.mean())] * 2
+    alone, batched = encoder_speed.plot(frame).axes
+    assert markers(alone) == [(pytest.approx(1 - exits.mean() / BLOCKS), 2.0)]
+    colours = [[line.get_color() for line in axes.lines if line.get_marker() == "o"] for axes in (alone, batched)]
+    assert colours[0] != [MUTED] and colours[1] == [MUTED]
+    (curve,) = (line for line in alone.lines if line.get_linestyle() == "--")
+    assert list(curve.get_ydata()) == pytest.approx([1 / (1 - x) for x in curve.get_xdata()])
+
+
+def test_an_oracles_exits_stand_beside_the_published_ones_of_the_task(database: Path, rows_of: Rows) -> None:
+    rows = rows_of(database, tables, "natcap_tables1_2_3_7_8_10_ideal_exit").rows
+    encoders = [row for row in rows if row["kind"] == "classification (encoders)"]
+    exits = exits_of("oracle", {})
+    ours = encoders[0]
+    assert (ours["printed_in"], ours["data"], ours["n"], ours["blocks"]) == ("here", "sst2", DOCUMENTS, BLOCKS)
+    assert (ours["ideal_exit"], ours["can_exit"]) == (
+        pytest.approx(exits.mean()),
+        pytest.approx(100 * (exits < BLOCKS).mean(), abs=1e-5),
+    )
+    spread = 2.0227 * exits.std(ddof=1) / np.sqrt(DOCUMENTS)  # Student's t of 39 degrees of freedom
+    assert ours["ideal_half_width"] == pytest.approx(spread, rel=1e-3)
+    beside = [row["data"] for row in encoders[1:7]]
+    assert beside == ["GLUE SST-2"] * 6 and "GLUE SST-2" not in [row["data"] for row in encoders[7:]]
+
+
+def test_the_ideal_gate_stands_beside_the_published_one_of_the_task(database: Path, rows_of: Rows) -> None:
+    rows = rows_of(database, tables, "natcap_table4_ideal_gate").rows
+    assert [(row["printed_in"], row["data"]) for row in rows[:2]] == [("here", "sst2"), ("Table 4", "GLUE SST-2")]
+    assert (rows[0]["kv_policy"], rows[0]["batch_size"], rows[0]["delta"]) == (None, 1, 0.0)
+
+
+def test_printed_speed_ups_are_told_under_each_definition(database: Path) -> None:
+    claims = {claim.claim_id: claim for claim in read_claims() if claim.ledger == "encoders"}
+    with open_database(database) as opened:
+        found = {name: check_claim(opened, claim) for name, claim in claims.items() if claim.suite is None}
+    assert {name: (verdict.value, verdict.verdict) for name, verdict in found.items()} == {
+        "pabee-speed-up-by-its-own-code": (1.62, "inconsistent"),
+        "pabee-speed-up-as-a-saving": (pytest.approx(1 - 1 / 1.62), "consistent"),
+        "pabee-speed-up-by-elasticberts-ratio": (pytest.approx(12 / 1.57), "consistent"),
+        "encoders-natcap-speed-up-by-elasticberts-ratio": (pytest.approx(2.07 * 8 / 12), "inconsistent"),
+        "encoders-natcap-speed-up-by-pabees-saving": (pytest.approx(0.115, abs=1e-3), "inconsistent"),
+    }
