@@ -22,7 +22,7 @@ _ALWAYS = ("findings", "results", "provenance")
 _FINDINGS = (*NAMING_VIEWS, "qc")
 _SHARED_VIEWS = (
     *_FINDINGS,
-    *("metric_values", "published", "frontier", "paired", "pareto", "plain_probes", "probe_by_document"),
+    *("trainings", "metric_values", "published", "frontier", "paired", "pareto", "plain_probes", "probe_by_document"),
 )
 
 

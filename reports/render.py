@@ -1,9 +1,8 @@
 """Writes the whole report: a page, its pictures and the data of every figure and table; or one page that holds them."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +12,7 @@ from exitbench.reports.drawing import Drawings, DrawnFigure
 from exitbench.reports.drawn import KINDS, PAGE
 from exitbench.reports.material import read_material, read_only
 from exitbench.reports.page import page
+from exitbench.reports.summary import ReportSummary
 from exitbench.reports.tables.filled import FilledTable, fill
 from exitbench.results.files.whole_file import write_whole_file
 
@@ -20,27 +20,6 @@ _ANSWERS: Final = ".answers"
 """Folder of packed answers beside the page, which are in it too; whoever sends the page leaves it behind."""
 _PICTURE_NAME: Final = re.compile(r"\w+\.[0-9a-f]{12}\.svg")
 _PICTURE: Final = re.compile(rf'src="figures/{PAGE}/({_PICTURE_NAME.pattern})"')
-
-
-@dataclass(frozen=True)
-class ReportSummary:
-    """What was written.
-
-    Attributes:
-        index_html: The page; its folder can be moved, and as a single file it can be sent alone.
-        files: Every other file of the report, under figures/ and tables/ beside the page.
-        figures: Names of the figures drawn.
-        empty: Names of the figures and tables that the database has no rows for.
-        broken: Figures that could not be drawn, and why.
-        is_draft: Whether findings say not to cite it, which the page says first.
-    """
-
-    index_html: Path
-    files: tuple[Path, ...]
-    figures: tuple[str, ...]
-    empty: tuple[str, ...]
-    broken: Mapping[str, str]
-    is_draft: bool
 
 
 def write_report(

@@ -144,6 +144,12 @@ def choice_example() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def classified_example() -> ModuleType:
+    """The module `results/make_classified.py`, which tests cannot import by name."""
+    return _module("make_classified")
+
+
+@pytest.fixture(scope="session")
 def choice_spool(example: ModuleType, choice_example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Full depth and two thresholds of one method over documents with choices. Read only."""
     root = tmp_path_factory.mktemp("choices") / "spool"

@@ -23,6 +23,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from exitbench.errors import UserError as UserError
+    from exitbench.harness.api.classifiers import BlockSaid as BlockSaid
+    from exitbench.harness.api.classifiers import Classification as Classification
+    from exitbench.harness.api.classifiers import Classifier as Classifier
+    from exitbench.harness.api.classifiers import classify as classify
     from exitbench.harness.api.models import Answer as Answer
     from exitbench.harness.api.models import Model as Model
     from exitbench.harness.api.models import Probe as Probe
@@ -44,6 +48,9 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "Answer": "harness.api.models:Answer",
+    "BlockSaid": "harness.api.classifiers:BlockSaid",
+    "Classification": "harness.api.classifiers:Classification",
+    "Classifier": "harness.api.classifiers:Classifier",
     "Gate": "methods.base:Gate",
     "Method": "methods.base:Method",
     "Model": "harness.api.models:Model",
@@ -52,6 +59,7 @@ _PLACES = {
     "RunReport": "harness.api.running:RunReport",
     "Task": "tasks.base:Task",
     "UserError": "errors:UserError",
+    "classify": "harness.api.classifiers:classify",
     "decode": "harness.api.models:decode",
     "load_model": "harness.api.models:load_model",
     "method_names": "methods.registry:method_names",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,10 @@ import torch
 
 from exitbench.errors import UserError
 from exitbench.harness.afterwards.replaying import Probe, replay
+from exitbench.harness.api.classifiers import Classifier, bound_method
 from exitbench.harness.cells.seeds import seed_for
+from exitbench.harness.engine.checkpoints.encoder_loading import is_encoder, load_encoder
+from exitbench.harness.engine.checkpoints.files import CONFIG
 from exitbench.harness.engine.checkpoints.hub import locate
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint, read_config
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
@@ -23,11 +26,12 @@ from exitbench.harness.engine.decoding.probe import probe_table
 from exitbench.harness.engine.products.choosing import use_fastest
 from exitbench.harness.planning.plan import resolve_device, resolve_dtype
 from exitbench.harness.planning.suite import DTYPES
+from exitbench.harness.reading.regular_files import is_file
 from exitbench.harness.training import find_trained, load_recipe
 from exitbench.harness.training.recipe import recipe_names
 from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.base import Method
-from exitbench.methods.registry import baseline_method, get_method
+from exitbench.methods.registry import baseline_method
 from exitbench.terminal import tell, visible
 
 if TYPE_CHECKING:
@@ -108,7 +112,9 @@ class Answer:
         print(f"{self.mean_exit_layer:.2f} of {self.n_blocks} blocks on average")
 
 
-def load_model(name: str | Path, dtype: str = "float32", device: str = "cpu", *, hub: bool = False) -> Model:
+def load_model(
+    name: str | Path, dtype: str = "float32", device: str = "cpu", *, hub: bool = False
+) -> Model | Classifier:
     """Load a checkpoint folder, a model of the Hugging Face hub, or one that comes along by the name of its recipe.
 
     Args:
@@ -116,6 +122,9 @@ def load_model(name: str | Path, dtype: str = "float32", device: str = "cpu", *,
         dtype: ``float32``, ``bfloat16``, ``float16``, ``int8`` (weights only), or ``auto``: as the weights are stored.
         device: Of torch; ``auto`` is a GPU where there is one.
         hub: Whether the hub may be asked; otherwise only its cache on this machine is read.
+
+    Returns:
+        A `Model`, to `decode` with, or a `Classifier`, to `classify` with, as the folder says.
 
     Raises:
         UserError: There is no such folder or model, or the engine cannot read it.
@@ -129,6 +138,8 @@ def load_model(name: str | Path, dtype: str = "float32", device: str = "cpu", *,
         raise UserError(f"dtype {dtype!r} is not known. Allowed: {', '.join(DTYPES)}.")
     folder = find_model(name, hub=hub)
     torch_dtype = getattr(torch, resolve_dtype(dtype, folder))
+    if is_encoder(folder):
+        return Classifier(folder, load_encoder(folder, torch_dtype, resolve_device(device)), load_tokenizer(folder))
     checkpoint = load_checkpoint(folder, torch_dtype, resolve_device(device))
     use_fastest(checkpoint.model)
     return Model(folder, checkpoint, load_tokenizer(folder))
@@ -146,12 +157,13 @@ def find_model(name: str | Path, *, hub: bool = False) -> Path:
         if found is None:
             raise UserError(f"{name} does not come along. Train it: exitbench train {name}.")
         folder = found
-    read_config(folder)  # a folder that is none is told before its weights are looked for
+    if not is_file(folder / CONFIG) or not is_encoder(folder):
+        read_config(folder)  # a folder that is none is told before its weights are looked for
     return folder
 
 
 def decode(
-    model: Model,
+    model: Model | Classifier,
     prompts: Sequence[str],
     method: str | Method = "full",
     *,
@@ -179,9 +191,9 @@ def decode(
         >>> set(answers[0].exit_layers)
         {2}
     """
-    chosen = _method(model, method, params)
-    if chosen.fit_params():
-        raise UserError(f"method {chosen.name!r} must be fitted first: run it in a suite (`exitbench fit`).")
+    model = _generating(model)
+    engine = model.checkpoint.model
+    chosen = bound_method(engine.n_blocks, engine.exit_blocks, method, params)
     requests = [_request(model, prompt, seed_for("decode", seed, str(at))) for at, prompt in enumerate(prompts)]
     if not requests:
         return []
@@ -189,7 +201,7 @@ def decode(
     return [_answer(model, made) for made in decode_batch(model.checkpoint, batch, chosen.parts(model.n_blocks))]
 
 
-def probe(model: Model, prompts: Sequence[str], *, max_new_tokens: int = 64) -> Probe:
+def probe(model: Model | Classifier, prompts: Sequence[str], *, max_new_tokens: int = 64) -> Probe:
     """Answer at full depth, then read every block's opinion on every token in one teacher-forced pass.
 
     Args:
@@ -206,6 +218,7 @@ def probe(model: Model, prompts: Sequence[str], *, max_new_tokens: int = 64) -> 
         >>> len(probe.table.column("p1")[0])
         8
     """
+    model = _generating(model)
     if not prompts:
         raise UserError("probe: there are no prompts.")
     full = baseline_method()().parts(model.n_blocks)
@@ -219,13 +232,10 @@ def probe(model: Model, prompts: Sequence[str], *, max_new_tokens: int = 64) -> 
     return Probe(pa.concat_tables(tables), model.n_blocks, max_new_tokens, model.checkpoint.kind == "causal")
 
 
-def _method(model: Model, method: str | Method, params: Mapping[str, Any]) -> Method:
-    if isinstance(method, str):
-        method = get_method(method).from_params(dict(params))
-    elif params:
-        raise UserError(f"parameters {', '.join(params)} go with a method's name, not with a method object.")
-    method.check(model.n_blocks)
-    return method.bound_to(model.checkpoint.model.exit_blocks)
+def _generating(model: Model | Classifier) -> Model:
+    if isinstance(model, Classifier):
+        raise UserError("this model classifies, and no text is generated with it. Classify with it: eb.classify.")
+    return model
 
 
 def _request(model: Model, prompt: str, seed: int = 0) -> Request:

@@ -47,7 +47,6 @@ def check_answers(drafts: Sequence[CellTemplate], description: Description) -> N
 
 def _check_cell(draft: CellTemplate, labels: Sequence[str]) -> None:
     from exitbench.harness.engine.encoders.model import why_not
-    from exitbench.methods.heads import TrainedHead
 
     if draft.kind not in _KINDS or draft.record is not None:
         what = draft.kind if draft.record is None else f"'record' of a {draft.kind}"
@@ -56,8 +55,6 @@ def _check_cell(draft: CellTemplate, labels: Sequence[str]) -> None:
             f"allowed kinds: {', '.join(_KINDS)}."
         )
     parts = draft.method.parts(n_blocks=2)
-    reason = why_not(parts, is_regression=len(labels) == 1)
-    if reason is None and draft.method.fit_params() and type(parts.head) is not TrainedHead:
-        reason = "it is fitted on the model's own head, and blocks of an encoder are read out by their off-ramps"
+    reason = why_not(parts, is_regression=len(labels) == 1, is_fitted=bool(draft.method.fit_params()))
     if reason is not None:
         raise UserError(f"{draft.where}: {draft.method.name!r} cannot be run on {draft.model.name!r}: {reason}.")

@@ -137,5 +137,13 @@ def _answer(database: Database, run: TracedRun, name: str, key: str, keys: Seque
     ids = {row["token_id"] for row in own} | set(full or ())
     ids |= {token_id for row in probe for name in ("top1_id", "top2_id", "top3_id") for token_id in row[name]}
     ids |= {row["full_token_id"] for row in probe}
-    texts = spelled(database, run.tokenizer_sha256, ids)
+    texts = _labels(database, run, key) if run.classifies else spelled(database, run.tokenizer_sha256, ids)
     return Answer(name, run, keys.index(key) + 1, len(keys), key, about, own, full, probe, gate, texts)
+
+
+def _labels(database: Database, run: TracedRun, key: str) -> dict[int, str]:
+    """How an encoder's labels are spelled, by their places; of numbers, which all have place 0, the run's own."""
+    attempts = [attempt for attempt in (run.full_attempt_id, run.attempt_id) if attempt is not None]
+    said = {row["attempt_id"]: row for row in answers(database, attempts, [key]).to_pylist()}
+    rows = [said[attempt] for attempt in attempts if attempt in said]
+    return {ids[0]: row["output_text"] for row in rows for ids in [row["output_ids"] or [0]]}

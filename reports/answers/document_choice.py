@@ -20,10 +20,13 @@ _METHODS: Final = 12
 _PROBED_BLOCK_BYTES: Final = 12
 _SCORED_BLOCK_BYTES: Final = 1
 _TOKEN_BYTES: Final = 6
+_ASKED_BYTES: Final = 3
+"""Of an encoder, what a run asked a block of a text."""
 
 _QUALITY: Final = "SELECT attempt_id, value, mean_exit_layer FROM frontier WHERE mean_exit_layer IS NOT NULL"
 _LENGTHS: Final = """
-    SELECT attempt_id, doc_key, n_output FROM sample WHERE list_contains($attempts, attempt_id) ORDER BY ALL
+    SELECT attempt_id, doc_key, n_output, coalesce(strlen(input_text), 0) AS input_bytes FROM sample
+    WHERE list_contains($attempts, attempt_id) ORDER BY ALL
 """
 # One pass over the tokens for all groups: a join, which DuckDB turns into a filter of what it reads.
 _DEPTHS: Final = """
@@ -88,6 +91,10 @@ def _group(database: Database, runs: Sequence[TracedRun], best: Sequence[str]) -
     per_block = _PROBED_BLOCK_BYTES + _SCORED_BLOCK_BYTES * scored
     tokens = sum(row["n_output"] for row in lengths) / max(1, len(lengths))
     token_bytes = tokens * (runs[0].blocks * per_block + _TOKEN_BYTES * len(runs))
+    if runs[0].classifies:
+        token_bytes += runs[0].blocks * _ASKED_BYTES * len(runs) + sum(row["input_bytes"] for row in lengths) / max(
+            1, len(keys)
+        )
     return Group(tuple(runs), tuple(keys), tuple(range(len(keys))), len(runs), token_bytes, first)
 
 

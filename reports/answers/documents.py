@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from exitbench.reports.answers.document_choice import BUDGET_BYTES, Group, choose
 from exitbench.reports.answers.kept import kept_packs
 from exitbench.reports.answers.packing import none_of, pack, planes_for, probabilities, quantised
+from exitbench.reports.answers.scores import document_scores, ranks
+from exitbench.reports.answers.whole_texts import packed_texts
 from exitbench.reports.labels import describe, labels, setting
 from exitbench.reports.plotting.exit_colours import shades
 from exitbench.results.analysis.spelling import spelled
@@ -31,7 +33,6 @@ Ints = NDArray[np.int64]
 
 _RANK_PLANES: Final = 2
 _SCORE_PLANES: Final = 2
-_HUNDREDTHS: Final = 100
 _ID_LISTS: Final = ("top1_id", "top2_id", "top3_id")
 _PROBABILITIES: Final = ("p1", "p2", "p3", "p_final")
 _SETTINGS: Final = ("seed", "batch_size", "dtype", "device")
@@ -81,6 +82,7 @@ def _entry(group: Group, groups: Sequence[Group]) -> dict[str, Any]:
         "task": first.task_label,
         "setting": describe({name: getattr(first, name) for name in differing}),
         "random": first.random_weights,
+        "classifies": first.classifies,
         "blocks": first.blocks,
         "runs": _named_runs(group),
         "recommended": group.runs.index(group.recommended) if group.recommended else -1,
@@ -126,6 +128,8 @@ def _threshold(run: TracedRun) -> list[Any] | None:
 
 
 def _packed(database: Database, group: Group) -> bytes:
+    if group.runs[0].classifies:
+        return packed_texts(database, group)
     attempts, keys = [run.attempt_id for run in group.runs], group.shown_keys
     probe = probed(database, group.runs[0].probe_attempt_id, keys)
     own = tokens(database, attempts, keys)
@@ -139,7 +143,7 @@ def _packed(database: Database, group: Group) -> bytes:
     by_block = [_scores(scored(database, attempt_id, keys), probe, group.runs[0].blocks) for attempt_id in asked]
     exits = [quantised(own["score"].to_numpy()[rows], _SCORE_PLANES) for rows in _rows_by_run(own, attempts)]
     reasons = sorted(pc.unique(own["reason"]).to_pylist())
-    metric, scores = _document_scores(said, attempts, keys)
+    metric, scores = document_scores(said, attempts, keys)
     header = {
         "texts": [texts[token_id] for token_id in ids],
         "reasons": reasons,
@@ -152,7 +156,7 @@ def _packed(database: Database, group: Group) -> bytes:
         "length": (_lengths(own, attempts, keys), 2),
         "token": (places.of(own["token_id"]), places.planes),
         "exit": (own["exit_layer"].to_numpy(), 1),
-        "reason": (_ranks(own["reason"], reasons), 1),
+        "reason": (ranks(own["reason"], reasons), 1),
         "score": (np.concatenate([steps for steps, _ in exits]), _SCORE_PLANES),
         "document_score": (scores, 2),
         **_probe_columns(probe, keys, places),
@@ -196,28 +200,24 @@ def _ids(*columns: pa.ChunkedArray) -> list[int]:
 
 def _order(own: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
     """Rows by run, document and position, as the page walks through them."""
-    ranks = [_ranks(own["attempt_id"], attempts), _ranks(own["doc_key"], keys)]
-    return np.lexsort((own["position"].to_numpy(), ranks[1], ranks[0]))
-
-
-def _ranks(column: pa.ChunkedArray, values: Sequence[str]) -> Ints:
-    return np.asarray(pc.index_in(column, pa.array(values, pa.string())), dtype=np.int64)
+    by = (own["position"].to_numpy(), ranks(own["doc_key"], keys), ranks(own["attempt_id"], attempts))
+    return np.lexsort(by)
 
 
 def _lengths(own: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
     """Tokens of each run's answers, [runs, documents]."""
-    places = _ranks(own["attempt_id"], attempts) * len(keys) + _ranks(own["doc_key"], keys)
+    places = ranks(own["attempt_id"], attempts) * len(keys) + ranks(own["doc_key"], keys)
     return np.bincount(places, minlength=len(attempts) * len(keys))
 
 
 def _rows_by_run(own: pa.Table, attempts: Sequence[str]) -> Iterable[slice]:
-    ends = np.cumsum(np.bincount(_ranks(own["attempt_id"], attempts), minlength=len(attempts)))
+    ends = np.cumsum(np.bincount(ranks(own["attempt_id"], attempts), minlength=len(attempts)))
     return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def _probe_columns(probe: pa.Table, keys: Sequence[str], places: _Places) -> dict[str, tuple[Any, int]]:
     return {
-        "probed": (np.bincount(_ranks(probe["doc_key"], keys), minlength=len(keys)), 2),
+        "probed": (np.bincount(ranks(probe["doc_key"], keys), minlength=len(keys)), 2),
         **{name: (places.of(probe[name]), places.planes) for name in ("full_token_id", "gold_token_id", *_ID_LISTS)},
         "first_match": (probe["first_match"].to_numpy(), 1),
         "rank_final": (_flat(probe["rank_final"]).clip(0, none_of(_RANK_PLANES) - 1), _RANK_PLANES),
@@ -230,20 +230,3 @@ def _scores(rows: pa.Table, probe: pa.Table, blocks: int) -> tuple[NDArray[np.ui
     if rows.select(["doc_key", "position"]) != probe.select(["doc_key", "position"]):
         return quantised(np.full(probe.num_rows * blocks, np.nan), 1)
     return quantised(rows["score"].combine_chunks().flatten().to_numpy(), 1)
-
-
-def _document_scores(
-    said: pa.Table, attempts: Sequence[str], keys: Sequence[str]
-) -> tuple[str | None, NDArray[np.uint32]]:
-    """The task's first metric, and its value in hundredths for each run and document."""
-    scores = np.full((len(attempts), len(keys)), none_of(2), dtype=np.uint32)
-    metric = None
-    rows = zip(
-        _ranks(said["attempt_id"], attempts), _ranks(said["doc_key"], keys), said["scores"].to_pylist(), strict=True
-    )
-    for run, document, text in rows:
-        values = json.loads(text)
-        metric = metric or next(iter(values), None)
-        if metric is not None and isinstance(values.get(metric), int | float):
-            scores[run, document] = min(max(round(values[metric] * _HUNDREDTHS), 0), none_of(2) - 1)
-    return metric, scores

@@ -39,7 +39,8 @@ _STYLES: Final = (
 _SCRIPTS: Final = (
     *("address.js", "page.js", "contents.js", "find.js", "front.js", "results.js"),
     *("chart_axes.js", "chart_panel.js", "chart.js"),
-    *("documents_data.js", "documents_events.js", "documents_panel.js", "documents_answer.js", "documents.js"),
+    *("documents_data.js", "documents_events.js", "documents_panel.js", "documents_labels.js"),
+    *("documents_answer.js", "documents.js"),
 )
 _OPEN: Final = ("findings", "results", "provenance")
 _COMMAND: Final = re.compile(r"`((?:nox|exitbench) .+?)`")

@@ -6,9 +6,10 @@ class DocumentBrowser {
     const find = (name) => section.querySelector(`[data-part="${name}"]`);
     this.section = section;
     this.parts = Object.fromEntries(
-      ["app", "status", "model", "task", "search", "document", "back", "on", "a", "b", "event", "legend", "reference", "left-out", "random"].map((name) => [name, find(name)]),
+      ["app", "status", "model", "task", "search", "document", "back", "on", "a", "b", "event", "legend", "input", "reference", "left-out", "random"].map((name) => [name, find(name)]),
     );
-    this.panel = new TokenPanel(find("panel"), find("live"));
+    this.panels = { tokens: new TokenPanel(find("panel"), find("live")), texts: new LabelPanel(find("panel"), find("live")) };
+    this.panel = this.panels.tokens;
     this.panes = [new AnswerPane(this, find("pane-a")), new AnswerPane(this, find("pane-b"))];
     this.pinned = null;
     this.document = 0;
@@ -124,6 +125,8 @@ class DocumentBrowser {
     this.group = group;
     const { entry } = this.group;
     this.section.dataset.blocks = entry.blocks;
+    this.section.classList.toggle("classifies", entry.classifies);
+    this.panel = this.panels[entry.classifies ? "texts" : "tokens"];
     const place = (name) => (asked?.get(name) ? entry.runs.findIndex((run) => run.cell.startsWith(asked.get(name))) : -1);
     const a = place("a") >= 0 ? place("a") : this.group.opening();
     this.fillRuns(this.parts.a, a);
@@ -151,7 +154,7 @@ class DocumentBrowser {
     const run = Number(this.parts.a.value);
     const reading = this.group.full >= 0 ? this.group.full : run;
     const documents = this.group.entry.documents.map(([ordinal, key], n) => {
-      const text = visible(this.group.answerText(reading, n));
+      const text = visible(this.group.title(reading, n));
       return { n, text: `${ordinal} · ${text.slice(0, 60)}`, all: `${ordinal} ${key} ${text} ${visible(this.group.answerText(run, n))}`.toLowerCase() };
     });
     const found = documents.filter(({ all }) => words.every((word) => all.includes(word)));
@@ -208,6 +211,8 @@ class DocumentBrowser {
       pane.answer = null;
       if (answers[n]) pane.show(this.group, answers[n], most);
     });
+    this.parts.input.hidden = !this.group.entry.classifies;
+    if (this.group.entry.classifies) this.parts.input.replaceChildren(...inputParts(this.group, document));
     const reference = this.group.referenceText(document);
     this.parts.reference.hidden = !reference;
     this.parts.reference.lastElementChild.textContent = visible(reference);
@@ -290,7 +295,7 @@ class DocumentBrowser {
         const group = await (await payload()).group(number);
         const run = Math.max(0, entry.recommended, group.full);
         entry.documents.forEach(([ordinal, key], n) => {
-          const title = `${visible(entry.task)} ${ordinal}: ${visible(group.answerText(run, n))}`;
+          const title = `${visible(entry.task)} ${ordinal}: ${visible(group.title(run, n))}`;
           const address = `#${new URLSearchParams({ doc: key, a: entry.runs[run].cell.slice(0, 12) })}`;
           if (!found.has(key)) found.set(key, { title, address, all: `${key} ${title}` });
         });

@@ -30,7 +30,7 @@ class AnswerPane {
     const run = group.entry.runs[answer.run];
     this.text = make("div", "answer");
     this.text.setAttribute("role", "listbox");
-    this.text.setAttribute("aria-label", `Tokens of ${run.label}`);
+    this.text.setAttribute("aria-label", `${group.entry.classifies ? "Answer" : "Tokens"} of ${run.label}`);
     this.text.setAttribute("aria-orientation", "horizontal");
     const said = answer.tokens.map((token) => token.text).join("");
     this.text.dir = (said.match(RIGHT_TO_LEFT) ?? []).length * 2 > said.length ? "rtl" : "ltr";
@@ -40,7 +40,7 @@ class AnswerPane {
     if (answer.tokens.length) this.element_of(0).tabIndex = 0;
     const name = make("h3", "", run.label);
     name.title = run.params;
-    this.element.replaceChildren(name, make("p", "sums", this.sums(group, answer)), this.strip(group, answer, most), this.text);
+    this.element.replaceChildren(name, make("p", "sums", this.sums(group, answer)), group.entry.classifies ? blockStrip(group, answer) : this.strip(group, answer, most), this.text);
   }
 
   /** The depth of every exit over the document: a bar a token, which leads to it. */
@@ -95,7 +95,8 @@ class AnswerPane {
 
   sums(group, answer) {
     const n = answer.tokens.length;
-    if (!n) return "0 tokens";
+    if (!n) return `0 ${group.noun}s`;
+    if (group.entry.classifies) return group.sums(answer);
     const mean = answer.tokens.reduce((sum, token) => sum + token.exit, 0) / n;
     const parts = [`${n} tokens`, `mean exit ${decimal(mean, 1)} of ${group.blocks} blocks`];
     if (answer.compared && !group.entry.runs[answer.run].full) {

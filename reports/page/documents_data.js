@@ -47,7 +47,7 @@ class TracePayload {
       }
       columns[name] = { values, none: 256 ** planes - 1 };
     }
-    return new TraceGroup(entry, header, columns);
+    return new (entry.classifies ? ClassifiedGroup : TraceGroup)(entry, header, columns);
   }
 }
 
@@ -60,6 +60,7 @@ class TraceGroup {
     this.starts = TraceGroup.sums(columns.length.values);
     this.probeStarts = TraceGroup.sums(columns.probed.values);
     this.full = entry.runs.findIndex((run) => run.full);
+    this.noun = "token"; // what leaves
   }
 
   static sums(lengths) {
@@ -85,6 +86,11 @@ class TraceGroup {
 
   answerText(run, document) {
     return [...this.tokenPlaces(run, document)].map((place) => this.header.texts[place]).join("").trim();
+  }
+
+  /** What a document is called in lists. */
+  title(run, document) {
+    return this.answerText(run, document);
   }
 
   /** What the probe has of the reference: as many tokens as full depth's answer has. */
@@ -154,10 +160,25 @@ class TraceGroup {
     return counts.indexOf(Math.max(...counts));
   }
 
-  /** By how much the last block's most probable token leads, in steps of 1/255. */
-  lastMargin(place) {
-    const n = place * this.blocks + this.blocks - 1;
+  /** How many blocks ran for a token after the first that had full depth's on top. */
+  wasted(token) {
+    return token.probe === null ? 0 : token.exit - this.columns.first_match.values[token.probe];
+  }
+
+  /** By how much full depth's most probable token leads, in steps of 1/255. */
+  lastMargin(token) {
+    if (token.probe === null) return 1;
+    const n = token.probe * this.blocks + this.blocks - 1;
     return (this.columns.p1.values[n] - this.columns.p2.values[n]) / 255;
+  }
+
+  /** How far the answers of two runs to a document are from each other, the lowest rank the farthest; null: not at all. */
+  disagreement(run, other, document) {
+    const [a, b] = [this.tokenPlaces(run, document), this.tokenPlaces(other, document)];
+    const differing = Array.from({ length: Math.max(a.length, b.length) }, (_, n) => n).filter((n) => a[n] !== b[n]);
+    if (!differing.length) return null;
+    const told = `${differing.length} of ${Math.max(a.length, b.length)} tokens differ`;
+    return { document, position: Math.min(differing[0], a.length - 1), rank: -differing.length, told };
   }
 
   /** What the probe read out after each block at one place. */

@@ -9,33 +9,28 @@ const EVENTS = {
   wrongExits: (group, run) =>
     places(group, run, (token) => (token.first && token.exit < group.blocks ? token.exit : null)).map((place) => ({
       ...place,
-      told: `left after block ${place.token.exit} of ${group.blocks} with another token than full depth`,
+      told: `left after block ${place.token.exit} of ${group.blocks} with another ${group.noun} than full depth`,
     })),
 
-  /** Tokens that ran most blocks after the first that had full depth's token on top. */
+  /** What ran most blocks after the first that had full depth's token on top. */
   waste: (group, run) =>
-    places(group, run, (token) => {
-      const wasted = token.probe === null ? 0 : token.exit - group.columns.first_match.values[token.probe];
-      return wasted > 0 ? -wasted : null;
-    }).map((place) => ({ ...place, told: `${-place.rank} blocks after the first that had full depth’s token` })),
+    places(group, run, (token) => (group.wasted(token) > 0 ? -group.wasted(token) : null)).map((place) => ({
+      ...place,
+      told: `${-place.rank} blocks after the first that had full depth’s ${group.noun}`,
+    })),
 
   /** Tokens between which full depth itself hardly decides. */
   nearTies: (group, run) =>
-    places(group, run, (token) => {
-      const margin = token.probe === null ? 1 : group.lastMargin(token.probe);
-      return margin < NEAR_TIE ? margin : null;
-    }).map((place) => ({ ...place, told: `full depth’s two best tokens are ${decimal(place.rank)} apart` })),
+    places(group, run, (token) => (group.lastMargin(token) < NEAR_TIE ? group.lastMargin(token) : null)).map((place) => ({
+      ...place,
+      told: `full depth’s two best ${group.noun}s are ${decimal(place.rank)} apart`,
+    })),
 
-  /** Documents in which two runs have most tokens that differ, each at its first. */
+  /** Documents in which two runs differ most, each at its first token that does. */
   disagreements: (group, run, other) =>
     group.entry.documents
-      .map((_, document) => {
-        const [a, b] = [group.tokenPlaces(run, document), group.tokenPlaces(other, document)];
-        const differing = Array.from({ length: Math.max(a.length, b.length) }, (_, n) => n).filter((n) => a[n] !== b[n]);
-        const told = `${differing.length} of ${Math.max(a.length, b.length)} tokens differ`;
-        return { document, position: Math.min(differing[0] ?? 0, a.length - 1), rank: -differing.length, told };
-      })
-      .filter(({ rank }) => rank < 0)
+      .map((_, document) => group.disagreement(run, other, document))
+      .filter((place) => place !== null)
       .sort((a, b) => a.rank - b.rank),
 };
 

@@ -69,12 +69,16 @@ class TokenPanel {
 
   title(answer, token, letGo) {
     const chip = make("span", `token exit-${token.exit}${token.differs ? " differs" : ""}`, make("bdi", "", shown(token.text)));
-    const place = make("span", "place", `token ${token.position + 1} of ${answer.tokens.length}`);
+    const place = make("span", "place", this.place(answer, token));
     if (!letGo) return make("div", "what", chip, place);
     const button = make("button", "", "Let go");
     button.type = "button";
     button.addEventListener("click", letGo);
     return make("div", "what", chip, place, button);
+  }
+
+  place(answer, token) {
+    return `token ${token.position + 1} of ${answer.tokens.length}`;
   }
 
   facts(group, run, token, oracle) {

@@ -18,9 +18,9 @@ from exitbench.results.database.connection import Database
 _RUNS: Final = """
     WITH ended AS (
         SELECT
-            a.attempt_id, c.cell_id, c.kind, m.name AS model, m.blocks, m.tokenizer_sha256, d.task,
-            d.label AS task_label, d.documents, c.method, c.params, c.unused_params, c.kv_policy, c.seed, c.batch_size,
-            c.dtype, c.device, c.random_weights, c.setting_id, c.method_revision,
+            a.attempt_id, c.cell_id, c.kind, m.name AS model, m.kind AS model_kind, m.blocks, m.tokenizer_sha256,
+            d.task, d.label AS task_label, d.documents, c.method, c.params, c.unused_params, c.kv_policy, c.seed,
+            c.batch_size, c.dtype, c.device, c.random_weights, c.setting_id, c.method_revision,
             c.identity ->> 'fit_cell_id' AS fit_cell_id, c.identity ->> 'probe_cell_id' AS probe_cell_id,
             c.identity -> 'record' AS record,
             coalesce(c.full_depth_cell_id, c.cell_id) AS full_depth_cell_id
@@ -59,7 +59,7 @@ _RUNS: Final = """
 _ANSWERS: Final = """
     SELECT
         s.attempt_id, s.doc_key, s.output_text, s.n_prompt, s.stop_reason, coalesce(r.scores, s.scores) AS scores,
-        s.n_output
+        s.n_output, s.output_ids, s.input_text, s.gold_text
     FROM sample AS s
     LEFT JOIN (
         SELECT attempt_id, doc_key, arg_max(scores, scored_at) AS scores FROM sample_rescore
@@ -80,11 +80,15 @@ _PROBED: Final = f"""
         p1, p2, p3, p_final
     FROM probe_token WHERE {_ONLY} AND choice IS NULL ORDER BY doc_key, position
 """
+_CLASSIFIED: Final = f"""
+    SELECT attempt_id, doc_key, block, label_id, prediction, probability, gold, score, exited FROM sequence_block
+    WHERE {_ONLY} ORDER BY attempt_id, doc_key, block
+"""
 # A sum and no exclusive or: there rows that are equal would cancel each other out.
 _DIGEST: Final = "count(*) || ':' || sum(hash(rows)) AS digest"
 _DIGESTS: Final = " UNION ALL ".join(
     f"SELECT attempt_id AS of, '{table}' AS what, {_DIGEST} FROM {table} AS rows WHERE {_ONLY} GROUP BY ALL"
-    for table in ("token_exit", "sample", "sample_rescore", "probe_token", "score_token")
+    for table in ("token_exit", "sample", "sample_rescore", "probe_token", "score_token", "sequence_block")
 )
 _SPELLING_DIGESTS: Final = f"SELECT tokenizer_sha256, 'token_text', {_DIGEST} FROM token_text AS rows GROUP BY ALL"
 _SCORED: Final = f"SELECT doc_key, position, score FROM score_token WHERE {_ONLY} AND choice IS NULL ORDER BY ALL"
@@ -96,7 +100,8 @@ class TracedRun:
 
     Attributes:
         params: Every parameter of the method.
-        blocks: Decoder blocks, L.
+        model_kind: Of the model: causal, seq2seq or encoder.
+        blocks: Blocks that tokens or texts leave after, L.
         documents: How many it answered.
         full_depth_cell_id: Full depth on the same documents; equal for runs that can be laid side by side.
         full_attempt_id: Its latest attempt; None where it has not run.
@@ -108,6 +113,7 @@ class TracedRun:
     attempt_id: str
     cell_id: str
     model: str
+    model_kind: str
     task: str
     task_label: str
     method: str
@@ -132,6 +138,11 @@ class TracedRun:
         """Whether it is what the others are compared with."""
         return self.cell_id == self.full_depth_cell_id
 
+    @property
+    def classifies(self) -> bool:
+        """Whether its documents leave as wholes, each with a label or a number for its only token."""
+        return self.model_kind == "encoder"
+
 
 def traced_runs(database: Database) -> list[TracedRun]:
     """Return every quality run, in the order in which they ran."""
@@ -154,7 +165,10 @@ def named(runs: Sequence[TracedRun]) -> RunIndex:
 
 
 def answers(database: Database, attempts: Collection[str], keys: Collection[str] | None = None) -> pa.Table:
-    """Return a row for each answer: text, length of prompt and answer, why it ended, scores of the current version."""
+    """Return a row for each answer: text, length of prompt and answer, why it ended, scores of the current version.
+
+    Of encoders at full depth also what was classified and the right answer.
+    """
     return database.query(_ANSWERS, {"attempts": list(attempts), "keys": None if keys is None else list(keys)})
 
 
@@ -171,6 +185,11 @@ def probed(database: Database, attempt_id: str | None, keys: Collection[str]) ->
 def scored(database: Database, attempt_id: str | None, keys: Collection[str]) -> pa.Table:
     """Return the gate's score at every block (NaN: not asked), a row for each probed token, likewise ordered."""
     return database.query(_SCORED, {"attempts": [attempt_id], "keys": list(keys)})
+
+
+def classified(database: Database, attempts: Collection[str], keys: Collection[str]) -> pa.Table:
+    """Return a row for each block that runs of encoders asked of a document, by attempt, document and block."""
+    return database.query(_CLASSIFIED, {"attempts": list(attempts), "keys": list(keys)})
 
 
 def content_digests(database: Database, attempts: Collection[str], keys: Collection[str]) -> dict[str, list[str]]:

@@ -159,6 +159,8 @@ SAMPLE: Final = sa.Table(
     sa.Column("scores", sa.JSON, nullable=False),
     sa.Column("statistics", sa.JSON, nullable=False),
     sa.Column("n_cut", sa.Integer),
+    sa.Column("input_text", sa.Text),
+    sa.Column("gold_text", sa.Text),
 )
 
 METRIC: Final = sa.Table(

@@ -27,7 +27,7 @@ def remember(path: Path, version: str) -> None:
         path: The file; nobody may be able to write it at this moment.
         version: Digest of migrations and views.
     """
-    state = _state(path)
+    state = file_state(path)
     if state is None:
         _verified.pop(path.absolute(), None)
     else:
@@ -42,7 +42,7 @@ def leave_mark(path: Path, version: str) -> None:
         version: Likewise.
     """
     with contextlib.suppress(OSError):  # who finds no mark looks for himself
-        if (state := _state(path)) is not None:
+        if (state := file_state(path)) is not None:
             write_whole_file(mark_of(path), json.dumps([version, state]))
             mark_of(path).chmod(0o600)
 
@@ -54,7 +54,7 @@ def mark_of(path: Path) -> Path:
 
 def is_verified(path: Path, version: str) -> bool:
     """Return whether a database was remembered with this version, and its file has not changed since."""
-    state = _state(path)
+    state = file_state(path)
     if state is None:
         return False
     return _verified.get(path.absolute()) == (version, state) or _marked(path) == [version, list(state)]
@@ -76,8 +76,8 @@ def _is_private(file: Path) -> bool:
     return stat.S_ISREG(found.st_mode) and owned and not found.st_mode & _WRITABLE_BY_OTHERS
 
 
-def _state(path: Path) -> tuple[int, ...] | None:
-    """What changes with a file; None where there is none, or a log of what is not in it yet."""
+def file_state(path: Path) -> tuple[int, ...] | None:
+    """Return what changes with a database's file; None where there is none, or a log of what is not in it yet."""
     if path.with_name(f"{path.name}.wal").exists():
         return None
     try:

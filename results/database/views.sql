@@ -543,6 +543,20 @@ JOIN run_names AS n USING (attempt_id)
 JOIN runs AS r USING (attempt_id);
 COMMENT ON VIEW sequence_blocks IS 'One row per quality run of an encoder and block that was asked: how many documents it was asked of, how many left there, and how right it was.';
 
+CREATE VIEW sequence_replay AS
+-- What a gate says of a document is the same at any threshold, so a run tells of all that are not above its own. NaN lets nothing go.
+WITH scored AS (SELECT * REPLACE (CASE WHEN NOT isnan(score) THEN score END AS score) FROM sequence_block)
+SELECT
+    n.* EXCLUDE (params), t.doc_key, t.block, t.label_id, t.prediction, t.gold, CASE WHEN t.label_id IS NOT NULL THEN t.label_id = t.gold END AS is_right,
+    coalesce(max(t.score) OVER (asked ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), '-infinity'::FLOAT) AS from_level,
+    -- Where the run had the document leave nothing is known of higher levels, and highest_level is below them.
+    CASE WHEN t.exited THEN 'infinity'::FLOAT ELSE coalesce(max(t.score) OVER asked, '-infinity'::FLOAT) END AS below_level,
+    max(t.score) FILTER (NOT t.exited) OVER (PARTITION BY t.attempt_id) AS highest_level, n.params
+FROM scored AS t JOIN run_names AS n USING (attempt_id)
+WINDOW asked AS (PARTITION BY t.attempt_id, t.doc_key ORDER BY t.block);
+COMMENT ON VIEW sequence_replay IS 'One row per document and block asked of a quality run of an encoder: at thresholds of the score from from_level to below below_level the document leaves
+here. That holds up to highest_level of the run, and where a document decides for itself (not for pabee with batch = whole).';
+
 CREATE VIEW choice_answers AS
 SELECT n.* EXCLUDE (params), a.* EXCLUDE (attempt_id), n.params FROM choice_answer AS a JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW choice_answers IS 'One row per text whose log-likelihood a task asked for, of a quality run or a replay.';

@@ -39,7 +39,12 @@ _ARTIFACTS: Final = ("environment", "hardware", "model_artifact", "dataset_artif
 SCORES: Final = ("metric", "sample_rescore")
 """Tables with a known attempt's scores under another metric version."""
 _QUOTING: Final = {
-    "sample": {"output_text": "''", "output_ids": "[]::INTEGER[]"},
+    "sample": {
+        "output_text": "''",
+        "output_ids": "[]::INTEGER[]",
+        "input_text": "NULL::VARCHAR",
+        "gold_text": "NULL::VARCHAR",
+    },
     "choice_answer": {"text": "NULL::VARCHAR"},
     "choice_token": {"token_id": "NULL::INTEGER"},
     "probe_token": {"gold_token_id": "NULL::INTEGER"},

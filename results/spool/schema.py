@@ -83,6 +83,8 @@ SAMPLES: Final = pa.schema(
         _required("scores", pa.string()),
         _required("statistics", pa.string()),
         _optional("n_cut", pa.int32()),
+        _optional("input_text", pa.string()),
+        _optional("gold_text", pa.string()),
     ]
 )
 

@@ -1,4 +1,7 @@
-"""How two things compare that are timed in turn, in one process: nothing else survives a shared machine."""
+"""How two things compare that are timed in turn, in one process: nothing else survives a shared machine.
+
+Where others load its processors too, `--benchmark-timer=time.thread_time` counts what one thread takes of them.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +44,14 @@ class Timed:
         """What it gives with its trace, where it has one that is left out while the clock runs."""
         return (self.traced or self.run)(self.prepare())
 
-    def seconds(self) -> float:
+    def seconds(self, clock: Callable[[], float] = time.perf_counter) -> float:
         """How long it takes once, without garbage collection."""
         prepared = self.prepare()
         gc.disable()
         try:
-            started = time.perf_counter()
+            started = clock()
             self.run(prepared)
-            return time.perf_counter() - started
+            return clock() - started
         finally:
             gc.enable()
 
@@ -97,13 +100,14 @@ def compare(benchmark: Any, base: Timed, measured: Timed, budget_s: float = BUDG
 
     The benchmark must have been told not to collect garbage (`pytest.mark.benchmark(disable_gc=True)`).
     """
+    clock = benchmark._timer  # --benchmark-timer
     rounds = rounds_within(budget_s, base, measured)
     base_s: list[float] = []
 
     def before_round() -> tuple[tuple[Any], dict[str, Any]]:
-        base_s.append(base.seconds())
+        base_s.append(base.seconds(clock))
         return (measured.prepare(),), {}
 
     benchmark.pedantic(measured.run, setup=before_round, rounds=rounds)
-    base_s.append(base.seconds())
+    base_s.append(base.seconds(clock))
     return Comparison(base_s, list(benchmark.stats.stats.data))

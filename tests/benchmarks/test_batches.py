@@ -1,5 +1,7 @@
 """Batches: against transformers' batched `generate`, where nothing exits, and where rows leave at different depths.
 
+A block of the rows that go on is timed beside one of all rows, to see whether splitting a batch pays.
+
 Rows have sources of 4 to 8 tokens, so that little but decoding is timed.
 """
 
@@ -8,10 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from goals import record
 from ideals import ideal_of_batch, ideal_over_full
 from models import BASE_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
+from torch import Tensor
 
 from exitbench.methods.base import Parts, blocks_from
 from exitbench.methods.gates import Always
@@ -22,6 +26,7 @@ from exitbench.methods.thresholds import Constant
 pytestmark = pytest.mark.benchmark(disable_gc=True)
 
 ROWS = [1, 4, 16, 64]
+STAYING = [0.95, 0.75, 0.5, 0.25]
 SOURCE_TOKENS = 8
 NEW_TOKENS = {SMALL_NAME: 24, BASE_NAME: 4}
 BUDGET_S = 2.0
@@ -106,5 +111,42 @@ def test_batch_whose_rows_leave(pair: Pair, rows: int, benchmark: Any, capsys: p
         ideal_by_flops=by_flops,
         ideal_by_bytes=by_bytes,
         tokens_per_s=tokens_per_s,
+        **found.about(),
+    )
+
+
+@pytest.mark.parametrize("staying", STAYING)
+@pytest.mark.parametrize("rows", ROWS[1:])
+@pairs
+def test_blocks_of_the_rows_that_go_on(
+    pair: Pair, rows: int, staying: float, benchmark: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every block once with a share of the rows, those that have left filled in passing, over all blocks with all rows.
+
+    Where it is below 1, rows that have left should have been carried along.
+    """
+    model, length = pair.checkpoint.model, NEW_TOKENS[pair.label]
+    cache, _ = model.start(pair.prompts(rows, SOURCE_TOKENS), length)
+    cache.self_kv.zero_()
+    cache.length = length // 2
+    states_BTD, context = model.embed(torch.full((rows, 1), 5), cache)
+    states_BD = states_BTD[:, 0]
+    n_staying = min(rows - 1, max(1, round(staying * rows)))
+    rows_A = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))[:n_staying].sort().values
+
+    def blocks(hidden_AD: Tensor, rows_A: Tensor | None, left_BD: Tensor | None) -> None:
+        for block in range(1, pair.n_blocks + 1):
+            hidden_AD = model.block(block, hidden_AD, context, rows_A, left_BD=left_BD)
+
+    whole = Timed(lambda _: blocks(states_BD, None, None))
+    some = Timed(lambda _: blocks(states_BD[rows_A], rows_A, states_BD.clone()))
+    found = compare(benchmark, whole, some, BUDGET_S)
+    record(
+        benchmark,
+        capsys,
+        found.ratio,
+        "x all rows",
+        at_least=NO_SLOWER,
+        note=f"{n_staying} rows; {found.spread()}",
         **found.about(),
     )

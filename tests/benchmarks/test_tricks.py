@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -18,9 +18,7 @@ from torch import Tensor
 from exitbench.harness.engine.decoding import signals
 from exitbench.harness.engine.decoding.probe import probe
 from exitbench.harness.engine.model import model as model_module
-from exitbench.harness.engine.model.engine import Skipped
 from exitbench.harness.engine.model.model import Transformer
-from exitbench.harness.engine.model.step_context import StepContext
 from exitbench.harness.engine.model.weights import Linear
 from exitbench.methods.base import Gate
 
@@ -51,12 +49,6 @@ def three_products(projection: Linear, x: Tensor) -> Tensor:
     return torch.cat([F.linear(x, part) for part in projection.weight.chunk(3)], dim=-1)
 
 
-def fill_one_after_another(model: Transformer, skipped: Sequence[Skipped], context: StepContext) -> None:
-    """Skipped blocks filled by groups that left together, each of which reads the weights again."""
-    for group in skipped:
-        model._fill_at_once(*group, context)
-
-
 def fill_each_block(model: Transformer, *group: Any) -> None:
     """Skipped blocks filled by a product each."""
     *skipped, context = group
@@ -78,7 +70,7 @@ EARLY: dict[str, Undone] = {
 }
 IN_A_BATCH: dict[str, Undone] = {
     "rows-read-out-together": lambda: patch.object(Gate, "chooses_from_logits", property(lambda gate: False)),
-    "skipped-blocks-by-block": lambda: patch.object(Transformer, "_fill_block_by_block", fill_one_after_another),
+    "skipped-blocks-in-passing": lambda: patch.object(Transformer, "fills_in_passing", False),
     "stretches-of-rows-not-copied": lambda: patch.object(model_module, "GATHERED_NUMEL", 2**40),
 }
 
@@ -96,7 +88,7 @@ def test_trick(pair: Pair, trick: str, benchmark: Any, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("trick", IN_A_BATCH)
-@pytest.mark.parametrize("pair", [BASE_NAME], indirect=True)
+@pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_trick_of_a_batch(pair: Pair, trick: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """16 rows that leave after half of the blocks on average."""
     parts = pair.parts("random", mean_exit=pair.n_blocks / 2)

@@ -191,7 +191,7 @@ def toy_classification() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def toy_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with `polarity.tsv`, pairs some of which are too long, and `rating.tsv`."""
+    """A data folder with `polarity.tsv`, pairs some of which are too long, others to train on, and `rating.tsv`."""
     folder = tmp_path_factory.mktemp("texts")
     words = ["a", "dog", "runs", "two", "men", "sing", "the", "girl", "reads", "red", "car", "old", "house", "door"]
     draw = random.Random(1)
@@ -199,9 +199,13 @@ def toy_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def text(most: int) -> str:
         return " ".join(draw.choices(words, k=draw.randint(1, most)))
 
-    polarity = [f"{draw.choice(_Polarity.labels)}\t{text(24)}\t{text(24)}" for _ in range(24)]
+    def pairs(n: int) -> list[str]:
+        return [f"{draw.choice(_Polarity.labels)}\t{text(24)}\t{text(24)}" for _ in range(n)]
+
+    polarity = pairs(24)
     rating = [f"{draw.uniform(0, 5):.2f}\t{text(9)}" for _ in range(12)]
     (folder / "polarity.tsv").write_text("\n".join(polarity) + "\n")
+    (folder / "polarity-train.tsv").write_text("\n".join(pairs(40)) + "\n")
     (folder / "rating.tsv").write_text("\n".join(rating) + "\n")
     return folder
 

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting import style
 from exitbench.reports.registry import discover
-from exitbench.reports.render import ReportSummary, write_report
+from exitbench.reports.render import write_report
+from exitbench.reports.summary import ReportSummary
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 

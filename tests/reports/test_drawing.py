@@ -1,5 +1,6 @@
 """Figures are drawn by processes of their own and by the one that reads, each once."""
 
+import gc
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -19,7 +20,7 @@ FRAME = Frame(("a",), ({"a": 1},))
 class BusyPool:
     """One process that draws the first figure and does not come to the others."""
 
-    def __init__(self, processes: int, mp_context: Any) -> None:
+    def __init__(self, processes: int, *_: Any) -> None:
         self.processes, self.begun = processes, 0
 
     def submit(self, draw: Callable[..., Drawing], *given: Any) -> "Future[Drawing]":
@@ -61,3 +62,10 @@ def test_what_no_other_process_has_begun_is_drawn_by_this_one(
     assert [figure.source for figure in finished] == list(sources)
     assert {figure.error for figure in finished} == {"noted"}
     assert sorted(drawn) == sorted(source.name for source in sources), "each once"
+
+
+def test_garbage_is_looked_for_less_often_only_while_figures_are_drawn(tmp_path: Path) -> None:
+    before = gc.get_threshold()
+    with Drawings(tmp_path, 1):
+        assert gc.get_threshold()[0] > before[0]
+    assert gc.get_threshold() == before

@@ -27,7 +27,8 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.material import Material, read_material
 from exitbench.reports.plotting.style import LETTERS, LIGHT
 from exitbench.reports.registry import Source, discover
-from exitbench.reports.render import ReportSummary, write_figures, write_report
+from exitbench.reports.render import write_figures, write_report
+from exitbench.reports.summary import ReportSummary
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 

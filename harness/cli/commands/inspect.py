@@ -3,7 +3,7 @@
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import fill
@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Final
 
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.cli.commands.folders import Runs
+from exitbench.harness.cli.commands.inspect_classifier import classifier_lines
+from exitbench.harness.cli.commands.inspect_lines import WIDTH, item, labelled, reasons
 from exitbench.harness.cli.commands.words import data_size
 from exitbench.terminal import number_of, one_screen, tell
 
 if TYPE_CHECKING:
     from exitbench.harness.inspecting.asking import Asking, Skipping
+    from exitbench.harness.inspecting.encoders import ClassifierInspection
     from exitbench.harness.inspecting.inspection import Inspection, Shape, Work
 
-_WIDTH: Final = 100
-_LABEL: Final = 12
 _FLOAT32, _BFLOAT16 = 4, 2
 """Bytes of a number."""
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
@@ -34,15 +35,26 @@ def inspect(arguments: Namespace) -> int:
     folder = model_folder(arguments.model, Runs(arguments.runs).models, ask_hub=arguments.hub)
     from transformers.utils import logging
 
+    from exitbench.harness.engine.checkpoints.encoder_loading import is_encoder
+    from exitbench.harness.engine.checkpoints.files import CONFIG
+    from exitbench.harness.inspecting.encoders import inspect_classifier
     from exitbench.harness.inspecting.inspection import inspect_folder
 
     logging.disable_progress_bar()
+    if (folder / CONFIG).is_file() and is_encoder(folder):
+        classifier = inspect_classifier(folder)
+        _print(classifier, classifier_lines(classifier), arguments.format)
+        return 1 if classifier.lacks else 0
     found = inspect_folder(folder, arguments.engine, arguments.context)
-    if arguments.format == "json":
+    _print(found, _lines(found), arguments.format)
+    return 1 if found.lacks else 0
+
+
+def _print(found: "Inspection | ClassifierInspection", lines: Iterator[str], form: str) -> None:
+    if form == "json":
         print(json.dumps(asdict(found), indent=1))
     else:
-        tell("\n".join(_lines(found)), sys.stdout)
-    return 1 if found.lacks else 0
+        tell("\n".join(lines), sys.stdout)
 
 
 def model_folder(written: str, models_dir: Path, *, ask_hub: bool = False) -> Path:
@@ -79,31 +91,26 @@ def model_folder(written: str, models_dir: Path, *, ask_hub: bool = False) -> Pa
 
 def _lines(found: "Inspection") -> Iterator[str]:
     yield found.folder
-    yield from _told("family", f"{found.family or 'not known'} ({found.model_class or 'no class of transformers'})")
-    yield from _told("engine", _engines(found))
+    yield from labelled("family", f"{found.family or 'not known'} ({found.model_class or 'no class of transformers'})")
+    yield from labelled("engine", _engines(found))
     if found.shape is not None:
         yield from _shape(found.shape)
-    yield from _told("tokens", _tokens(found))
+    yield from labelled("tokens", _tokens(found))
     if found.stored is not None:
         stored = found.stored
         formats = ", ".join(f"{numel:,} {name}" for name, numel in stored.numel_by_format.items())
         many = f"{number_of(stored.n_tensors, 'tensor')} in {number_of(len(stored.files), 'file')}"
-        yield from _told("stored", f"{data_size(stored.size_bytes)}, {many}: {formats}")
+        yield from labelled("stored", f"{data_size(stored.size_bytes)}, {many}: {formats}")
     if found.exit_heads is not None:
         heads = found.exit_heads
         blocks = ", ".join(map(str, heads.blocks))
-        yield from _told("exit heads", f"{heads.kind}, after blocks {blocks}, {heads.numel:,} parameters")
+        yield from labelled("exit heads", f"{heads.kind}, after blocks {blocks}, {heads.numel:,} parameters")
     if found.shape is not None and found.work is not None:
         yield from _weights(found, found.shape, found.work)
         if not found.engines or found.engines[0].why_not is None:
             yield from _methods(found.work, runs=bool(found.engines))
             yield from _policies(found.work)
     yield from _lacks(found)
-
-
-def _told(label: str, text: str) -> Iterator[str]:
-    """A line with its label in front; what is too long goes on under the text."""
-    yield fill(text, _WIDTH, initial_indent=label.ljust(_LABEL), subsequent_indent=" " * _LABEL, break_on_hyphens=False)
 
 
 def _engines(found: "Inspection") -> str:
@@ -128,7 +135,7 @@ def _shape(shape: "Shape") -> Iterator[str]:
     positions = "without end" if shape.positions is None else f"{shape.positions:,}"
     heads = f"{number_of(shape.heads, 'head')} of {shape.head_size}" if shape.heads else "no heads"
     keys = "" if shape.kv_heads == shape.heads else f" ({shape.kv_heads} of keys and values)"
-    yield from _told(
+    yield from labelled(
         "blocks",
         f"{encoder}{shape.decoder_blocks} in the decoder, width {shape.width:,}, {heads}{keys}, positions {positions}",
     )
@@ -136,7 +143,7 @@ def _shape(shape: "Shape") -> Iterator[str]:
     named = {"encoder": parts.encoder, "decoder blocks": parts.blocks, "LM head": parts.head, "other": parts.other}
     rest = ", ".join(f"{name} {numel:,}" for name, numel in named.items() if numel)
     tied = " (the LM head too)" if parts.is_tied else ""
-    yield from _told("parameters", f"{parts.total:,}: embedding {parts.embedding:,}{tied}, {rest}")
+    yield from labelled("parameters", f"{parts.total:,}: embedding {parts.embedding:,}{tied}, {rest}")
 
 
 def _tokens(found: "Inspection") -> str:
@@ -155,8 +162,8 @@ def _tokens(found: "Inspection") -> str:
 def _weights(found: "Inspection", shape: "Shape", work: "Work") -> Iterator[str]:
     numel = shape.parameters.total + (found.exit_heads.numel if found.exit_heads else 0)
     blocks = shape.decoder_blocks * work.block_weights
-    yield from _told("to load", _sizes(numel))
-    yield from _told(
+    yield from labelled("to load", _sizes(numel))
+    yield from labelled(
         "one token",
         f"reads {_sizes(blocks + work.head_weights)} of weights at full depth: as float32, "
         f"{data_size(work.block_weights * _FLOAT32)} a block, {data_size(work.head_weights * _FLOAT32)} the LM head",
@@ -164,7 +171,7 @@ def _weights(found: "Inspection", shape: "Shape", work: "Work") -> Iterator[str]
     if not (cached := work.kv_per_token):
         return
     of = " of the answer, and as much of the source" if work.source else ""
-    yield from _told("KV cache", f"a token{of}: {_sizes(cached)}; 1,000 tokens: {_sizes(1000 * cached)}")
+    yield from labelled("KV cache", f"a token{of}: {_sizes(cached)}; 1,000 tokens: {_sizes(1000 * cached)}")
 
 
 def _sizes(numel: float) -> str:
@@ -187,10 +194,10 @@ def _methods(work: "Work", runs: bool) -> Iterator[str]:
             f"{asking.method:24}{reads:34}{_percent(asking.bytes_share):>9}{_percent(asking.flops_share):>9}  "
             f"{_possible(asking) if runs or asking.why_not else '–'}"
         ).rstrip()
-    yield from _reasons([(asking.method, asking.why_not) for asking in work.methods])
+    yield from reasons([(asking.method, asking.why_not) for asking in work.methods])
     if runs:
         alone = [(asking.method, asking.why_alone) for asking in work.methods if asking.why_not is None]
-        yield from _reasons(alone, "; row by row: ")
+        yield from reasons(alone, "; row by row: ")
 
 
 def _possible(asking: "Asking") -> str:
@@ -202,32 +209,21 @@ def _possible(asking: "Asking") -> str:
     return ", ".join(said)
 
 
-def _reasons(said: Sequence[tuple[str, str | None]], between: str = ": ") -> Iterator[str]:
-    """Each reason once, with all that it is about."""
-    about: dict[str, list[str]] = {}
-    for name, reason in said:
-        if reason is not None:
-            about.setdefault(reason, []).append(name)
-    for reason, names in about.items():
-        every = "every method" if len(names) == len(said) and len(names) > 1 else ", ".join(names)
-        yield _item(f"{every}{between}{reason}")
-
-
 def _policies(work: "Work") -> Iterator[str]:
     yield ""
     costs = ", ".join(map(_policy, work.kv_policies))
     about = "KV policies, bytes/FLOPs of a skipped block until a token at full depth has followed, in blocks run: "
-    yield fill(f"{about}{costs}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False).replace(_NO_BREAK, " ")
-    yield from _reasons([(policy.policy, policy.why_not) for policy in work.kv_policies])
+    yield fill(f"{about}{costs}", WIDTH, subsequent_indent="  ", break_on_hyphens=False).replace(_NO_BREAK, " ")
+    yield from reasons([(policy.policy, policy.why_not) for policy in work.kv_policies])
     alone = [(p.policy, None if p.why_not else p.why_alone) for p in work.kv_policies]
     if not all(reason for _, reason in alone):  # else the methods have said so
-        yield from _reasons(alone, "; row by row: ")
+        yield from reasons(alone, "; row by row: ")
     for reason, choices in work.refused_choices.items():
         values: dict[str, list[str]] = {}
         for name, _, value in (choice.partition(" = ") for choice in choices):
             values.setdefault(name, []).append(value)
         said = "; ".join(f"{name} = {', '.join(of_it)}" for name, of_it in values.items())
-        yield _item(f"not {said}: {reason}")
+        yield item(f"not {said}: {reason}")
 
 
 def _policy(policy: "Skipping") -> str:
@@ -245,12 +241,8 @@ def _lacks(found: "Inspection") -> Iterator[str]:
     if found.lacks:
         yield ""
         yield "It cannot be run as it is:"
-    yield from (_item(one_screen(message)) for message in found.lacks)
+    yield from (item(one_screen(message)) for message in found.lacks)
     if found.convert is not None:
-        yield _item("To convert the pickle yourself, in an environment that you trust (opening one can run its code):")
+        yield item("To convert the pickle yourself, in an environment that you trust (opening one can run its code):")
         yield f"    {found.convert}"
-    yield from (_item(remark) for remark in found.remarks)
-
-
-def _item(text: str) -> str:
-    return fill(f"- {text}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    yield from (item(remark) for remark in found.remarks)

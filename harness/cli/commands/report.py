@@ -11,7 +11,7 @@ from exitbench.terminal import tell
 
 if TYPE_CHECKING:  # matplotlib is not loaded to print tables
     from exitbench.reports.drawing import DrawnFigure
-    from exitbench.reports.render import ReportSummary
+    from exitbench.reports.summary import ReportSummary
 
 
 def report(arguments: Namespace) -> int:
@@ -28,9 +28,9 @@ def report(arguments: Namespace) -> int:
         return _print_tables(arguments)
     if arguments.format != "html" or arguments.only != "*":
         return _draw_figures(arguments)
-    from exitbench.reports.render import write_report
+    from exitbench.reports.current import current_report
 
-    summary = write_report(
+    summary = current_report(
         existing_database(arguments),
         _folder(arguments),
         paper=arguments.paper,

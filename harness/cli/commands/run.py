@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.corpus import keep
@@ -289,11 +290,11 @@ def _gist(path: Path, suite: str) -> list[str]:
 
 
 def _print_report(runs: Runs) -> None:
-    from exitbench.reports.render import write_report
+    from exitbench.reports.current import current_report
     from exitbench.results.database.patience import patiently
 
-    cores = available_cores()
-    report = patiently(lambda: write_report(runs.database, runs.report, draft=True, workers=cores, progress=True), tell)
+    asked: dict[str, Any] = {"draft": True, "workers": available_cores(), "progress": True}
+    report = patiently(lambda: current_report(runs.database, runs.report, **asked), tell)
     print(f"Report    {report.index_html}{' (a draft: see `exitbench check`)' if report.is_draft else ''}")
     print("          each setting beside the others: #frontier; every number: #results")
     print_broken(report)

@@ -1,8 +1,9 @@
 """Run transformer blocks with early exit: KV cache of skipped blocks, deferred tokens.
 
-What a token skips is projected from its exit state as the step ends, or run after all, or put off (`DecoderCache`): a
-deferred token waits in the cache until a later token of its row runs the blocks that it lacks (`KVPolicy.deferred`),
-and is then projected to keys and values too, or runs the block in the same pass.
+What a token skips is projected from its exit state, within the product of the rows that go on or as the step ends, or
+run after all, or put off (`DecoderCache`): a deferred token waits in the cache until a later token of its row runs the
+blocks that it lacks (`KVPolicy.deferred`), and is then projected to keys and values too, or runs the block in the same
+pass.
 
 Shape suffixes: B rows of the batch, A rows that run or leave a block, T positions of a row, N tokens of several rows, D
 model width.
@@ -38,6 +39,8 @@ class BlockRunner:
         self._policy = parts.kv_policy
         self._context: Begun | None = None
         self._to_fill: list[Skipped] = []  # by exit layer, the first first
+        self._left_BD: Tensor | None = None  # states of the rows that have left before others, where they stand
+        self._filled = 0  # block run last in which those got their keys and values
         self._deferred_places: tuple[list[list[int]], Any] | None = None  # where deferred tokens were run last
         self._windows: dict[int, Begun] = {}  # at so many of the newest positions of every row
         self._beside = _Beside()
@@ -78,7 +81,10 @@ class BlockRunner:
                 if self._policy.deferred != "project":
                     return self._run_beside(block, hidden_AD, rows, rows_A, waiting)
                 self._project(block, rows, waiting)
-        return self.model.block(block, hidden_AD, self._context, rows_A)
+        if self._left_BD is None:
+            return self.model.block(block, hidden_AD, self._context, rows_A)
+        self._filled = block
+        return self.model.block(block, hidden_AD, self._context, rows_A, left_BD=self._left_BD)
 
     def on_host(self, leaves_A: Tensor, block: int) -> list[bool]:
         """A decision after a block, on the host: the one look at the device that it needs."""
@@ -98,9 +104,11 @@ class BlockRunner:
 
     def end(self) -> None:
         """End the step: project what was asked for."""
+        if self._left_BD is not None and self._filled:  # as far as the last to leave have run
+            self._to_fill = [(self._filled, self._left_BD, None)] if self._filled < self.model.n_blocks else []
         if self._to_fill:
             self.model.fill(self._to_fill, self._context)
-            self._to_fill = []
+        self._to_fill, self._left_BD, self._filled = [], None, 0
         self.cache.length += 1
 
     # --------------------------------------------------------- deferred tokens
@@ -171,7 +179,7 @@ class BlockRunner:
     # ---------------------------------------------- what KV policies may ask for
 
     def fill_from_state(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Have keys and values of blocks block+1..L at the current position projected from one state, as the step ends.
+        """Have keys and values of blocks block+1..L at the current position projected from one state in this step.
 
         Not where no token of an answer runs those blocks (`Parts.reads_skipped`).
 
@@ -181,8 +189,13 @@ class BlockRunner:
             rows_A: Rows of the batch; None means all.
         """
         assert not self._to_fill or block >= self._to_fill[-1][0], "rows leave in the order of blocks"
-        if self.parts.reads_skipped:
-            self._to_fill.append((block, hidden_AD, rows_A))
+        if not self.parts.reads_skipped:
+            return
+        self._to_fill.append((block, hidden_AD, rows_A))
+        if rows_A is not None and self.model.fills_in_passing:
+            if self._left_BD is None:
+                self._left_BD = hidden_AD.new_empty(self.cache.n_rows, self.model.d_model)
+            self._left_BD.index_copy_(0, rows_A, hidden_AD)
 
     def run_rest(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
         """Run blocks block+1..L at the current position; returns the state after block L, [A, D]."""

@@ -159,14 +159,22 @@ class EncoderClassifier:
         return why_not(parts, is_regression=self.is_regression)
 
 
-def why_not(parts: Parts, *, is_regression: bool) -> str | None:
-    """Return why a method cannot be run on an encoder; None where it can."""
+def why_not(parts: Parts, *, is_regression: bool, is_fitted: bool = False) -> str | None:
+    """Return why a method cannot be run on an encoder; None where it can.
+
+    Args:
+        parts: The method.
+        is_regression: Whether the model gives a number.
+        is_fitted: Whether the method is trained on the train split first.
+    """
     if type(parts.kv_policy) is not StateCopy:
         return f"an encoder keeps no keys and values, and KV policy {parts.kv_policy.name!r} sees to those"
     if type(parts.head) not in (LMHead, TrainedHead):
         return "its head reads a part of the vocabulary, and a classifier is read out as a whole"
     if is_regression and not parts.gate.scores_numbers:
         return "its gate needs labels to choose from, and the model gives a number (regression)"
+    if is_fitted and type(parts.head) is not TrainedHead:
+        return "it is fitted on the model's own head, and blocks of an encoder are read out by their off-ramps"
     return None
 
 

@@ -61,6 +61,10 @@ class Engine(Model, Protocol):
     def pads_left(self) -> bool:
         """Whether rows of a decoder-only model may be padded on the left, and so stand in one batch."""
 
+    @property
+    def fills_in_passing(self) -> bool:
+        """Whether `block` takes ``left_BD``."""
+
     def new_cache(self, n_rows: int, room: int, padding_B: Tensor | None = None) -> Any:
         """An empty cache of a decoder-only model for so many rows and positions; ``padding_B`` is on the left."""
 
@@ -94,7 +98,13 @@ class Engine(Model, Protocol):
         """Prepare to run blocks at cache positions given a row, in any order; None in ``rows_A`` means all rows."""
 
     def block(
-        self, block: int, hidden: Tensor, context: Any, rows_A: Tensor | None = None, places: Any | None = None
+        self,
+        block: int,
+        hidden: Tensor,
+        context: Any,
+        rows_A: Tensor | None = None,
+        places: Any | None = None,
+        left_BD: Tensor | None = None,
     ) -> Tensor:
         """Run decoder block ``block`` (1..L) for the step's positions; writes its keys and values.
 
@@ -104,6 +114,9 @@ class Engine(Model, Protocol):
             context: Of the step, as `embed` gave it.
             rows_A: Rows of the batch that run, ascending; None means all.
             places: Positions of each row up to the current one; None means the step's own.
+            left_BD: Exit states, at their rows, of all that do not run: their keys and values are written too, as
+                `fill` would. What stands at the rows that run is overwritten. None: nobody else's are; an engine that
+                does not `fills_in_passing` is given nothing else.
 
         Returns:
             The residual stream after the block, shaped like ``hidden``.

@@ -55,6 +55,7 @@ class Transformer(Headed):
 
     engine: EngineName = "lean"
     pads_left = True
+    fills_in_passing = True
 
     def __init__(self, arch: Architecture, weights: Weights, exit_heads: ExitHeads | None = None) -> None:
         self.arch = arch
@@ -373,11 +374,12 @@ class Transformer(Headed):
         context: StepContext,
         rows_A: Tensor | None = None,
         places: Places | None = None,
+        left_BD: Tensor | None = None,
     ) -> Tensor:
         """Run decoder block ``block`` (1..L) for the step's positions; see `Engine.block`."""
         weights = self.weights.blocks[block - 1]
         hidden_ND = hidden if hidden.dim() == 2 else hidden.reshape(-1, self.d_model)
-        attended_ND = self.self_attention(block, hidden_ND, context, rows_A, places)
+        attended_ND = self.self_attention(block, hidden_ND, context, rows_A, places, left_BD)
         hidden_ND = weights.attention_out.onto(hidden_ND, attended_ND)
         if weights.cross_out is not None:
             hidden_ND = weights.cross_out.onto(hidden_ND, self.cross_attention(block, hidden_ND, context, rows_A))
@@ -391,13 +393,17 @@ class Transformer(Headed):
         context: StepContext,
         rows_A: Tensor | None = None,
         places: Places | None = None,
+        left_BD: Tensor | None = None,
     ) -> Tensor:
         """The heads of a block's self-attention, before ``attention_out`` adds them to the stream: [N, H*K].
 
         Args: see `block`; ``hidden_ND`` is the stream before it.
         """
         cache = context.cache
-        n_rows = cache.n_rows if rows_A is None else rows_A.shape[0]
+        written_A = rows_A  # rows that get keys and values
+        if left_BD is not None and rows_A is not None:
+            hidden_ND, written_A = left_BD.index_copy_(0, rows_A, hidden_ND), None
+        n_rows = cache.n_rows if written_A is None else written_A.shape[0]
         weights, n_heads, n_kv_heads = self.weights.blocks[block - 1], self.arch.n_heads, self.arch.n_kv_heads
         heads = weights.qkv(self.block_input(hidden_ND))
         heads = heads.view(n_rows, -1, n_heads + 2 * n_kv_heads, self.arch.head_dim)
@@ -407,7 +413,7 @@ class Transformer(Headed):
         rotary = context.rotary if places is None else places.rotary
         if rotary is not None and weights.rotates:
             if places is None:
-                rotary = rows_of(rotary[0], rows_A), rows_of(rotary[1], rows_A)
+                rotary = rows_of(rotary[0], written_A), rows_of(rotary[1], written_A)
             rotate_(heads[:, :, :-n_kv_heads], rotary)
         q, new_kv = heads[:, :, :n_heads], heads[:, :, n_heads:]
         if places is not None:
@@ -418,12 +424,15 @@ class Transformer(Headed):
             return self._attend(q, (k, v) if rows_A is None else (k[rows_A], v[rows_A]), own_bias)
         start, end = context.start, context.start + heads.shape[1]
         bias = None if context.bias is None else of_block(block, n_heads, context.bias)
-        if rows_A is None:
-            cache.self_kv[block - 1][:, :, start:end] = new_kv.transpose(1, 2)
-            kv = cache.keys_and_values(block, end)
-            return self._attend(q, kv, bias, is_causal=context.is_causal)
         of_batch = cache.self_kv[block - 1].narrow(2, 0, end)
-        of_batch[rows_A, :, start:] = new_kv.transpose(1, 2)
+        if written_A is not None:
+            of_batch[written_A, :, start:] = new_kv.transpose(1, 2)
+        else:
+            of_batch[:, :, start:] = new_kv.transpose(1, 2)
+        if rows_A is None:
+            return self._attend(q, cache.keys_and_values(block, end), bias, is_causal=context.is_causal)
+        if written_A is None:
+            q = q.index_select(0, rows_A)
         return self._attend_rows(q, of_batch, bias, context, rows_A)
 
     def cross_attention(

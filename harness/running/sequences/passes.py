@@ -52,6 +52,7 @@ def sequence_quality_pass(session: Session, item: CellJob, writer: AttemptWriter
     in_batches(by_length, item.cell.rows, run, on_progress)
     outputs = [work.task.spelled(work.prediction(answer)) for answer in made]
     scores = [work.task.score(document, output) for document, output in zip(work.documents, outputs, strict=True)]
+    is_full = item.cell.full_depth_cell_id is None  # the others' texts are the same
     samples = [
         {
             "doc_key": document.key,
@@ -61,6 +62,8 @@ def sequence_quality_pass(session: Session, item: CellJob, writer: AttemptWriter
             "n_cut": text.n_cut,
             "n_output": 1,
             "stop_reason": "label",
+            "input_text": work.task.prompt(document) if is_full else None,
+            "gold_text": work.task.target(document) if is_full else None,
             **score_columns(score),
         }
         for document, text, answer, output, score in zip(work.documents, work.texts, made, outputs, scores, strict=True)

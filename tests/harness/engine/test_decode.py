@@ -53,9 +53,9 @@ class Recorder:
         self.calls: list[tuple[int, int]] = []
         run = Transformer.block
 
-        def block(model: Transformer, number: int, hidden: Tensor, *rest: Any) -> Tensor:
+        def block(model: Transformer, number: int, hidden: Tensor, *rest: Any, **left: Any) -> Tensor:
             self.calls.append((number, hidden.shape[0]))
-            return run(model, number, hidden, *rest)
+            return run(model, number, hidden, *rest, **left)
 
         monkeypatch.setattr(Transformer, "block", block)
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from exitbench.harness.engine.decoding.block_runner import BlockRunner
@@ -212,6 +214,27 @@ def ends_somewhere(tokens: list[int]) -> bool:
     return len(tokens) > tokens[0] % 7
 
 
+@pytest.mark.parametrize("policy", ["state-copy", "noisy"])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_where_rows_go_on_the_others_are_filled_with_what_the_end_of_the_step_would_fill(
+    family: Any, prompts: Any, policy: str, data: st.DataObject
+) -> None:
+    """However rows leave: each where it likes, some after one block together, all before the last one."""
+    layer = st.integers(1, data.draw(st.integers(1, L), label="deepest"))
+    exits = st.lists(layer, min_size=N_NEW, max_size=N_NEW)
+    layers = dict(enumerate(data.draw(st.lists(exits, min_size=1, max_size=4), label="exits")))
+    results = []
+    for in_passing in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Transformer, "fills_in_passing", in_passing)
+            batch = start(family, prompts[: len(layers)])
+            results.append((decode(endless(family), batch, parts(policy, layers)), batch.cache.self_kv))
+    (made, kv), (expected, expected_kv) = results
+    assert made == expected
+    torch.testing.assert_close(kv, expected_kv, equal_nan=True, **TOLERANCE)
+
+
 # ------------------------------------------------------------------------------------------ what is really run
 
 
@@ -223,10 +246,10 @@ class Spy:
         self.filled = self.projected = 0
         run, fill, project = Transformer.block, BlockRunner.fill_from_state, Transformer._write_projected
 
-        def block(model: Transformer, number: int, hidden: Tensor, *rest: Any) -> Tensor:
+        def block(model: Transformer, number: int, hidden: Tensor, *rest: Any, **left: Any) -> Tensor:
             self.calls[number] += 1
             self.positions[number] += hidden.shape[:-1].numel()
-            return run(model, number, hidden, *rest)
+            return run(model, number, hidden, *rest, **left)
 
         def fill_from_state(runner: BlockRunner, number: int, hidden: Tensor, rows: Tensor | None) -> None:
             self.filled += len(hidden) * (L - number)

@@ -7,16 +7,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.cells.texts import TextEncoding
+from exitbench.harness.engine.checkpoints.encoder_loading import load_encoder
 from exitbench.harness.engine.checkpoints.files import OFF_RAMPS_FILE
 from exitbench.harness.engine.checkpoints.off_ramp_files import new_off_ramps, save_off_ramps
+from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
+from exitbench.harness.engine.encoders.classify import pooled_states
 from exitbench.harness.planning.plan import Plan, make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.maintenance.integrity import check
+from exitbench.results.spool.schema import FITTED_FILE
 
 pytestmark = pytest.mark.usefixtures("toy_classification")
 
@@ -30,9 +37,15 @@ random_weights = true
 [models.number]
 path = "NUMBER"
 random_weights = true
-[tasks]
-polarity = { task = "toy-polarity", source = "local", files = { data = "polarity.tsv" } }
-rating = { task = "toy-rating", source = "local", files = { data = "rating.tsv" } }
+[tasks.polarity]
+task = "toy-polarity"
+source = "local"
+files = { data = "polarity.tsv" }
+train_files = { data = "polarity-train.tsv" }
+[tasks.rating]
+task = "toy-rating"
+source = "local"
+files = { data = "rating.tsv" }
 [defaults]
 batch_size = 4
 [timing]
@@ -57,12 +70,19 @@ tasks = ["polarity"]
 method = "oracle"
 kinds = ["quality", "timing"]
 [[sweep]]
+models = ["three"]
+tasks = ["polarity"]
+method = "berxit"
+grid = { threshold = [0.35] }
+kinds = ["quality"]
+[[sweep]]
 models = ["number"]
 tasks = ["rating"]
 method = "random"
 grid = { mean_exit = [2.0] }
 kinds = ["quality"]
 """
+BERXIT = 0.35
 LABELS = ("bad", "so-so", "good")
 
 
@@ -151,6 +171,36 @@ def test_an_oracle_reads_blocks_with_their_off_ramps(database: Database) -> None
     assert all((row["label_id"] == row["full_token_id"]) == (row["score"] == 1) for row in rows)
 
 
+def test_a_fitted_gate_decides_by_what_was_fitted(
+    folder: Path, database: Database, classifier_folder: Callable[..., Path]
+) -> None:
+    """The fit cell runs before the quality cell: scores are those of its tensors on the states."""
+    (fit,) = database.query(
+        "SELECT attempt_id, cell_id FROM cell JOIN attempt USING (cell_id) WHERE kind = 'fit'"
+    ).to_pylist()
+    (path,) = (folder / "spool").glob(f"??/{fit['cell_id']}/{fit['attempt_id']}/{FITTED_FILE}")
+    fitted = load_file(path)
+    assert {name: tuple(tensor.shape) for name, tensor in fitted.items()} == {"weight": (16,), "bias": ()}
+    curve = database.query("SELECT train_loss FROM fit_curves ORDER BY epoch")["train_loss"].to_pylist()
+    assert len(curve) == 5 and curve[-1] < curve[0]
+    rows = database.query("""
+        SELECT s.doc_key, s.block, s.score, s.exited, a.input_text FROM sequence_trace AS s
+        JOIN answers AS a USING (doc_key) WHERE s.method = 'berxit' AND a.method = 'full' AND a.task = 'toy-polarity'
+        ORDER BY s.doc_key, s.block
+    """).to_pylist()
+    three = classifier_folder(("Good", "bad", "so-so"))
+    model = load_encoder(three).model
+    encoding = TextEncoding(load_tokenizer(three), GenerationSettings(1), model.max_positions)
+    texts = {row["doc_key"]: encoding(row["input_text"].split("\n"), 0) for row in rows}
+    states_LD = {key: pooled_states(model, [text])[:, 0] for key, text in texts.items()}
+    assert len(states_LD) == 24
+    for row in rows:
+        assert row["exited"] == (row["block"] == 4 or row["score"] > BERXIT)
+        if row["block"] < 4:
+            wanted = torch.sigmoid(states_LD[row["doc_key"]][row["block"]] @ fitted["weight"] + fitted["bias"])
+            assert row["score"] == pytest.approx(float(wanted), abs=1e-5)
+
+
 def test_a_regression_has_numbers_and_no_labels(database: Database) -> None:
     rows = database.query("""
         SELECT s.*, a.output_text FROM sequence_trace AS s JOIN answers AS a USING (attempt_id, doc_key)
@@ -169,7 +219,10 @@ def test_long_inputs_are_cut_and_counted(database: Database) -> None:
         SELECT max(n_prompt) AS longest, count(*) FILTER (n_cut > 0) AS cut FROM answers
         WHERE task = 'toy-polarity' AND method = 'full'
     """).to_pylist()[0]
-    counted = "SELECT DISTINCT value FROM metric_values WHERE metric = 'prompts_truncated'"
+    counted = """
+        SELECT DISTINCT value FROM metric_values JOIN runs USING (attempt_id)
+        WHERE metric = 'prompts_truncated' AND runs.kind = 'quality'
+    """
     assert row["longest"] == 30 and row["cut"] > 0
     assert database.query(counted).to_pylist() == [{"value": float(row["cut"])}]
 

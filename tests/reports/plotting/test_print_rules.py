@@ -18,7 +18,7 @@ from exitbench.reports.plotting.style import (
     series_styles,
     theme,
 )
-from exitbench.reports.render import ReportSummary
+from exitbench.reports.summary import ReportSummary
 
 
 def test_every_figure_of_the_report_can_be_printed_and_no_label_is_cut(

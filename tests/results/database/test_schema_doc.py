@@ -23,7 +23,7 @@ def test_every_table_and_view_of_a_database_is_described(tmp_path: Path) -> None
 def test_keys_and_columns_that_must_not_be_null_are_known() -> None:
     (sample,) = [table for table in described_tables() if table.name == "sample"]
     assert [column.name for column in sample.columns if column.key] == ["attempt_id", "doc_key"]
-    assert [column.name for column in sample.columns if column.nullable] == ["n_cut"]
+    assert [column.name for column in sample.columns if column.nullable] == ["n_cut", "input_text", "gold_text"]
     (attempt,) = [table for table in described_tables() if table.name == "attempt"]
     assert {"reason", "log_tail"} < {column.name for column in attempt.columns if column.nullable}
 

@@ -113,6 +113,7 @@ def licensed(example_database: Path, tmp_path: Path) -> Database:
     database = open_database(path, read_only=False)
     with database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE dataset_artifact SET source = 'local' WHERE task IN ('samsum', 'squad')")
+        connection.exec_driver_sql("UPDATE sample SET input_text = 'read', gold_text = 'right'")  # as of an encoder
         connection.exec_driver_sql("INSERT INTO token_text VALUES ('0123', 7, '_the', true)")
         connection.exec_driver_sql(
             "INSERT INTO prompt_token SELECT DISTINCT attempt_id, doc_key, 1, 7 FROM probe_token"  # as if recorded
@@ -145,6 +146,9 @@ def test_texts_of_data_that_may_be_licensed_are_left_out(
     with empty:
         load_snapshot(empty.engine, tmp_path / "taken")
         texts = empty.query(f"SELECT DISTINCT task FROM sample {of_task} WHERE output_text = ''")["task"].to_pylist()
+        inputs = empty.query(
+            f"SELECT DISTINCT task FROM sample {of_task} WHERE input_text IS NULL AND gold_text IS NULL"
+        )
         golds = empty.query(f"SELECT DISTINCT task FROM probe_token {of_task} WHERE gold_token_id IS NULL")
         prompts = empty.query(f"SELECT DISTINCT task FROM prompt_token {of_task} WHERE token_id IS NULL")
         logs = empty.query("SELECT count(*) AS n FROM attempt WHERE log_tail IS NOT NULL")
@@ -152,6 +156,7 @@ def test_texts_of_data_that_may_be_licensed_are_left_out(
         spelled = empty.query("SELECT count(*) AS n FROM token_text WHERE tokenizer_sha256 = '0123'")
         traced = empty.query(f"SELECT DISTINCT task FROM token_exit {of_task} WHERE token_id IS NOT NULL")
     assert set(texts) == set(golds["task"].to_pylist()) == set(ids["task"].to_pylist()) == without
+    assert set(inputs["task"].to_pylist()) == without
     assert set(prompts["task"].to_pylist()) == without
     assert spelled["n"].to_pylist() == [0 if without else 1]
     assert set(traced["task"].to_pylist()) >= without

@@ -1,0 +1,91 @@
+"""Classifying in Python: labels, exit layers and traces, and what is told when it is asked wrongly."""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import exitbench as eb
+from exitbench.harness.api import classifiers
+from exitbench.tasks import builtin
+from exitbench.tasks.registry import get_task
+
+
+@pytest.fixture(scope="module")
+def model() -> eb.Classifier:
+    loaded = eb.load_model("builtin-encoder-joint")
+    assert isinstance(loaded, eb.Classifier)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    task = get_task("sst2")
+    return [task.prompt(document) for document in builtin.documents("sst2", "test", 40)]
+
+
+def test_every_example_does_what_it_says() -> None:
+    found = doctest.testmod(classifiers)
+    assert found.failed == 0 and found.attempted > 1
+
+
+def test_a_text_leaves_where_its_score_is_above_the_threshold(model: eb.Classifier, texts: list[str]) -> None:
+    found = eb.classify(model, texts, "max-prob", threshold=0.7)
+    assert len({one.exit_layer for one in found}) > 1
+    for one in found:
+        assert [said.block for said in one.trace] == list(range(1, one.exit_layer + 1))
+        assert [said.exited for said in one.trace] == [False] * (one.exit_layer - 1) + [True]
+        assert all(said.score <= 0.7 for said in one.trace[:-1] if said.score is not None)
+        last = one.trace[-1]
+        assert (last.label, last.value) == (one.label, one.value) and one.label in model.labels
+        assert last.score is None or last.score > 0.7
+        assert one.to_pandas()["block"].tolist() == list(range(1, one.exit_layer + 1))
+
+
+def test_a_text_alone_has_the_answer_that_it_has_in_a_batch(model: eb.Classifier, texts: list[str]) -> None:
+    together = eb.classify(model, texts[:8], "pabee", patience=1)
+    alone = [eb.classify(model, [text], "pabee", patience=1)[0] for text in texts[:8]]
+    assert [(one.label, one.exit_layer) for one in together] == [(one.label, one.exit_layer) for one in alone]
+
+
+def test_a_threshold_that_nothing_exceeds_is_full_depth(model: eb.Classifier, texts: list[str]) -> None:
+    full = eb.classify(model, texts)
+    never = eb.classify(model, texts, "max-prob", threshold=1.0)
+    assert [one.label for one in full] == [one.label for one in never]
+    assert {one.exit_layer for one in full} == {model.n_blocks} == {6}
+    assert [len(one.trace) for one in never] == [6] * len(texts)
+
+
+def test_pairs_and_numbers_are_classified_and_long_texts_cut(classifier_folder: Callable[..., Path]) -> None:
+    model = eb.load_model(classifier_folder(("LABEL_0",)))
+    long = ("a dog runs " * 9, "two men sing " * 9)
+    (one,) = eb.classify(model, [long], "static", exit_layer=2)
+    assert one.label is None and one.trace[-1].value == one.value
+    assert one.n_tokens == 30 and one.n_cut > 0
+    assert eb.classify(model, []) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "told"),
+    [
+        ("berxit", {}, "'berxit' must be fitted first"),
+        ("max-prob", {"threshold": 2.0}, "out of range"),
+        ("max-prob", {"kv_policy": "exact"}, "keeps no keys and values"),
+        ("no-such", {}, "no-such"),
+    ],
+)
+def test_what_cannot_be_run_is_told(model: eb.Classifier, method: str, params: dict[str, object], told: str) -> None:
+    with pytest.raises(eb.UserError, match=told):
+        eb.classify(model, ["a dog runs"], method, **params)
+
+
+def test_each_kind_of_model_is_sent_to_the_function_that_is_for_it(model: eb.Classifier) -> None:
+    with pytest.raises(eb.UserError, match=r"eb\.classify"):
+        eb.decode(model, ["a dog runs"])
+    with pytest.raises(eb.UserError, match=r"eb\.classify"):
+        eb.probe(model, ["a dog runs"])
+    with pytest.raises(eb.UserError, match=r"eb\.decode"):
+        eb.classify(eb.load_model("builtin-vanilla"), ["a dog runs"])

@@ -1,0 +1,60 @@
+"""What is told of a classifier's folder, and what keeps one from being run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from exitbench.harness.cli.main import main
+from exitbench.harness.engine.checkpoints.files import OFF_RAMPS_FILE
+from exitbench.harness.engine.checkpoints.off_ramp_files import new_off_ramps, save_off_ramps
+from exitbench.harness.inspecting.encoders import inspect_classifier
+
+
+@pytest.fixture
+def three(classifier_folder: Callable[..., Path], tmp_path: Path) -> Path:
+    """A copy of a classifier of three labels, to change."""
+    return Path(shutil.copytree(classifier_folder(("Bad", "So-so", "Good")), tmp_path / "three"))
+
+
+def test_a_shipped_classifier_takes_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "builtin-encoder-joint"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 48 and max(map(len, lines[1:])) <= 100
+    assert "answers     one of negative, positive" in lines
+    assert "read out    all 6 blocks by the model's own classifier, 4,224 weights" in lines
+    said = " ".join(" ".join(lines).split())
+    assert "Methods that run on it: berxit (after a fit)," in said
+    assert "free: an encoder keeps no keys and values" in said
+    assert "calm-classifier, mee-lstm, mee-mlp3: it is fitted on the model's own head" in said
+
+
+def test_off_ramps_are_told_and_all_comes_as_json(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draw = torch.Generator().manual_seed(1)
+    save_off_ramps(three / OFF_RAMPS_FILE, "linear", new_off_ramps("linear", (1, 3), 16, 3, draw))
+    assert main(["inspect", str(three)]) == 0
+    assert "off-ramps (linear, 102 parameters) after blocks 1, 3" in " ".join(capsys.readouterr().out.split())
+    assert main(["inspect", str(three), "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["shape"]["off_ramps"] == {"kind": "linear", "blocks": [1, 3], "numel": 102}
+    assert (told["shape"]["blocks"], told["shape"]["labels"]) == (4, ["Bad", "So-so", "Good"])
+
+
+def test_a_regression_refuses_gates_of_labels(classifier_folder: Callable[..., Path]) -> None:
+    methods = {one.method: one.why_not for one in inspect_classifier(classifier_folder(("LABEL_0",))).methods}
+    assert methods["pabee"] is None and methods["static"] is None
+    assert methods["max-prob"] is not None and "regression" in methods["max-prob"]
+
+
+def test_what_keeps_it_from_being_run_is_told_on_one_screen(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (three / "tokenizer.json").unlink()
+    draw = torch.Generator().manual_seed(1)
+    save_off_ramps(three / OFF_RAMPS_FILE, "linear", new_off_ramps("linear", (1, 3), 8, 3, draw))
+    assert main(["inspect", str(three)]) == 1
+    said = capsys.readouterr().out
+    assert "It cannot be run as it is:" in said and OFF_RAMPS_FILE in said and "tokenizer" in said

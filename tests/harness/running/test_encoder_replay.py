@@ -1,0 +1,107 @@
+"""Thresholds replayed from one run of an encoder: every document leaves where a run at that threshold has it leave."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.methods.registry import get_method
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.queries import saved_query
+
+SUITE = """
+schema = 1
+name = "replayed"
+seed = 3
+[defaults]
+dtype = "float32"
+batch_size = 4
+kinds = ["quality"]
+device = "cpu"
+[models.joint]
+recipe = "builtin-encoder-joint"
+[models.last]
+recipe = "builtin-encoder-last"
+[tasks.sst2]
+task = "sst2"
+source = "builtin"
+split = "test"
+limit = 60
+"""
+SWEEPS: dict[str, tuple[str, list[float]]] = {
+    "max-prob": ("threshold", [0.6, 0.7, 0.95]),
+    "entropy": ("threshold", [0.6, 0.95]),
+    "deebert": ("threshold", [0.05, 0.3, 0.6]),
+    "fastbert": ("threshold", [0.05, 0.5]),
+    "pabee": ("patience", [1, 3]),
+}
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Database:
+    """The shipped pair at several thresholds of each method."""
+    folder = tmp_path_factory.mktemp("replayed")
+    sweeps = [
+        f'[[sweep]]\nmethod = "{method}"\ngrid = {{ {name} = {levels} }}\n' for method, (name, levels) in SWEEPS.items()
+    ]
+    (folder / "suite.toml").write_text(SUITE + "".join(sweeps))
+    suite = load_suite(folder / "suite.toml")
+    for group in make_plan(suite, folder / "spool", folder / "models", folder).groups:
+        assert group.folder is not None
+        spec = WorkerSpec(group.to_run("stale"), group.folder, folder, folder / "spool", "cpu", 1)
+        assert worker.run(spec, lambda event: None) == 0
+    assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
+    return open_database(folder / "exitbench.duckdb")
+
+
+def _runs(database: Database, model: str, method: str) -> list[dict[str, Any]]:
+    """Runs of a method by depth, the shallowest first, with their thresholds on the scale of the score."""
+    rows = database.query(
+        "SELECT attempt_id, params, mean_exit_layer FROM frontier WHERE model = $model AND method = $method "
+        "ORDER BY mean_exit_layer",
+        {"model": model, "method": method},
+    ).to_pylist()
+    for row in rows:
+        parts = get_method(method).from_params(json.loads(row["params"])).parts(6)
+        row["level"] = parts.threshold.value(1, 1, 1)
+    return rows
+
+
+@pytest.mark.parametrize("method", SWEEPS)
+@pytest.mark.parametrize("model", ["joint", "last"])
+def test_the_deepest_run_tells_where_each_document_leaves_at_lower_thresholds(
+    model: str, method: str, database: Database
+) -> None:
+    *others, deepest = _runs(database, model, method)
+    assert others and deepest["mean_exit_layer"] > others[0]["mean_exit_layer"]
+    for run in [*others, deepest]:
+        replayed = database.query(
+            "SELECT doc_key, block, label_id FROM sequence_replay "
+            "WHERE attempt_id = $run AND from_level <= $level::FLOAT AND $level::FLOAT < below_level ORDER BY doc_key",
+            {"run": deepest["attempt_id"], "level": run["level"]},
+        ).to_pylist()
+        real = database.query(
+            "SELECT doc_key, exit_layer AS block, token_id AS label_id FROM token_trace WHERE attempt_id = $run "
+            "ORDER BY doc_key",
+            {"run": run["attempt_id"]},
+        ).to_pylist()
+        assert len(real) == 60 and replayed == real
+
+
+def test_the_saved_query_has_depth_and_score_of_the_runs_themselves(database: Database) -> None:
+    """At patience 1 the replay of patience 3 is the run."""
+    found = database.query(saved_query("encoder_replay").with_defaults()).to_pylist()
+    assert {row["method"] for row in found} == set(SWEEPS) and {row["n"] for row in found} == {60}
+    shallow = _runs(database, "joint", "pabee")[0]
+    (row,) = (row for row in found if (row["model"], row["method"], row["level"]) == ("joint", "pabee", 1))
+    assert row["mean_exit_layer"] == pytest.approx(shallow["mean_exit_layer"])
+    sql = "SELECT value FROM frontier WHERE attempt_id = $run"
+    (value,) = database.query(sql, {"run": shallow["attempt_id"]})["value"].to_pylist()
+    assert row["right_percent"] == pytest.approx(value)

@@ -1,0 +1,114 @@
+"""A report that would come out the same is left as it lies; whatever could change it has it written again."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from exitbench.reports import current, render
+from exitbench.reports.current import NOTE, current_report
+from exitbench.reports.summary import ReportSummary
+
+Asked = Callable[..., tuple[bool, ReportSummary]]
+
+
+@pytest.fixture
+def database(small_database: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(small_database, tmp_path / "exitbench.duckdb"))
+
+
+@pytest.fixture
+def ask(database: Path, report: ReportSummary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """Ask for the report in a copy of its folder; returns whether it was written, and the summary. The first was."""
+    out = Path(shutil.copytree(report.index_html.parent, tmp_path / "report"))
+    written: list[Path] = []
+
+    def write(path: Path, folder: Path, **_: object) -> ReportSummary:
+        """In the place of `write_report`, which writes these very bytes (test_render)."""
+        written.append(path)
+        shutil.copytree(report.index_html.parent, folder, dirs_exist_ok=True)
+        files = tuple(folder / file.relative_to(report.index_html.parent) for file in report.files)
+        return ReportSummary(folder / "index.html", files, report.figures, report.empty, {}, report.is_draft)
+
+    monkeypatch.setattr(render, "write_report", write)
+
+    def asked(**options: object) -> tuple[bool, ReportSummary]:
+        written.clear()
+        summary = current_report(database, out, **options)  # type: ignore[arg-type]
+        return bool(written), summary
+
+    assert asked()[0]
+    return asked
+
+
+def test_what_would_come_out_the_same_is_not_written(ask: Asked, report: ReportSummary) -> None:
+    written, summary = ask()
+    assert not written
+    assert (summary.figures, summary.empty, summary.is_draft) == (report.figures, report.empty, report.is_draft)
+    assert summary.index_html.read_bytes() == report.index_html.read_bytes()
+    assert [file.name for file in summary.files] == [file.name for file in report.files]
+
+
+@pytest.mark.parametrize("options", [{"paper": "mee"}, {"draft": True}, {"single_file": True}])
+def test_who_asks_otherwise_has_it_written(ask: Asked, options: dict[str, object]) -> None:
+    assert ask(**options)[0]
+    assert not ask(**options)[0]
+
+
+def test_a_changed_row_has_it_written(ask: Asked, database: Path) -> None:
+    times = os.stat(database)
+    with duckdb.connect(str(database)) as duck:
+        duck.execute("UPDATE metric SET value = value / 2 WHERE metric = 'token_match'")
+    os.utime(database, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert ask()[0]
+    assert not ask()[0]
+
+
+def test_a_log_beside_the_database_has_it_written(ask: Asked, database: Path) -> None:
+    database.with_name(f"{database.name}.wal").write_bytes(b"what is not in the file yet")
+    assert ask()[0] and ask()[0]
+
+
+def test_a_file_that_is_not_as_it_was_has_it_written(ask: Asked) -> None:
+    folder = ask()[1].index_html.parent
+    for name in ("index.html", "tables/summary.csv", "figures/frontier.csv"):
+        (folder / name).write_text("mine")
+        assert ask()[0] and not ask()[0], name
+    next(folder.glob("figures/page/*.svg")).unlink()
+    assert ask()[0]
+    (folder / NOTE).write_text("[" * 100_000)
+    assert ask()[0]
+
+
+def test_changed_code_has_it_written(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {path.name for path in current._sources()}
+    assert {"page.html", "summary.sql", "mee.toml", "terminal.py", "views.sql", "documents.js"} <= names
+    monkeypatch.setattr(current, "_code", lambda: "other")
+    assert ask()[0]
+
+
+def test_a_database_that_changes_meanwhile_is_not_taken_for_the_reports(
+    ask: Asked, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = render.write_report
+
+    def written_into(path: Path, folder: Path, **options: object) -> ReportSummary:
+        path.touch()
+        return write(path, folder, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(render, "write_report", written_into)
+    assert ask(draft=True)[0] and ask(draft=True)[0]
+
+
+def test_what_could_not_be_drawn_is_tried_again(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = render.write_report
+
+    def broken(path: Path, folder: Path, **options: object) -> ReportSummary:
+        whole = write(path, folder, **options)  # type: ignore[arg-type]
+        return ReportSummary(whole.index_html, whole.files, whole.figures, whole.empty, {"frontier": "no room"}, False)
+
+    monkeypatch.setattr(render, "write_report", broken)
+    assert ask(draft=True)[0] and ask(draft=True)[0]
