@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -70,7 +71,7 @@ def _tuning(arguments: Namespace) -> Tuning:
         raise UserError(f"--out {arguments.out}: {why}. Allowed: a new file in a folder that is there.")
     tuning = Tuning(
         suite=suite,
-        model=models[arguments.model],
+        model=replace(models[arguments.model], tasks=None),  # it is asked what is named here
         task=task,
         methods=tuple(arguments.methods) or tunable_methods(),
         max_loss_percent=arguments.max_loss,

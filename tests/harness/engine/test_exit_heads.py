@@ -214,7 +214,7 @@ def test_tensors_that_do_not_fit_are_refused_with_name_and_shapes(tmp_path: Path
         ({"kind": "liner"}, "metadata 'kind' is 'liner'. Did you mean 'linear'?"),
         ({"kind": ""}, "metadata 'kind' is None."),
         *(
-            ({"blocks": blocks}, f"metadata 'blocks' is {blocks!r}; allowed: ascending block numbers")
+            ({"blocks": blocks}, f"metadata 'blocks' is {blocks or None!r}; allowed: ascending block numbers")
             for blocks in ("", "0,2", "4,2", "2,2", "2,x", "2,", "-1")
         ),
         ({"blocks": "2,6"}, "exit block 6 is not before the last; the model has 6 decoder blocks, allowed: between"),

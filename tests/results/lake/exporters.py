@@ -51,7 +51,7 @@ def main(how: str, database: str, lake: str, count: str) -> None:
         if how == "killed":
             print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
     if how == "together":
-        print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+        print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children), flush=True)
     os._exit(0)
 
 
