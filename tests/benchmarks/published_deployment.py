@@ -41,6 +41,7 @@ import transformers
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
+from exitbench.harness.engine.products.choosing import use_fastest
 from exitbench.methods.base import Parts, Threshold
 from exitbench.methods.registry import get_method
 
@@ -93,6 +94,7 @@ class Forced(Threshold):
 class Ours:
     def __init__(self, folder: Path, device: str, head: str) -> None:
         self.checkpoint, self.head = load_checkpoint(folder, device=device), head
+        use_fastest(self.checkpoint.model)  # as every run does
 
     def parts(self, kind: str, exits: Sequence[int]) -> Parts:
         at: dict[str, Any] = {"exit_layer": exits[0]}
