@@ -1,10 +1,8 @@
 """The report as it lies there, where it is of this very database and by this very code; else it is written anew."""
 
 import contextlib
-import hashlib
 import json
 import platform
-from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +11,8 @@ from typing import Any, Final
 from exitbench import reports, results, terminal
 from exitbench.reports.summary import ReportSummary
 from exitbench.results.database.verified import file_state
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.atomic_folder import sha256
+from exitbench.results.files.canonical import content_id, source_files
 from exitbench.results.files.whole_file import write_whole_file
 
 NOTE: Final = ".report.json"
@@ -49,7 +48,7 @@ def current_report(
         UserError: As `write_report`.
     """
     state = file_state(database)
-    asked = None if state is None else content_id([_code(), _sha256(database), paper, draft, single_file])
+    asked = None if state is None else content_id([_code(), sha256(database.resolve()), paper, draft, single_file])
     if asked is not None and (kept := _kept(out, asked)) is not None:
         return kept
     # Imported here: matplotlib and DuckDB take a second that nobody waits for where nothing is to be written.
@@ -92,28 +91,17 @@ def _remember(out: Path, asked: str, summary: ReportSummary) -> None:
 def _digests(out: Path) -> dict[str, str]:
     """Digests of all files of the report, and of whatever else lies among them."""
     found = (path for part in _PARTS for path in out.glob(part) if path.is_file())
-    return {str(path.relative_to(out)): _sha256(path) for path in found}
+    return {str(path.relative_to(out)): sha256(path) for path in found}
 
 
 @cache
 def _code() -> str:
     """Digest of all that a page is made by: sources, queries, templates and texts of ours, and versions of others."""
-    return content_id(
-        [_digests_of_sources(), platform.python_version(), *(version(name) for name in _MAKES)],
-    )
+    digests = [sha256(path.resolve()) for path in _sources()]  # some installers put links there
+    return content_id([*digests, platform.python_version(), *(version(name) for name in _MAKES)])
 
 
-def _digests_of_sources() -> list[str]:
-    return [_sha256(path) for path in _sources()]
-
-
-def _sources() -> Iterator[Path]:
+def _sources() -> list[Path]:
     """Every file of the two packages that write reports, and what lies beneath all of them."""
-    yield from sorted(Path(terminal.__file__).parent.glob("*.py"))
-    for folder in (*reports.__path__, *results.__path__):
-        yield from sorted(path for path in Path(folder).rglob("*.*") if path.is_file() and path.suffix != ".pyc")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    beneath = sorted(Path(terminal.__file__).parent.glob("*.py"))
+    return beneath + [path for package in (reports, results) for _, path in source_files(package, "*.*")]

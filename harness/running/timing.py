@@ -13,7 +13,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import torch
 
@@ -28,7 +28,7 @@ from exitbench.harness.running.energy.meter import Meter
 from exitbench.harness.running.energy.readings import Energy, EnergyLog, Place
 from exitbench.methods.base import Parts
 from exitbench.methods.gates import Scheduled
-from exitbench.results.statistics.intervals import Interval, ratio_interval
+from exitbench.results.statistics.intervals import Interval, point, ratio_interval
 
 Asked = TypeVar("Asked")
 Made = TypeVar("Made")
@@ -236,6 +236,28 @@ def measure(
             if half_width <= settings.target_half_width:
                 return Timing(readings, device, energy.close(), "precise", full_outputs, outputs)
     return Timing(readings, device, energy.close(), "rounds", full_outputs, outputs)
+
+
+def request_metrics(measured: Timing[Any], n_documents: int, n_units: int, seed: int) -> dict[str, Interval]:
+    """Return what every timing tells: speed-up and its noise, milliseconds of either arm, how much was timed.
+
+    Args:
+        measured: All readings of the cell.
+        n_documents: Timed; the last unit may have fewer of them than the others.
+        n_units: Timed.
+        seed: Of the bootstrap.
+    """
+    metrics = {
+        "speedup": speedup(measured.readings, "total", seed),
+        "aa_speedup": speedup(measured.readings, "total", seed, twin=True),
+        "timed_documents": point(n_documents, n_units),
+        "timed_rounds": point(len({reading.round for reading in measured.readings}), n_units),
+    }
+    for prefix, arm in (("", "method"), ("full_", "full")):
+        totals = [r for r in measured.readings if r.phase == "total" and r.arm == arm and not r.twin]
+        answered = len(totals) * n_documents / n_units
+        metrics[f"{prefix}ms_per_request"] = point(sum(r.wall_ns for r in totals) / answered / 1e6, n_units)
+    return metrics
 
 
 def speedup(readings: Sequence[Reading], phase: str, seed: int, *, twin: bool = False) -> Interval:

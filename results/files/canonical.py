@@ -23,11 +23,20 @@ def content_id(value: Any) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
+def source_files(package: ModuleType, pattern: str = "*.py") -> list[tuple[str, Path]]:
+    """Return a package's files, by default those in Python, with their names in it; nothing that Python compiled."""
+    return [
+        (str(path.relative_to(folder)), path)
+        for folder in package.__path__
+        for path in sorted(Path(folder).rglob(pattern))
+        if path.suffix != ".pyc" and path.is_file()
+    ]
+
+
 @cache
 def sources_sha256(package: ModuleType) -> str:
     """Return the SHA-256 of the names and contents of all Python files of a package."""
     digest = hashlib.sha256()
-    for folder in package.__path__:
-        for path in sorted(Path(folder).rglob("*.py")):
-            digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes() + b"\0")
+    for name, path in source_files(package):
+        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -15,7 +15,13 @@ from torch import Tensor
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE
-from exitbench.harness.engine.checkpoints.tensor_files import heads_header, heads_tensors, save_heads
+from exitbench.harness.engine.checkpoints.tensor_files import (
+    Shapes,
+    check_heads,
+    heads_header,
+    heads_tensors,
+    save_heads,
+)
 from exitbench.harness.engine.model.exit_heads import KINDS, ExitHeads, HeadKind
 from exitbench.harness.reading.regular_files import is_file
 
@@ -68,7 +74,8 @@ def load_exit_heads(
             f"allowed: between 1 and {n_blocks - 1}."
         )
     tensors = heads_tensors(path)
-    _check_shapes(path, tensors, kind, blocks, d_model, vocab_size)
+    needed, optional = _shapes(tensors, kind, blocks, d_model, vocab_size)
+    check_heads(path, kind, blocks, tensors, needed, optional)
     return ExitHeads(kind, blocks, {name: tensor.to(device, dtype) for name, tensor in tensors.items()})
 
 
@@ -77,45 +84,24 @@ def _header(path: Path) -> tuple[HeadKind, tuple[int, ...]]:
     return cast(HeadKind, kind), blocks
 
 
-def _check_shapes(
-    path: Path, tensors: Mapping[str, Tensor], kind: HeadKind, blocks: Sequence[int], d_model: int, vocab_size: int
-) -> None:
-    expected: set[str] = set()
-    for block in blocks:
-        needed, optional = _shapes(tensors, kind, block, d_model, vocab_size)
-        for name, shape in {**needed, **optional}.items():
-            if name not in tensors:
-                if name in needed:
-                    raise UserError(f"{path}: tensor {name!r} is missing; kind {kind!r} needs it, {list(shape)}.")
-                continue
-            if tuple(tensors[name].shape) != shape:
-                shapes = f"shape {list(tensors[name].shape)}, the model asks for {list(shape)}"
-                raise UserError(f"{path}: tensor {name!r} has {shapes}.")
-            expected.add(name)
-    if unknown := sorted(tensors.keys() - expected):
-        raise UserError(
-            f"{path}: tensor {unknown[0]!r} is not part of heads of kind {kind!r} at blocks "
-            f"{', '.join(map(str, blocks))} (metadata 'kind' and 'blocks')."
-        )
-
-
-Shapes = dict[str, tuple[int, ...]]
-
-
 def _shapes(
-    tensors: Mapping[str, Tensor], kind: HeadKind, block: int, d_model: int, vocab_size: int
+    tensors: Mapping[str, Tensor], kind: HeadKind, blocks: Sequence[int], d_model: int, vocab_size: int
 ) -> tuple[Shapes, Shapes]:
-    """Shapes of the tensors that a block must have, and of those that it may have."""
-    if kind == "lens":
-        return {f"{block}.lens.weight": (d_model, d_model), f"{block}.lens.bias": (d_model,)}, {}
-    needed: Shapes = {f"{block}.norm.weight": (d_model,)}
-    optional: Shapes = {f"{block}.norm.bias": (d_model,), f"{block}.out.bias": (vocab_size,)}
-    width = d_model
-    if kind == "mlp":
-        up = tensors.get(f"{block}.up.weight")
-        width = up.shape[0] if up is not None and up.dim() else d_model  # the hidden width is the head's own
-        needed |= {f"{block}.up.weight": (width, d_model), f"{block}.up.bias": (width,)}
-    return {**needed, f"{block}.out.weight": (vocab_size, width)}, optional
+    """Shapes of the tensors that heads must have, and of those that they may have."""
+    needed: dict[str, tuple[int, ...]] = {}
+    optional: dict[str, tuple[int, ...]] = {}
+    for block in blocks:
+        if kind == "lens":
+            needed |= {f"{block}.lens.weight": (d_model, d_model), f"{block}.lens.bias": (d_model,)}
+            continue
+        width = d_model
+        if kind == "mlp":
+            up = tensors.get(f"{block}.up.weight")
+            width = up.shape[0] if up is not None and up.dim() else d_model  # the hidden width is the head's own
+            needed |= {f"{block}.up.weight": (width, d_model), f"{block}.up.bias": (width,)}
+        needed |= {f"{block}.norm.weight": (d_model,), f"{block}.out.weight": (vocab_size, width)}
+        optional |= {f"{block}.norm.bias": (d_model,), f"{block}.out.bias": (vocab_size,)}
+    return needed, optional
 
 
 # ------------------------------------------------------------------------------------------- new heads

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.files import OFF_RAMPS_FILE
-from exitbench.harness.engine.checkpoints.tensor_files import heads_header, heads_tensors, save_heads
+from exitbench.harness.engine.checkpoints.tensor_files import check_heads, heads_header, heads_tensors, save_heads
 from exitbench.harness.engine.encoders.off_ramps import KINDS, OffRamps, RampKind
 from exitbench.harness.reading.regular_files import is_file
 
@@ -59,7 +59,7 @@ def load_off_ramps(
             f"own classifier reads. Allowed: between 1 and {n_blocks - 1}."
         )
     kind, tensors = cast(RampKind, said), heads_tensors(path)
-    _check_shapes(path, tensors, shapes(kind, blocks, d_model, n_labels), kind)
+    check_heads(path, kind, blocks, tensors, shapes(kind, blocks, d_model, n_labels), {})
     return OffRamps(kind, blocks, {name: tensor.to(device, dtype) for name, tensor in tensors.items()})
 
 
@@ -79,18 +79,3 @@ def new_off_ramps(
     for name, shape in shapes(kind, blocks, d_model, n_labels).items():
         tensors[name] = (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(d_model)
     return tensors
-
-
-def _check_shapes(
-    path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], kind: RampKind
-) -> None:
-    for name, shape in expected.items():
-        if name not in tensors:
-            raise UserError(f"{path}: tensor {name!r} is missing; kind {kind!r} needs it, {list(shape)}.")
-        if (found := tuple(tensors[name].shape)) != shape:
-            raise UserError(
-                f"{path}: tensor {name!r} has shape {list(found)}, the model asks for {list(shape)}. Off-ramps belong "
-                "to the model and the labels that they were trained with."
-            )
-    if unknown := sorted(tensors.keys() - expected.keys()):
-        raise UserError(f"{path}: tensor {unknown[0]!r} is no part of off-ramps of kind {kind!r} (metadata 'blocks').")

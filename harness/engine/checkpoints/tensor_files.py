@@ -208,6 +208,31 @@ def heads_tensors(path: Path) -> dict[str, Tensor]:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of tensors, by name."""
+
+
+def check_heads(
+    path: Path, kind: str, blocks: Sequence[int], tensors: Mapping[str, Tensor], needed: Shapes, optional: Shapes
+) -> None:
+    """Check that a file of heads has every tensor that it needs, in the model's shapes, and none that nothing reads.
+
+    Raises:
+        UserError: It has not; names the tensor and shapes.
+    """
+    for name, shape in {**needed, **optional}.items():
+        if name not in tensors:
+            if name in needed:
+                raise UserError(f"{path}: tensor {name!r} is missing; kind {kind!r} needs it, {list(shape)}.")
+        elif (found := tuple(tensors[name].shape)) != shape:
+            raise UserError(f"{path}: tensor {name!r} has shape {list(found)}, the model asks for {list(shape)}.")
+    if unknown := sorted(tensors.keys() - needed.keys() - optional.keys()):
+        raise UserError(
+            f"{path}: tensor {unknown[0]!r} is not part of heads of kind {kind!r} at blocks "
+            f"{', '.join(map(str, blocks))} (metadata 'kind' and 'blocks')."
+        )
+
+
 def _places(folder: Path) -> dict[str, Path]:
     """The file of every tensor.
 

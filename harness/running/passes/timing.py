@@ -35,10 +35,10 @@ def timing_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progr
     if cell.record is not None:
         return token_times_pass(session, item, cell.record, writer, on_progress)
     if item.data.task_object.output_type == "classification":
-        classified = sequence_timing_pass(session, item, settings, writer, on_progress)
+        classified, told = sequence_timing_pass(session, item, settings, on_progress)
         _write_readings(writer, classified)
         energy = _energy_metrics(classified, seed_for("bootstrap", cell.seed))
-        return write_metrics(writer, with_role("energy", energy))
+        return write_metrics(writer, told | with_role("energy", energy))
     if item.data.task_object.output_type != "generate_until":
         return _scoring_pass(session, item, settings, writer, on_progress)
     documents = session.answered(item)[: settings.documents]
@@ -53,16 +53,10 @@ def timing_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progr
     meter = open_meter(work.device.type)
     measured = timing.measure(work, full, parts, units, settings, seed, on_progress, meter)
     _write_readings(writer, measured)
-    metrics = {
-        "speedup": timing.speedup(measured.readings, "total", seed),
-        "speedup_decode": timing.speedup(measured.readings, "decode", seed),
-        "aa_speedup": timing.speedup(measured.readings, "total", seed, twin=True),
-    }
+    metrics = timing.request_metrics(measured, len(documents), len(units), seed)
+    metrics["speedup_decode"] = timing.speedup(measured.readings, "decode", seed)
     for prefix, arm, generations in (("", "method", measured.method), ("full_", "full", measured.full)):
-        totals = [r for r in measured.readings if r.phase == "total" and r.arm == arm and not r.twin]
         decodes = [r for r in measured.readings if r.phase == "decode" and r.arm == arm and not r.twin]
-        answered = len(totals) * len(documents) / len(units)  # the last unit may have fewer documents
-        metrics[f"{prefix}ms_per_request"] = point(sum(r.wall_ns for r in totals) / answered / 1e6, len(units))
         ms_per_token = sum(r.wall_ns for r in decodes) / sum(r.n_tokens for r in decodes) / 1e6
         metrics[f"{prefix}ms_per_token"] = point(ms_per_token, len(units))
         n_tokens = sum(len(generation.token_ids) for generation in generations)
@@ -76,8 +70,6 @@ def timing_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progr
     # Rows of a batch share the weights that are read: there the products count.
     allowed = ideal.by_bytes if size == 1 else ideal.by_flops
     metrics["realised_fraction"] = point(metrics["speedup_decode"].value / allowed, len(units))
-    metrics["timed_documents"] = point(len(documents), len(units))
-    metrics["timed_rounds"] = point(len({reading.round for reading in measured.readings}), len(units))
     cost = {"ideal_speedup_decode": point(allowed, len(units))}
     spent = _energy_metrics(measured, seed)
     write_metrics(writer, with_role("speed", metrics) | with_role("cost", cost) | with_role("energy", spent))
@@ -108,18 +100,10 @@ def _scoring_pass(
     meter = open_meter(work.device.type)
     measured = timing.measure(work, session.full_parts(), parts, units, settings, seed, on_progress, meter)
     _write_readings(writer, measured)
-    metrics = {
-        "speedup": timing.speedup(measured.readings, "total", seed),
-        "aa_speedup": timing.speedup(measured.readings, "total", seed, twin=True),
-    }
+    metrics = timing.request_metrics(measured, len(documents), len(units), seed)
     n_tokens = sum(len(ids) for unit in units for context in unit.requests for ids in context.continuations)
-    for prefix, arm in (("", "method"), ("full_", "full")):
-        totals = [reading for reading in measured.readings if reading.arm == arm and not reading.twin]
-        answered = len(totals) * len(documents) / len(units)  # the last unit may have fewer documents
-        metrics[f"{prefix}ms_per_request"] = point(sum(r.wall_ns for r in totals) / answered / 1e6, len(units))
+    for prefix in ("", "full_"):
         metrics[f"{prefix}tokens_per_request"] = point(n_tokens / len(documents), len(units))
-    metrics["timed_documents"] = point(len(documents), len(units))
-    metrics["timed_rounds"] = point(len({reading.round for reading in measured.readings}), len(units))
     write_metrics(writer, with_role("speed", metrics) | with_role("energy", _energy_metrics(measured, seed)))
 
 

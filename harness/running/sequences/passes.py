@@ -77,9 +77,9 @@ def sequence_quality_pass(session: Session, item: CellJob, writer: AttemptWriter
 
 
 def sequence_timing_pass(
-    session: Session, item: CellJob, settings: TimingSettings, writer: AttemptWriter, on_progress: Progress
-) -> timing.Timing[Classified]:
-    """Time the method against full depth, batch by batch; write metrics and return the readings."""
+    session: Session, item: CellJob, settings: TimingSettings, on_progress: Progress
+) -> tuple[timing.Timing[Classified], dict[str, Metric]]:
+    """Time the method against full depth, batch by batch; returns the readings, and metrics with their roles."""
     asked, parts, full = _Work.of(session, item), session.parts(item), session.full_parts()
     size, bootstrap = item.cell.batch_size, seed_for("bootstrap", item.cell.seed)
     texts = asked.texts[: settings.documents]
@@ -89,16 +89,8 @@ def sequence_timing_pass(
     ]
     work, meter = Classifying(session.classifier), open_meter(session.classifier.device.type)
     measured = timing.measure(work, full, parts, units, settings, bootstrap, on_progress, meter)
-    speedup = timing.speedup(measured.readings, "total", bootstrap)
-    metrics = {
-        "speedup": speedup,
-        "speedup_decode": speedup,  # nothing comes before the blocks that exits could not shorten
-        "aa_speedup": timing.speedup(measured.readings, "total", bootstrap, twin=True),
-    }
-    for prefix, arm in (("", "method"), ("full_", "full")):
-        totals = [reading for reading in measured.readings if reading.arm == arm and not reading.twin]
-        answered = len(totals) * len(texts) / len(units)  # the last unit may have fewer documents
-        metrics[f"{prefix}ms_per_request"] = point(sum(r.wall_ns for r in totals) / answered / 1e6, len(units))
+    metrics = timing.request_metrics(measured, len(texts), len(units), bootstrap)
+    speedup = metrics["speedup_decode"] = metrics["speedup"]  # nothing comes before the blocks
     full_cost, own_cost = (
         sum(
             (text_cost(session.classifier, who, len(text.ids), one) for text, one in zip(texts, made, strict=True)),
@@ -108,11 +100,8 @@ def sequence_timing_pass(
     )
     ideal = full_cost.flops / own_cost.flops
     metrics["realised_fraction"] = point(speedup.value / ideal, len(units))
-    metrics["timed_documents"] = point(len(texts), len(units))
-    metrics["timed_rounds"] = point(len({reading.round for reading in measured.readings}), len(units))
     cost = {"ideal_speedup_decode": point(ideal, len(units))}
-    write_metrics(writer, with_role("speed", metrics) | with_role("cost", cost))
-    return measured
+    return measured, with_role("speed", metrics) | with_role("cost", cost)
 
 
 @torch.no_grad()

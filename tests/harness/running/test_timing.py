@@ -14,7 +14,17 @@ from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
-from exitbench.harness.running.timing import ORDER, Generating, Reading, Unit, measure, speedup
+from exitbench.harness.running.energy.readings import Energy
+from exitbench.harness.running.timing import (
+    ORDER,
+    Generating,
+    Reading,
+    Timing,
+    Unit,
+    measure,
+    request_metrics,
+    speedup,
+)
 from exitbench.methods.gates import Scheduled
 from exitbench.methods.registry import baseline_method, get_method
 from exitbench.results.spool.attempts import latest_status
@@ -32,6 +42,29 @@ def test_a_speedup_is_a_ratio_of_sums_and_not_a_mean_of_ratios() -> None:
         reading("b", "method", 850),
     ]
     assert speedup(readings, "total", seed=0).value == pytest.approx(1000 / 900)
+
+
+def test_what_every_timing_tells_is_of_whole_requests() -> None:
+    """Two rounds of a unit of two documents and one of a single document."""
+    took = {("full", False): 60, ("full", True): 50, ("method", False): 15}
+    readings = [
+        reading(doc, arm, 10**6 * ms, twin=twin, round_=round_)
+        for doc in ("a", "c")
+        for round_ in range(2)
+        for (arm, twin), ms in took.items()
+    ]
+    readings += [reading("a", "method", 10**12, phase="decode")]
+    told = request_metrics(Timing(readings, [], Energy((), (), ""), "rounds", [], []), 3, 2, seed=0)
+    assert {name: interval.value for name, interval in told.items()} == pytest.approx(
+        {
+            "speedup": 4.0,
+            "aa_speedup": 1.2,
+            "ms_per_request": 10.0,
+            "full_ms_per_request": 40.0,
+            "timed_documents": 3,
+            "timed_rounds": 2,
+        }
+    )
 
 
 def test_rounds_add_up_and_other_phases_stay_out() -> None:

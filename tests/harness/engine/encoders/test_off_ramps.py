@@ -68,7 +68,7 @@ def test_without_a_file_there_are_none(tmp_path: Path) -> None:
         ({"kind": "linear", "blocks": 3}, "ascending block numbers"),
         ({"kind": "linear", "blocks": "1,2,5"}, "block 5 is not before the last; the model has 5 blocks"),
         ({"kind": "linear", "blocks": "1,2,3,4"}, "'3.out.weight' is missing"),
-        ({"kind": "linear", "blocks": "1,2"}, "'4.out.bias' is no part"),
+        ({"kind": "linear", "blocks": "1,2"}, "'4.out.bias' is not part"),
         ([], "metadata 'kind' is None"),
     ],
 )
