@@ -85,7 +85,8 @@ class Int8Head:
         if self._bias_V is not None:
             logits_AV = logits_AV + self._bias_V
         none_A = torch.zeros(len(states_AD), dtype=torch.long, device=states_AD.device)
-        return LogitIntervals(self, states_AD, logits_AV - spread_AV, logits_AV + spread_AV, none_A)
+        lower_AV, upper_AV = _beyond_format(self.head, logits_AV - spread_AV, logits_AV + spread_AV)
+        return LogitIntervals(self, states_AD, lower_AV, upper_AV, none_A)
 
     def rescored(self, states_AD: Tensor, row_N: Tensor, id_N: Tensor) -> tuple[Tensor, Tensor]:
         """Bounds of single logits by the head's own rows, [N] each: as wide as the rounding of its product."""
@@ -97,7 +98,7 @@ class Int8Head:
         spread_N = self._sum * (self._row_V[id_N] * length_N + size_N) * (1 + self._rounded)
         spread_N += (self._rounded + _OWN) * (product_N.abs() + size_N) + _tiny(self.head)
         logit_N = product_N if self._bias_V is None else product_N + self._bias_V[id_N]
-        return (logit_N - spread_N).float(), (logit_N + spread_N).float()
+        return _beyond_format(self.head, (logit_N - spread_N).float(), (logit_N + spread_N).float())
 
     def _product(self, states_AD: Tensor) -> tuple[Tensor, Tensor]:
         """Products with the copy, [A, V], and what rounding the states took off them, as a length [A]."""
@@ -205,6 +206,14 @@ def _rounding(head: Linear) -> float:
     if head.weight.dtype in (torch.float32, torch.float64):
         return 0.0  # with that of the sum
     return torch.finfo(head.weight.dtype).eps / 2 * (1.01 if head.bias is None else 2.5)
+
+
+def _beyond_format(head: Linear, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Both ends, infinite where the head would give a logit as infinite: in float16, from 65,504 on."""
+    if head.weight.dtype != torch.float16:
+        return lower, upper
+    largest = torch.finfo(torch.float16).max * (1 - torch.finfo(torch.float16).eps)
+    return lower.masked_fill(lower < -largest, -torch.inf), upper.masked_fill(upper > largest, torch.inf)
 
 
 def _tiny(head: Linear) -> float:

@@ -105,6 +105,15 @@ def test_the_largest_id_is_told_where_one_leads_and_not_where_two_are_tied() -> 
     assert Int8Head(Linear(tied)).read(state_1D).largest() is None
 
 
+def test_a_logit_too_large_for_float16_is_held_as_infinite_and_is_not_told_from_others() -> None:
+    head = Linear(torch.full((V, D), 2000.0).half())
+    state_1D = torch.full((1, D), 30.0).half()
+    assert head(state_1D).isinf().all()
+    intervals = Int8Head(head).read(state_1D)
+    assert contains(intervals, head(state_1D))
+    assert intervals.largest() is None
+
+
 def test_what_is_not_a_number_is_held_by_no_interval_and_decides_nothing() -> None:
     head = Linear(torch.randn(V, D))
     intervals = Int8Head(head).read(torch.full((1, D), float("nan")))
