@@ -27,9 +27,8 @@ class Saturation(Gate):
         """Return the cosine [A]."""
         if self.zero_first and view.previous_score_A is None:
             return torch.zeros(view.hidden_AD.shape[0], device=view.hidden_AD.device)
-        before_AD, now_AD = view.state(view.block - 1), view.hidden_AD
-        if self.normed:
-            before_AD, now_AD = view.model.final_normed(torch.stack((before_AD, now_AD))).unbind()
+        state = view.normed_state if self.normed else view.state
+        before_AD, now_AD = state(view.block - 1), state(view.block)
         return F.cosine_similarity(before_AD.float(), now_AD.float(), dim=-1)
 
     def score_sql(self, asked: Sequence[int]) -> str:

@@ -30,8 +30,8 @@ class LastThree(Gate):
         """Return P(exit) [A]."""
         if view.block < 2:
             return torch.zeros(view.hidden_AD.shape[0], device=view.hidden_AD.device)
-        states_A3D = torch.stack([view.state(view.block - back) for back in (2, 1, 0)], dim=1)
-        return exit_probability(self.network(view.model.final_normed(states_A3D).float().flatten(1)))
+        states_AF = torch.cat([view.normed_state(view.block - back) for back in (2, 1, 0)], dim=1)
+        return exit_probability(self.network(states_AF.float()))
 
     def cost(self, model: Model, asked: Sequence[int]) -> Cost:
         """One network a block from block 2 on."""

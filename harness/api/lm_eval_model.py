@@ -55,7 +55,7 @@ class ExitBenchLM(EarlyExitLM):
         device = available_device(asked.device)
         self.dtype = resolve_dtype(asked.dtype, self.folder)
         checkpoint = load_checkpoint(self.folder, getattr(torch, self.dtype), device, asked.engine)
-        use_fastest(checkpoint.model)
+        self._products = use_fastest(checkpoint.model)
         tokenizer: Any = load_tokenizer(self.folder)
         longest = reads_up_to(self.folder, tokenizer, checkpoint.model.max_positions)
         self.max_length = min(longest, asked.max_length or longest)
@@ -117,6 +117,7 @@ class ExitBenchLM(EarlyExitLM):
                 "n_blocks": self.checkpoint.model.n_blocks,
                 "tokens": len(layers),
                 "mean_exit_layer": mean,
+                **({} if self._products is None else {"products": dict(self._products)}),
             },
         }
 

@@ -95,6 +95,7 @@ class BlockView:
         earlier: Sequence[Tensor] = (),
         previous_score_A: Tensor | None = None,
         ahead_LAD: Tensor | None = None,
+        normed: dict[int, Tensor] | None = None,
     ) -> None:
         self.block = block
         self.active = active
@@ -110,6 +111,7 @@ class BlockView:
         self.fallbacks = 0
         self.half_width_A: Tensor | None = None
         self._head = head
+        self._normed = {} if normed is None else normed
         self._read: Reading | None = None
         self._bounds: LogitBounds | None = None
         self._whole: tuple[BlockView, Tensor] | None = None
@@ -175,6 +177,12 @@ class BlockView:
     def state(self, block: int) -> Tensor:
         """State after an earlier block (0: the embedding) or this one, [A, D]."""
         return self.hidden_AD if block == self.block else self.earlier[block]
+
+    def normed_state(self, block: int) -> Tensor:
+        """The same through the model's final norm; each is normed once a token as long as no row leaves."""
+        if block not in self._normed:
+            self._normed[block] = self.model.final_normed(self.state(block))
+        return self._normed[block]
 
     def earlier_logits(self, block: int) -> Tensor:
         """Logits of an earlier block over the same ids as `logits_AK`; each is computed once a token."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,11 +12,8 @@ from goals import record
 from ideals import ideal_over_full
 from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, SMALL_NAME, Pair
 from ratios import compare
-from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model, Parts
-from exitbench.methods.gates import Scheduled
-from exitbench.methods.thresholds import Constant
+from exitbench.methods.base import Parts, Threshold
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
 
@@ -59,26 +56,23 @@ def test_realised_fraction_of_a_gate(pair: Pair, gate: str, benchmark: Any, caps
         params = {**params, "exit_layer": shallow}
     asked = pair.parts(name, **params)
     if name != "self-speculation":
-        layers = list(itertools.islice(itertools.cycle([shallow, shallow, shallow, pair.n_blocks]), 64))
-        asked = replace(asked, gate=Decided(asked.gate, layers), threshold=Constant(0.5))
+        asked = replace(asked, threshold=Decided([shallow, shallow, shallow, pair.n_blocks]))
     measure(pair, asked, GATE_GOALS[pair.label], benchmark, capsys)
 
 
-class Decided(Scheduled):
-    """A gate that is asked for nothing: exits are known in advance."""
+class Decided(Threshold):
+    """Opens after blocks that are known in advance, whatever the score: -inf from there on, before it +inf."""
 
-    def __init__(self, gate: Gate, layers: Sequence[int]) -> None:
-        super().__init__({0: layers})
-        self.gate, self.needs_history = gate, gate.needs_history  # type: ignore[misc]
+    def __init__(self, layers: Sequence[int]) -> None:
+        self.layers = layers
 
-    def score(self, view: BlockView) -> Tensor:
-        """Ask the gate, and say what was known."""
-        self.gate.score(view)
-        return super().score(view)
+    def value(self, block: int, position: int, max_new_tokens: int) -> float:
+        """Of the token at this position, counted from 1."""
+        return -math.inf if block >= self.layers[(position - 1) % len(self.layers)] else math.inf
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
-        """The gate's."""
-        return self.gate.cost(model, asked)
+    def sql(self, max_new_tokens: int) -> str:
+        """Nobody replays it."""
+        raise NotImplementedError
 
 
 def measure(pair: Pair, early: Parts, goal: float, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:

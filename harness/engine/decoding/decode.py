@@ -311,6 +311,7 @@ def decode_step(
     waiting_B = tuple(map(len, runner.cache.waiting))
     active = ActiveRows(positions_B, seeds_B, waiting_B, range(len(token_B)), thresholds_A=thresholds_B)
     memory: dict[str, Tensor] = {}
+    normed: dict[int, Tensor] = {}
     previous_score_A: Tensor | None = None
     for block in range(1, model.n_blocks + 1):
         hidden_AD = runner.run(block, hidden_AD, active.rows_A) if ahead_LAD is None else ahead_LAD[block - 1]
@@ -326,13 +327,13 @@ def decode_step(
                 earlier=earlier,
                 previous_score_A=previous_score_A,
                 ahead_LAD=ahead_LAD,
+                normed=normed,
             )
             if block == model.n_blocks:
                 _emit(step, parts, view)
                 break
-            score_A, leaves_A = _decided(parts, view)
+            score_A, leaves = _decided(runner, view)
             step.observer.scored(view, score_A)
-            leaves = runner.on_host(leaves_A, block)
             if all(leaves):
                 _leave(step, runner, view)
                 break
@@ -344,7 +345,7 @@ def decode_step(
                 active = active.take(on, on_A)
                 hidden_AD, score_A = hidden_AD.index_select(0, on_A), score_A.index_select(0, on_A)
                 memory = {name: value.index_select(0, on_A) for name, value in memory.items()}
-                earlier = [state_AD.index_select(0, on_A) for state_AD in earlier]
+                earlier, normed = [state_AD.index_select(0, on_A) for state_AD in earlier], {}
                 ahead_LAD = None if ahead_LAD is None else ahead_LAD.index_select(1, on_A)
             previous_score_A = score_A
         if parts.gate.needs_history:
@@ -354,11 +355,12 @@ def decode_step(
     return step
 
 
-def _decided(parts: Parts, view: BlockView) -> tuple[Tensor, Tensor]:
-    """Return the gate's score and which rows it lets go, [A] each: from bounds of the logits where those decide.
+def _decided(runner: BlockRunner, view: BlockView) -> tuple[Tensor, list[bool]]:
+    """Return the gate's score [A] and which rows it lets go: from bounds of the logits where those decide.
 
     Where they leave one row open, the LM head is read for all: products of fewer rows may differ in their last bits.
     """
+    parts = runner.parts
     level: float | Tensor | None = None
     if (bounds := view.bounds) is not None:
         level = _level(parts.threshold, view, bounds.lower_AV)
@@ -368,12 +370,14 @@ def _decided(parts: Parts, view: BlockView) -> tuple[Tensor, Tensor]:
             if bool((leaves_A | (high_A <= level)).all()):
                 score_A = (low_A + high_A) / 2
                 view.half_width_A = torch.maximum(high_A - score_A, score_A - low_A)
-                return score_A, leaves_A
+                return score_A, runner.on_host(leaves_A, view.block)
             if may_sharpen:
                 bounds.sharpen()
         view.fallbacks += 1
     score_A = parts.gate.score(view)
-    return score_A, score_A > (_level(parts.threshold, view, score_A) if level is None else level)
+    if level is None:
+        level = _level(parts.threshold, view, score_A)
+    return score_A, runner.above(score_A, level, view.block)
 
 
 def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Tensor:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +51,16 @@ GATHERED_NUMEL = 2**14
 """Up to so many numbers in a row's keys and values of a block, one copy of the running rows beats a call a stretch."""
 
 
+class _Normed(NamedTuple):
+    """What a block gave, and its norm: gate, LM head, skipped blocks and the next block all read that.
+
+    Nobody writes into what a block gave.
+    """
+
+    hidden: Tensor | None = None
+    normed: Tensor = torch.empty(0)
+
+
 class Transformer(Headed):
     """A checkpoint in memory: the lean engine. Satisfies the `Engine` protocol."""
 
@@ -71,6 +82,7 @@ class Transformer(Headed):
         self._skip_key_norms: list[HeadNorm | None] = []
         still = [not block.rotates for block in weights.blocks]
         self._still_L11 = torch.tensor(still, device=self.device)[:, None, None] if any(still) else None
+        self._newest = _Normed()
 
     @property
     def n_blocks(self) -> int:
@@ -123,14 +135,19 @@ class Transformer(Headed):
         normed = x / torch.hypot(length.mul_(self._inverse_root_width), self._root_eps)
         return normed if x.dtype == self._norm_dtype else normed.to(x.dtype)
 
+    def _normalised(self, hidden: Tensor) -> Tensor:
+        """The same of the stream: of what a block has just given, as the block left it."""
+        newest = self._newest
+        return newest.normed if newest.hidden is hidden else self.normalise(hidden)
+
     def block_input(self, hidden: Tensor) -> Tensor:
         """What the projections of a block read of the stream, [..., D]."""
-        return self.normalise(hidden) if self.arch.norms_inputs else hidden
+        return self._normalised(hidden) if self.arch.norms_inputs else hidden
 
     def final_normed(self, hidden: Tensor) -> Tensor:
         """The model's final norm with its weight and bias, of [..., D]."""
         norm = self.weights.final_norm
-        normed = self.normalise(hidden) * norm.weight
+        normed = self._normalised(hidden) * norm.weight
         return normed if norm.bias is None else normed + norm.bias
 
     def head_input(self, hidden: Tensor) -> Tensor:
@@ -384,7 +401,11 @@ class Transformer(Headed):
         if weights.cross_out is not None:
             hidden_ND = weights.cross_out.onto(hidden_ND, self.cross_attention(block, hidden_ND, context, rows_A))
         hidden_ND = weights.down.onto(hidden_ND, self.feed_forward(weights, hidden_ND))
-        return hidden_ND if hidden.dim() == 2 else hidden_ND.view(hidden.shape)
+        if hidden.dim() == 3:
+            return hidden_ND.view(hidden.shape)
+        if self.arch.norms_inputs and places is None and left_BD is None:
+            self._newest = _Normed(hidden_ND, self.normalise(hidden_ND))
+        return hidden_ND
 
     def self_attention(
         self,

@@ -132,14 +132,19 @@ FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
 
 def offered(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tuple[str, ...]:
     """Names of the forms that there are here for a weight [out, in], the default first."""
-    lacking = set() if _can_pack() else {"packed"}
+    lacking = set() if _can_pack(dtype) else {"packed"}
     if shape[0] * shape[1] > WIDENED_NUMEL:
         lacking.add("widened")
     return tuple(name for name in FORMS[dtype][role] if name not in lacking)
 
 
-def _can_pack() -> bool:
-    """Whether torch was built with oneDNN, and has its products under the names that it uses itself."""
+def _can_pack(dtype: torch.dtype) -> bool:
+    """Whether torch was built with oneDNN, has its products under the names that it uses itself, and runs them here.
+
+    In bf16 oneDNN needs instructions that not every processor has.
+    """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    return all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
+    if not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
+        return False
+    return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

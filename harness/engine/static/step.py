@@ -205,6 +205,10 @@ class StaticRunner(BlockRunner):
             return self.step.run(self._kv, block, hidden_AD)
         return super().run(block, hidden_AD, rows_A)
 
+    def above(self, score_A: Tensor, level: float | Tensor, block: int) -> list[bool]:
+        """Which scores after a block are above a level."""
+        return self.on_host(score_A > level, block) if self.is_static else super().above(score_A, level, block)
+
     def on_host(self, leaves_A: Tensor, block: int) -> list[bool]:
         """A decision after a block, on the host."""
         return self.step.look(leaves_A, block) if self.is_static else super().on_host(leaves_A, block)

@@ -153,6 +153,22 @@ def test_a_method_leaves_early_and_its_parameters_come_from_a_text(
     assert (told["method"], told["params"]["exit_layer"], told["mean_exit_layer"]) == ("static", 2, 2.0)
 
 
+def test_results_say_in_which_forms_products_were_multiplied(
+    toy_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing where all are the defaults."""
+
+    def told() -> dict[str, Any]:
+        return ExitBenchLM(pretrained=str(toy_models["seq2seq"]), device="cpu", dtype="bfloat16").get_model_info()
+
+    assert "products" not in told()["exitbench"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("EXITBENCH_PRODUCTS", "measured")
+    info = told()
+    assert info["model_dtype"] == "torch.bfloat16"
+    assert any(place.startswith("block ") for place in info["exitbench"]["products"])
+
+
 def test_the_first_token_may_leave_early_in_likelihoods_and_not_in_answers(
     toy_models: dict[str, Path], manager: TaskManager
 ) -> None:

@@ -1,0 +1,92 @@
+"""A state that a block gave is normed once: gate, LM head, skipped blocks and the next block read the same numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
+from exitbench.harness.engine.model.model import Transformer
+from exitbench.methods.base import Method
+from exitbench.methods.calm_classifier import CalmClassifier
+from exitbench.methods.calm_saturation import CalmSaturation
+from exitbench.methods.calm_softmax import CalmSoftmax
+from exitbench.methods.full import Full
+from exitbench.methods.mee_mlp3 import MeeMlp3
+
+L, WIDTH, N_NEW = 5, 32, 6
+NEVER = 2.0
+READERS: list[Method] = [
+    CalmClassifier(decay="none"),
+    CalmSaturation(decay="none"),
+    MeeMlp3(min_exit=2, decay="none"),
+    CalmSoftmax(decay="none"),
+]
+
+
+@pytest.fixture(params=["t5", "llama"])
+def family(request: pytest.FixtureRequest, twin: Any) -> Any:
+    """One model of each kind: the loop is the same for all."""
+    return twin(request.param)
+
+
+def answers(family: Any, prompts: Any, method: Method, threshold: float | None = None, rows: int = 3) -> Any:
+    """Traces of a few prompts, the gate's network as random as the model."""
+    torch.manual_seed(0)
+    network = method.build_network(WIDTH).state_dict() if hasattr(method, "build_network") else {}
+    parts = method.parts(L, network)
+    if threshold is not None:
+        parts = dataclasses.replace(parts, threshold=_Level(threshold))
+    requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts[:rows])]
+    return decode(family.checkpoint, prefill(family.checkpoint.model, requests, N_NEW), parts)
+
+
+class _Level:
+    """The same threshold everywhere."""
+
+    def __init__(self, level: float) -> None:
+        self.level = level
+
+    def value(self, block: int, position: int, max_new_tokens: int) -> float:
+        return self.level
+
+
+@pytest.mark.parametrize("method", READERS, ids=lambda method: method.name)
+def test_norms_that_are_shared_change_no_bit_of_a_score(
+    family: Any, prompts: Any, method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [score for made in answers(family, prompts, method, -NEVER) for score in made.scores]
+    scores = sorted(score for score in told if score is not None)
+    level = scores[len(scores) // 2]  # so that some rows leave and others go on
+    shared = answers(family, prompts, method, level)
+    monkeypatch.setattr(Transformer, "_normalised", Transformer.normalise)
+    assert answers(family, prompts, method, level) == shared
+    exits = {layer for made in shared for layer in made.exit_layers}
+    assert len(exits) > 1, "or nothing was shared among different rows"
+
+
+@pytest.mark.parametrize("method", READERS, ids=lambda method: method.name)
+def test_a_gate_that_never_opens_norms_no_state_that_the_blocks_do_not(
+    family: Any, prompts: Any, method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Tensor] = []
+    normalise = Transformer.normalise
+
+    def counted(self: Transformer, x: Tensor) -> Tensor:
+        calls.append(x)
+        return normalise(self, x)
+
+    monkeypatch.setattr(Transformer, "normalise", counted)
+    n_calls = []
+    for asked in (Full(), method):
+        calls.clear()
+        made = answers(family, prompts, asked, NEVER if asked is method else None)
+        n_calls.append(len(calls))
+    n_steps = max(len(each.token_ids) for each in made) - (family.checkpoint.kind == "causal")
+    before_first_asked = {"calm-saturation": 1, "mee-mlp3": 2}  # states that are looked back at
+    assert n_calls[1] - n_calls[0] == n_steps * before_first_asked.get(method.name, 0)
