@@ -79,13 +79,13 @@ def build(spool: Path, path: Path, layer_rows: int) -> None:
     """Generate and ingest, probes first, and print how fast each is ingested."""
     for probes, table, rows in ((True, "probe_token", "sum(len(p1))"), (False, "token_exit", "count(*)")):
         generated_s = seconds(lambda probes=probes: make(spool, layer_rows, probes=probes))
-        ingested_s = seconds(lambda: ingest(spool, path))
+        ingested_s, cpu_s = seconds_and_cpu(lambda: ingest(spool, path))
         with open_database(path) as database:
             (n,) = database.query(f"SELECT {rows}::BIGINT AS n FROM {table}")["n"].to_pylist()
         what = "layer rows" if probes else "tokens"
         print(
             f"{n / 1e6:.1f} million {what}: generated in {generated_s:.0f} s, ingested in {ingested_s:.1f} s:"
-            f" {n / ingested_s / 1e6:.2f} million/s",
+            f" {n / ingested_s / 1e6:.2f} million/s, {cpu_s:.1f} s of CPU",
             flush=True,
         )
 
