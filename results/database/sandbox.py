@@ -14,8 +14,9 @@ from exitbench.results.files.memory import in_memory
 NO_EXTENSIONS: Final[dict[str, Any]] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
 """Configuration of every connection: what DuckDB lacks is neither fetched nor loaded because a file asks for it."""
 # A probed token's lists make DuckDB's default of 122,880 rows a row group larger than most attempts; and what fills a
-# row group is written straight into the file, everything else twice: first into its log.
-_ROW_GROUP_ROWS: Final = 30_720
+# row group is written straight into the file. Everything else is written into its log first, then into the file, and
+# once more when row groups that are not full are joined.
+_ROW_GROUP_ROWS: Final = 8_192
 # The oldest DuckDB that can read a new database: people have older command lines than we have libraries.
 _STORAGE_VERSION: Final = "v1.2.0"
 _LOGS: Final = ("", ".wal", ".wal.checkpoint", ".wal.recovery")

@@ -14,9 +14,9 @@ WITH chosen AS (
 ),
 pairs AS (
     SELECT
-        t.*, c.blocks,
+        t.attempt_id, t.exit_layer, c.blocks,
         lag(t.exit_layer) OVER (PARTITION BY t.attempt_id, t.doc_key ORDER BY t.position) AS exit_layer_before
-    FROM token_trace AS t JOIN chosen AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
+    FROM token_exit AS t JOIN chosen AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
 )
 SELECT
     model, task_label, method, label, kv_policy, seed,
@@ -24,7 +24,7 @@ SELECT
         WHEN stddev_pop(exit_layer) > 0 AND stddev_pop(exit_layer_before) > 0 THEN corr(exit_layer, exit_layer_before)
     END AS correlation,
     avg((exit_layer = blocks)::INTEGER) FILTER (exit_layer_before < blocks) AS full_after_early, count(*) AS pairs
-FROM pairs
+FROM pairs JOIN run_names USING (attempt_id)
 WHERE exit_layer_before IS NOT NULL
 GROUP BY model, task_label, method, label, kv_policy, seed, cell_id
 ORDER BY model, task_label, method, label, kv_policy, seed, cell_id;

@@ -15,7 +15,7 @@ counted AS (
     SELECT
         t.attempt_id, t.token_id, sum(t.exit_layer) AS depth, count_if(t.token_id = t.full_token_id) AS equal,
         count(*) AS times
-    FROM token_trace AS t SEMI JOIN chosen USING (attempt_id, doc_key)
+    FROM token_exit AS t SEMI JOIN chosen USING (attempt_id, doc_key)
     GROUP BY ALL
 )
 SELECT

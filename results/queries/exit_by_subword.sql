@@ -22,19 +22,19 @@ chosen AS (
 ),
 pieces AS (
     SELECT
-        t.*, CASE
+        t.attempt_id, t.exit_layer, t.token_id, t.full_token_id, CASE
             WHEN v.token_id IS NULL THEN 'unknown'
             WHEN v.apart IS NOT NULL THEN v.apart
             WHEN v.begins_word OR t.position = 1 THEN 'first piece'
             ELSE 'continuation'
         END AS piece
-    FROM token_trace AS t
+    FROM token_exit AS t
     JOIN chosen AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
     LEFT JOIN spelled AS v ON v.tokenizer_sha256 = c.tokenizer_sha256 AND v.token_id = t.token_id
 )
 SELECT
     model, task_label, method, label, kv_policy, seed, piece, avg(exit_layer) AS mean_exit_layer,
     count_if(token_id = full_token_id) / count(*) AS share_equal_full, count(*) AS n
-FROM pieces
+FROM pieces JOIN run_names USING (attempt_id)
 GROUP BY model, task_label, method, label, kv_policy, seed, cell_id, piece
 ORDER BY model, task_label, method, label, kv_policy, seed, cell_id, piece;

@@ -24,7 +24,7 @@ tokens AS (
     SELECT
         t.attempt_id, t.doc_key, t.position, t.exit_layer, l.blocks,
         min(t.position) FILTER (t.token_id IS DISTINCT FROM t.full_token_id) OVER document AS differs_at
-    FROM token_trace AS t JOIN lost AS l ON l.attempt_id = t.attempt_id AND l.doc_key = t.doc_key
+    FROM token_exit AS t JOIN lost AS l ON l.attempt_id = t.attempt_id AND l.doc_key = t.doc_key
     WINDOW document AS (PARTITION BY t.attempt_id, t.doc_key)
     -- Traces of older versions do not say what full depth emitted.
     QUALIFY count(t.full_token_id) OVER document > 0

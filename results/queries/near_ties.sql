@@ -6,29 +6,32 @@
 -- $model = *: models, a pattern
 -- $method = *: methods, a pattern
 -- $documents = 100: documents of each run, the first by key
-WITH chosen AS (
-    SELECT r.attempt_id, p.attempt_id AS probe_id, s.doc_key
-    FROM runs AS r
-    JOIN plain_probes AS p ON p.full_depth_cell_id = r.full_depth_cell_id AND p.is_latest
-    JOIN sample AS s ON s.attempt_id = r.attempt_id
+WITH beside AS (
+    SELECT r.attempt_id, p.attempt_id AS probe_id
+    FROM runs AS r JOIN plain_probes AS p ON p.full_depth_cell_id = r.full_depth_cell_id AND p.is_latest
     WHERE NOT r.is_full_depth AND r.model GLOB $model AND r.method GLOB $method
-    QUALIFY dense_rank() OVER (PARTITION BY r.attempt_id ORDER BY s.doc_key) <= $documents
+),
+chosen AS (
+    SELECT attempt_id, doc_key FROM sample SEMI JOIN beside USING (attempt_id)
+    QUALIFY row_number() OVER (PARTITION BY attempt_id ORDER BY doc_key) <= $documents
 ),
 first_difference AS (
     SELECT
-        t.attempt_id, c.probe_id, t.doc_key, min(t.position) FILTER (differs) AS position,
-        arg_min(t.token_id, t.position) FILTER (differs) AS token_id
-    FROM (SELECT *, token_id IS DISTINCT FROM full_token_id AS differs FROM token_trace) AS t
-    JOIN chosen AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
-    GROUP BY t.attempt_id, c.probe_id, t.doc_key
+        attempt_id, any_value(probe_id) AS probe_id, doc_key, min(position) FILTER (differs) AS position,
+        arg_min(token_id, position) FILTER (differs) AS token_id
+    FROM (SELECT *, token_id IS DISTINCT FROM full_token_id AS differs FROM token_exit)
+    SEMI JOIN chosen USING (attempt_id, doc_key)
+    JOIN beside USING (attempt_id)
+    GROUP BY attempt_id, doc_key
     -- Traces of older versions do not say what full depth emitted.
-    HAVING count(t.full_token_id) > 0 AND count_if(differs) > 0
+    HAVING count(full_token_id) > 0 AND count_if(differs) > 0
 ),
 probed AS (
     SELECT attempt_id, doc_key, position, ln(p1[-1]) - ln(p2[-1]) AS margin, top2_id[-1] AS second_id
-    FROM probe_trace
+    FROM probe_token AS p
     SEMI JOIN first_difference AS f
-        ON f.probe_id = probe_trace.attempt_id AND f.doc_key = probe_trace.doc_key AND f.position = probe_trace.position
+        ON f.probe_id = p.attempt_id AND f.doc_key = p.doc_key AND f.position = p.position
+    WHERE p.choice IS NULL
 )
 SELECT
     r.model, r.task_label, r.method, r.label, r.kv_policy, r.seed, count(*) AS divergences,

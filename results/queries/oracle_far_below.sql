@@ -8,21 +8,22 @@
 -- $blocks = 2: at least so many blocks too many
 -- $documents = 20: documents of each run, the first by key
 -- $rows = 100: tokens to list
-WITH chosen AS (
-    SELECT r.attempt_id, p.attempt_id AS probe_id, r.tokenizer_sha256, r.first_token, s.doc_key
-    FROM runs AS r
-    JOIN plain_probes AS p ON p.full_depth_cell_id = r.full_depth_cell_id AND p.is_latest
-    JOIN sample AS s ON s.attempt_id = r.attempt_id
+WITH beside AS (
+    SELECT r.attempt_id, p.attempt_id AS probe_id, r.tokenizer_sha256, r.first_token
+    FROM runs AS r JOIN plain_probes AS p ON p.full_depth_cell_id = r.full_depth_cell_id AND p.is_latest
     WHERE NOT r.is_full_depth AND r.model GLOB $model AND r.task_label GLOB $task AND r.method GLOB $method
-    QUALIFY dense_rank() OVER (PARTITION BY r.attempt_id ORDER BY s.doc_key) <= $documents
+),
+chosen AS (
+    SELECT attempt_id, doc_key FROM sample SEMI JOIN beside USING (attempt_id)
+    QUALIFY row_number() OVER (PARTITION BY attempt_id ORDER BY doc_key) <= $documents
 ),
 emitted AS (
     SELECT
-        t.attempt_id, t.doc_key, t.position, t.token_id, t.token_kind, t.exit_layer, c.probe_id, c.tokenizer_sha256,
-        c.first_token,
+        t.attempt_id, t.doc_key, t.position, t.token_id, t.token_kind, t.exit_layer, b.probe_id, b.tokenizer_sha256,
+        b.first_token,
         min(t.position) FILTER (t.token_id IS DISTINCT FROM t.full_token_id) OVER document AS differs_at
-    FROM token_trace AS t JOIN chosen AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
-    WINDOW document AS (PARTITION BY t.attempt_id, c.probe_id, t.doc_key)
+    FROM token_exit AS t SEMI JOIN chosen USING (attempt_id, doc_key) JOIN beside AS b USING (attempt_id)
+    WINDOW document AS (PARTITION BY t.attempt_id, t.doc_key)
     -- Traces of older versions do not say what full depth emitted.
     QUALIFY count(t.full_token_id) OVER document > 0
 )
@@ -32,9 +33,9 @@ SELECT
     e.exit_layer - p.first_match AS blocks_too_many
 FROM emitted AS e
 JOIN run_names AS r USING (attempt_id)
-JOIN probe_trace AS p ON p.attempt_id = e.probe_id AND p.doc_key = e.doc_key AND p.position = e.position
+JOIN probe_token AS p ON p.attempt_id = e.probe_id AND p.doc_key = e.doc_key AND p.position = e.position
 LEFT JOIN vocabulary AS v ON v.tokenizer_sha256 = e.tokenizer_sha256 AND v.token_id = e.token_id
-WHERE coalesce(e.position < e.differs_at, true) AND e.exit_layer - p.first_match >= $blocks
+WHERE p.choice IS NULL AND coalesce(e.position < e.differs_at, true) AND e.exit_layer - p.first_match >= $blocks
     AND NOT (e.position = 1 AND e.first_token = 'full')  -- read from the prompt's own pass, it could not leave
 ORDER BY
     blocks_too_many DESC, r.model, r.task_label, r.method, r.label, r.kv_policy, r.seed, r.cell_id, e.doc_key,

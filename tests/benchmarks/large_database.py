@@ -1,18 +1,24 @@
 """Builds a large result database from generated attempts and times all that reads it; run by `nox -s scale`.
 
-    python tests/benchmarks/large_database.py FOLDER [--layer-rows 100000000] [--threads 2] [--lake]
+    python tests/benchmarks/large_database.py FOLDER [--layer-rows 100000000] [--threads 2] [--lake] [--readers]
 
 Everything is made up (see tests/results/make_spool.py), only larger: four models of 24 blocks on three tasks, seven
 methods and three replays each. A database that is already in FOLDER is used as it is. Prints how fast rows are
-ingested, their size, and seconds of every view, saved query and report query, the slowest first. With --lake it exports
-the database to FOLDER/lake instead, and compares what saved queries cost there with what they cost in the database, in
-seconds of CPU: of all, and of the ten that guides and reports lead to.
+ingested, their size, and seconds of every view, saved query and report query, the slowest first: the better of two
+times by the clock, and what it cost, in seconds of CPU over the cores, below which no clock comes however quiet the
+machine is. With --lake it exports the database to FOLDER/lake instead, and compares what saved queries cost there with
+what they cost in the database, in seconds of CPU: of all, and of the ten that guides and reports lead to. With
+--readers it ingests probes alone into another database, which this process opens again and again meanwhile, as every
+reader does, and prints how long it waited.
 """
 
 import argparse
 import os
 import shutil
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -39,6 +45,16 @@ MOST_USED = (
 )
 """Nobody counts them: those that answer the questions of the report's first screen and of the guides."""
 
+INGESTER = """
+import sys, time
+from pathlib import Path
+from exitbench.results.ingest.ingest import ingest
+started = time.perf_counter()
+report = ingest(Path(sys.argv[1]), Path(sys.argv[2]), say=lambda line: print(line, file=sys.stderr))
+assert report.added and not report.quarantined, report
+print(time.perf_counter() - started)
+"""
+
 # What somebody asks of each view: every row of a view of runs, a summary of a view of documents, tokens or layers.
 SUMMARIES = {
     "layer_trace": "SELECT model, task, block, avg(p1), count(*) FROM layer_trace GROUP BY ALL",
@@ -63,13 +79,13 @@ def build(spool: Path, path: Path, layer_rows: int) -> None:
     """Generate and ingest, probes first, and print how fast each is ingested."""
     for probes, table, rows in ((True, "probe_token", "sum(len(p1))"), (False, "token_exit", "count(*)")):
         generated_s = seconds(lambda probes=probes: make(spool, layer_rows, probes=probes))
-        ingested_s = seconds(lambda: ingest(spool, path))
+        ingested_s, cpu_s = seconds_and_cpu(lambda: ingest(spool, path))
         with open_database(path) as database:
             (n,) = database.query(f"SELECT {rows}::BIGINT AS n FROM {table}")["n"].to_pylist()
         what = "layer rows" if probes else "tokens"
         print(
             f"{n / 1e6:.1f} million {what}: generated in {generated_s:.0f} s, ingested in {ingested_s:.1f} s:"
-            f" {n / ingested_s / 1e6:.2f} million/s",
+            f" {n / ingested_s / 1e6:.2f} million/s, {cpu_s:.1f} s of CPU",
             flush=True,
         )
 
@@ -86,9 +102,43 @@ def sizes(database: Database) -> Iterator[str]:
 
 def seconds(action: Callable[[], object]) -> float:
     """Return how long something takes."""
-    started = time.perf_counter()
+    return seconds_and_cpu(action)[0]
+
+
+def seconds_and_cpu(action: Callable[[], object]) -> tuple[float, float]:
+    """Return how long something takes, and what it costs on all cores together."""
+    started, started_cpu = time.perf_counter(), time.process_time()
     action()
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - started_cpu
+
+
+def least(action: Callable[[], object]) -> tuple[float, float]:
+    """Return the least of two times, and of what they cost."""
+    (took, cost), (again, its_cost) = seconds_and_cpu(action), seconds_and_cpu(action)
+    return min(took, again), min(cost, its_cost)
+
+
+def time_readers(folder: Path, layer_rows: int) -> None:
+    """Ingest probes in a process of its own, open the database meanwhile, and print how long that took each time."""
+    spool, path = folder / "spool", folder / "exitbench.duckdb"
+    make(spool, layer_rows, probes=True)
+    open_database(path, read_only=False).close()
+    waits = []
+    with subprocess.Popen([sys.executable, "-c", INGESTER, str(spool), str(path)], stdout=subprocess.PIPE) as ingester:
+        while ingester.poll() is None:
+            started = time.perf_counter()
+            with open_database(path) as database:
+                waits.append(time.perf_counter() - started)
+                database.query("SELECT model, task, method, count(*) FROM runs GROUP BY ALL")
+            time.sleep(0.05)
+        took_s = float(ingester.communicate()[0])
+    if ingester.returncode:
+        raise SystemExit("The ingest failed.")
+    attempts = MODELS * len(make_spool.TASKS)
+    print(
+        f"{layer_rows / 1e6:.1f} million layer rows in {attempts} attempts ingested in {took_s:.1f} s beside a reader:"
+        f" opened {len(waits)} times in {statistics.median(waits):.3f} s (median) to {max(waits):.2f} s (longest)"
+    )
 
 
 def queries(database: Database) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -132,9 +182,14 @@ def main() -> None:
     parser.add_argument("--layer-rows", type=int, default=100_000_000)
     parser.add_argument("--threads", type=int, default=2, help="cores to use")
     parser.add_argument("--lake", action="store_true", help="compare saved queries in the database and in a lake")
+    parser.add_argument("--readers", action="store_true", help="time a reader beside an ingest")
     parser.add_argument("--only", default="", help="time only what has this in its name")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
+    if arguments.readers:
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+            time_readers(Path(folder), arguments.layer_rows)
+        return
     spool, path = arguments.folder / "spool", arguments.folder / "exitbench.duckdb"
     if not path.exists():
         build(spool, path, arguments.layer_rows)
@@ -144,13 +199,15 @@ def main() -> None:
     with open_database(path) as database:
         print("\n".join(sizes(database)), flush=True)
         chosen = [query for query in queries(database) if arguments.only in query[0]]
-        times = {name: min(seconds(lambda q=query: database.query(*q)) for _ in range(2)) for name, *query in chosen}
-    for name, took in sorted(times.items(), key=lambda item: -item[1]):
-        print(f"{took:8.3f} s  {name}")
+        times = {name: least(lambda q=query: database.query(*q)) for name, *query in chosen}
+    print(f"   clock   CPU / {arguments.threads}")
+    for name, (took, cost) in sorted(times.items(), key=lambda item: -item[1][0]):
+        print(f"{took:8.3f} s {cost / arguments.threads:8.3f} s  {name}")
     if not arguments.only:
         out = arguments.folder / "report"
         shutil.rmtree(out, ignore_errors=True)
-        print(f"whole report {seconds(lambda: write_report(path, out)):.1f} s")
+        took, cost = seconds_and_cpu(lambda: write_report(path, out))
+        print(f"whole report {took:.1f} s, {cost:.1f} s of CPU")
 
 
 if __name__ == "__main__":
