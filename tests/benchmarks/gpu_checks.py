@@ -36,7 +36,11 @@ METHODS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "softmax": ("calm-softmax", OPEN),
     "softmax, pruned": ("calm-softmax", {**OPEN, "head": "pruned-fixed", "k_first": 100, "k_min": 50}),
     "saturation": ("calm-saturation", {"threshold": 0.95, "decay": "none"}),
+    "softmax, certified": ("calm-softmax", OPEN),
+    "entropy, certified": ("entropy", {"threshold": 3.0, "decay": "none"}),
 }
+CERTIFIED = ", certified"
+"""Ends the names of those that decide from an int8 copy of the LM head on the device, and from the head on the CPU."""
 GROUPED: Mapping[str, Any] = dict(
     vocab_size=512,
     hidden_size=64,
@@ -144,7 +148,8 @@ def _cases(setting: Setting) -> Iterator[Case]:
                 parts = get_method(method).from_params(params).parts(on_cpu.model.n_blocks)
                 noted = Noting(parts.gate)
                 expected = _answers(on_cpu, batch, new_tokens, replace(parts, gate=noted))
-                yield Case(f"{label} {name}", on_device, parts, batch, new_tokens, expected, noted)
+                asked = parts.certified() if name.endswith(CERTIFIED) else parts
+                yield Case(f"{label} {name}", on_device, asked, batch, new_tokens, expected, noted)
 
 
 def _models(setting: Setting, n_documents: int) -> Iterator[tuple[str, Path, list[list[int]]]]:

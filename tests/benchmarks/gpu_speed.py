@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from gpu_checks import CERTIFIED
 from gpu_models import ORDINARY, Line, OnDevice, Setting, Unsaved, Way
 from ideals import at_full_depth, ideal_over_full, share_of_a_block, total
 from models import PROMPT_TOKENS
@@ -24,6 +25,7 @@ RANKED: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax, every 4th": ("calm-softmax", {**NEVER, "every": 4}),
     "saturation": ("calm-saturation", NEVER),
     "entropy": ("entropy", {"threshold": 0.0, "decay": "none"}),
+    f"softmax{CERTIFIED}": ("calm-softmax", NEVER),
 }
 BATCH_ROWS, BATCH_SOURCE_TOKENS, BATCH_NEW_TOKENS = 64, 8, 32
 BASELINE = "x transformers' generate, no graphs"
@@ -95,6 +97,7 @@ def gates(setting: Setting) -> Iterator[Line]:
     ranked: list[tuple[float, Comparison]] = []  # ideal and measured
     for name, (method, params) in {**RANKED, **exits}.items():
         parts = pair.parts(method, **params)
+        parts = parts.certified() if name.endswith(CERTIFIED) else parts
         timed = pair.going(way, parts, prompts)
         answers = timed.told()
         ideal = ideal_over_full(pair, parts, answers, PROMPT_TOKENS).by_bytes

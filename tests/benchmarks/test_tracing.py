@@ -17,9 +17,9 @@ import pytest
 from goals import record
 
 from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.engine.decoding.stream import Stream
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import lm
 from exitbench.harness.running.environment import environment_and_hardware
 from exitbench.harness.running.passes import Session, quality
 from exitbench.results.spool.attempts import AttemptWriter
@@ -69,7 +69,7 @@ class TracedPass:
 
     def run(self) -> None:
         traced = ((quality, "_token_table"), (AttemptWriter, "write"), (AttemptWriter, "finish"))
-        with self.decoding.over((lm, "decode"), (lm, "prefill")), self.tracing.over(*traced):
+        with self.decoding.over((Stream, "run")), self.tracing.over(*traced):
             for item in self.spec.cells:
                 with AttemptWriter(self.spec.spool, item.cell.to_json(), self.env) as writer:
                     quality.quality_pass(self.session, item, writer, lambda done: None)

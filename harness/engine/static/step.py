@@ -228,6 +228,9 @@ class _StaticGate(Gate):
     def score(self, view: BlockView) -> Tensor:
         return self._runner.step.score(self._parts, view) if self._runner.is_static else self._parts.gate.score(view)
 
+    def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
+        return self._parts.gate.bounds(lower_AV, upper_AV)
+
     def choose(self, view: BlockView) -> Tensor:
         return self._parts.gate.choose(view)
 
