@@ -267,6 +267,17 @@ def test_a_table_of_the_document_has_a_column_for_each_number_of_threads(monkeyp
     ]
 
 
+def test_below_a_table_stand_machine_day_and_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(PERF)
+    import document
+
+    told = {"measured": 1.0, "unit": "%", "note": "", "on": "A processor, 2 cores, AVX2; 2026-01-02; commit abc"}
+    newer = {**told, "on": "Another, 4 cores, AMX; 2026-01-03; commit def and changes"}
+    made = document.table({"gates/gate[a]": {1: told, 2: newer}, "gates/gate[b]": {1: told}}, "gates")
+    below = made.partition("| gate[b] |")[2].splitlines()[1:]
+    assert below == ["", f"{told['on']}.", "", f"{newer['on']}."]
+
+
 def test_a_table_of_which_nothing_was_measured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(PERF)
     import document

@@ -3,7 +3,8 @@
     python tests/benchmarks/document.py runs/exitbench.duckdb
 
 A table stands between `<!-- measured: FILE -->` and `<!-- end -->`; it has the benchmarks of
-tests/benchmarks/test_FILE.py, with a column for each number of threads that they ran with.
+tests/benchmarks/test_FILE.py, with a column for each number of threads that they ran with. Below it stand the machine,
+the day and the commit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from exitbench.results.database.connection import open_database
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 TABLE = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 LATEST = """
-SELECT benchmark, threads, extra FROM perf WHERE extra ->> 'measured' IS NOT NULL
+SELECT benchmark, threads, cpu, cores, left(commit, 7) AS commit, dirty, measured_at::DATE AS day, extra
+FROM perf WHERE extra ->> 'measured' IS NOT NULL
 QUALIFY row_number() OVER (PARTITION BY benchmark, threads ORDER BY measured_at DESC) = 1
 """
 
@@ -37,7 +39,8 @@ def main() -> None:
     told: dict[str, dict[int, Mapping[str, Any]]] = {}
     with open_database(parser.parse_args().database) as database:
         for row in database.query(LATEST).to_pylist():
-            told.setdefault(row["benchmark"], {})[row["threads"]] = json.loads(row["extra"])
+            measured = {**json.loads(row["extra"]), "on": _on(row)}
+            told.setdefault(row["benchmark"], {})[row["threads"]] = measured
     DOCUMENT.write_text(rewritten(DOCUMENT.read_text(encoding="utf-8"), told), encoding="utf-8")
 
 
@@ -57,7 +60,15 @@ def table(told: Told, file: str) -> str:
         first = by_threads[min(by_threads)]
         cells = [_measured(by_threads[n]) if n in by_threads else "" for n in threads]
         lines.append([name.replace("-random", ""), *cells, _goal(first), first["note"]])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    places = sorted({told["on"] for by_threads in chosen.values() for told in by_threads.values() if "on" in told})
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), *(f"\n{place}." for place in places)]) + "\n"
+
+
+def _on(row: Mapping[str, Any]) -> str:
+    """Where and when something was measured, and of which commit."""
+    instructions = json.loads(row["extra"]).get("instructions", "unknown instructions")
+    changed = " and changes" if row["dirty"] else ""
+    return f"{row['cpu']}, {row['cores']} cores, {instructions}; {row['day']}; commit {row['commit']}{changed}"
 
 
 def _in_order(name: str) -> list[tuple[int, str]]:

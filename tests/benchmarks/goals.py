@@ -1,7 +1,8 @@
 """What a benchmark measured, beside its goal: told at once, kept with the benchmark, and in one table at the end.
 
 A benchmark's `extra_info`, which goes into the database, has ``measured``, its ``unit``, a ``note`` and, where there is
-a goal, it as ``at_least`` or as ``at_most``; whatever else was measured stands beside.
+a goal, it as ``at_least`` or as ``at_most``; the ``instructions`` that torch used; whatever else was measured stands
+beside.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def record(
     """
     goals = {"at_least": at_least, "at_most": at_most}
     goals = {name: goal for name, goal in goals.items() if goal is not None}
-    benchmark.extra_info.update(measured=measured, unit=unit, note=note, **goals, **about)
+    import torch  # not where nothing runs
+
+    told = {"measured": measured, "unit": unit, "note": note, "instructions": torch.backends.cpu.get_cpu_capability()}
+    benchmark.extra_info.update({**told, **goals, **about})
     with capsys.disabled():
         print("\n" + "  ".join(filter(None, _row(benchmark.name, benchmark.extra_info))), flush=True)
 
