@@ -1,7 +1,8 @@
 """An int8 copy of an LM head, read in place of it: logits as intervals that hold what the head itself would say.
 
-Row i of the head is w = q + r: q a number of one byte times a scale of the row, r what that leaves. Of a state x, whose
-rounding to bfloat16 leaves e, the library's product of q differs from what the head's own product gives by no more than
+Row i of the head is w = q + r: q a number of one byte times a scale of the row, r what that leaves. Of a state x, which
+the library's product of q rounds (`int8_products`) and so leaves e of, that product differs from what the head's own
+gives by no more than
 
     |r| |x|  +  |q| |e|  +  rounding of both products,
 
@@ -13,28 +14,22 @@ Shape suffixes: A rows, D model width, V vocabulary, N pairs of a row and an id.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from exitbench.harness.engine.model.int8_products import Int8Product, chunks, product_of, sum_rounding
 from exitbench.harness.engine.model.weights import Linear
 
 LARGEST = 127
 """Of a number of one byte, symmetric about 0."""
-PACKED_WIDTHS = 64
-"""Of what the width must be a multiple for the library's int8 product, which reads beyond the end of other rows."""
-CHUNK_ROWS = 4096
-"""Rows of a head that are taken into float64 at a time."""
 RESCORED = 32
 """Ids of a row whose logits are made exact before the head itself is read."""
 MOST_RESCORED = 256
 """Ids of a row up to which reading single rows of the head is tried, on average over the rows."""
 
-_UNIT = 2.0**-24
-"""Unit roundoff of float32, in which products are added up."""
-_UNIT_BF16 = 2.0**-8
 _OWN = 2.0**-20
 """For the rounding of the intervals' own arithmetic, relative."""
 
@@ -44,25 +39,27 @@ class Int8Head:
 
     Attributes:
         head: The head itself.
-        packed: Whether the library's product of int8 weights is used; else they are widened first, which is slow.
+        numel: Weights of the copy.
+        product: How the copy is multiplied.
     """
 
-    def __init__(self, head: Linear) -> None:
+    def __init__(self, head: Linear, way: Callable[[Tensor, Tensor], Int8Product] = product_of) -> None:
         self.head = head
         weight_VD, bias_V = head.weight, head.bias
         device, (vocab_size, width) = weight_VD.device, weight_VD.shape
-        self._weight_VD = torch.empty(vocab_size, width, dtype=torch.int8, device=device)
-        self._scale_V = torch.empty(vocab_size, dtype=torch.bfloat16, device=device)
+        copy_VD = torch.empty(vocab_size, width, dtype=torch.int8, device=device)
+        scale_V = torch.empty(vocab_size, dtype=torch.bfloat16, device=device)
         norms_3V = torch.empty(3, vocab_size, dtype=torch.float64, device=device)
-        for rows in _chunks(vocab_size):
-            self._weight_VD[rows], self._scale_V[rows], norms_3V[:, rows] = _quantised(weight_VD[rows])
-        self._sum = 2 * (width + 8) * _UNIT  # relative error of a sum of products in float32, in whatever order
+        for rows in chunks(vocab_size):
+            copy_VD[rows], scale_V[rows], norms_3V[:, rows] = _quantised(weight_VD[rows])
+        self.numel = copy_VD.numel()
+        self.product = way(copy_VD, scale_V)
+        self._sum = sum_rounding(width)
         self._rounded = _rounding(head)
         row_V, copy_V, left_V = norms_3V
         size_V = torch.zeros_like(row_V) if bias_V is None else bias_V.double().abs()
         self._row_V = row_V * (1 + _OWN)
         self._size_V = size_V
-        self.packed = device.type == "cpu" and self._holds()
         wider = 1 + self._rounded + 2.0**-12
         by_state_V = left_V + self._sum * (row_V + 2 * copy_V)
         constant_V = (self._rounded + _OWN) * size_V + torch.finfo(torch.float32).tiny + _tiny(head)
@@ -70,18 +67,13 @@ class Int8Head:
         self._spread_3V = spread_3V * (1 + _OWN)
         self._bias_V = None if bias_V is None else bias_V.float()
 
-    @property
-    def numel(self) -> int:
-        """Weights."""
-        return self._weight_VD.numel()
-
     def read(self, states_AD: Tensor) -> LogitIntervals:
         """Bound the logits of what the head is given, [A, D]."""
-        logits_AV, lost_A = self._product(states_AD)
+        logits_AV, lost_A = self.product(states_AD)
         length_A = torch.linalg.vector_norm(states_AD, dim=-1, dtype=torch.float64)
         by_A3 = torch.stack((length_A, lost_A, torch.ones_like(length_A)), dim=-1) * (1 + _OWN)
         spread_AV = torch.mm(by_A3.float(), self._spread_3V)
-        spread_AV.add_(logits_AV.abs(), alpha=(_UNIT_BF16 * 1.01 if self.packed else 0) + self._rounded + _OWN)
+        spread_AV.add_(logits_AV.abs(), alpha=self.product.rounding + self._rounded + _OWN)
         if self._bias_V is not None:
             logits_AV = logits_AV + self._bias_V
         none_A = torch.zeros(len(states_AD), dtype=torch.long, device=states_AD.device)
@@ -99,40 +91,6 @@ class Int8Head:
         spread_N += (self._rounded + _OWN) * (product_N.abs() + size_N) + _tiny(self.head)
         logit_N = product_N if self._bias_V is None else product_N + self._bias_V[id_N]
         return _beyond_format(self.head, (logit_N - spread_N).float(), (logit_N + spread_N).float())
-
-    def _product(self, states_AD: Tensor) -> tuple[Tensor, Tensor]:
-        """Products with the copy, [A, V], and what rounding the states took off them, as a length [A]."""
-        if self.packed:
-            narrow_AD = states_AD.bfloat16()
-            lost_A = torch.linalg.vector_norm(states_AD.double() - narrow_AD.double(), dim=-1)
-            packed_AV: Tensor = torch._weight_int8pack_mm(narrow_AD, self._weight_VD, self._scale_V)
-            return packed_AV.float(), lost_A
-        wide_AD, pieces = states_AD.float(), []
-        for rows in _chunks(len(self._scale_V)):
-            copy_VD = self._weight_VD[rows].float() * self._scale_V[rows].float()[:, None]
-            pieces.append(torch.mm(wide_AD, copy_VD.t()))
-        return torch.cat(pieces, dim=-1), torch.zeros(len(states_AD), dtype=torch.float64, device=states_AD.device)
-
-    def _holds(self) -> bool:
-        """Whether the library's int8 product keeps within the error that it is taken to have, on a few states."""
-        width = self._weight_VD.shape[1]
-        if width % PACKED_WIDTHS or not hasattr(torch, "_weight_int8pack_mm"):
-            return False
-        some_AD = torch.randn(3, width, generator=torch.Generator().manual_seed(0))
-        narrow_AD = torch.cat((some_AD, torch.ones(1, width))).bfloat16()
-        for rows in _chunks(len(self._scale_V)):
-            weight_VD, scale_V = self._weight_VD[rows], self._scale_V[rows]
-            copy_VD = weight_VD.double() * scale_V.double()[:, None]
-            exact_AV = narrow_AD.double() @ copy_VD.t()
-            size_AV = narrow_AD.double().norm(dim=-1)[:, None] * copy_VD.norm(dim=-1)
-            try:
-                found_AV = torch._weight_int8pack_mm(narrow_AD, weight_VD, scale_V).double()
-            except (RuntimeError, NotImplementedError):  # not on this processor
-                return False
-            allowed_AV = self._sum * size_AV + _UNIT_BF16 * 1.01 * found_AV.abs() + torch.finfo(torch.float32).tiny
-            if not bool(((found_AV - exact_AV).abs() <= allowed_AV).all()):
-                return False
-        return True
 
 
 @dataclass
@@ -183,10 +141,6 @@ class LogitIntervals:
         self.lower_AV[row_N, id_N] = torch.maximum(lower_N, self.lower_AV[row_N, id_N])
         self.upper_AV[row_N, id_N] = torch.minimum(upper_N, self.upper_AV[row_N, id_N])
         self.rescored_A += torch.bincount(row_N, minlength=len(self.rescored_A))
-
-
-def _chunks(n_rows: int) -> Iterator[slice]:
-    return (slice(start, start + CHUNK_ROWS) for start in range(0, n_rows, CHUNK_ROWS))
 
 
 def _quantised(weight_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:

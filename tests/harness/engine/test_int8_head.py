@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from exitbench.harness.engine.model.int8_head import Int8Head, LogitIntervals
+from exitbench.harness.engine.model.int8_products import (
+    ByBfloat16,
+    ByFloat32,
+    ByIntegers,
+    Int8Product,
+    product_of,
+)
 from exitbench.harness.engine.model.weights import Linear
 
 V, D = 37, 64
 ODD = 24  # a width that the library has no product for
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCALES = st.sampled_from([0.0, 1e-6, 1e-2, 1.0, 30.0])
+WAYS = st.sampled_from([ByIntegers, ByBfloat16, ByFloat32])
 TWISTS = st.sampled_from(["none", "ties", "zeros", "all-equal", "one-large", "near-ties"])
 
 
@@ -62,12 +70,12 @@ def contains(intervals: LogitIntervals, logits_AV: Tensor) -> bool:
 
 
 @settings(max_examples=150, deadline=None)
-@given(heads(), states(), st.booleans())
+@given(heads(), states(), WAYS)
 def test_intervals_hold_the_heads_own_logits_alone_and_in_a_batch(
-    head: Linear, states_AD: Tensor, is_packed: bool
+    head: Linear, states_AD: Tensor, way: type[Int8Product]
 ) -> None:
-    states_AD, copy = fed(head, states_AD), Int8Head(head)
-    copy.packed = copy.packed and is_packed
+    assume(way is not ByBfloat16 or head.weight.shape[1] != ODD)
+    states_AD, copy = fed(head, states_AD), Int8Head(head, way)
     assert contains(copy.read(states_AD), head(states_AD))
     for state_1D in states_AD.split(1):
         assert contains(copy.read(state_1D), head(state_1D))
@@ -131,9 +139,44 @@ def test_rows_that_are_taken_have_read_nothing_yet() -> None:
 
 def test_a_library_product_that_is_less_exact_than_assumed_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     head, state_1D = Linear(torch.randn(V, D)), torch.randn(1, D)
-    product = torch._weight_int8pack_mm
-    assert Int8Head(head).packed
-    monkeypatch.setattr(torch, "_weight_int8pack_mm", lambda *args: product(*args) * 1.02)
+    assert isinstance(Int8Head(head).product, ByIntegers)
+    by_integers, by_bfloat16 = ByIntegers.__call__, torch._weight_int8pack_mm
+
+    def off(product: ByIntegers, states_AD: Tensor) -> tuple[Tensor, Tensor]:
+        found_AV, lost_A = by_integers(product, states_AD)
+        return found_AV * 1.001, lost_A
+
+    monkeypatch.setattr(ByIntegers, "__call__", off)
+    assert isinstance(Int8Head(head).product, ByBfloat16)
+    monkeypatch.setattr(torch, "_weight_int8pack_mm", lambda *args: by_bfloat16(*args) * 1.02)
     copy = Int8Head(head)
-    assert not copy.packed
+    assert isinstance(copy.product, ByFloat32)
     assert contains(copy.read(state_1D), head(state_1D))
+
+
+@pytest.mark.parametrize("width", [2, 24, 768, 5000])
+def test_integers_are_multiplied_without_any_rounding_but_that_of_the_result(width: int) -> None:
+    """The largest there are, too, whose sums are added in few bits on some processors."""
+    draw = torch.Generator().manual_seed(0)
+    weight_VD = torch.randint(-127, 128, (50, width), generator=draw).to(torch.int8)
+    weight_VD[:10] = torch.where(weight_VD[:10] < 0, -127, 127).to(torch.int8)
+    product = ByIntegers(weight_VD, torch.ones(50))
+    states_AD = torch.randint(-63, 64, (6, width), generator=draw).float()
+    states_AD[:, 0] = 63
+    states_AD[:3] = weight_VD[:3].sign() * 63
+    found_AV, lost_A = product(states_AD)
+    assert lost_A.tolist() == [0.0] * 6
+    exact_AV = states_AD.double() @ weight_VD.double().t()
+    assert bool(((found_AV.double() - exact_AV).abs() <= 3 * 2.0**-24 * exact_AV.abs()).all())
+
+
+def test_a_state_in_two_parts_is_nearer_than_in_bfloat16() -> None:
+    weight_VD, scale_V = torch.ones(3, D, dtype=torch.int8), torch.ones(3, dtype=torch.bfloat16)
+    states_AD = torch.randn(4, D, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1e-20], [1], [1e5], [0]])
+    (_, lost_A), (_, rounded_A) = (way(weight_VD, scale_V)(states_AD) for way in (ByIntegers, ByBfloat16))
+    assert bool((lost_A <= rounded_A / 10).all())
+
+
+def test_the_slow_way_is_left_where_the_library_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exitbench.harness.engine.model.int8_products.WAYS", (ByBfloat16,))
+    assert isinstance(product_of(torch.ones(3, ODD, dtype=torch.int8), torch.ones(3)), ByFloat32)
