@@ -596,10 +596,7 @@ WITH compared AS (
     FROM token_exit GROUP BY attempt_id, doc_key HAVING count(full_token_id) > 0
 )
 SELECT
-    t.* EXCLUDE (params) REPLACE (
-        coalesce(t.token_id = t.full_token_id, false) AS equal_full, coalesce(t.position >= c.first_divergence, false) AS diverged
-    ),
-    b.attempt_id AS probe_attempt_id, p.gold_token_id, p.first_match, p.stable_from,
+    t.* EXCLUDE (params), b.attempt_id AS probe_attempt_id, p.gold_token_id, p.first_match, p.stable_from,
     p.rank_final[t.exit_layer] AS rank_final, p.p_final[t.exit_layer]::DOUBLE AS p_final, p.p1[t.exit_layer]::DOUBLE AS p1,
     (p.p1[t.exit_layer] - p.p2[t.exit_layer])::DOUBLE AS gap, p.p1[-1]::DOUBLE AS full_p1,
     (p.p1[-1] - p.p2[-1])::DOUBLE AS full_gap, t.params
