@@ -15,8 +15,9 @@ emitted AS (
     SELECT t.attempt_id, t.token_kind, t.doc_key, count(*) AS n, sum(t.exit_layer) AS exit_layer,
            -- behind full depth's end nothing is equal
            CASE WHEN count(t.full_token_id) > 0 THEN count_if(t.token_id = t.full_token_id) END AS equal_full
-    FROM token_trace AS t
-    WHERE t.token_kind IS NOT NULL AND NOT t.random_weights AND t.execution = 'real' GROUP BY ALL
+    FROM token_exit AS t
+    SEMI JOIN (SELECT attempt_id FROM runs WHERE NOT random_weights AND execution = 'real') USING (attempt_id)
+    WHERE t.token_kind IS NOT NULL GROUP BY ALL
 ),
 decodes AS (
     SELECT attempt_id, token_kind, sum(n) AS n, sum(exit_layer) / sum(n) AS mean_exit_layer,

@@ -1,10 +1,9 @@
 -- Agreement: What happens behind the first token that differs from full depth's?
 -- Before and behind it (the differing token itself is behind): tokens, share that are full depth's at the same position, exit layer.
 -- A share near 0 behind it says that outputs never come back.
-SELECT
-    model, task_label, method, label, kv_policy, seed, diverged, avg(equal_full::INTEGER) AS share_equal,
-    avg(exit_layer) AS mean_exit_layer, count(*) AS tokens
-FROM token_trace
-WHERE execution = 'real' AND method <> 'full' AND diverged IS NOT NULL
-GROUP BY model, task_label, method, label, kv_policy, seed, cell_id, diverged
+SELECT model, task_label, method, label, kv_policy, seed, diverged, share_equal, mean_exit_layer, tokens
+FROM (
+    SELECT attempt_id, diverged, avg(equal_full::INTEGER) AS share_equal, avg(exit_layer) AS mean_exit_layer, count(*) AS tokens
+    FROM token_trace WHERE execution = 'real' AND method <> 'full' AND diverged IS NOT NULL GROUP BY ALL
+) JOIN run_names USING (attempt_id)
 ORDER BY model, task_label, method, label, kv_policy, seed, cell_id, diverged;

@@ -14,6 +14,7 @@ reader does, and prints how long it waited.
 
 import argparse
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -106,10 +107,16 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def seconds_and_cpu(action: Callable[[], object]) -> tuple[float, float]:
-    """Return how long something takes, and what it costs on all cores together."""
-    started, started_cpu = time.perf_counter(), time.process_time()
+    """Return how long something takes, and what it costs on all cores together, processes of its own included."""
+    started, started_cpu = time.perf_counter(), cpu_s()
     action()
-    return time.perf_counter() - started, time.process_time() - started_cpu
+    return time.perf_counter() - started, cpu_s() - started_cpu
+
+
+def cpu_s() -> float:
+    """Return what this process and those that it started and that have ended have cost."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def least(action: Callable[[], object]) -> tuple[float, float]:
@@ -206,7 +213,7 @@ def main() -> None:
     if not arguments.only:
         out = arguments.folder / "report"
         shutil.rmtree(out, ignore_errors=True)
-        took, cost = seconds_and_cpu(lambda: write_report(path, out))
+        took, cost = seconds_and_cpu(lambda: write_report(path, out, workers=arguments.threads))
         print(f"whole report {took:.1f} s, {cost:.1f} s of CPU")
 
 

@@ -14,11 +14,11 @@ WITH asked AS (
 ),
 vocabulary AS (  -- full depth reads the whole head once a token
     SELECT attempt_id AS full_depth_attempt_id, max(head_rows) AS vocabulary
-    FROM token_trace WHERE attempt_id IN (SELECT full_depth_attempt_id FROM asked) GROUP BY ALL
+    FROM token_exit WHERE attempt_id IN (SELECT full_depth_attempt_id FROM asked) GROUP BY ALL
 ),
 trace AS (
     SELECT attempt_id, doc_key, position, token_id, exit_layer, head_rows
-    FROM token_trace WHERE attempt_id IN (SELECT attempt_id FROM asked)
+    FROM token_exit WHERE attempt_id IN (SELECT attempt_id FROM asked)
 ),
 documents AS (
     SELECT a.attempt_id, t.doc_key, count(*) AS tokens, sum(t.head_rows - v.vocabulary) AS later_rows,

@@ -13,10 +13,10 @@ WITH asked AS (
           AND params ->> 'rule' = 'constant' AND params ->> 'decay' = 'none' AND params ->> 'every' = '1'
 ),
 vocabulary AS (  -- full depth reads the whole head once a token
-    SELECT attempt_id AS full_depth_attempt_id, max(head_rows) AS vocabulary FROM token_trace GROUP BY ALL
+    SELECT attempt_id AS full_depth_attempt_id, max(head_rows) AS vocabulary FROM token_exit GROUP BY ALL
 ),
 documents AS (
-    SELECT attempt_id, doc_key, count(*) AS tokens, sum(head_rows) AS rows FROM token_trace
+    SELECT attempt_id, doc_key, count(*) AS tokens, sum(head_rows) AS rows FROM token_exit
     WHERE head_rows IS NOT NULL GROUP BY ALL
 ),
 pairs AS (  -- rows a token of both read-outs, document by document

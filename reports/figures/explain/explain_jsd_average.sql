@@ -27,7 +27,7 @@ pairs AS (
 ),
 documents AS (
     SELECT attempt_id, doc_key, count(*) AS tokens, sum(exit_layer) AS depth
-    FROM token_trace WHERE attempt_id IN (SELECT attempt_id FROM asked) GROUP BY ALL
+    FROM token_exit WHERE attempt_id IN (SELECT attempt_id FROM asked) GROUP BY ALL
 ),
 totals AS (SELECT attempt_id, sum(tokens) AS tokens, sum(depth) / sum(tokens) AS depth FROM documents GROUP BY ALL),
 influences AS (  -- of one document on a mean exit layer

@@ -29,8 +29,8 @@ named AS (
 of_documents AS (
     SELECT attempt_id, doc_key, exit_layer, count(*) AS tokens
     FROM (
-        SELECT attempt_id, doc_key, exit_layer FROM token_trace
-        UNION ALL SELECT attempt_id, doc_key, exit_layer FROM choice_trace
+        SELECT attempt_id, doc_key, exit_layer FROM token_exit
+        UNION ALL SELECT attempt_id, doc_key, exit_layer FROM choice_token
     )
     SEMI JOIN named USING (attempt_id)
     GROUP BY ALL

@@ -40,7 +40,7 @@ distances AS (
     FROM (
         SELECT a.cell_id, t.doc_key, sum(abs(t.exit_layer - p.first_match)) AS apart, count(*) AS n
         FROM replayed AS a
-        JOIN token_trace AS t USING (attempt_id)
+        JOIN token_exit AS t USING (attempt_id)
         JOIN runs AS r USING (attempt_id)
         JOIN probes AS probe ON probe.setting_id = r.setting_id
         JOIN probe_trace AS p

@@ -25,7 +25,7 @@ tokens AS (
     SELECT m.attempt_id, t.doc_key, t.position,
            coalesce(t.token_id = t.full_token_id, false)::INT AS equal,  -- behind full depth's end nothing is equal
            greatest(1, ceil(max(t.position) OVER (PARTITION BY m.setting_id) / 8)) AS width
-    FROM members AS m JOIN token_trace AS t ON t.attempt_id = m.attempt_id
+    FROM members AS m JOIN token_exit AS t ON t.attempt_id = m.attempt_id
     WHERE t.position <= 64
 ),
 by_document AS (

@@ -123,7 +123,7 @@ def test_exits_are_held_against_epsilon_up_to_where_the_answer_differs(database:
         for key, answer in answers.items()
         for place, (layer, said, full) in enumerate(answer, 1)
     ]  # fmt: skip
-    with shadowed(database, {"frontier": frontier, "token_trace": tokens}):
+    with shadowed(database, {"frontier": frontier, "token_exit": tokens}):
         found = check_claim(database, CLAIMS["heads-epsilon-is-kept"])
     assert (found.value, found.n) == (pytest.approx(2 / 3 - 0.7), 1)
 
