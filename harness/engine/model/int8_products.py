@@ -69,7 +69,7 @@ class ByIntegers(Int8Product):
         with warnings.catch_warnings():  # torch is about to drop tensors that are quantised, not this product
             warnings.simplefilter("ignore", UserWarning)
             zeros_V = torch.zeros(vocab_size, dtype=torch.long)
-            rows_VD = torch._make_per_channel_quantized_tensor(weight_VD, scale_V.double(), zeros_V, 0)  # type: ignore[attr-defined]
+            rows_VD = torch._make_per_channel_quantized_tensor(weight_VD, scale_V.double(), zeros_V, 0)
             self._packed = torch.ops.quantized.linear_prepack(rows_VD, None)
         self._ends_1D = torch.zeros(1, width)
         self._ends_1D[0, :2] = torch.tensor([-_PART, _PART + 1])
