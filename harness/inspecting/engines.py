@@ -10,8 +10,8 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.cell import EngineChoice, EngineName
 from exitbench.harness.engine.checkpoints.files import CONFIG
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, engine_for, load_checkpoint
-from exitbench.harness.engine.checkpoints.sizes import available_bytes
 from exitbench.harness.engine.hosted.model import HostedTransformer
+from exitbench.harness.engine.model.available import available_bytes
 
 _ENGINES: Final[tuple[EngineName, ...]] = ("lean", "hosted")
 _SHARE: Final = 0.5

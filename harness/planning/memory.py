@@ -30,7 +30,8 @@ def shortages(plan: Plan, retry: Retry) -> Iterator[str]:
         plan: Of a suite.
         retry: Which cells are to be run.
     """
-    from exitbench.harness.engine.checkpoints.sizes import available_bytes, gib
+    from exitbench.harness.engine.checkpoints.sizes import gib
+    from exitbench.harness.engine.model.available import available_bytes
 
     for group in plan.groups:
         cells = [item.cell for item in group.to_run(retry) if item.cell.kind != "replay"]  # those load nothing

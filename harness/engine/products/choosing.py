@@ -12,17 +12,21 @@ from typing import Any, Final
 import torch
 
 from exitbench.errors import UserError
+from exitbench.harness.engine.model.available import available_bytes
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.weights import BlockWeights, Linear, NormedLinear
 from exitbench.harness.engine.products.converting import convert_blocks
-from exitbench.harness.engine.products.forms import FORMS, Role, offered
+from exitbench.harness.engine.products.forms import FEW_ROWS, FORMS, PackedForFew, Role, can_pack, offered
 from exitbench.harness.engine.products.kept import keep, kept
 from exitbench.harness.engine.products.machine import this_machine
-from exitbench.harness.engine.products.measuring import Timed, fastest, one_row
+from exitbench.harness.engine.products.measuring import Timed, fastest, rows_to_multiply
 
 SAMPLE_BYTES: Final = 24 * 2**20
 """Blocks are timed up to so many bytes of weights, and so much of the LM head: together more than most caches hold."""
+
+COPIED_SHARE: Final = 0.25
+"""A model whose products take more than this share of the memory available is not packed for few rows besides."""
 
 Choices = Mapping[str, str]
 """Form by place (`_Product.place`)."""
@@ -32,6 +36,11 @@ SWITCH: Final = "EXITBENCH_PRODUCTS"
 
 _EACH_TOKEN: Final = ("qkv", "attention_out", "cross_q", "cross_out", "up", "down")
 """Projections of a block that every token is multiplied with; keys and values of the source are made once, of many."""
+
+
+_PACKED: Final = "packed"
+_FEW: Final = ("as-one-row", _PACKED)
+"""Forms of few rows, the default first."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,11 @@ class _Product:
     def forms(self) -> tuple[str, ...]:
         """Names of the forms to choose from, the default first."""
         return offered(self.projection.weight.dtype, self.role, self.projection.weight.shape)
+
+    @property
+    def of_few_rows(self) -> str:
+        """Place of the same product of few rows."""
+        return f"{self.place} few rows"
 
 
 def use_fastest(model: Engine) -> Choices | None:
@@ -80,7 +94,9 @@ def measured(model: Transformer) -> dict[str, str]:
     Of one thread its own time counts: whatever else the processor does meanwhile is not the product's. Several wait for
     each other, which is.
     """
-    return fastest(_step(model), time.thread_time if torch.get_num_threads() == 1 else time.perf_counter)
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    chosen = fastest(_step(model), clock)
+    return {**chosen, **fastest(_step_of_few_rows(model, chosen), clock)} if _has_room(model) else chosen
 
 
 def _is_asked() -> bool:
@@ -97,7 +113,19 @@ def _asked(model: Transformer) -> dict[str, Any]:
     forms = {product.place: list(product.forms) for product in products}
     dtype = str(model.lm_head.weight.dtype).removeprefix("torch.")
     places = {place: {"products": counts[place], "forms": names} for place, names in forms.items()}
+    if _has_room(model):
+        packed = {product.of_few_rows: product.place for product in products if product.role != "skipped"}
+        places |= {few: {"products": counts[place], "forms": list(_FEW)} for few, place in packed.items()}
     return {**this_machine(torch.get_num_threads()), "dtype": dtype, "places": places}
+
+
+def _has_room(model: Transformer) -> bool:
+    """Whether weights may be there once more, packed for few rows: in a small part of the memory there is."""
+    if not can_pack(model.lm_head.weight.dtype):
+        return False
+    copied = sum(_bytes(product.projection) for product in _products(model) if product.role != "skipped")
+    available = available_bytes("cpu")
+    return available is not None and copied <= COPIED_SHARE * available
 
 
 def _products(model: Transformer) -> Iterator[_Product]:
@@ -119,24 +147,35 @@ def _of_block(model: Transformer, block: BlockWeights) -> Iterator[_Product]:
 def _step(model: Transformer) -> list[Timed]:
     """A sample of a step, every product in every form."""
     step = []
-    for product in _sample(model):
+    for product, sample in _sample(model):
         forms = FORMS[product.projection.weight.dtype][product.role]
-        sample = _last_rows(product.projection) if product.role == "head" else product.projection
         made = {name: forms[name](sample) for name in product.forms}
-        step.append(Timed(product.place, one_row(sample.weight.shape[1], model.dtype), made))
+        step.append(Timed(product.place, rows_to_multiply((1,), sample.weight.shape[1], model.dtype), made))
     return step
 
 
-def _sample(model: Transformer) -> Iterator[_Product]:
-    """The products of the first blocks and of the LM head."""
+def _step_of_few_rows(model: Transformer, chosen: Choices) -> list[Timed]:
+    """The same at few rows: each product in the form chosen for one, and packed for few."""
+    step = []
+    for product, sample in _sample(model):
+        if product.role != "skipped":
+            one = FORMS[product.projection.weight.dtype][product.role][chosen[product.place]](sample)
+            made = dict(zip(_FEW, (one, PackedForFew.of(one)), strict=True))
+            inputs = rows_to_multiply(FEW_ROWS, sample.weight.shape[1], model.dtype)
+            step.append(Timed(product.of_few_rows, inputs, made))
+    return step
+
+
+def _sample(model: Transformer) -> Iterator[tuple[_Product, Linear]]:
+    """The products of the first blocks and of the LM head, and as much of each as is timed."""
     left = SAMPLE_BYTES
     for block in model.weights.blocks:
         if left <= 0:
             break
         for product in _of_block(model, block):
             left -= _bytes(product.projection)
-            yield product
-    yield _Product("head", model.lm_head)
+            yield product, product.projection
+    yield _Product("head", model.lm_head), _last_rows(model.lm_head)
 
 
 def _bytes(projection: Linear) -> int:
@@ -154,7 +193,8 @@ def _use(model: Transformer, chosen: Choices) -> None:
     forms = FORMS[model.lm_head.weight.dtype]
 
     def converted(product: _Product) -> Linear:
-        return forms[product.role][chosen[product.place]](product.projection)
+        one = forms[product.role][chosen[product.place]](product.projection)
+        return PackedForFew.of(one) if chosen.get(product.of_few_rows) == _PACKED else one
 
     def convert(block: BlockWeights) -> BlockWeights:
         return block.converted(lambda projection: converted(_Product("block", projection)), _EACH_TOKEN)
@@ -164,5 +204,6 @@ def _use(model: Transformer, chosen: Choices) -> None:
     convert_blocks(model, convert)
     if skipped is not None:
         model.weights = replace(model.weights, skipped_form=forms["skipped"][chosen[skipped]])
-    if chosen[head.place] != head.forms[0]:  # rows of the LM head are read too: it stays beside what is multiplied with
+    few = chosen.get(head.of_few_rows) == _PACKED
+    if few or chosen[head.place] != head.forms[0]:  # rows of the head are read too: it stays beside what multiplies
         model.weights = replace(model.weights, read_out=converted(head))

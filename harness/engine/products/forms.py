@@ -7,7 +7,7 @@ in which terms are added. (int8 is a number format of its own: `products.int8`.)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal
 
@@ -20,6 +20,11 @@ from exitbench.harness.engine.products.int8 import ByBf16, Int8
 Form = Callable[[Linear], Linear]
 Role = Literal["block", "head", "skipped"]
 """What a projection is: of a block; the LM head; keys and values of blocks that a token skips."""
+
+FEW_ROWS: Final = (4, 8)
+"""Where few rows are more than one form's, so many are timed,"""
+MOST_FEW_ROWS: Final = 16
+"""and up to so many are multiplied so: with more, arithmetic takes most of the time, in any order of memory."""
 
 WIDENED_NUMEL: Final = 2**23
 """A bf16 matrix of more numbers is not copied to fp32: it would be read from memory, in twice the bytes."""
@@ -47,9 +52,9 @@ class Packed(Linear):
     """The weight in oneDNN's own order of memory, which it multiplies by without looking for another."""
 
     @classmethod
-    def of(cls, projection: Linear) -> Packed:
-        """Pack a plain projection, for one row at a time; more rows are multiplied with the same."""
-        return cls(torch.ops.mkldnn._reorder_linear_weight(projection.weight.contiguous(), 1), projection.bias)
+    def of(cls, projection: Linear, rows: int = 1) -> Packed:
+        """Pack a plain projection for so many rows at a time; others are multiplied with the same."""
+        return cls(torch.ops.mkldnn._reorder_linear_weight(projection.weight.contiguous(), rows), projection.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
@@ -87,6 +92,41 @@ class Widened(Linear):
         if self._wide_bias is None:
             return torch.mm(x.float(), self._wide).to(x.dtype)
         return torch.addmm(self._wide_bias, x.float(), self._wide).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class PackedForFew(Linear):
+    """One row is multiplied in a form of its own, and so are many; few by a weight that is packed for few.
+
+    The packed weight is made when few rows first come: who decodes one row at a time has the weight in memory once.
+    """
+
+    one: Linear = field(kw_only=True)
+
+    @classmethod
+    def of(cls, one: Linear) -> PackedForFew:
+        """Multiply few rows otherwise than a form does."""
+        return cls(one.weight, one.bias, one=one)
+
+    @cached_property
+    def _few(self) -> Packed:
+        plain = self.weight.to_dense() if self.weight.is_mkldnn else self.weight
+        return Packed.of(Linear(plain, self.bias), FEW_ROWS[0])
+
+    def _form(self, x: Tensor) -> Linear:
+        return self._few if x.dim() == 2 and 1 < len(x) <= MOST_FEW_ROWS else self.one
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x @ weight.T + bias over the last dimension."""
+        return self._form(x)(x)
+
+    def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
+        """Return stream + x @ weight.T + bias, for rows x [N, in]."""
+        return self._form(x).onto(stream_ND, x)
+
+    def outputs(self, first: int) -> Linear:
+        """The same for its outputs from one on, few rows like one."""
+        return self.one.outputs(first)
 
 
 def _by_outputs(projection: Linear) -> Linear:
@@ -132,18 +172,18 @@ FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
 
 def offered(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tuple[str, ...]:
     """Names of the forms that there are here for a weight [out, in], the default first."""
-    lacking = set() if _can_pack(dtype) else {"packed"}
+    lacking = set() if can_pack(dtype) else {"packed"}
     if shape[0] * shape[1] > WIDENED_NUMEL:
         lacking.add("widened")
     return tuple(name for name in FORMS[dtype][role] if name not in lacking)
 
 
-def _can_pack(dtype: torch.dtype) -> bool:
-    """Whether torch was built with oneDNN, has its products under the names that it uses itself, and runs them here.
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether weights can be packed: torch was built with oneDNN, has its products under the names that it uses itself.
 
     In bf16 oneDNN needs instructions that not every processor has.
     """
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if dtype == torch.int8 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
         return False

@@ -24,7 +24,7 @@ SURELY: Final = 0.8
 """in so large a share of the rounds,"""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 6
 """of which there are so many, the first of all left out."""
-BUDGET_S: Final = 0.3
+BUDGET_S: Final = 0.2
 """After so long no further round begins."""
 
 
@@ -34,12 +34,12 @@ class Timed:
 
     Attributes:
         place: Those of a place share a form.
-        inputs: One row, [1, in].
+        inputs: What is multiplied, each in turn: [rows, in].
         forms: The product in each form by name, the default first.
     """
 
     place: str
-    inputs: Tensor
+    inputs: Sequence[Tensor]
     forms: Mapping[str, Product]
 
 
@@ -64,7 +64,8 @@ def _round(step: Sequence[Timed], clock: Clock) -> dict[str, dict[str, float]]:
         for timed in step:
             if name in timed.forms:
                 product, started = timed.forms[name], clock()
-                product(timed.inputs)
+                for rows in timed.inputs:
+                    product(rows)
                 took[timed.place][name] += clock() - started
     return took
 
@@ -80,6 +81,6 @@ def _choice(rounds: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
     return min(clear, key=lambda name: statistics.median(took[name] for took in rounds), default=default)
 
 
-def one_row(width: int, dtype: torch.dtype) -> Tensor:
-    """A row to multiply, [1, in]."""
-    return torch.ones(1, width, dtype=dtype)
+def rows_to_multiply(numbers: Sequence[int], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """So many rows at a time, each [rows, in]."""
+    return tuple(torch.ones(rows, width, dtype=dtype) for rows in numbers)

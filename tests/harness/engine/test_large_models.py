@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 
 from exitbench.errors import UserError
 from exitbench.harness.api.models import load_model
-from exitbench.harness.engine.checkpoints import sizes
 from exitbench.harness.engine.checkpoints.loading import kv_width, load_checkpoint
-from exitbench.harness.engine.checkpoints.sizes import available_bytes, gib, stored_dtype, weights_bytes
+from exitbench.harness.engine.checkpoints.sizes import gib, stored_dtype, weights_bytes
+from exitbench.harness.engine.model import available
+from exitbench.harness.engine.model.available import available_bytes
 
 GIB = 2**30
 SHAPE = dict(vocab_size=2000, num_attention_heads=8, num_key_value_heads=8, eos_token_id=1, tie_word_embeddings=False)
@@ -117,8 +118,8 @@ def vast(folders: Any, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("engine", ["lean", "hosted"])
 def test_what_does_not_fit_says_so_and_is_not_loaded(vast: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (vast / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:   {100 * GIB // 1024} kB\n")
-    monkeypatch.setattr(sizes, "_MEMINFO", vast / "meminfo")
-    monkeypatch.setattr(sizes, "_OWN_CGROUP", vast / "none")
+    monkeypatch.setattr(available, "_MEMINFO", vast / "meminfo")
+    monkeypatch.setattr(available, "_OWN_CGROUP", vast / "none")
     with pytest.raises(UserError) as raised:
         load_checkpoint(vast, torch.float32, "cpu", engine)
     assert str(raised.value) == (
@@ -145,7 +146,7 @@ def test_a_control_groups_limit_counts(
     (tmp_path / "meminfo").write_text(f"MemAvailable: {100 * GIB // 1024} kB\n")
     (tmp_path / "cgroup").write_text(f"9:cpuset:/other\n{line}\n")
     for name, path in (("_MEMINFO", "meminfo"), ("_OWN_CGROUP", "cgroup"), ("_CGROUPS", "")):
-        monkeypatch.setattr(sizes, name, tmp_path / path)
+        monkeypatch.setattr(available, name, tmp_path / path)
     limit, current, inactive = files
     assert available_bytes("cpu") == 100 * GIB
     for where, most in ((group, "max\n"), (group.parent, f"{20 * GIB}\n")):

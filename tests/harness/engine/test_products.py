@@ -20,13 +20,16 @@ from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.model.weights import Linear
 from exitbench.harness.engine.products import choosing, machine
 from exitbench.harness.engine.products.choosing import SWITCH, use_fastest
-from exitbench.harness.engine.products.forms import FORMS, WIDENED_NUMEL, offered
+from exitbench.harness.engine.products.forms import FORMS, WIDENED_NUMEL, PackedForFew, offered
 from exitbench.harness.engine.products.int8 import Int8
 from exitbench.harness.engine.products.measuring import LEAST_ROUNDS, Timed, fastest
 from exitbench.methods.registry import baseline_method
 
 FP32_AND_BF16 = [dtype for dtype in FORMS if dtype != torch.int8]
 EVERY_FORM = [(dtype, role, name) for dtype, forms in FORMS.items() for role in forms for name in forms[role]]
+
+
+FEW = " few rows"
 
 
 class Clock:
@@ -52,7 +55,7 @@ def timed(clock: Clock, **seconds: float | Callable[[], float]) -> Timed:
     def told(value: float | Callable[[], float]) -> Callable[[], float]:
         return value if callable(value) else lambda: value
 
-    return Timed("block", torch.zeros(1), {name: clock.taking(told(value)) for name, value in seconds.items()})
+    return Timed("block", (torch.zeros(1),), {name: clock.taking(told(value)) for name, value in seconds.items()})
 
 
 # ------------------------------------------------------------------------------------------------- what is fastest
@@ -128,6 +131,24 @@ def test_every_form_gives_the_product(dtype: torch.dtype, role: Any, name: str, 
     assert (tail.double() - exact[:, 40:]).abs().max() <= 4 * digits * exact.abs().max()
 
 
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("name", FORMS[torch.float32]["block"])
+def test_few_rows_have_a_weight_of_their_own(name: str, with_bias: bool) -> None:
+    """Made when the first come; one row and many are multiplied as without it."""
+    draw = torch.Generator().manual_seed(1)
+    plain = Linear(torch.randn(48, 32, generator=draw), torch.randn(48, generator=draw) if with_bias else None)
+    one = FORMS[torch.float32]["block"][name](plain)
+    form = PackedForFew.of(one)
+    for n_rows, is_few in ((1, False), (17, False), (2, True), (4, True), (16, True)):
+        x, stream = (torch.randn(n_rows, width, generator=draw) for width in (32, 48))
+        exact = x.double() @ plain.weight.double().T + (0 if plain.bias is None else plain.bias.double())
+        torch.testing.assert_close(form(x).double(), exact, atol=2e-5, rtol=0)
+        torch.testing.assert_close(form.onto(stream, x).double(), stream.double() + exact, atol=2e-5, rtol=0)
+        assert ("_few" in vars(form)) == is_few
+        assert is_few or torch.equal(form(x), one(x))
+    assert torch.equal(form.outputs(40)(x), one.outputs(40)(x))
+
+
 def test_large_matrices_are_not_copied_to_fp32() -> None:
     side = int(WIDENED_NUMEL**0.5)
     assert "widened" in offered(torch.bfloat16, "block", (side, side))
@@ -163,7 +184,8 @@ def choosing_last(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     measured: list[int] = []
 
     def last(step: list[Timed], clock: object) -> Mapping[str, str]:
-        measured.append(len(step))
+        if not step[0].place.endswith(FEW):  # those follow
+            measured.append(len(step))
         return {each.place: list(each.forms)[-1] for each in step}
 
     monkeypatch.setattr(choosing, "fastest", last)
@@ -220,6 +242,42 @@ def test_weights_that_are_read_row_by_row_stay_beside_those_multiplied_with(
     assert model.vocab_size == twin("t5").checkpoint.model.vocab_size
 
 
+def test_few_rows_are_packed_where_that_was_faster(twin: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside whatever form one row has, of blocks and of the LM head; skipped blocks are filled as before."""
+    monkeypatch.setattr(
+        choosing,
+        "fastest",
+        lambda step, clock: {each.place: [*each.forms][each.place.endswith(FEW)] for each in step},
+    )
+    model = load_checkpoint(twin("t5").folder).model
+    choices = use_fastest(model)
+    assert choices is not None and {place.split()[0] for place in choices if place.endswith(FEW)} == {"block", "head"}
+    block = model.weights.blocks[0]
+    for product in (block.qkv, block.cross_out, block.down, model.weights.read_out):
+        assert isinstance(product, PackedForFew) and "_few" not in vars(product)
+    assert not isinstance(block.cross_kv, PackedForFew) and not isinstance(model.skip_kv(1), PackedForFew)
+    answers(dataclasses.replace(twin("t5").checkpoint, model=model))
+    assert "_few" in vars(block.qkv) and "_few" in vars(model.weights.read_out)
+
+
+@pytest.mark.parametrize(("lacking", "is_offered"), [(0, True), (1, False), (None, False)])
+def test_few_rows_are_packed_only_where_memory_is_plenty(
+    lacking: int | None,
+    is_offered: bool,
+    twin: Any,
+    cache: Path,
+    choosing_last: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The copy takes a quarter of what there is at most; where nobody says how much, there is none."""
+    model = load_checkpoint(twin("t5").folder).model
+    decoded = [getattr(block, name) for block in model.weights.blocks for name in choosing._EACH_TOKEN]
+    copied = sum(part.weight.nbytes for part in [*decoded, model.lm_head])
+    monkeypatch.setattr(choosing, "available_bytes", lambda _: None if lacking is None else 4 * copied - lacking)
+    choices = use_fastest(model)
+    assert choices is not None and any(place.endswith(FEW) for place in choices) == is_offered
+
+
 def test_the_files_of_a_model_stay_as_they_are(twin: Any, cache: Path, choosing_last: list[int]) -> None:
     """Their digests are in every id."""
     folder = twin("llama").folder
@@ -235,9 +293,13 @@ def chosen(twin: Any, dtype: torch.dtype = torch.bfloat16, name: str = "llama") 
     return use_fastest(load_checkpoint(twin(name).folder, dtype).model)
 
 
+def of_one_row(choices: Mapping[str, str]) -> set[str]:
+    return {form for place, form in choices.items() if not place.endswith(FEW)}
+
+
 def test_choices_are_measured_once(twin: Any, cache: Path, choosing_last: list[int]) -> None:
     first = chosen(twin)
-    assert first and set(first.values()) == {"widened", "matrix"} and len(choosing_last) == 1
+    assert first and of_one_row(first) == {"widened", "matrix"} and len(choosing_last) == 1
     assert chosen(twin) == first and len(choosing_last) == 1
     assert [path.name.startswith("products-") for path in cache.iterdir()] == [True]
 
@@ -303,13 +365,13 @@ def test_who_chose_first_chose_for_all(
     """Another process keeps its choices while this one measures."""
 
     def beaten(step: list[Timed], clock: object) -> Mapping[str, str]:
-        monkeypatch.setattr(choosing, "fastest", lambda step, clock: {each.place: "matrix" for each in step})
+        monkeypatch.setattr(choosing, "fastest", lambda step, clock: {each.place: [*each.forms][1] for each in step})
         chosen(twin)
-        return {each.place: "vector" for each in step}
+        return {each.place: next(iter(each.forms)) for each in step}
 
     monkeypatch.setattr(choosing, "fastest", beaten)
     found = chosen(twin)
-    assert found and set(found.values()) == {"matrix"}
+    assert found and of_one_row(found) == {"matrix"}
 
 
 def test_where_nothing_can_be_kept_nothing_is_chosen(twin: Any, cache: Path, choosing_last: list[int]) -> None:

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import T5ForConditionalGeneration
 
 from exitbench.harness.cli.main import main
-from exitbench.harness.engine.checkpoints import sizes
 from exitbench.harness.engine.checkpoints.loading import head_numel
 from exitbench.harness.engine.checkpoints.sizes import gib, weights_bytes
+from exitbench.harness.engine.model import available
 from exitbench.harness.planning.memory import shortages
 from exitbench.harness.planning.plan import Plan, make_plan
 from exitbench.harness.planning.suite import load_suite
@@ -47,8 +47,8 @@ def planned(suite: Callable[[str], Path], data_dir: Path, tmp_path: Path) -> Cal
 @pytest.fixture
 def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Let this machine have so many KiB left."""
-    monkeypatch.setattr(sizes, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(sizes, "_OWN_CGROUP", tmp_path / "none")
+    monkeypatch.setattr(available, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(available, "_OWN_CGROUP", tmp_path / "none")
     return lambda kib: (tmp_path / "meminfo").write_text(f"MemAvailable: {kib} kB\n") and None
 
 
