@@ -14,7 +14,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from exitbench.harness.cli.main import main
-from exitbench.harness.engine.checkpoints import sizes
+from exitbench.harness.engine.model import available
 from exitbench.harness.planning.plan import Plan, make_plan
 from exitbench.harness.planning.suite import Suite, load_suite
 from exitbench.harness.training.store import SHIPPED
@@ -176,5 +176,5 @@ def test_what_is_told_next_is_what_was_asked(tmp_path: Path, capsys: pytest.Capt
 def test_a_model_larger_than_memory_has_a_suite_since_its_weights_are_not_loaded(
     new_suite: New, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sizes, "_left_on_cpu", lambda: iter([1]))
+    monkeypatch.setattr(available, "_left_on_cpu", lambda: iter([1]))
     assert new_suite("--model", shipped("builtin-weighted")).sweeps
