@@ -340,7 +340,8 @@ def decode_step(
             if any(leaves):
                 out, on = ([i for i, leaving in enumerate(leaves) if leaving is which] for which in (True, False))
                 # An index rather than a mask, of which the device would have to tell how many it selects.
-                out_A, on_A = torch.split(torch.tensor(out + on, device=model.device), [len(out), len(on)])
+                index_A = torch.tensor(out + on, device=model.device)
+                out_A, on_A = index_A[: len(out)], index_A[len(out) :]
                 _leave(step, runner, view.take(out, out_A))
                 active = active.take(on, on_A)
                 hidden_AD, score_A = hidden_AD.index_select(0, on_A), score_A.index_select(0, on_A)

@@ -43,7 +43,7 @@ from exitbench.harness.engine.model.positions import (
     rows_of,
     unpadded,
 )
-from exitbench.harness.engine.model.step_context import StepContext
+from exitbench.harness.engine.model.step_context import Running, StepContext
 from exitbench.harness.engine.model.weights import ACTIVATIONS, Architecture, BlockWeights, HeadNorm, Linear, Weights
 from exitbench.methods.base import Cost, Parts
 
@@ -222,14 +222,14 @@ class Transformer(Headed):
             )
         return mixed.transpose(1, 2).reshape(n_rows * n_new, n_heads * size)
 
-    def _attend_rows(self, q: Tensor, kv: Tensor, bias: Tensor | None, context: StepContext, rows_A: Tensor) -> Tensor:
-        """Attention of running rows q [A, T, H, K] over keys and values of the whole batch, [B, 2G, S, K]."""
+    def _attend_rows(self, q: Tensor, kv: Tensor, bias: Tensor | None, running: Running) -> Tensor:
+        """Attention of running rows q [A, T, H, K], with their bias, over keys and values of all, [B, 2G, S, K]."""
         if kv.device.type != "cpu" or kv[0].numel() <= GATHERED_NUMEL:
-            return self._attend(q, halves(kv.index_select(0, rows_A)), rows_of(bias, rows_A))
+            return self._attend(q, halves(kv.index_select(0, running.rows_A)), bias)
         pieces = []
-        for running, rows in context.runs(rows_A):
-            own_bias = bias if bias is None or len(bias) == 1 else bias[rows]
-            pieces.append(self._attend(q[running], halves(kv[rows]), own_bias))
+        for some, rows in running.stretches:
+            own_bias = bias if bias is None or len(bias) == 1 else bias[some]
+            pieces.append(self._attend(q[some], halves(kv[rows]), own_bias))
         return torch.cat(pieces)
 
     def _attend_shared(
@@ -444,17 +444,19 @@ class Transformer(Headed):
             own_bias = of_block(block, n_heads, places.bias)
             return self._attend(q, (k, v) if rows_A is None else (k[rows_A], v[rows_A]), own_bias)
         start, end = context.start, context.start + heads.shape[1]
-        bias = None if context.bias is None else of_block(block, n_heads, context.bias)
+        running = None if rows_A is None else context.running(rows_A)
+        bias = context.bias if running is None else running.bias
+        bias = None if bias is None else of_block(block, n_heads, bias)
         of_batch = cache.self_kv[block - 1].narrow(2, 0, end)
         if written_A is not None:
             of_batch[written_A, :, start:] = new_kv.transpose(1, 2)
         else:
             of_batch[:, :, start:] = new_kv.transpose(1, 2)
-        if rows_A is None:
+        if running is None:
             return self._attend(q, cache.keys_and_values(block, end), bias, is_causal=context.is_causal)
         if written_A is None:
-            q = q.index_select(0, rows_A)
-        return self._attend_rows(q, of_batch, bias, context, rows_A)
+            q = q.index_select(0, running.rows_A)
+        return self._attend_rows(q, of_batch, bias, running)
 
     def cross_attention(
         self, block: int, hidden_ND: Tensor, context: StepContext, rows_A: Tensor | None = None
@@ -468,7 +470,8 @@ class Transformer(Headed):
             return self._attend_shared(q, block, cache, cache.shared, rows_A)
         if rows_A is None:
             return self._attend(q, cache.source_keys_and_values(block), cache.source_mask)
-        return self._attend_rows(q, cache.cross_kv[block - 1], cache.source_mask, context, rows_A)
+        running = context.running(rows_A)
+        return self._attend_rows(q, cache.cross_kv[block - 1], running.source_mask, running)
 
     def feed_forward(self, weights: BlockWeights, hidden_ND: Tensor) -> Tensor:
         """The feed-forward network of a block, before ``down`` adds it to the stream: [N, F]."""

@@ -96,7 +96,7 @@ def rows_of(x: Tensor, rows_A: Tensor | None) -> Tensor: ...
 def rows_of(x: None, rows_A: Tensor | None) -> None: ...
 def rows_of(x: Tensor | None, rows_A: Tensor | None) -> Tensor | None:
     """The rows of a per-row tensor; one shared by all rows (leading dimension 1) stays as it is."""
-    return x if x is None or rows_A is None or x.shape[0] == 1 else x[rows_A]
+    return x if x is None or rows_A is None or x.shape[0] == 1 else x.index_select(0, rows_A)
 
 
 def unpadded(padding_B: Tensor | None, rows_A: Tensor | None, places: Tensor) -> Tensor:

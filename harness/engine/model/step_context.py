@@ -6,14 +6,49 @@ Shape suffixes: B rows of the batch, A rows running at a block, T new positions,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
 from exitbench.harness.engine.model.cache import Cache
-from exitbench.harness.engine.model.positions import Rotary
+from exitbench.harness.engine.model.positions import Rotary, rows_of
 
-Run = tuple[slice, slice]
+Stretch = tuple[slice, slice]
 """Neighbouring rows of the batch: where they stand among the running rows, and in the batch."""
+
+
+class Running:
+    """The rows that run blocks while others have left: what blocks ask of them, made once as long as they are the same.
+
+    Attributes:
+        rows_A: Where they stand in the batch, ascending.
+    """
+
+    def __init__(self, context: StepContext, rows_A: Tensor) -> None:
+        self._context = context
+        self.rows_A = rows_A
+
+    @cached_property
+    def bias(self) -> Tensor | None:
+        """Their part of the positions' mask and bias, [1 or A, 1 or H, T, start + T]."""
+        return rows_of(self._context.bias, self.rows_A)
+
+    @cached_property
+    def source_mask(self) -> Tensor | None:
+        """Their part of the mask of sources, [A, 1, 1, S]."""
+        return rows_of(self._context.cache.source_mask, self.rows_A)
+
+    @cached_property
+    def stretches(self) -> list[Stretch]:
+        """The rows as stretches of neighbours: their keys and values need no copy."""
+        starts: list[tuple[int, int]] = []  # place among the running rows, and in the batch
+        rows = self.rows_A.tolist()
+        for i, row in enumerate(rows):
+            if not i or row != rows[i - 1] + 1:
+                starts.append((i, row))
+        ends = [*(i for i, _ in starts[1:]), len(rows)]
+        pairs = zip(starts, ends, strict=True)
+        return [(slice(i, end), slice(row, row + end - i)) for (i, row), end in pairs]
 
 
 @dataclass(eq=False)
@@ -35,17 +70,10 @@ class StepContext:
     bias: Tensor | None = None
     is_causal: bool = False
     rotary: Rotary | None = None
-    _runs: tuple[Tensor, list[Run]] | None = None
+    _running: Running | None = None
 
-    def runs(self, rows_A: Tensor) -> list[Run]:
-        """The running rows, ascending, as stretches of neighbours: their keys and values need no copy."""
-        if self._runs is None or self._runs[0] is not rows_A:
-            starts: list[tuple[int, int]] = []  # place among the running rows, and in the batch
-            rows = rows_A.tolist()
-            for i, row in enumerate(rows):
-                if not i or row != rows[i - 1] + 1:
-                    starts.append((i, row))
-            ends = [*(i for i, _ in starts[1:]), len(rows)]
-            pairs = zip(starts, ends, strict=True)
-            self._runs = rows_A, [(slice(i, end), slice(row, row + end - i)) for (i, row), end in pairs]
-        return self._runs[1]
+    def running(self, rows_A: Tensor) -> Running:
+        """What blocks share of the rows that run them."""
+        if self._running is None or self._running.rows_A is not rows_A:
+            self._running = Running(self, rows_A)
+        return self._running
