@@ -1,4 +1,4 @@
-"""What memory a device has left."""
+"""What memory a device has left, and how much the machine has."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def available_bytes(*devices: str) -> int | None:
     return None if None in each else sum(n_bytes for n_bytes in each if n_bytes is not None)
 
 
+def machine_bytes() -> int | None:
+    """Return the memory that this process may use of the machine at most, whatever others use now; None likewise."""
+    return min(_most_on_cpu(), default=None)
+
+
 def _available_bytes(device: str) -> int | None:
     kind = torch.device(device).type
     if kind == "cuda":
@@ -38,6 +43,13 @@ def _left_on_cpu() -> Iterator[int]:
             most, used = _number(group / limit), _number(group / current)
             if most is not None and used is not None:
                 yield max(0, most - used + _numbers(group / "memory.stat").get(inactive, 0))
+
+
+def _most_on_cpu() -> Iterator[int]:
+    if (total := _numbers(_MEMINFO).get("MemTotal:")) is not None:
+        yield total * 1024
+    limits = (_number(group / limit) for group in _own_cgroups() for limit, *_ in _CGROUP_FILES)
+    yield from (most for most in limits if most is not None)
 
 
 def _own_cgroups() -> Iterator[Path]:

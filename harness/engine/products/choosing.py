@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from exitbench.errors import UserError
-from exitbench.harness.engine.model.available import available_bytes
+from exitbench.harness.engine.model.available import machine_bytes
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.weights import BlockWeights, Linear, NormedLinear
@@ -26,7 +26,10 @@ SAMPLE_BYTES: Final = 24 * 2**20
 """Blocks are timed up to so many bytes of weights, and so much of the LM head: together more than most caches hold."""
 
 COPIED_SHARE: Final = 0.25
-"""A model whose products take more than this share of the memory available is not packed for few rows besides."""
+"""A model whose products take more than this share of the machine's memory is not packed for few rows besides.
+
+What others leave of it changes from run to run, and with it last bits would.
+"""
 
 Choices = Mapping[str, str]
 """Form by place (`_Product.place`)."""
@@ -36,7 +39,6 @@ SWITCH: Final = "EXITBENCH_PRODUCTS"
 
 _EACH_TOKEN: Final = ("qkv", "attention_out", "cross_q", "cross_out", "up", "down")
 """Projections of a block that every token is multiplied with; keys and values of the source are made once, of many."""
-
 
 _PACKED: Final = "packed"
 _FEW: Final = ("as-one-row", _PACKED)
@@ -120,12 +122,12 @@ def _asked(model: Transformer) -> dict[str, Any]:
 
 
 def _has_room(model: Transformer) -> bool:
-    """Whether weights may be there once more, packed for few rows: in a small part of the memory there is."""
+    """Whether weights may be there once more, packed for few rows: in a small part of the machine's memory."""
     if not can_pack(model.lm_head.weight.dtype):
         return False
     copied = sum(_bytes(product.projection) for product in _products(model) if product.role != "skipped")
-    available = available_bytes("cpu")
-    return available is not None and copied <= COPIED_SHARE * available
+    memory = machine_bytes()
+    return memory is not None and copied <= COPIED_SHARE * memory
 
 
 def _products(model: Transformer) -> Iterator[_Product]:

@@ -20,7 +20,7 @@ from exitbench.harness.api.models import load_model
 from exitbench.harness.engine.checkpoints.loading import kv_width, load_checkpoint
 from exitbench.harness.engine.checkpoints.sizes import gib, stored_dtype, weights_bytes
 from exitbench.harness.engine.model import available
-from exitbench.harness.engine.model.available import available_bytes
+from exitbench.harness.engine.model.available import available_bytes, machine_bytes
 
 GIB = 2**30
 SHAPE = dict(vocab_size=2000, num_attention_heads=8, num_key_value_heads=8, eos_token_id=1, tie_word_embeddings=False)
@@ -140,20 +140,23 @@ def test_what_does_not_fit_says_so_and_is_not_loaded(vast: Path, engine: Any, mo
 def test_a_control_groups_limit_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, line: str, files: tuple[str, str, str]
 ) -> None:
-    """Of the group itself and of those it lies in; what its page cache could give back is available."""
+    """Of the group itself and of those it lies in; what its page cache could give back is available.
+
+    What the machine has is the least limit, however much of it is in use.
+    """
     group = tmp_path / ("memory/jobs/one" if version == "1" else "jobs/one")
     group.mkdir(parents=True)
-    (tmp_path / "meminfo").write_text(f"MemAvailable: {100 * GIB // 1024} kB\n")
+    (tmp_path / "meminfo").write_text(f"MemTotal: {200 * GIB // 1024} kB\nMemAvailable: {100 * GIB // 1024} kB\n")
     (tmp_path / "cgroup").write_text(f"9:cpuset:/other\n{line}\n")
     for name, path in (("_MEMINFO", "meminfo"), ("_OWN_CGROUP", "cgroup"), ("_CGROUPS", "")):
         monkeypatch.setattr(available, name, tmp_path / path)
     limit, current, inactive = files
-    assert available_bytes("cpu") == 100 * GIB
+    assert available_bytes("cpu") == 100 * GIB and machine_bytes() == 200 * GIB
     for where, most in ((group, "max\n"), (group.parent, f"{20 * GIB}\n")):
         (where / limit).write_text(most)
         (where / current).write_text(f"{15 * GIB}\n")
         (where / "memory.stat").write_text(f"anon 5\n{inactive} {2 * GIB}\n")
-    assert available_bytes("cpu") == 7 * GIB
+    assert available_bytes("cpu") == 7 * GIB and machine_bytes() == 20 * GIB
     assert available_bytes("meta") is None
 
 

@@ -273,7 +273,7 @@ def test_few_rows_are_packed_only_where_memory_is_plenty(
     model = load_checkpoint(twin("t5").folder).model
     decoded = [getattr(block, name) for block in model.weights.blocks for name in choosing._EACH_TOKEN]
     copied = sum(part.weight.nbytes for part in [*decoded, model.lm_head])
-    monkeypatch.setattr(choosing, "available_bytes", lambda _: None if lacking is None else 4 * copied - lacking)
+    monkeypatch.setattr(choosing, "machine_bytes", lambda: None if lacking is None else 4 * copied - lacking)
     choices = use_fastest(model)
     assert choices is not None and any(place.endswith(FEW) for place in choices) == is_offered
 
