@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from exits import Decided
 from goals import record
 from ideals import ideal_over_full
 from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, SMALL_NAME, Pair
 from ratios import compare
 
-from exitbench.methods.base import Parts, Threshold
+from exitbench.methods.base import Parts
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
 
@@ -58,21 +57,6 @@ def test_realised_fraction_of_a_gate(pair: Pair, gate: str, benchmark: Any, caps
     if name != "self-speculation":
         asked = replace(asked, threshold=Decided([shallow, shallow, shallow, pair.n_blocks]))
     measure(pair, asked, GATE_GOALS[pair.label], benchmark, capsys)
-
-
-class Decided(Threshold):
-    """Opens after blocks that are known in advance, whatever the score: -inf from there on, before it +inf."""
-
-    def __init__(self, layers: Sequence[int]) -> None:
-        self.layers = layers
-
-    def value(self, block: int, position: int, max_new_tokens: int) -> float:
-        """Of the token at this position, counted from 1."""
-        return -math.inf if block >= self.layers[(position - 1) % len(self.layers)] else math.inf
-
-    def sql(self, max_new_tokens: int) -> str:
-        """Nobody replays it."""
-        raise NotImplementedError
 
 
 def measure(pair: Pair, early: Parts, goal: float, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:

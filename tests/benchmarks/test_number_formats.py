@@ -1,0 +1,50 @@
+"""Whether early exit still pays where weights are small already: speed-ups over full depth in the same number format.
+
+What a number format changes in answers, scores and exits is measured on trained models, by pairs of runs:
+
+    exitbench run builtin-full && exitbench run builtin-int8
+    exitbench sql @number_formats --set dtype=int8
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from exits import Decided
+from goals import record
+from models import BASE_NAME, SMALL_NAME, Pair
+from ratios import compare
+
+from exitbench.methods.base import Parts
+
+pytestmark = pytest.mark.benchmark(disable_gc=True)
+
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+
+
+@pytest.mark.parametrize("gate", ["static", "softmax"])
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
+def test_exit_after_a_third(
+    pair: Pair, name: str, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every token leaves after a third of the blocks: as told, or by a gate that reads the LM head at each of them."""
+    exit_layer, checkpoint, prompts = round(pair.n_blocks / 3), pair.loaded(FORMATS[name]), pair.prompts()
+    full, early = (
+        pair.decoding(parts, prompts, checkpoint=checkpoint) for parts in (pair.full(), leaving(pair, gate, exit_layer))
+    )
+    assert set(early.told()[0].exit_layers) == {exit_layer}
+    found = compare(benchmark, full, early)
+    tokens_per_s = pair.shape.new_tokens / benchmark.stats.stats.median
+    note = f"exit {exit_layer} of {pair.n_blocks}; {tokens_per_s:.1f} tokens/s; {found.spread()}"
+    record(benchmark, capsys, found.ratio, "x full depth", note=note, tokens_per_s=tokens_per_s, **found.about())
+
+
+def leaving(pair: Pair, gate: str, exit_layer: int) -> Parts:
+    """A method whose tokens leave there."""
+    if gate == "static":
+        return pair.parts("static", exit_layer=exit_layer)
+    return replace(pair.parts("calm-softmax"), threshold=Decided([exit_layer]))
