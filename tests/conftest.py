@@ -81,6 +81,17 @@ def _interrupts_reach_child_processes() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _a_test_has_one_core() -> Iterator[None]:
+    """The others run tests themselves: workers side by side, each with a thread a core, wait for one another there.
+
+    What does several things at once is tested with as many cores as it is told.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _processes_begin_as_forks() -> Iterator[Any]:
     """Workers, trials and whatever else is `python -m exitbench...` have their imports already (`forks.py`)."""
     if sys.platform != "linux":

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 import shlex
 import signal
@@ -117,8 +118,11 @@ def test_every_command_explains_itself_with_examples_that_are_commands(
 
 
 @pytest.mark.usefixtures("new_interpreters")
-def test_a_suite_from_plan_to_query(suite: Path, tmp_path: Path, exitbench: Command) -> None:
-    """Plan, run, look, run again: the whole way, with real workers."""
+def test_a_suite_from_plan_to_query(
+    suite: Path, tmp_path: Path, exitbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plan, run, look, run again: the whole way, with real workers and several cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
     before = exitbench("plan", str(suite), "--data-dir", "data")
     assert "3 cells: 3 new. Runs with --retry failed: 3." in before.stdout
     assert not (tmp_path / "runs").exists()
