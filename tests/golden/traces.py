@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from exitbench.harness.engine.checkpoints.digest import describe_checkpoint
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
-from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.decode import Batch, decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.probe import probe_table, states_of
 from exitbench.harness.running.passes.session import answer_costs
@@ -90,6 +90,16 @@ class World:
         torch.manual_seed(0)
         return cls.from_params(json.loads(fit_params)).fit(self.fit_data, lambda share: None).tensors
 
+    @cache
+    def _prefilled(self, gated: bool) -> Batch:
+        return prefill(self.checkpoint.model, self.requests, MAX_NEW_TOKENS, gates_first_token=gated)
+
+    def prefilled(self, gated: bool) -> Batch:
+        """The prompts after prefill, a third of the work and the same for all traces: a copy of what was made."""
+        batch = self._prefilled(gated)
+        with torch.inference_mode():
+            return replace(batch, cache=batch.cache.copied(torch.arange(len(self.requests))))
+
     def traces(self, cls: type[Method], params: Mapping[str, Any], first_token: str) -> list[Any]:
         """What the method does with each prompt: tokens, exit layers, blocks run, stop reason and cost."""
         model = self.checkpoint.model
@@ -97,8 +107,7 @@ class World:
         asked = method.fit_params()
         parts = method.parts(model.n_blocks, self.fitted(cls, json.dumps(asked)) if asked else {})
         gated = first_token == "gated"
-        batch = prefill(model, self.requests, MAX_NEW_TOKENS, gates_first_token=gated)
-        made = decode(self.checkpoint, batch, parts)
+        made = decode(self.checkpoint, self.prefilled(gated), parts)
         lengths = [len(request.prompt_ids) for request in self.requests]
         is_gated = "gated" if gated or self.checkpoint.kind == "seq2seq" else "full"
         costs = answer_costs(self.checkpoint, parts, made, lengths, is_gated)

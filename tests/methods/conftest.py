@@ -120,13 +120,22 @@ def _tiny(reference: Any, folder: Path, heads: dict[str, torch.Tensor], kind: He
     return Tiny(load_checkpoint(folder), reference, weights, in_double)
 
 
+@pytest.fixture(scope="session")
+def seq2seq(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """A T5-like checkpoint with linear exit heads."""
+    return _tiny(_seq2seq(), tmp_path_factory.mktemp("seq2seq"), random_heads("linear", norm_bias=True), "linear")
+
+
+@pytest.fixture(scope="session")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """A Llama-like checkpoint with lenses."""
+    return _tiny(_causal(), tmp_path_factory.mktemp("causal"), random_heads("lens", norm_bias=False), "lens")
+
+
 @pytest.fixture(scope="session", params=["seq2seq", "causal"])
-def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """A T5-like and a Llama-like checkpoint in turn, with exit heads of different kinds."""
-    folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "seq2seq":
-        return _tiny(_seq2seq(), folder, random_heads("linear", norm_bias=True), "linear")
-    return _tiny(_causal(), folder, random_heads("lens", norm_bias=False), "lens")
+def tiny(request: pytest.FixtureRequest) -> Any:
+    """Each of the two in turn."""
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="session")

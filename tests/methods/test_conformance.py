@@ -100,16 +100,36 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "random": [{"mean_exit": 3.5}, *({"mean_exit": 2.5, "seed": 9, "kv_policy": policy} for policy in _POLICIES)],
     "oracle": [{"match": "stable"}, *({"kv_policy": policy} for policy in _POLICIES)],
 }
-CASES = [(name, params) for name in method_names() for params in ({}, *EXAMPLES.get(name, ()))]
+KINDS = ("seq2seq", "causal")
+CASES = [
+    # A method does not see which model it runs on: defaults are tried on both, further parameters in turn on either.
+    (kind, name, params)
+    for name in method_names()
+    for number, params in enumerate(({}, *EXAMPLES.get(name, ())))
+    for kind in (KINDS if number == 0 else (KINDS[number % 2],))
+]
 NEVER, ALWAYS = Constant(math.inf), Constant(-math.inf)
 
 
 @pytest.fixture(
-    params=CASES, ids=[f"{name}-{'-'.join(map(str, params.values())) or 'default'}" for name, params in CASES]
+    params=CASES,
+    ids=[f"{kind}-{name}-{'-'.join(map(str, params.values())) or 'default'}" for kind, name, params in CASES],
 )
-def method(request: pytest.FixtureRequest) -> Method:
-    """Every registered method."""
-    name, params = request.param
+def case(request: pytest.FixtureRequest) -> Any:
+    """A kind of model, a method that is registered, and parameters of it."""
+    return request.param
+
+
+@pytest.fixture
+def tiny(case: Any, request: pytest.FixtureRequest) -> Any:
+    """The model of the case."""
+    return request.getfixturevalue(case[0])
+
+
+@pytest.fixture
+def method(case: Any) -> Method:
+    """The method of the case."""
+    _, name, params = case
     made = get_method(name).from_params(params)
     made.check(L)
     return made.bound_to(EXIT_BLOCKS)

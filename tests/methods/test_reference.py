@@ -181,6 +181,24 @@ POLICIES = itertools.cycle(KV_POLICIES)
 CASES = [  # policies in turn where a case does not say which
     (name, params if name == "full" else {"kv_policy": next(POLICIES), **params}) for name, params in CASES
 ]
+KINDS = ("seq2seq", "causal")
+ON_BOTH = {"full", "heads"}
+"""What reads a prompt's own token or trained heads, which the two kinds of model have in ways of their own."""
+
+
+def tried() -> list[tuple[str, str, dict[str, Any]]]:
+    """Cases with the kind of model: a method's first on both, the others on either, two by two in turn.
+
+    A method sees states and logits alone. By two, since policies come in turn as well, and there is an even number.
+    """
+    found, seen = [], set[str]()
+    for number, (name, params) in enumerate(CASES):
+        kinds = KINDS if name in ON_BOTH or name not in seen else (KINDS[number // 2 % 2],)
+        found += [(kind, name, params) for kind in kinds]
+        seen.add(name)
+    return found
+
+
 ONE_DEPTH = {"full", "static", "random"}  # need not spread their exits
 
 
@@ -237,25 +255,34 @@ def compare(ours: Generation, theirs: list[Any]) -> int:
     return n
 
 
-@pytest.mark.parametrize(("name", "params"), [pytest.param(*case, id=named(*case)) for case in CASES])
+@pytest.fixture
+def model(kind: str, request: pytest.FixtureRequest) -> Any:
+    """The model of a case."""
+    return request.getfixturevalue(kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "params"),
+    [pytest.param(kind, *case, id=f"{kind}-{named(*case)}") for kind, *case in tried()],
+)
 def test_tokens_exit_layers_and_scores_are_those_of_the_definition(
-    tiny: Any, prompts: Any, slow_decode: Any, slow_rules: Any, name: str, params: dict[str, Any]
+    model: Any, prompts: Any, slow_decode: Any, slow_rules: Any, name: str, params: dict[str, Any]
 ) -> None:
     method = get_method(name).from_params(params)
     method.check(L)
-    bound = method.bound_to(tiny.checkpoint.model.exit_blocks)
+    bound = method.bound_to(model.checkpoint.model.exit_blocks)
     full_params = method.params()
     fitted = random_weights(name, full_params)
     requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts[:N_PROMPTS])]
-    batch = prefill(tiny.checkpoint.model, requests, MAX_NEW_TOKENS)
-    answers = decode(tiny.checkpoint, batch, bound.parts(L, fitted))
+    batch = prefill(model.checkpoint.model, requests, MAX_NEW_TOKENS)
+    answers = decode(model.checkpoint, batch, bound.parts(L, fitted))
     in_double = {key: tensor.double().numpy() for key, tensor in fitted.items()}
     compared, layers = 0, set()
-    for request, ours in zip(requests, answers, strict=True):
+    for asked, ours in zip(requests, answers, strict=True):
         theirs = slow_decode(
-            tiny,
-            request.prompt_ids,
-            request.seed,
+            model,
+            asked.prompt_ids,
+            asked.seed,
             MAX_NEW_TOKENS,
             lambda view: slow_rules.RULES[name](view, full_params, in_double),
             full_params.get("kv_policy", "state-copy"),
@@ -273,7 +300,10 @@ def test_the_cases_cover_every_method_and_enough_tokens() -> None:
     """Those that verify apart, whose answers tests/harness/engine/test_verification.py works out."""
     verifying = {name for name in method_names() if get_method(name)().parts(L).kv_policy.verifies}
     assert {name for name, _ in CASES} >= set(method_names()) - verifying
-    assert len(CASES) * LEAST_COMPARED > 2000
+    assert len(tried()) * LEAST_COMPARED > 2000
+    assert {(kind, params.get("kv_policy")) for kind, _, params in tried()} >= set(
+        itertools.product(KINDS, KV_POLICIES)
+    )
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.5])

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 import shlex
 import signal
@@ -116,8 +117,12 @@ def test_every_command_explains_itself_with_examples_that_are_commands(
             assert words[0] == "exitbench" and parsed(words[1:]), example
 
 
-def test_a_suite_from_plan_to_query(suite: Path, tmp_path: Path, exitbench: Command) -> None:
-    """Plan, run, look, run again: the whole way, with real workers."""
+@pytest.mark.usefixtures("new_interpreters")
+def test_a_suite_from_plan_to_query(
+    suite: Path, tmp_path: Path, exitbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plan, run, look, run again: the whole way, with real workers and several cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
     before = exitbench("plan", str(suite), "--data-dir", "data")
     assert "3 cells: 3 new. Runs with --retry failed: 3." in before.stdout
     assert not (tmp_path / "runs").exists()

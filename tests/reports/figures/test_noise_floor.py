@@ -4,6 +4,7 @@ from pathlib import Path
 from types import ModuleType
 
 import duckdb
+import pyarrow as pa
 import pytest
 
 from exitbench.reports import figures, tables
@@ -11,6 +12,17 @@ from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database
 
 FLOOR = (0.98, 1.02)
+
+
+@pytest.fixture(scope="module")
+def beside(small_database: Path) -> dict[str, pa.Table]:
+    """What the queries read: one row of the frontier, and whole tables beside it."""
+    names = ("runs", "cell", "dataset_artifact", "paired", "pareto", "calibrations")
+    with open_database(small_database) as database:
+        found = {name: database.query(f"SELECT * FROM {name}") for name in names}
+        found["published"] = database.query("SELECT * FROM published LIMIT 0")
+        found["view"] = database.query("SELECT * FROM frontier WHERE execution = 'real' LIMIT 1")
+    return found
 
 
 @pytest.mark.parametrize(("package", "name"), [(figures, "frontier"), (tables, "summary")])
@@ -33,17 +45,11 @@ def test_inside_means_that_the_intervals_overlap(
     floor: tuple[float | None, float | None],
     is_full_depth: bool,
     inside: bool,
-    small_database: Path,
+    beside: dict[str, pa.Table],
 ) -> None:
     sql = next(source.sql for source in discover(package) if source.name == name)
-    with open_database(small_database) as database:
-        view = database.query("SELECT * FROM frontier WHERE execution = 'real' LIMIT 1")
-        beside = ("runs", "cell", "dataset_artifact", "paired", "pareto", "calibrations")
-        tables = {table: database.query(f"SELECT * FROM {table}") for table in beside}
-        tables["published"] = database.query("SELECT * FROM published LIMIT 0")
     connection = duckdb.connect()
-    connection.register("view", view)
-    for table, rows in tables.items():
+    for table, rows in beside.items():
         connection.register(table, rows)
     connection.execute(
         """CREATE TABLE frontier AS SELECT * REPLACE (

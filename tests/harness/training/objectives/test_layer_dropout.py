@@ -201,7 +201,9 @@ def test_the_states_that_are_trained_are_those_after_skipping(model: Any) -> Non
     torch.testing.assert_close(states.normed, states.normed[:1] * 4)
 
 
+@pytest.mark.parametrize("model", ["t5", "llama"], indirect=True)
 def test_blocks_are_skipped_as_often_as_their_rates_say(model: Any) -> None:
+    """Of an encoder-decoder and a decoder alone: what is drawn is the same for all families of a kind."""
     rates, passes = [0.0, 0.25, 0.5, 0.75], 150
     with LayerDropout(model, rates, generator()):
         counts = torch.stack([skipped(model) for _ in range(passes)]).double()
