@@ -58,10 +58,11 @@ DATABASE_TABLE: Final = {
 
 
 _GROUP_ATTEMPTS: Final = 100
-_GROUP_BYTES: Final = 64_000_000
+_GROUP_BYTES: Final = 32_000_000
 """Attempts share a transaction up to so many, or so many bytes: a commit costs as much as the rows of a small one.
 
-Who waits for the database waits for a group."""
+Who waits for the database waits for a group, or for one attempt that is larger: nothing of an attempt is there before
+all of it is."""
 
 _READERS: Final = 2
 
@@ -168,12 +169,13 @@ class SpoolLoader:
         group: list[Attempt] = []
         fresh, n_bytes = 0, 0
         for attempt in self._attempts[self._seen :]:
-            group.append(attempt)
-            if attempt.finished and attempt.attempt_id not in known:
-                fresh, n_bytes = fresh + 1, n_bytes + _parquet_bytes(attempt.path)
-            if fresh >= _GROUP_ATTEMPTS or n_bytes >= _GROUP_BYTES:
+            size = _parquet_bytes(attempt.path) if attempt.finished and attempt.attempt_id not in known else None
+            if size is not None and fresh and (fresh >= _GROUP_ATTEMPTS or n_bytes + size > _GROUP_BYTES):
                 yield group
                 group, fresh, n_bytes = [], 0, 0
+            group.append(attempt)
+            if size is not None:
+                fresh, n_bytes = fresh + 1, n_bytes + size
         if group:
             yield group
 
