@@ -19,14 +19,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from exitbench.reports.answers.document_choice import BUDGET_BYTES, Group, choose
-from exitbench.reports.answers.kept import kept_packs
+from exitbench.reports.answers.kept import kept_packs, shown_by
 from exitbench.reports.answers.packing import none_of, pack, planes_for, probabilities, quantised
 from exitbench.reports.answers.scores import document_scores, ranks
 from exitbench.reports.answers.whole_texts import packed_texts
 from exitbench.reports.labels import describe, labels, setting
 from exitbench.reports.plotting.exit_colours import shades
 from exitbench.results.analysis.spelling import spelled
-from exitbench.results.analysis.traces import TracedRun, answers, probed, scored, tokens
+from exitbench.results.analysis.traces import TracedRun, answers, probed, read_once, scored, tokens
 from exitbench.results.database.connection import Database
 
 Ints = NDArray[np.int64]
@@ -55,7 +55,8 @@ def documents_payload(
     if not groups:
         return None
     make = partial(_packed, database)
-    packs = [make(group) for group in groups] if kept_in is None else kept_packs(kept_in, database, groups, make)
+    with read_once(database, *shown_by(groups)):
+        packs = [make(group) for group in groups] if kept_in is None else kept_packs(kept_in, database, groups, make)
     entries, offset = [], 0
     for group, packed in zip(groups, packs, strict=True):
         entries.append({**_entry(group, groups), "offset": offset, "length": len(packed)})

@@ -64,10 +64,14 @@ def _read(path: Path) -> bytes | None:
 
 
 def _names(database: Database, groups: Sequence[Group]) -> list[str]:
-    attempts = {attempt for group in groups for run in group.runs for attempt in _attempts(run)}
-    keys = {key for group in groups for key in group.shown_keys}
-    digests = content_digests(database, attempts, keys)
+    digests = content_digests(database, *shown_by(groups))
     return [content_id([_code(), _asked(group), _contents(group, digests)]) for group in groups]
+
+
+def shown_by(groups: Sequence[Group]) -> tuple[set[str], set[str]]:
+    """Return the attempts and the documents whose rows are packed for a page."""
+    attempts = {attempt for group in groups for run in group.runs for attempt in _attempts(run)}
+    return attempts, {key for group in groups for key in group.shown_keys}
 
 
 def _attempts(run: TracedRun) -> list[str]:

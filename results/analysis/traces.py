@@ -6,7 +6,8 @@ begin alike (`shared_prefix`), and to the first token that differs.
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -91,6 +92,7 @@ _DIGESTS: Final = " UNION ALL ".join(
     for table in ("token_exit", "sample", "sample_rescore", "probe_token", "score_token", "sequence_block")
 )
 _SPELLING_DIGESTS: Final = f"SELECT tokenizer_sha256, 'token_text', {_DIGEST} FROM token_text AS rows GROUP BY ALL"
+_LARGE: Final = ("token_exit", "probe_token", "score_token")
 _SCORED: Final = f"SELECT doc_key, position, score FROM score_token WHERE {_ONLY} AND choice IS NULL ORDER BY ALL"
 
 
@@ -190,6 +192,23 @@ def scored(database: Database, attempt_id: str | None, keys: Collection[str]) ->
 def classified(database: Database, attempts: Collection[str], keys: Collection[str]) -> pa.Table:
     """Return a row for each block that runs of encoders asked of a document, by attempt, document and block."""
     return database.query(_CLASSIFIED, {"attempts": list(attempts), "keys": list(keys)})
+
+
+@contextmanager
+def read_once(database: Database, attempts: Collection[str], keys: Collection[str]) -> Iterator[None]:
+    """Have the functions above find the tokens of these attempts and documents in temporary tables, and no others.
+
+    To find a few documents takes as long as to read all tokens of a large database, for each that asks anew.
+    """
+    for table in _LARGE:
+        database.rows(
+            f"CREATE TEMP TABLE {table} AS FROM {table} WHERE {_ONLY}", {"attempts": list(attempts), "keys": list(keys)}
+        )
+    try:
+        yield
+    finally:
+        for table in _LARGE:
+            database.duck.execute(f"DROP TABLE temp.{table}")
 
 
 def content_digests(database: Database, attempts: Collection[str], keys: Collection[str]) -> dict[str, list[str]]:

@@ -35,6 +35,8 @@ _ABOUT: Final = {
     "metric": "One row per attempt, metric and metric version.",
     "timing_sample": "One row per document, round, arm and phase of a timing attempt: raw times.",
     "token_exit": "One row per attempt, document and token: where it was emitted.",
+    "document_exit": "One row per attempt and document with generated tokens.",
+    "document_probe": "One row per attempt and document with probed tokens.",
     "sequence_block": "One row per attempt, document and block asked, of encoders: what it said.",
     "choice_token": "One row per attempt, document, choice and token: where it was scored.",
     "probe_token": "One row per attempt, document and probed token.",

@@ -516,10 +516,8 @@ LEFT JOIN token_text AS own ON own.tokenizer_sha256 = m.tokenizer_sha256 AND own
 LEFT JOIN token_text AS its ON its.tokenizer_sha256 = m.tokenizer_sha256 AND its.token_id = t.full_token_id AND m.kind <> 'encoder'
 -- The last, and grouped by what it is joined on: then a query that does not ask for it does not make it.
 LEFT JOIN (
-    SELECT
-        attempt_id, doc_key, count(full_token_id) > 0 AS is_known,
-        min(position) FILTER (token_id IS DISTINCT FROM full_token_id) AS first_divergence
-    FROM token_exit GROUP BY attempt_id, doc_key
+    SELECT attempt_id, doc_key, any_value(is_known) AS is_known, any_value(first_divergence) AS first_divergence
+    FROM document_exit GROUP BY attempt_id, doc_key
 ) AS d ON d.attempt_id = t.attempt_id AND d.doc_key = t.doc_key;
 COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run, or probed token of a replay.';
 
@@ -591,10 +589,6 @@ WHERE p.choice IS NULL;
 COMMENT ON VIEW probe_trace IS 'One row per probed token of full depth''s answers; lists have one entry per block 1..L.';
 
 CREATE VIEW token_probe AS
-WITH compared AS (
-    SELECT attempt_id, doc_key, min(position) FILTER (token_id IS DISTINCT FROM full_token_id) AS first_divergence
-    FROM token_exit GROUP BY attempt_id, doc_key HAVING count(full_token_id) > 0
-)
 SELECT
     t.* EXCLUDE (params), b.attempt_id AS probe_attempt_id, p.gold_token_id, p.first_match, p.stable_from,
     p.rank_final[t.exit_layer] AS rank_final, p.p_final[t.exit_layer]::DOUBLE AS p_final, p.p1[t.exit_layer]::DOUBLE AS p1,
@@ -602,7 +596,7 @@ SELECT
     (p.p1[-1] - p.p2[-1])::DOUBLE AS full_gap, t.params
 FROM token_trace AS t
 JOIN runs AS r ON r.attempt_id = t.attempt_id
-JOIN compared AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
+JOIN document_exit AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key AND c.is_known
 JOIN plain_probes AS b ON b.full_depth_cell_id = r.full_depth_cell_id AND b.is_latest
 JOIN probe_token AS p ON p.attempt_id = b.attempt_id AND p.doc_key = t.doc_key AND p.position = t.position
 WHERE p.choice IS NULL AND t.position <= coalesce(c.first_divergence, t.position);

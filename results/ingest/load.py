@@ -16,6 +16,7 @@ from exitbench.results.beside.trainings import load_trainings
 from exitbench.results.beside.vocabularies import load_vocabularies
 from exitbench.results.database.catalogue import ATTEMPT
 from exitbench.results.database.catalogue_rows import insert_catalogue
+from exitbench.results.database.documents import fill_sql
 from exitbench.results.database.earlier import complete
 from exitbench.results.database.trouble import driver_error, is_damage, is_trouble
 from exitbench.results.files.arrow import driver_connection, parquet_path
@@ -57,10 +58,11 @@ DATABASE_TABLE: Final = {
 
 
 _GROUP_ATTEMPTS: Final = 100
-_GROUP_BYTES: Final = 64_000_000
+_GROUP_BYTES: Final = 32_000_000
 """Attempts share a transaction up to so many, or so many bytes: a commit costs as much as the rows of a small one.
 
-Who waits for the database waits for a group."""
+Who waits for the database waits for a group, or for one attempt that is larger: nothing of an attempt is there before
+all of it is."""
 
 _READERS: Final = 2
 
@@ -167,12 +169,13 @@ class SpoolLoader:
         group: list[Attempt] = []
         fresh, n_bytes = 0, 0
         for attempt in self._attempts[self._seen :]:
-            group.append(attempt)
-            if attempt.finished and attempt.attempt_id not in known:
-                fresh, n_bytes = fresh + 1, n_bytes + _parquet_bytes(attempt.path)
-            if fresh >= _GROUP_ATTEMPTS or n_bytes >= _GROUP_BYTES:
+            size = _parquet_bytes(attempt.path) if attempt.finished and attempt.attempt_id not in known else None
+            if size is not None and fresh and (fresh >= _GROUP_ATTEMPTS or n_bytes + size > _GROUP_BYTES):
                 yield group
                 group, fresh, n_bytes = [], 0, 0
+            group.append(attempt)
+            if size is not None:
+                fresh, n_bytes = fresh + 1, n_bytes + size
         if group:
             yield group
 
@@ -285,14 +288,14 @@ def _insert_files(connection: sa.Connection, table: str, records: Sequence[Attem
         ended_at = "(SELECT ended_at FROM attempt WHERE attempt.attempt_id = string_split(filename, '/')[-2])"
         more = f", file_row_number AS ordinal, {ended_at} AS scored_at"
     files = [parquet_path(record.attempt.path / f"{table}.parquet") for record in records]
-    driver_connection(connection).execute(
-        f"""
-        INSERT INTO {DATABASE_TABLE[table]} BY NAME
+    rows = f"""
         SELECT string_split(filename, '/')[-2] AS attempt_id, * EXCLUDE (filename, file_row_number) {more}
         FROM read_parquet($1, filename=true, file_row_number=true, union_by_name=true, hive_partitioning=false)
-        """,
-        [files],
-    )
+    """
+    duck = driver_connection(connection)
+    duck.execute(f"INSERT INTO {DATABASE_TABLE[table]} BY NAME {rows}", [files])
+    if (fill := fill_sql(DATABASE_TABLE[table], rows)) is not None:
+        duck.execute(fill, [files])
     if table == "probe":
         ids = [record.attempt.attempt_id for record in records]
-        driver_connection(connection).execute(FILL_SQL, [ids])
+        duck.execute(FILL_SQL, [ids])

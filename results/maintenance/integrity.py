@@ -40,6 +40,8 @@ _INDEX_ROWS: Final = 1_000
 _REBUILD: Final = "`exitbench db rebuild` builds the database anew."
 _KEYS: Final = {
     "token_exit": "attempt_id, doc_key, position",
+    "document_exit": "attempt_id, doc_key",
+    "document_probe": "attempt_id, doc_key",
     "sequence_block": "attempt_id, doc_key, block",
     "choice_answer": "attempt_id, doc_key, choice",
     "choice_token": "attempt_id, doc_key, choice, position",

@@ -3,10 +3,36 @@
 -- left after the same block; correlation: of exit layers, NULL where one of them is constant; both_equal: share where both said what full depth said.
 -- $method = calm-*: the first method, a pattern
 -- $other = *: the second, a pattern
+WITH pairs AS MATERIALIZED (
+    SELECT
+        row_number() OVER ()::INTEGER AS pair, a.attempt_id AS first_id, b.attempt_id AS second_id, a.model, a.task_label, a.method,
+        a.label, a.kv_policy, seed, b.method AS other_method, b.label AS other_label, b.kv_policy AS other_kv_policy
+    FROM run_names AS a JOIN run_names AS b USING (model, task_label, seed, execution)
+    WHERE a.method GLOB $method AND b.method GLOB $other AND a.method <> b.method AND execution = 'real'
+        AND a.attempt_id IN (SELECT attempt_id FROM document_exit) AND b.attempt_id IN (SELECT attempt_id FROM document_exit)
+),
+-- Counted first: exit layers are few, and everything that is asked follows from how often two of them meet.
+counted AS (
+    SELECT pair, x, y, both_equal, count(*) AS n
+    FROM (
+        SELECT
+            pair, unnest(a.exit_layer) AS x, unnest(b.exit_layer) AS y,
+            CASE WHEN a.is_known THEN unnest(a.is_equal) END AND CASE WHEN b.is_known THEN unnest(b.is_equal) END AS both_equal
+        FROM pairs
+        JOIN document_exit AS a ON a.attempt_id = first_id
+        -- LEFT keeps the order of joins: every two runs of a document are many more than those that are asked for.
+        LEFT JOIN document_exit AS b ON b.attempt_id = second_id AND b.doc_key = a.doc_key
+    ) WHERE x IS NOT NULL AND y IS NOT NULL GROUP BY ALL
+),
+summed AS (
+    SELECT
+        model, task_label, method, label, kv_policy, seed, other_method, other_label, other_kv_policy,
+        sum(c.n) FILTER (x = y) AS same, sum(c.n) AS n, sum(c.n * x) AS sx, sum(c.n * y) AS sy, sum(c.n * x * x) AS sxx,
+        sum(c.n * y * y) AS syy, sum(c.n * x * y) AS sxy, sum(c.n) FILTER (both_equal) AS equal, sum(c.n) FILTER (both_equal IS NOT NULL) AS known
+    FROM counted AS c JOIN pairs USING (pair) GROUP BY ALL
+)
 SELECT
-    a.model, a.task_label, a.method, a.label, a.kv_policy, seed, b.method AS other_method, b.label AS other_label, b.kv_policy AS other_kv_policy,
-    avg((a.exit_layer = b.exit_layer)::INTEGER) AS same_layer, nullif(corr(a.exit_layer, b.exit_layer), 'nan') AS correlation,
-    avg((a.equal_full AND b.equal_full)::INTEGER) AS both_equal, count(*) AS n
-FROM token_trace AS a JOIN token_trace AS b USING (model, task_label, seed, execution, doc_key, position)
-WHERE a.method GLOB $method AND b.method GLOB $other AND a.method <> b.method AND execution = 'real'
-GROUP BY ALL ORDER BY ALL;
+    model, task_label, method, label, kv_policy, seed, other_method, other_label, other_kv_policy, coalesce(same, 0) / n AS same_layer,
+    (n * sxy - sx * sy) / sqrt(nullif((n * sxx - sx * sx)::DOUBLE * (n * syy - sy * sy), 0)) AS correlation,
+    CASE WHEN known > 0 THEN coalesce(equal, 0) / known END AS both_equal, n::BIGINT AS n
+FROM summed ORDER BY ALL;

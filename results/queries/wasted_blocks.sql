@@ -2,10 +2,22 @@
 -- Over tokens before an output leaves full depth's: exit layer less the first block whose most probable token is already
 -- full depth's, by the probe. wasted: blocks per token beyond it; early: share of tokens that left before it and said the
 -- same nevertheless; exact: share that left there.
+WITH probed AS MATERIALIZED (
+    SELECT r.attempt_id, b.attempt_id AS probe_id
+    FROM runs AS r JOIN plain_probes AS b ON b.full_depth_cell_id = r.full_depth_cell_id AND b.is_latest
+    WHERE r.execution = 'real' AND r.method <> 'full'
+)
 SELECT model, task_label, method, label, kv_policy, seed, wasted, early, exact, n
 FROM (
     SELECT attempt_id, avg(greatest(exit_layer - first_match, 0)) AS wasted, avg((exit_layer < first_match)::INTEGER) AS early,
         avg((exit_layer = first_match)::INTEGER) AS exact, count(*) AS n
-    FROM token_probe WHERE NOT diverged AND execution = 'real' AND method <> 'full' GROUP BY attempt_id
+    FROM (
+        SELECT
+            d.attempt_id, unnest(d.exit_layer[:coalesce(d.first_divergence - 1, len(d.exit_layer))]) AS exit_layer,
+            unnest(p.first_match) AS first_match
+        FROM probed
+        JOIN document_exit AS d ON d.attempt_id = probed.attempt_id AND d.is_known
+        LEFT JOIN document_probe AS p ON p.attempt_id = probe_id AND p.doc_key = d.doc_key  -- LEFT keeps the order of joins
+    ) WHERE exit_layer IS NOT NULL AND first_match IS NOT NULL GROUP BY attempt_id
 ) JOIN run_names USING (attempt_id)
 ORDER BY wasted DESC, model, task_label, method, label, kv_policy, seed, cell_id;

@@ -17,6 +17,7 @@ from exitbench.reports.answers.document_choice import choose
 from exitbench.reports.answers.documents import documents_payload
 from exitbench.reports.answers.packing import none_of, pack, planes_for, probabilities, quantised
 from exitbench.reports.plotting.exit_colours import contrast, shades
+from exitbench.results.analysis.traces import read_once, tokens, traced_runs
 from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.database.connection import Database, open_database
 
@@ -50,6 +51,19 @@ def payload(small_database: Path) -> bytes:
         assert found is not None
         assert documents_payload(database) == found
     return found
+
+
+def test_tokens_that_are_read_once_are_those_that_are_asked_for_and_no_more(small_database: Path) -> None:
+    with open_database(small_database) as database:
+        run, *others = traced_runs(database)
+        documents = database.rows("SELECT DISTINCT doc_key FROM token_exit ORDER BY 1")[1]
+        (first,), (second,) = documents[:2]
+        expected = tokens(database, [run.attempt_id], [first])
+        with read_once(database, [run.attempt_id], [first]):
+            assert tokens(database, [run.attempt_id], [first]).equals(expected)
+            assert not tokens(database, [others[0].attempt_id], [first]).num_rows
+            assert not tokens(database, [run.attempt_id], [second]).num_rows
+        assert tokens(database, [run.attempt_id], [second]).num_rows
 
 
 def test_every_token_of_every_run_is_what_the_database_has(payload: bytes, small_database: Path) -> None:

@@ -21,6 +21,31 @@ from exitbench.results.spool.attempts import AttemptRecord, read_attempt, scan_s
 Row = dict[str, Any]
 Rows = list[Row]
 MOST_LINES: Final = 8
+OVER_VIEWS: Final = {
+    "after_the_first_error": """
+        SELECT model, task_label, method, label, kv_policy, seed, diverged, avg(equal_full::INTEGER),
+            avg(exit_layer), count(*)
+        FROM token_trace WHERE execution = 'real' AND method <> 'full' AND diverged IS NOT NULL GROUP BY ALL
+    """,
+    "wasted_blocks": """
+        SELECT model, task_label, method, label, kv_policy, seed, avg(greatest(exit_layer - first_match, 0)),
+            avg((exit_layer < first_match)::INTEGER), avg((exit_layer = first_match)::INTEGER), count(*)
+        FROM token_probe WHERE NOT diverged AND execution = 'real' AND method <> 'full' GROUP BY ALL
+    """,
+    "deeper_was_right": """
+        SELECT model, task_label, method, label, kv_policy, seed, avg(first_match - exit_layer),
+            avg((first_match - exit_layer = 1)::INTEGER), avg(score), count(*)
+        FROM token_probe WHERE diverged AND exit_layer < first_match AND execution = 'real' GROUP BY ALL
+    """,
+    "overlap_of_methods": """
+        SELECT a.model, a.task_label, a.method, a.label, a.kv_policy, seed, b.method, b.label, b.kv_policy,
+            avg((a.exit_layer = b.exit_layer)::INTEGER), nullif(corr(a.exit_layer, b.exit_layer), 'nan'),
+            avg((a.equal_full AND b.equal_full)::INTEGER), count(*)
+        FROM token_trace AS a JOIN token_trace AS b USING (model, task_label, seed, execution, doc_key, position)
+        WHERE a.method GLOB 'calm-*' AND a.method <> b.method AND execution = 'real' GROUP BY ALL
+    """,
+}
+"""What saved queries ask of the tables of documents, which is faster and longer, in a few lines over the views."""
 
 
 class Told:
@@ -250,7 +275,7 @@ AUDIT: Final = (
     ),
     Question(
         "Do errors cascade behind the first?",
-        "@after_the_first_error",
+        OVER_VIEWS["after_the_first_error"],
         lambda told: [
             (
                 *key[:4],
@@ -286,7 +311,7 @@ AUDIT: Final = (
     Question("Are long answers sped up as much as short ones?", "@speed_by_length", by_document_speed),
     Question(
         "How many blocks are wasted beside an oracle?",
-        "@wasted_blocks",
+        OVER_VIEWS["wasted_blocks"],
         lambda told: [
             (
                 *key,
@@ -309,7 +334,7 @@ AUDIT: Final = (
     ),
     Question(
         "Wrong, but right some blocks deeper: how many?",
-        "@deeper_was_right",
+        OVER_VIEWS["deeper_was_right"],
         lambda told: [
             (
                 *key,
@@ -332,7 +357,7 @@ AUDIT: Final = (
             ).items()
         ],
     ),
-    Question("Do two methods let the same tokens go?", "@overlap_of_methods", overlap),
+    Question("Do two methods let the same tokens go?", OVER_VIEWS["overlap_of_methods"], overlap),
     Question(
         "Which settings does none beat in quality and speed?",
         """
@@ -816,6 +841,13 @@ def test_a_few_lines_answer_what_plain_loops_do(question: Question, database: Da
     assert found
     expected = sorted(map(_rounded, question.slow(told)), key=_sortable)
     assert sorted(map(_rounded, found), key=_sortable) == expected
+
+
+@pytest.mark.parametrize("name", OVER_VIEWS)
+def test_a_saved_query_over_documents_answers_as_the_views_do(name: str, database: Database) -> None:
+    answers = [database.duck.execute(sql).fetchall() for sql in (saved_query(name).with_defaults(), OVER_VIEWS[name])]
+    ours, plain = (sorted(map(_rounded, found), key=_sortable) for found in answers)
+    assert ours == plain
 
 
 def test_there_are_fifty() -> None:

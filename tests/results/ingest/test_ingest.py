@@ -330,3 +330,20 @@ def test_a_check_that_was_begun_in_one_turn_serves_the_next(
         turns += 1
     assert (turns, loader.report.added) == (5, 5)
     assert sorted(checked) == sorted(attempt.path for attempt in scan_spool(spool))
+
+
+def test_who_waits_waits_for_one_large_attempt_and_nothing_before_it(
+    write: Write, spool: Path, path: Path, tokens: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for copies in (1, 2_000, 1, 1):
+        write(tables={"tokens": pa.concat_tables([tokens] * copies)})
+    small, large, *_ = (sum(f.stat().st_size for f in a.path.glob("*.parquet")) for a in scan_spool(spool))
+    assert small < large
+    monkeypatch.setattr("exitbench.results.ingest.load._GROUP_BYTES", 2 * small)
+    loader = SpoolLoader(spool)
+    added = []
+    while not loader.done:
+        with open_database(path, read_only=False) as database:
+            loader.load(database.engine, until=lambda: True)
+        added.append(loader.report.added)
+    assert added == [1, 2, 4]

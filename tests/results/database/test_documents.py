@@ -1,0 +1,232 @@
+"""Tables of documents are what their tokens say, and queries that read them answer as those over all tokens do."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.database.documents import fill_sql
+from exitbench.results.database.migrations import migration_scripts
+from exitbench.results.database.tables import schema_version
+from exitbench.results.queries import saved_query
+
+MADE = ("document_exit", "document_probe")
+
+# What the queries asked before there were tables of documents: every token, joined by its place.
+TOKENS = """
+    WITH compared AS (
+        SELECT
+            attempt_id, doc_key, count(full_token_id) > 0 AS is_known,
+            min(position) FILTER (token_id IS DISTINCT FROM full_token_id) AS first_divergence
+        FROM token_exit GROUP BY ALL
+    ),
+    tokens AS (
+        SELECT
+            n.*, t.* EXCLUDE (attempt_id),
+            CASE WHEN is_known THEN coalesce(t.token_id = t.full_token_id, false) END AS equal_full,
+            CASE WHEN is_known THEN coalesce(t.position >= first_divergence, false) END AS diverged,
+            coalesce(t.position <= first_divergence, true) AND is_known AS is_probed
+        FROM token_exit AS t JOIN compared USING (attempt_id, doc_key) JOIN run_names AS n USING (attempt_id)
+        WHERE execution = 'real'
+    ),
+    probed AS (
+        SELECT t.*, p.first_match
+        FROM tokens AS t
+        JOIN runs AS r USING (attempt_id)
+        JOIN plain_probes AS b ON b.full_depth_cell_id = r.full_depth_cell_id AND b.is_latest
+        JOIN probe_token AS p ON p.attempt_id = b.attempt_id AND p.doc_key = t.doc_key AND p.position = t.position
+        WHERE p.choice IS NULL AND t.is_probed
+    )
+"""
+PLAIN = {
+    "after_the_first_error": """
+        SELECT
+            model, task_label, method, label, kv_policy, seed, diverged, avg(equal_full::INTEGER), avg(exit_layer),
+            count(*)
+        FROM tokens WHERE method <> 'full' AND diverged IS NOT NULL GROUP BY ALL
+    """,
+    "deeper_was_right": """
+        SELECT
+            model, task_label, method, label, kv_policy, seed, avg(first_match - exit_layer),
+            avg((first_match - exit_layer = 1)::INTEGER), avg(score), count(*)
+        FROM probed WHERE diverged AND exit_layer < first_match GROUP BY ALL
+    """,
+    "wasted_blocks": """
+        SELECT
+            model, task_label, method, label, kv_policy, seed, avg(greatest(exit_layer - first_match, 0)),
+            avg((exit_layer < first_match)::INTEGER), avg((exit_layer = first_match)::INTEGER), count(*)
+        FROM probed WHERE NOT diverged AND method <> 'full' GROUP BY ALL
+    """,
+    "overlap_of_methods": """
+        SELECT
+            a.model, a.task_label, a.method, a.label, a.kv_policy, seed, b.method, b.label, b.kv_policy,
+            avg((a.exit_layer = b.exit_layer)::INTEGER), nullif(corr(a.exit_layer, b.exit_layer), 'nan'),
+            avg((a.equal_full AND b.equal_full)::INTEGER), count(*)
+        FROM tokens AS a JOIN tokens AS b USING (model, task_label, seed, doc_key, position)
+        WHERE a.method GLOB 'calm-*' AND a.method <> b.method GROUP BY ALL
+    """,
+}
+REPLAY = """
+    WITH probes AS (
+        SELECT attempt_id, model, task_label, first_token FROM plain_probes WHERE is_largest AND {kept}
+    ),
+    replayed AS (
+        SELECT
+            model, task_label, threshold, top1_id, full_token_id,
+            CASE WHEN position = 1 AND first_token = 'full' THEN len(p1)
+                ELSE coalesce(list_position([x[1] - x[2] > threshold for x in list_zip(p1, p2)], true), len(p1))
+            END AS exit_layer
+        FROM probe_token
+        JOIN probes USING (attempt_id)
+        CROSS JOIN (SELECT unnest(range(5, 100, 5)) / 100 AS threshold)
+        WHERE choice IS NULL AND doc_key <= (
+            SELECT doc_key FROM document_probe GROUP BY ALL ORDER BY ALL LIMIT 1 OFFSET 3
+        )
+    )
+    SELECT
+        model, task_label, threshold, avg(exit_layer) AS depth,
+        avg((top1_id[exit_layer] = full_token_id)::INTEGER) AS matched, count(*) AS n
+    FROM replayed GROUP BY ALL
+"""
+
+
+@pytest.fixture(scope="module")
+def earlier(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example as of the schema before. One run's trace does not say what full depth emitted, one lacks a token of
+    each document, and first tokens of causal models are read from the prompt's own pass.
+    """
+    path = tmp_path_factory.mktemp("earlier") / "exitbench.duckdb"
+    shutil.copyfile(example_database, path)
+    runs = "SELECT attempt_id FROM runs WHERE method = 'calm-softmax' AND kind = 'quality' ORDER BY 1"
+    with duckdb.connect(path) as duck:
+        duck.execute(f"UPDATE token_exit SET full_token_id = NULL WHERE attempt_id = ({runs} LIMIT 1)")
+        duck.execute(f"DELETE FROM token_exit WHERE position = 5 AND attempt_id = ({runs} LIMIT 1 OFFSET 1)")
+        duck.execute("""UPDATE cell SET generation = json_merge_patch(generation, '{"first_token": "full"}')""")
+        for (view,) in duck.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall():
+            duck.execute(f"DROP VIEW {view}")
+        for table in MADE:
+            duck.execute(f"DROP TABLE {table}")
+        number = 1 + next(n for n, script in enumerate(migration_scripts()) if "CREATE TABLE document_exit" in script)
+        duck.execute("DELETE FROM schema_version WHERE version >= ?", [number])
+    return path
+
+
+@pytest.fixture(scope="module")
+def migrated(earlier: Path) -> Iterator[Database]:
+    open_database(earlier, read_only=False).close()
+    with open_database(earlier) as opened:
+        assert opened.query("SELECT max(version) AS v FROM schema_version")["v"].to_pylist() == [schema_version()]
+        yield opened
+
+
+def _close(rows: list[tuple[Any, ...]]) -> list[Any]:
+    return [tuple(pytest.approx(v, rel=1e-9) if isinstance(v, float) else v for v in row) for row in rows]
+
+
+def _by_key(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return sorted(rows, key=lambda row: [str(value) for value in row])
+
+
+def test_an_ingest_makes_the_documents_that_a_migration_makes(example_database: Path, tmp_path: Path) -> None:
+    path = tmp_path / "exitbench.duckdb"
+    with open_database(path, read_only=False) as ours:
+        script = next(script for script in migration_scripts() if "CREATE TABLE document_exit" in script)
+        ours.duck.execute(f"ATTACH '{example_database}' AS example (READ_ONLY)")
+        for table in ("token_exit", "probe_token"):
+            ours.duck.execute(f"INSERT INTO {table} FROM example.{table}")
+        for statement in script.split(";"):
+            if "INSERT INTO" in statement:
+                ours.duck.execute(statement)
+        for table in MADE:
+            made, expected = (ours.rows(f"FROM {of}{table} ORDER BY ALL")[1] for of in ("example.", ""))
+            assert made == expected
+            assert made
+
+
+def test_lists_of_a_document_are_its_tokens_in_order(migrated: Database) -> None:
+    tokens = """
+        SELECT attempt_id, doc_key, position, exit_layer, coalesce(token_id = full_token_id, false) FROM token_exit
+    """
+    unnested = """
+        SELECT
+            attempt_id, doc_key, unnest(range(1, len(exit_layer) + 1)), unnest(exit_layer), unnest(is_equal)
+        FROM document_exit
+    """
+    probes = "SELECT attempt_id, doc_key, position, first_match FROM probe_token WHERE choice IS NULL"
+    matches = """
+        SELECT attempt_id, doc_key, unnest(range(1, len(first_match) + 1)), unnest(first_match) FROM document_probe
+    """
+    for stored, made in ((tokens, unnested), (probes, matches)):
+        assert migrated.rows(f"{stored} ORDER BY ALL")[1] == migrated.rows(f"{made} ORDER BY ALL")[1]
+
+
+def test_a_trace_of_before_is_not_known_to_differ(migrated: Database) -> None:
+    found = migrated.rows("SELECT DISTINCT diverged, equal_full FROM token_trace WHERE full_token_id IS NULL")[1]
+    assert found == [(None, None)]
+
+
+def test_positions_with_a_gap_have_no_lists(tmp_path: Path) -> None:
+    path = tmp_path / "exitbench.duckdb"
+    script = next(script for script in migration_scripts() if "CREATE TABLE document_exit" in script)
+    with open_database(path, read_only=False) as database:
+        for position in (1, 3):
+            database.duck.execute(
+                "INSERT INTO token_exit BY NAME SELECT 'x' AS attempt_id, 'a' AS doc_key, $1 AS position, "
+                "7 AS token_id, 7 AS full_token_id, 2 AS exit_layer, 2 AS blocks_run, 'threshold' AS reason",
+                [position],
+            )
+        database.duck.execute(script[script.index("INSERT INTO document_exit") :])
+        assert database.rows("SELECT is_known, first_divergence, exit_layer, is_equal FROM document_exit")[1] == [
+            (True, None, None, None)
+        ]
+
+
+@pytest.mark.parametrize("how", ["migrated", "ingested"])
+def test_probed_tokens_of_given_texts_are_no_document(tmp_path: Path, how: str) -> None:
+    scalars = "'a' AS doc_key, 1 AS position, 7 AS token_id, 7 AS full_token_id, 1 AS first_match, 1 AS stable_from"
+    with open_database(tmp_path / "exitbench.duckdb", read_only=False) as database:
+        lists = "SELECT column_name FROM duckdb_columns() WHERE table_name = 'probe_token' AND data_type LIKE '%[]'"
+        rows = f"SELECT {scalars}, {', '.join(f'[1] AS {name}' for (name,) in database.rows(lists)[1])}"
+        for attempt_id, choice in (("x", "NULL"), ("y", "0")):
+            database.duck.execute(
+                f"INSERT INTO probe_token BY NAME SELECT '{attempt_id}' AS attempt_id, {choice}::INTEGER AS choice, *"
+                f" FROM ({rows})"
+            )
+        if how == "migrated":
+            script = next(script for script in migration_scripts() if "CREATE TABLE document_exit" in script)
+            database.duck.execute(script[script.index("INSERT INTO document_exit") :])
+        else:
+            filled = fill_sql("probe_token", "FROM probe_token")
+            assert filled is not None
+            database.duck.execute(filled)
+        assert database.rows("SELECT attempt_id, first_match FROM document_probe")[1] == [("x", [1])]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_query_over_documents_answers_as_over_tokens(migrated: Database, name: str) -> None:
+    query = saved_query(name)
+    answer = migrated.rows(query.sql, query.defaults or None)[1]
+    expected = migrated.rows(f"{TOKENS} {PLAIN[name]}")[1]
+    assert answer
+    assert _by_key(answer) == _close(_by_key(expected))
+
+
+@pytest.mark.parametrize("name", ["threshold_replay", "threshold_for_agreement"])
+def test_replays_of_some_documents_leave_as_token_by_token(migrated: Database, name: str) -> None:
+    query = saved_query(name)
+    plain = REPLAY.format(kept="NOT random_weights" if name == "threshold_replay" else "true")
+    smallest = f"""
+        FROM ({plain}) WHERE matched >= 0.9
+        QUALIFY row_number() OVER (PARTITION BY model, task_label ORDER BY threshold) = 1
+    """
+    chosen = plain if name == "threshold_replay" else smallest
+    asked = {**query.defaults, "documents": 4} | ({"agreement": 0.9} if "agreement" in query.defaults else {})
+    columns = "model, task_label, threshold, mean_exit_layer, token_match, n"
+    answer = migrated.rows(f"SELECT {columns} FROM ({query.sql.rstrip().rstrip(';')})", asked)[1]
+    expected = migrated.rows(f"SELECT model, task_label, threshold, depth, matched, n FROM ({chosen})")[1]
+    assert answer
+    assert _by_key(answer) == _close(_by_key(expected))
