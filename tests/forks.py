@@ -26,21 +26,13 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 _IMPORTED = ("exitbench.harness.running.worker", "exitbench.reports.render", "lm_eval.evaluator", "torch._dynamo")
 _OF_TRANSFORMERS = ("T5ForConditionalGeneration", "GPT2LMHeadModel", "PreTrainedTokenizerFast")
-_READ_ONCE = (
-    *("LANG", "LC_", "PYTHON", "HOME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
-    *("HF_HOME", "HF_HUB_", "HF_ENDPOINT", "HF_TOKEN"),
-)
-"""How variables begin that an interpreter looks at when it starts, or modules when they are imported: where one is
-another, so is the process. (`PYTHONPATH` is added to the path.)
-"""
+_READ_AT_IMPORT = ("HF_HOME", "HF_HUB_", "HF_ENDPOINT", "HF_TOKEN", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HOME")
+"""How variables begin that modules look at when they are imported: where one is another, so is the process."""
 _POOLED = "--multiprocessing-fork"
-_SERVER = str(Path(__file__).parent / "docs" / "server.py")
-"""Has the same imports, and more processes of its own."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -55,16 +47,12 @@ class Asked:
     own_session: bool
 
 
-def _module(words: Sequence[str]) -> str | None:
-    """The module of ours that is run as a program."""
-    rest = [word for word in words[1:] if word != "-P"]
-    return rest[1] if rest[:1] == ["-m"] and rest[1].startswith("exitbench.") else None
-
-
 def _read(given: Sequence[Any], started_with: Mapping[str, str]) -> tuple[Asked, list[int]] | None:
     """What `fork_exec` is asked for, and the descriptors; None where that needs an interpreter of its own."""
     words = [os.fsdecode(word) for word in given[0]]
-    if words[0] != sys.executable or not (words[-1] == _POOLED or _SERVER in words or _module(words)):
+    rest = [word for word in words[1:] if word != "-P"]
+    ours = rest[:1] == ["-m"] and rest[1].startswith("exitbench.")
+    if words[0] != sys.executable or not (ours or rest[-1:] == [_POOLED]):
         return None
     pass_fds, folder, environment = given[3:6]
     p2cread, _, _, c2pwrite, _, errwrite, _, errpipe_write, _, own_session = given[6:16]
@@ -75,7 +63,7 @@ def _read(given: Sequence[Any], started_with: Mapping[str, str]) -> tuple[Asked,
     if any(
         variables.get(name) != started_with.get(name)
         for name in {*variables, *started_with}
-        if name.startswith(_READ_ONCE) and name != "PYTHONPATH"
+        if name.startswith(_READ_AT_IMPORT)
     ):
         return None
     standard = [0 if p2cread == -1 else p2cread, 1 if c2pwrite == -1 else c2pwrite, 2 if errwrite == -1 else errwrite]
@@ -222,11 +210,6 @@ def _run(words: Sequence[str]) -> None:
     if words[-1] == _POOLED:
         sys.argv = ["-c", _POOLED]
         exec(words[-2], {"__name__": "__main__"})
-        return
-    if _SERVER in words:
-        sys.argv = [*words[words.index(_SERVER) :]]
-        sys.path.insert(0, str(Path(_SERVER).parent))
-        runpy.run_path(_SERVER, run_name="__main__")
         return
     place = words.index("-m")
     if "-P" not in words[:place]:

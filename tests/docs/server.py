@@ -2,8 +2,7 @@
 
 A line of standard input names words, a folder, and files for standard input and output; the reply is the exit code, at
 once for `python`, which reads its input to the end. Workers and trials that a command starts are forks of it likewise:
-each would spend longer on its imports than on all that a page asks of it. They are told of one core, so that
-there is one worker.
+each would spend longer on its imports than on all that a page asks of it. On one core there is one worker.
 """
 
 import contextlib
@@ -101,5 +100,5 @@ def serve() -> None:
 
 if __name__ == "__main__":
     sys.path.pop(0)  # a program has no working folder there
-    os.sched_getaffinity = lambda process: {0}
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[1]) % len(os.sched_getaffinity(0))]})
     serve()

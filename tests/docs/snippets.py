@@ -206,15 +206,6 @@ def output_of(folder: Path, words: list[str], place: str, code: int = 0) -> str:
     return output
 
 
-def printed_by(folder: Path, code: str, place: str) -> str:
-    """What Python prints that runs in a folder; `Wrong` is raised where it ends with an error."""
-    python = _Python(folder)
-    try:
-        return python.said(Block(place, "python", None, code))
-    finally:
-        python.end()
-
-
 def _exitbench(words: list[str], folder: Path) -> tuple[int, str]:
     """Returns how a command ends, and what it said."""
     with tempfile.NamedTemporaryFile() as output:
@@ -231,8 +222,9 @@ def _asked(words: list[str], folder: Path, given: str, output: str) -> int:
 
 @cache
 def _server() -> subprocess.Popen[str]:
-    """It ends with the tests: its standard input does."""
-    command, pipe = [sys.executable, str(Path(__file__).with_name("server.py"))], subprocess.PIPE
+    """It ends with the tests: its standard input does. Each process of pytest-xdist has one, on a core of its own."""
+    number = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    command, pipe = [sys.executable, str(Path(__file__).with_name("server.py")), number], subprocess.PIPE
     return subprocess.Popen(command, env=os.environ | _ENVIRONMENT, stdin=pipe, stdout=pipe, text=True)
 
 

@@ -255,32 +255,33 @@ def compare(ours: Generation, theirs: list[Any]) -> int:
     return n
 
 
-@pytest.fixture
-def model(kind: str, request: pytest.FixtureRequest) -> Any:
-    """The model of a case."""
-    return request.getfixturevalue(kind)
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "params"),
     [pytest.param(kind, *case, id=f"{kind}-{named(*case)}") for kind, *case in tried()],
 )
 def test_tokens_exit_layers_and_scores_are_those_of_the_definition(
-    model: Any, prompts: Any, slow_decode: Any, slow_rules: Any, name: str, params: dict[str, Any]
+    kind: str,
+    prompts: Any,
+    slow_decode: Any,
+    slow_rules: Any,
+    name: str,
+    params: dict[str, Any],
+    request: pytest.FixtureRequest,
 ) -> None:
+    tiny = request.getfixturevalue(kind)
     method = get_method(name).from_params(params)
     method.check(L)
-    bound = method.bound_to(model.checkpoint.model.exit_blocks)
+    bound = method.bound_to(tiny.checkpoint.model.exit_blocks)
     full_params = method.params()
     fitted = random_weights(name, full_params)
     requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts[:N_PROMPTS])]
-    batch = prefill(model.checkpoint.model, requests, MAX_NEW_TOKENS)
-    answers = decode(model.checkpoint, batch, bound.parts(L, fitted))
+    batch = prefill(tiny.checkpoint.model, requests, MAX_NEW_TOKENS)
+    answers = decode(tiny.checkpoint, batch, bound.parts(L, fitted))
     in_double = {key: tensor.double().numpy() for key, tensor in fitted.items()}
     compared, layers = 0, set()
     for asked, ours in zip(requests, answers, strict=True):
         theirs = slow_decode(
-            model,
+            tiny,
             asked.prompt_ids,
             asked.seed,
             MAX_NEW_TOKENS,
