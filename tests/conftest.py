@@ -92,23 +92,6 @@ def _a_test_has_one_core() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _processes_begin_as_forks() -> Iterator[Any]:
-    """Workers, trials and whatever else is `python -m exitbench...` have their imports already (`forks.py`)."""
-    if sys.platform != "linux":
-        yield None
-        return
-    with _module("forks", ".").started_as_forks() as server:
-        yield server
-
-
-@pytest.fixture
-def new_interpreters(_processes_begin_as_forks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test starts is no fork: it imports all that it needs itself."""
-    if _processes_begin_as_forks is not None:
-        monkeypatch.setattr(_processes_begin_as_forks, "rests", True)
-
-
-@pytest.fixture(scope="session", autouse=True)
 def _databases_begin_as_copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A process makes the empty database of each schema once and then copies it: a thousand tests begin with one."""
     made: dict[str, Path] = {}

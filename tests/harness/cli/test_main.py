@@ -117,7 +117,6 @@ def test_every_command_explains_itself_with_examples_that_are_commands(
             assert words[0] == "exitbench" and parsed(words[1:]), example
 
 
-@pytest.mark.usefixtures("new_interpreters")
 def test_a_suite_from_plan_to_query(
     suite: Path, tmp_path: Path, exitbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
