@@ -1,5 +1,5 @@
 -- What questions about whole documents need of their tokens, one row a document: to find it among all tokens takes longer than to
--- read all else. Made of the token tables alone (results/database/documents.py), by every ingest; like them without an index.
+-- read all else. Made of the token tables alone (results/ingest/documents.py), by every ingest; like them without an index.
 
 -- Lists have one entry per token, in order; NULL where the positions of a document are not 1..n. is_known: whether the trace says
 -- what full depth emitted; first_divergence: the first position of another token, divergence_score: the gate's score there.

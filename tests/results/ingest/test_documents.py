@@ -9,9 +9,9 @@ import duckdb
 import pytest
 
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.database.documents import fill_sql
 from exitbench.results.database.migrations import migration_scripts
 from exitbench.results.database.tables import schema_version
+from exitbench.results.ingest.documents import fill_sql
 from exitbench.results.queries import saved_query
 
 MADE = ("document_exit", "document_probe")
