@@ -45,8 +45,8 @@ class Timed:
 
 def fastest(step: Sequence[Timed], clock: Clock) -> dict[str, str]:
     """Return the form of each place of a step, whose products stand in their order; the clock tells seconds."""
-    ends = clock() + BUDGET_S
     _round(step, clock)
+    ends = clock() + BUDGET_S  # from then on: what is made at first use, as packed weights are, may take as long
     rounds: list[dict[str, dict[str, float]]] = []
     while len(rounds) < MOST_ROUNDS and clock() < ends:
         rounds.append(_round(step, clock))

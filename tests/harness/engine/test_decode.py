@@ -14,6 +14,7 @@ from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.decoding.decode import Batch, decode, decode_step, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.trace import Trace
+from exitbench.harness.engine.model import model as model_module
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.methods.base import ActiveRows, BlockView, Gate, Parts, blocks_from
 from exitbench.methods.heads import LMHead
@@ -102,7 +103,12 @@ def test_a_block_that_no_row_needs_is_never_called(placed: Any, prompts: Any, re
     assert {number for number, _ in recorder.calls} == {1, 2}
 
 
-def test_rows_of_one_step_exit_at_different_blocks_and_agree_with_rows_alone(placed: Any, prompts: Any) -> None:
+@pytest.mark.parametrize("gathered_numel", [0, model_module.GATHERED_NUMEL])
+def test_rows_of_one_step_exit_at_different_blocks_and_agree_with_rows_alone(
+    placed: Any, prompts: Any, gathered_numel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether keys and values of the rows that go on are copied, or read in stretches of neighbours."""
+    monkeypatch.setattr(model_module, "GATHERED_NUMEL", gathered_numel)
     rows = prompts[:20]
     seeds = [1 + (i * 3) % L for i in range(20)]
     method = parts(ExitAtSeed(moving=True))

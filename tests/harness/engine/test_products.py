@@ -22,7 +22,7 @@ from exitbench.harness.engine.products import choosing, machine
 from exitbench.harness.engine.products.choosing import SWITCH, use_fastest
 from exitbench.harness.engine.products.forms import FORMS, WIDENED_NUMEL, PackedForFew, offered
 from exitbench.harness.engine.products.int8 import Int8
-from exitbench.harness.engine.products.measuring import LEAST_ROUNDS, Timed, fastest
+from exitbench.harness.engine.products.measuring import BUDGET_S, LEAST_ROUNDS, Timed, fastest
 from exitbench.methods.registry import baseline_method
 
 FP32_AND_BF16 = [dtype for dtype in FORMS if dtype != torch.int8]
@@ -92,6 +92,12 @@ def test_measuring_ends_and_what_was_measured_too_seldom_stays() -> None:
     clock = Clock()
     assert fastest([timed(clock, default=1.0, other=0.1)], clock) == {"block": "default"}
     assert clock.now < 1.1 * LEAST_ROUNDS
+
+
+def test_what_is_made_at_first_use_may_take_longer_than_measuring() -> None:
+    clock, took = Clock(), iter([2 * BUDGET_S])
+    packed = timed(clock, default=0.010, packed=lambda: next(took, 0.001))
+    assert fastest([packed], clock) == {"block": "packed"}
 
 
 def test_products_of_a_place_share_a_form_and_places_do_not() -> None:
