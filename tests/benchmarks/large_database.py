@@ -193,6 +193,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="time only what has this in its name")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     if arguments.readers:
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
             time_readers(Path(folder), arguments.layer_rows)
