@@ -46,7 +46,12 @@ TORCH_CPU = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"
 def install_locked(session: nox.Session, *requirements: str) -> None:
     """Install requirements at the pinned versions, each file only if its SHA-256 is the one that was pinned."""
     if session.virtualenv.is_sandboxed:  # `--no-venv`: the environment is the user's, a cluster module say
-        session.install("--quiet", "--disable-pip-version-check", "--require-hashes", "-c", "hashes.txt", *requirements)
+        pinned = ("--quiet", "--disable-pip-version-check", "--require-hashes", "-c", "hashes.txt")
+        for torch in (one for one in requirements if one.startswith("torch==")):
+            # A build that lies in a folder pip is told of (PIP_FIND_LINKS), say the one without CUDA, goes before the
+            # index's, which is ten times as large: pip itself prefers files whose hashes an index tells.
+            session.install(*pinned, "--no-index", "--no-deps", torch, silent=True, success_codes=[0, 1])
+        session.install(*pinned, *requirements)
 
 
 def install(session: nox.Session, *groups: str) -> None:
@@ -131,7 +136,9 @@ def tests(session: nox.Session) -> None:
     install(session, "test")
     # Neighbours share session fixtures: worksteal starts with one stretch of the suite a process, and moves the rest of
     # one only to a process that ran out, where the other ways deal tests or files around.
-    session.run("pytest", "-n", "auto", "--dist", "worksteal", *session.posargs, env=OFFLINE | one_process_a_core())
+    # What a worker imports is compiled once for all, also where the shell's variables would have it compiled anew.
+    env = OFFLINE | one_process_a_core() | {"PYTHONDONTWRITEBYTECODE": ""}
+    session.run("pytest", "-n", "auto", "--dist", "worksteal", *session.posargs, env=env)
 
 
 @nox.session

@@ -333,11 +333,12 @@ untraced AS (
     JOIN run_names AS n USING (attempt_id)
     JOIN cell AS c ON c.cell_id = n.cell_id AND c.kind = 'quality'
     LEFT JOIN (
-        SELECT attempt_id, doc_key, count(*) AS tokens FROM (
-            SELECT attempt_id, doc_key FROM token_exit
+        SELECT attempt_id, doc_key, sum(tokens) AS tokens FROM (
+            SELECT attempt_id, doc_key, len(exit_layer) AS tokens FROM document_exit
             UNION ALL
-            SELECT attempt_id, doc_key FROM choice_token
+            SELECT attempt_id, doc_key, count(*) FROM choice_token
             SEMI JOIN (FROM choice_answer WHERE is_chosen) AS chosen USING (attempt_id, doc_key, choice)
+            GROUP BY ALL
         ) GROUP BY ALL
     ) AS t USING (attempt_id, doc_key)
     WHERE coalesce(t.tokens, 0) <> s.n_output GROUP BY s.attempt_id

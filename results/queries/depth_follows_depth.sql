@@ -2,21 +2,19 @@
 -- correlation: of a token's exit layer with that of the token before it in the same output, over all pairs. Near 0,
 -- depth is a matter of the single token; high, of the passage, and then a decaying threshold or a batch of alike rows
 -- pays. full_after_early: of tokens that follow an early exit, the share that ran all blocks: those find keys and
--- values missing.
+-- values missing. Documents with missing positions are left out.
 -- $model = *: models, a pattern
 -- $method = *: methods, a pattern
 -- $documents = 100: documents of each run, the first by key
-WITH chosen AS (
-    SELECT r.attempt_id, r.blocks, s.doc_key
-    FROM runs AS r JOIN sample AS s USING (attempt_id)
-    WHERE NOT r.is_full_depth AND r.model GLOB $model AND r.method GLOB $method
-    QUALIFY row_number() OVER (PARTITION BY r.attempt_id ORDER BY s.doc_key) <= $documents
+WITH documents AS (
+    SELECT r.attempt_id, r.blocks, d.exit_layer
+    FROM runs AS r JOIN document_exit AS d USING (attempt_id)
+    WHERE r.kind = 'quality' AND NOT r.is_full_depth AND r.model GLOB $model AND r.method GLOB $method
+    QUALIFY row_number() OVER (PARTITION BY r.attempt_id ORDER BY d.doc_key) <= $documents
 ),
 pairs AS (
-    SELECT
-        t.attempt_id, t.exit_layer, c.blocks,
-        lag(t.exit_layer) OVER (PARTITION BY t.attempt_id, t.doc_key ORDER BY t.position) AS exit_layer_before
-    FROM token_exit AS t JOIN chosen AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
+    SELECT attempt_id, blocks, unnest(exit_layer[2:]) AS exit_layer, unnest(exit_layer[:-2]) AS exit_layer_before
+    FROM documents
 )
 SELECT
     model, task_label, method, label, kv_policy, seed,

@@ -6,30 +6,24 @@
 -- $method = *: methods, a pattern
 -- $documents = 100: documents of each run, the first by key
 WITH chosen AS (
-    SELECT r.attempt_id, s.doc_key
-    FROM runs AS r JOIN sample AS s USING (attempt_id)
-    WHERE NOT r.is_full_depth AND r.model GLOB $model AND r.method GLOB $method
-    QUALIFY row_number() OVER (PARTITION BY r.attempt_id ORDER BY s.doc_key) <= $documents
-),
-tokens AS (
-    SELECT
-        t.attempt_id, t.doc_key, t.position, t.exit_layer, t.token_id, t.full_token_id, t.score, t.reason,
-        min(t.position) FILTER (t.token_id IS DISTINCT FROM t.full_token_id) OVER document AS differs_at
-    FROM token_exit AS t JOIN chosen AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
-    WINDOW document AS (PARTITION BY t.attempt_id, t.doc_key)
-    -- Traces of older versions do not say what full depth emitted.
-    QUALIFY count(t.full_token_id) OVER document > 0
+    SELECT r.attempt_id, d.doc_key, d.is_known, d.first_divergence
+    FROM runs AS r JOIN document_exit AS d USING (attempt_id)
+    WHERE r.kind = 'quality' AND NOT r.is_full_depth AND r.model GLOB $model AND r.method GLOB $method
+    QUALIFY row_number() OVER (PARTITION BY r.attempt_id ORDER BY d.doc_key) <= $documents
 ),
 grouped AS (
-    SELECT *, ntile(10) OVER (PARTITION BY attempt_id ORDER BY score, doc_key, position) AS tenth
-    FROM tokens
-    WHERE reason = 'threshold' AND score IS NOT NULL AND coalesce(position <= differs_at, true)
-    WINDOW run AS (PARTITION BY attempt_id)
-    QUALIFY min(score) OVER run < max(score) OVER run
+    SELECT
+        t.attempt_id, t.exit_layer, t.score, t.token_id = t.full_token_id AS agrees,
+        ntile(10) OVER (PARTITION BY t.attempt_id ORDER BY t.score, t.doc_key, t.position) AS tenth
+    FROM token_exit AS t JOIN chosen AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
+    -- Traces of older versions do not say what full depth emitted.
+    WHERE c.is_known AND t.reason = 'threshold' AND t.score IS NOT NULL AND coalesce(t.position <= c.first_divergence, true)
+    WINDOW run AS (PARTITION BY t.attempt_id)
+    QUALIFY min(t.score) OVER run < max(t.score) OVER run
 )
 SELECT
     model, task_label, method, label, kv_policy, seed, tenth, min(score) AS score_from, max(score) AS score_to,
-    count_if(token_id = full_token_id) / count(*) AS agreement, avg(exit_layer) AS mean_exit_layer, count(*) AS n
+    count_if(agrees) / count(*) AS agreement, avg(exit_layer) AS mean_exit_layer, count(*) AS n
 FROM grouped JOIN run_names USING (attempt_id)
 GROUP BY model, task_label, method, label, kv_policy, seed, cell_id, tenth
 ORDER BY model, task_label, method, label, kv_policy, seed, cell_id, tenth;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
+from torch.utils import collect_env
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -40,6 +42,14 @@ lines = {{ task = "wmt-en-fr", source = "local", files = {{ en = "text.en", fr =
 """
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _the_machine_is_described_once() -> Iterator[None]:
+    """lm-eval has torch describe the machine in all results: eleven commands, a list of every package among them."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(collect_env, "get_pretty_env_info", functools.cache(collect_env.get_pretty_env_info))
+        yield
 
 
 @pytest.fixture(scope="session")
