@@ -196,6 +196,11 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
         {"samples": [sample(2), sample(1, "b")], "tokens": [token(1), token(1, key="b")]},
         ("trace_incomplete", 3, "traced tokens are not as many as the answer's in 1 document(s)"),
     ),
+    "a trace with a gap": (
+        "quality",
+        {"samples": [sample(2)], "tokens": [token(1), token(3)]},
+        ("trace_incomplete", 3, "traced tokens are not as many as the answer's in 1 document(s)"),
+    ),
     "a document that does not fit": (
         "probe",
         {"metrics": [count("documents_dropped", 3)]},
