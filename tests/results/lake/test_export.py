@@ -91,10 +91,10 @@ def test_what_came_later_is_added_beside(
         assert rows_by_table(lake) == few_rows
 
 
-def test_ten_at_once_lose_nothing(
+def test_five_at_once_lose_nothing(
     few_database: Path, few_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
 ) -> None:
-    assert exported("together", few_database, tmp_path / "lake", 10) == [0] * 10
+    assert exported("together", few_database, tmp_path / "lake", 5) == [0] * 5
     with open_lake(str(tmp_path / "lake")) as lake:
         assert rows_by_table(lake) == few_rows
     assert not list((tmp_path / "lake" / ".unfinished").iterdir())
