@@ -1,10 +1,8 @@
 """The notebook runs from top to bottom, here on few documents; `nox -s notebook` executes it whole, as Jupyter does."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "notebooks" / "from-checkpoint-to-frontier.ipynb"
@@ -31,14 +29,14 @@ def test_whatever_shows_a_number_says_that_model_and_data_are_small_and_generate
         assert not shows or "NOTE" in source, source
 
 
-def test_its_cells_run_in_order(tmp_path: Path) -> None:
+def test_its_cells_run_in_order(snippets: ModuleType, tmp_path: Path) -> None:
     code = "\n".join(sources())
     for whole, few in (("limit=20", "limit=3"), ("[4, 6]", "[4]"), ("[0.9, 0.999]", "[0.9]")):
         assert code.count(whole) == 1
         code = code.replace(whole, few)
-    script = tmp_path / "notebook.py"
-    script.write_text(code, encoding="utf-8")
-    environment = os.environ | {"MPLBACKEND": "agg", "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, script], env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "\nwmt-en-fr: " in done.stdout
+    python, apart = snippets.Python(tmp_path), f"import tempfile; tempfile.tempdir = '{tmp_path}'"
+    try:
+        python.said(snippets.Block("temporary files", "python", None, apart))
+        assert "\nwmt-en-fr: " in python.said(snippets.Block(NOTEBOOK.name, "python", None, code))
+    finally:
+        python.end()

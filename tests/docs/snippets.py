@@ -142,7 +142,7 @@ class Page:
                 elif block.language == "console":
                     self._commands(block)
                 elif block.language == "python":
-                    python = python or _Python(self.folder)
+                    python = python or Python(self.folder)
                     printed = python.said(block)
                 elif block.language == "sql":
                     printed = self._rows(block)
@@ -228,7 +228,7 @@ def _server() -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=os.environ | _ENVIRONMENT, stdin=pipe, stdout=pipe, text=True)
 
 
-class _Python:
+class Python:
     """A Python in a folder, which remembers what it was told before."""
 
     def __init__(self, folder: Path) -> None:

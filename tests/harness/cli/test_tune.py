@@ -1,6 +1,7 @@
 """`exitbench tune`: from a model and a task to one recommended setting and a suite that repeats it."""
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,10 +20,10 @@ WORDS = ("tune", "weighted", "wmt-en-fr", f"--methods={METHODS}", "--documents=6
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tuned(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished choice."""
     runs = tmp_path_factory.mktemp("tuned")
-    assert main([*WORDS, "--runs", str(runs)]) == 0
+    snippets.output_of(runs, ["exitbench", *WORDS, "--runs", str(runs)], "tune")
     return runs
 
 
