@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pyarrow as pa
 import pytest
@@ -96,11 +97,11 @@ def test_why_a_cell_is_stale_is_told_without_the_damaged(
 
 
 def test_one_run_finds_what_is_damaged_and_runs_it_again(
-    suite: Path, checkpoint: Path, worded_model: Path, capfd: pytest.CaptureFixture[str]
+    suite: Path, checkpoint: Path, worded_model: Path, snippets: ModuleType, capfd: pytest.CaptureFixture[str]
 ) -> None:
     suite.write_text(suite.read_text().replace(str(checkpoint), str(worded_model)))
     command = ["run", str(suite), "--data-dir", "data", "--no-report"]
-    assert main(command) == 0
+    snippets.output_of(Path.cwd(), ["exitbench", *command], "run")
     before = {attempt.cell_id: attempt for attempt in scan_spool(Path("runs/spool"))}
     cell_id, torn = before.popitem()
     Path("runs/exitbench.duckdb").unlink()
@@ -116,11 +117,11 @@ def test_one_run_finds_what_is_damaged_and_runs_it_again(
 
 
 def test_a_run_whose_results_no_database_takes_ends_with_1(
-    suite: Path, checkpoint: Path, worded_model: Path, capfd: pytest.CaptureFixture[str]
+    suite: Path, checkpoint: Path, worded_model: Path, snippets: ModuleType, capfd: pytest.CaptureFixture[str]
 ) -> None:
     suite.write_text(suite.read_text().replace(str(checkpoint), str(worded_model)))
     command = ["run", str(suite), "--data-dir", "data", "--no-report"]
-    assert main(command) == 0
+    snippets.output_of(Path.cwd(), ["exitbench", *command], "run")
     (attempt, *_) = scan_spool(Path("runs/spool"))
     cell = json.loads((attempt.path / "cell.json").read_text())
     (attempt.path / "cell.json").write_text(json.dumps({**cell, "seed": 10**22}))
